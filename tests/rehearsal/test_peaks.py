@@ -25,6 +25,10 @@ LOW = (*BF16, "precision.gradients=bf16", "precision.reduction=fp32")
 ZERO2 = ("mesh.dp_shard=2", "zero.stage=2")
 ZERO3 = ("mesh.dp_shard=2", "zero.stage=3")
 PIPE = ("mesh.pp=2",)
+NODES = (
+    *("cluster.preset=16xh100", "zero.stage=3", "zero.secondary=true", *BF16),
+    "batch.global_sequences=64",
+)
 MIXED = ("model.experts.num_experts=4", "model.experts.top_k=2", "model.experts.ffn=96")
 FP8 = (
     *(*BF16, "precision.matmul=fp8", "model.hidden=256", "model.ffn=512"),
@@ -127,6 +131,13 @@ CASES: dict[str, tuple[str, ...]] = {
     "fp8, context": (*FP8, "mesh.cp=2"),
     "fp8, whole tensors, zero 3": (*FP8, *ZERO3, "precision.fp8_scales=tensor"),
     "fp8, whole tensors, pipeline": (*FP8, *PIPE, "precision.fp8_scales=tensor"),
+    "zero 3, secondary slices": (*NODES, "mesh.dp_shard=16"),
+    "zero 3, secondary slices, pipeline": (
+        *(*NODES[1:], "cluster.preset=32xh100", "mesh.dp_shard=16", *PIPE),
+    ),
+    "zero 3, secondary slices, host": (
+        *(*NODES, "mesh.dp_shard=16", "zero.parameter_offload=host"),
+    ),
     "partial sums of a norm": NORM_SUMS,
     "muon, tall matrices": TALL,
 }

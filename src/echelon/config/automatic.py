@@ -190,6 +190,8 @@ def default_resharding(plan: Plan) -> tuple[bool, str]:
     a pipeline runs several microbatches, and would gather all its units twice for each of them;
     it keeps them through the step where that leaves half of the device to activations.
     """
+    if plan.layout.zero.secondary:
+        return True, "derived: secondary slices are for units that are gathered again"
     if plan.mesh.pp == 1:
         return True, "derived: there is no pipeline, and backward follows forward"
     if plan.num_microbatches == 1:

@@ -180,6 +180,8 @@ class Zero:
     """At stage 3, blocks that are gathered together; the embedding and the head are units too."""
     keep_whole_below: int = 0
     """Elements below which a parameter is never cut."""
+    secondary: bool = False
+    """At stage 3, whether all gathers of a step but a unit's first stay in its node."""
     gather: GatherDType = "parameters"
     """At stage 3, what is gathered of weights that are multiplied in 8 bits: themselves, or their
     codes, which each rank makes of its slice once a step (`parallel/fp8_gather.py`)."""

@@ -22,6 +22,7 @@ from echelon.parallel.gradients import GradientStore
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor, StreamShape
 from echelon.parallel.rank_model import RankModel, empty_stages, named_parameters
+from echelon.parallel.secondary import SecondarySlices
 from echelon.parallel.tensor import tensor_split
 from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.parallel.weights import fill_initial, install, stored_values
@@ -58,7 +59,8 @@ def apply_plan(
     store.hold(buckets)
     units = [stage_units(one) for one in part.stages]
     shards = groups.shard, groups.expert_shard
-    operations.gatherer = ParameterGathering(buckets, units, shards, zero)
+    secondary = SecondarySlices(buckets, (groups.shard_within, groups.expert_shard_within))
+    operations.gatherer = ParameterGathering(buckets, units, shards, zero, secondary)
     executor = PipelineExecutor(
         stages,
         pp_rank=part.pp_rank,

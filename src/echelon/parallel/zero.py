@@ -5,7 +5,8 @@ Split: every bucket into N equal slices over `dp_shard` (x `cp`): optimizer stat
 Sent:  gradients: `data.py`. Parameters, stages 1 and 2: one all-gather per bucket and step, under
        way since the update, awaited by the first forward that uses it. Stage 3: one all-gather per
        unit before its forward and one before its backward (or one per step), a unit ahead; of
-       weights multiplied in 8 bits their codes, with `zero.gather` (`fp8_gather.py`).
+       weights multiplied in 8 bits their codes, with `zero.gather` (`fp8_gather.py`). With
+       `zero.secondary` only the first of a step crosses nodes (`secondary.py`).
 Bytes: `data_bytes` in `cost/bytes/data.py`.
 Must divide: nothing; buckets are padded.
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
@@ -27,6 +28,7 @@ from echelon.core.plan import Zero
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.offload import OffloadStore, PendingFetch
+from echelon.parallel.secondary import SecondarySlices
 from echelon.parallel.transport.collectives import Group, Pending
 from echelon.parallel.transport.device_mesh import RankGroups
 
@@ -58,10 +60,12 @@ class ParameterGathering:
         stages: Sequence[Sequence[str]],
         shards: tuple[Group, Group],
         zero: Zero,
+        secondary: SecondarySlices | None = None,
     ) -> None:
         """Serve the units of each stage of this rank, in the order of its forward pass.
 
-        `shards` are the ranks that hold the slices: of routed experts the second group.
+        `shards` are the ranks that hold the slices: of routed experts the second group. `secondary`
+        are those that ranks of a node keep, if they do.
         Nothing is gathered ahead beyond the end of a stage, whose next action may be another's.
         """
         self._order = {unit: list(units) for units in stages for unit in units}
@@ -78,6 +82,7 @@ class ParameterGathering:
         }
         self._gathers: dict[str, Pending] = {}
         self._reads: dict[str, PendingFetch] = {}
+        self.secondary = secondary or SecondarySlices((), shards)
 
     def enter(self, unit: str, x: torch.Tensor | None) -> torch.Tensor | None:
         """Make a unit whole for its forward, and start on those that come after it."""
@@ -123,6 +128,7 @@ class ParameterGathering:
         for read in self._reads.values():
             read.release()
         self._reads.clear()
+        self.secondary.forget()
 
     def _in_stage_of(self, unit: str, units: Sequence[str]) -> list[str]:
         """Return those of `units` that are in the same stage as `unit`."""
@@ -149,6 +155,10 @@ class ParameterGathering:
 
     def _gather(self, bucket: Bucket) -> None:
         whole, piece = bucket.values, bucket.value_slice
+        if self.secondary.has(bucket):
+            bucket.values_memory.allocate()
+            self._gathers[bucket.name] = self.secondary.gather(bucket)
+            return
         if bucket.plan.sliced:
             self._read(bucket)
             bucket.values_memory.allocate()
@@ -168,13 +178,14 @@ class ParameterGathering:
     def _read(self, bucket: Bucket) -> None:
         """Start to bring a slice of parameters from where it rests."""
         missing = bucket.name not in self._reads and not bucket.values_memory.present
-        if bucket.offload_store is not None and missing:
+        if bucket.offload_store is not None and missing and not self.secondary.has(bucket):
             self._reads[bucket.name] = bucket.offload_store.fetch([bucket.values_key])
 
     def _await(self, bucket: Bucket) -> None:
         pending = self._gathers.pop(bucket.name, None)
         if pending is not None:
             pending.wait()
+            self.secondary.keep(bucket)
         read = self._reads.pop(bucket.name, None) if bucket.values_memory.present else None
         if read is not None:
             read.release()

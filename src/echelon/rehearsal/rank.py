@@ -212,6 +212,7 @@ def _name_state(memory: MemoryMeter, engine: TrainEngine) -> None:
     memory.is_for(GRADIENTS, [one.gradient_slice for one in buckets])
     for fp8 in (one.fp8 for one in buckets if one.fp8 is not None):
         memory.is_for(PARAMETERS, [fp8.codes, fp8.scales])
+    memory.is_for(PARAMETERS, engine.model.gathering.secondary.tensors)
     store = engine.optimizer.store
     if type(store) is MemoryOffloadStore:
         state = engine.optimizer.state().values()

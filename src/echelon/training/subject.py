@@ -222,7 +222,7 @@ def build_as_trained(place: RankContext, plan: Plan) -> EngineSubject:
     return EngineSubject(plan, place, tells_activations=False)
 
 
-CODES_TERM = "codes of parameters"
+CODES_TERM, SECONDARY_TERM = "codes of parameters", "secondary slices"
 MASTER_PARAMETERS_TERM, OPTIMIZER_STATE_TERM = "master parameters", "optimizer state"
 
 
@@ -245,6 +245,7 @@ def held_bytes(engine: TrainEngine) -> dict[str, int]:
     }
     fp8 = [one.fp8 for one in buckets if one.fp8 is not None]
     found[CODES_TERM] = storage_bytes(part for one in fp8 for part in (one.codes, one.scales))
+    found[SECONDARY_TERM] = storage_bytes(engine.model.gathering.secondary.tensors)
     found |= {MASTER_PARAMETERS_TERM: 0, OPTIMIZER_STATE_TERM: 0}
     for kind, flats in engine.optimizer.state().items():
         found[MASTER_PARAMETERS_TERM if kind == "master" else OPTIMIZER_STATE_TERM] += (

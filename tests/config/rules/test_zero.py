@@ -18,6 +18,11 @@ from echelon.layout.stage import rank_part
 from tests.config.problems import SMALL, problems_of, write
 from tests.config.suggestions import taken
 
+TWO_NODES = [
+    *("cluster.preset=16xcpu-core", "batch.global_sequences=48"),
+    *("zero.stage=3", "zero.secondary=true"),
+]
+
 RULE_IDS = {rule.id for rule in all_rules()}
 
 
@@ -68,6 +73,36 @@ def small(tmp_path: Path) -> Path:
             "7200 elements on a rank",
         ),
         (["zero.reshard_after_forward=yes"], "unknown-choice", "is not known"),
+        (
+            ["zero.stage=2", "mesh.dp_shard=2", "zero.secondary=true"],
+            "no-effect",
+            "zero.stage = 2",
+        ),
+        (
+            [*TWO_NODES, "mesh.dp_shard=16", "zero.reshard_after_forward=never"],
+            "no-effect",
+            "gathers each unit once a step",
+        ),
+        (
+            [*TWO_NODES, "mesh.dp_shard=4"],
+            "secondary-needs-nodes",
+            "the 4 ranks that share out parameters are on 1 node of 8 devices, 4 / 1 = 4 on each",
+        ),
+        (
+            [*TWO_NODES, "mesh.dp_shard=8", "mesh.dp_replicate=2"],
+            "secondary-needs-nodes",
+            "8 / 1 = 8 on each",
+        ),
+        (
+            [*TWO_NODES, "mesh.dp_shard=2", "mesh.pp=8", "model.layers=8"],
+            "secondary-needs-nodes",
+            "2 / 1 = 2 on each",
+        ),
+        (
+            [*TWO_NODES, "mesh.dp_shard=12"],
+            "secondary-needs-nodes",
+            "on 2 nodes of 8 devices, not as many on each",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused_with_advice_that_works(

@@ -26,6 +26,8 @@ from echelon.core.cluster import fast_domain
 from echelon.core.parameters import num_parameters
 from echelon.core.plan import Plan
 from echelon.core.units import decimal_bytes, short_count
+from echelon.cost.bytes.data import EXPERT_SHARD_WITHIN_AXIS, SHARD_WITHIN_AXIS
+from echelon.cost.bytes.gather_tiers import parameter_gather_tiers
 from echelon.cost.bytes.terms import Pool
 from echelon.cost.seconds.unit_times import UnitTimes, unit_times_from_formulas
 from echelon.layout.context_work import (
@@ -34,6 +36,7 @@ from echelon.layout.context_work import (
     scores_by_rank,
 )
 from echelon.layout.muon import STAGE_AXES
+from echelon.layout.secondary import node_groups
 from echelon.planner.answer.estimate import estimate_json, rate_lines, terms_beside
 from echelon.planner.lint.checks import lint, lint_rows
 from echelon.planner.lint.memory import DOES_NOT_FIT
@@ -65,6 +68,8 @@ def groups(plan: Plan) -> dict[str, tuple[tuple[int, ...], ...]]:
     axes: dict[str, tuple[Axis, ...]] = {"pp": (Axis.PP,), "dp": LOSS_AXES}
     if plan.layout.zero.stage:
         axes |= {"dp_shard": SHARD_AXES, "dp_replicate": (Axis.DP_REPLICATE,)}
+    within = {SHARD_WITHIN_AXIS: False, EXPERT_SHARD_WITHIN_AXIS: True}
+    nodes = {axis: node_groups(plan, expert=expert) for axis, expert in within.items()}
     axes |= {"cp": (Axis.CP,), "tp": (Axis.TP,)}
     if OPTIMIZERS[plan.mathematics.optimizer.kind].needs_whole_matrices:
         axes["stage"] = STAGE_AXES
@@ -73,7 +78,7 @@ def groups(plan: Plan) -> dict[str, tuple[tuple[int, ...], ...]]:
         for name, which in axes.items()
         if plan.mesh.degree(*which) > 1
     }
-    return found | expert_groups(plan)
+    return found | expert_groups(plan) | {axis: ranks for axis, ranks in nodes.items() if ranks}
 
 
 def plan_fits(plan: Plan) -> bool:
@@ -231,6 +236,12 @@ def _zero(plan: Plan) -> str:
     if zero.stage == 3:
         kept = "freed after forward" if zero.reshard_after_forward else "kept until the step ends"
         text += f", units {kept}"
+    if node_groups(plan) or node_groups(plan, expert=True):
+        near, far = parameter_gather_tiers(plan, 0)
+        text += (
+            f", secondary slices in nodes: rank 0 gathers with {decimal_bytes(near)} sent inside "
+            f"of its node, {decimal_bytes(far)} to others"
+        )
     return text
 
 

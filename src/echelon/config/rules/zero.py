@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from math import prod
 
 from echelon.config.automatic import MODULE_BUCKET_BYTES
+from echelon.config.cluster.settings import cluster_of
 from echelon.config.model.settings import build_model
 from echelon.config.rules.mesh import MESH_FINDERS
 from echelon.config.rules.pipeline import PIPELINE_FINDERS
@@ -19,20 +20,30 @@ from echelon.config.settings.experts import (
     expert_tp,
     has_experts,
 )
-from echelon.config.view import View
+from echelon.config.view import View, mesh_of
 from echelon.core.axis import SHARD_AXES
+from echelon.core.choices.collective_algorithms import members_per_node
 from echelon.core.parameters import parameters
 from echelon.core.rulebook.config import NO_EFFECT
 from echelon.core.rulebook.zero import (
     NVME_NEEDS_FOLDER,
     OFFLOAD_NEEDS_STAGE,
+    SECONDARY_NEEDS_NODES,
     SLICES_NEED_STAGE,
     ZERO_SHARES_OUT,
 )
 from echelon.core.rules import nearest_divisors
+from echelon.layout.secondary import ranks_per_node
 
 HOMES = ("zero.optimizer_offload", "zero.parameter_offload")
-STAGE_3_ONLY = ("reshard_after_forward", "prefetch", "unit_blocks", "keep_whole_below")
+STAGE_3_ONLY = (
+    "reshard_after_forward",
+    "prefetch",
+    "unit_blocks",
+    "keep_whole_below",
+    "secondary",
+)
+SECONDARY_KEY, RESHARD_KEY = "zero.secondary", "zero.reshard_after_forward"
 REPLICATE_KEY, SHARD_KEY = "mesh.dp_replicate", "mesh.dp_shard"
 MESH_KEYS = (REPLICATE_KEY, "batch.global_sequences", "batch.microbatch_sequences")
 NEEDED = (*MESH_FINDERS, *PIPELINE_FINDERS, *STAGE_FINDERS)
@@ -175,6 +186,54 @@ def stage_3_effects(view: View) -> Iterator[RuleViolation]:
     )
 
 
+def secondary_needs_nodes(view: View) -> Iterator[RuleViolation]:
+    """Check that some ranks that share out parameters are several on each of several nodes."""
+    if not view.flag(SECONDARY_KEY) or 3 not in _stages(view):
+        return
+    if view.word(RESHARD_KEY) == "never":
+        yield RuleViolation(
+            rule=NO_EFFECT,
+            key=SECONDARY_KEY,
+            message=f'{SECONDARY_KEY} = true changes nothing: {RESHARD_KEY} = "never" gathers each '
+            "unit once a step",
+            set_by=(SECONDARY_KEY, RESHARD_KEY),
+            suggestions=({RESHARD_KEY: "always"}, f"{SECONDARY_KEY} = false"),
+        )
+    mesh, node = mesh_of(view), cluster_of(view).devices_per_node
+    groups = {"parameters": mesh.groups(*SHARD_AXES)} if view.integer("zero.stage") == 3 else {}
+    if has_experts(view) and expert_stage(view)[0] == 3:
+        groups["experts"] = mesh.expert_shard_groups(expert_tp=expert_tp(view))
+    if not groups or any(ranks_per_node(found, node) > 1 for found in groups.values()):
+        return
+    what, found = next(iter(groups.items()))
+    ranks = found[0]
+    nodes = len({rank // node for rank in ranks})
+    even = members_per_node(ranks, node)
+    each = f"{len(ranks)} / {nodes} = {even} on each" if even else "not as many on each"
+    yield RuleViolation(
+        rule=SECONDARY_NEEDS_NODES,
+        key=SECONDARY_KEY,
+        message=f"{SECONDARY_KEY} = true, but the {len(ranks)} ranks that share out {what} are on "
+        f"{nodes} node{'s' * (nodes > 1)} of {node} devices, {each}",
+        set_by=(SECONDARY_KEY, SHARD_KEY, "cluster.preset"),
+        suggestions=(
+            lambda trial: trial.first(_meshes_over_nodes(trial, mesh.world_size), 1),
+            f"{SECONDARY_KEY} = false",
+        ),
+    )
+
+
+def _meshes_over_nodes(trial: Trial, ranks: int) -> Iterator[SettingChanges]:
+    """Yield meshes of as many ranks that share out over more of them, from the nearest on."""
+    axes = ("mesh.dp_replicate", "mesh.tp")
+    shard = trial.view.integer(SHARD_KEY)
+    for factor in range(2, ranks + 1):
+        for axis in axes:
+            degree = trial.view.integer(axis)
+            if degree % factor == 0:
+                yield {SHARD_KEY: shard * factor, axis: degree // factor}
+
+
 def something_is_cut(view: View) -> Iterator[RuleViolation]:
     """Check that stage 3 does not keep every parameter whole."""
     stage, keep = view.integer("zero.stage"), view.integer("zero.keep_whole_below")
@@ -210,5 +269,6 @@ ZERO_FINDERS = (
     offload_needs_stage,
     nvme_needs_folder,
     stage_3_effects,
+    secondary_needs_nodes,
     something_is_cut,
 )

@@ -93,6 +93,12 @@ _ZERO = (
         "zero.keep_whole_below", NUMBERS_OR_ZERO, 0, "elements: smaller parameters are not cut"
     ),
     setting(
+        "zero.secondary",
+        Flag(),
+        False,
+        "at stage 3: slices of what was gathered stay in each node, where it is gathered again",
+    ),
+    setting(
         "zero.gather",
         Choice(options=("parameters", "fp8")),
         "parameters",

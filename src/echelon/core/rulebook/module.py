@@ -19,8 +19,9 @@ MODULE_SETTINGS = Rule(
     A plan is made for Echelon's own models. What it says of their blocks has no meaning for a
     module of another kind, and is refused so that nobody counts on it: recomputation (use
     torch.utils.checkpoint in your forward), Muon (which needs to know which matrices are those of
-    hidden layers), products of 8-bit numbers, and experts (whose loads, biases and losses are those
-    of our routers; experts of your module are split like any other parameters of it).
+    hidden layers), products of 8-bit numbers, secondary slices, and experts (whose loads, biases
+    and losses are those of our routers; experts of your module are split like any other parameters
+    of it).
     """,
     bad="ec.parallelize(model, ec.plan('nano', settings=['optimizer.kind=muon']))",
     fixed="ec.parallelize(model, ec.plan('nano', settings=['optimizer.kind=adamw']))",

@@ -63,6 +63,34 @@ OFFLOAD_NEEDS_STAGE = Rule(
     """,
 )
 
+SECONDARY_NEEDS_NODES = Rule(
+    id="secondary-needs-nodes",
+    why="""
+    Secondary slices keep the gathers of a step after the first inside of nodes (hpZ of ZeRO++). So
+    the ranks that share out parameters must be on several nodes, with as many of them on each, and
+    more than one: inside of one node all gathers are there already, and a rank that is alone on its
+    node would keep all that it has gathered.
+    """,
+    bad="""
+    [cluster]
+    preset = "8xh100"
+    [mesh]
+    dp_shard = 8                # one node
+    [zero]
+    stage = 3
+    secondary = true
+    """,
+    fixed="""
+    [cluster]
+    preset = "16xh100"
+    [mesh]
+    dp_shard = 16               # two nodes of eight
+    [zero]
+    stage = 3
+    secondary = true
+    """,
+)
+
 NVME_NEEDS_FOLDER = Rule(
     id="nvme-needs-folder",
     why="""

@@ -33,6 +33,7 @@ from echelon.layout.buckets import (
 )
 from echelon.layout.module_buckets import ModuleBuckets
 from echelon.layout.muon import MuonExchange, muon_elements
+from echelon.layout.secondary import secondary_degree, secondary_elements
 from echelon.layout.stage import RankPart
 
 COUNT_BYTES = 8
@@ -47,8 +48,14 @@ EXPERT_DATA_AXIS = "edp"
 EXPERT_SHARD_AXIS = "edp_shard"
 """Those of one replica, over which ZeRO cuts experts."""
 
+SHARD_WITHIN_AXIS, EXPERT_SHARD_WITHIN_AXIS = "dp_shard_within", "edp_shard_within"
+"""Those of `dp_shard` x `cp`, or of the same experts, on one node: they keep secondary slices."""
+
 STAGE_AXIS = "stage"
 """All ranks of one pipeline stage: data ranks x tensor ranks."""
+
+GATHERED = ("parameters", "codes")
+"""What gathers are of; the names of their terms begin so."""
 
 _TREE_FORMULA = "what is summed, to the parent and to each child"
 _ZERO = "Rajbhandari et al., ZeRO, 2020, section 7"
@@ -167,19 +174,29 @@ def _scattered(plan: Plan, part: RankPart, buckets: Buckets, expert: bool) -> It
 
 
 def _gathered(plan: Plan, part: RankPart, buckets: Buckets) -> Iterator[SentTerm]:
-    """Yield the gathers of parameters: once per step what stays whole, else before each use."""
+    """Yield the gathers of parameters: once per step what stays whole, else before each use.
+
+    Where ranks keep secondary slices, all but the first of a step are inside of nodes.
+    """
     again = plan.layout.zero.reshard_after_forward
     whole = [bucket for bucket in buckets if not (again and bucket.sliced)]
     sliced = [bucket for bucket in buckets if again and bucket.sliced]
     forward = {b.name: part.passes(b.stages) for b in sliced}
     backward = {b.name: part.passes(b.backward_stages) for b in sliced}
-    for fp8, what in ((False, "parameters"), (True, "codes")):
+    for fp8, what in zip((False, True), GATHERED, strict=True):
         alike = [bucket for bucket in buckets if bool(bucket.fp8_squares) is fp8]
         size = gathered_element_bytes(plan, alike[0]) if alike else 0
+        far = [b for b in alike if not secondary_elements(plan, b)]
+        near = [b for b in alike if secondary_elements(plan, b)]
         once = {b.name: 1 for b in alike if b in whole}
         yield from _sliced(plan, what, alike, once, size)
-        yield from _sliced(plan, f"{what} forward", alike, forward, size)
-        yield from _sliced(plan, f"{what} backward", alike, backward, size)
+        yield from _sliced(plan, f"{what} forward", far, forward, size)
+        yield from _sliced(plan, f"{what} backward", far, backward, size)
+        first = {b.name: min(1, forward[b.name]) for b in near}
+        later = {name: forward[name] - count for name, count in first.items()}
+        yield from _sliced(plan, f"{what} forward, first", near, first, size)
+        yield from _in_nodes(plan, f"{what} forward", near, later, size)
+        yield from _in_nodes(plan, f"{what} backward", near, backward, size)
 
 
 def _largest_of_squares(plan: Plan, buckets: Buckets, expert: bool) -> SentTerm:
@@ -213,6 +230,24 @@ def _sliced(
             each=sum(all_gather_bytes(slice_elements(plan, b) * size, degree) for b in alike),
             formula="(n-1)/n G s",
             source=_ZERO,
+        )
+
+
+def _in_nodes(
+    plan: Plan, name: str, buckets: Buckets, rounds: Mapping[str, int], size: int
+) -> Iterator[SentTerm]:
+    """Yield what the ranks of a node gather of their secondary slices, by how often they do."""
+    for count in sorted({rounds[b.name] for b in buckets}):
+        alike = [bucket for bucket in buckets if rounds[bucket.name] == count]
+        expert = alike[0].expert
+        degree = secondary_degree(plan, expert=expert)
+        yield SentTerm(
+            axis=EXPERT_SHARD_WITHIN_AXIS if expert else SHARD_WITHIN_AXIS,
+            name=f"{name}, in nodes",
+            count=count,
+            each=sum(all_gather_bytes(secondary_elements(plan, b) * size, degree) for b in alike),
+            formula="(l-1)/l G s",
+            source="Wang et al., ZeRO++, 2023, section 3.2 (hpZ)",
         )
 
 

@@ -23,7 +23,7 @@ from echelon.core.axis import LOSS_AXES, Axis
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.plan import DTYPE_BYTES, Accumulation, DType, OffloadTarget, Plan, Zero
 from echelon.cost.bytes.data import data_bytes
-from echelon.cost.bytes.fp8 import CODE_BYTES, SCALE_BYTES
+from echelon.cost.bytes.fp8 import CODE_BYTES, SCALE_BYTES, gathered_element_bytes
 from echelon.cost.bytes.terms import HeldTerm, Pool
 from echelon.cost.bytes.transient import transient_terms
 from echelon.layout.buckets import (
@@ -35,6 +35,7 @@ from echelon.layout.buckets import (
     slice_index,
     slot_ranges,
 )
+from echelon.layout.secondary import secondary_elements
 from echelon.layout.stage import held_parameters, pp_rank_of, rank_part
 
 POOLS: dict[OffloadTarget, Pool] = {"none": "device", "host": "host", "nvme": "nvme"}
@@ -111,7 +112,7 @@ def held_terms(plan: Plan, buckets: Sequence[HeldBucket], rank: int) -> tuple[He
         _held_term(plan, rank, name, pool, DTYPE_BYTES[dtype], pieces)
         for (name, pool), (dtype, pieces) in found.items()
     )
-    return (*terms, *_codes(plan, buckets))
+    return (*terms, *_codes(plan, buckets), *_secondary(plan, buckets))
 
 
 def _codes(plan: Plan, buckets: Sequence[HeldBucket]) -> Iterator[HeldTerm]:
@@ -124,6 +125,21 @@ def _codes(plan: Plan, buckets: Sequence[HeldBucket]) -> Iterator[HeldTerm]:
             name="codes of parameters",
             bytes=codes * CODE_BYTES + squares * SCALE_BYTES,
             formula=f"{codes:,} x {CODE_BYTES} + {squares:,} x {SCALE_BYTES}",
+        )
+
+
+def _secondary(plan: Plan, buckets: Sequence[HeldBucket]) -> Iterator[HeldTerm]:
+    """Yield the secondary slices, in what is gathered: parameters, or codes of 1 byte."""
+    elements: dict[int, int] = {}
+    for bucket in (one.plan for one in buckets):
+        size = gathered_element_bytes(plan, bucket)
+        elements[size] = elements.get(size, 0) + secondary_elements(plan, bucket)
+    kept = [(count, size) for size, count in sorted(elements.items()) if count]
+    if kept:
+        yield HeldTerm(
+            name="secondary slices",
+            bytes=sum(count * size for count, size in kept),
+            formula=" + ".join(f"{count:,} x {size}" for count, size in kept),
         )
 
 

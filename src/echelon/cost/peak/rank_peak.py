@@ -42,6 +42,7 @@ from echelon.schedule.from_plan import schedule_from_plan
 STATE: Mapping[str, str] = {
     "parameters": "parameters",
     "codes of parameters": "parameters",
+    "secondary slices": "parameters",
     "gradients": "gradients",
     "master parameters": "optimizer",
     "optimizer state": "optimizer",

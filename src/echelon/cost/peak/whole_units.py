@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from echelon.core.plan import Plan
 from echelon.cost.bytes.fp8 import gathered_element_bytes
 from echelon.layout.buckets import UNIT_EMBEDDING, BucketPlan, stage_units
+from echelon.layout.secondary import secondary_elements
 from echelon.layout.stage import RankPart
 
 
@@ -29,6 +30,7 @@ class WholeUnits:
         self._present: dict[str, int] = {}
         self._offloaded = zero.parameter_offload != "none"
         self._reads: set[str] = set()
+        self._kept: set[str] = set()
         self.any = bool(sliced)
         """Whether anything is gathered."""
         self.most_reads = 0
@@ -66,6 +68,7 @@ class WholeUnits:
         """Learn that a step is over."""
         self._present.clear()
         self._reads.clear()
+        self._kept.clear()
 
     def _gather(self, unit: str, order: Sequence[str], *, backward: bool = False) -> None:
         if unit not in order or (backward and not self._used[unit]):
@@ -84,9 +87,15 @@ class WholeUnits:
                 self._read(bucket)
         for bucket in self._used[unit]:
             self._reads.discard(bucket.name)
+            self._keep(bucket)
+
+    def _keep(self, bucket: BucketPlan) -> None:
+        """Learn that a bucket has arrived: where a node keeps it, it is not read again."""
+        if secondary_elements(self._plan, bucket):
+            self._kept.add(bucket.name)
 
     def _read(self, bucket: BucketPlan) -> None:
-        if self._offloaded and bucket.name not in self._present:
+        if self._offloaded and bucket.name not in {*self._present, *self._kept}:
             self._reads.add(bucket.name)
             self.most_reads = max(self.most_reads, len(self._reads))
 

@@ -3,7 +3,8 @@
 Without ZeRO gradients of a rank's weights are all-reduced once a step. At stages 1 and 2 they are
 scattered, and parameters gathered after the update: the same bytes. At stage 3 every block's
 parameters are gathered for forward and for backward, and its gradients scattered, of every
-microbatch; that hides behind the compute of the blocks beside it, but for the first and the last
+microbatch (with secondary slices, inside of nodes but for the first: Wang et al., ZeRO++, 2023);
+that hides behind the compute of the blocks beside it, but for the first and the last
 (Rajbhandari et al., ZeRO, 2020, section 7; Zhao et al., PyTorch FSDP, 2023, section 3.3). Hybrid
 sharding adds an all-reduce of slices over dp_replicate. Experts have their own groups.
 
@@ -126,6 +127,32 @@ def unit_gather_seconds(
     held = shared / work.layout.shard + routed / work.layout.expert_shard
     travels = parameter_offload_seconds(work, held)
     return gather + travels, scatter + travels
+
+
+def node_gather_seconds(work: CostInputs, shared: Num, routed: Num, *, far: Num) -> Num:
+    """Return the seconds of a gather from secondary slices; `far` where there are none of them.
+
+    They are on the device, and wherever they are, all of a node's ranks have some.
+    """
+    layout, software = work.layout, work.software
+    if not np.any(np.asarray(layout.secondary) > 0.0):
+        return far
+    ways = data_group_links(work)
+    coded = np.asarray(layout.gathered_bytes)
+    element = np.where(coded > 0.0, coded, work.element) / software.gather_share
+    found: Num = 0.0
+    inner = layout.ep * layout.expert_tp
+    for way, stride, weights in (
+        (ways.shared, layout.tp, shared),
+        (ways.routed, inner, routed),
+    ):
+        local = np.asarray(way.ranks_per_node)
+        near = pairwise_group_links(work, local, stride)
+        kept = (local > 1.0) & (local < way.degree)
+        each = np.where(kept, all_gather_seconds(near, element * weights), 0.0)
+        whole = all_gather_seconds(way, element * weights)
+        found = found + np.where(np.asarray(weights) > 0.0, np.where(kept, each, whole), 0.0)
+    return np.where(np.asarray(layout.secondary) > 0.0, found, far)
 
 
 def accumulation_seconds(work: CostInputs, held: HeldWeights) -> Num:

@@ -135,6 +135,7 @@ def layout_numbers_from_plan(plan: Plan) -> LayoutNumbers:
         offload=float(zero.optimizer_offload != "none"),
         gathered_bytes=float(CODE_BYTES) if zero.gather == "fp8" else 0.0,
         parameter_offload=float(zero.parameter_offload != "none"),
+        secondary=float(zero.secondary),
         sums=float(algorithm_index(layout.collectives.algorithm)),
     )
 

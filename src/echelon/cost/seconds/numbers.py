@@ -204,6 +204,8 @@ class LayoutNumbers:
     """Flag: parameters that ZeRO cuts wait in the memory of the host, too."""
     gathered_bytes: Num = 0.0
     """Bytes of a weight of a block as ZeRO 3 gathers it; 0: those of an element."""
+    secondary: Num = 0.0
+    """Flag: all gathers of a step but the first are inside of nodes."""
     sums: Num = 0.0
     """Index of how gradients are summed in `COLLECTIVE_ALGORITHMS`."""
 

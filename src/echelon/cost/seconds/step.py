@@ -23,6 +23,7 @@ from echelon.cost.seconds.block import BlockSeconds, EndSeconds, block_seconds, 
 from echelon.cost.seconds.data import (
     HeldWeights,
     accumulation_seconds,
+    node_gather_seconds,
     step_collective_seconds,
     unit_gather_seconds,
     update_seconds,
@@ -200,9 +201,12 @@ def _stage_three(
         backward = (
             seconds.input_gradients.total + seconds.weight_gradients + layout.recompute * forward
         )
+        near = software.pace * node_gather_seconds(work, *weights, far=gather / software.pace)
         hidden = software.gather_overlap
-        once = np.maximum(gather - hidden * forward, 0.0)
-        again = layout.reshard * gather + scatter
+        # The first microbatch has its parameters from all nodes, those after it from their own.
+        once = np.maximum(gather - hidden * forward, 0.0) / m
+        once = once + np.maximum(near - hidden * forward, 0.0) * (m - 1.0) / m
+        again = layout.reshard * near + scatter
         back = np.maximum(again - hidden * backward, 0.0)
         slowed = software.interference * (np.minimum(gather, forward) + np.minimum(again, backward))
         waits = waits + count * (once + back + slowed + _hooks(work, seconds))

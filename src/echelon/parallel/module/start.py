@@ -67,6 +67,12 @@ def _foreign_settings(plan: Plan) -> Iterator[tuple[str, str, Sequence[str]]]:
             'precision.matmul = "fp8" is about the linear layers of Echelon\'s models',
             ['precision.matmul = "parameters"'],
         )
+    if plan.layout.zero.secondary:
+        yield (
+            "zero.secondary",
+            "zero.secondary = true is about the units of Echelon's models",
+            ["zero.secondary = false"],
+        )
     if plan.model.experts is not None:
         yield (
             "model.experts.num_experts",

@@ -11,8 +11,14 @@ from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Plan
 from echelon.cost.bytes.all_reduce import sum_group
-from echelon.cost.bytes.data import EXPERT_DATA_AXIS, EXPERT_SHARD_AXIS
+from echelon.cost.bytes.data import (
+    EXPERT_DATA_AXIS,
+    EXPERT_SHARD_AXIS,
+    EXPERT_SHARD_WITHIN_AXIS,
+    SHARD_WITHIN_AXIS,
+)
 from echelon.layout.muon import STAGE_AXES
+from echelon.layout.secondary import node_groups
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.communicator import Communicator
@@ -38,6 +44,8 @@ class RankGroups:
     """dp_replicate x dp_shard x cp: sums losses and gradients."""
     shard: Group
     """dp_shard x cp: cuts slices."""
+    shard_within: Group
+    """Those of `shard` on this node, where they keep secondary slices."""
     replicate: Group
     """dp_replicate: the ranks that hold copies of a slice."""
     stage: Group
@@ -67,6 +75,8 @@ class RankGroups:
     """What `data` is, for routed experts."""
     expert_shard: Group
     """What `shard` is, for routed experts."""
+    expert_shard_within: Group
+    """What `shard_within` is, for routed experts."""
     expert_tensor: Group
     """The ranks that hold pieces of the same experts."""
     sequence: Group
@@ -116,6 +126,7 @@ def rank_groups(plan: Plan, recorder: Recorder, completion: Completion | None = 
         world=over("world", mesh.groups(*MESH_AXES)),
         data=over("dp", mesh.groups(*LOSS_AXES), gradients=True),
         shard=over(Axis.DP_SHARD.value, mesh.groups(*SHARD_AXES), needed=slices),
+        shard_within=over(SHARD_WITHIN_AXIS, node_groups(plan)),
         replicate=over(
             Axis.DP_REPLICATE.value, replicas, needed=slices or expert_slices, gradients=True
         ),
@@ -255,4 +266,5 @@ def _expert_groups(plan: Plan, maker: GroupMaker) -> dict[str, Group]:
         "expert_within": maker.over("ep_within", [ranks for one in nodes for ranks in one]),
         "expert_data": maker.over(EXPERT_DATA_AXIS, copies, gradients=True),
         "expert_shard": maker.over(EXPERT_SHARD_AXIS, slices),
+        "expert_shard_within": maker.over(EXPERT_SHARD_WITHIN_AXIS, node_groups(plan, expert=True)),
     }

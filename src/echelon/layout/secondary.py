@@ -1,0 +1,62 @@
+"""Secondary slices: what the ranks of a node keep of parameters that were gathered over nodes.
+
+n ranks share out the parameters of a bucket, l of them on each of several nodes. The first gather
+of a step crosses nodes; each rank then keeps 1/l of what it got, and every later gather of the step
+is one over the l ranks of its node. Source: Wang et al., "ZeRO++", 2023, section 3.2 (hpZ).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import lru_cache
+from itertools import groupby
+
+from echelon.core.axis import SHARD_AXES
+from echelon.core.choices.collective_algorithms import members_per_node
+from echelon.core.plan import Plan
+from echelon.layout.buckets import BucketPlan, zero_stage
+
+Ranks = tuple[int, ...]
+
+
+def ranks_per_node(groups: Sequence[Ranks], devices_per_node: int) -> int:
+    """Return l where each group has l > 1 ranks on each of several nodes; else 1."""
+    counts = {members_per_node(ranks, devices_per_node) for ranks in groups}
+    local = counts.pop() if len(counts) == 1 else 0
+    return local if 1 < local < len(groups[0]) else 1
+
+
+def shard_groups(plan: Plan, *, expert: bool = False) -> tuple[Ranks, ...]:
+    """Return the groups over which ZeRO cuts slices, of routed experts or of all else."""
+    if expert:
+        return plan.mesh.expert_shard_groups(expert_tp=plan.layout.experts.expert_tp)
+    return plan.mesh.groups(*SHARD_AXES)
+
+
+@lru_cache(maxsize=64)
+def secondary_degree(plan: Plan, *, expert: bool = False) -> int:
+    """Return over how many ranks of a node secondary slices are cut; 1 where there are none."""
+    zero = plan.layout.zero
+    if not (zero.secondary and zero.reshard_after_forward):
+        return 1
+    if zero_stage(plan, expert=expert) < 3 or (expert and plan.model.experts is None):
+        return 1
+    return ranks_per_node(shard_groups(plan, expert=expert), plan.cluster.devices_per_node)
+
+
+def node_groups(plan: Plan, *, expert: bool = False) -> tuple[Ranks, ...]:
+    """Return the groups that hold the secondary slices of the same parameters; maybe none."""
+    if secondary_degree(plan, expert=expert) == 1:
+        return ()
+    size = plan.cluster.devices_per_node
+    return tuple(
+        tuple(ranks)
+        for group in shard_groups(plan, expert=expert)
+        for _, ranks in groupby(group, lambda rank: rank // size)
+    )
+
+
+def secondary_elements(plan: Plan, bucket: BucketPlan) -> int:
+    """Return the elements of a rank's secondary slice of a bucket; 0 where it has none."""
+    degree = secondary_degree(plan, expert=bucket.expert)
+    return bucket.num_elements // degree if bucket.sliced and degree > 1 else 0
