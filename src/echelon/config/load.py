@@ -44,6 +44,7 @@ from echelon.config.settings.collectives import read_collectives
 from echelon.config.settings.context import read_context
 from echelon.config.settings.experts import read_balance, read_expert_layout
 from echelon.config.settings.kernels import read_kernels
+from echelon.config.settings.local_sgd import read_local_sgd
 from echelon.config.settings.schema import CLUSTER_SOURCES, MODEL_SOURCES, SETTINGS
 from echelon.config.settings.value_types import toml_text
 from echelon.config.stage_placement import place_stages, provisional_pipeline
@@ -144,6 +145,8 @@ def _build_job(view: View, cluster: Cluster) -> Job:
     derived.update(how)
     collectives, chosen = read_collectives(view, cluster)
     derived.update(chosen)
+    local, how = read_local_sgd(view)
+    derived.update(how)
     clip = view.entry("optimizer.clip_norm").value
     mathematics = Mathematics(
         model=model,
@@ -160,6 +163,7 @@ def _build_job(view: View, cluster: Cluster) -> Job:
             clip_norm=None if clip == "none" else clip,
         ),
         balance=read_balance(view),
+        local_sgd=local,
     )
     layout = Layout(
         mesh=mesh_of(view),

@@ -33,7 +33,7 @@ def plan_settings(plan: Plan) -> dict[str, object]:
     found = model_settings(plan.model) | {"train.run_name": plan.name}
     for table in ("mesh", "zero", "recompute", "context", "experts", "kernels", "collectives"):
         found |= settings_under(table, getattr(layout, table))
-    for table in ("precision", "optimizer"):
+    for table in ("precision", "optimizer", "local_sgd"):
         found |= settings_under(table, getattr(numbers, table))
     found |= settings_under("experts", numbers.balance)
     found |= {

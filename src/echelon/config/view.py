@@ -15,7 +15,7 @@ from typing import Any, TypeVar, cast
 from echelon.config.entries import DEFAULT, Entry
 from echelon.config.settings.schema import SETTINGS
 from echelon.config.settings.value_types import Quantity, Real, Setting, ValueType
-from echelon.core.axis import LOSS_AXES, MESH_AXES
+from echelon.core.axis import LOSS_AXES, MESH_AXES, Axis
 from echelon.core.cluster import Cluster
 from echelon.core.mesh import Mesh
 
@@ -125,7 +125,8 @@ def _is_real(kind: ValueType) -> bool:
 def mesh_of(view: View) -> Mesh:
     """Return the mesh; Unavailable where a degree is wrong."""
     degrees = {axis.value: view.integer(f"mesh.{axis.value}") for axis in MESH_AXES}
-    return Mesh(**degrees, ep=view.integer("mesh.ep"))
+    islands = degrees[Axis.DP_REPLICATE] > 1 and view.integer("local_sgd.every") > 0
+    return Mesh(**degrees, ep=view.integer("mesh.ep"), replicas_outermost=islands)
 
 
 def data_ranks(view: View) -> int:

@@ -3,6 +3,9 @@
 `parallel/transport/device_mesh.py` lowers a Mesh to process groups; nothing else turns ranks into
 groups. Ranks are row-major over `MESH_AXES`, so `tp` neighbours are consecutive ranks (fast links)
 and `pp` neighbours are farthest apart. The expert view folds `ep` over `dp_shard x cp` (x `tp`).
+
+Where replicas are islands of local SGD, which meet seldom, `dp_replicate` is the outermost axis: an
+island is a block of consecutive ranks, its pipeline included.
 """
 
 from __future__ import annotations
@@ -26,6 +29,15 @@ class Mesh:
     cp: int = 1
     tp: int = 1
     ep: int = 1
+    replicas_outermost: bool = False
+
+    @property
+    def order(self) -> tuple[Axis, ...]:
+        """Return the axes over which ranks are row-major, outermost first."""
+        if not self.replicas_outermost:
+            return MESH_AXES
+        others = (axis for axis in MESH_AXES if axis is not Axis.DP_REPLICATE)
+        return (Axis.DP_REPLICATE, *others)
 
     def degree(self, *axes: Axis) -> int:
         """Return the number of ranks in a group over `axes` (1 for no axis)."""
@@ -61,14 +73,14 @@ class Mesh:
         if not 0 <= rank < self.world_size:
             raise IndexError(f"rank {rank} is outside a mesh of {self.world_size} ranks")
         result: dict[Axis, int] = {}
-        for axis in reversed(MESH_AXES):
+        for axis in reversed(self.order):
             rank, result[axis] = divmod(rank, self.degree(axis))
         return {axis: result[axis] for axis in MESH_AXES}
 
     def rank(self, coordinates: Coordinates) -> int:
         """Return the rank at `coordinates`; axes left out are 0."""
         rank = 0
-        for axis in MESH_AXES:
+        for axis in self.order:
             rank = rank * self.degree(axis) + coordinates.get(axis, 0)
         return rank
 
@@ -81,13 +93,13 @@ class Mesh:
     def groups(self, *axes: Axis) -> tuple[tuple[int, ...], ...]:
         """Return every group over `axes`; together they hold each rank exactly once."""
         places = self._places(*axes)
-        others = (axis for axis in MESH_AXES if axis not in axes)
+        others = (axis for axis in self.order if axis not in axes)
         return tuple(tuple(first + place for place in places) for first in self._places(*others))
 
     def _places(self, *axes: Axis) -> list[int]:
         """Return the ranks that sit anywhere on `axes` and at 0 of all others, in order."""
         found, stride = [0], 1
-        for axis in reversed(MESH_AXES):
+        for axis in reversed(self.order):
             degree = self.degree(axis)
             if axis in axes:
                 steps = range(0, degree * stride, stride)

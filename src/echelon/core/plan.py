@@ -20,6 +20,7 @@ from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
 from echelon.core.choices.registry import load_installed_plugins
 from echelon.core.cluster import Cluster
 from echelon.core.experts import Balance, ExpertLayout
+from echelon.core.local_sgd import LocalSgd
 from echelon.core.mesh import Mesh
 from echelon.core.model_shape import ModelShape
 from echelon.core.serialize import content_hash, decode_json, from_json, to_json
@@ -155,6 +156,7 @@ class Mathematics:
     precision: Precision = field(default_factory=Precision)
     optimizer: Optimizer = field(default_factory=Optimizer)
     balance: Balance = field(default_factory=Balance)
+    local_sgd: LocalSgd = field(default_factory=LocalSgd)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

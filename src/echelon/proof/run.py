@@ -14,6 +14,7 @@ import torch
 
 from echelon.core.plan import Plan
 from echelon.core.version import __version__
+from echelon.layout.islands import inner_plan
 from echelon.proof.claims.checks import Evidence
 from echelon.proof.claims.choice_errors import with_ties_of_ranks
 from echelon.proof.claims.claims import ClaimResult, judge, judge_races
@@ -28,6 +29,7 @@ from echelon.proof.claims.tolerance import (
 )
 from echelon.proof.diagnose.diagnose import diagnose
 from echelon.proof.diagnose.races import diagnose_races
+from echelon.proof.islands import IslandRun, island_evidence
 from echelon.proof.late import LateRun, require_late_subject, run_late
 from echelon.proof.numeric_range import RangeCase, judge_ranges, range_cases
 from echelon.proof.observed import ObservedRun, routing_from_ranks
@@ -81,7 +83,9 @@ def prove(
     if late:
         require_late_subject(subject, factory)
     variants = _variants(plan, own_precision=own_precision)
-    ranges = range_cases(variants[-1].plan) if len(variants) > 1 else []
+    # Numbers that are large or tiny are those of one step: the islands of it are trainings alike.
+    local = plan.mathematics.local_sgd.active
+    ranges = range_cases(variants[-1].plan) if len(variants) > 1 and not local else []
     shrunk = [one.plan for one in (*variants, *ranges)]
     with tempfile.TemporaryDirectory(prefix="echelon-prove-") as directory:
         argument = {
@@ -143,7 +147,7 @@ def _variants(plan: Plan, *, own_precision: bool) -> list[_Variant]:
     own_reference = shrink(plan, precision="fp64")
     scaling = exact.mathematics.precision.loss_scaling
     if scaling != "none":
-        scale = scale_without_overflow(own, own_reference, steps)
+        scale = scale_without_overflow(inner_plan(own), inner_plan(own_reference), steps)
         own, own_reference = with_scale(own, scale), with_scale(own_reference, scale)
         dynamic = scaling == "dynamic"
         exact = with_overflow_scale(exact, steps) if dynamic else with_scale(exact, scale)
@@ -181,6 +185,18 @@ def _judge(
     raced = any(late is not None and late.races for late in late_runs)
     for number, (one, late) in enumerate(zip(variants, late_runs, strict=False)):
         plan, reference, steps = one.plan, one.reference, one.num_steps
+        if plan.mathematics.local_sgd.active and not (
+            raced and (late is None or not late.observed)
+        ):
+            run = IslandRun(
+                plan=plan,
+                reference=reference,
+                num_steps=steps,
+                number=number,
+                directory=directory,
+            )
+            passes += _island_passes(run, late, broken=any(not earlier.holds for earlier in passes))
+            continue
         if not raced:
             observed = ObservedRun(plan, read_results(directory, number, plan.mesh.world_size))
         elif late is not None and late.observed is not None:
@@ -235,6 +251,18 @@ def _judge(
             )
         )
     return tuple(passes)
+
+
+def _island_passes(run: IslandRun, late: LateRun | None, *, broken: bool) -> list[ProofPass]:
+    """Return a pass for each island; the first that is wrong is told what is."""
+    passes: list[ProofPass] = []
+    for island, evidence in enumerate(island_evidence(run, late)):
+        results = judge(evidence)
+        told = broken or any(not earlier.holds for earlier in passes)
+        named = None if told else diagnose_races(late, results) or diagnose(evidence, results)
+        precision = f"{_name_of(run.plan, exact=not run.number)}, island {island}"
+        passes.append(ProofPass(precision=precision, claims=results, diagnosis=named))
+    return passes
 
 
 def _judge_ranges(ranges: Sequence[RangeCase], directory: Path, *, first: int) -> ClaimResult:

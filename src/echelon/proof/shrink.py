@@ -26,7 +26,7 @@ from echelon.proof.shrink_experts import (
     small_experts,
     small_latent,
 )
-from echelon.proof.shrink_schedule import small_schedule
+from echelon.proof.shrink_schedule import small_rounds, small_schedule
 from echelon.proof.shrink_stages import shrink_stages
 from echelon.schedule.build import SCHEDULES
 
@@ -75,6 +75,7 @@ def shrink(plan: Plan, *, precision: DType | None = None, names_apart: bool = Fa
         optimizer=_optimizer(small_schedule(plan)),
         precision=_precision(plan.mathematics.precision, precision),
         balance=small_balance(plan.mathematics.balance, model.experts, sequence_length),
+        local_sgd=small_rounds(plan.mathematics.local_sgd, model.layers),
     )
     layout = plan.layout
     small = replace(

@@ -12,6 +12,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from echelon.core.choices.optimizers import OPTIMIZERS
+from echelon.core.local_sgd import LocalSgd
 from echelon.core.plan import Mathematics, Optimizer, Plan
 
 ROUNDED_UPDATES = 3
@@ -23,6 +24,8 @@ _WARMUP_STEPS = 2
 _MOST_OVERFLOWS = 2  # before a dynamic loss scale falls
 _STEPS_OF_DECAY = 3
 """Where the decay begins, a third of it on, and two thirds."""
+_ROUNDS = 2  # of local SGD: the second one has a momentum
+_LONGEST_ROUND = 3  # steps
 _STEPS_OF_LATE_DECAY = 2
 """The same of a decay that has a flat phase before it, which is seen too."""
 
@@ -55,7 +58,22 @@ def num_updates(mathematics: Mathematics) -> int:
     )
     warmup = _WARMUP_STEPS if optimizer.warmup_steps else 0
     after = 1 if optimizer.schedule == "constant" else _STEPS_OF_DECAY
-    return max(_COUNTED_UPDATES if counts else _LEAST_UPDATES, warmup + after)
+    local = small_rounds(mathematics.local_sgd)
+    rounds = _ROUNDS * local.every + local.delay
+    return max(_COUNTED_UPDATES if counts else _LEAST_UPDATES, warmup + after, rounds)
+
+
+def small_rounds(local: LocalSgd, layers: int | None = None) -> LocalSgd:
+    """Return rounds of local SGD that are short enough for two of them in a proof.
+
+    What comes late still does, and a model in fragments has several, at most one for each of its
+    `layers`.
+    """
+    every = min(local.every, _LONGEST_ROUND)
+    fragments = min(local.fragments, max(1, every), layers or local.fragments)
+    return replace(
+        local, every=every, fragments=fragments, delay=min(local.delay, max(0, every - 1))
+    )
 
 
 def small_schedule(plan: Plan) -> Optimizer:

@@ -134,7 +134,10 @@ class ProofBatch:
         """Return the rows of one microbatch of one data-parallel rank."""
         size = plan.layout.microbatch_sequences
         start = (dp_rank * plan.num_microbatches + microbatch) * size
-        rows = slice(start, start + size)
+        return self.rows(slice(start, start + size))
+
+    def rows(self, rows: slice) -> ProofBatch:
+        """Return some of the rows."""
         return ProofBatch(
             sample_ids=self.sample_ids[rows],
             inputs_BT=self.inputs_BT[rows],
@@ -220,7 +223,9 @@ class Subject(Protocol):
     as `parameters` gives the parameters: what was updated is then compared where it is precise,
     and every parameter must be the rounding of its master copy. One that has a method
     `activations`, which gives each `ReportedActivation` of the last step, is told between which
-    parts of the model a forward pass goes wrong.
+    parts of the model a forward pass goes wrong. One of islands of local SGD has a method `outer`,
+    which gives the outer parameters and, if there is one, the outer momentum, each as `parameters`
+    gives those, as "outer.parameters" and "outer.momentum"; all else that it says is of its island.
     """
 
     def step(self, batch: ProofBatch, step: int) -> Any:

@@ -17,6 +17,7 @@ import torch
 from echelon.core.attention_mask import PositionRun
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
+from echelon.layout.islands import plan_and_rank
 from echelon.models.batch import TokenBatch, start_copy
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.apply import apply_plan
@@ -38,6 +39,7 @@ from echelon.schedule.forward import forward_only
 from echelon.schedule.from_plan import schedule_from_plan
 from echelon.training.expert_state import ExpertState, expert_state, reports_routing
 from echelon.training.learning_rate import learning_rate
+from echelon.training.local_sgd import OuterSteps
 from echelon.training.loss_scale import LossScale
 from echelon.training.observer import StepFacts
 from echelon.training.optimizer import MASTER, SliceOptimizer, sum_of_squares
@@ -81,8 +83,10 @@ class TrainEngine:
         what is large is worked through in `pieces`.
         """
         self._pieces = pieces
-        self.plan, self.device = plan, device
+        local = plan.mathematics.local_sgd
         self.groups: RankGroups = rank_groups(plan, recorder, completion)
+        plan, _ = plan_and_rank(plan, recorder.rank)
+        self.plan, self.device = plan, device
         has_master = plan.mathematics.precision.has_master
         self.model: RankModel = apply_plan(
             plan, self.groups, device, pieces=pieces, initial=not has_master
@@ -97,6 +101,10 @@ class TrainEngine:
             fill_initial(self.model.buckets, flats, plan, self.groups, device)
         self.refresh()
         self.model.gathering.settle()
+        self.outer: OuterSteps | None = None
+        if local.active:
+            masters = self._masters() if has_master else {}
+            self.outer = OuterSteps(local, self.model.buckets, masters, self.groups.islands)
         self.loss_scale = LossScale(plan.mathematics.precision)
         self.num_updates = 0
         self.schedule = schedule_from_plan(plan)
@@ -106,7 +114,12 @@ class TrainEngine:
 
     @property
     def data_rank(self) -> int:
-        """Return which share of the samples this rank reads."""
+        """Return which share of the samples of all ranks this one reads."""
+        return self.groups.islands.index * self.plan.mesh.dp + self._share
+
+    @property
+    def _share(self) -> int:
+        """Return which share of the samples of its island it reads."""
         return self.groups.data.index // self.plan.mesh.cp
 
     def runs_for(self, length: int) -> tuple[PositionRun, ...]:
@@ -170,23 +183,26 @@ class TrainEngine:
             learning_rate=learning_rate(self.plan.mathematics.optimizer, step),
             loss_scale=loss_scale,
             skipped=overflow and self.loss_scale.active,
-            stop_requests=int(stop_requests),
+            stop_requests=self._stop_requests(step, int(stop_requests)),
             rank_waits_s=tuple(rows[:, 3].tolist()),
             rank_used_bytes=tuple(map(int, rows[:, 4].tolist())),
             routing=None if model.balancer is None else RoutingSummary.from_rows(rows[:, 5:]),
             loads=loads,
             microbatch_losses={
-                (self.data_rank, index): (value / scale, batches[index].num_valid())
+                (self._share, index): (value / scale, batches[index].num_valid())
                 for index, value in zip(losses, values, strict=True)
             },
         )
         if report.finite:
-            if not report.skipped:
-                self._update(report)
+            self._update(report, step)
             self.loss_scale.after(overflowed=report.skipped)
             if model.scales is not None:
                 model.scales.end_step(model.buckets, self.groups)
         return report
+
+    def _stop_requests(self, step: int, asked: int) -> int:
+        """Return how many ranks ask to stop, of those that would all do so after `step`."""
+        return asked if self.outer is None else self.outer.stop_requests(step, asked)
 
     def _run(self, batches: Sequence[TokenBatch], scale: float) -> Mapping[int, torch.Tensor]:
         """Run forward and backward of all microbatches; return losses by microbatch."""
@@ -195,18 +211,32 @@ class TrainEngine:
         with self.model.scales.training():
             return self.model.executor.run(self.schedule, batches, scale)
 
-    def _update(self, report: StepResult) -> None:
+    def _update(self, report: StepResult, step: int) -> None:
+        """Take the inner step, unless it is skipped, and what a round of local SGD asks for."""
         recorder, clip = self.groups.recorder, self.plan.mathematics.optimizer.clip_norm
-        start = recorder.now()
-        factor = 1.0 / report.loss_scale
-        if clip is not None and report.grad_norm > clip:
-            factor *= clip / report.grad_norm
-        self.optimizer.update(report.learning_rate, factor, self._updated)
-        self.model.codes.refresh()
-        if self.model.balancer is not None:
-            self.model.balancer.update()
-        self.num_updates += 1
-        recorder.record("update", "optimizer", start=start)
+        start, outer = recorder.now(), self.outer
+        changed: list[Bucket] = []
+        if not report.skipped:
+            factor = 1.0 / report.loss_scale
+            if clip is not None and report.grad_norm > clip:
+                factor *= clip / report.grad_norm
+
+            def updated(bucket: Bucket) -> None:
+                # What an outer step changes as well is sent after it.
+                if outer is None or not outer.changes(bucket, step):
+                    self._updated(bucket)
+
+            self.optimizer.update(report.learning_rate, factor, updated)
+            if self.model.balancer is not None:
+                self.model.balancer.update()
+            self.num_updates += 1
+            recorder.record("update", "optimizer", start=start)
+        if outer is not None:
+            changed = outer.end_step(step)
+            for bucket in changed:
+                self._updated(bucket)
+        if changed or not report.skipped:
+            self.model.codes.refresh()
 
     def _updated(self, bucket: Bucket) -> None:
         """Learn that a slice of parameters has its new values."""
@@ -265,6 +295,12 @@ class TrainEngine:
         """Return the optimizer state that this rank holds, as views, by kind."""
         kinds = self.optimizer.state().items()
         return {kind: self._shards(flats) for kind, flats in kinds if kind != MASTER}
+
+    def outer_state(self) -> dict[str, dict[str, list[Shard]]]:
+        """Return what islands of local SGD agree on, as views, by kind; nothing without them."""
+        if self.outer is None:
+            return {}
+        return {kind: self._shards(flats) for kind, flats in self.outer.state().items()}
 
     def expert_state(self) -> ExpertState:
         """Return the biases of routers and the last shares of experts, as views, by kind.

@@ -22,6 +22,7 @@ from echelon.parallel.weights import Shard
 from echelon.schedule.action import ActionKind
 from echelon.training.activation_recorder import ActivationRecorder, RecordedActivation
 from echelon.training.engine import TrainEngine
+from echelon.training.local_sgd.outer_steps import GRADIENTS
 from echelon.training.routing_recorder import RecordedRouting, RoutingRecorder
 
 
@@ -164,6 +165,11 @@ class EngineSubject:
         """Return the state of the optimizer, by kind."""
         return self.engine.state()
 
+    def outer(self) -> Mapping[str, Mapping[str, Sequence[Shard]]]:
+        """Return the outer parameters and momentum of local SGD, by kind."""
+        kinds = self.engine.outer_state().items()
+        return {kind: shards for kind, shards in kinds if kind != GRADIENTS}
+
     def close(self) -> None:
         """Give back what rests outside of the device."""
         self.engine.close()
@@ -247,6 +253,8 @@ def held_bytes(engine: TrainEngine) -> dict[str, int]:
     found[CODES_TERM] = storage_bytes(part for one in fp8 for part in (one.codes, one.scales))
     found[SECONDARY_TERM] = storage_bytes(engine.model.gathering.secondary.tensors)
     found |= {MASTER_PARAMETERS_TERM: 0, OPTIMIZER_STATE_TERM: 0}
+    for kind, flats in ({} if engine.outer is None else engine.outer.state()).items():
+        found[kind.replace(".", " ")] = storage_bytes(flats.values())
     for kind, flats in engine.optimizer.state().items():
         found[MASTER_PARAMETERS_TERM if kind == "master" else OPTIMIZER_STATE_TERM] += (
             storage_bytes(flats.values())

@@ -12,7 +12,8 @@ from echelon.proof.diagnose.gradients import explain_gradient
 from echelon.proof.diagnose.microbatch_weights import WrongGradient
 from echelon.proof.diagnose.misplaced import slices_of_others
 from echelon.proof.observed import ObservedRun
-from echelon.proof.oracle.oracle import build_decoder, run_oracle, whole_loss
+from echelon.proof.oracle.losses import whole_loss
+from echelon.proof.oracle.oracle import build_decoder, run_oracle
 from echelon.proof.ranks import ObservedShard, RankResult
 from echelon.proof.shrink import shrink
 from tests.proof.evidence import replicas

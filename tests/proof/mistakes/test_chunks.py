@@ -11,7 +11,8 @@ from echelon.core.plan import Plan
 from echelon.proof.mistakes.chunks import chunk_variants
 from echelon.proof.mistakes.forward import Variant
 from echelon.proof.oracle.activations import hearing
-from echelon.proof.oracle.oracle import loss_of_tokens, run_oracle
+from echelon.proof.oracle.losses import loss_of_tokens
+from echelon.proof.oracle.oracle import run_oracle
 from echelon.proof.shrink import shrink
 from tests.parallel.layouts import plan_of
 from tests.proof.layouts import layout

@@ -7,7 +7,8 @@ import torch
 
 from echelon.core.experts import AuxiliaryScope, Balance
 from echelon.proof.mistakes.expert_gradients import aux_loss, flat, loads_in, wrong_shares
-from echelon.proof.oracle.oracle import build_decoder, loss_of_tokens
+from echelon.proof.oracle.losses import loss_of_tokens
+from echelon.proof.oracle.oracle import build_decoder
 from echelon.proof.shrink import shrink
 from tests.parallel.layouts import MIXTRAL, plan_of
 from tests.proof.evidence import replicas

@@ -15,7 +15,8 @@ from echelon.proof.mistakes.attention import seen_by
 from echelon.proof.mistakes.forward import Variant
 from echelon.proof.mistakes.row_pieces import called_tiles, row_piece_variants
 from echelon.proof.oracle.activations import hearing
-from echelon.proof.oracle.oracle import loss_of_tokens, run_oracle
+from echelon.proof.oracle.losses import loss_of_tokens
+from echelon.proof.oracle.oracle import run_oracle
 from echelon.proof.shrink import shrink
 from tests.proof.evidence import replicas
 from tests.proof.layouts import context_layout, layout

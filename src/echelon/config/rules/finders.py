@@ -17,6 +17,7 @@ from echelon.config.rules.experts.dispatch import DISPATCH_FINDERS
 from echelon.config.rules.experts.mesh import EXPERT_MESH_FINDERS
 from echelon.config.rules.fp8 import FP8_FINDERS, FP8_RUN_FINDERS
 from echelon.config.rules.kernels import KERNEL_FINDERS, fused_pieces
+from echelon.config.rules.local_sgd import LOCAL_SGD_FINDERS, LOCAL_SGD_PLAN_FINDERS
 from echelon.config.rules.mesh import MESH_FINDERS, TENSOR_FINDERS, mesh_settings_without_effect
 from echelon.config.rules.model import MODEL_FINDERS, experts_enough, gate_is_built
 from echelon.config.rules.model_parts import PART_FINDERS
@@ -48,6 +49,7 @@ FINDERS: tuple[ViolationFinder, ...] = (
     *RECOMPUTE_FINDERS,
     *KERNEL_FINDERS,
     *COLLECTIVE_FINDERS,
+    *LOCAL_SGD_FINDERS,
     *OPTIMIZER_FINDERS,
     *PRECISION_FINDERS,
     *FP8_FINDERS,
@@ -65,6 +67,7 @@ PLAN_FINDERS: tuple[ViolationFinder, ...] = (
     recomputed_operators,
     fused_pieces,
     *COLLECTIVE_PLAN_FINDERS,
+    *LOCAL_SGD_PLAN_FINDERS,
     *TENSOR_FINDERS,
     *EXPERT_FINDERS,
     expert_settings_of_dense_model,

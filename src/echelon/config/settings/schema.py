@@ -263,6 +263,44 @@ _MATHEMATICS = (
     ),
 )
 
+_LOCAL_SGD = (
+    setting(
+        "local_sgd.every", FROM_ZERO, 0, "steps that replicas train alone between meetings; 0: none"
+    ),
+    setting(
+        "local_sgd.islands",
+        Integer(words=("auto",)),
+        "auto",
+        "replicas that train alone: dp_replicate",
+    ),
+    setting(
+        "local_sgd.outer",
+        Choice(options=("sgd", "nesterov")),
+        "nesterov",
+        "the step from the mean of what islands moved",
+    ),
+    setting(
+        "local_sgd.outer_learning_rate",
+        Real(above=True, words=("auto",)),
+        "auto",
+        "of the outer step; auto: 0.7 with nesterov, 1 with sgd",
+    ),
+    setting(
+        "local_sgd.outer_momentum",
+        Real(below=True, maximum=1.0, words=("auto",)),
+        "auto",
+        "of nesterov, per round; auto: 0.9",
+    ),
+    setting(
+        "local_sgd.gradients",
+        Choice(options=("fp32", "int8", "fp8")),
+        "fp32",
+        "what islands send: differences, or codes of 8 bits",
+    ),
+    setting("local_sgd.fragments", COUNT, 1, "parts of the model that meet in steps of their own"),
+    setting("local_sgd.delay", FROM_ZERO, 0, "steps from a meeting to its outer step"),
+)
+
 _RUN = (
     setting("data.source", Text(), "stdlib", "stdlib, or a file or folder of tokens", path=True),
     setting("data.tokenizer", Text(), "bytes", "bytes, bpe-N, or a tokenizer.json", path=True),
@@ -290,12 +328,20 @@ _RUN = (
     setting("observe.events", Flag(), True, "whether ranks write what they sent and ran"),
 )
 
+_TABLES = (
+    _EXTENDS,
+    MODEL_TABLES,
+    _CLUSTER,
+    _MESH,
+    _ZERO,
+    _LAYOUT,
+    _MATHEMATICS,
+    _LOCAL_SGD,
+    _RUN,
+)
+
 SETTINGS: Mapping[str, Setting] = MappingProxyType(
-    {
-        one.key: one
-        for group in (_EXTENDS, MODEL_TABLES, _CLUSTER, _MESH, _ZERO, _LAYOUT, _MATHEMATICS, _RUN)
-        for one in group
-    }
+    {one.key: one for group in _TABLES for one in group}
 )
 """Every setting by its key, in the order in which a run file lists them."""
 

@@ -246,6 +246,28 @@ PROVE_REPLICAS = Rule(
     fixed="all_reduce, whose result is the same on every rank",
 )
 
+PROVE_OUTER_STEP = Rule(
+    id="prove-outer-step",
+    why="""
+    Where islands of local SGD meet, the outer parameters take a step from the mean of what all
+    islands moved away from them, each with the same weight (Douillard et al., "DiLoCo", 2023,
+    algorithm 1). One process that trains the islands one after another takes the same step; outer
+    parameters, and in float64 their momentum, must be the same.
+    """,
+    bad="momentum = zeros_like(parameters)             # in every round",
+    fixed="momentum = outer_momentum * momentum + mean",
+)
+
+PROVE_ISLANDS_AGREE = Rule(
+    id="prove-islands-agree",
+    why="""
+    Outer parameters and their momentum are what islands have in common: they have the same bits on
+    all islands after every step. What differs by rounding would drift apart from round to round.
+    """,
+    bad="each island adds up what the others sent in the order in which it came",
+    fixed="all_reduce, whose result is the same on every rank",
+)
+
 PROVE_RANGE = Rule(
     id="prove-range",
     why="""

@@ -24,6 +24,7 @@ from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.plan import DTYPE_BYTES, Accumulation, DType, OffloadTarget, Plan, Zero
 from echelon.cost.bytes.data import data_bytes
 from echelon.cost.bytes.fp8 import CODE_BYTES, SCALE_BYTES, gathered_element_bytes
+from echelon.cost.bytes.local_sgd import outer_held
 from echelon.cost.bytes.terms import HeldTerm, Pool
 from echelon.cost.bytes.transient import transient_terms
 from echelon.layout.buckets import (
@@ -35,6 +36,7 @@ from echelon.layout.buckets import (
     slice_index,
     slot_ranges,
 )
+from echelon.layout.islands import inner_plan, plan_and_rank
 from echelon.layout.secondary import secondary_elements
 from echelon.layout.stage import held_parameters, pp_rank_of, rank_part
 
@@ -53,7 +55,7 @@ class HeldBucket:
 
 def bytes_held(plan: Plan, rank: int) -> tuple[HeldTerm, ...]:
     """Return the model state of `rank` by kind and pool; kinds that it has none of are left out."""
-    return held_terms(plan, held_buckets(plan, pp_rank_of(plan, rank)), rank)
+    return held_terms(plan, held_buckets(plan, pp_rank_of(*plan_and_rank(plan, rank))), rank)
 
 
 def bytes_held_by_pool(plan: Plan, rank: int) -> dict[Pool, int]:
@@ -66,6 +68,7 @@ def bytes_held_by_pool(plan: Plan, rank: int) -> dict[Pool, int]:
 
 def held_buckets(plan: Plan, pp_rank: int) -> tuple[HeldBucket, ...]:
     """Return the buckets of a pipeline rank; the same for all that share its place."""
+    plan = inner_plan(plan)
     part = rank_part(plan, pp_rank)
     specs = {spec.name: spec for spec in held_parameters(plan, part)}
     found: list[HeldBucket] = []
@@ -78,6 +81,8 @@ def held_buckets(plan: Plan, pp_rank: int) -> tuple[HeldBucket, ...]:
 
 def held_terms(plan: Plan, buckets: Sequence[HeldBucket], rank: int) -> tuple[HeldTerm, ...]:
     """Return the model state of `rank`, which has `buckets`, by kind and pool."""
+    outer = outer_held(plan, rank)
+    plan, rank = plan_and_rank(plan, rank)
     precision, zero = plan.mathematics.precision, plan.layout.zero
     index = {expert: slice_index(plan, rank, expert=expert) for expert in (False, True)}
     found: dict[tuple[str, Pool], tuple[DType, list[_Piece]]] = {}
@@ -112,7 +117,7 @@ def held_terms(plan: Plan, buckets: Sequence[HeldBucket], rank: int) -> tuple[He
         _held_term(plan, rank, name, pool, DTYPE_BYTES[dtype], pieces)
         for (name, pool), (dtype, pieces) in found.items()
     )
-    return (*terms, *_codes(plan, buckets), *_secondary(plan, buckets))
+    return (*terms, *_codes(plan, buckets), *_secondary(plan, buckets), *outer)
 
 
 def _codes(plan: Plan, buckets: Sequence[HeldBucket]) -> Iterator[HeldTerm]:

@@ -41,6 +41,7 @@ from echelon.cost.bytes.data import (
 )
 from echelon.cost.bytes.experts.sent import expert_bytes
 from echelon.cost.bytes.fp8 import first_step, fp8_maxima_bytes, fp8_scale_bytes
+from echelon.cost.bytes.local_sgd import mean_outer_bytes
 from echelon.cost.bytes.terms import (
     SentTerm,
     all_gather_bytes,
@@ -49,6 +50,7 @@ from echelon.cost.bytes.terms import (
 )
 from echelon.layout.buckets import BucketPlan, plan_buckets
 from echelon.layout.expert_load import ExpertLoad
+from echelon.layout.islands import inner_plan, plan_and_rank
 from echelon.layout.muon import muon_exchange
 from echelon.layout.stage import RankPart, part_of, rank_part
 from echelon.schedule.from_plan import num_messages_from_plan
@@ -71,8 +73,11 @@ def bytes_sent(plan: Plan, rank: int, load: ExpertLoad | None = None) -> tuple[S
     """Return the terms of what `rank` sends per step; those of zero bytes are left out.
 
     What goes to experts depends on the tokens: it is exact for a `load` that was recorded (of the
-    rank's expert group), and without one that of a balanced load.
+    rank's expert group), and without one that of a balanced load. Of islands of local SGD these are
+    the terms of a mean step (`cost/bytes/local_sgd.py` has those of each).
     """
+    if plan.mathematics.local_sgd.active:
+        return *bytes_sent(*plan_and_rank(plan, rank), load), *mean_outer_bytes(plan, rank)
     part, cp_rank = part_of(plan, rank), plan.mesh.coordinates(rank)[Axis.CP]
     terms = _terms(plan, part, rank, cp_rank, load)
     if OPTIMIZERS[plan.mathematics.optimizer.kind].needs_whole_matrices:
@@ -95,6 +100,10 @@ def bytes_sent_without_muon(plan: Plan, pp_rank: int, cp_rank: int) -> tuple[Sen
 
     The load of experts is balanced.
     """
+    if plan.mathematics.local_sgd.active:
+        rank = plan.mesh.rank({Axis.PP: pp_rank, Axis.CP: cp_rank})
+        inner = bytes_sent_without_muon(inner_plan(plan), pp_rank, cp_rank)
+        return *inner, *mean_outer_bytes(plan, rank)
     rank = plan.mesh.rank({Axis.PP: pp_rank})
     return _terms(plan, rank_part(plan, pp_rank), rank, cp_rank, None)
 

@@ -25,21 +25,22 @@ class SentTerm:
     """Say what one kind of message adds to the bytes that a rank sends per step.
 
     `each` is what one round of it sends (a round may be one message per bucket), `count` how many
-    rounds there are. `formula` is in the letters of the file that gives the term; `source` is where
-    it comes from.
+    rounds there are; what comes once in several steps says so by `every`. `formula` is in the
+    letters of the file that gives the term; `source` is where it comes from.
     """
 
     axis: str
     name: str
     count: int = 1
     each: int
+    every: int = 1
     formula: str
     source: str
 
     @property
     def bytes(self) -> int:
-        """Return the bytes of all of them."""
-        return self.count * self.each
+        """Return the bytes of all of them, in a mean step (rounded down)."""
+        return self.count * self.each // self.every
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

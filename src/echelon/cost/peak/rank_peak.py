@@ -16,7 +16,7 @@ up to the peak; the rehearsal meets it within 2 % (`tests/rehearsal/test_peaks.p
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from echelon.core.axis import Axis
 from echelon.core.plan import DTYPE_BYTES, Plan
@@ -26,6 +26,13 @@ from echelon.cost.activations.peaks import Moment
 from echelon.cost.activations.timeline import RankActivations
 from echelon.cost.bytes.fp8 import first_step
 from echelon.cost.bytes.held import held_buckets, held_terms
+from echelon.cost.bytes.local_sgd import (
+    OUTER_GRADIENTS,
+    OUTER_MOMENTUM,
+    OUTER_PARAMETERS,
+    outer_held,
+    outer_step_bytes,
+)
 from echelon.cost.bytes.terms import Pool
 from echelon.cost.peak.few_rounds import with_as_full_ranks
 from echelon.cost.peak.gradient_sums import GradientSums
@@ -35,6 +42,7 @@ from echelon.cost.peak.update import most_update_bytes
 from echelon.cost.peak.weight_order import WeightOrder, writes_at_end
 from echelon.cost.peak.whole_units import WholeUnits
 from echelon.layout.buckets import plan_buckets
+from echelon.layout.islands import inner_plan, plan_and_rank
 from echelon.layout.stage import held_experts, part_of, rank_part, stage_parameters
 from echelon.schedule.action import Action, ActionKind
 from echelon.schedule.from_plan import schedule_from_plan
@@ -46,6 +54,9 @@ STATE: Mapping[str, str] = {
     "gradients": "gradients",
     "master parameters": "optimizer",
     "optimizer state": "optimizer",
+    OUTER_PARAMETERS: "optimizer",
+    OUTER_MOMENTUM: "optimizer",
+    OUTER_GRADIENTS: "optimizer",
 }
 """The term of each kind of model state."""
 
@@ -92,23 +103,28 @@ class PeakWalk:
         """
         first = first_step(plan)
         self._first_step = None if first is plan else PeakWalk(first)
+        self._whole, plan = plan, inner_plan(plan)
         self._plan, self._few = plan, with_as_full_ranks(plan)
         self._schedule = schedule_from_plan(self._few)
         self._numbers: dict[int, ActivationNumbers] = {}
 
     def peak(self, rank: int) -> RankPeak:
         """Return the highest moment of a rank, in the first step or in those after it."""
-        found = self._peak(rank)
+        place, outer = plan_and_rank(self._whole, rank)[1], outer_step_bytes(self._whole, rank)
+        found = self._peak(place, outer)
+        terms = dict(found.terms)
+        terms["optimizer"] += sum(term.bytes for term in outer_held(self._whole, rank))
+        found = replace(found, rank=rank, terms=terms)
         if self._first_step is None:
             return found
         return max(self._first_step.peak(rank), found, key=lambda one: one.bytes)
 
-    def _peak(self, rank: int) -> RankPeak:
+    def _peak(self, rank: int, outer_bytes: int) -> RankPeak:
         pp = self._few.mesh.coordinates(rank)[Axis.PP]
         row = self._schedule.actions[pp]
         counts = message_counts(self._few)[pp] if self._few.mesh.pp > 1 else (0,) * len(row)
         numbers = self._numbers_at(self._few.mesh.coordinates(rank)[Axis.CP])
-        found = _RankWalk(self._few, rank, numbers).highest(row, counts)
+        found = _RankWalk(self._few, rank, numbers).highest(row, counts, outer_bytes)
         terms = dict(found.terms)
         if terms["activations"]:
             terms["activations"] += float(numbers.statistics_bytes) * self._more_losses(pp)
@@ -117,7 +133,8 @@ class PeakWalk:
 
     def by_place(self) -> list[RankPeak]:
         """Return the highest moments of the first rank at each place of the pipeline."""
-        return [self.peak(self._plan.mesh.rank({Axis.PP: pp})) for pp in range(self._plan.mesh.pp)]
+        mesh = self._whole.mesh
+        return [self.peak(mesh.rank({Axis.PP: pp})) for pp in range(mesh.pp)]
 
     def _numbers_at(self, cp_rank: int) -> ActivationNumbers:
         if cp_rank not in self._numbers:
@@ -167,8 +184,13 @@ class _RankWalk:
         self._where = ""
         self._beside = _Beside("", 0.0, 0.0)
 
-    def highest(self, row: Sequence[Action], counts: Sequence[int]) -> RankPeak:
-        """Return the highest moment of the actions of `row`, beside so many messages of each."""
+    def highest(
+        self, row: Sequence[Action], counts: Sequence[int], outer_bytes: int = 0
+    ) -> RankPeak:
+        """Return the highest moment of the actions of `row`, beside so many messages of each.
+
+        After the update outer steps of local SGD may have `outer_bytes`.
+        """
         last = {
             action.stage: place
             for place, action in enumerate(row)
@@ -194,6 +216,8 @@ class _RankWalk:
         self._beside = _Beside("update", 0.0, 0.0)
         update = most_update_bytes(self._plan, self._rank, self._buckets)
         self._see("", "", 0.0, update)
+        self._beside = _Beside("outer steps", 0.0, 0.0)
+        self._see("", "", 0.0, outer_bytes)
         terms = resting_terms(self._plan, self._rank)
         for name, size in self._highest.items():
             terms[name] += size

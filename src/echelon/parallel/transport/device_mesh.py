@@ -17,6 +17,7 @@ from echelon.cost.bytes.data import (
     EXPERT_SHARD_WITHIN_AXIS,
     SHARD_WITHIN_AXIS,
 )
+from echelon.layout.islands import Island, islands_of, plan_and_rank
 from echelon.layout.muon import STAGE_AXES
 from echelon.layout.secondary import node_groups
 from echelon.parallel.completion.completion import Completion
@@ -33,13 +34,19 @@ class RankGroups:
     """Hold the groups of one rank."""
 
     rank: int
-    """This rank."""
+    """This rank, of its island where there are islands of local SGD."""
     recorder: Recorder
     """What writes events down."""
     completion: Completion
     """What makes whatever starts asynchronous operations."""
+    everyone: Group
+    """All ranks of the run, which save and load together."""
+    islands: Group
+    """The ranks of the same place in each island of local SGD: the others hold what this one does
+    of a model that was trained on other samples."""
     world: Group
-    """All ranks: the few numbers of a step that every rank needs."""
+    """All ranks that take a step together, those of an island where there are some: the few numbers
+    of a step that every rank needs."""
     data: Group
     """dp_replicate x dp_shard x cp: sums losses and gradients."""
     shard: Group
@@ -104,13 +111,19 @@ def rank_groups(plan: Plan, recorder: Recorder, completion: Completion | None = 
     """Make the groups of the recorder's rank; every rank must call this, with the same plan.
 
     A group that the plan does not need is one of this rank alone. `completion` says when operations
-    complete: as the transport does, where it is not given.
+    complete: as the transport does, where it is not given. Of a plan with islands all groups are
+    those of this rank's island, but `islands` and `everyone`.
     """
-    mesh, rank = plan.mesh, recorder.rank
     completion = completion or Completion()
-
     maker = GroupMaker(plan, recorder, completion)
-    over = maker.over
+    everyone = islands = None
+    if plan.mathematics.local_sgd.active:
+        everyone = maker.over("everyone", plan.mesh.groups(*MESH_AXES))
+        replicas = plan.mesh.groups(Axis.DP_REPLICATE)
+        islands = maker.over(Axis.DP_REPLICATE.value, replicas, gradients=True)
+        maker.islands = islands_of(plan)
+    plan, rank = plan_and_rank(plan, recorder.rank)
+    mesh, over = plan.mesh, maker.over
     experts, has_experts = plan.layout.experts, plan.model.experts is not None
     u, contexts = plan.layout.context.ulysses_degree, mesh.groups(Axis.CP)
     neighbours = [ranks[i : i + u] for ranks in contexts for i in range(0, len(ranks), u)]
@@ -119,11 +132,14 @@ def rank_groups(plan: Plan, recorder: Recorder, completion: Completion | None = 
     whole = OPTIMIZERS[plan.mathematics.optimizer.kind].needs_whole_matrices
     by_sequence = has_experts and shares_sequences(plan)
     tensor = over(Axis.TP.value, mesh.groups(Axis.TP))
+    world = over("world", mesh.groups(*MESH_AXES))
     groups = RankGroups(
         rank=rank,
         recorder=recorder,
         completion=completion,
-        world=over("world", mesh.groups(*MESH_AXES)),
+        everyone=world if everyone is None else everyone,
+        islands=over(Axis.DP_REPLICATE.value, ()) if islands is None else islands,
+        world=world,
         data=over("dp", mesh.groups(*LOSS_AXES), gradients=True),
         shard=over(Axis.DP_SHARD.value, mesh.groups(*SHARD_AXES), needed=slices),
         shard_within=over(SHARD_WITHIN_AXIS, node_groups(plan)),
@@ -151,11 +167,13 @@ class GroupMaker:
 
     Every rank goes through all groups in the same order, so that none waits in the first call of
     one for a member that waits in that of another. Groups of the same ranks share a communicator
-    where these ranks run the same calls in the same order, which stages of a pipeline do not.
+    where these ranks run the same calls in the same order, which stages of a pipeline do not. Once
+    there are `islands`, groups are of ranks of one of them, and made for all.
     """
 
     def __init__(self, plan: Plan, recorder: Recorder, completion: Completion) -> None:
         self._plan, self._recorder, self._completion = plan, recorder, completion
+        self.islands: tuple[Island, ...] = ()
         self._shared: dict[tuple[int, ...], Communicator | None] = {}
         self._collective: list[tuple[str, Communicator]] = []
         self._count = 0
@@ -170,7 +188,7 @@ class GroupMaker:
         self._count += 1
         mine: tuple[int, ...] = (self._recorder.rank,)
         found: Communicator | None = None
-        for ranks in groups if needed else ():
+        for ranks in self._of_all_islands(groups) if needed else ():
             if len(ranks) > 1 and ranks not in self._shared:
                 self._shared[ranks] = self._made(f"{axis}.{self._count}", ranks)
             if self._recorder.rank in ranks:
@@ -189,11 +207,17 @@ class GroupMaker:
         """
         mine: tuple[int, ...] = (self._recorder.rank,)
         found: Communicator | None = None
-        for ranks in groups if needed else ():
+        for ranks in self._of_all_islands(groups) if needed else ():
             made = self._made(name, ranks, opens=not messages) if len(ranks) > 1 else None
             if self._recorder.rank in ranks:
                 mine, found = ranks, made
         return self._completion.group(Axis.PP.value, mine, found, self._recorder)
+
+    def _of_all_islands(self, groups: _Ranks) -> _Ranks:
+        """Return groups of an island as those of all: every rank takes part in making each."""
+        if not self.islands:
+            return groups
+        return [one.lifted(ranks) for one in self.islands for ranks in groups]
 
     def open_all(self) -> None:
         """Open every communicator that runs collectives, in the order in which they were made."""

@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 from rich.cells import cell_len
 
-from echelon.core.axis import MESH_AXES, Axis
+from echelon.core.axis import Axis
 from echelon.core.cluster import Cluster, Link
 from echelon.core.mesh import Mesh
 from echelon.core.units import decimal_bytes
@@ -56,17 +56,17 @@ def axis_facts(mesh: Mesh, cluster: Cluster, *, expert_tp: int = 1) -> tuple[Axi
 
 def _groups(mesh: Mesh, *, expert_tp: int) -> Iterator[tuple[Axis, Any]]:
     """Yield each axis with its groups, one in a row: those of `Mesh.groups`, for many ranks."""
-    grid = np.arange(mesh.world_size).reshape([mesh.degree(axis) for axis in MESH_AXES])
-    for place in reversed(range(len(MESH_AXES))):
-        axis = MESH_AXES[place]
+    grid = np.arange(mesh.world_size).reshape([mesh.degree(axis) for axis in mesh.order])
+    for place in reversed(range(len(mesh.order))):
+        axis = mesh.order[place]
         if mesh.degree(axis) > 1:
             yield axis, np.moveaxis(grid, place, -1).reshape(-1, mesh.degree(axis))
     if mesh.ep > 1:
         fold = mesh.expert_fold(expert_tp=expert_tp)
         if mesh.degree(*fold) % mesh.ep:
             raise ValueError(f"ep = {mesh.ep} does not divide {'x'.join(fold)}")
-        order = [axis for axis in MESH_AXES if axis not in fold] + list(fold)
-        moved = np.transpose(grid, [MESH_AXES.index(axis) for axis in order])
+        order = [axis for axis in mesh.order if axis not in fold] + list(fold)
+        moved = np.transpose(grid, [mesh.order.index(axis) for axis in order])
         yield Axis.EP, moved.reshape(-1, mesh.ep)
 
 

@@ -10,22 +10,48 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import product
 
 import torch
 
 from echelon.core.axis import Axis
+from echelon.core.local_sgd import LocalSgd
 from echelon.core.plan import Plan
+from echelon.layout.islands import Island
 from echelon.proof.claims.tolerance import Tolerance
 from echelon.proof.late import LateRun
 from echelon.proof.observed import ObservedRun
 from echelon.proof.oracle.batches import global_batch
+from echelon.proof.oracle.local_sgd import OuterStep
 from echelon.proof.oracle.oracle import OracleStep, initial_parameters
 from echelon.proof.ranks import INITIAL
 from echelon.proof.subject import StepRecord
 from echelon.schedule.from_plan import stage_placement_from_plan
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoundsEvidence:
+    """Hold what an island of local SGD has in common with the others.
+
+    `plan` is that of all, `outer` what the oracle made of each meeting, `observed` what the ranks
+    of each island said.
+    """
+
+    plan: Plan
+    island: Island
+    outer: Sequence[OuterStep]
+    observed: Sequence[ObservedRun]
+
+    @property
+    def local(self) -> LocalSgd:
+        """Return how often islands meet, and what they make of it."""
+        return self.plan.mathematics.local_sgd
+
+    def changed(self, step: int) -> Collection[str]:
+        """Return the tensors that an outer step at the end of `step` changes."""
+        return self.outer[step].changed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,6 +61,7 @@ class Evidence:
     `plan` is what the ranks ran; `oracle` is float64 in every precision, and `reference_plan` the
     plan that it ran. `rounded` is one device in the precision of the ranks, where that is not
     float64, rounded in several ways; `late` is the run with late completion, where there was one.
+    Of an island of local SGD `rounds` is what it shares with the others.
     """
 
     plan: Plan
@@ -44,6 +71,11 @@ class Evidence:
     tolerance: Tolerance
     late: LateRun | None = None
     rounded: Sequence[Sequence[OracleStep]] = ()
+    rounds: RoundsEvidence | None = None
+
+    def changed_outside(self, step: int) -> Collection[str]:
+        """Return the values that an outer step changes at the end of `step`, after the inner."""
+        return () if self.rounds is None else self.rounds.changed(step)
 
     def reports(self) -> Iterator[tuple[OracleStep, int, StepRecord]]:
         """Yield each step of one device beside what each rank said of it."""

@@ -14,6 +14,7 @@ from echelon.proof.claims import (
     activation_checks,
     checks,
     late_checks,
+    outer_checks,
     predictions,
     routing_checks,
     systematic,
@@ -186,6 +187,16 @@ CLAIMS: tuple[ProofClaim, ...] = (
         rules.PROVE_GRADIENT_NORM,
         "global gradient norm, on every rank",
         checks.scalar("gradient norm", "grad_norm"),
+    ),
+    _if_reported(
+        rules.PROVE_OUTER_STEP,
+        "outer parameters and momentum are those of the mean of all islands",
+        outer_checks.outer_steps,
+    ),
+    _if_reported(
+        rules.PROVE_ISLANDS_AGREE,
+        "outer state has the same bits on all islands",
+        outer_checks.islands_agree,
     ),
     ProofClaim(rules.PROVE_CLIPPED_UPDATE, "every clipped update", value_checks.updates),
     _if_reported(

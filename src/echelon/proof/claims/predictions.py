@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from echelon.core.axis import Axis
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.bytes.data import EXPERT_SHARD_AXIS, STAGE_AXIS
 from echelon.cost.bytes.experts.sent import ROUTING_TERM
 from echelon.cost.bytes.held import bytes_held as planned_bytes_held
+from echelon.cost.bytes.local_sgd import outer_bytes, outer_held
 from echelon.cost.bytes.sent import bytes_sent as planned_bytes_sent
 from echelon.cost.bytes.sent import bytes_sent_first
 from echelon.cost.bytes.terms import all_gather_bytes
@@ -32,7 +33,18 @@ def bytes_sent(evidence: Evidence) -> Iterator[Check]:
             continue
         load = _load(plan, rank, oracle)
         first = not oracle.fp8_maxima.steps
-        wanted = bytes_by_axis(plan, rank, skipped=oracle.skipped, load=load, first=first)
+        wanted = bytes_by_axis(
+            plan,
+            rank,
+            skipped=oracle.skipped,
+            load=load,
+            first=first,
+            changed=evidence.changed_outside(oracle.step),
+        )
+        if (rounds := evidence.rounds) is not None:
+            (place,) = rounds.island.lifted([rank])
+            for term in outer_bytes(rounds.plan, place, oracle.step):
+                wanted[term.axis] += term.bytes
         for axis in sorted({*wanted, *report.bytes_sent}):
             numbers = report.bytes_sent.get(axis, 0), wanted[axis]
             subject = f"bytes of rank {rank} over {axis}"
@@ -55,6 +67,7 @@ def bytes_by_axis(
     skipped: bool,
     load: ExpertLoad | None = None,
     first: bool = False,
+    changed: Collection[str] = (),
 ) -> Counter[str]:
     """Return the bytes that `rank` is to send over each axis in a step.
 
@@ -69,6 +82,8 @@ def bytes_by_axis(
         if not (skipped and of_update):
             total[term.axis] += term.bytes
     for bucket in plan_buckets(plan, part_of(plan, rank)) if skipped else ():
+        if changed and set(changed).intersection(bucket.names):
+            continue
         if not bucket.sliced and zero_stage(plan, expert=bucket.expert):
             axis = EXPERT_SHARD_AXIS if bucket.expert else Axis.DP_SHARD.value
             size = DTYPE_BYTES[plan.mathematics.precision.parameters]
@@ -89,6 +104,9 @@ def bytes_held(evidence: Evidence) -> Iterator[Check]:
     """Compare the bytes of each kind that each rank holds after a step with `cost/`."""
     for rank in range(evidence.plan.mesh.world_size):
         wanted = bytes_by_term(evidence.plan, rank)
+        if (rounds := evidence.rounds) is not None:
+            (place,) = rounds.island.lifted([rank])
+            wanted.update({term.name: term.bytes for term in outer_held(rounds.plan, place)})
         for oracle in evidence.oracle:
             held = evidence.observed.reports(oracle.step)[rank].bytes_held
             if held is None:

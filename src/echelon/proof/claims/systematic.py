@@ -43,7 +43,8 @@ from echelon.proof.claims.tolerance import (
 )
 from echelon.proof.mistakes.forward import vocabulary_variants
 from echelon.proof.oracle.activations import hearing
-from echelon.proof.oracle.oracle import OracleStep, loss_of_tokens, step_from_values
+from echelon.proof.oracle.losses import loss_of_tokens
+from echelon.proof.oracle.oracle import OracleStep, step_from_values
 from echelon.proof.ranks import INITIAL
 
 FLOAT32_DIGITS = 24

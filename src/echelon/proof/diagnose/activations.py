@@ -44,7 +44,8 @@ from echelon.proof.diagnose.token_ranks import token_rows
 from echelon.proof.mistakes.chunks import chunk_variants
 from echelon.proof.mistakes.row_pieces import row_piece_variants
 from echelon.proof.oracle.activations import hearing
-from echelon.proof.oracle.oracle import OracleStep, loss_of_tokens
+from echelon.proof.oracle.losses import loss_of_tokens
+from echelon.proof.oracle.oracle import OracleStep
 
 _SAME = 1e-9  # relative difference
 

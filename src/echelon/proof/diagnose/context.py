@@ -25,7 +25,8 @@ from echelon.proof.diagnose.diagnosis import ProofFinding
 from echelon.proof.diagnose.microbatch_weights import WrongGradient
 from echelon.proof.diagnose.token_ranks import copies_of
 from echelon.proof.mistakes.gradient_misrouting import gradient_misroutings, misrouted_attention
-from echelon.proof.oracle.oracle import build_decoder, router_loss_gradient, whole_loss
+from echelon.proof.oracle.losses import router_loss_gradient, whole_loss
+from echelon.proof.oracle.oracle import build_decoder
 from echelon.proof.ranks import ObservedShard
 
 _KEYS = ("k", "v", "k_norm")

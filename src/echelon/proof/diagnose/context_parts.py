@@ -22,7 +22,8 @@ from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.models.operations import Operations
 from echelon.proof.diagnose.token_ranks import context_positions
 from echelon.proof.oracle.batches import global_batch
-from echelon.proof.oracle.oracle import OracleStep, build_decoder, loss_of_sequences, token_losses
+from echelon.proof.oracle.losses import loss_of_sequences
+from echelon.proof.oracle.oracle import OracleStep, build_decoder, token_losses
 
 DataContextRank = tuple[int, int]
 """(data-parallel rank, context rank)."""

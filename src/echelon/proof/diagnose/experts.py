@@ -18,7 +18,8 @@ from echelon.proof.claims.wrong_factors import EXPLAINED, fit_basis, name_factor
 from echelon.proof.diagnose.diagnosis import ProofFinding
 from echelon.proof.diagnose.microbatch_weights import WrongGradient, replica_gradients, sum_of
 from echelon.proof.mistakes.expert_gradients import backward_variants, wrong_shares
-from echelon.proof.oracle.oracle import OracleStep, build_decoder, loss_of_tokens, whole_loss
+from echelon.proof.oracle.losses import loss_of_tokens, whole_loss
+from echelon.proof.oracle.oracle import OracleStep, build_decoder
 from echelon.proof.oracle.routing import routing_losses
 
 _LOSSES = {"aux": "the auxiliary loss", "z": "the z-loss"}

@@ -23,7 +23,8 @@ from echelon.proof.claims.wrong_factors import EXPLAINED, relative_residual
 from echelon.proof.diagnose.diagnosis import ProofFinding, shard_axis
 from echelon.proof.diagnose.microbatch_weights import WrongGradient
 from echelon.proof.oracle.batches import global_batch
-from echelon.proof.oracle.oracle import OracleStep, build_decoder, whole_loss
+from echelon.proof.oracle.losses import whole_loss
+from echelon.proof.oracle.oracle import OracleStep, build_decoder
 from echelon.proof.ranks import ObservedShard
 
 _MOST_MICROBATCHES = 8

@@ -31,7 +31,8 @@ from echelon.proof.mistakes.expert_gradients import (
     several_of,
     wrong_shares,
 )
-from echelon.proof.oracle.oracle import OracleStep, build_decoder, loss_of_tokens
+from echelon.proof.oracle.losses import loss_of_tokens
+from echelon.proof.oracle.oracle import OracleStep, build_decoder
 
 _LAYER = re.compile(r"layers\.(\d+)")
 _RANK = re.compile(r"of rank (\d+)$")

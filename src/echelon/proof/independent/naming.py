@@ -22,7 +22,8 @@ from echelon.proof.independent.hugging_face.beside import (
 from echelon.proof.independent.optimizers import decays
 from echelon.proof.independent.parts import LOSS, SAME, first_different_part, forward_from
 from echelon.proof.independent.weights import weights_of
-from echelon.proof.oracle.oracle import OracleStep, router_loss_gradient
+from echelon.proof.oracle.losses import router_loss_gradient
+from echelon.proof.oracle.oracle import OracleStep
 
 INITIAL_VALUES = "initial values"
 WEIGHT_DECAY = "weight decay"

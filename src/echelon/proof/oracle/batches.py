@@ -27,6 +27,7 @@ import torch
 
 from echelon.core.attention_mask import DocumentStarts
 from echelon.core.plan import Plan
+from echelon.layout.islands import whole_batch_plan
 from echelon.models.batch import IGNORED_LABEL
 from echelon.proof.subject import ProofBatch
 
@@ -38,8 +39,15 @@ OVERFLOWING_SCALE = 2.0**256
 
 
 def global_batch(plan: Plan, step: int) -> ProofBatch:
-    """Return the batch of `step`: distinct sample ids, random tokens, uneven valid labels."""
+    """Return the batch of `step`: distinct sample ids, random tokens, uneven valid labels.
+
+    An island of local SGD has its rows of the batch of all.
+    """
     mathematics = plan.mathematics
+    if mathematics.local_sgd.is_part:
+        first = mathematics.local_sgd.island * mathematics.global_sequences
+        every = global_batch(whole_batch_plan(plan), step)
+        return every.rows(slice(first, first + mathematics.global_sequences))
     length, sequences = mathematics.sequence_length, mathematics.global_sequences
     generator = np.random.default_rng([mathematics.seed, step])
     tokens = generator.integers(0, plan.model.vocab, size=(sequences, length + 1))

@@ -123,24 +123,53 @@ def run_oracle(
     they are. It begins with other values than the plan's where `initial` has them. `ties` says
     whither numbers are rounded that lie in the middle of two 8-bit numbers.
     """
-    master = TORCH_DTYPES[plan.mathematics.precision.master]
-    first = initial_parameters(plan) if initial is None else initial
-    values = {name: value.to(master) for name, value in first.items()}
-    states = {name: OptimizerState() for name in values}
-    scale = OracleLossScale.start(plan.mathematics.precision)
-    routing = RoutingState.start(plan, TORCH_DTYPES[plan.mathematics.precision.parameters])
-    maxima = TensorMaxima()
-    steps: list[OracleStep] = []
-    for step in range(num_steps):
-        given = forced[step] if forced else None
-        if ties is not None:
-            ties.start_step(step)
-        before = _StepStart(step, values, states, scale.scale, routing, maxima, given, ties)
-        steps.append(_step(plan, before, factor))
-        routing, maxima = steps[-1].routing_after, steps[-1].fp8_maxima_after
-        scale.follow(plan.mathematics.precision, overflow=steps[-1].skipped)
-        values = dict(steps[-1].after)
-    return tuple(steps)
+    run = OracleRun(plan, factor=factor, initial=initial, ties=ties)
+    return tuple(run.step(step, forced[step] if forced else None) for step in range(num_steps))
+
+
+class OracleRun:
+    """One training on one device, step by step."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        *,
+        factor: float = 1.0,
+        initial: Mapping[str, torch.Tensor] | None = None,
+        ties: TieNotes | None = None,
+    ) -> None:
+        """Begin as `run_oracle` says."""
+        precision = plan.mathematics.precision
+        master = TORCH_DTYPES[precision.master]
+        first = initial_parameters(plan) if initial is None else initial
+        self.plan = plan
+        self.values = {name: value.to(master) for name, value in first.items()}
+        """What the optimizer keeps; somebody may change it between two steps."""
+        self._factor, self._ties = factor, ties
+        self._states = {name: OptimizerState() for name in self.values}
+        self._scale = OracleLossScale.start(precision)
+        self._routing = RoutingState.start(plan, TORCH_DTYPES[precision.parameters])
+        self._maxima = TensorMaxima()
+
+    def step(self, step: int, forced: ForcedRouting | None = None) -> OracleStep:
+        """Return the next step; its tokens go where they are `forced` to, if they are."""
+        if self._ties is not None:
+            self._ties.start_step(step)
+        before = _StepStart(
+            step,
+            self.values,
+            self._states,
+            self._scale.scale,
+            self._routing,
+            self._maxima,
+            forced,
+            self._ties,
+        )
+        found = _step(self.plan, before, self._factor)
+        self._routing, self._maxima = found.routing_after, found.fp8_maxima_after
+        self._scale.follow(self.plan.mathematics.precision, overflow=found.skipped)
+        self.values = dict(found.after)
+        return found
 
 
 def initial_parameters(plan: Plan) -> dict[str, torch.Tensor]:
@@ -358,33 +387,3 @@ def _gradients(model: Decoder) -> dict[str, torch.Tensor]:
         assert parameter.grad is not None, f"the oracle has no gradient of {name}"
         result[name] = parameter.grad.detach().clone()
     return result
-
-
-def loss_of_sequences(plan: Plan, model: Decoder, oracle: OracleStep) -> torch.Tensor:
-    """Run a model on the batch of a step; return what each sequence adds to the loss, [B]."""
-    losses_BT = token_losses(plan, model, global_batch(plan, oracle.step), oracle.step)
-    loss_B = losses_BT.sum(1) / oracle.tokens
-    beside_B, _ = routing_losses(plan, model.operations.routing, oracle.routing)
-    return loss_B if beside_B is None else loss_B + beside_B
-
-
-def loss_of_tokens(plan: Plan, model: Decoder, oracle: OracleStep) -> torch.Tensor:
-    """Run a model on the batch of a step; return the loss without what routers add."""
-    losses_BT = token_losses(plan, model, global_batch(plan, oracle.step), oracle.step)
-    return losses_BT.sum() / oracle.tokens
-
-
-def whole_loss(plan: Plan, model: Decoder, oracle: OracleStep) -> torch.Tensor:
-    """Run a model on the batch of a step; return all that its gradient is the gradient of."""
-    return loss_of_sequences(plan, model, oracle).sum()
-
-
-def router_loss_gradient(plan: Plan, oracle: OracleStep, name: str) -> torch.Tensor | None:
-    """Return the part of a gradient that routers add; None where they add nothing."""
-    model = build_decoder(plan, oracle.before, routing=oracle.routing, rounding=oracle.rounding)
-    loss_of_tokens(plan, model, oracle)
-    beside_B, _ = routing_losses(plan, model.operations.routing, oracle.routing)
-    if beside_B is None:
-        return None
-    parameter = model.get_parameter(name)
-    return torch.autograd.grad(beside_B.sum(), parameter, allow_unused=True)[0]

@@ -1,0 +1,190 @@
+"""What islands that train alone need of a mesh, of a round, and of what they hold."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from echelon.config.cluster.settings import cluster_of
+from echelon.config.rules.violations import RuleViolation, setting_without_effect
+from echelon.config.settings.local_sgd import EVERY_KEY, ISLANDS_KEY, MOMENTUM_KEY, RATE_KEY
+from echelon.config.settings.schema import SETTINGS
+from echelon.config.view import View, mesh_of
+from echelon.core.rulebook.local_sgd import (
+    LOCAL_SGD_DELAY_FITS,
+    LOCAL_SGD_ENDS_WITH_A_ROUND,
+    LOCAL_SGD_FRAGMENTS_FIT,
+    LOCAL_SGD_ISLANDS_ARE_REPLICAS,
+    LOCAL_SGD_ISLANDS_FILL_NODES,
+    LOCAL_SGD_KEEPS_STATE_NEAR,
+    LOCAL_SGD_NEEDS_ISLANDS,
+    LOCAL_SGD_SCALES_OF_BLOCKS,
+)
+from echelon.core.rules import nearest_divisors
+
+REPLICATE_KEY, FRAGMENTS_KEY, DELAY_KEY = (
+    "mesh.dp_replicate",
+    "local_sgd.fragments",
+    "local_sgd.delay",
+)
+STEPS_KEY = "train.steps"
+_OFF: dict[str, tuple[object, ...]] = {
+    ISLANDS_KEY: (1,),
+    "local_sgd.outer": ("sgd",),
+    RATE_KEY: (1.0,),
+    MOMENTUM_KEY: (0.0,),
+}
+"""What the record of a plan says where there are no rounds."""
+
+
+def needs_islands(view: View) -> Iterator[RuleViolation]:
+    """Check that there are two replicas at least, as many as were written down."""
+    replicas, every = view.integer(REPLICATE_KEY), view.integer(EVERY_KEY)
+    if not every:
+        return
+    if replicas == 1:
+        shard = view.integer("mesh.dp_shard")
+        ways = [{REPLICATE_KEY: shard, "mesh.dp_shard": 1}] if shard > 1 else []
+        yield RuleViolation(
+            rule=LOCAL_SGD_NEEDS_ISLANDS,
+            key=EVERY_KEY,
+            message=f"{EVERY_KEY} = {every}, but {REPLICATE_KEY} = 1: there is one island",
+            set_by=(EVERY_KEY, REPLICATE_KEY),
+            suggestions=(*ways, f"{REPLICATE_KEY} = 2", f"{EVERY_KEY} = 0"),
+        )
+    islands = view.value(ISLANDS_KEY)
+    if islands not in ("auto", replicas):
+        yield RuleViolation(
+            rule=LOCAL_SGD_ISLANDS_ARE_REPLICAS,
+            key=ISLANDS_KEY,
+            message=f"{ISLANDS_KEY} = {islands}, but {REPLICATE_KEY} = {replicas}",
+            set_by=(ISLANDS_KEY, REPLICATE_KEY),
+            suggestions=(f"{ISLANDS_KEY} = {replicas}", f"{REPLICATE_KEY} = {islands}"),
+        )
+
+
+def fragments_fit(view: View) -> Iterator[RuleViolation]:
+    """Check that each fragment has a block, and a step of a round."""
+    every, fragments = view.integer(EVERY_KEY), view.integer(FRAGMENTS_KEY)
+    layers = view.integer("model.layers")
+    most = min(layers, every)
+    if every and fragments > most:
+        what = f"{layers} blocks" if layers <= every else f"a round has {every} steps"
+        has = f"{view.model_name} has {what}" if layers <= every else what
+        yield RuleViolation(
+            rule=LOCAL_SGD_FRAGMENTS_FIT,
+            key=FRAGMENTS_KEY,
+            message=f"{FRAGMENTS_KEY} = {fragments}, but {has} ({fragments} > {most})",
+            set_by=(FRAGMENTS_KEY, EVERY_KEY, "model.layers"),
+            suggestions=(f"{FRAGMENTS_KEY} = {most}", f"{FRAGMENTS_KEY} = 1"),
+        )
+
+
+def delay_fits(view: View) -> Iterator[RuleViolation]:
+    """Check that an outer step is taken before its fragment meets again."""
+    every, delay = view.integer(EVERY_KEY), view.integer(DELAY_KEY)
+    if every and delay >= every:
+        yield RuleViolation(
+            rule=LOCAL_SGD_DELAY_FITS,
+            key=DELAY_KEY,
+            message=f"{DELAY_KEY} = {delay}, but a round has {every} steps ({delay} >= {every})",
+            set_by=(DELAY_KEY, EVERY_KEY),
+            suggestions=(f"{DELAY_KEY} = {every - 1}", f"{EVERY_KEY} = {delay + 1}"),
+        )
+
+
+def ends_with_a_round(view: View) -> Iterator[RuleViolation]:
+    """Check that no step comes after the last outer step."""
+    every, delay = view.integer(EVERY_KEY), view.integer(DELAY_KEY)
+    steps = view.integer(STEPS_KEY)
+    if not every or delay >= every:
+        return
+    rounds, rest = divmod(steps - delay, every)
+    if rest or rounds < 1:
+        less, more = rounds * every + delay, (rounds + 1) * every + delay
+        late = f" - {delay}" if delay else ""
+        share = [f"{EVERY_KEY} = {n}" for n in nearest_divisors(max(1, steps - delay), every)]
+        yield RuleViolation(
+            rule=LOCAL_SGD_ENDS_WITH_A_ROUND,
+            key=STEPS_KEY,
+            message=f"{STEPS_KEY} = {steps} is no number of whole rounds: "
+            f"({steps}{late}) % {every} = {(steps - delay) % every}",
+            set_by=(STEPS_KEY, EVERY_KEY, DELAY_KEY),
+            suggestions=(*(f"{STEPS_KEY} = {n}" for n in (less, more) if n > delay), *share),
+        )
+
+
+def islands_fill_nodes(view: View) -> Iterator[RuleViolation]:
+    """Check that no node has parts of two islands, unless it has whole ones."""
+    mesh, cluster = mesh_of(view), cluster_of(view)
+    node, size = cluster.devices_per_node, mesh.world_size // mesh.dp_replicate
+    if not view.integer(EVERY_KEY) or mesh.world_size <= node or not (size % node and node % size):
+        return
+    shards = mesh.dp_shard
+    ways = [
+        f"mesh.dp_shard = {n}"
+        for n in range(1, 2 * shards + node)
+        if not ((size // shards * n) % node and node % (size // shards * n))
+    ]
+    yield RuleViolation(
+        rule=LOCAL_SGD_ISLANDS_FILL_NODES,
+        key=EVERY_KEY,
+        message=f"an island has {size} ranks, and a node of {cluster.name} {node} devices: "
+        f"{max(size, node)} % {min(size, node)} = {max(size, node) % min(size, node)}",
+        set_by=(EVERY_KEY, REPLICATE_KEY, "mesh.dp_shard"),
+        suggestions=sorted(ways, key=lambda way: abs(int(way.split()[-1]) - shards))[:2],
+    )
+
+
+def keeps_state_near(view: View) -> Iterator[RuleViolation]:
+    """Check that nothing of what an outer step changes rests elsewhere."""
+    for key in ("zero.optimizer_offload", "zero.parameter_offload"):
+        if view.integer(EVERY_KEY) and view.word(key) != "none":
+            yield RuleViolation(
+                rule=LOCAL_SGD_KEEPS_STATE_NEAR,
+                key=key,
+                message=f'{key} = "{view.word(key)}" with {EVERY_KEY} = {view.integer(EVERY_KEY)}',
+                set_by=(key, EVERY_KEY),
+                suggestions=(f'{key} = "none"', f"{EVERY_KEY} = 0"),
+            )
+
+
+def scales_of_blocks(view: View) -> Iterator[RuleViolation]:
+    """Check that scales in 8 bits are not those of the steps before."""
+    fp8 = view.word("precision.matmul") == "fp8"
+    if view.integer(EVERY_KEY) and fp8 and view.word("precision.fp8_scales") == "tensor":
+        yield RuleViolation(
+            rule=LOCAL_SGD_SCALES_OF_BLOCKS,
+            key="precision.fp8_scales",
+            message=f'precision.fp8_scales = "tensor" with {EVERY_KEY} = {view.integer(EVERY_KEY)}',
+            set_by=("precision.fp8_scales", EVERY_KEY),
+            suggestions=('precision.fp8_scales = "block"', f"{EVERY_KEY} = 0"),
+        )
+
+
+def local_sgd_without_effect(view: View) -> Iterator[RuleViolation]:
+    """Yield settings of rounds where there are none, and a momentum that nothing has."""
+    if not view.integer(EVERY_KEY):
+        because = f"{EVERY_KEY} = 0: gradients are summed over all ranks in each step"
+        for key in (one.key for one in SETTINGS.values() if one.table == "local_sgd"):
+            allowed = _OFF.get(key, ())
+            yield from setting_without_effect(
+                view, key, because, f"{EVERY_KEY} = 50", allowed=allowed
+            )
+    elif view.word("local_sgd.outer") == "sgd":
+        because = 'local_sgd.outer = "sgd" has no momentum'
+        nesterov = 'local_sgd.outer = "nesterov"'
+        yield from setting_without_effect(view, MOMENTUM_KEY, because, nesterov, allowed=(0.0,))
+
+
+LOCAL_SGD_PLAN_FINDERS = (
+    needs_islands,
+    fragments_fit,
+    delay_fits,
+    islands_fill_nodes,
+    keeps_state_near,
+    scales_of_blocks,
+)
+"""Rules without which ranks could not run rounds."""
+
+LOCAL_SGD_FINDERS = (*LOCAL_SGD_PLAN_FINDERS, ends_with_a_round, local_sgd_without_effect)
+"""Rules about local SGD."""

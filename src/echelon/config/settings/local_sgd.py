@@ -1,0 +1,46 @@
+"""Settings of local SGD: what is derived where it is left to us."""
+
+from __future__ import annotations
+
+from echelon.config.view import View
+from echelon.core.local_sgd import LocalSgd
+
+EVERY_KEY, ISLANDS_KEY = "local_sgd.every", "local_sgd.islands"
+RATE_KEY, MOMENTUM_KEY = "local_sgd.outer_learning_rate", "local_sgd.outer_momentum"
+
+NESTEROV = (0.7, 0.9)
+"""Rate and momentum that DiLoCo found best for Nesterov's (Douillard et al., 2023, section 3)."""
+AVERAGING = (1.0, 0.0)
+"""Rate and momentum of plain SGD that make of islands their mean."""
+
+
+def read_local_sgd(view: View) -> tuple[LocalSgd, dict[str, tuple[object, str]]]:
+    """Return how often replicas meet, and value and source of what was left to us."""
+    every = view.integer(EVERY_KEY)
+    if not every:
+        return LocalSgd(), {}
+    outer = view.word("local_sgd.outer")
+    derived: dict[str, tuple[object, str]] = {}
+    found: dict[str, float] = {}
+    for key, value in zip(
+        (RATE_KEY, MOMENTUM_KEY), NESTEROV if outer == "nesterov" else AVERAGING, strict=True
+    ):
+        given = view.value(key)
+        if given == "auto":
+            given = value
+            derived[key] = value, f'derived: local_sgd.outer = "{outer}"'
+        found[key] = float(given)
+    islands = view.integer("mesh.dp_replicate")
+    if view.value(ISLANDS_KEY) == "auto":
+        derived[ISLANDS_KEY] = islands, "derived: mesh.dp_replicate"
+    local = LocalSgd(
+        every=every,
+        islands=islands,
+        outer="nesterov" if outer == "nesterov" else "sgd",
+        outer_learning_rate=found[RATE_KEY],
+        outer_momentum=found[MOMENTUM_KEY],
+        gradients=view.word("local_sgd.gradients"),
+        fragments=view.integer("local_sgd.fragments"),
+        delay=view.integer("local_sgd.delay"),
+    )
+    return local, derived

@@ -1,0 +1,98 @@
+"""Local SGD: islands of ranks that train alone and meet once in a round of H steps.
+
+An island is one coordinate of `dp_replicate`: a whole mesh of the other axes, with parameters and
+optimizer state of its own. After H inner steps its outer gradient is what it moved away from the
+parameters that all islands last agreed on, and the mean of these is a step of an outer optimizer
+(Stich, "Local SGD Converges Fast and Communicates Little", 2018: averaging, which is plain SGD of
+rate 1; Douillard et al., "DiLoCo", 2023, algorithm 1: Nesterov). In Streaming DiLoCo (Douillard et
+al., 2025) fragments of the model meet in steps of their own, and what comes of a meeting is applied
+some steps later, so that it travels while islands go on.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Literal
+
+OuterOptimizerKind = Literal["sgd", "nesterov"]
+OuterGradients = Literal["fp32", "int8", "fp8"]
+
+OUTER_BLOCK = 128
+"""Consecutive numbers of a parameter, row by row, that share a scale in 8 bits."""
+
+LATE_MERGE = 0.5
+"""Share of an island's own parameters in what it goes on with, where an outer step comes late: the
+merge of Streaming DiLoCo (section 2.3), whose islands differ by less than they moved meanwhile."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalSgd:
+    """Say how often islands meet, and what they make of it; the default is that all always do."""
+
+    every: int = 0
+    """H: steps of a round; 0 where gradients are summed over all ranks in each step."""
+    islands: int = 1
+    """Islands, each of which is a coordinate of `dp_replicate`."""
+    outer: OuterOptimizerKind = "sgd"
+    """The outer optimizer: plain SGD, or with Nesterov's momentum."""
+    outer_learning_rate: float = 1.0
+    """Its learning rate, the same in all rounds."""
+    outer_momentum: float = 0.0
+    """Decay of its momentum, per round."""
+    gradients: OuterGradients = "fp32"
+    """What travels: outer gradients themselves (in the dtype of masters, float32 at the least), or
+    codes of 8 bits with a scale for each `OUTER_BLOCK` of them."""
+    fragments: int = 1
+    """Parts of the model, each of which meets in its own step of a round."""
+    delay: int = 0
+    """Steps after a meeting at whose end its outer step is taken."""
+    island: int = 0
+    """In the plan of one island (`layout/islands.py`): which of them it is."""
+
+    @property
+    def active(self) -> bool:
+        """Return whether islands train alone."""
+        return self.every > 0
+
+    @property
+    def is_part(self) -> bool:
+        """Return whether this is of the plan of one island alone."""
+        return self.islands > 1 and not self.active
+
+    @property
+    def quantised(self) -> bool:
+        """Return whether outer gradients travel in 8 bits."""
+        return self.gradients != "fp32"
+
+    @property
+    def own_share(self) -> float:
+        """Return the share of its own parameters that an island keeps in an outer step."""
+        return LATE_MERGE if self.delay else 0.0
+
+    def part(self, island: int) -> LocalSgd:
+        """Return what the plan of one island says: which one it is, and no meetings."""
+        return replace(LocalSgd(), islands=self.islands, island=island)
+
+    def meets_after(self, step: int) -> tuple[int, ...]:
+        """Return the fragments that meet at the end of `step` (from 0): spread over the round."""
+        if not self.active:
+            return ()
+        count, place = self.fragments, (step + 1) % self.every
+        return tuple(f for f in range(count) if (f + 1) * self.every // count % self.every == place)
+
+    def changes_after(self, step: int) -> tuple[int, ...]:
+        """Return the fragments whose outer step is taken at the end of `step`."""
+        return self.meets_after(step - self.delay) if step >= self.delay else ()
+
+    def ends_round(self, step: int) -> bool:
+        """Return whether a round is over with `step`."""
+        return self.active and (step + 1) % self.every == 0
+
+    def fragment_of(self, layer: int | None, *, is_last: bool) -> int:
+        """Return the fragment of a parameter: blocks take turns, ends go with the first and last.
+
+        `layer` is None of what is no block's; `is_last` says of that whether it comes after them.
+        """
+        if layer is not None:
+            return layer % self.fragments
+        return self.fragments - 1 if is_last else 0

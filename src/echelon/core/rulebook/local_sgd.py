@@ -1,0 +1,172 @@
+"""Rules about islands of ranks that train alone between meetings."""
+
+from echelon.core.rules import Rule
+
+LOCAL_SGD_NEEDS_ISLANDS = Rule(
+    id="local-sgd-needs-islands",
+    why="""
+    With `local_sgd.every` each coordinate of `dp_replicate` is an island: it trains alone for so
+    many steps, and then meets the others (Stich, 2018). With one replica there is nobody to meet.
+    Ranks of `dp_shard` are inside of an island, and sum their gradients in each step.
+    """,
+    example="""
+    [mesh]
+    %s
+    [local_sgd]
+    every = 50
+    """,
+    bad="dp_replicate = 1",
+    fixed="dp_replicate = 2",
+)
+
+LOCAL_SGD_ISLANDS_ARE_REPLICAS = Rule(
+    id="local-sgd-islands-are-replicas",
+    why="""
+    The number of islands is mathematics: so many trainings are averaged, each of its own samples.
+    It is that of `mesh.dp_replicate`. Written down as `local_sgd.islands` it keeps another mesh
+    from continuing a run as if nothing had changed; both must say the same.
+    """,
+    example="""
+    [mesh]
+    dp_replicate = 2
+    [local_sgd]
+    every = 50
+    %s
+    """,
+    bad="islands = 4",
+    fixed="islands = 2",
+)
+
+LOCAL_SGD_FRAGMENTS_FIT = Rule(
+    id="local-sgd-fragments-fit",
+    why="""
+    A model in several fragments has one of them meet in each of as many steps of a round
+    (Douillard et al., "Streaming DiLoCo", 2025). A fragment is made of whole blocks, so there are
+    at most as many as blocks, and each has a step of its own, so there are at most as many as steps
+    of a round.
+    """,
+    example="""
+    [model]
+    layers = 4
+    [mesh]
+    dp_replicate = 2
+    [local_sgd]
+    every = 8
+    %s
+    """,
+    bad="fragments = 6",
+    fixed="fragments = 4",
+)
+
+LOCAL_SGD_DELAY_FITS = Rule(
+    id="local-sgd-delay-fits",
+    why="""
+    What comes of a meeting may be applied some steps later, while it travels. It must be applied
+    before the same fragment meets again: in less than a round.
+    """,
+    example="""
+    [mesh]
+    dp_replicate = 2
+    [local_sgd]
+    every = 8
+    %s
+    """,
+    bad="delay = 8",
+    fixed="delay = 5",
+)
+
+LOCAL_SGD_ENDS_WITH_A_ROUND = Rule(
+    id="local-sgd-ends-with-a-round",
+    why="""
+    The model of a run is what its islands agreed on last. Steps after the last meeting would be
+    lost, each island's its own; so a run is whole rounds, and with a delay as many steps more as
+    the last outer step is late.
+    """,
+    example="""
+    [mesh]
+    dp_replicate = 2
+    [local_sgd]
+    every = 8
+    [train]
+    %s
+    """,
+    bad="steps = 100",
+    fixed="steps = 96",
+)
+
+LOCAL_SGD_ISLANDS_FILL_NODES = Rule(
+    id="local-sgd-islands-fill-nodes",
+    why="""
+    Islands are blocks of consecutive ranks. Where an island had parts of nodes that it shares with
+    others, the same group would cross nodes in one island and not in the next, and no formula
+    would give the bytes of both. So an island is whole nodes, or nodes are whole islands.
+    """,
+    example="""
+    [cluster]
+    preset = "16xh100"
+    [mesh]
+    dp_replicate = 2
+    %s
+    [local_sgd]
+    every = 50
+    """,
+    bad="dp_shard = 6",
+    fixed="dp_shard = 8",
+)
+
+LOCAL_SGD_KEEPS_STATE_NEAR = Rule(
+    id="local-sgd-keeps-state-near",
+    why="""
+    An outer step reads and writes what the optimizer updates, and outer state of the same size, all
+    at once. State that rests in the memory of the host or in files is brought bucket by bucket for
+    the inner optimizer alone; outer steps of it are not built.
+    """,
+    example="""
+    [mesh]
+    dp_replicate = 2
+    dp_shard = 2
+    [zero]
+    stage = 1
+    %s
+    [local_sgd]
+    every = 50
+    """,
+    bad='optimizer_offload = "host"',
+    fixed='optimizer_offload = "none"',
+)
+
+LOCAL_SGD_SCALES_OF_BLOCKS = Rule(
+    id="local-sgd-scales-of-blocks",
+    why="""
+    Scales of whole tensors in 8 bits come from the steps before. An outer step moves weights by as
+    much as many inner steps do, so a scale of before would not fit. Scales of blocks are those of
+    the weights themselves, in every step.
+    """,
+    example="""
+    [mesh]
+    dp_replicate = 2
+    [precision]
+    matmul = "fp8"
+    %s
+    [local_sgd]
+    every = 50
+    """,
+    bad='fp8_scales = "tensor"',
+    fixed='fp8_scales = "block"',
+)
+
+LOCAL_SGD_IN_THE_TRAINER = Rule(
+    id="local-sgd-in-the-trainer",
+    why="""
+    Outer steps are taken by our own trainer (`echelon train`). `ec.parallelize` returns a module
+    and an optimizer whose steps are those of one training over all ranks.
+    """,
+    example="""
+    [mesh]
+    dp_replicate = 2
+    [local_sgd]
+    %s
+    """,
+    bad="every = 50          # and ec.parallelize(model, plan)",
+    fixed="every = 0",
+)

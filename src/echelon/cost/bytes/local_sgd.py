@@ -1,0 +1,138 @@
+"""Bytes of local SGD: what islands send each other, and what a rank holds to agree with them.
+
+With I islands, n elements of a fragment in the slices of a rank (all fragments together are the
+slices, padding left out), s bytes of an element (of masters, 4 at the least) and H steps a round:
+
+    sent in the step in which a fragment meets    2 (I-1)/I n s      over dp_replicate
+    sent in a mean step                           the same of all fragments, / H
+    held                                          S s outer parameters, S s momentum (nesterov),
+                                                  S s outer gradients (with a delay)
+
+for S elements of slices, padding included. Gradients that are summed in each step are as many, so
+what crosses islands is 1/H of what replicas send (ZeRO 1 to 3; at stage 0 their ring is one with
+those inside). At the end of a round each rank tells its peers whether somebody asks to stop.
+
+Source: Stich, 2018; Douillard et al., "DiLoCo", 2023, and "Streaming DiLoCo", 2025.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from echelon.core.axis import Axis
+from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.cost.bytes.all_reduce import SumGroup, sum_group
+from echelon.cost.bytes.terms import HeldTerm, SentTerm, all_gather_bytes
+from echelon.layout.buckets import plan_buckets, slice_elements
+from echelon.layout.islands import plan_and_rank, slice_fragments
+from echelon.layout.stage import part_of
+
+LEAST_BYTES = 4
+"""Outer state and outer gradients are of the dtype of masters, and at least float32."""
+
+ROUND_ROW_BYTES = 8
+"""What a rank tells its peers at the end of a round: how many of its island ask to stop."""
+
+OUTER_PARAMETERS, OUTER_MOMENTUM, OUTER_GRADIENTS = (
+    "outer parameters",
+    "outer momentum",
+    "outer gradients",
+)
+"""Names of terms of what is held."""
+
+_SOURCE = "Douillard et al., DiLoCo, 2023, algorithm 1"
+_IN_FLIGHT = 2
+"""Buckets whose outer gradients are summed at a time, without delay."""
+
+
+def outer_bytes(plan: Plan, rank: int, step: int) -> tuple[SentTerm, ...]:
+    """Return the terms of what `rank` sends to other islands at the end of `step` (from 0)."""
+    local = plan.mathematics.local_sgd
+    found = [*_met(plan, rank, local.meets_after(step)), *_row(plan, local.ends_round(step))]
+    return tuple(term for term in found if term.bytes)
+
+
+def mean_outer_bytes(plan: Plan, rank: int) -> tuple[SentTerm, ...]:
+    """Return the terms of a mean step: a round of all fragments comes once in H steps."""
+    local = plan.mathematics.local_sgd
+    if not local.active:
+        return ()
+    every = range(local.fragments)
+    found = [*_met(plan, rank, every, local.every), *_row(plan, True, local.every)]
+    return tuple(term for term in found if term.each)
+
+
+def outer_bytes_by_tier(plan: Plan, rank: int) -> tuple[int, int]:
+    """Return what outer gradients of one round take inside of nodes, and between them."""
+    sums, size = _sums(plan, rank), element_bytes(plan)
+    every = range(plan.mathematics.local_sgd.fragments)
+    tiers = [sums.bytes_by_tier(n, size) for n in _run_lengths(plan, rank, every)]
+    return sum(near for near, _ in tiers), sum(far for _, far in tiers)
+
+
+def outer_held(plan: Plan, rank: int) -> tuple[HeldTerm, ...]:
+    """Return the outer state that `rank` holds on its device between steps."""
+    local = plan.mathematics.local_sgd
+    if not local.active:
+        return ()
+    names = [OUTER_PARAMETERS]
+    names += [OUTER_MOMENTUM] * (local.outer == "nesterov")
+    names += [OUTER_GRADIENTS] * (local.delay > 0)
+    elements, size = sum(_slices(plan, rank)), element_bytes(plan)
+    formula = f"{elements:,} x {size}"
+    return tuple(HeldTerm(name=name, bytes=elements * size, formula=formula) for name in names)
+
+
+def outer_step_bytes(plan: Plan, rank: int) -> int:
+    """Return what the outer steps at the end of a step have beside what is held, at most."""
+    local, sizes = plan.mathematics.local_sgd, _slices(plan, rank)
+    if not local.active or local.delay:
+        return 0
+    pairs = [sum(sizes[at : at + _IN_FLIGHT]) for at in range(len(sizes))]
+    return max(pairs, default=0) * element_bytes(plan)
+
+
+def element_bytes(plan: Plan) -> int:
+    """Return s: the bytes of an element of outer state and of outer gradients."""
+    return max(LEAST_BYTES, DTYPE_BYTES[plan.mathematics.precision.master])
+
+
+def _met(plan: Plan, rank: int, fragments: Sequence[int], every: int = 1) -> Iterator[SentTerm]:
+    sums, size = _sums(plan, rank), element_bytes(plan)
+    yield SentTerm(
+        axis=Axis.DP_REPLICATE.value,
+        name="outer gradients",
+        each=sum(sums.bytes(n, size) for n in _run_lengths(plan, rank, fragments)),
+        every=every,
+        formula="2 (I-1)/I x slices x s, once in H steps",
+        source=_SOURCE,
+    )
+
+
+def _row(plan: Plan, ends: bool, every: int = 1) -> Iterator[SentTerm]:
+    yield SentTerm(
+        axis=Axis.DP_REPLICATE.value,
+        name="round row",
+        each=all_gather_bytes(ROUND_ROW_BYTES * ends, plan.mathematics.local_sgd.islands),
+        every=every,
+        formula=f"(I-1) x {ROUND_ROW_BYTES}, once in H steps",
+        source="islands stop together, at the end of a round",
+    )
+
+
+def _sums(plan: Plan, rank: int) -> SumGroup:
+    return sum_group(plan, plan.mesh.group(rank, Axis.DP_REPLICATE), rank)
+
+
+def _run_lengths(plan: Plan, rank: int, fragments: Sequence[int]) -> list[int]:
+    """Return the elements of each run of some fragments in the slices of a rank."""
+    if not fragments:
+        return []
+    found = slice_fragments(plan, rank)
+    return [len(run) for runs in found for fragment in fragments for run in runs[fragment]]
+
+
+def _slices(plan: Plan, rank: int) -> list[int]:
+    """Return the elements of the slice of each bucket of a rank."""
+    inner, place = plan_and_rank(plan, rank)
+    return [slice_elements(inner, one) for one in plan_buckets(inner, part_of(inner, place))]

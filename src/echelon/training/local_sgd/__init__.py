@@ -1,0 +1,9 @@
+"""Local SGD: what islands send each other, and what they make of it.
+
+`outer_steps.py`      when fragments meet, and when their outer step is taken
+`outer_optimizer.py`  the outer step itself: plain SGD, or with Nesterov's momentum
+"""
+
+from echelon.training.local_sgd.outer_steps import OuterSteps
+
+__all__ = ["OuterSteps"]

@@ -1,0 +1,168 @@
+"""Rounds of local SGD on one rank: what islands agreed on, what they send, when they take it over.
+
+Split: the samples; between two rounds each island is a training of its own.
+Sent:  per round, one all-reduce over `dp_replicate` of each run of a fragment in a rank's slices:
+       what the island moved away from the outer parameters.
+Bytes: `outer_bytes` in `cost/bytes/local_sgd.py`, 1/H of those of gradients in a mean step.
+Must divide: nothing.
+Source: Stich, 2018; Douillard et al., "DiLoCo", 2023, algorithm 1; "Streaming DiLoCo", 2025.
+
+Outer parameters and momentum are slices as those of the inner optimizer are, the same on all
+islands: one that is lost takes nothing with it. Without delay two buckets are under way at a time;
+with it outer gradients have a memory of their own, in which they are summed while islands go on.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+
+import torch
+
+from echelon.core.local_sgd import LocalSgd
+from echelon.layout.buckets import SlotRange
+from echelon.layout.islands import fragment_of, fragment_ranges
+from echelon.parallel.buckets import Bucket
+from echelon.parallel.transport.collectives import Group, Pending
+from echelon.training.local_sgd.outer_optimizer import outer_update
+
+PARAMETERS, MOMENTUM, GRADIENTS = "outer.parameters", "outer.momentum", "outer.gradients"
+"""Kinds of outer state, as a checkpoint names them."""
+
+MAX_IN_FLIGHT = 2
+"""Buckets that are summed at a time, where the next step waits for their end."""
+
+Flats = Mapping[str, torch.Tensor]
+"""A slice of each bucket, by its name."""
+
+
+class OuterSteps:
+    """Take the outer steps of one rank's slices."""
+
+    def __init__(
+        self,
+        local: LocalSgd,
+        buckets: Sequence[Bucket],
+        masters: Flats,
+        islands: Group,
+    ) -> None:
+        """Reserve the outer state of `buckets`; `masters` are copies that the optimizer updates.
+
+        Where there is none of a bucket, it updates the parameters themselves.
+        """
+        self._local, self._islands, self._buckets = local, islands, buckets
+        self._values = {one.name: masters.get(one.name, one.value_slice) for one in buckets}
+        self._runs = {one.name: _fragment_runs(local, one) for one in self._buckets}
+        self._fragments = {
+            one.name: {fragment_of(local, slot.spec) for slot in one.slots} for one in buckets
+        }
+        self._parameters = {name: _wide(values) for name, values in self._values.items()}
+        nesterov, late = local.outer == "nesterov", local.delay > 0
+        self._momentum = {n: torch.zeros_like(p) for n, p in self._parameters.items() if nesterov}
+        self._gradients = {n: torch.zeros_like(p) for n, p in self._parameters.items() if late}
+        self._pending: dict[tuple[str, int], list[Pending]] = {}
+        self.begin()
+
+    def begin(self) -> None:
+        """Agree on the values that all islands begin with."""
+        for name, values in self._values.items():
+            self._parameters[name].copy_(values)
+
+    def changes(self, bucket: Bucket, step: int) -> bool:
+        """Return whether an outer step at the end of `step` changes some slice of a bucket.
+
+        All ranks that have slices of it say the same.
+        """
+        return not self._fragments[bucket.name].isdisjoint(self._local.changes_after(step))
+
+    def stop_requests(self, step: int, asked: int) -> int:
+        """Return how many ranks of all islands ask to stop; 0 where no round ends with `step`.
+
+        `asked` are those of this island: it goes on until all of them can stop together.
+        """
+        if not self._local.ends_round(step):
+            return 0
+        device = next(iter(self._parameters.values())).device if self._parameters else None
+        row = torch.full((1,), asked, dtype=torch.int64, device=device)
+        return int(self._islands.gather_rows(row, name="round").sum())
+
+    @torch.no_grad()
+    def end_step(self, step: int) -> list[Bucket]:
+        """Meet and take outer steps, as the end of `step` asks for; return whose values changed."""
+        for fragment in self._local.meets_after(step):
+            self._meet(fragment)
+        changed = [bucket for bucket in self._buckets if self.changes(bucket, step)]
+        for fragment in self._local.changes_after(step) if self._local.delay else ():
+            for bucket in self._buckets:
+                self._take(bucket, fragment, self._gradients[bucket.name])
+        for bucket in changed:
+            if (values := self._values[bucket.name]) is not bucket.value_slice:
+                bucket.value_slice.copy_(values)
+        return changed
+
+    def settle(self) -> None:
+        """Return when no sum is under way: what is summed is in memory, and changes no more."""
+        for pending in self._pending.values():
+            for one in pending:
+                one.wait()
+
+    def state(self) -> dict[str, Flats]:
+        """Return the outer state by kind, as views of this rank's slices."""
+        kinds = {PARAMETERS: self._parameters}
+        if self._momentum:
+            kinds[MOMENTUM] = self._momentum
+        if self._gradients:
+            kinds[GRADIENTS] = self._gradients
+        return dict(kinds)
+
+    def _meet(self, fragment: int) -> None:
+        """Start to sum a fragment over islands; without delay, take its outer step as well."""
+        if self._local.delay:
+            for bucket in self._buckets:
+                self._start(bucket, fragment, self._gradients[bucket.name])
+            return
+        under_way: deque[tuple[Bucket, torch.Tensor]] = deque()
+        for bucket in self._buckets:
+            if not self._runs[bucket.name][fragment]:
+                continue
+            moved = torch.empty_like(self._parameters[bucket.name])
+            self._start(bucket, fragment, moved)
+            under_way.append((bucket, moved))
+            if len(under_way) == MAX_IN_FLIGHT:
+                first, summed = under_way.popleft()
+                self._take(first, fragment, summed)
+        for first, summed in under_way:
+            self._take(first, fragment, summed)
+
+    def _start(self, bucket: Bucket, fragment: int, moved: torch.Tensor) -> None:
+        """Write what the island moved into `moved`, and start to sum it over islands."""
+        outer, values = self._parameters[bucket.name], self._values[bucket.name]
+        name, pending = f"outer gradients.{bucket.name}", self._pending
+        for run in self._runs[bucket.name][fragment]:
+            torch.sub(outer[run], values[run], out=moved[run])
+            sums = self._islands.all_reduce(moved[run], name=name, async_op=True)
+            pending.setdefault((bucket.name, fragment), []).append(sums)
+
+    def _take(self, bucket: Bucket, fragment: int, moved: torch.Tensor) -> None:
+        """Take the outer step of a fragment from the sum of what all islands moved."""
+        for pending in self._pending.pop((bucket.name, fragment), ()):
+            pending.wait()
+        outer, values = self._parameters[bucket.name], self._values[bucket.name]
+        momentum = self._momentum.get(bucket.name)
+        for run in self._runs[bucket.name][fragment]:
+            mean = moved[run].div_(self._local.islands)
+            outer_update(self._local, outer[run], mean, None if momentum is None else momentum[run])
+            # An island that was ahead meanwhile keeps a share of that.
+            own = self._local.own_share
+            values[run].copy_(outer[run] if not own else own * values[run] + (1 - own) * outer[run])
+
+
+def _wide(values: torch.Tensor) -> torch.Tensor:
+    """Return memory for outer state: of the dtype of the values, float32 at the least."""
+    return torch.zeros_like(values, dtype=torch.promote_types(values.dtype, torch.float32))
+
+
+def _fragment_runs(local: LocalSgd, bucket: Bucket) -> tuple[tuple[slice, ...], ...]:
+    placed = [SlotRange(spec=one.spec, start=one.start, stop=one.end) for one in bucket.slots]
+    ranges = fragment_ranges(local, placed, range(bucket.own.start, bucket.own.stop))
+    return tuple(tuple(slice(run.start, run.stop) for run in runs) for runs in ranges)
