@@ -125,7 +125,7 @@ def _is_real(kind: ValueType) -> bool:
 def mesh_of(view: View) -> Mesh:
     """Return the mesh; Unavailable where a degree is wrong."""
     degrees = {axis.value: view.integer(f"mesh.{axis.value}") for axis in MESH_AXES}
-    return Mesh(**degrees, ep=view.integer("mesh.ep"))
+    return Mesh(**degrees, ep=view.integer("mesh.ep"), servers=view.integer("servers.count"))
 
 
 def data_ranks(view: View) -> int:

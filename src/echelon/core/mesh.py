@@ -3,6 +3,7 @@
 `parallel/transport/device_mesh.py` lowers a Mesh to process groups; nothing else turns ranks into
 groups. Ranks are row-major over `MESH_AXES`, so `tp` neighbours are consecutive ranks (fast links)
 and `pp` neighbours are farthest apart. The expert view folds `ep` over `dp_shard x cp` (x `tp`).
+Parameter servers are no points of the grid: they are the ranks after it.
 """
 
 from __future__ import annotations
@@ -18,7 +19,10 @@ Coordinates = Mapping[Axis, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """Hold the degree of every axis; the world size is the product of all but `ep`."""
+    """Hold the degree of every axis, and how many servers there are beside the grid.
+
+    The grid has as many ranks as the product of all degrees but `ep`.
+    """
 
     pp: int = 1
     dp_replicate: int = 1
@@ -26,15 +30,30 @@ class Mesh:
     cp: int = 1
     tp: int = 1
     ep: int = 1
+    servers: int = 0
 
     def degree(self, *axes: Axis) -> int:
         """Return the number of ranks in a group over `axes` (1 for no axis)."""
         return prod(getattr(self, axis.value) for axis in axes)
 
     @property
-    def world_size(self) -> int:
-        """Return the number of ranks."""
+    def num_workers(self) -> int:
+        """Return the number of ranks of the grid: all but servers."""
         return self.degree(*MESH_AXES)
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of ranks, servers included."""
+        return self.num_workers + self.servers
+
+    @property
+    def server_ranks(self) -> range:
+        """Return the ranks that are parameter servers."""
+        return range(self.num_workers, self.world_size)
+
+    def is_server(self, rank: int) -> bool:
+        """Return whether a rank is a parameter server."""
+        return rank in self.server_ranks
 
     @property
     def dp(self) -> int:
@@ -58,8 +77,8 @@ class Mesh:
 
     def coordinates(self, rank: int) -> dict[Axis, int]:
         """Return where `rank` sits on each axis of the mesh."""
-        if not 0 <= rank < self.world_size:
-            raise IndexError(f"rank {rank} is outside a mesh of {self.world_size} ranks")
+        if not 0 <= rank < self.num_workers:
+            raise IndexError(f"rank {rank} is outside a mesh of {self.num_workers} ranks")
         result: dict[Axis, int] = {}
         for axis in reversed(MESH_AXES):
             rank, result[axis] = divmod(rank, self.degree(axis))
@@ -97,6 +116,8 @@ class Mesh:
 
     def label(self, rank: int) -> str:
         """Return the coordinates that tell `rank` from others, such as ``pp1 tp0``."""
+        if self.is_server(rank):
+            return f"server{rank - self.num_workers}"
         here = self.coordinates(rank)
         names = [f"{axis.value}{here[axis]}" for axis in MESH_AXES if self.degree(axis) > 1]
         return " ".join(names) or "only rank"

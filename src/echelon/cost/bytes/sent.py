@@ -33,6 +33,7 @@ from echelon.core.model_shape import LatentAttention
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.bytes.context.sent import context_bytes
 from echelon.cost.bytes.data import (
+    COUNT_BYTES,
     data_bytes,
     mirrored_bytes,
     muon_bytes,
@@ -41,6 +42,7 @@ from echelon.cost.bytes.data import (
 )
 from echelon.cost.bytes.experts.sent import expert_bytes
 from echelon.cost.bytes.fp8 import first_step, fp8_maxima_bytes, fp8_scale_bytes
+from echelon.cost.bytes.servers import server_bytes
 from echelon.cost.bytes.terms import (
     SentTerm,
     all_gather_bytes,
@@ -73,6 +75,9 @@ def bytes_sent(plan: Plan, rank: int, load: ExpertLoad | None = None) -> tuple[S
     What goes to experts depends on the tokens: it is exact for a `load` that was recorded (of the
     rank's expert group), and without one that of a balanced load.
     """
+    if plan.mesh.servers:
+        terms = (*server_bytes(plan, rank), *world_bytes(plan))
+        return tuple(term for term in terms if term.bytes)
     part, cp_rank = part_of(plan, rank), plan.mesh.coordinates(rank)[Axis.CP]
     terms = _terms(plan, part, rank, cp_rank, load)
     if OPTIMIZERS[plan.mathematics.optimizer.kind].needs_whole_matrices:
@@ -96,6 +101,8 @@ def bytes_sent_without_muon(plan: Plan, pp_rank: int, cp_rank: int) -> tuple[Sen
     The load of experts is balanced.
     """
     rank = plan.mesh.rank({Axis.PP: pp_rank})
+    if plan.mesh.servers:
+        return bytes_sent(plan, rank)
     return _terms(plan, rank_part(plan, pp_rank), rank, cp_rank, None)
 
 
@@ -267,7 +274,15 @@ def pipeline_bytes(
 def world_bytes(plan: Plan) -> tuple[SentTerm, ...]:
     """Return the terms of what all ranks tell one another at the end of a step."""
     row = STEP_ROW_BYTES + (ROUTING_ROW_BYTES if plan.model.experts is not None else 0)
+    counts = COUNT_BYTES if plan.mesh.servers else 0
     return (
+        SentTerm(
+            axis="world",
+            name="token count",
+            each=all_gather_bytes(counts, plan.mesh.world_size),
+            formula=f"(world - 1) x {counts}",
+            source="the loss has one denominator, known before backward; servers know it too",
+        ),
         SentTerm(
             axis="world",
             name="step row",

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from echelon.core.axis import LOSS_AXES, MESH_AXES, SHARD_AXES, Axis
+from echelon.core.axis import LOSS_AXES, SHARD_AXES, Axis
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Plan
 from echelon.cost.bytes.all_reduce import sum_group
 from echelon.cost.bytes.data import EXPERT_DATA_AXIS, EXPERT_SHARD_AXIS
+from echelon.cost.bytes.servers import SERVERS_AXIS
 from echelon.layout.muon import STAGE_AXES
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.transport.collectives import Group
@@ -34,6 +35,8 @@ class RankGroups:
     """What makes whatever starts asynchronous operations."""
     world: Group
     """All ranks: the few numbers of a step that every rank needs."""
+    servers: Group
+    """All ranks, where some are parameter servers: gradients go to them, parameters come back."""
     data: Group
     """dp_replicate x dp_shard x cp: sums losses and gradients."""
     shard: Group
@@ -109,11 +112,13 @@ def rank_groups(plan: Plan, recorder: Recorder, completion: Completion | None = 
     whole = OPTIMIZERS[plan.mathematics.optimizer.kind].needs_whole_matrices
     by_sequence = has_experts and shares_sequences(plan)
     tensor = over(Axis.TP.value, mesh.groups(Axis.TP))
+    everyone = [tuple(range(mesh.world_size))]
     groups = RankGroups(
         rank=rank,
         recorder=recorder,
         completion=completion,
-        world=over("world", mesh.groups(*MESH_AXES)),
+        world=over("world", everyone),
+        servers=over(SERVERS_AXIS, everyone, needed=mesh.servers > 0),
         data=over("dp", mesh.groups(*LOSS_AXES), gradients=True),
         shard=over(Axis.DP_SHARD.value, mesh.groups(*SHARD_AXES), needed=slices),
         replicate=over(
