@@ -251,7 +251,7 @@ class TrainEngine:
     def count_tokens(self, batches: Sequence[TokenBatch]) -> int:
         """Return the counted tokens of the global batch."""
         mine = torch.full((1,), sum(batch.num_valid() for batch in batches), device=self.device)
-        group = self.groups.world if self.plan.mesh.servers else self.groups.data
+        group = self.groups.servers if self.plan.mesh.servers else self.groups.data
         counts = group.gather_rows(mine, name="tokens")
         with self.groups.recorder.reading("the number of tokens"):
             return int(counts.sum())

@@ -33,7 +33,6 @@ from echelon.core.model_shape import LatentAttention
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.bytes.context.sent import context_bytes
 from echelon.cost.bytes.data import (
-    COUNT_BYTES,
     data_bytes,
     mirrored_bytes,
     muon_bytes,
@@ -274,15 +273,7 @@ def pipeline_bytes(
 def world_bytes(plan: Plan) -> tuple[SentTerm, ...]:
     """Return the terms of what all ranks tell one another at the end of a step."""
     row = STEP_ROW_BYTES + (ROUTING_ROW_BYTES if plan.model.experts is not None else 0)
-    counts = COUNT_BYTES if plan.mesh.servers else 0
     return (
-        SentTerm(
-            axis="world",
-            name="token count",
-            each=all_gather_bytes(counts, plan.mesh.world_size),
-            formula=f"(world - 1) x {counts}",
-            source="the loss has one denominator, known before backward; servers know it too",
-        ),
         SentTerm(
             axis="world",
             name="step row",

@@ -7,8 +7,9 @@ element. W is the workers, g the bytes of a gradient as it is sent, p those of a
     server s sends       W G_s p             its range of the parameters, to each worker
     through server s     W G_s (g + p)       in and out: 2 W model / S where g = p
 
-No server sends another any of the model; the norm of the gradient is a number in the row that all
-ranks exchange (`world_bytes` in `cost/bytes/sent.py`).
+Beside these there are 8 bytes from every rank to every other, before backward: how many tokens it
+has. No server sends another any of the model; what its gradients add to the norm is a number in the
+row that all ranks exchange (`world_bytes` in `cost/bytes/sent.py`).
 
 Source: Li et al., Scaling Distributed Machine Learning with the Parameter Server, 2014, section 4.
 """
@@ -17,7 +18,8 @@ from __future__ import annotations
 
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.plan import DTYPE_BYTES, Plan
-from echelon.cost.bytes.terms import HeldTerm, SentTerm
+from echelon.cost.bytes.data import COUNT_BYTES
+from echelon.cost.bytes.terms import HeldTerm, SentTerm, all_gather_bytes
 from echelon.layout.servers import (
     plan_server_ranges,
     served_buckets,
@@ -34,6 +36,13 @@ _SOURCE = "Li et al., Parameter Server, 2014, section 4"
 def server_bytes(plan: Plan, rank: int) -> tuple[SentTerm, ...]:
     """Return what `rank`, a worker or a server, sends over the axis "servers" in a step."""
     precision = plan.mathematics.precision
+    count = SentTerm(
+        axis=SERVERS_AXIS,
+        name="token count",
+        each=all_gather_bytes(COUNT_BYTES, plan.mesh.world_size),
+        formula="(W + S - 1) x 8",
+        source="the loss has one denominator, known before backward",
+    )
     if plan.mesh.is_server(rank):
         held = server_elements(plan, server_of_rank(plan, rank))
         return (
@@ -45,6 +54,7 @@ def server_bytes(plan: Plan, rank: int) -> tuple[SentTerm, ...]:
                 formula="G/S p, to each worker",
                 source=_SOURCE,
             ),
+            count,
         )
     whole = sum(bucket.num_elements for bucket in served_buckets(plan))
     return (
@@ -55,6 +65,7 @@ def server_bytes(plan: Plan, rank: int) -> tuple[SentTerm, ...]:
             formula="G g, a range to each server",
             source=_SOURCE,
         ),
+        count,
     )
 
 

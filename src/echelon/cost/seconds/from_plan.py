@@ -46,7 +46,7 @@ def cost_inputs_from_plan(plan: Plan, software: TrainerConstants | None = None) 
             plan.cluster,
             product_dtype(plan.cluster, mathematics.precision),
             attention_dtype=mathematics.precision.parameters,
-            ranks=plan.mesh.world_size,
+            ranks=plan.mesh.num_workers,
         ),
         software=constants_for_precision(facts, mathematics.precision, mathematics.optimizer.kind),
         layout=layout_numbers_from_plan(plan),
@@ -136,6 +136,7 @@ def layout_numbers_from_plan(plan: Plan) -> LayoutNumbers:
         gathered_bytes=float(CODE_BYTES) if zero.gather == "fp8" else 0.0,
         parameter_offload=float(zero.parameter_offload != "none"),
         sums=float(algorithm_index(layout.collectives.algorithm)),
+        servers=float(mesh.servers),
     )
 
 

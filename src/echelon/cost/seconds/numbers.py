@@ -206,6 +206,8 @@ class LayoutNumbers:
     """Bytes of a weight of a block as ZeRO 3 gathers it; 0: those of an element."""
     sums: Num = 0.0
     """Index of how gradients are summed in `COLLECTIVE_ALGORITHMS`."""
+    servers: Num = 0.0
+    """Parameter servers beside the ranks that compute."""
 
     @property
     def dp(self) -> Num:
@@ -214,8 +216,8 @@ class LayoutNumbers:
 
     @property
     def devices(self) -> Num:
-        """Return the number of ranks."""
-        return self.tp * self.cp * self.pp * self.dp
+        """Return the number of ranks, servers included."""
+        return self.tp * self.cp * self.pp * self.dp + self.servers
 
     @property
     def shard(self) -> Num:

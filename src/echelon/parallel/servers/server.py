@@ -156,10 +156,11 @@ def _server_bucket(
     device: torch.device,
 ) -> Bucket:
     precision = plan.mathematics.precision
-    values = torch.empty(
-        bucket_plan.num_elements, dtype=TORCH_DTYPES[precision.parameters], device="meta"
+    # One element in the shape of all: the whole has no memory here.
+    values, gradients = (
+        torch.empty(1, dtype=TORCH_DTYPES[dtype], device="meta").expand(bucket_plan.num_elements)
+        for dtype in (precision.parameters, precision.gradients)
     )
-    gradients = torch.empty_like(values, dtype=TORCH_DTYPES[precision.gradients])
     bucket = Bucket(
         plan=bucket_plan,
         values=values,

@@ -13,6 +13,7 @@ is full before its turn waits for those before it.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 
 import torch
@@ -20,7 +21,7 @@ import torch
 from echelon.core.plan import Plan
 from echelon.layout.servers import plan_server_ranges
 from echelon.parallel.buckets import Bucket
-from echelon.parallel.data import GradientReduction
+from echelon.parallel.data import MAX_IN_FLIGHT, GradientReduction
 from echelon.parallel.transport.collectives import Pending
 from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.parallel.zero import ParameterGathering
@@ -35,14 +36,24 @@ class GradientPush(GradientReduction):
         self._servers, self._first = groups.servers, plan.mesh.num_workers
         self._ranges = plan_server_ranges(plan)
         self._full: dict[int, Bucket] = {}
-        self._pushes: list[Pending] = []
+        self._next = 0
+        self._pushes: deque[Pending] = deque()
 
     def bucket_is_full(self, bucket: Bucket, *, last: bool) -> None:
         """Push a bucket whose last gradient has just been written, and those that waited for it."""
         assert last, "gradients of microbatches add up whole"
         self._full[bucket.index] = bucket
-        while (index := len(self._pushes)) in self._full:
-            self._pushes.append(self._push(self._full.pop(index)))
+        while self._next in self._full:
+            self._pushes.append(self._push(self._full.pop(self._next)))
+            self._next += 1
+        # What is sent in another dtype is a copy, and few of them are there at a time.
+        while self._copies and len(self._pushes) > MAX_IN_FLIGHT:
+            self._pushes.popleft().wait()
+
+    def start_step(self) -> None:
+        """Begin with the first bucket."""
+        super().start_step()
+        self._next = 0
 
     def finish(self) -> None:
         """Return when everything is sent: gradients may be written again."""
