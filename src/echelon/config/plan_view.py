@@ -39,6 +39,7 @@ def plan_settings(plan: Plan) -> dict[str, object]:
     found |= {
         "experts.balance": numbers.balance.kind,
         "experts.capacity_factor": _or_word(numbers.balance.capacity_factor, "dropless"),
+        "servers.count": layout.mesh.servers,
         "mesh.sequence_parallel": layout.sequence_parallel,
         "mesh.tp_overlap": layout.tp_overlap,
         "precision.fp8_gradients": numbers.precision.fp8_gradients

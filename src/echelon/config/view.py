@@ -126,7 +126,12 @@ def mesh_of(view: View) -> Mesh:
     """Return the mesh; Unavailable where a degree is wrong."""
     degrees = {axis.value: view.integer(f"mesh.{axis.value}") for axis in MESH_AXES}
     islands = degrees[Axis.DP_REPLICATE] > 1 and view.integer("local_sgd.every") > 0
-    return Mesh(**degrees, ep=view.integer("mesh.ep"), replicas_outermost=islands)
+    return Mesh(
+        **degrees,
+        ep=view.integer("mesh.ep"),
+        replicas_outermost=islands,
+        servers=view.integer("servers.count"),
+    )
 
 
 def data_ranks(view: View) -> int:

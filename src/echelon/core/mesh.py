@@ -5,7 +5,8 @@ groups. Ranks are row-major over `MESH_AXES`, so `tp` neighbours are consecutive
 and `pp` neighbours are farthest apart. The expert view folds `ep` over `dp_shard x cp` (x `tp`).
 
 Where replicas are islands of local SGD, which meet seldom, `dp_replicate` is the outermost axis: an
-island is a block of consecutive ranks, its pipeline included.
+island is a block of consecutive ranks, its pipeline included. Parameter servers are no points of
+the grid: they are the ranks after it.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ Coordinates = Mapping[Axis, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """Hold the degree of every axis; the world size is the product of all but `ep`."""
+    """Hold the degree of every axis, and how many servers there are beside the grid.
+
+    The grid has as many ranks as the product of all degrees but `ep`.
+    """
 
     pp: int = 1
     dp_replicate: int = 1
@@ -30,6 +34,7 @@ class Mesh:
     tp: int = 1
     ep: int = 1
     replicas_outermost: bool = False
+    servers: int = 0
 
     @property
     def order(self) -> tuple[Axis, ...]:
@@ -44,9 +49,23 @@ class Mesh:
         return prod(getattr(self, axis.value) for axis in axes)
 
     @property
-    def world_size(self) -> int:
-        """Return the number of ranks."""
+    def num_workers(self) -> int:
+        """Return the number of ranks of the grid: all but servers."""
         return self.degree(*MESH_AXES)
+
+    @property
+    def world_size(self) -> int:
+        """Return the number of ranks, servers included."""
+        return self.num_workers + self.servers
+
+    @property
+    def server_ranks(self) -> range:
+        """Return the ranks that are parameter servers."""
+        return range(self.num_workers, self.world_size)
+
+    def is_server(self, rank: int) -> bool:
+        """Return whether a rank is a parameter server."""
+        return rank in self.server_ranks
 
     @property
     def dp(self) -> int:
@@ -70,8 +89,8 @@ class Mesh:
 
     def coordinates(self, rank: int) -> dict[Axis, int]:
         """Return where `rank` sits on each axis of the mesh."""
-        if not 0 <= rank < self.world_size:
-            raise IndexError(f"rank {rank} is outside a mesh of {self.world_size} ranks")
+        if not 0 <= rank < self.num_workers:
+            raise IndexError(f"rank {rank} is outside a mesh of {self.num_workers} ranks")
         result: dict[Axis, int] = {}
         for axis in reversed(self.order):
             rank, result[axis] = divmod(rank, self.degree(axis))
@@ -109,6 +128,8 @@ class Mesh:
 
     def label(self, rank: int) -> str:
         """Return the coordinates that tell `rank` from others, such as ``pp1 tp0``."""
+        if self.is_server(rank):
+            return f"server{rank - self.num_workers}"
         here = self.coordinates(rank)
         names = [f"{axis.value}{here[axis]}" for axis in MESH_AXES if self.degree(axis) > 1]
         return " ".join(names) or "only rank"

@@ -92,6 +92,8 @@ def part_of(plan: Plan, rank: int) -> RankPart:
 
 def expert_index_of(plan: Plan, rank: int) -> int:
     """Return which share of the experts `rank` holds."""
+    if plan.mesh.is_server(rank):
+        return 0
     return plan.mesh.expert_index(rank, expert_tp=plan.layout.experts.expert_tp)
 
 
@@ -109,7 +111,9 @@ def pieces_of(plan: Plan, spec: ParameterSpec) -> int:
 
 
 def pp_rank_of(plan: Plan, rank: int) -> int:
-    """Return the place of `rank` in its pipeline."""
+    """Return the place of `rank` in its pipeline; servers are beside a pipeline of one rank."""
+    if plan.mesh.is_server(rank):
+        return 0
     return plan.mesh.coordinates(rank)[Axis.PP]
 
 

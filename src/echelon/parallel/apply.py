@@ -15,18 +15,18 @@ from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.buckets import make_buckets
 from echelon.parallel.context import ContextAttention
-from echelon.parallel.data import GradientReduction, bucket_rule
+from echelon.parallel.data import bucket_rule
 from echelon.parallel.expert import expert_parallel
 from echelon.parallel.fp8_gather import SliceCodes
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor, StreamShape
 from echelon.parallel.rank_model import RankModel, empty_stages, named_parameters
-from echelon.parallel.secondary import SecondarySlices
+from echelon.parallel.servers.worker import gradient_reduction, parameter_gathering
 from echelon.parallel.tensor import tensor_split
 from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.parallel.weights import fill_initial, install, stored_values
-from echelon.parallel.zero import ParameterGathering, make_parameter_store
+from echelon.parallel.zero import make_parameter_store
 
 
 def apply_plan(
@@ -40,7 +40,7 @@ def apply_plan(
     """Build this rank's part of the plan's model, with `initial` weights or with zeros."""
     zero, part = plan.layout.zero, part_of(plan, groups.rank)
     specs = held_parameters(plan, part)
-    reduction = GradientReduction(plan, groups)
+    reduction = gradient_reduction(plan, groups)
     store = GradientStore(reduction, pieces)
     split = tensor_split(plan, groups.tensor, store, device, pieces)
     context = ContextAttention(plan, groups.ring, groups.ulysses, store, tile_rows=pieces.tile_rows)
@@ -58,9 +58,7 @@ def apply_plan(
         fill_initial(buckets, [stored_values(one) for one in buckets], plan, groups, device)
     store.hold(buckets)
     units = [stage_units(one) for one in part.stages]
-    shards = groups.shard, groups.expert_shard
-    secondary = SecondarySlices(buckets, (groups.shard_within, groups.expert_shard_within))
-    operations.gatherer = ParameterGathering(buckets, units, shards, zero, secondary)
+    operations.gatherer = parameter_gathering(plan, groups, buckets, units)
     executor = PipelineExecutor(
         stages,
         pp_rank=part.pp_rank,
@@ -74,7 +72,7 @@ def apply_plan(
         store=store,
         reduction=reduction,
         gathering=operations.gatherer,
-        codes=SliceCodes(buckets, shards, pieces),
+        codes=SliceCodes(buckets, (groups.shard, groups.expert_shard), pieces),
         parameter_store=offload_store,
         executor=executor,
         balancer=None if experts is None else experts.router.balancer,

@@ -159,6 +159,25 @@ def is_first_copy(bucket: Bucket, flat: torch.Tensor, groups: RankGroups) -> boo
     return groups.data_groups(expert=bucket.plan.expert)[0].index == 0
 
 
+def server_shards(
+    buckets: Sequence[Bucket], tensors: Sequence[torch.Tensor], groups: RankGroups, *, primary: bool
+) -> dict[str, list[Shard]]:
+    """Return what `tensors`, the ranges of a parameter server, hold, by name."""
+    found: dict[str, list[Shard]] = {}
+    for bucket, flat in zip(buckets, tensors, strict=True):
+        for slot in bucket.slots:
+            for offset, part in slot_rectangles(slot, flat, groups.tensor):
+                shard = Shard(
+                    name=slot.spec.name,
+                    global_shape=slot.spec.shape,
+                    offset=offset,
+                    tensor=part,
+                    primary=primary,
+                )
+                found.setdefault(slot.spec.name, []).append(shard)
+    return found
+
+
 def bucket_shards(
     buckets: Sequence[Bucket], tensors: Sequence[torch.Tensor], groups: RankGroups
 ) -> dict[str, list[Shard]]:

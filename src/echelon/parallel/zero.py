@@ -71,7 +71,6 @@ class ParameterGathering:
         self._order = {unit: list(units) for units in stages for unit in units}
         units = list(self._order)
         self._shards, self._zero = shards, zero
-        self._all = buckets
         self.sliced = [bucket for bucket in buckets if bucket.plan.sliced]
         self._buckets: dict[str, list[Bucket]] = {
             unit: [bucket for bucket in buckets if unit in bucket.plan.units] for unit in units
@@ -115,6 +114,9 @@ class ParameterGathering:
         """Learn that the slice of a bucket has new values: send it where the whole is kept."""
         if not bucket.plan.sliced and self._shard(bucket).size > 1:
             self._gather(bucket)
+
+    def end_update(self) -> None:
+        """Learn that all slices have new values; who waits for them does so at their use."""
 
     def settle(self) -> None:
         """Return when nothing is under way."""

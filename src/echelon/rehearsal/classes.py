@@ -10,7 +10,7 @@ that of the others: one exchange for each bucket and direction, of any sizes, wh
 the rank that owns most stands for its class, and the one that owns least is among those compared.
 
 Where sums are made of messages, what a rank sends depends on its place among data ranks: each is
-rehearsed.
+rehearsed. So is each parameter server: ranges of buckets may differ by an element.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class RankClasses:
 
     def of(self, rank: int) -> RankClass:
         """Return the class of a rank."""
-        if self._each:
+        if self._each or self._mesh.is_server(rank):
             return (rank,)
         place = self._mesh.coordinates(rank)
         return (place[Axis.PP], place[Axis.CP]) if self._by_context else (place[Axis.PP],)

@@ -189,7 +189,9 @@ def _reads(entries: Sequence[Entry]) -> Mapping[tuple[str, str], int]:
 def _batches(
     plan: Plan, engine: TrainEngine, step: int, documents: tuple[int, ...] | None
 ) -> list[TokenBatch]:
-    """Return the microbatches of a step."""
+    """Return the microbatches of a step: a server has none."""
+    if engine.is_server:
+        return []
     starts = None if documents is None else (documents,) * plan.layout.microbatch_sequences
     mathematics = plan.mathematics
     length, rows = mathematics.sequence_length, plan.layout.microbatch_sequences
@@ -205,8 +207,9 @@ def _batches(
 def _name_state(memory: MemoryMeter, engine: TrainEngine) -> None:
     """Say what the storages are for that live between steps."""
     buckets = engine.model.buckets
-    memory.is_for(PARAMETERS, [one.values for one in buckets])
-    memory.is_for(GRADIENTS, [one.gradients for one in buckets])
+    if not engine.is_server:  # which has no memory for the whole
+        memory.is_for(PARAMETERS, [one.values for one in buckets])
+        memory.is_for(GRADIENTS, [one.gradients for one in buckets])
     here = [one for one in buckets if one.offload_store is None]
     memory.is_for(PARAMETERS, [one.value_slice for one in here])
     memory.is_for(GRADIENTS, [one.gradient_slice for one in buckets])

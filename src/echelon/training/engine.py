@@ -25,6 +25,7 @@ from echelon.parallel.buckets import Bucket
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.expert import LayerLoad
 from echelon.parallel.rank_model import RankModel
+from echelon.parallel.servers.server import server_model
 from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
 from echelon.parallel.transport.recorder import Recorder
 from echelon.parallel.weights import (
@@ -32,6 +33,7 @@ from echelon.parallel.weights import (
     bucket_shards,
     fill_initial,
     is_first_copy,
+    server_shards,
     stored_values,
 )
 from echelon.schedule.action import Schedule
@@ -88,13 +90,21 @@ class TrainEngine:
         plan, _ = plan_and_rank(plan, recorder.rank)
         self.plan, self.device = plan, device
         has_master = plan.mathematics.precision.has_master
-        self.model: RankModel = apply_plan(
-            plan, self.groups, device, pieces=pieces, initial=not has_master
+        self.is_server = plan.mesh.is_server(recorder.rank)
+        # Servers, where there are any, update everything, and workers begin with what they have.
+        self._updates = not plan.mesh.servers or self.is_server
+        build = server_model if self.is_server else apply_plan
+        self.model: RankModel = build(
+            plan, self.groups, device, pieces=pieces, initial=self._updates and not has_master
         )
         self.optimizer = SliceOptimizer(
-            self.model.buckets, plan, groups=self.groups, device=device, pieces=pieces
+            self.model.buckets if self._updates else (),
+            plan,
+            groups=self.groups,
+            device=device,
+            pieces=pieces,
         )
-        if has_master:
+        if has_master and self._updates:
             # Weights are copies of the masters: a rank's own slice, and the rest is gathered.
             masters = self._masters()
             flats = [masters[bucket.name] for bucket in self.model.buckets]
@@ -163,8 +173,8 @@ class TrainEngine:
         mine = _sum_of(losses) / loss_scale if losses else 0.0
         # What several ranks hold counts on the first of them.
         norm_squared = sum_of_squares(
-            model.buckets,
-            lambda one: is_first_copy(one, one.gradient_slice, self.groups),
+            model.buckets if self._updates else (),
+            lambda one: self.is_server or is_first_copy(one, one.gradient_slice, self.groups),
             run_elements=self._pieces.norm_elements,
         )
         rows = self._agree(mine, norm_squared, stop_requested, used_bytes=used_bytes, loads=loads)
@@ -206,6 +216,8 @@ class TrainEngine:
 
     def _run(self, batches: Sequence[TokenBatch], scale: float) -> Mapping[int, torch.Tensor]:
         """Run forward and backward of all microbatches; return losses by microbatch."""
+        if self.is_server:
+            return {}
         if self.model.scales is None:
             return self.model.executor.run(self.schedule, batches, scale)
         with self.model.scales.training():
@@ -227,6 +239,7 @@ class TrainEngine:
                     self._updated(bucket)
 
             self.optimizer.update(report.learning_rate, factor, updated)
+            self.model.gathering.end_update()
             if self.model.balancer is not None:
                 self.model.balancer.update()
             self.num_updates += 1
@@ -253,10 +266,12 @@ class TrainEngine:
         """
         batches = [replace(batch, train=False) for batch in batches]
         tokens = self.count_tokens(batches)
-        if len(batches) not in self._evaluations:
-            self._evaluations[len(batches)] = forward_only(self.schedule, len(batches))
-        schedule = self._evaluations[len(batches)]
-        losses = self.model.executor.run(schedule, batches, 1.0 / max(1, tokens))
+        losses: Mapping[int, torch.Tensor] = {}
+        if not self.is_server:
+            if len(batches) not in self._evaluations:
+                self._evaluations[len(batches)] = forward_only(self.schedule, len(batches))
+            schedule = self._evaluations[len(batches)]
+            losses = self.model.executor.run(schedule, batches, 1.0 / max(1, tokens))
         self.model.gathering.end_pass()
         mine = _sum_of(losses) if losses else 0.0
         loss = float(self._agree(mine, 0.0, stop_requested=False).sum(0)[0])
@@ -266,7 +281,8 @@ class TrainEngine:
     def count_tokens(self, batches: Sequence[TokenBatch]) -> int:
         """Return the counted tokens of the global batch."""
         mine = torch.full((1,), sum(batch.num_valid() for batch in batches), device=self.device)
-        counts = self.groups.data.gather_rows(mine, name="tokens")
+        group = self.groups.servers if self.plan.mesh.servers else self.groups.data
+        counts = group.gather_rows(mine, name="tokens")
         with self.groups.recorder.reading("the number of tokens"):
             return int(counts.sum())
 
@@ -274,22 +290,33 @@ class TrainEngine:
         """Return the parameters that the next forward reads, as this rank keeps them, as views."""
         self.model.gathering.settle()
         buckets = self.model.buckets
+        if self.is_server:
+            values = [one.value_slice for one in buckets]
+            return server_shards(buckets, values, self.groups, primary=False)
         return bucket_shards(buckets, [stored_values(one) for one in buckets], self.groups)
 
     def masters(self) -> dict[str, list[Shard]]:
-        """Return the values that the optimizer updates, as views: the parameters, or copies."""
+        """Return the values that the optimizer updates, as views: the parameters, or copies.
+
+        Workers of servers have none.
+        """
+        if not self._updates:
+            return {}
         if not self.plan.mathematics.precision.has_master:
+            if self.is_server:
+                return self._shards({one.name: one.value_slice for one in self.model.buckets})
             return self.parameters()
         return self._shards(self._masters())
 
     def gradients(self) -> dict[str, list[Shard]]:
-        """Return the reduced gradients that this rank has, as views.
+        """Return the reduced gradients that this rank has, as views: workers of servers none.
 
         They are multiplied by the loss scale until `step` has returned, and by the optimizer's
         factor (clipping, the inverse of the scale) after that where no other dtype is between.
         """
-        buckets = self.model.buckets
-        return bucket_shards(buckets, [one.gradient_slice for one in buckets], self.groups)
+        if not self._updates:
+            return {}
+        return self._shards({one.name: one.gradient_slice for one in self.model.buckets})
 
     def state(self) -> dict[str, dict[str, list[Shard]]]:
         """Return the optimizer state that this rank holds, as views, by kind."""
@@ -326,12 +353,17 @@ class TrainEngine:
         self.refresh()
 
     def refresh(self) -> None:
-        """Take over values that were written from outside: master copies, and codes of slices."""
-        if self.plan.mathematics.precision.has_master:
-            masters = self._masters()
-            for bucket in self.model.buckets:
+        """Take over values that were written from outside: master copies, codes of slices.
+
+        What servers hold goes to their workers.
+        """
+        masters = self._masters()
+        for bucket in self.model.buckets[::-1]:
+            if bucket.name in masters:
                 bucket.value_slice.copy_(masters[bucket.name])
+            if bucket.name in masters or self.is_server:
                 self.model.gathering.updated(bucket)
+        self.model.gathering.end_update()
         self.model.codes.refresh()
 
     def close(self) -> None:
@@ -342,6 +374,9 @@ class TrainEngine:
 
     def _shards(self, flats: Mapping[str, torch.Tensor]) -> dict[str, list[Shard]]:
         held = [bucket for bucket in self.model.buckets if bucket.name in flats]
+        if self.is_server:
+            tensors = [flats[bucket.name] for bucket in held]
+            return server_shards(held, tensors, self.groups, primary=True)
         return bucket_shards(held, [flats[bucket.name] for bucket in held], self.groups)
 
     def _masters(self) -> Mapping[str, torch.Tensor]:
@@ -364,8 +399,7 @@ class TrainEngine:
         over one replica: whole gradients on one data rank, slices on those of one replica. A copy
         adds nothing, unless it alone is not finite: no rank may update then.
         """
-        groups, mesh = self.groups, self.plan.mesh
-        here = mesh.coordinates(groups.rank)
+        groups = self.groups
         routing: list[float] = []
         if self.model.balancer is not None:
             routing = routing_row(loads or {}, reports=reports_routing(self.groups))
@@ -375,7 +409,7 @@ class TrainEngine:
         )
         sums = [
             _float64(one, self.device)
-            for one in (loss if here[Axis.TP] == 0 else 0.0, norm_squared)
+            for one in (loss if groups.tensor.index == 0 else 0.0, norm_squared)
         ]
         row = torch.cat([torch.stack(sums), start_copy(known, self.device)])
         rows = groups.world.gather_rows(row, name="step")

@@ -175,7 +175,8 @@ class TrainLoop:
             self.engine.resume(position)
         mesh = self.engine.plan.mesh
         labels = tuple(mesh.label(rank) for rank in range(mesh.world_size))
-        held = self.engine.parameters()
+        # A server holds pieces of its own.
+        held = {} if self.engine.is_server else self.engine.parameters()
         for shards in self.engine.expert_state().values():
             held |= shards
         check_same_state(self.context, digests(held), labels)
@@ -196,7 +197,7 @@ class TrainLoop:
     def _batches(self, batch: GlobalBatch, *, step: int, train: bool = True) -> list[TokenBatch]:
         """Return this rank's part of a global batch, in the memory of the host."""
         made: list[TokenBatch] = []
-        for index in range(self.layout.num_microbatches):
+        for index in range(0 if self.engine.is_server else self.layout.num_microbatches):
             rows = batch.microbatch(dp_rank=self.engine.data_rank, microbatch=index)
             whole = TokenBatch.from_rows(
                 torch.from_numpy(rows.inputs_BT),

@@ -109,8 +109,10 @@ class EngineSubject:
 
     def step(self, batch: BatchRows, step: int) -> EngineReport:
         """Take one optimizer step on this rank's rows of `batch`."""
-        runs = self.engine.runs_for(batch.inputs_BT.shape[1])
-        batches = rank_batches(self.engine.plan, batch, self.engine.data_rank, step, runs=runs)
+        batches: list[TokenBatch] = []
+        if not self.engine.is_server:
+            runs = self.engine.runs_for(batch.inputs_BT.shape[1])
+            batches = rank_batches(self.engine.plan, batch, self.engine.data_rank, step, runs=runs)
         ran: dict[int, None] = {}
         handles = [
             block.register_forward_pre_hook(partial(_note, ran, int(name)))

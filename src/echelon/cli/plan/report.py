@@ -19,6 +19,12 @@ from echelon.cli.plan.experts import (
 )
 from echelon.cli.plan.memory import memory_parts, run_places
 from echelon.cli.plan.pipeline import pipeline_json, pipeline_parts
+from echelon.cli.plan.servers import (
+    count_text,
+    most_held_by_server,
+    server_parts,
+    servers_json,
+)
 from echelon.core.axis import LOSS_AXES, MESH_AXES, SHARD_AXES, Axis
 from echelon.core.choices.collective_algorithms import BACKEND, COLLECTIVE_ALGORITHMS
 from echelon.core.choices.optimizers import OPTIMIZERS
@@ -28,6 +34,7 @@ from echelon.core.plan import Plan
 from echelon.core.units import decimal_bytes, short_count
 from echelon.cost.bytes.data import EXPERT_SHARD_WITHIN_AXIS, SHARD_WITHIN_AXIS
 from echelon.cost.bytes.gather_tiers import parameter_gather_tiers
+from echelon.cost.bytes.servers import SERVERS_AXIS
 from echelon.cost.bytes.terms import Pool
 from echelon.cost.seconds.unit_times import UnitTimes, unit_times_from_formulas
 from echelon.layout.context_work import (
@@ -78,12 +85,15 @@ def groups(plan: Plan) -> dict[str, tuple[tuple[int, ...], ...]]:
         for name, which in axes.items()
         if plan.mesh.degree(*which) > 1
     }
+    if plan.mesh.servers:
+        found[SERVERS_AXIS] = (tuple(range(plan.mesh.world_size)),)
+        del found["dp"]
     return found | expert_groups(plan) | {axis: ranks for axis, ranks in nodes.items() if ranks}
 
 
 def plan_fits(plan: Plan) -> bool:
     """Return whether every rank's device has room for what it holds, activations included."""
-    held = most_held_bytes(plan, stage_rows(plan))
+    held = max(most_held_bytes(plan, stage_rows(plan)), most_held_by_server(plan))
     too_full = any(finding.id == DOES_NOT_FIT for finding in lint(plan))
     return held <= plan.cluster.device.memory_bytes and not too_full
 
@@ -103,6 +113,7 @@ def plan_json(plan: Plan, times: UnitTimes | None = None) -> dict[str, Any]:
         "context": _context_json(plan),
         "experts": experts_json(plan),
         "stages": [_row_json(row) for row in rows],
+        "servers": servers_json(plan),
         "estimate": estimate_json(estimate_plan(plan, times)),
         "pipeline": pipeline_json(plan, times or unit_times_from_formulas(plan)),
         "notes": [asdict(finding) for finding in lint(plan)],
@@ -154,6 +165,7 @@ def plan_text(
     takes = estimate_plan(plan, times)
     head = "\n".join((*_head(plan), *rate_lines(takes, label=9, columns=columns)))
     parts = [head, *memory_parts(plan, rows, runs, columns=columns)]
+    parts += server_parts(plan, columns=columns)
     if plan.mesh.world_size > 1:
         parts.append(
             "Ranks that talk to one another:\n\n" + "\n".join(_group_lines(plan, columns=columns))
@@ -182,6 +194,8 @@ def _head(plan: Plan) -> Iterator[str]:
         shape += f" ({model.kv_heads} key/value)"
     used = [axis for axis in MESH_AXES if plan.mesh.degree(axis) > 1]
     degrees = " x ".join(f"{axis} {plan.mesh.degree(axis)}" for axis in used)
+    if plan.mesh.servers:
+        degrees = f"{degrees or plan.mesh.num_workers} + {count_text(plan.mesh.servers, 'server')}"
     ranks = f"{plan.mesh.world_size}" + (f" = {degrees}" if degrees else "")
     if layout.sequence_parallel:
         ranks += ", sequence parallel"

@@ -23,6 +23,7 @@ from echelon.config.rules.model import MODEL_FINDERS, experts_enough, gate_is_bu
 from echelon.config.rules.model_parts import PART_FINDERS
 from echelon.config.rules.pipeline import PIPELINE_FINDERS, pipeline_settings_without_effect
 from echelon.config.rules.precision import PRECISION_FINDERS
+from echelon.config.rules.servers import SERVER_FINDERS
 from echelon.config.rules.stages import STAGE_FINDERS
 from echelon.config.rules.training import (
     OPTIMIZER_FINDERS,
@@ -39,6 +40,7 @@ EXPERT_FINDERS = (*PART_FINDERS, *EXPERT_MESH_FINDERS, *DISPATCH_FINDERS, *BALAN
 FINDERS: tuple[ViolationFinder, ...] = (
     *MODEL_FINDERS,
     *MESH_FINDERS,
+    *SERVER_FINDERS,
     *PIPELINE_FINDERS,
     *STAGE_FINDERS,
     mesh_settings_without_effect,
@@ -68,6 +70,7 @@ PLAN_FINDERS: tuple[ViolationFinder, ...] = (
     fused_pieces,
     *COLLECTIVE_PLAN_FINDERS,
     *LOCAL_SGD_PLAN_FINDERS,
+    *SERVER_FINDERS,
     *TENSOR_FINDERS,
     *EXPERT_FINDERS,
     expert_settings_of_dense_model,

@@ -30,7 +30,10 @@ from echelon.cost.bytes.held import bytes_held_by_pool
 from echelon.layout.stage import pp_rank_of
 from echelon.schedule.plan_problems import pipeline_problems
 
-CHECKED = ("model", "model.experts", "model.latent", "mesh", "batch", "context", "experts")
+CHECKED = (
+    *("model", "model.experts", "model.latent"),
+    *("mesh", "servers", "batch", "context", "experts"),
+)
 """Tables whose values are looked at: those that decide what a rank computes and sends."""
 
 FOLDER_KEY = "zero.offload_dir"

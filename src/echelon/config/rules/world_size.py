@@ -60,8 +60,8 @@ def suggest_meshes(trial: Trial, world_size: int) -> Iterator[str]:
     """Yield legal settings of the mesh with this many ranks, nearest first."""
     axes, now = _axes(trial.view), mesh_of(trial.view)
     degrees_now = tuple(int(getattr(now, axis)) for axis in axes)
-    ranks, rest = divmod(world_size, now.world_size // prod(degrees_now))
-    if rest:
+    ranks, rest = divmod(world_size - now.servers, now.num_workers // prod(degrees_now))
+    if rest or ranks < 1:
         return
     nearest = sorted(
         _factorizations(ranks, len(axes)),
@@ -92,7 +92,8 @@ def _bigger_cluster(view: View, num_devices: int) -> Iterator[str]:
 def mesh_product_text(mesh: Mesh) -> str:
     """Return the degrees of a mesh and their product, in words."""
     degrees = " x ".join(f"{axis.value} {mesh.degree(axis)}" for axis in MESH_AXES)
-    return f"the mesh is {degrees} = {mesh.world_size}"
+    servers = f" + {mesh.servers} servers" * (mesh.servers > 0)
+    return f"the mesh is {degrees}{servers} = {mesh.world_size}"
 
 
 def _factorizations(number: int, count: int) -> Iterator[tuple[int, ...]]:

@@ -23,8 +23,11 @@ def summing_groups(view: View) -> dict[str, Ranks]:
     """Return the largest group of each kind that sums gradients, by what it is called.
 
     ZeRO sums slices among replicas alone; without it all who see different tokens sum everything.
+    Where there are parameter servers they do, and no group does.
     """
     mesh = mesh_of(view)
+    if mesh.servers:
+        return {}
     stages = {"parameters": view.integer("zero.stage")}
     if has_experts(view) and mesh.ep > 1:
         ranks_with_the_same_experts(view)  # Unavailable where it is not known which ones they are.

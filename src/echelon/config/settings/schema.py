@@ -65,6 +65,15 @@ _MESH = (
     ),
 )
 
+_SERVERS = (
+    setting(
+        "servers.count",
+        Integer(minimum=0, maximum=10_000),
+        0,
+        "parameter servers beside the mesh: ranks that keep the model and update it",
+    ),
+)
+
 _ZERO = (
     setting(
         "zero.stage", Integer(minimum=0, maximum=3), 0, "what data ranks share out: nothing at 0"
@@ -333,6 +342,7 @@ _TABLES = (
     MODEL_TABLES,
     _CLUSTER,
     _MESH,
+    _SERVERS,
     _ZERO,
     _LAYOUT,
     _MATHEMATICS,

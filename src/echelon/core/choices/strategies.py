@@ -22,12 +22,18 @@ class StrategyRecord:
     """Axes of the mesh with this degree; experts (`ep`) lie over the ranks of another axis."""
     others: Mapping[str, str]
     """Settings beside the mesh, as a run file has them."""
+    servers: int = 0
+    """Parameter servers beside the ranks."""
     about: str
     """What it splits."""
 
     def settings(self, ranks: int) -> tuple[str, ...]:
-        """Return the settings that make a run one of this strategy on `ranks` ranks."""
+        """Return the settings that make a run one of this strategy on `ranks` ranks.
+
+        Parameter servers are ranks beside these, which are their workers.
+        """
         mesh = {f"mesh.{axis}": ranks if axis in self.axes else 1 for axis in _AXES}
+        mesh["servers.count"] = self.servers
         return tuple(f"{key}={value}" for key, value in {**mesh, **self.others}.items())
 
 
@@ -68,5 +74,12 @@ STRATEGIES: Mapping[str, StrategyRecord] = {
             context__kind="ulysses",
         ),
         _record("ep", "dp_shard ep", "samples, experts", zero__stage="1"),
+        StrategyRecord(
+            name="parameter-server",
+            axes=("dp_replicate",),
+            others={"zero.stage": "0"},
+            about="samples; model and optimizer state over two servers",
+            servers=2,
+        ),
     )
 }

@@ -25,6 +25,7 @@ from echelon.core.plan import DTYPE_BYTES, Accumulation, DType, OffloadTarget, P
 from echelon.cost.bytes.data import data_bytes
 from echelon.cost.bytes.fp8 import CODE_BYTES, SCALE_BYTES, gathered_element_bytes
 from echelon.cost.bytes.local_sgd import outer_held
+from echelon.cost.bytes.servers import held_by_server
 from echelon.cost.bytes.terms import HeldTerm, Pool
 from echelon.cost.bytes.transient import transient_terms
 from echelon.layout.buckets import (
@@ -55,6 +56,8 @@ class HeldBucket:
 
 def bytes_held(plan: Plan, rank: int) -> tuple[HeldTerm, ...]:
     """Return the model state of `rank` by kind and pool; kinds that it has none of are left out."""
+    if plan.mesh.is_server(rank):
+        return held_by_server(plan, rank)
     return held_terms(plan, held_buckets(plan, pp_rank_of(*plan_and_rank(plan, rank))), rank)
 
 
@@ -110,9 +113,10 @@ def held_terms(plan: Plan, buckets: Sequence[HeldBucket], rank: int) -> tuple[He
         whole = not accumulates_slices(plan, expert=expert)
         add("gradients", precision.gradients, alike, "device", whole=whole)
     pool = POOLS[zero.optimizer_offload]
+    updated = () if plan.mesh.servers else buckets
     if precision.has_master:
-        add("master parameters", precision.master, buckets, pool)
-    add("optimizer state", precision.master, buckets, pool)
+        add("master parameters", precision.master, updated, pool)
+    add("optimizer state", precision.master, updated, pool)
     terms = tuple(
         _held_term(plan, rank, name, pool, DTYPE_BYTES[dtype], pieces)
         for (name, pool), (dtype, pieces) in found.items()

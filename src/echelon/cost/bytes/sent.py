@@ -42,6 +42,7 @@ from echelon.cost.bytes.data import (
 from echelon.cost.bytes.experts.sent import expert_bytes
 from echelon.cost.bytes.fp8 import first_step, fp8_maxima_bytes, fp8_scale_bytes
 from echelon.cost.bytes.local_sgd import mean_outer_bytes
+from echelon.cost.bytes.servers import server_bytes
 from echelon.cost.bytes.terms import (
     SentTerm,
     all_gather_bytes,
@@ -78,6 +79,9 @@ def bytes_sent(plan: Plan, rank: int, load: ExpertLoad | None = None) -> tuple[S
     """
     if plan.mathematics.local_sgd.active:
         return *bytes_sent(*plan_and_rank(plan, rank), load), *mean_outer_bytes(plan, rank)
+    if plan.mesh.servers:
+        terms = (*server_bytes(plan, rank), *world_bytes(plan))
+        return tuple(term for term in terms if term.bytes)
     part, cp_rank = part_of(plan, rank), plan.mesh.coordinates(rank)[Axis.CP]
     terms = _terms(plan, part, rank, cp_rank, load)
     if OPTIMIZERS[plan.mathematics.optimizer.kind].needs_whole_matrices:
@@ -105,6 +109,8 @@ def bytes_sent_without_muon(plan: Plan, pp_rank: int, cp_rank: int) -> tuple[Sen
         inner = bytes_sent_without_muon(inner_plan(plan), pp_rank, cp_rank)
         return *inner, *mean_outer_bytes(plan, rank)
     rank = plan.mesh.rank({Axis.PP: pp_rank})
+    if plan.mesh.servers:
+        return bytes_sent(plan, rank)
     return _terms(plan, rank_part(plan, pp_rank), rank, cp_rank, None)
 
 

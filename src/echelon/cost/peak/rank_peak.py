@@ -38,6 +38,7 @@ from echelon.cost.peak.few_rounds import with_as_full_ranks
 from echelon.cost.peak.gradient_sums import GradientSums
 from echelon.cost.peak.messages import message_counts
 from echelon.cost.peak.offload_buffers import offload_buffer_bytes
+from echelon.cost.peak.servers import server_peak_buffers, server_terms
 from echelon.cost.peak.update import most_update_bytes
 from echelon.cost.peak.weight_order import WeightOrder, writes_at_end
 from echelon.cost.peak.whole_units import WholeUnits
@@ -110,6 +111,11 @@ class PeakWalk:
 
     def peak(self, rank: int) -> RankPeak:
         """Return the highest moment of a rank, in the first step or in those after it."""
+        if self._plan.mesh.is_server(rank):
+            buffers, where = server_peak_buffers(self._plan, rank)
+            held = server_terms(self._plan, rank, STATE)
+            terms = dict.fromkeys(TERMS, 0.0) | held | {"buffers": float(buffers)}
+            return RankPeak(rank=rank, terms=terms, where=where)
         place, outer = plan_and_rank(self._whole, rank)[1], outer_step_bytes(self._whole, rank)
         found = self._peak(place, outer)
         terms = dict(found.terms)
@@ -132,9 +138,13 @@ class PeakWalk:
         return RankPeak(rank=rank, terms=terms, where=found.where)
 
     def by_place(self) -> list[RankPeak]:
-        """Return the highest moments of the first rank at each place of the pipeline."""
+        """Return the highest moments of the first rank at each place of the pipeline.
+
+        The first server, which has no less than the others, comes last.
+        """
         mesh = self._whole.mesh
-        return [self.peak(mesh.rank({Axis.PP: pp})) for pp in range(mesh.pp)]
+        ranks = [mesh.rank({Axis.PP: pp}) for pp in range(mesh.pp)]
+        return [self.peak(rank) for rank in (*ranks, *mesh.server_ranks[:1])]
 
     def _numbers_at(self, cp_rank: int) -> ActivationNumbers:
         if cp_rank not in self._numbers:
@@ -214,7 +224,8 @@ class _RankWalk:
         self._see("", "", 0.0)
         self._whole.end_pass()
         self._beside = _Beside("update", 0.0, 0.0)
-        update = most_update_bytes(self._plan, self._rank, self._buckets)
+        served = self._plan.mesh.servers > 0
+        update = 0 if served else most_update_bytes(self._plan, self._rank, self._buckets)
         self._see("", "", 0.0, update)
         self._beside = _Beside("outer steps", 0.0, 0.0)
         self._see("", "", 0.0, outer_bytes)

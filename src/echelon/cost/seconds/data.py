@@ -31,6 +31,8 @@ from echelon.cost.seconds.inputs import CostInputs
 from echelon.cost.seconds.links.collectives import (
     GroupLinkNumbers,
     all_gather_seconds,
+    group_link_numbers,
+    point_to_point_seconds,
     sum_seconds,
 )
 from echelon.cost.seconds.links.exchanges import library_group_links, pairwise_group_links
@@ -98,11 +100,29 @@ def step_collective_seconds(work: CostInputs, held: HeldWeights) -> tuple[Num, N
     def gathered(way: GroupLinkNumbers, weights: Num) -> Num:
         return np.where(cut, all_gather_seconds(way, work.element * weights), 0.0)
 
+    if np.any(np.asarray(layout.servers) > 0.0):
+        return server_seconds(work, shared)
     none = np.asarray(routed) == 0.0
     reduce = reduced(ways.shared, ways.shared_sum, shared)
     reduce = reduce + np.where(none, 0.0, reduced(ways.routed, ways.routed_sum, routed))
     gather = gathered(ways.shared, shared) + np.where(none, 0.0, gathered(ways.routed, routed))
     return reduce, gather
+
+
+def server_seconds(work: CostInputs, weights: Num) -> tuple[Num, Num]:
+    """Return the seconds in which gradients reach parameter servers, and parameters come back.
+
+    With M bytes of so many weights, W workers and S servers, each worker's link carries M one way,
+    and each server's W M / S: the bottleneck is the larger (Li et al., 2014, section 4).
+    """
+    layout = work.layout
+    way = group_link_numbers(work.machine, layout.dp + layout.servers, 1.0)
+    fullest = np.maximum(1.0, layout.dp / np.maximum(1.0, layout.servers)) * weights
+    push, pull = (
+        point_to_point_seconds(way, size * fullest)
+        for size in (work.software.reduced_bytes, work.element)
+    )
+    return push, pull
 
 
 def unit_gather_seconds(
@@ -166,6 +186,7 @@ def update_seconds(work: CostInputs, held: HeldWeights) -> Num:
     layout, software = work.layout, work.software
     cut = np.asarray(layout.zero) >= 1.0
     shared = (held.blocks + held.ends) / np.where(cut, layout.shard, 1.0)
+    shared = shared / np.maximum(1.0, layout.servers)
     routed = held.routed / np.where(cut, layout.expert_shard, 1.0)
     machine = work.machine
     bandwidth = machine.memory_bandwidth * machine.optimizer

@@ -46,7 +46,7 @@ def cost_inputs_from_plan(plan: Plan, software: TrainerConstants | None = None) 
             plan.cluster,
             product_dtype(plan.cluster, mathematics.precision),
             attention_dtype=mathematics.precision.parameters,
-            ranks=plan.mesh.world_size,
+            ranks=plan.mesh.num_workers,
         ),
         software=constants_for_precision(facts, mathematics.precision, mathematics.optimizer.kind),
         layout=layout_numbers_from_plan(plan),
@@ -137,6 +137,7 @@ def layout_numbers_from_plan(plan: Plan) -> LayoutNumbers:
         parameter_offload=float(zero.parameter_offload != "none"),
         secondary=float(zero.secondary),
         sums=float(algorithm_index(layout.collectives.algorithm)),
+        servers=float(mesh.servers),
     )
 
 

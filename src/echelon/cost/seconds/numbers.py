@@ -208,6 +208,8 @@ class LayoutNumbers:
     """Flag: all gathers of a step but the first are inside of nodes."""
     sums: Num = 0.0
     """Index of how gradients are summed in `COLLECTIVE_ALGORITHMS`."""
+    servers: Num = 0.0
+    """Parameter servers beside the ranks that compute."""
 
     @property
     def dp(self) -> Num:
@@ -216,8 +218,8 @@ class LayoutNumbers:
 
     @property
     def devices(self) -> Num:
-        """Return the number of ranks."""
-        return self.tp * self.cp * self.pp * self.dp
+        """Return the number of ranks, servers included."""
+        return self.tp * self.cp * self.pp * self.dp + self.servers
 
     @property
     def shard(self) -> Num:

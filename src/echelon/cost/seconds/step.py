@@ -84,6 +84,9 @@ def step_seconds(work: CostInputs, blocks: BlockKindSeconds | None = None) -> Te
     cut_whole = np.asarray(layout.zero) >= 3.0
     # At stage 2 gradients are scattered after every microbatch, at 0 and 1 once.
     times = np.where(np.asarray(layout.zero) == 2.0, m, 1.0)
+    # Workers have nothing to do until servers have sent the parameters.
+    served = np.asarray(layout.servers) > 0.0
+    regather_shown = np.where(served, 1.0, 1.0 - software.reduce_overlap)
     window = software.reduce_overlap * (part.inputs + part.weights)
     shown = times * np.maximum(0.05 * reduce, reduce - window)
     terms: dict[str, Num] = {
@@ -98,7 +101,7 @@ def step_seconds(work: CostInputs, blocks: BlockKindSeconds | None = None) -> Te
         "expert": m * part.expert,
         "messages": pace * messages,
         "bubble": idle,
-        "gather": np.where(cut_whole, gather, (1.0 - software.reduce_overlap) * regather),
+        "gather": np.where(cut_whole, gather, regather_shown * regather),
         "gradients": np.where(cut_whole, scatter, shown),
         "adding": pace * m * accumulation_seconds(work, held),
         "optimizer": pace * update_seconds(work, held),

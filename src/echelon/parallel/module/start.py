@@ -80,6 +80,13 @@ def _foreign_settings(plan: Plan) -> Iterator[tuple[str, str, Sequence[str]]]:
             "is about the routers of Echelon's models",
             ['a dense model, such as model.preset = "nano": experts are your module\'s'],
         )
+    if plan.mesh.servers:
+        yield (
+            "servers.count",
+            f"servers.count = {plan.mesh.servers} keeps Echelon's models, and trains them in "
+            "Echelon's loop",
+            ["servers.count = 0: data ranks sum the gradients of a module"],
+        )
     if OPTIMIZERS[kind].others is not None:
         yield (
             "optimizer.kind",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from echelon.core.axis import LOSS_AXES, MESH_AXES, SHARD_AXES, Axis
+from echelon.core.axis import LOSS_AXES, SHARD_AXES, Axis
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Plan
@@ -17,6 +17,7 @@ from echelon.cost.bytes.data import (
     EXPERT_SHARD_WITHIN_AXIS,
     SHARD_WITHIN_AXIS,
 )
+from echelon.cost.bytes.servers import SERVERS_AXIS
 from echelon.layout.islands import Island, islands_of, plan_and_rank
 from echelon.layout.muon import STAGE_AXES
 from echelon.layout.secondary import node_groups
@@ -47,6 +48,8 @@ class RankGroups:
     world: Group
     """All ranks that take a step together, those of an island where there are some: the few numbers
     of a step that every rank needs."""
+    servers: Group
+    """All ranks, where some are parameter servers: gradients go to them, parameters come back."""
     data: Group
     """dp_replicate x dp_shard x cp: sums losses and gradients."""
     shard: Group
@@ -118,7 +121,7 @@ def rank_groups(plan: Plan, recorder: Recorder, completion: Completion | None = 
     maker = GroupMaker(plan, recorder, completion)
     everyone = islands = None
     if plan.mathematics.local_sgd.active:
-        everyone = maker.over("everyone", plan.mesh.groups(*MESH_AXES))
+        everyone = maker.over("everyone", [tuple(range(plan.mesh.world_size))])
         replicas = plan.mesh.groups(Axis.DP_REPLICATE)
         islands = maker.over(Axis.DP_REPLICATE.value, replicas, gradients=True)
         maker.islands = islands_of(plan)
@@ -132,7 +135,8 @@ def rank_groups(plan: Plan, recorder: Recorder, completion: Completion | None = 
     whole = OPTIMIZERS[plan.mathematics.optimizer.kind].needs_whole_matrices
     by_sequence = has_experts and shares_sequences(plan)
     tensor = over(Axis.TP.value, mesh.groups(Axis.TP))
-    world = over("world", mesh.groups(*MESH_AXES))
+    all_ranks = [tuple(range(mesh.world_size))]
+    world = over("world", all_ranks)
     groups = RankGroups(
         rank=rank,
         recorder=recorder,
@@ -140,6 +144,7 @@ def rank_groups(plan: Plan, recorder: Recorder, completion: Completion | None = 
         everyone=world if everyone is None else everyone,
         islands=over(Axis.DP_REPLICATE.value, ()) if islands is None else islands,
         world=world,
+        servers=over(SERVERS_AXIS, all_ranks, needed=mesh.servers > 0),
         data=over("dp", mesh.groups(*LOSS_AXES), gradients=True),
         shard=over(Axis.DP_SHARD.value, mesh.groups(*SHARD_AXES), needed=slices),
         shard_within=over(SHARD_WITHIN_AXIS, node_groups(plan)),

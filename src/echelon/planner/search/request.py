@@ -57,7 +57,7 @@ _TOKENS_OF_A_BATCH = 4 * 2**20
 _LONGEST_SEQUENCE = 8192
 """Tokens of a sequence where nobody says, if the model has so many positions."""
 
-LAYOUT_TABLES = ("mesh.", "zero.", "pipeline.", "recompute.", "context.")
+LAYOUT_TABLES = ("mesh.", "servers.", "zero.", "pipeline.", "recompute.", "context.")
 LAYOUT_KEYS = (
     *("batch.microbatch_sequences", "experts.expert_tp", "experts.zero_stage"),
     *("experts.dispatch", "experts.chunks", "experts.padded"),

@@ -169,6 +169,10 @@ def _samples(evidence: Evidence, step: int) -> Iterator[Check]:
     share = len(every) // plan.mesh.dp
     ids = [every[replica * share : (replica + 1) * share] for replica in range(plan.mesh.dp)]
     for rank, report in enumerate(evidence.observed.reports(step)):
+        if plan.mesh.is_server(rank):
+            read_here = f"rank {rank} is a server and read samples" if report.samples else ""
+            yield exact_check(step, f"samples of rank {rank}", read_here, position=rank - 1000)
+            continue
         read, dp_rank, problem = set(report.samples), dp_rank_of(plan, rank), ""
         if sorted(report.samples) != sorted(ids[dp_rank]):
             others = [f"dp {other}" for other, own in enumerate(ids) if read & set(own)]

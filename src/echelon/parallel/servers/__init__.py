@@ -1,0 +1,7 @@
+"""Parameter servers: workers send gradients and get parameters, servers keep and update the model.
+
+    worker.py   pushes the gradients of full buckets, pulls parameters after the update
+    server.py   the ranges of a server, the sums of what workers push, what it sends back
+
+Which elements a server holds is in `layout/servers.py`, the bytes in `cost/bytes/servers.py`.
+"""
