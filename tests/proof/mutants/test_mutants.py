@@ -18,6 +18,7 @@ from tests.proof.mutants import (
     reductions,
     scales,
     slices,
+    threads,
 )
 from tests.proof.mutants.planting import Told, mutants_of
 from tests.proof.planted import assert_caught
@@ -27,7 +28,16 @@ from tests.proof.planted import assert_caught
 @pytest.mark.parametrize(
     ("mutant", "told"),
     mutants_of(
-        constants, counts, forward, fp8_gather, narrow, pipelines, reductions, scales, slices
+        constants,
+        counts,
+        forward,
+        fp8_gather,
+        narrow,
+        pipelines,
+        reductions,
+        scales,
+        slices,
+        threads,
     ),
 )
 def test_a_planted_bug_is_caught_and_named(mutant: str, told: Told, rank_pool: RankPool) -> None:

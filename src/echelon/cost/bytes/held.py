@@ -25,6 +25,7 @@ from echelon.core.plan import DTYPE_BYTES, Accumulation, DType, OffloadTarget, P
 from echelon.cost.bytes.data import data_bytes
 from echelon.cost.bytes.fp8 import CODE_BYTES, SCALE_BYTES
 from echelon.cost.bytes.terms import HeldTerm, Pool
+from echelon.cost.bytes.threads import replica_terms
 from echelon.cost.bytes.transient import transient_terms
 from echelon.layout.buckets import (
     BucketPlan,
@@ -111,7 +112,8 @@ def held_terms(plan: Plan, buckets: Sequence[HeldBucket], rank: int) -> tuple[He
         _held_term(plan, rank, name, pool, DTYPE_BYTES[dtype], pieces)
         for (name, pool), (dtype, pieces) in found.items()
     )
-    return (*terms, *_codes(plan, buckets))
+    others = replica_terms(plan, [bucket.plan for bucket in buckets])
+    return (*terms, *_codes(plan, buckets), *others)
 
 
 def _codes(plan: Plan, buckets: Sequence[HeldBucket]) -> Iterator[HeldTerm]:

@@ -27,10 +27,12 @@ from echelon.cost.activations.timeline import RankActivations
 from echelon.cost.bytes.fp8 import first_step
 from echelon.cost.bytes.held import held_buckets, held_terms
 from echelon.cost.bytes.terms import Pool
+from echelon.cost.bytes.threads import REPLICA_GRADIENTS, REPLICA_PARAMETERS
 from echelon.cost.peak.few_rounds import with_as_full_ranks
 from echelon.cost.peak.gradient_sums import GradientSums
 from echelon.cost.peak.messages import message_counts
 from echelon.cost.peak.offload_buffers import offload_buffer_bytes
+from echelon.cost.peak.threads import share_of_replica, with_other_replicas
 from echelon.cost.peak.update import most_update_bytes
 from echelon.cost.peak.weight_order import WeightOrder, writes_at_end
 from echelon.cost.peak.whole_units import WholeUnits
@@ -45,6 +47,8 @@ STATE: Mapping[str, str] = {
     "gradients": "gradients",
     "master parameters": "optimizer",
     "optimizer state": "optimizer",
+    REPLICA_PARAMETERS: "parameters",
+    REPLICA_GRADIENTS: "gradients",
 }
 """The term of each kind of model state."""
 
@@ -97,6 +101,11 @@ class PeakWalk:
 
     def peak(self, rank: int) -> RankPeak:
         """Return the highest moment of a rank, in the first step or in those after it."""
+        if self._plan.layout.threads.on:
+            alone = PeakWalk(share_of_replica(self._plan)).peak(rank)
+            resting = resting_terms(self._plan, rank)
+            terms = with_other_replicas(self._plan, rank, alone.terms, resting)
+            return RankPeak(rank=rank, terms=terms, where=alone.where)
         found = self._peak(rank)
         if self._first_step is None:
             return found

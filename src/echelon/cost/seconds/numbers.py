@@ -206,6 +206,10 @@ class LayoutNumbers:
     """Bytes of a weight of a block as ZeRO 3 gathers it; 0: those of an element."""
     sums: Num = 0.0
     """Index of how gradients are summed in `COLLECTIVE_ALGORITHMS`."""
+    replicas: Num = 1.0
+    """Replicas on threads of one process; `microbatch` is then what one of them has of it."""
+    one_memory: Num = 0.0
+    """Flag: replicas share the memory of the primary."""
 
     @property
     def dp(self) -> Num:
@@ -214,8 +218,8 @@ class LayoutNumbers:
 
     @property
     def devices(self) -> Num:
-        """Return the number of ranks."""
-        return self.tp * self.cp * self.pp * self.dp
+        """Return the number of devices: one for each rank, and for each replica on a thread."""
+        return self.tp * self.cp * self.pp * self.dp * self.replicas
 
     @property
     def shard(self) -> Num:
