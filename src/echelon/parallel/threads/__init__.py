@@ -10,5 +10,4 @@ Source: PyTorch, `torch.nn.DataParallel`; Li et al., "PyTorch Distributed: Exper
 
 replicas.py   a replica with its thread, and the copies between it and the primary
 stage.py      the one stage of the model as all replicas compute it; the sum onto the primary
-module.py     the same seven steps for any module, whose outputs are gathered (`ec.threaded`)
 """
