@@ -33,11 +33,11 @@ def test_a_thread_keeps_its_place_and_ends() -> None:
     assert not any(one.name.startswith("replica-1") for one in threading.enumerate())
 
 
-def test_a_thread_that_is_not_on_a_core_waits() -> None:
+def test_passes_of_a_thread_add_up() -> None:
     seconds = ThreadSeconds()
-    seconds.add(wall_s=2.0, cpu_s=1.5)
-    seconds.add(wall_s=1.0, cpu_s=1.1)
-    assert (seconds.wall_s, seconds.waited_s) == (3.0, 0.5)
+    seconds.add(wall_s=2.0, blocked_s=0.5)
+    seconds.add(wall_s=1.0, blocked_s=0.0)
+    assert (seconds.wall_s, seconds.blocked_s) == (3.0, 0.5)
 
 
 def test_bytes_are_those_of_elements() -> None:

@@ -7,8 +7,7 @@ one that was not refreshed.
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
 from typing import TypeVar
@@ -17,6 +16,7 @@ import torch
 
 from echelon.core.event import Event
 from echelon.core.threads import THREADS_AXIS
+from echelon.launch.host import ThreadClock
 from echelon.models.decoder import Decoder
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.gradients import GradientStore
@@ -30,19 +30,19 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class ThreadSeconds:
-    """Add up how long a thread was at work, and how long of that it was not running.
+    """Add up how long a thread was at work, and how long of that it was blocked.
 
-    A thread that has work and is not on a core waits: for the lock of the interpreter, which one
-    thread has at a time, or for a core that others use.
+    A thread that has work and neither runs nor queues for a core waits for the lock of the
+    interpreter, which one thread of a process has at a time.
     """
 
     wall_s: float = 0.0
-    waited_s: float = 0.0
+    blocked_s: float = 0.0
 
-    def add(self, wall_s: float, cpu_s: float) -> None:
+    def add(self, wall_s: float, blocked_s: float) -> None:
         """Count one pass."""
         self.wall_s += wall_s
-        self.waited_s += max(0.0, wall_s - cpu_s)
+        self.blocked_s += blocked_s
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,6 +106,10 @@ class Replicas:
         """Return how many there are."""
         return len(self._all)
 
+    def __iter__(self) -> Iterator[Replica]:
+        """Yield all of them, the primary first."""
+        return iter(self._all)
+
     @property
     def primary(self) -> Replica:
         """Return the replica that rests and is updated."""
@@ -155,11 +159,12 @@ class Replicas:
         gradients, microbatch = torch.is_grad_enabled(), self.recorder.microbatch
 
         def timed(replica: Replica) -> tuple[T, float, float]:
-            start, cpu, wall = self.recorder.now(), time.thread_time(), time.perf_counter()
+            start, clock = self.recorder.now(), ThreadClock.read()
             with torch.set_grad_enabled(gradients):
                 result = work(replica)
-            replica.seconds.add(time.perf_counter() - wall, time.thread_time() - cpu)
-            return result, start, self.recorder.now()
+            end = self.recorder.now()
+            replica.seconds.add(end - start, ThreadClock.read().blocked_since(clock, end - start))
+            return result, start, end
 
         running = [replica.thread.submit(timed, replica) for replica in self._all]
         wait(running)

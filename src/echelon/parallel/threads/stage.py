@@ -108,10 +108,7 @@ class ThreadedStage:
         parts = [part_of_batch(batch, index, count) for index in range(count)]
         sent = sum(num_bytes(one) for part in parts[1:] for one in part.tensors())
         parts = [
-            part.to(replica.device)
-            for part, replica in zip(
-                parts, (self.replicas.primary, *self.replicas.others), strict=True
-            )
+            part.to(replica.device) for part, replica in zip(parts, self.replicas, strict=True)
         ]
         self.replicas.record("scatter", "microbatch", start, sent)
         return parts
