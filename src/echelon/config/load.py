@@ -54,6 +54,7 @@ from echelon.core.cluster import Cluster
 from echelon.core.errors import ConfigError, InfeasiblePlan, Problem
 from echelon.core.plan import Documents, Layout, Mathematics, Optimizer, Plan, Precision
 from echelon.core.rulebook.config import MISSING_SETTING
+from echelon.core.threads import Threads
 
 PARTS_OF_MODEL = tuple(f"model.{part}" for part in PARTS)
 
@@ -177,6 +178,7 @@ def _build_job(view: View, cluster: Cluster) -> Job:
         experts=experts,
         kernels=kernels,
         collectives=collectives,
+        threads=record(view, Threads, "threads"),
     )
     run_name = view.word("train.run_name")
     plan = Plan(name=run_name, mathematics=mathematics, layout=layout, cluster=cluster)

@@ -17,6 +17,18 @@ from echelon.config.view import View
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Plan
 
+LAYOUT_TABLES = (
+    "mesh",
+    "zero",
+    "recompute",
+    "context",
+    "experts",
+    "kernels",
+    "collectives",
+    "threads",
+)
+"""Tables whose settings are the fields of a record of the layout of the same name."""
+
 
 def view_from_plan(plan: Plan) -> View:
     """Return the View of a plan, in which nothing is left to us and no origin is known."""
@@ -31,7 +43,7 @@ def plan_settings(plan: Plan) -> dict[str, object]:
     """Return every setting of a plan but those that name files, as it stands in a run.toml."""
     numbers, layout = plan.mathematics, plan.layout
     found = model_settings(plan.model) | {"train.run_name": plan.name}
-    for table in ("mesh", "zero", "recompute", "context", "experts", "kernels", "collectives"):
+    for table in LAYOUT_TABLES:
         found |= settings_under(table, getattr(layout, table))
     for table in ("precision", "optimizer", "local_sgd"):
         found |= settings_under(table, getattr(numbers, table))

@@ -24,6 +24,7 @@ from echelon.core.local_sgd import LocalSgd
 from echelon.core.mesh import Mesh
 from echelon.core.model_shape import ModelShape
 from echelon.core.serialize import content_hash, decode_json, from_json, to_json
+from echelon.core.threads import Threads
 
 DType = Literal["fp64", "fp32", "bf16", "fp16"]
 DTYPE_BYTES: dict[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
@@ -246,9 +247,8 @@ class Context:
     """Say how the ranks of `cp` let each query meet each key.
 
     `ulysses_degree` neighbours exchange heads for positions; keys and values go around, or are
-    gathered over, a ring of `cp / ulysses_degree` places, as the record of `kind` in
-    `core/choices/context_kinds.py` says. `attention` is the kernel that computes what is on a rank
-    (`core/choices/attention_kernels.py`).
+    gathered over, a ring of `cp / ulysses_degree` places (`core/choices/context_kinds.py`).
+    `attention` is the kernel of what is on a rank (`core/choices/attention_kernels.py`).
     """
 
     kind: ContextKind = PLAIN_CONTEXT_KIND
@@ -312,6 +312,8 @@ class Layout:
     """What of a block runs as one kernel, and by which library."""
     collectives: Collectives = field(default_factory=Collectives)
     """How gradients are summed over data-parallel ranks."""
+    threads: Threads = field(default_factory=Threads)
+    """On how many threads of the one process the model is replicated."""
 
     @property
     def tp_ring(self) -> bool:

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import ctypes
 import os
+import time
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -22,6 +24,8 @@ START_BYTES = 2**28
 """What starting ranks takes: torch, once."""
 RANK_BYTES = 2**25
 """What each forked rank adds while it proves a shrunk model."""
+THREAD_SCHEDSTAT = Path("/proc/thread-self/schedstat")
+"""Where Linux counts what the calling thread has run, and has queued for a core, in ns."""
 _M_TRIM_THRESHOLD = -1  # option of mallopt(3)
 _M_MMAP_THRESHOLD = -3  # option of mallopt(3)
 _LARGEST_THRESHOLD = 32 * 2**20  # bytes
@@ -87,3 +91,28 @@ def keep_freed_memory() -> bool:
         return False
     kept = mallopt(_M_MMAP_THRESHOLD, _LARGEST_THRESHOLD)
     return bool(kept and mallopt(_M_TRIM_THRESHOLD, _NEVER))
+
+
+@dataclass(frozen=True, slots=True)
+class ThreadClock:
+    """Say how long the calling thread has been on a core, and how long it has queued for one."""
+
+    cpu_s: float
+    queued_s: float
+
+    @classmethod
+    def read(cls, schedstat: Path = THREAD_SCHEDSTAT) -> ThreadClock:
+        """Return both as the kernel counts them.
+
+        Without Linux's /proc a queue is not known, and counts as 0.
+        """
+        try:
+            queued = int(schedstat.read_text(encoding="ascii").split()[1]) / 1e9
+        except (OSError, IndexError, ValueError):
+            queued = 0.0
+        return cls(time.thread_time(), queued)
+
+    def blocked_since(self, earlier: ThreadClock, wall_s: float) -> float:
+        """Return how much of `wall_s` the thread neither ran nor queued for a core: it waited."""
+        away = wall_s - (self.cpu_s - earlier.cpu_s) - (self.queued_s - earlier.queued_s)
+        return max(0.0, away)

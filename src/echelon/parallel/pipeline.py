@@ -28,7 +28,6 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
-from echelon.models.decoder import Decoder
 from echelon.parallel.gradients import DeferredWeightGradient, GradientStore
 from echelon.parallel.transport.collectives import Group, Pending
 from echelon.parallel.transport.device_mesh import RankGroups
@@ -96,6 +95,19 @@ class StepState:
         ]
 
 
+class StageModel(Protocol):
+    """What computes a stage: a `Decoder`, or replicas of one on threads."""
+
+    first: bool
+    last: bool
+
+    def __call__(
+        self, x_ND: torch.Tensor | None, batch: TokenBatch, *, scale: float = 1.0
+    ) -> torch.Tensor:
+        """Return x_ND for the next stage or, on the last one, scale x the sum of token losses."""
+        ...
+
+
 class ActionObserver(Protocol):
     """Whoever looks at what a step keeps: told when an action has its input, and when it ended."""
 
@@ -113,7 +125,7 @@ class PipelineExecutor:
 
     def __init__(
         self,
-        stages: Mapping[int, Decoder],
+        stages: Mapping[int, StageModel],
         *,
         pp_rank: int,
         groups: RankGroups,

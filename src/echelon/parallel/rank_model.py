@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -23,6 +23,7 @@ from echelon.parallel.offload import OffloadStore
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor
 from echelon.parallel.recompute import RecomputingRunner
+from echelon.parallel.threads.replicas import Replicas
 from echelon.parallel.zero import ParameterGathering
 
 
@@ -50,6 +51,14 @@ class RankModel:
     """What keeps experts busy; None in a dense model."""
     scales: TensorScales | None
     """The scales of whole tensors in 8 bits, if there are any."""
+    replicas: Replicas | None = None
+    """The replicas on threads of this process, the primary first, if there are any."""
+
+    def decoders(self) -> Iterator[Decoder]:
+        """Yield all that computes here: the stages, and those of other replicas."""
+        yield from self.stages.values()
+        for replica in () if self.replicas is None else self.replicas.others:
+            yield replica.decoder
 
 
 def empty_stages(

@@ -371,6 +371,8 @@ class TrainEngine:
         self.optimizer.store.close()
         if self.model.parameter_store is not None:
             self.model.parameter_store.close()
+        if self.model.replicas is not None:
+            self.model.replicas.close()
 
     def _shards(self, flats: Mapping[str, torch.Tensor]) -> dict[str, list[Shard]]:
         held = [bucket for bucket in self.model.buckets if bucket.name in flats]

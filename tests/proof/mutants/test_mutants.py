@@ -19,6 +19,7 @@ from tests.proof.mutants import (
     scales,
     secondary,
     slices,
+    threads,
 )
 from tests.proof.mutants.planting import Told, mutants_of
 from tests.proof.planted import assert_caught
@@ -38,6 +39,7 @@ from tests.proof.planted import assert_caught
         scales,
         secondary,
         slices,
+        threads,
     ),
 )
 def test_a_planted_bug_is_caught_and_named(mutant: str, told: Told, rank_pool: RankPool) -> None:

@@ -25,6 +25,7 @@ from echelon.config.rules.pipeline import PIPELINE_FINDERS, pipeline_settings_wi
 from echelon.config.rules.precision import PRECISION_FINDERS
 from echelon.config.rules.servers import SERVER_FINDERS
 from echelon.config.rules.stages import STAGE_FINDERS
+from echelon.config.rules.threads import THREAD_FINDERS
 from echelon.config.rules.training import (
     OPTIMIZER_FINDERS,
     RECOMPUTE_FINDERS,
@@ -59,6 +60,7 @@ FINDERS: tuple[ViolationFinder, ...] = (
     *RUN_FINDERS,
     *EXPERT_FINDERS,
     *BALANCE_EFFECT_FINDERS,
+    *THREAD_FINDERS,
     mesh_fits_cluster,
 )
 """Every rule between the settings of a run."""
@@ -76,5 +78,6 @@ PLAN_FINDERS: tuple[ViolationFinder, ...] = (
     expert_settings_of_dense_model,
     *CONTEXT_FINDERS,
     *FP8_FINDERS,
+    *THREAD_FINDERS,
 )
 """Rules without which ranks could not run a plan; `schedule/plan_problems.py` has its schedule."""

@@ -192,6 +192,7 @@ _LAYOUT = (
         "auto",
         "how gradients are summed; auto: hierarchical over Gloo where that is faster, else backend",
     ),
+    setting("threads.replicas", DEGREE, 1, "replicas of the model on threads of one process"),
 )
 
 _MATHEMATICS = (

@@ -49,6 +49,7 @@ from echelon.cost.bytes.terms import (
     all_reduce_bytes,
     pass_terms,
 )
+from echelon.cost.bytes.threads import thread_bytes
 from echelon.layout.buckets import BucketPlan, plan_buckets
 from echelon.layout.expert_load import ExpertLoad
 from echelon.layout.islands import inner_plan, plan_and_rank
@@ -125,6 +126,7 @@ def _terms(
         *context_bytes(plan, part, cp_rank),
         *pipeline_bytes(plan, part, buckets),
         *world_bytes(plan),
+        *thread_bytes(plan, buckets),
     )
     return tuple(term for term in terms if term.bytes)
 

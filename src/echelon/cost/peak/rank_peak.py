@@ -34,11 +34,13 @@ from echelon.cost.bytes.local_sgd import (
     outer_step_bytes,
 )
 from echelon.cost.bytes.terms import Pool
+from echelon.cost.bytes.threads import REPLICA_GRADIENTS, REPLICA_PARAMETERS
 from echelon.cost.peak.few_rounds import with_as_full_ranks
 from echelon.cost.peak.gradient_sums import GradientSums
 from echelon.cost.peak.messages import message_counts
 from echelon.cost.peak.offload_buffers import offload_buffer_bytes
 from echelon.cost.peak.servers import server_peak_buffers, server_terms
+from echelon.cost.peak.threads import share_of_replica, with_other_replicas
 from echelon.cost.peak.update import most_update_bytes
 from echelon.cost.peak.weight_order import WeightOrder, writes_at_end
 from echelon.cost.peak.whole_units import WholeUnits
@@ -58,6 +60,8 @@ STATE: Mapping[str, str] = {
     OUTER_PARAMETERS: "optimizer",
     OUTER_MOMENTUM: "optimizer",
     OUTER_GRADIENTS: "optimizer",
+    REPLICA_PARAMETERS: "parameters",
+    REPLICA_GRADIENTS: "gradients",
 }
 """The term of each kind of model state."""
 
@@ -116,6 +120,11 @@ class PeakWalk:
             held = server_terms(self._plan, rank, STATE)
             terms = dict.fromkeys(TERMS, 0.0) | held | {"buffers": float(buffers)}
             return RankPeak(rank=rank, terms=terms, where=where)
+        if self._plan.layout.threads.on:
+            alone = PeakWalk(share_of_replica(self._plan)).peak(rank)
+            resting = resting_terms(self._plan, rank)
+            terms = with_other_replicas(self._plan, rank, alone.terms, resting)
+            return RankPeak(rank=rank, terms=terms, where=alone.where)
         place, outer = plan_and_rank(self._whole, rank)[1], outer_step_bytes(self._whole, rank)
         found = self._peak(place, outer)
         terms = dict(found.terms)

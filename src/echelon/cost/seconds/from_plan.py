@@ -46,7 +46,7 @@ def cost_inputs_from_plan(plan: Plan, software: TrainerConstants | None = None) 
             plan.cluster,
             product_dtype(plan.cluster, mathematics.precision),
             attention_dtype=mathematics.precision.parameters,
-            ranks=plan.mesh.num_workers,
+            ranks=plan.mesh.num_workers * plan.layout.threads.replicas,
         ),
         software=constants_for_precision(facts, mathematics.precision, mathematics.optimizer.kind),
         layout=layout_numbers_from_plan(plan),
@@ -120,7 +120,7 @@ def layout_numbers_from_plan(plan: Plan) -> LayoutNumbers:
         tp_overlap=float(layout.tp_overlap != "none"),
         ulysses=float(context.ulysses_degree),
         gathered=float(context.record.gathers_keys),
-        microbatch=float(layout.microbatch_sequences),
+        microbatch=float(layout.microbatch_sequences / layout.threads.replicas),
         microbatches=float(plan.num_microbatches),
         virtual=max(1.0, len(pipeline.stages) / mesh.pp),
         schedule=schedule_index(pipeline.schedule),
@@ -138,6 +138,8 @@ def layout_numbers_from_plan(plan: Plan) -> LayoutNumbers:
         secondary=float(zero.secondary),
         sums=float(algorithm_index(layout.collectives.algorithm)),
         servers=float(mesh.servers),
+        replicas=float(layout.threads.replicas),
+        one_memory=float(plan.cluster.backend == "gloo"),
     )
 
 

@@ -24,6 +24,7 @@ from echelon.cost.seconds.data import (
     HeldWeights,
     accumulation_seconds,
     node_gather_seconds,
+    replica_seconds,
     step_collective_seconds,
     unit_gather_seconds,
     update_seconds,
@@ -81,6 +82,7 @@ def step_seconds(work: CostInputs, blocks: BlockKindSeconds | None = None) -> Te
     messages = _messages(work)
     pace = software.pace
     reduce, regather = (pace * one for one in step_collective_seconds(work, held))
+    given, taken = (pace * one for one in replica_seconds(work, held))
     cut_whole = np.asarray(layout.zero) >= 3.0
     # At stage 2 gradients are scattered after every microbatch, at 0 and 1 once.
     times = np.where(np.asarray(layout.zero) == 2.0, m, 1.0)
@@ -101,8 +103,8 @@ def step_seconds(work: CostInputs, blocks: BlockKindSeconds | None = None) -> Te
         "expert": m * part.expert,
         "messages": pace * messages,
         "bubble": idle,
-        "gather": np.where(cut_whole, gather, regather_shown * regather),
-        "gradients": np.where(cut_whole, scatter, shown),
+        "gather": np.where(cut_whole, gather, regather_shown * regather) + given,
+        "gradients": np.where(cut_whole, scatter, shown) + taken,
         "adding": pace * m * accumulation_seconds(work, held),
         "optimizer": pace * update_seconds(work, held),
         "fixed": pace * software.step_s + 0.0 * m,

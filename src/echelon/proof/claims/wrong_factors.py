@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from echelon.core.plan import Plan
+from echelon.core.threads import THREADS_AXIS
 from echelon.layout.buckets import data_degree
 from echelon.proof.diagnose.context_parts import tokens_by_context_rank
 from echelon.proof.diagnose.diagnosis import ProofFinding
@@ -40,6 +41,7 @@ def known_factors(plan: Plan, oracle: OracleStep, *, expert: bool = False) -> tu
         "tp": mesh.tp,
         "pp": mesh.pp,
         "cp": mesh.cp,
+        THREADS_AXIS: plan.layout.threads.replicas,
         "microbatches": plan.num_microbatches,
     }
     found = [Factor("zero", 0.0), Factor("sign", -1.0)]

@@ -43,6 +43,7 @@ from echelon.proof.diagnose.microbatch_weights import (
 from echelon.proof.diagnose.misplaced import slices_of_others, swapped_messages
 from echelon.proof.diagnose.norm_layers import missing_rows
 from echelon.proof.diagnose.places import describe_slice, told_by_slice, wrong_elements
+from echelon.proof.diagnose.threads import weighted_replicas
 from echelon.proof.oracle.oracle import contributions
 from echelon.proof.ranks import ObservedShard
 
@@ -84,6 +85,7 @@ def _findings(gradient: WrongGradient) -> Iterator[ProofFinding]:
     for explain in (
         _missing_sum,
         _scalar,
+        weighted_replicas,
         _microbatch_mixture,
         gradients_of_experts,
         context_rank_weights,

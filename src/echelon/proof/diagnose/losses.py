@@ -20,6 +20,7 @@ from echelon.proof.claims.wrong_factors import (
 )
 from echelon.proof.diagnose.context_parts import means_by_context_rank
 from echelon.proof.diagnose.diagnosis import ROUNDING, ProofFinding, with_distinguishing_axis
+from echelon.proof.diagnose.threads import outdated_replica
 from echelon.proof.mistakes.context import context_variants
 from echelon.proof.mistakes.dropout import dropout_variants
 from echelon.proof.mistakes.experts import expert_variants
@@ -62,6 +63,7 @@ def explain_microbatch_losses(evidence: Evidence, failure: Check) -> ProofFindin
     return (
         _moved(right, observed)
         or _mixed_up(evidence, oracle, observed)
+        or outdated_replica(evidence, oracle, observed)
         or _known_mistake(evidence, oracle, observed)
         or ProofFinding("none", says)
     )
