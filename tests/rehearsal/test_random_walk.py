@@ -101,7 +101,27 @@ def test_other_bytes_than_the_formulas_and_tracebacks_are_findings(
     assert main(["--plans", "1"]) == 1
     said = capsys.readouterr().out
     assert "ValueError: a bug" in said
-    assert "1 plans: 0 hold, 0 refused by rules, 1 failed" in said
+    assert "1 plans: 0 hold, 1 failed; rules refused 0 more" in said
+
+
+def test_a_walk_goes_on_until_so_many_were_rehearsed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    drawn = iter([SMALL | {"mesh.tp": 3}, SMALL, SMALL | {"mesh.tp": 3}, SMALL])
+    monkeypatch.setattr(random_walk, "draw_settings", lambda *_: next(drawn))
+    results = tmp_path / "results.jsonl"
+    assert main(["--plans", "1", "--results", str(results)]) == 0
+    assert "1 plans: 1 hold, 0 failed; rules refused 1 more" in capsys.readouterr().out
+    # It goes on after what the results have, refused plans included.
+    assert main(["--plans", "2", "--results", str(results)]) == 0
+    assert "2 plans: 2 hold, 0 failed; rules refused 2 more" in capsys.readouterr().out
+    assert len(results.read_text().splitlines()) == 4
+
+
+def test_a_walk_that_rules_refuse_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(random_walk, "REFUSED_IN_A_ROW", 3)
+    _draws(monkeypatch, SMALL | {"mesh.tp": 3})
+    assert main(["--plans", "1"]) == 1
 
 
 @pytest.mark.parametrize("ranks", [16, 256])

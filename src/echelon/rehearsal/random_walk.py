@@ -6,6 +6,9 @@ and read as a run file is. It is refused by a rule, or every class of its ranks 
 fault may be found, and each rank must send the bytes that the formulas say. How far its planned
 peak is from the rehearsed one is told, and counted where it is more than `ALLOWED`.
 
+`--plans` counts plans that were rehearsed: the walk goes on until it has so many, and tells beside
+them how many rules refused on the way.
+
 A plan whose rehearsal is more work than `MOST_WORK` is drawn again. That leaves out no setting and
 no model: only long pipelines of many context ranks, and hundreds of experts whose matrices Muon
 shares out. The walk over presets (`make walk-rehearsals`) has the large models whole.
@@ -22,12 +25,12 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from random import Random
 from statistics import median
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from echelon.config.load import load_job
 from echelon.config.rules.plan import require_trainable
@@ -43,6 +46,7 @@ from echelon.rehearsal.classes import RankClasses
 from echelon.rehearsal.run import on_nccl, rehearse
 
 RehearsalOutcome = Literal["holds", "refused", "failed"]
+Walked = TypeVar("Walked")
 
 ALLOWED = 0.02
 """How far a planned peak may be from the rehearsed one, as a share of it."""
@@ -62,6 +66,9 @@ TENSORS_AS_A_PASS = 8
 
 DRAWS = 50
 """How often a plan is drawn at most."""
+
+REFUSED_IN_A_ROW = 100
+"""How many plans rules may refuse one after the other before a walk ends: about one in six is."""
 
 _TOLD_LINES = 12  # of a traceback
 
@@ -155,19 +162,39 @@ def rehearse_random(seed: int, number: int, ranks: int, offload_dir: str) -> dic
 def walk_rehearsals(
     seed: int, count: int, ranks: int, results: Path | None
 ) -> Iterator[RandomRehearsal]:
-    """Yield how each plan fared; what `results` has of this very code is not done again."""
+    """Yield how each plan fared, until `count` were rehearsed.
+
+    What `results` has of this very code is not done again.
+    """
     code = source_hash()[:16]
     lines = {(one["seed"], one["number"], one["ranks"]): one for one in lines_of(results, code)}
     with tempfile.TemporaryDirectory(prefix="echelon-rehearse-") as offload_dir:
-        for number in range(count):
+
+        def walked(number: int) -> RandomRehearsal:
             line = lines.get((seed, number, ranks))
             if line is not None:
-                yield rehearsal_of(line)
-                continue
+                return rehearsal_of(line)
             found = rehearse_random(seed, number, ranks, offload_dir)
             one = RandomRehearsal(seed=seed, number=number, ranks=ranks, code=code, **found)
             append_line(results, asdict(one))
-            yield one
+            return one
+
+        yield from until_so_many_ran(walked, count, lambda one: one.outcome != "refused")
+
+
+def until_so_many_ran(
+    walk: Callable[[int], Walked], count: int, ran: Callable[[Walked], bool]
+) -> Iterator[Walked]:
+    """Yield what `walk` gives for 0, 1, 2 and so on, until `count` of them `ran`.
+
+    It ends, too, where `REFUSED_IN_A_ROW` did not.
+    """
+    done = in_a_row = number = 0
+    while done < count and in_a_row < REFUSED_IN_A_ROW:
+        one = walk(number)
+        number += 1
+        done, in_a_row = (done + 1, 0) if ran(one) else (done, in_a_row + 1)
+        yield one
 
 
 def rehearsal_of(line: Mapping[str, Any]) -> RandomRehearsal:
@@ -180,11 +207,11 @@ def summary(walked: Sequence[RandomRehearsal]) -> str:
     done = [one for one in walked if one.world_size]
     failed = sum(one.outcome == "failed" for one in walked)
     refused = sum(one.outcome == "refused" for one in walked)
+    ran = len(walked) - refused
     off = [abs(one.memory_error) for one in done] or [0.0]
     near = sum(one <= ALLOWED for one in off)
     return (
-        f"{len(walked)} plans: {len(walked) - failed - refused} hold, {refused} refused by rules, "
-        f"{failed} failed\n"
+        f"{ran} plans: {ran - failed} hold, {failed} failed; rules refused {refused} more\n"
         f"{sum(one.rehearsed for one in done)} ranks rehearsed; median "
         f"{median([one.seconds for one in done] or [0.0]):.1f} s\n"
         f"planned peak within {ALLOWED:.0%} in {near} of {len(done)}; median {median(off):.2%}, "
@@ -197,7 +224,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="python -m echelon.rehearsal.random_walk", description=__doc__
     )
-    parser.add_argument("--plans", type=int, default=20, help="how many plans to draw (20)")
+    parser.add_argument("--plans", type=int, default=20, help="how many plans to rehearse (20)")
     parser.add_argument("--ranks", type=int, default=16, help="the most ranks of a plan (16)")
     parser.add_argument("--seed", type=int, default=1, help="of the draws (1)")
     parser.add_argument("--results", type=Path, help="JSON lines; what is there is not done again")
@@ -209,12 +236,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         walked.append(one)
         told = ", ".join(one.rules) if one.outcome == "refused" else f"{one.seconds:.1f} s"
         off = f"  memory {one.memory_error:+.1%}" if one.rehearsed else ""
-        print(f"{one.number + 1:5}/{options.plans}  {one.outcome:8}  {told}{off}")
+        print(f"{one.number:5}  {one.outcome:8}  {told}{off}")
         if one.problem:
             print(f"{one.command}\n{one.problem}")
         sys.stdout.flush()
     print(f"\n{summary(walked)}")
-    return int(any(one.outcome == "failed" for one in walked))
+    ran = sum(one.outcome != "refused" for one in walked)
+    return int(ran < options.plans or any(one.outcome == "failed" for one in walked))
 
 
 if __name__ == "__main__":

@@ -3,8 +3,9 @@
 Each is drawn as `echelon.proof.matrix.random_plans` draws it, shrunk as a proof shrinks it, and run
 for two steps on Gloo ranks. What each communicator of each rank is given there, from the start of
 the run, must be what a rehearsal says: the same operations, of the same kind, members, bytes and
-dtype, in the same order. With `--results` (JSON lines) the walk goes on where it stopped. Exit 1
-where a plan differs.
+dtype, in the same order. `--plans` counts plans that were executed: the walk goes on until it has
+so many, and tells beside them how many rules refused on the way. With `--results` (JSON lines) it
+goes on where it stopped. Exit 1 where a plan differs, or rules refused plan after plan.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from echelon.proof.matrix.random_plans import flags_of, settings_of
 from echelon.proof.matrix.random_settings import PRESET
 from echelon.proof.matrix.walk import append_line, lines_of
 from echelon.proof.shrink import shrink
+from echelon.rehearsal.random_walk import until_so_many_ran
 from echelon.rehearsal.rank import rehearse_ranks
 from echelon.rehearsal.run import on_nccl
 from tests.rehearsal.engine_targets import Issued, issued_in_rehearsal, issued_on_gloo
@@ -90,7 +92,7 @@ def difference(ours: Sequence[Issued], theirs: Sequence[Any]) -> str:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Walk random plans; return 1 where one differs."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--plans", type=int, default=20, help="how many plans to draw (20)")
+    parser.add_argument("--plans", type=int, default=20, help="how many plans to execute (20)")
     parser.add_argument("--seed", type=int, default=1, help="of the draws (1)")
     parser.add_argument("--results", type=Path, help="JSON lines; what is there is not done again")
     options = parser.parse_args(arguments)
@@ -98,22 +100,34 @@ def main(arguments: Sequence[str] | None = None) -> int:
     known = {(one["seed"], one["number"]): one for one in lines_of(options.results, code)}
     walked: list[dict[str, Any]] = []
     with RankPool(MAX_WORLD) as pool, tempfile.TemporaryDirectory() as offload_dir:
-        for number in range(options.plans):
+
+        def walk(number: int) -> dict[str, Any]:
             one = known.get((options.seed, number))
             if one is None:
                 one = execute_random(options.seed, number, pool, offload_dir) | {"code": code}
                 append_line(options.results, one)
+            return one
+
+        for one in until_so_many_ran(walk, options.plans, was_executed):
             walked.append(one)
-            print(f"{number:4} {one['outcome']:8} {one['ranks']} ranks, {one['operations']} calls")
+            told = f"{one['ranks']} ranks, {one['operations']} calls"
+            print(f"{one['number']:4} {one['outcome']:8} {told}")
             if one["outcome"] == "differs":
                 print(f"{' '.join(one['flags'])}\n{one['problem']}")
             sys.stdout.flush()
-    counts = {name: sum(one["outcome"] == name for one in walked) for name in _OUTCOMES}
-    print(", ".join(f"{count} {name}" for name, count in counts.items()))
-    return int(counts["differs"] > 0)
+    equal = sum(one["outcome"] == "equal" for one in walked)
+    executed = sum(map(was_executed, walked))
+    print(
+        f"{executed} plans executed: {equal} equal, {executed - equal} differ; "
+        f"rules refused {len(walked) - executed} more"
+    )
+    return int(equal < options.plans)
 
 
-_OUTCOMES: tuple[Outcome, ...] = ("equal", "refused", "differs")
+def was_executed(one: dict[str, Any]) -> bool:
+    """Return whether a plan was executed, not refused."""
+    return one["outcome"] != "refused"
+
 
 if __name__ == "__main__":
     sys.exit(main())

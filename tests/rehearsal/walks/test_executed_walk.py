@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from echelon.launch.local.pool import RankPool
 from echelon.rehearsal.log import RankLog
 from tests.rehearsal.engine_targets import Issued
 from tests.rehearsal.walks import executed_walk
-from tests.rehearsal.walks.executed_walk import difference, execute_random
+from tests.rehearsal.walks.executed_walk import difference, execute_random, main
 
 ONE: Issued = ("dp", [0, 1], "all_reduce", 8, "float32", "gradients.bucket0")
 
@@ -54,6 +55,28 @@ def test_a_plan_is_executed_and_one_call_more_is_a_difference(
     found = execute_random(1, 0, rank_pool, "/nowhere")
     assert found["outcome"] == "differs"
     assert "in the rehearsal" in found["problem"]
+
+
+def test_a_walk_goes_on_until_so_many_were_executed(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def executed(seed: int, number: int, *_: object) -> dict[str, Any]:
+        outcome = "refused" if number % 2 == 0 else "equal"
+        found = {"seed": seed, "number": number, "flags": [], "outcome": outcome}
+        return found | {"ranks": 2, "operations": 7, "problem": ""}
+
+    monkeypatch.setattr(executed_walk, "execute_random", executed)
+    results = tmp_path / "results.jsonl"
+    assert main(["--plans", "2", "--results", str(results)]) == 0
+    told = "2 plans executed: 2 equal, 0 differ; rules refused 2 more"
+    assert told in capsys.readouterr().out
+
+    def again(*_: object) -> dict[str, Any]:
+        raise AssertionError("the results have it")
+
+    monkeypatch.setattr(executed_walk, "execute_random", again)
+    assert main(["--plans", "2", "--results", str(results)]) == 0
+    assert told in capsys.readouterr().out
 
 
 def test_sums_of_two_hops_keep_their_place_where_sums_have_no_copies(

@@ -10,6 +10,7 @@ import numpy as np
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.activations.dispatch import DispatchChunk, HopRows, RowBytes
 from echelon.cost.activations.experts import ExpertNumbers
+from echelon.cost.activations.fp8_products import ExpertProducts
 from echelon.cost.activations.numbers import (
     CACHE_ELEMENTS,
     GPU_CHUNK_ELEMENTS,
@@ -111,7 +112,8 @@ def _product(plan: Plan, parts: tuple[_Part, ...]) -> int:
     if plan.cluster.backend == "nccl" and precision.gradients == "fp32":
         return 0
     rows = min(PRODUCT_ROWS, max((max(one.by_expert, default=0) for one in parts), default=0))
-    return rows * (2 * inner + hidden) * STATISTICS_BYTES
+    codes = [ExpertProducts.of(plan, inner, one.by_expert).weight_gradient for one in parts]
+    return rows * (2 * inner + hidden) * STATISTICS_BYTES + max(codes, default=0)
 
 
 def grouped_product_bytes(plan: Plan) -> int:
@@ -150,6 +152,7 @@ def _chunk(plan: Plan, part: _Part, *, deferred: bool) -> DispatchChunk:
         home = [each.collect_twice((across, within), tokens, gates) for gates in (0, 1)]
     width = experts.ffn // layout.expert_tp
     rows = sum(part.by_expert)
+    codes = ExpertProducts.of(plan, width, part.by_expert)
     together = (rows,) if has_grouped_products(plan) else part.by_expert
     return DispatchChunk(
         dispatch=out[0],
@@ -159,8 +162,8 @@ def _chunk(plan: Plan, part: _Part, *, deferred: bool) -> DispatchChunk:
         rows=rows * row,
         gates=rows * gate,
         inner=rows * width * size,
-        forward=_inner(plan, together, backward=False, deferred=True) * width,
-        backward=_inner(plan, together, backward=True, deferred=deferred) * width,
+        forward=_inner(plan, together, backward=False, deferred=True) * width + codes.forward,
+        backward=_inner(plan, together, backward=True, deferred=deferred) * width + codes.backward,
     )
 
 

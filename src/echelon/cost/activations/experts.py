@@ -29,6 +29,7 @@ from echelon.cost.activations.dispatch import (
     bytes_in_flight,
     forward_bytes,
 )
+from echelon.cost.activations.fp8_products import fp8_product_bytes
 from echelon.cost.activations.linear import (
     ResidualBranch,
     norm_operator,
@@ -258,6 +259,15 @@ def _shared(x: ActivationNumbers, e: ExpertNumbers, flow: _MixtureState) -> Oper
     made = x.summed_bytes(x.whole) - x.scattered * x.stream
     apart = 2 * (1 - x.low_precision) * (1 - x.fused_swiglu)
     work = elementwise_max((3 + apart) * inner, 2 * inner + made)
+    # Products of 8-bit numbers: of both layers forward, and of either backward.
+    ahead = elementwise_max(
+        fp8_product_bytes(x, 2 * e.shared_inner, x.hidden, x.tokens),
+        fp8_product_bytes(x, x.hidden, e.shared_inner, x.tokens),
+    )
+    back = elementwise_max(
+        fp8_product_bytes(x, 2 * e.shared_inner, x.hidden, x.tokens, turned=1),
+        fp8_product_bytes(x, x.hidden, e.shared_inner, x.tokens, turned=1),
+    )
     deferred = flow.back.deferred
     # They run when something is in flight: the gradient, or rows, or, of whole rows, the input's.
     late = x.shared * (1 - x.scattered) * deferred
@@ -273,6 +283,7 @@ def _shared(x: ActivationNumbers, e: ExpertNumbers, flow: _MixtureState) -> Oper
     )
     whole = elementwise_max(first, gather + inner, late + work, if_whole, if_split)
     split = elementwise_max(gather + inner, work)
+    beside = flow.local + bytes_in_flight(e.chunks)
     return OperatorMemory(
         name=SHARED,
         saved=_shared_saved(x, e),
@@ -283,8 +294,7 @@ def _shared(x: ActivationNumbers, e: ExpertNumbers, flow: _MixtureState) -> Oper
             ("inner activation", x.product_bytes(numbers), "N F' s"),
             ("gradient of the output", gradient, "N D s"),
         ),
-        forward=any_shared
-        * (flow.local + bytes_in_flight(e.chunks) + 3 * inner + made + x.gathered_bytes(x.whole)),
-        backward=any_shared * (x.stream + flow.held + flow.back.in_flight + whole),
-        backward_split=any_shared * (x.stream + flow.held + flow.split.in_flight + split),
+        forward=any_shared * (beside + 3 * inner + made + x.gathered_bytes(x.whole) + ahead),
+        backward=any_shared * (x.stream + flow.held + flow.back.in_flight + whole + back),
+        backward_split=any_shared * (x.stream + flow.held + flow.split.in_flight + split + back),
     )

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 
 from echelon.core.model_shape import LatentAttention
 from echelon.cost.activations.attention import ATTENTION, attention_core_operator
+from echelon.cost.activations.fp8_products import fp8_product_bytes
 from echelon.cost.activations.linear import (
     ResidualBranch,
     norm_operator,
@@ -153,22 +154,25 @@ def _up(
     whole, own = x.tokens * rank * x.size, x.rows * rank * x.size
     columns = out // elementwise_max(x.tokens * x.size, 1)
     product = weight_gradient_bytes(x, columns, rank, x.tokens)
+    back = fp8_product_bytes(x, columns, rank, x.tokens, turned=1)
     gathered = x.scattered * whole
     kept = saved_tensors(
         name,
         ("latent vector", x.product_bytes(x.rows * rank), "n r s"),
         ("its gradient", x.product_bytes(out // x.size), "N O s"),
     )
+    ahead = x.in_fp8 * kept[0].bytes + fp8_product_bytes(x, columns, rank, x.tokens)
     return branch.around(
         x,
         OperatorMemory(
             name=name,
             saved=kept[:1],
             kept_for_weight_gradient=kept,
-            forward=beside + own + x.gathered_bytes(whole) + out,
-            backward=beside + out + x.summed_bytes(whole),
+            forward=beside + own + x.gathered_bytes(whole) + out + ahead,
+            backward=beside + out + x.in_fp8 * kept[1].bytes + x.summed_bytes(whole) + back,
         ),
-        late=branch.row_layer_bytes(x) + elementwise_max(gathered - x.left_early(whole), product),
+        late=branch.row_layer_bytes(x)
+        + elementwise_max(gathered - x.left_early(whole), product - back),
     )
 
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from echelon.cost.activations.fp8_products import fp8_product_bytes
 from echelon.cost.activations.numbers import (
     STATISTICS_BYTES,
     ActivationNumbers,
@@ -185,6 +186,8 @@ def column_parallel_operator(
         branch.inner // elementwise_max(x.tokens * x.size, 1)
     )
     product = weight_gradient_bytes(x, width, x.hidden, x.tokens)
+    ahead = x.in_fp8 * saved.bytes + fp8_product_bytes(x, out, x.hidden, x.tokens)
+    back = fp8_product_bytes(x, out, x.hidden, x.tokens, turned=1)
     # The rows of its input that are here go when all of them have come.
     product_now = weight_gradient_bytes(x, out, x.hidden, x.tokens)
     peak = elementwise_max(0, product_now - x.stream)
@@ -192,13 +195,14 @@ def column_parallel_operator(
         name=name,
         saved=(saved,),
         kept_for_weight_gradient=(saved, gradient),
-        forward=branch.local + x.stream + x.gathered_bytes(x.whole) + made,
-        backward=made + x.summed_bytes(x.whole),
+        forward=branch.local + x.stream + x.gathered_bytes(x.whole) + made + ahead,
+        backward=made + x.in_fp8 * kept + x.summed_bytes(x.whole) + back,
         deferred=branch.column_layer_bytes(x),
         deferred_peak=x.scattered * peak,
     )
     gathered = x.scattered * x.whole - x.left_early(x.whole)
-    return branch.around(x, operator, late=branch.row_layer_bytes(x) + gathered + product)
+    late = branch.row_layer_bytes(x) + gathered + elementwise_max(0, product - back)
+    return branch.around(x, operator, late=late)
 
 
 def row_parallel_operator(
@@ -207,6 +211,11 @@ def row_parallel_operator(
     """Return a row-parallel layer; what kept its input is told where it was made."""
     work = x.stream + x.dropout * x.stream + x.scattered * x.whole + inputs
     width = inputs // elementwise_max(x.tokens * x.size, 1)
+    read = x.in_fp8 * _kept_bytes(x, inputs)
+    ahead = read + fp8_product_bytes(x, x.hidden, width, x.tokens)
+    back = fp8_product_bytes(x, x.hidden, width, x.tokens, turned=1)
+    late = weight_gradient_bytes(x, x.hidden, width, x.tokens) * (1 - x.shared)
+    coded = x.in_fp8 * _kept_bytes(x, x.whole)
     return OperatorMemory(
         name=name,
         kept_for_weight_gradient=(
@@ -217,9 +226,9 @@ def row_parallel_operator(
             ),
             vector_gradient_bytes(name, bias * x.hidden * x.statistics_bytes, "D w"),
         ),
-        forward=local + x.summed_bytes(x.whole),
-        backward=work + weight_gradient_bytes(x, x.hidden, width, x.tokens) * (1 - x.shared),
-        backward_split=work,
+        forward=local + elementwise_max(x.summed_bytes(x.whole), x.in_fp8 * x.whole + ahead),
+        backward=work + coded + elementwise_max(late, back),
+        backward_split=work + coded + back,
         early=work - inputs,
     )
 

@@ -22,13 +22,12 @@ from echelon.core.plan import DTYPE_BYTES, FusedPiece, Plan
 from echelon.cost.activations.attention_working import AttentionRowChunks, attention_working_bytes
 from echelon.cost.bytes.context.kernels import on_gpu, output_is_by_head
 from echelon.cost.bytes.context.sent import kv_copies
-from echelon.cost.bytes.fp8 import CODE_BYTES, SCALE_BYTES
+from echelon.cost.bytes.fp8 import CODE_BYTES, SCALE_BYTES, widened_element_bytes
 from echelon.cost.bytes.piece_traffic import num_partial_sums
 
 Num: TypeAlias = "int | float | NDArray[Any]"
 
-INDEX_BYTES = 8
-"""Token ids, positions and places of rows are int64."""
+INDEX_BYTES = 8  # int64: token ids, positions and places of rows
 
 CACHE_ELEMENTS = 1 << 18
 """Elements of a tensor that are widened at a time (`kernels/low_precision.py`, on a CPU)."""
@@ -42,8 +41,7 @@ LOSS_ROWS = 2048
 PRODUCT_ROWS = 256
 """Rows that are widened at a time for a product (`product_rows` in the same file)."""
 
-STATISTICS_BYTES = 4
-"""Statistics are in at least float32."""
+STATISTICS_BYTES = 4  # at least float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,6 +142,10 @@ class ActivationNumbers:
     """Numbers that share a scale where our own layers keep 8-bit numbers; 0 where they do not."""
     fp8_whole: Num = 0
     """Flag: whether a whole tensor has one scale, which is not kept, in all steps but the first."""
+    fp8_wide: Num = 0
+    """Bytes of a number that products widen 8-bit numbers to; 0 where a kernel takes codes."""
+    fp8_casts: Num = 1
+    """Flag: a weight is cast for each product, because no codes of it were gathered."""
     tp: Num = 1
     """Degree of tensor parallelism."""
     tp_ring: Num = 0
@@ -349,6 +351,8 @@ class ActivationNumbers:
             matmul_size=size,
             fp8_block=precision.fp8_block if precision.is_fp8 else 0,
             fp8_whole=int(precision.has_tensor_scales),
+            fp8_wide=widened_element_bytes(precision, on_gpu=gpu),
+            fp8_casts=int(plan.layout.zero.gather != "fp8"),
             mixed=int(precision.gradients != precision.parameters),
             widens=int(not adds_wider),
             chunk_elements=GPU_CHUNK_ELEMENTS if gpu else CACHE_ELEMENTS,
