@@ -68,6 +68,8 @@ class RankProgress:
         """Say that something new was begun."""
         self.doing = doing
         self.count += 1
+        if self.ring is not None:
+            self.ring.mark(doing)
 
     def enter(self, collective: str, turn: int | None = None) -> None:
         """Say that this rank now waits for others in `collective`.

@@ -36,6 +36,7 @@ _SLOT_BYTES = 64
 _COUNT, _COUNT_AT = struct.Struct("<Q"), 64
 _WAIT, _WAIT_AT = struct.Struct("<Qdi"), 72
 _TABLE_END, _TABLE_END_AT = struct.Struct("<Q"), 96
+_DOING, _DOING_AT = struct.Struct("<B100s"), 128
 _LENGTH = struct.Struct("<I")
 _ENDED_OFFSET = _SLOT.size - 1
 _TABLE_AT = _HEAD_BYTES + SLOTS * _SLOT_BYTES
@@ -82,6 +83,8 @@ class RingContents:
     """Since when, on the monotonic clock of its host."""
     awaits: int | None
     """The member whose message it waits for, where that is known."""
+    doing: str = ""
+    """What the rank was last at: a step, a checkpoint."""
 
 
 NOTHING = RingContents(fingerprints=(), waits_for=None, waits_since=0.0, awaits=None)
@@ -131,6 +134,11 @@ class FingerprintRing:
         self._count = number
         _COUNT.pack_into(self._memory, _COUNT_AT, number)
         return number
+
+    def mark(self, doing: str) -> None:
+        """Say what the rank is at now."""
+        data = doing.encode()[:100]
+        _DOING.pack_into(self._memory, _DOING_AT, len(data), data)
 
     def wait(self, number: int) -> None:
         """Say that the rank now waits in operation `number`."""
@@ -204,6 +212,7 @@ class RingReader:
         # The rank may be in the middle of the operation after the last one that it has counted.
         first = max(1, count_after - SLOTS + 2, count - most + 1)
         number, since, member = _WAIT.unpack_from(head, _WAIT_AT)
+        length, doing = _DOING.unpack_from(after, _DOING_AT)
         texts = _Texts(table)
         found = (_fingerprint(slots, one, texts) for one in range(first, count + 1))
         return RingContents(
@@ -211,6 +220,7 @@ class RingReader:
             waits_for=number or None,
             waits_since=since,
             awaits=None if member < 0 else member,
+            doing=doing[:length].decode("utf-8", "replace"),
         )
 
 

@@ -75,6 +75,8 @@ class Verdict:
     """What the first odd rank called, or called last."""
     theirs: Fingerprint | None
     """What the others called, or wait in."""
+    kin: tuple[int, ...] = ()
+    """Ranks of other groups by which it was judged, where the members are as many on each side."""
 
     @property
     def certain(self) -> bool:
@@ -127,7 +129,11 @@ def _judged(calls: Mapping[int, Fingerprint], ranks: Sequence[RankEvidence]) -> 
     votes: dict[Content, list[int]] = defaultdict(list)
     for rank in sorted(calls):
         votes[calls[rank].content].append(rank)
-    best = most(votes) or most(_with_kin(votes, calls, ranks))
+    best, kin = most(votes), ()
+    if best is None:
+        more = _with_kin(votes, calls, ranks)
+        best = most(more)
+        kin = () if best is None else tuple(sorted({*more[best]} - {*votes[best]}))
     if best is None:
         differing = [by[0] for by in votes.values()]
         its, theirs = calls[differing[0]], calls[differing[1]]
@@ -138,7 +144,7 @@ def _judged(calls: Mapping[int, Fingerprint], ranks: Sequence[RankEvidence]) -> 
         its, theirs = calls[odd[0]], calls[others[0]]
         programs = {one.rank: one for one in ranks}
         finding = _kind_of(its, theirs, programs[odd[0]], programs[others[0]])
-    return Verdict(finding=finding, odd=odd, others=others, its=its, theirs=theirs)
+    return Verdict(finding=finding, odd=odd, others=others, its=its, theirs=theirs, kin=kin)
 
 
 def _with_kin(
@@ -258,9 +264,17 @@ def _cut_link(
         others = tuple(sorted(rank for rank in delivered if rank != first[0]))
     else:
         odd, others = tuple(sorted({*delivered, *awaited})), ()
-    theirs = waits[min(others or delivered)]
-    its = next((waits[rank] for rank in odd if waits.get(rank, theirs) is not theirs), theirs)
+    its = _same_call(by_rank.get(odd[0]), waits[delivered[0]])
+    theirs = waits[others[0]] if others else _same_call(by_rank.get(odd[-1]), its)
     return Verdict(finding=Finding.LINK, odd=odd, others=others, its=its, theirs=theirs)
+
+
+def _same_call(one: RankEvidence | None, call: Fingerprint | None) -> Fingerprint | None:
+    """Return what a rank did for its part of an operation."""
+    if one is None or call is None:
+        return None
+    here = (one for one in one.fingerprints if one.channel == call.channel)
+    return next((one for one in here if one.sequence == call.sequence), None)
 
 
 def _circle(

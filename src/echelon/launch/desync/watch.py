@@ -104,7 +104,7 @@ def evidence_of(status: KnownRank, reader: RingReader | None, now: float) -> Ran
         waited_s=now - ring.waits_since if ring.waits_for else 0.0,
         awaits=ring.awaits,
         counts_until=until,
-        doing=status.doing,
+        doing=ring.doing or status.doing,
         call="" if waits_for or stacks is None else stacks.waiting and stacks.call,
         place="" if stacks is None else stacks.place,
         stack="" if stacks is None else main_stack(stacks.text),
@@ -202,9 +202,8 @@ class DesyncWatch:
             return replace(found, at=fault.at, detail=f"{found.detail}\n{fault.summary}")
         if stall.odd != (fault.rank,) and fault.kind not in _TIMED:
             return fault
-        return replace(
-            fault, detail=f"{fault.detail.rstrip()}\n{detail(stall, evidence)}".lstrip("\n")
-        )
+        more = detail(stall, evidence, stacks=not fault.detail)
+        return replace(fault, detail=f"{fault.detail.rstrip()}\n{more}".lstrip("\n"))
 
     def evidence(self, ranks: Sequence[KnownRank]) -> list[RankEvidence]:
         """Return what is known of all ranks now."""

@@ -62,7 +62,7 @@ def summary(verdict: Verdict, ranks: Sequence[RankEvidence]) -> str:
     return text
 
 
-def detail(verdict: Verdict, ranks: Sequence[RankEvidence]) -> str:
+def detail(verdict: Verdict, ranks: Sequence[RankEvidence], *, stacks: bool = True) -> str:
     """Return the two operations with their places, how it was judged, and the stack of the late."""
     names = {one.rank: rank_name(one.rank, one.label) for one in ranks}
     odd = next((one for one in ranks if one.rank == verdict.odd[0]), None)
@@ -77,10 +77,10 @@ def detail(verdict: Verdict, ranks: Sequence[RankEvidence]) -> str:
         other = next((one for one in ranks if one.rank in group), None)
         lines.append(f"  {_listed(group, names)} {at_length(verdict.theirs, other)}")
     lines.append(f"  {_reason(verdict)}")
-    if odd is not None and verdict.finding is Finding.LATE:
+    if odd is not None and stacks and verdict.finding is Finding.LATE:
         if odd.call:
             lines.append(f"  it waits in {odd.call}")
-        if odd.place:
+        elif odd.place:
             lines.append(f"  it is at {odd.place}")
         lines += odd.stack.rstrip().splitlines()[-_STACK_LINES:]
     return "\n".join(lines)
@@ -103,8 +103,9 @@ def at_length(one: Fingerprint, rank: RankEvidence | None = None) -> str:
         where = f"message {one.sequence} from rank {one.ends[0]} to {one.ends[1]}"
     axis = f" ({one.axis})" if one.axis else ""
     site = f", at {one.site}" if one.site else ""
-    step = f" of {rank.doing}" if rank is not None and rank.doing and one.task else ""
-    task = f", in {one.task}{step}" if one.task else ""
+    task = f", in {one.task}" if one.task else ""
+    if rank is not None and rank.doing and rank.waits_for == one.number:
+        task += f" of {rank.doing}" if task else f", in {rank.doing}"
     return f"{told(one)}{tensor}, {where}{axis}{site}{task}"
 
 
@@ -115,6 +116,11 @@ def _reason(verdict: Verdict) -> str:
         return "as many ranks do the one as the other: nobody can be judged"
     if verdict.finding in _ENDED:
         return "what a rank that waits for no other has not called is missing"
+    if verdict.kin:
+        plural = "rank" if len(verdict.kin) == 1 else "ranks"
+        return (
+            f"{plural} {_numbers(verdict.kin)} made the same calls in other groups, and then theirs"
+        )
     return f"{len(verdict.others)} agree, {len(verdict.odd)} differ: the fewer are odd"
 
 
