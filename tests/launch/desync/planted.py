@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,18 +11,21 @@ from typing import Any
 import torch
 
 from echelon.core.event import NoEvents
-from echelon.core.plan import Plan
+from echelon.core.plan import Plan, Zero
 from echelon.launch.context import RankContext
 from echelon.models.batch import TokenBatch
 from echelon.parallel.transport.collectives import Group, Pending
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.engine import TrainEngine
 from echelon.training.subject import rank_batches
+from tests.parallel.layouts import GPT2, MIXTRAL, plan_of
 from tests.parallel.one_device import make_rows
 
 CALLS = ("all_reduce", "all_gather", "reduce_scatter", "exchange", "send", "receive")
 FIRST_WRONG = 3
 """The step in which the mistake is made: there is a past then."""
+WRONG_AT = "mistake made at"
+"""Stands before the time of the mistake, on the monotonic clock, in what its rank prints."""
 STEPS = 400
 
 
@@ -34,10 +37,6 @@ class Mistake:
     rank: int
     group: str
     place: int = 0
-
-
-class LeftEarly(Exception):
-    """The planted way out of the program."""
 
 
 class Silent:
@@ -85,6 +84,7 @@ class Planted:
         wrong = wrong or self.is_cut
         if not wrong:
             return own(*given, **named)
+        tell_time()
         return self.wrongly(kind, own, *given, **named)
 
     def wrongly(self, kind: str, own: Callable[..., Any], *given: Any, **named: Any) -> Any:
@@ -111,7 +111,10 @@ class Planted:
                 return own(*given, **named)
             case "cut":
                 self.is_cut = True
-                number = group._begun(kind, named["name"], given[0], self.ends(kind, given))
+                alike = given[1] if kind == "all_gather" else given[0]
+                alike = None if kind == "exchange" else alike
+                name = named["name"].partition(" from ")[0]
+                number = group._begun(kind, name, alike, self.ends(kind, given))
                 work: Any = Silent()
                 return self.pending(Pending(work, recorder=group.recorder, number=number), named)
         raise AssertionError(self.mistake.case)
@@ -151,9 +154,29 @@ def _form(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
     return tensor.shape, tensor.dtype
 
 
-def train_wrongly(context: RankContext, argument: tuple[Plan, Mistake | None, int]) -> str:
-    """Train, and make the mistake in its step on its rank."""
-    plan, mistake, steps = argument
+LAYOUTS: Mapping[str, Mapping[str, Any]] = {
+    "dp": {"dp": 4},
+    "dp-pair": {"dp": 2},
+    "zero3": {"dp_shard": 4, "zero": Zero(stage=3)},
+    "tp": {"tp": 4, "model": GPT2},
+    "tp-dp": {"tp": 2, "dp": 2},
+    "pp": {"pp": 4, "microbatches": 4},
+    "pp-dp": {"pp": 2, "dp": 2},
+    "cp": {"cp": 4, "sequence_length": 16},
+    "ep": {"dp_shard": 4, "ep": 4, "model": MIXTRAL},
+}
+"""What a run is split over, by what tests call it."""
+
+
+def plan_for(layout: str) -> Plan:
+    """Return the plan of a layout."""
+    return plan_of(**LAYOUTS[layout])
+
+
+def train_wrongly(context: RankContext, argument: Mapping[str, Any]) -> str:
+    """Train a `layout` for `steps`, and make the `mistake`, if any, in its step on its rank."""
+    plan, steps = plan_for(argument["layout"]), argument.get("steps", STEPS)
+    mistake = None if argument.get("mistake") is None else Mistake(**argument["mistake"])
     engine = TrainEngine(plan, Recorder(context.rank, NoEvents(), context.progress), context.device)
     planted: Planted | None = None
     mine = mistake is not None and mistake.rank == context.rank
@@ -164,6 +187,7 @@ def train_wrongly(context: RankContext, argument: tuple[Plan, Mistake | None, in
         if planted is not None:
             planted.begin(step)
         if mine and mistake is not None and not mistake.group and step == FIRST_WRONG:
+            tell_time()
             leave(mistake.case)
             return "left"
         engine.step(_batches(engine, step), step)
@@ -176,6 +200,11 @@ def _batches(engine: TrainEngine, step: int) -> list[TokenBatch]:
     plan = engine.plan
     runs = engine.runs_for(plan.mathematics.sequence_length)
     return rank_batches(plan, make_rows(plan, step), engine.data_rank, step, runs=runs)
+
+
+def tell_time() -> None:
+    """Print when the mistake is made."""
+    print(WRONG_AT, time.monotonic(), flush=True)
 
 
 def leave(case: str) -> None:

@@ -86,6 +86,32 @@ def departure(ranks: Sequence[RankEvidence]) -> Departure | None:
     return max(found, key=lambda one: (one[0], -one[1].number))[1] if found else None
 
 
+def alone(circle: Sequence[int], ranks: Sequence[RankEvidence]) -> Departure | None:
+    """Return the only rank of a circle that left the program of its kin, which is not in it."""
+    programs = {one.rank: by_number(one) for one in ranks}
+    found: list[Departure] = []
+    for rank in circle:
+        kin = [other for other in programs if other not in circle]
+        places = ((_parted(programs[rank], programs[other]), other) for other in kin)
+        first = min(((place, other) for place, other in places if place is not None), default=None)
+        if first is not None:
+            found.append(Departure(odd=(rank,), others=(first[1],), number=first[0]))
+    return found[0] if len(found) == 1 else None
+
+
+def _parted(mine: Mapping[int, Fingerprint], theirs: Mapping[int, Fingerprint]) -> int | None:
+    """Return where two ranks that long ran one program parted; None where they did not."""
+    common = 0
+    for number in sorted(mine.keys() & theirs.keys()):
+        if mine[number].place_in_program == theirs[number].place_in_program:
+            common += 1
+        elif common >= COMMON_PAST:
+            return number
+        else:
+            common = 0
+    return None
+
+
 def _with_one_past(
     programs: Mapping[int, Mapping[int, Fingerprint]], number: int
 ) -> Iterable[list[int]]:

@@ -21,6 +21,7 @@ import os
 import struct
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +30,7 @@ from echelon.launch.desync.fingerprint import Fingerprint
 
 SLOTS = 512
 """How many operations a ring holds."""
+_PREFIX = "echelon-calls-"
 _MAGIC = b"echelon calls 1\n"
 _HEAD_BYTES = 256
 _SLOT = struct.Struct("<QdIIIIIIIiiB")
@@ -65,10 +67,25 @@ def ring_folder() -> Iterator[Path]:
 
     On a disk a store would now and then wait for pages that are being written back.
     """
-    shared = Path("/dev/shm")
-    home = str(shared) if os.access(shared, os.W_OK) else None
-    with tempfile.TemporaryDirectory(prefix="echelon-calls-", dir=home) as folder:
+    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=_home()) as folder:
         yield Path(folder)
+
+
+def new_ring(rank: int) -> FingerprintRing:
+    """Return a ring of a rank that nobody supervises, in a folder of its own: see `remove_ring`."""
+    return FingerprintRing(ring_path(Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_home())), 0, rank))
+
+
+def remove_ring(path: Path) -> None:
+    """Remove a ring that `new_ring` made, and its folder; one that is gone is none."""
+    with contextlib.suppress(OSError):
+        path.unlink()
+        path.parent.rmdir()
+
+
+def _home() -> str | None:
+    shared = Path("/dev/shm")
+    return str(shared) if os.access(shared, os.W_OK) else None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,6 +121,7 @@ class FingerprintRing:
             os.close(descriptor)
         self.path = path
         self._texts: dict[str, int] = {"": _NOT_KEPT}
+        self._joined: Counter[tuple[str, tuple[int, ...]]] = Counter()
         self._table_end = _TABLE_AT
         self._count = 0
         _TABLE_END.pack_into(self._memory, _TABLE_END_AT, self._table_end)
@@ -117,6 +135,12 @@ class FingerprintRing:
             if found != _NOT_KEPT:
                 self._texts[text] = found
         return found
+
+    def joined(self, name: str, ranks: tuple[int, ...]) -> str:
+        """Return what a communicator is called that is new here: no two of a run have one name."""
+        self._joined[name, ranks] += 1
+        number = self._joined[name, ranks]
+        return name if number == 1 else f"{name}, number {number}"
 
     def group(self, name: str, axis: str, ranks: Sequence[int]) -> int:
         """Return the number of a communicator as called over an axis."""
@@ -158,13 +182,6 @@ class FingerprintRing:
         if ended > self._count - SLOTS and ended > 0:
             slot = _HEAD_BYTES + (ended - 1) % SLOTS * _SLOT_BYTES
             self._memory[slot + _ENDED_OFFSET] = 1
-
-    def close(self, *, remove: bool = False) -> None:
-        """Unmap the file, and remove it where nobody is to read it any more."""
-        self._memory.close()
-        if remove:
-            with contextlib.suppress(OSError):
-                self.path.unlink()
 
     def _write_text(self, text: str) -> int:
         data = text.encode()

@@ -11,10 +11,11 @@ Where they say nothing either, all that differ are named and none is judged.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import pairwise
 
 from echelon.launch.desync.fingerprint import (
     Activity,
@@ -24,10 +25,10 @@ from echelon.launch.desync.fingerprint import (
     RankEvidence,
     partners,
 )
-from echelon.launch.desync.kin import are_kin, by_number, departure, most
+from echelon.launch.desync.kin import alone, are_kin, by_number, departure, most
 
 MOVING_S = 0.3
-"""A rank that has waited for less may be about to go on."""
+"""How far apart the rings of one host are read, at most."""
 
 
 class Finding(StrEnum):
@@ -184,6 +185,8 @@ def _kind_of(
         return difference
     mine = {one.sequence: one.content for one in odd.fingerprints if one.channel == its.channel}
     known = [one.content for one in other.fingerprints if one.channel == theirs.channel]
+    if (theirs.content, its.content) in pairwise(known):
+        return Finding.ORDER
     if mine.get(its.sequence + 1) == theirs.content and its.content not in known:
         return Finding.EXTRA
     if mine.get(its.sequence - 1) == its.content:
@@ -191,8 +194,11 @@ def _kind_of(
     return Finding.ORDER if its.content in known else Finding.OPERATION
 
 
-def find_stall(ranks: Sequence[RankEvidence]) -> Verdict | None:
-    """Return whom the ranks that wait are waiting for in the end; None where something moves."""
+def find_stall(ranks: Sequence[RankEvidence], moving_s: float = MOVING_S) -> Verdict | None:
+    """Return whom the ranks that wait are waiting for in the end; None where something moves.
+
+    A rank that has waited for less than `moving_s` may be about to go on.
+    """
     by_rank = {one.rank: one for one in ranks}
     waits = {one.rank: one.waiting for one in ranks if one.waiting is not None}
     missing = {rank: _missing(by_rank[rank], call, by_rank) for rank, call in waits.items()}
@@ -200,12 +206,12 @@ def find_stall(ranks: Sequence[RankEvidence]) -> Verdict | None:
     away = [rank for rank in blockers if rank not in waits]
     if away:
         return _absent(away, missing, waits, by_rank)
-    if not waits or any(by_rank[rank].waited_s < MOVING_S for rank in waits):
+    if not waits or any(by_rank[rank].waited_s < moving_s for rank in waits):
         return None
     delivered = [rank for rank in waits if not missing[rank]]
     if delivered:
         return _cut_link(delivered, waits, by_rank)
-    return _circle(blockers, waits, ranks)
+    return _circle(missing, waits, ranks)
 
 
 def _missing(
@@ -278,30 +284,56 @@ def _same_call(one: RankEvidence | None, call: Fingerprint | None) -> Fingerprin
 
 
 def _circle(
-    blockers: set[int], waits: Mapping[int, Fingerprint], ranks: Sequence[RankEvidence]
+    missing: Mapping[int, tuple[int, ...]],
+    waits: Mapping[int, Fingerprint],
+    ranks: Sequence[RankEvidence],
 ) -> Verdict:
-    """Return who is odd of ranks that wait for one another in different operations."""
-    left = departure(ranks)
+    """Return who is odd of ranks that wait for one another in different operations.
+
+    First those that left a program which two or more others went on with; then the only one of the
+    circle that left the program of its kin; then those that the most waiting ranks wait for.
+    """
+    circle = _shortest_circle(missing)
+    left = departure(ranks) or alone(circle, ranks)
     if left is not None:
-        programs = {one.rank: by_number(one) for one in ranks}
-        its = programs[left.odd[0]][left.number]
-        theirs = programs[left.others[0]][left.number]
-        finding = _kind_of(its, theirs, *(_of(ranks, one[0]) for one in (left.odd, left.others)))
+        its, theirs = (
+            by_number(_of(ranks, one[0]))[left.number] for one in (left.odd, left.others)
+        )
+        finding = _kind_of(its, theirs, _of(ranks, left.odd[0]), _of(ranks, left.others[0]))
         return Verdict(finding=finding, odd=left.odd, others=left.others, its=its, theirs=theirs)
     votes: dict[tuple[Channel, int], list[int]] = defaultdict(list)
     for rank, call in waits.items():
         votes[(call.channel, call.sequence)].append(rank)
     best = most(votes)
     if best is None:
-        odd, others = tuple(sorted(blockers)), ()
-        its, theirs = (waits[by[0]] for by in list(votes.values())[:2])
+        odd, others = tuple(circle), ()
+        its, theirs = waits[odd[0]], waits[odd[1]]
     else:
         others = tuple(sorted(votes[best]))
         theirs = waits[others[0]]
-        away = [rank for rank in partners(theirs) if rank not in others]
-        odd = tuple(sorted(away))
+        odd = tuple(sorted(rank for rank in partners(theirs) if rank not in others))
         its = waits[odd[0]]
     return Verdict(finding=Finding.APART, odd=odd, others=others, its=its, theirs=theirs)
+
+
+def _shortest_circle(missing: Mapping[int, tuple[int, ...]]) -> list[int]:
+    """Return the ranks of the smallest circle in which each waits for the next."""
+    found: list[int] = sorted(missing)
+    for start in sorted(missing):
+        before: dict[int, int] = {}
+        ahead = deque([start])
+        while ahead and start not in before:
+            one = ahead.popleft()
+            for awaited in missing.get(one, ()):
+                if awaited not in before:
+                    before[awaited] = one
+                    ahead.append(awaited)
+        circle = [start]
+        while start in before and before[circle[-1]] != start:
+            circle.append(before[circle[-1]])
+        if start in before and len(circle) < len(found):
+            found = sorted(circle)
+    return found
 
 
 def _of(ranks: Sequence[RankEvidence], rank: int) -> RankEvidence:

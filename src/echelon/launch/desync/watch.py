@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from echelon.launch.desync.fingerprint import Activity, RankEvidence
-from echelon.launch.desync.ring import DEVICE_READ, NOTHING, RingReader, ring_path
+from echelon.launch.desync.ring import DEVICE_READ, NOTHING, SLOTS, RingReader, ring_path
 from echelon.launch.desync.verdict import Finding, Verdict, find_mismatch, find_stall
 from echelon.launch.desync.wording import detail, summary
 from echelon.launch.local.messages import ThreadStacks
@@ -85,9 +85,11 @@ class RingsOfRanks:
         return self._readers.get(rank)
 
 
-def evidence_of(status: KnownRank, reader: RingReader | None, now: float) -> RankEvidence:
-    """Return what is known of a rank, its ring and its status together."""
-    ring = NOTHING if reader is None else reader.read()
+def evidence_of(
+    status: KnownRank, reader: RingReader | None, now: float, *, most: int = SLOTS
+) -> RankEvidence:
+    """Return what is known of a rank, its ring (at most so many operations) and its status."""
+    ring = NOTHING if reader is None else reader.read(most)
     waits_for, until, stacks = ring.waits_for, None, status.stacks
     if waits_for == DEVICE_READ:
         waits_for = until = None if stacks is None else stacks.unfinished
@@ -200,7 +202,11 @@ class DesyncWatch:
         if fault.kind is FaultKind.CONNECTION and stall.finding is Finding.LINK:
             found = fault_of(stall, evidence)
             return replace(found, at=fault.at, detail=f"{found.detail}\n{fault.summary}")
-        if stall.odd != (fault.rank,) and fault.kind not in _TIMED:
+        if fault.kind in _TIMED and stall.judged and stall.odd[0] != fault.rank:
+            found = fault_of(stall, evidence)
+            kind = found.kind if found.kind is FaultKind.LINK else fault.kind
+            return replace(found, at=fault.at, kind=kind)
+        if fault.rank not in stall.odd and fault.kind not in _TIMED:
             return fault
         more = detail(stall, evidence, stacks=not fault.detail)
         return replace(fault, detail=f"{fault.detail.rstrip()}\n{more}".lstrip("\n"))

@@ -93,7 +93,9 @@ def view_of(seen: RankStatus) -> RankView:
 def known_of(seen: RankStatus) -> KnownRank:
     """Return what is known of a rank beside its ring."""
     activity: Activity | None = None
-    if seen.fault is not None:
+    if seen.process.exit_code is not None:
+        activity = Activity.GONE
+    elif seen.fault is not None:
         activity = _ENDED_BY.get(seen.fault.kind)
     elif seen.returned:
         activity = Activity.RETURNED

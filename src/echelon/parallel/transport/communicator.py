@@ -27,6 +27,8 @@ class Communicator:
         self.is_gloo = dist.get_backend(process_group) == "gloo"
         self.thread = BackgroundThread()
         self._exchanges = 0
+        self.called = ""
+        """What fingerprints call it, from its first operation on."""
         self.sequences: dict[tuple[int, int] | None, int] = {}
         """How many collectives were begun, and how many messages each way, for fingerprints."""
 

@@ -56,10 +56,13 @@ class OperationFingerprints:
         ring = self._ring
         sequence = communicator.sequences.get(ends, 0) + 1
         communicator.sequences[ends] = sequence
-        key = (communicator.name, axis, communicator.ranks)
-        group = self._groups.get(key)
+        ranks = communicator.ranks
+        called = communicator.called
+        if not called:
+            called = communicator.called = ring.joined(communicator.name or axis, ranks)
+        group = self._groups.get((called, axis, ranks))
         if group is None:
-            group = self._groups[key] = ring.group(communicator.name, axis, communicator.ranks)
+            group = self._groups[called, axis, ranks] = ring.group(called, axis, ranks)
         described = 0
         if tensor is not None:
             form = (tensor.shape, tensor.dtype)
