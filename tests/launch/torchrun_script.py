@@ -23,9 +23,11 @@ def main() -> int:
     log_dir = Path(sys.argv[3])
     try:
         target = argument.pop("target", "train")
-        limits = Limits(step_s=argument.pop("step_s", Limits().step_s))
+        limits = Limits(
+            step_s=argument.pop("step_s", Limits().step_s), desync_s=argument.pop("desync_s", None)
+        )
         outcome = run_launched_rank(
-            f"tests.launch.targets:{target}",
+            target if ":" in target else f"tests.launch.targets:{target}",
             argument,
             labels=labels,
             log_dir=log_dir,

@@ -175,9 +175,8 @@ def _options(job: Job) -> LaunchOptions:
     from echelon.launch.local.messages import Limits
     from echelon.launch.local.supervisor import LaunchOptions
 
-    return LaunchOptions(
-        backend=job.plan.cluster.backend, limits=Limits(step_s=job.train.step_timeout_s)
-    )
+    limits = Limits(step_s=job.train.step_timeout_s, desync_s=job.train.desync_after_s or None)
+    return LaunchOptions(backend=job.plan.cluster.backend, limits=limits)
 
 
 def train_joined_rank(context: RankContext, argument: Mapping[str, Any]) -> TrainResult:

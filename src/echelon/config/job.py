@@ -35,7 +35,8 @@ class TrainSettings:
     """Say how long a run is and where it writes: `runs_dir`/`run_name`.
 
     After every `validate_every` steps and after the last, `validation_batches` global batches of
-    the held-out part are read. A step that takes longer than `step_timeout_s` ends the run.
+    the held-out part are read. A step that takes longer than `step_timeout_s` ends the run. A wait
+    of `desync_after_s` for other ranks makes the calls of all ranks compared; 0 never does.
     `weights` is "none" (first weights come from the seed) or an absolute path.
     """
 
@@ -46,6 +47,7 @@ class TrainSettings:
     validate_every: int | Never = "never"
     validation_batches: int = 8
     step_timeout_s: float = 600.0
+    desync_after_s: float = 10.0
 
     def validates_after(self, num_steps: int) -> bool:
         """Return whether to validate when `num_steps` steps are done."""

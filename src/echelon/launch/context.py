@@ -12,9 +12,12 @@ if TYPE_CHECKING:
     import torch
     from torch.distributed.distributed_c10d import Store
 
+    from echelon.launch.desync.ring import FingerprintRing
 
-UnfinishedWait = tuple[str, int | None]
-"""An operation with other ranks that has not ended, and its turn in an order of all work."""
+
+UnfinishedWait = tuple[str, int | None, int]
+"""An operation with other ranks that has not ended, its turn in an order of all work, and the
+number of its fingerprint (0: it has none)."""
 
 
 class RankProgress:
@@ -26,15 +29,17 @@ class RankProgress:
     of the device: that is a wait for whatever operation the device has not come past.
     """
 
-    __slots__ = ("_stop", "_wait", "count", "doing")
+    __slots__ = ("_stop", "_wait", "count", "doing", "ring")
 
     def __init__(self) -> None:
         """Start at nothing done."""
         self._stop = threading.Event()
+        self.ring: FingerprintRing | None
         self.reset()
 
     def reset(self) -> None:
         """Forget everything: a new job begins."""
+        self.ring = None
         self.count = 0
         self.doing = ""
         self._wait: tuple[str, int | None, Callable[[], UnfinishedWait | None] | None]
@@ -51,10 +56,20 @@ class RankProgress:
         """Return the place of what it waits for in an order in which all work can be done."""
         return self._told()[1]
 
+    @property
+    def unfinished(self) -> int | None:
+        """Return the fingerprint of the operation that this rank's device has not come past.
+
+        None where the host waits in operations itself, or reads nothing of the device.
+        """
+        return self._told()[2] or None
+
     def mark(self, doing: str) -> None:
         """Say that something new was begun."""
         self.doing = doing
         self.count += 1
+        if self.ring is not None:
+            self.ring.mark(doing)
 
     def enter(self, collective: str, turn: int | None = None) -> None:
         """Say that this rank now waits for others in `collective`.
@@ -77,15 +92,15 @@ class RankProgress:
         """Say that the wait is over."""
         self._wait = ("", None, None)
 
-    def _told(self) -> tuple[str, int | None]:
+    def _told(self) -> UnfinishedWait:
         what, turn, unfinished = self._wait
         if unfinished is None:
-            return what, turn
+            return what, turn, 0
         found = unfinished()
         if found is None:
-            return "", None
-        operation, turn = found
-        return f"{operation} (the host reads {what})", turn
+            return "", None, 0
+        operation, turn, number = found
+        return f"{operation} (the host reads {what})", turn, number
 
     @contextmanager
     def waits_for(self, collective: str) -> Iterator[None]:

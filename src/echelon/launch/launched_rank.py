@@ -14,6 +14,7 @@ import torch
 
 from echelon.core.cluster import Backend
 from echelon.launch.context import RankContext, RankProgress
+from echelon.launch.desync.ring import new_ring, remove_ring
 from echelon.launch.environment import (
     LaunchedRank,
     check_world_size,
@@ -164,6 +165,8 @@ def run_joined(
         os.environ.update(gpu_environment())
     keep_freed_memory()
     progress = RankProgress()
+    if limits.desync_s is not None:
+        progress.ring = new_ring(place.rank)
     # A rank that hosts the store talks to it over a second connection: the first may block. After
     # a restart torchrun keeps its store, and Gloo would connect to the addresses of the dead.
     stores = [
@@ -200,6 +203,9 @@ def run_joined(
                 stop_requested=progress.stop_requested(),
                 rank=place.rank,
             )
+        finally:
+            if progress.ring is not None:
+                remove_ring(progress.ring.path)
     return RunOutcome(results=(result,), stop_requested=progress.stop_requested(), rank=place.rank)
 
 

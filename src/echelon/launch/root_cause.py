@@ -28,6 +28,7 @@ class FaultKind(StrEnum):
     ABORTED = "aborted"
     SILENT = "silent"
     STUCK = "stuck"
+    LINK = "link"
     CONNECTION = "connection"
     TIMED_OUT = "timed out"
 
@@ -42,6 +43,7 @@ _FACTS: Mapping[FaultKind, tuple[int, float, Rule]] = {
     FaultKind.ABORTED: (3, 1.0, rules.RANK_KILLED),
     FaultKind.STUCK: (4, 0.0, rules.RANK_STUCK),
     FaultKind.SILENT: (4, 0.0, rules.RANK_STOPPED),
+    FaultKind.LINK: (5, 5.0, rules.LINK_CARRIES),
     FaultKind.CONNECTION: (5, 5.0, rules.RANK_RAISED),
     FaultKind.TIMED_OUT: (6, 0.0, rules.JOB_TIMED_OUT),
 }

@@ -1,7 +1,8 @@
 """The thread that watches a rank under torchrun, where no supervisor of ours sees the processes.
 
-Each rank beats into the store and watches the next rank: three small messages per rank and second,
-however many ranks there are. The first fault that anyone writes there ends all ranks.
+Each rank beats into the store and watches the next rank: four small messages per rank and second,
+however many ranks there are. The first fault that anyone writes there ends all ranks. Where one has
+waited for long, all tell there what they have called (`desync/exchange.py`).
 
 Limits: a stopped or killed process is recognised as such by a rank on the same host; across hosts
 only its silence is seen, after `silent_s`, so one native call that holds the interpreter for
@@ -18,12 +19,17 @@ import socket
 import sys
 import threading
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 
 import psutil
 
 from echelon.core.errors import RunFailed
 from echelon.launch.context import RankProgress
+from echelon.launch.desync.exchange import DesyncExchange
+from echelon.launch.desync.fingerprint import Activity
+from echelon.launch.desync.verdict import Finding
+from echelon.launch.desync.watch import KnownRank, fault_of
+from echelon.launch.desync.wording import at_length
 from echelon.launch.local.messages import Limits
 from echelon.launch.local.output import say_if_possible
 from echelon.launch.local.stacks import stacks_of_process
@@ -33,6 +39,7 @@ from echelon.launch.root_cause import FaultKind, RankFailure, RankFault, rank_na
 WATCHDOG_INTERVAL_S = 1.0
 SILENT_S = 12.0
 _CYCLE_TICKS = 3  # ticks
+_SHORTEST_S = 0.05
 _FAULT = "fault"
 _FAULT_ENTRIES = ("rank", "kind", "at", "summary", "detail")
 
@@ -83,13 +90,18 @@ class Watchdog(threading.Thread):
         self._ticks = self._circle_ticks = 0
         self._done = False
         self._ticked_at = now
+        self._exchange: DesyncExchange | None = None
+        if progress.ring is not None and limits.desync_s is not None:
+            self._exchange = DesyncExchange(
+                store, progress.ring, rank=rank, host=self._host, after_s=limits.desync_s
+            )
 
     def run(self) -> None:
         """Beat and watch until this rank is done and left, or another one failed."""
         try:
             while True:
                 self._tick()
-                time.sleep(WATCHDOG_INTERVAL_S)
+                time.sleep(self._pause_s())
         except RuntimeError as error:
             if not self._done:
                 self._exit(f"{self._who} ends: the run's store is gone ({error})")
@@ -123,9 +135,63 @@ class Watchdog(threading.Thread):
         self._store.set(f"beat/{self._rank}", json.dumps(asdict(beat)))
         if self._store.check([_FAULT]):
             self._end_for(_fault_from_json(self._store.get(_FAULT)))
+        self._compare_calls(now)
         if not self._done:
             self._watch_next(now)
             self._watch_self(now)
+
+    def _pause_s(self) -> float:
+        """Return how long to sleep: no longer than until a wait of this rank is too long."""
+        due = None if self._exchange is None else self._exchange.due_s(time.monotonic())
+        pause = WATCHDOG_INTERVAL_S
+        return pause if due is None or self._done else min(pause, max(_SHORTEST_S, due))
+
+    def _compare_calls(self, now: float) -> None:
+        """Tell what this rank has called if asked; ask where it waits for too long."""
+        if self._exchange is None:
+            return
+        self._exchange.answer(self._known)
+        due = self._exchange.due_s(now)
+        if self._done or due is None or due > 0:
+            return
+        verdict, evidence = self._exchange.compare(self._labels, self._known)
+        if verdict is None or self._store.check([_FAULT]):
+            return
+        fault = fault_of(verdict, evidence)
+        if verdict.certain:
+            self._report(self.publish_fault(fault))
+        else:
+            who = rank_name(fault.rank, self._labels[fault.rank])
+            say_if_possible(f"note: {who}: {fault.summary}\n{fault.detail}", sys.stderr)
+
+    def _known(self) -> KnownRank:
+        """Return what this rank knows of itself, beside its ring."""
+        stacks = stacks_of_process(self._main)
+        stacks = replace(stacks, unfinished=self._progress.unfinished)
+        return KnownRank(
+            rank=self._rank,
+            label=self._labels[self._rank],
+            activity=Activity.RETURNED if self._done else None,
+            doing=self._progress.doing,
+            waiting=self._progress.waiting,
+            stacks=stacks,
+        )
+
+    def _explained(self, fault: RankFault) -> RankFault:
+        """Return what calls that do not meet have ended a process in, or the fault as it is."""
+        if self._exchange is None or fault.kind is not FaultKind.KILLED:
+            return fault
+
+        def gone(rank: int) -> Activity | None:
+            return Activity.GONE if rank == fault.rank else None
+
+        verdict, evidence = self._exchange.compare(self._labels, self._known, gone)
+        if verdict is None:
+            return fault
+        found = fault_of(verdict, evidence)
+        if verdict.finding is Finding.GONE:
+            return replace(fault, detail=found.detail)
+        return found if verdict.certain else fault
 
     def _watch_next(self, now: float) -> None:
         if self._next == self._rank:
@@ -150,7 +216,7 @@ class Watchdog(threading.Thread):
                 found = (FaultKind.SILENT, f"has said nothing for {limit:g} s")
         if found is not None and not self._done:
             fault = RankFault(rank=self._next, kind=found[0], at=now, summary=found[1])
-            self._report(self.publish_fault(fault))
+            self._report(self.publish_fault(self._explained(fault)))
 
     def _watch_self(self, now: float) -> None:
         if self._progress.count != self._own_count:
@@ -202,7 +268,10 @@ class Watchdog(threading.Thread):
             return
         self._end_faulty_rank(fault)
         who = rank_name(fault.rank, self._labels[fault.rank])
-        self._exit(f"{self._who} stops for {who}: {fault.summary}")
+        call = None if self._exchange is None else self._exchange.own_wait().waiting
+        waited = "" if call is None else f"\n  it waited in {at_length(call)}"
+        whom = "" if fault.rank == self._rank else f" for {who}"
+        self._exit(f"{self._who} stops{whom}: {fault.summary}{waited}")
 
     def _report(self, fault: RankFault) -> None:
         """Print all that is known of `fault`, as the one rank that found it, and end."""
@@ -224,6 +293,8 @@ class Watchdog(threading.Thread):
         return StoreHeartbeat(**json.loads(self._store.get(key)))
 
     def _exit(self, message: str) -> None:
+        if self._exchange is not None:
+            self._exchange.close()
         say_if_possible(message, sys.stderr)
         os._exit(RunFailed.exit_code)
 

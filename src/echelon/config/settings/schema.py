@@ -25,6 +25,7 @@ from echelon.config.settings.value_types import (
     OPTIONAL_REAL,
     POSITIVE,
     SECONDS,
+    SECONDS_OR_ZERO,
     Choice,
     ChoiceList,
     Flag,
@@ -327,6 +328,12 @@ _RUN = (
     setting("train.validate_every", EVERY, "never", "steps between validations; and at the end"),
     setting("train.validation_batches", COUNT, 8, "global batches per validation"),
     setting("train.step_timeout_s", SECONDS, 600.0, "a longer step ends the run"),
+    setting(
+        "train.desync_after_s",
+        SECONDS_OR_ZERO,
+        10.0,
+        "seconds of waiting after which the calls of ranks are compared; 0: never",
+    ),
     setting("checkpoint.every", EVERY, "never", "steps between checkpoints"),
     setting("checkpoint.keep", Integer(words=("all",)), 2, "newest checkpoints that stay"),
     setting(

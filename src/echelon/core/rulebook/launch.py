@@ -119,10 +119,24 @@ COLLECTIVES_MEET = Rule(
     A collective ends when every rank of its group has called it; the ranks of a group call the same
     ones in the same order, with tensors of the same size. One that skips a call, or makes another
     one first, leaves the others waiting for ever, or gives them bytes that were meant for another
-    tensor. A send has its receive in the same way. Told when every rank waits and none computes.
+    tensor. A send has its receive in the same way. Each rank leaves a fingerprint of every call;
+    a wait of train.desync_after_s makes them compared, and the call and the line of the odd rank
+    and of the others are told. Who is odd is said by most: in a group of two by other groups that
+    made the same calls, and where there is none both are named.
     """,
     bad="if rank == 0: dist.all_reduce(gradient)",
     fixed="dist.all_reduce(gradient)                   # on every rank of the group",
+)
+
+LINK_CARRIES = Rule(
+    id="link-carries",
+    why="""
+    All members of a group have called the same operation, and nothing arrives: the link between
+    them is cut, or so slow that a message takes longer than the time limit. The ranks whose
+    messages are missing are named. Nobody's program is at fault.
+    """,
+    bad="a network cable that is pulled out, or a firewall between two hosts",
+    fixed="ping the host of the rank that is named, and start again with --resume",
 )
 
 JOB_TIMED_OUT = Rule(

@@ -61,8 +61,14 @@ class HeartbeatThread(threading.Thread):
                 self._progress.request_stop()
             case Notice.TELL_STACKS:
                 stacks = stacks_of_process(self._main)
-                waiting = self._progress.waiting or stacks.waiting
-                self._channel.send(replace(stacks, waiting=waiting, turn=self._progress.turn))
+                now = self._progress
+                told = replace(
+                    stacks,
+                    waiting=now.waiting or stacks.waiting,
+                    turn=now.turn,
+                    unfinished=now.unfinished,
+                )
+                self._channel.send(told)
             case ExitRequest(reason=reason):
                 end_process(reason)
             case _:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import signal
+import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from pathlib import Path
 
-from echelon.launch.local.meetings import (
-    MeetingWatch,
-    RankView,
-    where_lost,
-    wrong_size,
-)
+from echelon.launch.desync.watch import DesyncWatch
+from echelon.launch.local.meetings import MeetingWatch, where_lost
 from echelon.launch.local.messages import (
     ExitRequest,
     Heartbeat,
@@ -22,7 +20,18 @@ from echelon.launch.local.messages import (
     RankJob,
     ThreadStacks,
 )
-from echelon.launch.local.rank_processes import RankProcess, RankProcesses
+from echelon.launch.local.output import say_if_possible
+from echelon.launch.local.rank_processes import RankProcesses
+from echelon.launch.local.rank_status import (
+    TAIL_LINES,
+    RankStatus,
+    exit_fault,
+    known_of,
+    new_fault,
+    turn_of,
+    view_of,
+    wait_of,
+)
 from echelon.launch.root_cause import (
     FaultKind,
     RankFailure,
@@ -40,60 +49,7 @@ _STACK_S = 2.0
 _STALE_S = 10.0
 _GRACE_S = 1.0
 _UNREACHABLE_S = 5.0
-_TAIL_LINES = 25  # lines of a log
-_ABORT_LINES = 200  # lines of a log: what native code said before the stacks of all threads
-_MAPPED_FILE = (
-    "a file that it reads as memory, of zero.offload_dir or of the data, was cut short or its disk "
-    "failed"
-)
 _CANNOT_END = (FaultKind.STOPPED, FaultKind.SILENT)
-
-
-@dataclass(slots=True, kw_only=True)
-class _RankStatus:
-    """Hold what is known of one rank.
-
-    Times are seconds of the monotonic clock; None: it did not happen.
-    """
-
-    process: RankProcess
-    """Its process."""
-    label: str
-    """Its rank and place in the mesh, as users read it."""
-    moved_at: float
-    """When its heartbeat last said something new."""
-    heard_at: float
-    """When it was last heard of."""
-    joined: bool = False
-    """Whether it is in the process group."""
-    returned: bool = False
-    """Whether its target has returned."""
-    value: object = None
-    """What the target returned."""
-    heartbeat: Heartbeat = field(default_factory=lambda: Heartbeat(count=-1, doing="", waiting=""))
-    """Its last heartbeat."""
-    stopped_since: float | None = None
-    """Since when the system says that it is stopped."""
-    deaf_since: float | None = None
-    """Since when it does not answer."""
-    asked_at: float | None = None
-    """When it was asked for its stack."""
-    dumped: bool = False
-    """Whether it was made to write its stack into its log, for want of an answer."""
-    stack: ThreadStacks | None = None
-    """What its threads were doing."""
-    fault: RankFault | None = None
-    """What went wrong on it."""
-
-    @property
-    def open(self) -> bool:
-        """Return whether the rank still works, as far as is known."""
-        return not self.returned and self.fault is None
-
-    @property
-    def place(self) -> str:
-        """Return what the rank was last doing, as an ending of a sentence."""
-        return f", last heard of at {self.heartbeat.doing}" if self.heartbeat.doing else ""
 
 
 def run_job(
@@ -103,7 +59,15 @@ def run_job(
     ranks = processes.ranks[: job.world_size]
     for process in ranks:
         process.send(job)
-    results = JobMonitor(processes, job.labels, job.limits).results(each_poll)
+    desync = None
+    if job.rings and job.limits.desync_s is not None:
+        folder, after_s = Path(job.rings), job.limits.desync_s
+        desync = DesyncWatch(folder, job.number, job.world_size, after_s)
+    try:
+        results = JobMonitor(processes, job.labels, job.limits, desync).results(each_poll)
+    finally:
+        if desync is not None:
+            desync.close()
     for process in ranks:
         process.send(Notice.LEAVE_GROUP)
     return results
@@ -112,15 +76,21 @@ def run_job(
 class JobMonitor:
     """Watch the first `len(labels)` ranks of `processes` through one job that was just sent."""
 
-    def __init__(self, processes: RankProcesses, labels: Sequence[str], limits: Limits) -> None:
-        """Start all clocks now."""
+    def __init__(
+        self,
+        processes: RankProcesses,
+        labels: Sequence[str],
+        limits: Limits,
+        desync: DesyncWatch | None = None,
+    ) -> None:
+        """Start all clocks now; `desync` compares the fingerprints that the ranks leave."""
         now = time.monotonic()
         self._processes = processes
-        self._limits = limits
+        self._limits, self._desync = limits, desync
         self._began = self._polled_at = self._checked_at = self._asked_at = now
         self._meetings = MeetingWatch(limits.still_s) if limits.still_s is not None else None
         self._seen = [
-            _RankStatus(process=process, label=label, moved_at=now, heard_at=now)
+            RankStatus(process=process, label=label, moved_at=now, heard_at=now)
             for process, label in zip(processes.ranks, labels, strict=False)
         ]
 
@@ -138,6 +108,7 @@ class JobMonitor:
                 self._checked_at = time.monotonic()
                 for seen in self._seen:
                     self._look_for_stop(seen)
+                self._look_for_desync()
                 self._look_for_stuck()
                 self._look_for_meetings()
             fault = self._settled()
@@ -160,7 +131,7 @@ class JobMonitor:
                 seen.stopped_since = seen.asked_at = None
         self._polled_at = now
 
-    def _take(self, seen: _RankStatus, message: object) -> None:
+    def _take(self, seen: RankStatus, message: object) -> None:
         now = time.monotonic()
         seen.heard_at = now
         match message:
@@ -181,19 +152,19 @@ class JobMonitor:
             case _:
                 raise AssertionError(f"no supervisor knows the message {message!r}")
 
-    def _look_at(self, seen: _RankStatus) -> None:
+    def _look_at(self, seen: RankStatus) -> None:
         """Note the exit of one rank."""
         now = time.monotonic()
         if seen.fault is not None:
             return
         if seen.process.exit_code is not None:
-            seen.fault = _exit_fault(seen, seen.process.exit_code, now)
+            seen.fault = exit_fault(seen, seen.process.exit_code, now)
         elif seen.process.send_failed:
             seen.deaf_since = seen.deaf_since or now
             if now - seen.deaf_since > _UNREACHABLE_S:
-                seen.fault = _fault(seen, FaultKind.EXITED, now, "closed its channel")
+                seen.fault = new_fault(seen, FaultKind.EXITED, now, "closed its channel")
 
-    def _look_for_stop(self, seen: _RankStatus) -> None:
+    def _look_for_stop(self, seen: RankStatus) -> None:
         """Note that one rank is stopped or silent."""
         now = time.monotonic()
         if seen.fault is not None:
@@ -202,15 +173,21 @@ class JobMonitor:
             seen.stopped_since = seen.stopped_since or now
             if now - seen.stopped_since >= self._limits.stopped_s:
                 stopped = f"is stopped (SIGSTOP){seen.place}"
-                seen.fault = _fault(seen, FaultKind.STOPPED, now, stopped)
+                seen.fault = new_fault(seen, FaultKind.STOPPED, now, stopped)
         else:
             seen.stopped_since = None
             if seen.open and now - seen.heard_at > self._limits.silent_s:
                 quiet = f"has said nothing for {self._limits.silent_s:g} s{seen.place}"
-                seen.fault = _fault(seen, FaultKind.SILENT, now, quiet, self._dump(seen))
+                seen.fault = new_fault(seen, FaultKind.SILENT, now, quiet, self._dump(seen))
 
     def _settled(self) -> RankFault | None:
         """Return the fault that explains all others, once nothing better can come."""
+        best = self._heaviest()
+        if best is None or self._desync is None:
+            return best
+        return self._desync.explained(best, [known_of(seen) for seen in self._seen])
+
+    def _heaviest(self) -> RankFault | None:
         faults = [seen.fault for seen in self._seen if seen.fault is not None]
         if not faults:
             return None
@@ -224,7 +201,7 @@ class JobMonitor:
         late = [seen for seen in self._seen if seen.open]
         if late and not self._know_stacks(late):
             return None
-        busy = [seen for seen in late if not _waits(seen)]
+        busy = [seen for seen in late if not wait_of(seen)]
         return self._stuck(min(busy, key=lambda seen: seen.heartbeat.count)) if busy else best
 
     def _look_for_stuck(self) -> None:
@@ -234,7 +211,7 @@ class JobMonitor:
         now = time.monotonic()
         job_s = self._limits.job_s
         overdue = job_s is not None and now - self._began > job_s
-        late: list[_RankStatus] = []
+        late: list[RankStatus] = []
         for seen in self._seen:
             limit = self._limits.step_s if seen.joined else self._limits.join_s
             if seen.open and (overdue or now - seen.moved_at > limit):
@@ -243,13 +220,33 @@ class JobMonitor:
                 seen.asked_at = None
         if not late or not self._know_stacks(late):
             return
-        busy = [seen for seen in late if not _waits(seen)]
+        busy = [seen for seen in late if not wait_of(seen)]
         if busy:
             seen = min(busy, key=lambda seen: (seen.heartbeat.count, seen.moved_at))
             seen.fault = self._stuck(seen)
         elif len(late) == sum(seen.open for seen in self._seen):
-            seen = min(late, key=lambda seen: (_turn(seen), seen.heartbeat.count, seen.moved_at))
+            seen = min(late, key=lambda seen: (turn_of(seen), seen.heartbeat.count, seen.moved_at))
             seen.fault = self._stuck(seen)
+
+    def _look_for_desync(self) -> None:
+        """Compare fingerprints; say what time may mend, and note as a fault what it cannot."""
+        if self._desync is None or any(seen.fault is not None for seen in self._seen):
+            return
+        if self._desync.wants_stacks(time.monotonic()):
+            for seen in self._seen:
+                if seen.open:
+                    seen.stack = None
+                    seen.process.send(Notice.TELL_STACKS)
+        found = self._desync.look([known_of(seen) for seen in self._seen])
+        if found is None:
+            return
+        fault, certain = found
+        seen = self._seen[fault.rank]
+        if certain:
+            seen.fault = fault
+        else:
+            who = rank_name(fault.rank, seen.label)
+            say_if_possible(f"note: {who}: {fault.summary}\n{fault.detail}", sys.stderr)
 
     def _look_for_meetings(self) -> None:
         """Find a rank that others wait for in vain, while nothing in the whole job moves."""
@@ -262,11 +259,11 @@ class JobMonitor:
             for seen in self._seen:
                 if seen.open:
                     seen.process.send(Notice.TELL_STACKS)
-        fault = self._meetings.look([_view(seen) for seen in self._seen])
+        fault = self._meetings.look([view_of(seen) for seen in self._seen])
         if fault is not None:
             self._seen[fault.rank].fault = fault
 
-    def _know_stacks(self, late: list[_RankStatus]) -> bool:
+    def _know_stacks(self, late: list[RankStatus]) -> bool:
         """Ask for stacks; return whether all have answered or had the time to."""
         now = time.monotonic()
         for seen in late:
@@ -280,7 +277,7 @@ class JobMonitor:
             seen.stack is not None or now - (seen.asked_at or now) > 1.5 * _STACK_S for seen in late
         )
 
-    def _stuck(self, seen: _RankStatus) -> RankFault:
+    def _stuck(self, seen: RankStatus) -> RankFault:
         now = time.monotonic()
         quiet_s = now - seen.moved_at
         if not seen.joined:
@@ -289,17 +286,17 @@ class JobMonitor:
             kind, what = FaultKind.TIMED_OUT, f"did not end in {self._limits.job_s:g} s"
         else:
             kind, what = FaultKind.STUCK, f"has not moved for {quiet_s:.0f} s"
-        if seen.stack is not None and _waits(seen):
-            what += f", and neither has any other rank: it waits in {_waits(seen)}"
+        if seen.stack is not None and wait_of(seen):
+            what += f", and neither has any other rank: it waits in {wait_of(seen)}"
         detail = seen.stack.text if seen.stack is not None else self._dump(seen)
-        return _fault(seen, kind, now, what + seen.place, detail)
+        return new_fault(seen, kind, now, what + seen.place, detail)
 
-    def _dump(self, seen: _RankStatus) -> str:
+    def _dump(self, seen: RankStatus) -> str:
         if not seen.dumped:
             seen.dumped = True
             seen.process.signal(signal.SIGUSR2)
             time.sleep(_GRACE_S / 2)
-        return "the end of its log:\n" + seen.process.log_tail(most_lines=_TAIL_LINES)
+        return "the end of its log:\n" + seen.process.log_tail(most_lines=TAIL_LINES)
 
     def _places_of_others(self) -> str:
         lost = [
@@ -326,52 +323,3 @@ class JobMonitor:
             process.signal(signal.SIGKILL)
         self._processes.discard(after_s=_GRACE_S)
         return failure
-
-
-def _view(seen: _RankStatus) -> RankView:
-    return RankView(
-        rank=seen.process.rank,
-        label=seen.label,
-        pid=seen.process.pid,
-        returned=seen.returned,
-        doing=seen.heartbeat.doing,
-        count=seen.heartbeat.count,
-        stacks=seen.stack,
-    )
-
-
-def _waits(seen: _RankStatus) -> str:
-    return seen.stack.waiting if seen.stack is not None else seen.heartbeat.waiting
-
-
-def _turn(seen: _RankStatus) -> float:
-    """Return the turn of what a rank waits to do: the first one waits for what was never sent."""
-    turn = seen.stack.turn if seen.stack is not None else None
-    return float("inf") if turn is None else turn
-
-
-def _fault(
-    seen: _RankStatus, kind: FaultKind, at: float, summary: str, detail: str = ""
-) -> RankFault:
-    return RankFault(rank=seen.process.rank, kind=kind, at=at, summary=summary, detail=detail)
-
-
-def _exit_fault(seen: _RankStatus, code: int, at: float) -> RankFault:
-    if code >= 0:
-        tail = seen.process.log_tail(most_lines=_TAIL_LINES)
-        return _fault(seen, FaultKind.EXITED, at, f"exited with code {code}{seen.place}", tail)
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    if name == "SIGKILL":
-        why = "killed by SIGKILL (kill -9, or the kernel for lack of memory)"
-        return _fault(seen, FaultKind.KILLED, at, why + seen.place)
-    kind = FaultKind.ABORTED if name == "SIGABRT" else FaultKind.KILLED
-    tail = seen.process.log_tail(most_lines=_TAIL_LINES)
-    if kind is FaultKind.ABORTED:
-        mixed = wrong_size(seen.process.log_tail(most_lines=_ABORT_LINES))
-        if mixed is not None:
-            return _fault(seen, FaultKind.NEVER_MET, at, mixed + seen.place)
-    why = f" ({_MAPPED_FILE})" if name == "SIGBUS" else ""
-    return _fault(seen, kind, at, f"killed by {name}{why}{seen.place}", tail)

@@ -48,7 +48,8 @@ class Limits:
     A stopped process is found by its state (`stopped_s`), long before any time limit. `silent_s`
     is for a process that runs but whose interpreter is held; `step_s` for a main thread that does
     not move although the process lives; `job_s` bounds the whole job where it is given. `still_s`
-    is for a job in which every rank waits and none computes: no time would change that.
+    is for a job in which every rank waits and none computes: no time would change that. A wait of
+    `desync_s` makes the fingerprints of all ranks compared; None leaves none.
     """
 
     stopped_s: float = 3.0
@@ -57,6 +58,7 @@ class Limits:
     step_s: float = 300.0
     job_s: float | None = None
     still_s: float | None = None
+    desync_s: float | None = None
 
     @property
     def rendezvous_s(self) -> float:
@@ -91,6 +93,8 @@ class RankJob:
     """Whether all ranks compare code, torch and configuration first."""
     plugins: tuple[str, ...] = field(default_factory=loaded_plugins)
     """The plugins that the supervisor has loaded."""
+    rings: str = ""
+    """The folder of the rings of fingerprints; "" where ranks leave none."""
 
     @property
     def world_size(self) -> int:
@@ -137,7 +141,8 @@ class ThreadStacks:
 
     `turn` is the place of what it waits to do in an order in which all ranks' work can be done.
     `call` is what the main thread waits in if it does not compute, `place` the line of the user's
-    program that it is at, `asleep` whether this line sleeps.
+    program that it is at, `asleep` whether this line sleeps. `unfinished` is the fingerprint of the
+    operation that its device has not come past, where its host reads from the device.
     """
 
     text: str
@@ -146,6 +151,7 @@ class ThreadStacks:
     call: str = ""
     place: str = ""
     asleep: bool = False
+    unfinished: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ import threading
 import time
 import traceback
 from datetime import timedelta
+from pathlib import Path
 from typing import Any, NoReturn
 
 import torch
@@ -19,6 +20,7 @@ import torch.distributed as dist
 from echelon.core.choices.registry import use_plugins
 from echelon.core.errors import EchelonError
 from echelon.launch.context import RankContext, RankProgress
+from echelon.launch.desync.ring import FingerprintRing, ring_path
 from echelon.launch.environment import MASTER_PORT
 from echelon.launch.handshake import check_same_start
 from echelon.launch.host import keep_freed_memory
@@ -135,6 +137,8 @@ def _work(
         store = PrefixStore(f"job{job.number}", hosted or join_store(job.port, timeout_s))
         store.set_timeout(timedelta(seconds=timeout_s))
         progress.enter("the joining of all ranks")
+        if job.rings:
+            progress.ring = FingerprintRing(ring_path(Path(job.rings), job.number, slot.rank))
         if job.introduce:
             check_same_start(
                 store, rank=slot.rank, labels=job.labels, argument=job.argument, timeout_s=timeout_s

@@ -19,6 +19,7 @@ from typing import Any, Literal
 from echelon.core.cluster import Backend
 from echelon.core.errors import RunFailed
 from echelon.core.rulebook.launch import RUN_INTERRUPTED
+from echelon.launch.desync.ring import ring_folder
 from echelon.launch.environment import wanted_port
 from echelon.launch.local.job_monitor import run_job
 from echelon.launch.local.messages import (
@@ -143,7 +144,11 @@ def run_ranks(
     named = name_target(target)
     port = wanted_port() if options.port == "auto" else options.port
     stop = StopSignals()
-    with _log_directory(log_dir) as logs, handle_stop_signals(stop.take):
+    with (
+        _log_directory(log_dir) as logs,
+        _ring_directory(options.limits) as rings,
+        handle_stop_signals(stop.take),
+    ):
         processes = RankProcesses(
             world_size,
             logs,
@@ -164,6 +169,7 @@ def run_ranks(
                     port=processes.store_port,
                     limits=options.limits,
                     introduce=True,
+                    rings=rings,
                 )
                 results = run_job(processes, job, lambda: stop.pass_on(processes))
                 processes.let_leave()
@@ -188,6 +194,16 @@ def _say(text: str) -> None:
     """Print one line, over the progress bar that a rank may have left on the terminal."""
     clear_line = "\r\x1b[K" if sys.stderr.isatty() else ""
     print(clear_line + text, file=sys.stderr, flush=True)
+
+
+@contextmanager
+def _ring_directory(limits: Limits) -> Iterator[str]:
+    """Yield the folder of fingerprints; "" where there are to be none."""
+    if limits.desync_s is None:
+        yield ""
+    else:
+        with ring_folder() as folder:
+            yield str(folder)
 
 
 @contextmanager

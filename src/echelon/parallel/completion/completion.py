@@ -36,8 +36,9 @@ class Completion:
         """Join `ranks`, called `name`; None to a rank that is no member, but must call this too."""
         # Every rank takes part in making every group, its own or not: torch asks for it.
         made = dist.new_group(list(ranks))
-        del name
-        return Communicator(ranks, cast("dist.ProcessGroup", made)) if rank in ranks else None
+        if rank not in ranks:
+            return None
+        return Communicator(ranks, cast("dist.ProcessGroup", made), name)
 
     def group(
         self,

@@ -55,7 +55,7 @@ _reduce_scatter: Any = getattr(dist, "reduce_scatter_single", None) or dist.redu
 class Pending:
     """A collective under way; `wait` ends it, finishes its result, and records its event."""
 
-    __slots__ = ("_finish", "_issued", "_name", "_recorder", "_work")
+    __slots__ = ("_finish", "_issued", "_name", "_number", "_recorder", "_work")
 
     def __init__(
         self,
@@ -64,12 +64,13 @@ class Pending:
         *,
         name: str = "",
         recorder: Recorder | None = None,
+        number: int = 0,
     ) -> None:
-        """Hold the handle of torch and what is left to do when it is done."""
+        """Hold the handle of torch, what is left to do when it is done, and its fingerprint."""
         self._work, self._finish, self._name, self._recorder = work, finish, name, recorder
-        self._issued = None
+        self._issued, self._number = None, number
         if work is not None and recorder is not None:
-            self._issued = recorder.issued(name, work)
+            self._issued = recorder.issued(name, work, number)
 
     def done(self) -> bool:
         """Return whether `wait` is known to return at once.
@@ -84,8 +85,8 @@ class Pending:
         work, finish = self._work, self._finish
         self._work = self._finish = None
         if work is not None and self._recorder is not None:
-            with self._recorder.waiting(self._name):
-                work.wait()
+            with self._recorder.waiting(self._name, self._number):
+                self._recorder.wait_for(work, self._number)
             self._recorder.awaited(self._issued)
         if finish is not None:
             finish()
@@ -135,7 +136,7 @@ class Group:
         if self.size == 1:
             return Pending()
         require_contiguous(name, tensor)
-        start = self.recorder.now()
+        start, number = self.recorder.now(), self._begun("all_reduce", name, tensor)
         if op == "max":
             largest = dist.ReduceOp.MAX
             work = dist.all_reduce(tensor, op=largest, group=self._group, async_op=True)
@@ -143,7 +144,7 @@ class Group:
         else:
             work, sent = self._start_sum(tensor), self._sum_bytes(tensor)
         record = self._event("all_reduce", name, sent, start)
-        return self._pending(work, name, record, async_op)
+        return self._pending(work, name, record, async_op, number)
 
     def all_gather(
         self, whole: torch.Tensor, shard: torch.Tensor, *, name: str, async_op: bool = False
@@ -153,14 +154,14 @@ class Group:
             whole.copy_(shard)
             return Pending()
         require_contiguous(name, whole, shard)
-        start = self.recorder.now()
+        start, number = self.recorder.now(), self._begun("all_gather", name, shard)
         peers = self._peers()
         if peers is None:
             work = _all_gather(whole, shard, group=self._group, async_op=True)
         else:
             work = start_all_gather(whole, shard, peers)
         record = self._event("all_gather", name, all_gather_bytes(shard.nbytes, self.size), start)
-        return self._pending(work, name, record, async_op)
+        return self._pending(work, name, record, async_op, number)
 
     def reduce_scatter(
         self, shard: torch.Tensor, whole: torch.Tensor, *, name: str, async_op: bool = False
@@ -170,13 +171,13 @@ class Group:
             shard.copy_(whole)
             return Pending()
         require_contiguous(name, whole, shard)
-        start = self.recorder.now()
+        start, number = self.recorder.now(), self._begun("reduce_scatter", name, whole)
         sent = reduce_scatter_bytes(shard.nbytes, self.size)
         record = self._event("reduce_scatter", name, sent, start)
         peers = self._peers()
         if peers is None:
             work = _reduce_scatter(shard, whole, group=self._group, async_op=True)
-            return self._pending(work, name, record, async_op)
+            return self._pending(work, name, record, async_op, number)
         memory = self._buffer_pool.take((self.size - 1) * shard.nbytes)
         received = memory[: (self.size - 1) * shard.nbytes].view(whole.dtype)
         received = received.view(self.size - 1, *shard.shape)
@@ -187,7 +188,7 @@ class Group:
             self._buffer_pool.give_back(memory)
             record()
 
-        return self._pending(works, name, add_up, async_op)
+        return self._pending(works, name, add_up, async_op, number)
 
     def all_gather_product(
         self, x_nI: torch.Tensor, weight_IO: torch.Tensor, *, name: str, keeps: bool
@@ -198,8 +199,9 @@ class Group:
         """
         require_contiguous(name, x_nI)
         assert self._group is not None, "there is another member"
-        start = self.recorder.now()
+        start, number = self.recorder.now(), self._begun("all_gather", name, x_nI)
         found = fused_all_gather_product(x_nI, weight_IO, self._group, keeps=keeps)
+        self.recorder.over(number)
         self._event("all_gather", name, all_gather_bytes(x_nI.nbytes, self.size), start)()
         return found
 
@@ -209,8 +211,9 @@ class Group:
         """Return this member's rows of the sum of all products, by one fused operator."""
         require_contiguous(name, x_NI)
         assert self._group is not None, "there is another member"
-        start = self.recorder.now()
+        start, number = self.recorder.now(), self._begun("reduce_scatter", name, x_NI)
         y_nO = fused_product_reduce_scatter(x_NI, weight_IO, self._group)
+        self.recorder.over(number)
         self._event("reduce_scatter", name, reduce_scatter_bytes(y_nO.nbytes, self.size), start)()
         return y_nO
 
@@ -225,10 +228,10 @@ class Group:
             received.copy_(sent)
             return Pending()
         require_contiguous(name, received, sent)
-        start = self.recorder.now()
+        start, number = self.recorder.now(), self._begun("all_to_all", name, sent)
         work = dist.all_to_all_single(received, sent, group=self._group, async_op=True)
         record = self._event("all_to_all", name, all_to_all_bytes(sent.nbytes, self.size), start)
-        return self._pending(work, name, record, async_op)
+        return self._pending(work, name, record, async_op, number)
 
     def exchange(
         self, sends: Mapping[int, torch.Tensor], receives: Mapping[int, torch.Tensor], *, name: str
@@ -241,14 +244,15 @@ class Group:
         if self.size == 1:
             return Pending()
         require_contiguous(name, *sends.values(), *receives.values())
-        start = self.recorder.now()
+        start, number = self.recorder.now(), self._begun("exchange", name, None)
         peers = self._peers()
         if peers is None:
             work = start_nccl_exchange(sends, receives, self.ranks, self._group)
         else:
             work = start_gloo_exchange(sends, receives, peers)
         sent = sum(tensor.nbytes for tensor in sends.values())
-        return self._pending(work, name, self._event("all_to_all", name, sent, start), True)
+        record = self._event("all_to_all", name, sent, start)
+        return self._pending(work, name, record, True, number)
 
     def gather_rows(self, row: torch.Tensor, *, name: str) -> torch.Tensor:
         """Return [n, len(row)]: the small vector of every rank, the same on all of them."""
@@ -261,23 +265,29 @@ class Group:
         if self.size == 1:
             return [value]
         values: list[Any] = [None] * self.size
-        with self.recorder.waiting("gather_objects"):
+        number = self._begun("gather_objects", "objects", None)
+        with self.recorder.waiting("gather_objects", number):
             dist.all_gather_object(values, value, group=self._group)
+        self.recorder.over(number)
         return values
 
     def send(self, tensor: torch.Tensor, index: int, *, name: str, tag: int) -> Pending:
         """Send `tensor` to member `index` of the group; it must live until `wait`."""
         require_contiguous(name, tensor)
-        start = self.recorder.now()
+        ends = (self.recorder.rank, self.ranks[index])
+        start, number = self.recorder.now(), self._begun("send", name, tensor, ends)
         work = dist.isend(tensor, self.ranks[index], group=self._group, tag=tag)
         record = self._event("send", name, tensor.nbytes, start, microbatch=tag)
-        return self._pending(work, name, record, async_op=True)
+        return self._pending(work, name, record, True, number)
 
     def receive(self, tensor: torch.Tensor, index: int, *, name: str, tag: int) -> Pending:
         """Receive into `tensor` from member `index` of the group."""
         require_contiguous(name, tensor)
+        source = self.ranks[index]
+        sent_as = name.removesuffix(f" from rank {source}")
+        number = self._begun("receive", sent_as, tensor, (source, self.recorder.rank))
         work = dist.irecv(tensor, self.ranks[index], group=self._group, tag=tag)
-        return Pending(work, name=name, recorder=self.recorder)
+        return Pending(work, name=name, recorder=self.recorder, number=number)
 
     def _start_sum(self, tensor: torch.Tensor) -> dist.Work | BackgroundWork | None:
         sums, communicator = self._sums, self.communicator
@@ -295,6 +305,16 @@ class Group:
             return None
         number = communicator.next_exchange()
         return GlooPeers(communicator.process_group, self.ranks, self.index, number)
+
+    def _begun(
+        self,
+        kind: str,
+        name: str,
+        tensor: torch.Tensor | None,
+        ends: tuple[int, int] | None = None,
+    ) -> int:
+        """Leave the fingerprint of an operation, and return its number (`Recorder.begun`)."""
+        return self.recorder.begun(self.communicator, self.axis, kind, name, tensor, ends)
 
     def _event(
         self, kind: str, name: str, sent: int, start: float, microbatch: int | None = None
@@ -316,8 +336,9 @@ class Group:
         name: str,
         finish: Callable[[], None],
         async_op: bool,
+        number: int,
     ) -> Pending:
-        pending = Pending(work, finish, name=name, recorder=self.recorder)
+        pending = Pending(work, finish, name=name, recorder=self.recorder, number=number)
         if not async_op:
             pending.wait()
         return pending

@@ -19,12 +19,18 @@ class Communicator:
     numbered here.
     """
 
-    def __init__(self, ranks: Sequence[int], process_group: dist.ProcessGroup) -> None:
-        """Hold the process group of `ranks`, global and in order."""
-        self.ranks, self.process_group = tuple(ranks), process_group
+    def __init__(
+        self, ranks: Sequence[int], process_group: dist.ProcessGroup, name: str = ""
+    ) -> None:
+        """Hold the process group of `ranks`, global and in order; every member has one `name`."""
+        self.ranks, self.process_group, self.name = tuple(ranks), process_group, name
         self.is_gloo = dist.get_backend(process_group) == "gloo"
         self.thread = BackgroundThread()
         self._exchanges = 0
+        self.called = ""
+        """What fingerprints call it, from its first operation on."""
+        self.sequences: dict[tuple[int, int] | None, int] = {}
+        """How many collectives were begun, and how many messages each way, for fingerprints."""
 
     def next_exchange(self) -> int:
         """Return the number of an exchange that begins, the same on every member."""
@@ -38,9 +44,11 @@ class Communicator:
         is still busy elsewhere, and waits there for one of these, would never come.
         """
         if not self.is_gloo:
-            token = torch.zeros(1, device=self._device())
-            with recorder.waiting(f"the other ranks of {axis}"):
+            token, name = torch.zeros(1, device=self._device()), f"the other ranks of {axis}"
+            number = recorder.begun(self, axis, "all_reduce", name, token)
+            with recorder.waiting(name, number):
                 dist.all_reduce(token, group=self.process_group)
+            recorder.over(number)
 
     def open_links(self, pairs: Iterable[tuple[int, int]], recorder: Recorder) -> None:
         """Open the links between pairs of members, in this order; all members call it together.

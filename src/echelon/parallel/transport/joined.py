@@ -23,4 +23,4 @@ def joined_group(group: dist.ProcessGroup | None) -> Group:
 @cache
 def _communicator(group: dist.ProcessGroup) -> Communicator:
     """Return the one communicator of a process group, which numbers its exchanges."""
-    return Communicator(dist.get_process_group_ranks(group), group)
+    return Communicator(dist.get_process_group_ranks(group), group, group.group_name)

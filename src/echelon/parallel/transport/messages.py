@@ -24,10 +24,14 @@ Messages = Mapping[int, torch.Tensor]
 
 @dataclass(frozen=True, slots=True)
 class PendingWorks:
-    """Several messages under way, as one handle; `tensors` live as long as it."""
+    """Several messages under way, as one handle; `tensors` live as long as it.
+
+    `members` are the other ends, by their global ranks, where each work is one message.
+    """
 
     works: Sequence[dist.Work]
     tensors: Iterable[torch.Tensor]
+    members: Sequence[int] = ()
 
     def wait(self) -> None:
         """Return when all messages have been sent and received."""
@@ -56,6 +60,11 @@ class GlooPeers:
         size = len(self.ranks)
         return [(self.index + step) % size for step in range(1, size)]
 
+    def ends_of_all(self) -> list[int]:
+        """Return the global ranks of the others, as received from and then as sent to."""
+        others = [self.ranks[place] for place in self.others()]
+        return others[::-1] + others
+
     def send(self, tensor: torch.Tensor, member: int) -> dist.Work:
         """Start to send to the member at `place`."""
         return _started(dist.isend(tensor, self.ranks[member], group=self.group, tag=self.tag))
@@ -71,7 +80,7 @@ def start_all_gather(whole: torch.Tensor, shard: torch.Tensor, peers: GlooPeers)
     works = [peers.receive(parts[place], place) for place in peers.others()[::-1]]
     works += [peers.send(shard, place) for place in peers.others()]
     parts[peers.index].copy_(shard)
-    return PendingWorks(works, (shard,))
+    return PendingWorks(works, (shard,), peers.ends_of_all())
 
 
 def start_reduce_scatter(
@@ -85,7 +94,7 @@ def start_reduce_scatter(
     into = dict(zip(peers.others(), received, strict=True))
     works = [peers.receive(into[place], place) for place in peers.others()[::-1]]
     works += [peers.send(parts[place], place) for place in peers.others()]
-    return PendingWorks(works, (whole,))
+    return PendingWorks(works, (whole,), peers.ends_of_all())
 
 
 def add_in_order(
@@ -111,7 +120,8 @@ def start_gloo_exchange(sends: Messages, receives: Messages, peers: GlooPeers) -
     """Start an exchange over Gloo."""
     works = [peers.receive(tensor, place) for place, tensor in receives.items()]
     works += [peers.send(tensor, place) for place, tensor in sends.items()]
-    return PendingWorks(works, (*sends.values(), *receives.values()))
+    members = [peers.ranks[place] for place in (*receives, *sends)]
+    return PendingWorks(works, (*sends.values(), *receives.values()), members)
 
 
 def start_nccl_exchange(

@@ -13,16 +13,30 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 
 from echelon.core.event import Event, EventSink
 from echelon.launch.context import RankProgress, UnfinishedWait
+from echelon.parallel.transport.fingerprints import OperationFingerprints
+from echelon.parallel.transport.messages import PendingWorks
 from echelon.parallel.transport.unfinished import (
     Finishing,
     IssuedOperation,
     UnfinishedOperations,
 )
+
+if TYPE_CHECKING:
+    from echelon.parallel.transport.communicator import Communicator
+
+
+class Waiting(Protocol):
+    """An operation under way that can be waited for."""
+
+    def wait(self) -> object:
+        """Return when it has ended."""
+        ...
 
 
 class CudaClock:
@@ -84,6 +98,9 @@ class Recorder:
         self._clock = clock
         self._marked: list[tuple[Event, torch.cuda.Event, torch.cuda.Event]] = []
         self._waits = waits
+        self._fingerprints: OperationFingerprints | None = None
+        if waits is not None and waits.ring is not None:
+            self._fingerprints = OperationFingerprints(waits.ring)
         self._unfinished: UnfinishedOperations | None = None
         if clock is not None and waits is not None:
             self._unfinished = UnfinishedOperations(clock.mark, clock.on_device)
@@ -104,6 +121,8 @@ class Recorder:
         Where every rank waits, the one whose turn comes first waits for what was never sent.
         """
         self._task, self._turn = task, turn
+        if self._fingerprints is not None:
+            self._fingerprints.task = task
 
     @property
     def task(self) -> str:
@@ -116,26 +135,64 @@ class Recorder:
             self._waits.mark(doing)
 
     @contextmanager
-    def waiting(self, collective: str) -> Iterator[None]:
+    def waiting(self, collective: str, number: int = 0) -> Iterator[None]:
         """Mark what happens inside as a wait for other ranks, and add up how long it took.
 
-        The rank that waits least is the one that the others wait for.
+        The rank that waits least is the one that the others wait for. `number` is that of the
+        operation's fingerprint. It has ended where nothing was raised and the host waits itself;
+        what was raised leaves in the ring where it was raised.
         """
-        start = self.now()
+        start, fingerprints = self.now(), self._fingerprints if number else None
         if self._waits is not None:
             self._waits.enter(self._where(collective), self._turn)
+        if fingerprints is not None:
+            fingerprints.wait(number)
         try:
             yield
+            if fingerprints is not None:
+                fingerprints.go_on(number if self._unfinished is None else 0)
         finally:
             if self._waits is not None:
                 self._waits.leave()
             self.waited_s += self.now() - start
 
-    def issued(self, name: str, work: Finishing) -> IssuedOperation | None:
+    def begun(
+        self,
+        communicator: Communicator | None,
+        axis: str,
+        kind: str,
+        name: str,
+        tensor: torch.Tensor | None,
+        ends: tuple[int, int] | None = None,
+    ) -> int:
+        """Leave the fingerprint of an operation that begins, and return its number; 0 of none.
+
+        `tensor` is alike on all members; None where its size may differ. `ends` are those of a
+        message.
+        """
+        found = self._fingerprints
+        if found is None or communicator is None:
+            return 0
+        return found.issue(communicator, axis, kind, name, tensor, ends)
+
+    def over(self, number: int) -> None:
+        """Note that an operation that has no handle has ended."""
+        if self._fingerprints is not None and number:
+            self._fingerprints.go_on(number)
+
+    def wait_for(self, work: Waiting, number: int) -> None:
+        """Wait for an operation; of messages between pairs it is noted which one is waited for."""
+        fingerprints = self._fingerprints if number else None
+        if fingerprints is not None and isinstance(work, PendingWorks) and work.members:
+            fingerprints.wait_each(number, work)
+        else:
+            work.wait()
+
+    def issued(self, name: str, work: Finishing, number: int = 0) -> IssuedOperation | None:
         """Note an operation that begins; None where the host waits in it and so knows its end."""
         if self._unfinished is None:
             return None
-        return self._unfinished.issued(self._where(name), self._turn, work)
+        return self._unfinished.issued(self._where(name), self._turn, work, number)
 
     def awaited(self, operation: IssuedOperation | None) -> None:
         """Note that what the device is given from now on comes after `operation`."""
@@ -153,14 +210,18 @@ class Recorder:
             yield
             return
         self._waits.read(what, self._oldest_wait)
+        if self._fingerprints is not None:
+            self._fingerprints.read_device()
         try:
             yield
         finally:
+            if self._fingerprints is not None:
+                self._fingerprints.go_on(0)
             self._waits.leave()
 
     def _oldest_wait(self) -> UnfinishedWait | None:
         found = None if self._unfinished is None else self._unfinished.oldest()
-        return None if found is None else (found.name, found.turn)
+        return None if found is None else (found.name, found.turn, found.number)
 
     def _where(self, name: str) -> str:
         return f"{name} at {self._task}" if self._task else name

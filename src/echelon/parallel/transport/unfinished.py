@@ -30,13 +30,18 @@ class DeviceMark(Protocol):
 
 
 class IssuedOperation:
-    """One operation: what it is, its turn in an order of all ranks' work, and whether it ended."""
+    """One operation: what it is, its turn in an order of all ranks' work, and whether it ended.
 
-    __slots__ = ("ended", "name", "turn")
+    `number` is that of its fingerprint; 0 of none.
+    """
 
-    def __init__(self, name: str, turn: int | None, ended: Callable[[], bool]) -> None:
+    __slots__ = ("ended", "name", "number", "turn")
+
+    def __init__(
+        self, name: str, turn: int | None, ended: Callable[[], bool], number: int = 0
+    ) -> None:
         """Hold what is known when it is issued."""
-        self.name, self.turn, self.ended = name, turn, ended
+        self.name, self.turn, self.ended, self.number = name, turn, ended, number
 
 
 class UnfinishedOperations:
@@ -55,9 +60,11 @@ class UnfinishedOperations:
         self._mark, self._on_device = mark, on_device
         self._operations: deque[IssuedOperation] = deque()
 
-    def issued(self, name: str, turn: int | None, work: Finishing) -> IssuedOperation:
+    def issued(
+        self, name: str, turn: int | None, work: Finishing, number: int = 0
+    ) -> IssuedOperation:
         """Note an operation that begins."""
-        operation = IssuedOperation(name, turn, work.is_completed)
+        operation = IssuedOperation(name, turn, work.is_completed, number)
         self._operations.append(operation)
         return operation
 

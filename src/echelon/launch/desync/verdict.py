@@ -1,0 +1,340 @@
+"""Decide from the fingerprints of ranks which of them is odd. Evidence in, one verdict out.
+
+No processes, no files and no torch here. First what ranks called is compared: operation n of a
+group must be the same on all members. Where all of that agrees, what they wait for is followed: a
+rank waits for the members that have not called the same operation, and these may wait for others.
+
+Who is odd: the members that differ from what strictly more of them called. Where no call has more,
+as in a group of two, ranks of other groups that made the same calls until then vote, too (`kin`).
+Where they say nothing either, all that differ are named and none is judged.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict, deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from itertools import pairwise
+
+from echelon.launch.desync.fingerprint import (
+    Activity,
+    Channel,
+    Content,
+    Fingerprint,
+    RankEvidence,
+    partners,
+)
+from echelon.launch.desync.kin import alone, are_kin, by_number, departure, most
+
+MOVING_S = 0.3
+"""How far apart the rings of one host are read, at most."""
+
+
+class Finding(StrEnum):
+    """Name what is wrong."""
+
+    OPERATION = "operation"
+    ORDER = "order"
+    EXTRA = "extra"
+    SHAPE = "shape"
+    DTYPE = "dtype"
+    APART = "apart"
+    RETURNED = "returned"
+    RAISED = "raised"
+    GONE = "gone"
+    UNKNOWN = "unknown"
+    LATE = "late"
+    LINK = "link"
+
+
+UNCERTAIN = frozenset({Finding.LATE, Finding.LINK, Finding.UNKNOWN})
+"""What time may mend: a rank that still computes, a link that is slow, a rank that is not heard."""
+
+_ENDED: Mapping[Activity, Finding] = {
+    Activity.RAISED: Finding.RAISED,
+    Activity.GONE: Finding.GONE,
+    Activity.RETURNED: Finding.RETURNED,
+    Activity.UNKNOWN: Finding.UNKNOWN,
+    Activity.RUNS: Finding.LATE,
+    Activity.WAITS: Finding.LATE,
+}
+"""What a rank that waits in no operation is found to be; what explains most comes first."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Say who is odd, and which two operations do not meet."""
+
+    finding: Finding
+    """What is wrong."""
+    odd: tuple[int, ...]
+    """The ranks that are odd; all that differ, where none can be judged."""
+    others: tuple[int, ...]
+    """The ranks that agree with each other; () where none can be judged."""
+    its: Fingerprint | None
+    """What the first odd rank called, or called last."""
+    theirs: Fingerprint | None
+    """What the others called, or wait in."""
+    kin: tuple[int, ...] = ()
+    """Ranks of other groups by which it was judged, where the members are as many on each side."""
+
+    @property
+    def certain(self) -> bool:
+        """Return whether no time would mend it."""
+        return self.finding not in UNCERTAIN
+
+    @property
+    def judged(self) -> bool:
+        """Return whether a majority says who is odd."""
+        return bool(self.others)
+
+
+def decide(ranks: Sequence[RankEvidence]) -> Verdict | None:
+    """Return what is wrong among ranks of which some wait; None where nothing is known to be."""
+    return find_mismatch(ranks) or find_stall(ranks)
+
+
+def find_mismatch(ranks: Sequence[RankEvidence]) -> Verdict | None:
+    """Return the first operation of a group that its members did not call alike."""
+    first: dict[int, Fingerprint] | None = None
+    for one in _mismatches(ranks):
+        if first is None or _precedes(one, first):
+            first = one
+    return None if first is None else _judged(first, ranks)
+
+
+def _mismatches(ranks: Sequence[RankEvidence]) -> Iterator[dict[int, Fingerprint]]:
+    channels: dict[Channel, dict[int, dict[int, Fingerprint]]] = defaultdict(dict)
+    for one in ranks:
+        for found in one.fingerprints:
+            channels[found.channel].setdefault(found.sequence, {})[one.rank] = found
+    for sequences in channels.values():
+        for sequence in sorted(sequences):
+            if len({found.content for found in sequences[sequence].values()}) > 1:
+                yield sequences[sequence]
+                break
+
+
+def _precedes(one: Mapping[int, Fingerprint], other: Mapping[int, Fingerprint]) -> bool:
+    """Return whether a mismatch came before another: on a rank of both, or else by the clock."""
+    for rank in one.keys() & other.keys():
+        if one[rank].number != other[rank].number:
+            return one[rank].number < other[rank].number
+    at = min(found.issued_at for found in one.values())
+    return at < min(found.issued_at for found in other.values())
+
+
+def _judged(calls: Mapping[int, Fingerprint], ranks: Sequence[RankEvidence]) -> Verdict:
+    """Return who is odd of those that made `calls`, the same operation of one group."""
+    votes: dict[Content, list[int]] = defaultdict(list)
+    for rank in sorted(calls):
+        votes[calls[rank].content].append(rank)
+    best, kin = most(votes), ()
+    if best is None:
+        more = _with_kin(votes, calls, ranks)
+        best = most(more)
+        kin = () if best is None else tuple(sorted({*more[best]} - {*votes[best]}))
+    if best is None:
+        differing = [by[0] for by in votes.values()]
+        its, theirs = calls[differing[0]], calls[differing[1]]
+        finding, odd, others = _difference(its, theirs), tuple(sorted(calls)), ()
+    else:
+        odd = tuple(rank for rank in sorted(calls) if calls[rank].content != best)
+        others = tuple(votes[best])
+        its, theirs = calls[odd[0]], calls[others[0]]
+        programs = {one.rank: one for one in ranks}
+        finding = _kind_of(its, theirs, programs[odd[0]], programs[others[0]])
+    return Verdict(finding=finding, odd=odd, others=others, its=its, theirs=theirs, kin=kin)
+
+
+def _with_kin(
+    votes: Mapping[Content, Sequence[int]],
+    calls: Mapping[int, Fingerprint],
+    ranks: Sequence[RankEvidence],
+) -> dict[Content, list[int]]:
+    """Return the votes with those of ranks outside that ran the program of a member until then."""
+    more = {content: list(by) for content, by in votes.items()}
+    members = {one.rank: by_number(one) for one in ranks if one.rank in calls}
+    for one in ranks:
+        if one.rank in calls:
+            continue
+        program = by_number(one)
+        for rank, call in calls.items():
+            there = program.get(call.number)
+            if there is None or not are_kin(members[rank], program, call.number):
+                continue
+            if there.group == call.group and there.content in more:
+                more[there.content].append(one.rank)
+                break
+    return more
+
+
+def _difference(its: Fingerprint, theirs: Fingerprint) -> Finding:
+    if (its.kind, its.name) != (theirs.kind, theirs.name) and its.content[:2] != theirs.content[:2]:
+        return Finding.OPERATION
+    return Finding.DTYPE if its.dtype != theirs.dtype else Finding.SHAPE
+
+
+def _kind_of(
+    its: Fingerprint, theirs: Fingerprint, odd: RankEvidence, other: RankEvidence
+) -> Finding:
+    """Return in what way a call differs from that of the others, by what came before and after."""
+    difference = _difference(its, theirs)
+    if difference is not Finding.OPERATION or its.name == theirs.name:
+        return difference
+    mine = {one.sequence: one.content for one in odd.fingerprints if one.channel == its.channel}
+    known = [one.content for one in other.fingerprints if one.channel == theirs.channel]
+    if (theirs.content, its.content) in pairwise(known):
+        return Finding.ORDER
+    if mine.get(its.sequence + 1) == theirs.content and its.content not in known:
+        return Finding.EXTRA
+    if mine.get(its.sequence - 1) == its.content:
+        return Finding.EXTRA
+    return Finding.ORDER if its.content in known else Finding.OPERATION
+
+
+def find_stall(ranks: Sequence[RankEvidence], moving_s: float = MOVING_S) -> Verdict | None:
+    """Return whom the ranks that wait are waiting for in the end; None where something moves.
+
+    A rank that has waited for less than `moving_s` may be about to go on.
+    """
+    by_rank = {one.rank: one for one in ranks}
+    waits = {one.rank: one.waiting for one in ranks if one.waiting is not None}
+    missing = {rank: _missing(by_rank[rank], call, by_rank) for rank, call in waits.items()}
+    blockers = {rank for absent in missing.values() for rank in absent}
+    away = [rank for rank in blockers if rank not in waits]
+    if away:
+        return _absent(away, missing, waits, by_rank)
+    if not waits or any(by_rank[rank].waited_s < moving_s for rank in waits):
+        return None
+    delivered = [rank for rank in waits if not missing[rank]]
+    if delivered:
+        return _cut_link(delivered, waits, by_rank)
+    return _circle(missing, waits, ranks)
+
+
+def _missing(
+    one: RankEvidence, call: Fingerprint, by_rank: Mapping[int, RankEvidence]
+) -> tuple[int, ...]:
+    """Return the ranks that have not begun what a rank waits in, as far as it depends on them."""
+    needed = partners(call) if one.awaits is None else (one.awaits,)
+    return tuple(
+        rank
+        for rank in needed
+        if rank != one.rank and not (rank in by_rank and by_rank[rank].has_called(call))
+    )
+
+
+def _absent(
+    away: Sequence[int],
+    missing: Mapping[int, tuple[int, ...]],
+    waits: Mapping[int, Fingerprint],
+    by_rank: Mapping[int, RankEvidence],
+) -> Verdict:
+    """Return the rank that waits in no operation, and for which others wait."""
+    order = list(_ENDED)
+
+    def weight(rank: int) -> tuple[int, int, int]:
+        activity = by_rank[rank].activity if rank in by_rank else Activity.UNKNOWN
+        return (order.index(activity), -sum(rank in absent for absent in missing.values()), rank)
+
+    odd = min(away, key=weight)
+    there = by_rank.get(odd)
+    waiting = sorted(rank for rank in waits if odd in missing[rank])
+    theirs = waits[waiting[0]]
+    together = tuple(rank for rank in waiting if waits[rank].channel == theirs.channel)
+    return Verdict(
+        finding=_ENDED[Activity.UNKNOWN if there is None else there.activity],
+        odd=(odd,),
+        others=together,
+        its=None if there is None else there.last,
+        theirs=theirs,
+    )
+
+
+def _cut_link(
+    delivered: Sequence[int],
+    waits: Mapping[int, Fingerprint],
+    by_rank: Mapping[int, RankEvidence],
+) -> Verdict:
+    """Return the rank whose messages do not arrive, where all members have called an operation."""
+    awaited = Counter[int]()
+    for rank in delivered:
+        one, call = by_rank[rank], waits[rank]
+        ends = [end for end in call.ends or () if end != rank]
+        awaited.update([one.awaits] if one.awaits is not None else ends)
+    first, *rest = awaited.most_common(2) or [(None, 0)]
+    if first[0] is not None and first[1] > 1 and not (rest and rest[0][1] == first[1]):
+        odd = (first[0],)
+        others = tuple(sorted(rank for rank in delivered if rank != first[0]))
+    else:
+        odd, others = tuple(sorted({*delivered, *awaited})), ()
+    its = _same_call(by_rank.get(odd[0]), waits[delivered[0]])
+    theirs = waits[others[0]] if others else _same_call(by_rank.get(odd[-1]), its)
+    return Verdict(finding=Finding.LINK, odd=odd, others=others, its=its, theirs=theirs)
+
+
+def _same_call(one: RankEvidence | None, call: Fingerprint | None) -> Fingerprint | None:
+    """Return what a rank did for its part of an operation."""
+    if one is None or call is None:
+        return None
+    here = (one for one in one.fingerprints if one.channel == call.channel)
+    return next((one for one in here if one.sequence == call.sequence), None)
+
+
+def _circle(
+    missing: Mapping[int, tuple[int, ...]],
+    waits: Mapping[int, Fingerprint],
+    ranks: Sequence[RankEvidence],
+) -> Verdict:
+    """Return who is odd of ranks that wait for one another in different operations.
+
+    First those that left a program which two or more others went on with; then the only one of the
+    circle that left the program of its kin; then those that the most waiting ranks wait for.
+    """
+    circle = _shortest_circle(missing)
+    left = departure(ranks) or alone(circle, ranks)
+    if left is not None:
+        its, theirs = (
+            by_number(_of(ranks, one[0]))[left.number] for one in (left.odd, left.others)
+        )
+        finding = _kind_of(its, theirs, _of(ranks, left.odd[0]), _of(ranks, left.others[0]))
+        return Verdict(finding=finding, odd=left.odd, others=left.others, its=its, theirs=theirs)
+    votes: dict[tuple[Channel, int], list[int]] = defaultdict(list)
+    for rank, call in waits.items():
+        votes[(call.channel, call.sequence)].append(rank)
+    best = most(votes)
+    if best is None:
+        odd, others = tuple(circle), ()
+        its, theirs = waits[odd[0]], waits[odd[1]]
+    else:
+        others = tuple(sorted(votes[best]))
+        theirs = waits[others[0]]
+        odd = tuple(sorted(rank for rank in partners(theirs) if rank not in others))
+        its = waits[odd[0]]
+    return Verdict(finding=Finding.APART, odd=odd, others=others, its=its, theirs=theirs)
+
+
+def _shortest_circle(missing: Mapping[int, tuple[int, ...]]) -> list[int]:
+    """Return the ranks of the smallest circle in which each waits for the next."""
+    found: list[int] = sorted(missing)
+    for start in sorted(missing):
+        before: dict[int, int] = {}
+        ahead = deque([start])
+        while ahead and start not in before:
+            one = ahead.popleft()
+            for awaited in missing.get(one, ()):
+                if awaited not in before:
+                    before[awaited] = one
+                    ahead.append(awaited)
+        circle = [start]
+        while start in before and before[circle[-1]] != start:
+            circle.append(before[circle[-1]])
+        if start in before and len(circle) < len(found):
+            found = sorted(circle)
+    return found
+
+
+def _of(ranks: Sequence[RankEvidence], rank: int) -> RankEvidence:
+    return next(one for one in ranks if one.rank == rank)

@@ -1,0 +1,140 @@
+"""Say what a verdict found: one sentence for the error, and the two operations below it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from echelon.launch.desync.fingerprint import Fingerprint, RankEvidence
+from echelon.launch.desync.verdict import Finding, Verdict
+from echelon.launch.root_cause import rank_name
+
+_STACK_LINES = 14  # innermost lines of a stack
+_MOST_RANKS = 8  # ranks that are listed one by one
+
+_DOES: Mapping[Finding, str] = {
+    Finding.OPERATION: "calls {its}, where {others} {call} {theirs}",
+    Finding.ORDER: "calls {its} out of order: {others} {call} {theirs} first",
+    Finding.EXTRA: "calls {its} once more than others do: {others} {call} {theirs}",
+    Finding.SHAPE: "calls {its} with the shape {shape}, and {others} with {other_shape}",
+    Finding.DTYPE: "calls {its} with {dtype}, and {others} with {other_dtype}",
+    Finding.APART: "waits in {its}, and {others} in {theirs}",
+    Finding.RETURNED: "has ended its program, and {others} {wait} for it in {theirs}",
+    Finding.RAISED: "has raised, and {others} {wait} for it in {theirs}",
+    Finding.GONE: "is gone, and {others} {wait} for it in {theirs}",
+    Finding.UNKNOWN: "cannot be heard, and {others} {wait} for it in {theirs}",
+    Finding.LATE: "has not come to {theirs}, in which {others} {wait} for it",
+    Finding.LINK: "sends nothing that arrives: {others} {wait} in {theirs}, which all have called",
+}
+
+_BOTH: Mapping[Finding, str] = {
+    Finding.OPERATION: "call different operations, {its} and {theirs}",
+    Finding.SHAPE: "call {its} with the shapes {shape} and {other_shape}",
+    Finding.DTYPE: "call {its} with {dtype} and {other_dtype}",
+    Finding.APART: "wait for one another, in {its} and in {theirs}",
+    Finding.LINK: "wait in {theirs}, which all have called: nothing arrives between them",
+}
+
+
+def summary(verdict: Verdict, ranks: Sequence[RankEvidence]) -> str:
+    """Return one sentence about the first odd rank, without its name in front."""
+    names = {one.rank: rank_name(one.rank, one.label) for one in ranks}
+    plural = len(verdict.others) > 1
+    its, theirs = verdict.its, verdict.theirs
+    words = {
+        "its": told(its),
+        "theirs": told(theirs),
+        "shape": "" if its is None else str(list(its.shape)),
+        "other_shape": "" if theirs is None else str(list(theirs.shape)),
+        "dtype": "" if its is None else its.dtype,
+        "other_dtype": "" if theirs is None else theirs.dtype,
+        "others": _listed(verdict.others, names),
+        "call": "call" if plural else "calls",
+        "wait": "wait" if plural else "waits",
+    }
+    if not verdict.judged:
+        text = _BOTH[verdict.finding].format(**words)
+        more = _listed(verdict.odd[1:], names)
+        nobody = "" if verdict.finding is Finding.LINK else ", and nobody says which is odd"
+        return f"and {more} {text}{nobody}"
+    text = _DOES[verdict.finding].format(**words)
+    if len(verdict.odd) > 1:
+        text += f"; so does {_listed(verdict.odd[1:], names)}"
+    return text
+
+
+def detail(verdict: Verdict, ranks: Sequence[RankEvidence], *, stacks: bool = True) -> str:
+    """Return the two operations with their places, how it was judged, and the stack of the late."""
+    names = {one.rank: rank_name(one.rank, one.label) for one in ranks}
+    odd = next((one for one in ranks if one.rank == verdict.odd[0]), None)
+    lines: list[str] = []
+    if verdict.its is not None:
+        last = "called " if verdict.finding in _ENDED else ""
+        lines.append(f"  {names.get(verdict.odd[0], '')} {last}{at_length(verdict.its, odd)}")
+    elif verdict.finding in _ENDED:
+        lines.append(f"  {names.get(verdict.odd[0], '')} has called no operation")
+    if verdict.theirs is not None:
+        group = verdict.others or verdict.odd[1:]
+        other = next((one for one in ranks if one.rank in group), None)
+        lines.append(f"  {_listed(group, names)} {at_length(verdict.theirs, other)}")
+    lines.append(f"  {_reason(verdict)}")
+    if odd is not None and stacks and verdict.finding is Finding.LATE:
+        if odd.call:
+            lines.append(f"  it waits in {odd.call}")
+        elif odd.place:
+            lines.append(f"  it is at {odd.place}")
+        lines += odd.stack.rstrip().splitlines()[-_STACK_LINES:]
+    return "\n".join(lines)
+
+
+_ENDED = (Finding.RETURNED, Finding.RAISED, Finding.GONE, Finding.UNKNOWN, Finding.LATE)
+
+
+def told(one: Fingerprint | None) -> str:
+    """Return an operation in a few words: ``all_reduce dp.3``."""
+    return "no operation" if one is None else f"{one.kind} {one.name}".strip()
+
+
+def at_length(one: Fingerprint, rank: RankEvidence | None = None) -> str:
+    """Return an operation with its tensor, its group, its place in it, and the line of its call."""
+    tensor = f" of {one.dtype} {list(one.shape)}" if one.dtype else ""
+    if one.ends is None:
+        where = f"call {one.sequence} of ranks {_numbers(one.ranks)}"
+    else:
+        where = f"message {one.sequence} from rank {one.ends[0]} to {one.ends[1]}"
+    axis = f" ({one.axis})" if one.axis else ""
+    site = f", at {one.site}" if one.site else ""
+    task = f", in {one.task}" if one.task else ""
+    if rank is not None and rank.doing and rank.waits_for == one.number:
+        task += f" of {rank.doing}" if task else f", in {rank.doing}"
+    return f"{told(one)}{tensor}, {where}{axis}{site}{task}"
+
+
+def _reason(verdict: Verdict) -> str:
+    if verdict.finding is Finding.LINK:
+        return "every member has called it: the link between them is cut, or very slow"
+    if not verdict.judged:
+        return "as many ranks do the one as the other: nobody can be judged"
+    if verdict.finding in _ENDED:
+        return "what a rank that waits for no other has not called is missing"
+    if verdict.kin:
+        plural = "rank" if len(verdict.kin) == 1 else "ranks"
+        return (
+            f"{plural} {_numbers(verdict.kin)} made the same calls in other groups, and then theirs"
+        )
+    return f"{len(verdict.others)} agree, {len(verdict.odd)} differ: the fewer are odd"
+
+
+def _listed(ranks: Sequence[int], names: Mapping[int, str]) -> str:
+    if not ranks:
+        return "the others"
+    if len(ranks) == 1:
+        return names.get(ranks[0], f"rank {ranks[0]}")
+    return f"ranks {_numbers(ranks)}"
+
+
+def _numbers(ranks: Sequence[int]) -> str:
+    if len(ranks) <= _MOST_RANKS:
+        return ", ".join(map(str, ranks))
+    return (
+        f"{', '.join(map(str, ranks[: _MOST_RANKS - 1]))} and {len(ranks) - _MOST_RANKS + 1} more"
+    )
