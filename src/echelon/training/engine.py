@@ -196,17 +196,16 @@ class TrainEngine:
             return self.model.executor.run(self.schedule, batches, scale)
 
     def _update(self, report: StepResult) -> None:
-        recorder, clip = self.groups.recorder, self.plan.mathematics.optimizer.clip_norm
-        start = recorder.now()
+        clip = self.plan.mathematics.optimizer.clip_norm
         factor = 1.0 / report.loss_scale
         if clip is not None and report.grad_norm > clip:
             factor *= clip / report.grad_norm
-        self.optimizer.update(report.learning_rate, factor, self._updated)
-        self.model.codes.refresh()
-        if self.model.balancer is not None:
-            self.model.balancer.update()
+        with self.groups.recorder.span("update", "optimizer"):
+            self.optimizer.update(report.learning_rate, factor, self._updated)
+            self.model.codes.refresh()
+            if self.model.balancer is not None:
+                self.model.balancer.update()
         self.num_updates += 1
-        recorder.record("update", "optimizer", start=start)
 
     def _updated(self, bucket: Bucket) -> None:
         """Learn that a slice of parameters has its new values."""

@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from echelon.core.choices.collective_algorithms import BACKEND
+from echelon.core.event import Event
 from echelon.cost.bytes.all_reduce import SumGroup
 from echelon.cost.bytes.terms import (
     all_gather_bytes,
@@ -40,7 +41,7 @@ from echelon.parallel.transport.messages import (
     start_nccl_exchange,
     start_reduce_scatter,
 )
-from echelon.parallel.transport.recorder import Recorder
+from echelon.parallel.transport.recorder import Recorder, Wait
 from echelon.parallel.transport.symmetric_memory import (
     fused_all_gather_product,
     fused_product_reduce_scatter,
@@ -60,12 +61,12 @@ class Pending:
     def __init__(
         self,
         work: dist.Work | PendingWorks | BackgroundWork | None = None,
-        finish: Callable[[], None] | None = None,
+        finish: Callable[[Wait], None] | None = None,
         *,
         name: str = "",
         recorder: Recorder | None = None,
     ) -> None:
-        """Hold the handle of torch and what is left to do when it is done."""
+        """Hold the handle of torch, and what to do when it is done, told how long that took."""
         self._work, self._finish, self._name, self._recorder = work, finish, name, recorder
         self._issued = None
         if work is not None and recorder is not None:
@@ -83,12 +84,13 @@ class Pending:
         """Return when the result is there; a second call returns at once."""
         work, finish = self._work, self._finish
         self._work = self._finish = None
+        waited = Wait()
         if work is not None and self._recorder is not None:
-            with self._recorder.waiting(self._name):
+            with self._recorder.waiting(self._name) as waited:
                 work.wait()
             self._recorder.awaited(self._issued)
         if finish is not None:
-            finish()
+            finish(waited)
 
 
 class Group:
@@ -182,10 +184,10 @@ class Group:
         received = received.view(self.size - 1, *shard.shape)
         works = start_reduce_scatter(received, whole, peers)
 
-        def add_up() -> None:
+        def add_up(waited: Wait) -> None:
             add_in_order(shard, received, whole, self.index)
             self._buffer_pool.give_back(memory)
-            record()
+            record(waited)
 
         return self._pending(works, name, add_up, async_op)
 
@@ -200,7 +202,7 @@ class Group:
         assert self._group is not None, "there is another member"
         start = self.recorder.now()
         found = fused_all_gather_product(x_nI, weight_IO, self._group, keeps=keeps)
-        self._event("all_gather", name, all_gather_bytes(x_nI.nbytes, self.size), start)()
+        self._event("all_gather", name, all_gather_bytes(x_nI.nbytes, self.size), start)(None)
         return found
 
     def product_reduce_scatter(
@@ -211,7 +213,9 @@ class Group:
         assert self._group is not None, "there is another member"
         start = self.recorder.now()
         y_nO = fused_product_reduce_scatter(x_NI, weight_IO, self._group)
-        self._event("reduce_scatter", name, reduce_scatter_bytes(y_nO.nbytes, self.size), start)()
+        self._event("reduce_scatter", name, reduce_scatter_bytes(y_nO.nbytes, self.size), start)(
+            None
+        )
         return y_nO
 
     def all_to_all(
@@ -277,7 +281,7 @@ class Group:
         """Receive into `tensor` from member `index` of the group."""
         require_contiguous(name, tensor)
         work = dist.irecv(tensor, self.ranks[index], group=self._group, tag=tag)
-        return Pending(work, name=name, recorder=self.recorder)
+        return Pending(work, self.recorder.received, name=name, recorder=self.recorder)
 
     def _start_sum(self, tensor: torch.Tensor) -> dist.Work | BackgroundWork | None:
         sums, communicator = self._sums, self.communicator
@@ -298,23 +302,23 @@ class Group:
 
     def _event(
         self, kind: str, name: str, sent: int, start: float, microbatch: int | None = None
-    ) -> Callable[[], None]:
+    ) -> Callable[[Wait | None], None]:
         """Return what records a call that began at `start`, once it has ended."""
-        return partial(
-            self.recorder.record,
-            kind,
-            name,
+        event = Event(
+            kind=kind,
+            name=name,
             axis=self.axis,
-            num_bytes=sent,
+            bytes=sent,
             start=start,
             microbatch=microbatch,
         )
+        return partial(self.recorder.ended, event)
 
     def _pending(
         self,
         work: dist.Work | PendingWorks | BackgroundWork | None,
         name: str,
-        finish: Callable[[], None],
+        finish: Callable[[Wait], None],
         async_op: bool,
     ) -> Pending:
         pending = Pending(work, finish, name=name, recorder=self.recorder)
