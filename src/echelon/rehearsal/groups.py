@@ -29,7 +29,7 @@ from echelon.parallel.offload.store import MemoryOffloadStore
 from echelon.parallel.tensor_memory import BufferPool
 from echelon.parallel.transport.collectives import Group, Pending, ReduceOp, require_contiguous
 from echelon.parallel.transport.communicator import Communicator
-from echelon.parallel.transport.recorder import Recorder, Wait
+from echelon.parallel.transport.recorder import Recorder, WaitTime
 from echelon.rehearsal.log import RECEIVE, SEND, Issue, RankLog
 from echelon.rehearsal.memory import BUFFERS, MeteredPool
 from echelon.rehearsal.offload import RehearsedCopyStreams, RehearsedOffloadStore
@@ -88,7 +88,10 @@ class _Logged(Pending):
     __slots__ = ("_issue", "_record", "_shapes")
 
     def __init__(
-        self, shapes: ShapesOnly, issue: int, record: Callable[[Wait | None], None] | None = None
+        self,
+        shapes: ShapesOnly,
+        issue: int,
+        record: Callable[[WaitTime | None], None] | None = None,
     ) -> None:
         super().__init__()
         self._shapes, self._issue, self._record = shapes, issue, record
@@ -245,7 +248,7 @@ class RehearsedGroup(Group):
         tensor: torch.Tensor,
         index: int,
         name: str,
-        record: Callable[[Wait | None], None] | None = None,
+        record: Callable[[WaitTime | None], None] | None = None,
     ) -> Pending:
         require_contiguous(name, tensor)
         assert self._logged is not None, "there is another member"

@@ -41,7 +41,7 @@ from echelon.parallel.transport.messages import (
     start_nccl_exchange,
     start_reduce_scatter,
 )
-from echelon.parallel.transport.recorder import Recorder, Wait
+from echelon.parallel.transport.recorder import Recorder, WaitTime
 from echelon.parallel.transport.symmetric_memory import (
     fused_all_gather_product,
     fused_product_reduce_scatter,
@@ -61,7 +61,7 @@ class Pending:
     def __init__(
         self,
         work: dist.Work | PendingWorks | BackgroundWork | None = None,
-        finish: Callable[[Wait], None] | None = None,
+        finish: Callable[[WaitTime], None] | None = None,
         *,
         name: str = "",
         recorder: Recorder | None = None,
@@ -84,7 +84,7 @@ class Pending:
         """Return when the result is there; a second call returns at once."""
         work, finish = self._work, self._finish
         self._work = self._finish = None
-        waited = Wait()
+        waited = WaitTime()
         if work is not None and self._recorder is not None:
             with self._recorder.waiting(self._name) as waited:
                 work.wait()
@@ -184,7 +184,7 @@ class Group:
         received = received.view(self.size - 1, *shard.shape)
         works = start_reduce_scatter(received, whole, peers)
 
-        def add_up(waited: Wait) -> None:
+        def add_up(waited: WaitTime) -> None:
             add_in_order(shard, received, whole, self.index)
             self._buffer_pool.give_back(memory)
             record(waited)
@@ -302,7 +302,7 @@ class Group:
 
     def _event(
         self, kind: str, name: str, sent: int, start: float, microbatch: int | None = None
-    ) -> Callable[[Wait | None], None]:
+    ) -> Callable[[WaitTime | None], None]:
         """Return what records a call that began at `start`, once it has ended."""
         event = Event(
             kind=kind,
@@ -318,7 +318,7 @@ class Group:
         self,
         work: dist.Work | PendingWorks | BackgroundWork | None,
         name: str,
-        finish: Callable[[Wait], None],
+        finish: Callable[[WaitTime], None],
         async_op: bool,
     ) -> Pending:
         pending = Pending(work, finish, name=name, recorder=self.recorder)

@@ -68,7 +68,7 @@ def clock_of(device: torch.device) -> CudaClock | None:
 
 
 @dataclass(slots=True)
-class Wait:
+class WaitTime:
     """Hold how long a rank had nothing to do but wait: seconds, or marks that tell them later."""
 
     seconds: float = 0.0
@@ -83,7 +83,7 @@ class _MarkedEvent:
     event: Event
     begin: torch.cuda.Event | None
     end: torch.cuda.Event | None
-    waited: Wait | None
+    waited: WaitTime | None
 
     def settled(self, clock: CudaClock, zero: float) -> Event:
         """Return the event with its times, which are told from `zero` on; waits for its marks."""
@@ -112,7 +112,7 @@ class Recorder:
         self.rank, self.sink = rank, sink
         self._clock = clock
         self._marked: list[_MarkedEvent] = []
-        self._message: Wait | None = None
+        self._message: WaitTime | None = None
         self._waits = waits
         self._unfinished: UnfinishedOperations | None = None
         if clock is not None and waits is not None:
@@ -146,12 +146,12 @@ class Recorder:
             self._waits.mark(doing)
 
     @contextmanager
-    def waiting(self, collective: str) -> Iterator[Wait]:
+    def waiting(self, collective: str) -> Iterator[WaitTime]:
         """Mark what happens inside as a wait for other ranks; give how long it took.
 
         The rank that waits least in a step is the one that the others wait for.
         """
-        wait, clock = Wait(), self._clock
+        wait, clock = WaitTime(), self._clock
         start = self.now()
         if clock is not None:
             wait.begin = clock.mark()
@@ -167,7 +167,7 @@ class Recorder:
             wait.seconds = self.now() - start
             self.waited_s += wait.seconds
 
-    def received(self, wait: Wait) -> None:
+    def received(self, wait: WaitTime) -> None:
         """Note how long the message was waited for that the next action needs."""
         self._message = wait
 
@@ -209,7 +209,7 @@ class Recorder:
         """Write one event that began at `start` and ends now."""
         self.ended(Event(kind=kind, name=name, start=start), None)
 
-    def ended(self, event: Event, waited: Wait | None) -> None:
+    def ended(self, event: Event, waited: WaitTime | None) -> None:
         """Write an event that ends now and was `waited` for."""
         event = replace(
             event,
