@@ -21,6 +21,7 @@ def test_an_event_is_a_json_object() -> None:
         "start": 0.0,
         "end": 0.0,
         "rank": 2,
+        "waited_s": 0.0,
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from echelon.core.plan import Plan
 from echelon.schedule.from_plan import schedule_from_plan
 from echelon.schedule.simulate import Durations, simulate
 from echelon.telemetry.events import METRICS_FILE, EventWriter, step_mark
+from echelon.telemetry.recorded_steps import ACTION_KINDS
 from echelon.telemetry.run_directory import RunDirectory, create_run
 
 BATCH_S = 0.5
@@ -79,8 +80,20 @@ def events_of_step(plan: Plan, durations: Durations, *, begin: float) -> dict[in
             ready = last if plan.mesh.dp > 1 else own
             events.append(_gather(ready, last + 0.001))
             events.append(Event(kind="update", name="optimizer", start=last + 0.001, end=last + 1))
-            found[rank] = [replace(event, rank=rank) for event in events]
+            found[rank] = [replace(event, rank=rank) for event in _waited(events, start)]
     return found
+
+
+def _waited(events: Sequence[Event], start: float) -> Iterator[Event]:
+    """Yield events with what the rank waited: before an action, and in collectives all along."""
+    free = start
+    for event in events:
+        if event.kind in ACTION_KINDS:
+            yield replace(event, waited_s=event.start - free)
+            free = event.end
+        else:
+            sums = event.kind in ("all_reduce", "all_gather")
+            yield replace(event, waited_s=event.end - event.start) if sums else event
 
 
 def write_run(

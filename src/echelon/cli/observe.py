@@ -5,7 +5,7 @@ With --experts, which experts its tokens chose.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
@@ -22,6 +22,7 @@ from echelon.core.units import binary_bytes, short_count
 from echelon.planner.view.text_layout import fit_page, table
 from echelon.schedule.draw import draw_timeline
 from echelon.schedule.svg import panels_svg
+from echelon.telemetry.bound import Bound, StepBound
 from echelon.telemetry.bubble import Bubble, IdleCause
 from echelon.telemetry.routing import ExpertHotspots, RecordedLoad
 from echelon.telemetry.schedule_report import TimelineReport
@@ -155,8 +156,11 @@ def _closing(report: TimelineReport) -> list[str]:
 
 
 def _steps(report: TimelineReport) -> str:
-    numbers = sorted(report.measured)
-    return f"step {numbers[0]}" if len(numbers) == 1 else f"steps {_list(numbers)}"
+    return _steps_text(sorted(report.measured))
+
+
+def _steps_text(numbers: Sequence[int]) -> str:
+    return f"step {numbers[0]}" if len(numbers) == 1 else f"steps {_list([*numbers])}"
 
 
 def _bubble_json(bubble: Bubble) -> dict[str, object]:
@@ -213,11 +217,26 @@ def summary_text(summary: RunSummary) -> str:
     if summary.step_s is not None and summary.tokens_per_s is not None:
         rate = short_count(summary.tokens_per_s)
         facts.append(("step", f"{_ms(summary.step_s)} ms, {rate} tokens/s (medians)"))
+    if summary.bound is not None:
+        facts += _bound_facts(summary.bound)
     if summary.peak_bytes is not None:
         facts.append(("memory", f"{binary_bytes(summary.peak_bytes)} at most on a rank"))
     if summary.checkpoints:
         facts.append(("checkpoints", _list(summary.checkpoints)))
     return "".join(f"{name:<12}{text}\n" for name, text in facts)
+
+
+def _bound_facts(bound: StepBound) -> list[tuple[str, str]]:
+    """Return what binds, by how much, and the milliseconds of a step by what they went to."""
+    first, second = bound.binds, bound.second
+    ahead = f"{100 * bound.share(bound.margin_s):.1f} points more than {second.value}"
+    parts = ", ".join(f"{one.value} {_ms(bound.seconds[one])}" for one in Bound)
+    waits = ", ".join(f"{axis} {_ms(seconds)}" for axis, seconds in bound.waits_s.items())
+    found = [
+        ("bound by", f"{first.value}: {100 * bound.share(bound.seconds[first]):.1f} %, {ahead}"),
+        ("", f"{parts} ms of a rank's step (medians of {_steps_text(bound.steps)})"),
+    ]
+    return [*found, ("waits", f"{waits} ms by axis")] if waits else found
 
 
 def _ms(seconds: float) -> str:

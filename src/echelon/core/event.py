@@ -42,6 +42,9 @@ class Event:
     """Seconds on the rank's own clock since the run began."""
     rank: int = 0
     """The rank that did it."""
+    waited_s: float = 0.0
+    """Seconds for which the rank had nothing to do but wait: for the result of this collective, or
+    for this send to leave, within the event; for the message that an action needs, before it."""
 
     def to_json(self) -> dict[str, object]:
         """Return the event as a JSON object."""

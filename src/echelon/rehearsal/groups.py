@@ -29,7 +29,7 @@ from echelon.parallel.offload.store import MemoryOffloadStore
 from echelon.parallel.tensor_memory import BufferPool
 from echelon.parallel.transport.collectives import Group, Pending, ReduceOp, require_contiguous
 from echelon.parallel.transport.communicator import Communicator
-from echelon.parallel.transport.recorder import Recorder
+from echelon.parallel.transport.recorder import Recorder, WaitTime
 from echelon.rehearsal.log import RECEIVE, SEND, Issue, RankLog
 from echelon.rehearsal.memory import BUFFERS, MeteredPool
 from echelon.rehearsal.offload import RehearsedCopyStreams, RehearsedOffloadStore
@@ -88,7 +88,10 @@ class _Logged(Pending):
     __slots__ = ("_issue", "_record", "_shapes")
 
     def __init__(
-        self, shapes: ShapesOnly, issue: int, record: Callable[[], None] | None = None
+        self,
+        shapes: ShapesOnly,
+        issue: int,
+        record: Callable[[WaitTime | None], None] | None = None,
     ) -> None:
         super().__init__()
         self._shapes, self._issue, self._record = shapes, issue, record
@@ -103,7 +106,7 @@ class _Logged(Pending):
             self._shapes.log.wait(self._issue)
             self._shapes.flight.end(self._issue)
             if self._record is not None:
-                self._record()
+                self._record(None)
         self._issue = -1
 
 
@@ -245,7 +248,7 @@ class RehearsedGroup(Group):
         tensor: torch.Tensor,
         index: int,
         name: str,
-        record: Callable[[], None] | None = None,
+        record: Callable[[WaitTime | None], None] | None = None,
     ) -> Pending:
         require_contiguous(name, tensor)
         assert self._logged is not None, "there is another member"

@@ -15,6 +15,7 @@ Nothing here imports torch, and nothing below imports this: training names its o
     clock_alignment.py  the clocks of ranks put on one
     timeline.py         a step of a pipeline, planned and measured
     bubble.py           why ranks were idle
+    bound.py            what binds a step: compute, memory, communication, data or bubble
     trace.py            timelines as Chrome traces
     schedule_report.py  both timelines of a run, from its folder
 """

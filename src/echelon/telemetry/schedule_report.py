@@ -94,7 +94,7 @@ def read_schedule_report(run_dir: Path, *, step: int | None = None) -> TimelineR
     """
     plan = open_run(run_dir).plan()
     pipes = pipelines_from_plan(plan)
-    steps, newest = _read_steps(run_dir, plan, pipes, step)
+    steps, newest = read_last_steps(run_dir, plan, pipes, step)
     clocks = clock_offsets_from_steps(pipes, steps)
     last = steps[-STEPS_SHOWN:]
     measured = {one.number: measured_timelines(pipes, one, clocks) for one in last}
@@ -162,10 +162,13 @@ def _span(timelines: Sequence[Timeline]) -> float:
     return max(timeline.span_s for timeline in timelines)
 
 
-def _read_steps(
-    run_dir: Path, plan: Plan, pipes: Sequence[RunPipeline], wanted: int | None
+def read_last_steps(
+    run_dir: Path, plan: Plan, pipes: Sequence[RunPipeline], wanted: int | None = None
 ) -> tuple[list[RecordedStep], int]:
-    """Return the step that is wanted, last, those that are read with it, and the newest taken."""
+    """Return the step that is wanted, last, those that are read with it, and the newest taken.
+
+    ConfigError where events of these pipelines, or of that step, are not there.
+    """
     ranks = [rank for pipe in pipes for rank in pipe.ranks]
     _require_events(run_dir, plan, ranks)
     recorded = RecordedSteps(run_dir, ranks)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from echelon.telemetry.bound import StepBound, read_bound
 from echelon.telemetry.events import METRICS_FILE
 from echelon.telemetry.json_lines import LogEntry, last_of_each_step, read_entries
 from echelon.telemetry.run_directory import open_run
@@ -58,6 +59,8 @@ class RunSummary:
     """The same in the last step."""
     dropped_share: float | None = None
     """Share of all assignments of the run for which there was no room."""
+    bound: StepBound | None = None
+    """What binds its steps, by the events that its ranks recorded."""
 
 
 def summarize_run(run_dir: Path) -> RunSummary:
@@ -94,6 +97,7 @@ def summarize_run(run_dir: Path) -> RunSummary:
         first_imbalance=imbalances[0] if imbalances else None,
         last_imbalance=imbalances[-1] if imbalances else None,
         dropped_share=_dropped(routed),
+        bound=read_bound(run_dir, plan),
     )
 
 

@@ -225,8 +225,7 @@ class TrainEngine:
 
     def _update(self, report: StepResult, step: int) -> None:
         """Take the inner step, unless it is skipped, and what a round of local SGD asks for."""
-        recorder, clip = self.groups.recorder, self.plan.mathematics.optimizer.clip_norm
-        start, outer = recorder.now(), self.outer
+        clip, outer = self.plan.mathematics.optimizer.clip_norm, self.outer
         changed: list[Bucket] = []
         if not report.skipped:
             factor = 1.0 / report.loss_scale
@@ -238,12 +237,12 @@ class TrainEngine:
                 if outer is None or not outer.changes(bucket, step):
                     self._updated(bucket)
 
-            self.optimizer.update(report.learning_rate, factor, updated)
-            self.model.gathering.end_update()
-            if self.model.balancer is not None:
-                self.model.balancer.update()
+            with self.groups.recorder.span("update", "optimizer"):
+                self.optimizer.update(report.learning_rate, factor, updated)
+                self.model.gathering.end_update()
+                if self.model.balancer is not None:
+                    self.model.balancer.update()
             self.num_updates += 1
-            recorder.record("update", "optimizer", start=start)
         if outer is not None:
             changed = outer.end_step(step)
             for bucket in changed:

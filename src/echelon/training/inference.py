@@ -122,6 +122,7 @@ def generate_rank(context: RankContext, argument: Mapping[str, Any]) -> RankWrit
     events.events.clear()
     start = time.perf_counter()
     stopped = generator.write(sequences, writing)
+    recorder.settle()
     seconds_s, sent = time.perf_counter() - start, dict(events.bytes_by_axis())
     told = {one.number: (tuple(one.written), one.ended, stopped) for one in sequences}
     everything: dict[int, tuple[tuple[int, ...], bool, bool]] = {}

@@ -128,6 +128,7 @@ class EngineSubject:
         # What a step sends while the next one runs belongs to this one.
         with self.engine.groups.completion.observing():
             held = held_bytes(self.engine)
+            self.engine.groups.recorder.settle()
         for handle in handles:
             handle.remove()
         samples = tuple(int(i) for one in batches for i in one.sample_ids_B)

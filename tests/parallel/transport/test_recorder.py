@@ -3,14 +3,32 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from typing import cast
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 
 from echelon.core.event import EventList
+from echelon.parallel.transport.collectives import Group, Pending
+from echelon.parallel.transport.messages import PendingWorks
 from echelon.parallel.transport.recorder import CudaClock, Recorder, clock_of
+
+
+@dataclass(frozen=True, slots=True)
+class SleepingWork(PendingWorks):
+    """An operation that takes so long to be waited for."""
+
+    works: Sequence[dist.Work] = ()
+    tensors: Iterable[torch.Tensor] = ()
+    seconds: float = 0.0
+
+    def wait(self) -> None:
+        """Sleep."""
+        time.sleep(self.seconds)
 
 
 class LateDevice:
@@ -54,6 +72,47 @@ def test_actions_of_a_late_device_are_written_with_its_times_when_the_step_has_e
     assert abs(first.end - first.start - 1.0) < 1e-9
     assert abs(second.start - first.end - 1.0) < 1e-9
     assert abs(first.start - 1.0) < 0.5
+
+
+def test_a_wait_is_told_by_its_collective_and_by_the_action_that_needed_a_message() -> None:
+    """S46: with their axis; a wait for a message is no part of the action."""
+    events = EventList()
+    recorder = Recorder(1, events)
+    group = Group("dp", [0, 1], 1, None, recorder)
+    record = group._event("all_reduce", "bucket", 8, recorder.now())
+    Pending(SleepingWork(seconds=0.02), record, name="bucket", recorder=recorder).wait()
+    Pending(SleepingWork(seconds=0.03), recorder.received, name="message", recorder=recorder).wait()
+    with recorder.action("F", 0, 0):
+        Pending(SleepingWork(seconds=0.01), record, name="bucket", recorder=recorder).wait()
+    with recorder.action("F", 0, 1):
+        pass
+    outside, inside, first, second = events.events
+    assert (outside.axis, outside.bytes, inside.axis) == ("dp", 8, "dp")
+    assert 0.02 <= outside.waited_s <= outside.end - outside.start
+    assert 0.01 <= inside.waited_s < 0.02 + first.end - first.start
+    assert first.waited_s >= 0.03
+    assert second.waited_s == 0.0
+    assert recorder.waited_s >= 0.06
+
+
+def test_a_late_device_tells_for_how_long_its_queue_stood_still() -> None:
+    """S46: the host's wait returns at once; marks around it tell the wait when the step ends."""
+    events, device = EventList(), LateDevice()
+    recorder = Recorder(0, events, clock=cast(CudaClock, device))
+    group = Group("dp", [0, 1], 0, None, recorder)
+    record = group._event("all_reduce", "bucket", 8, recorder.now())
+    Pending(SleepingWork(seconds=0.0), record, name="bucket", recorder=recorder).wait()
+    Pending(SleepingWork(seconds=0.0), recorder.received, name="message", recorder=recorder).wait()
+    with recorder.action("F", 0, 0):
+        pass
+    assert events.events == []
+    recorder.settle()
+    collective, action = events.events
+    assert collective.kind == "all_reduce"
+    assert abs(collective.waited_s - 1.0) < 1e-9
+    assert collective.end - collective.start < 0.5, "when the host launched and awaited it"
+    assert abs(action.waited_s - 1.0) < 1e-9
+    assert abs(action.end - action.start - 1.0) < 1e-9
 
 
 def test_an_action_that_fails_is_written_too() -> None:

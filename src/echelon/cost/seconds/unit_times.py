@@ -169,6 +169,28 @@ def stage_seconds(stages: Sequence[Sequence[int]], times: UnitTimes) -> tuple[fl
     return tuple(f + b for f, b in zip(durations.forward_s, durations.backward_s, strict=True))
 
 
+def memory_bound_seconds(plan: Plan) -> tuple[float, ...]:
+    """Return for each stage the seconds of a microbatch in which memory alone sets the pace.
+
+    Norms, rotations, activations and residuals do a few FLOPs for each byte that they move, far
+    fewer than the ridge of the roofline (Williams, Waterman and Patterson, "Roofline", 2009), which
+    is the device's FLOP/s over its bytes per second: they last as long as their bytes need. A
+    matrix product counts as compute.
+    """
+    blocks = block_kind_seconds(cost_inputs_from_plan(plan))
+    kinds = block_kinds(plan)
+
+    def of(layer: int) -> float:
+        experts, again = kinds[layer]
+        block = blocks.experts if experts else blocks.dense
+        forward = first_number(block.forward.memory_bound)
+        backward = first_number(block.input_gradients.memory_bound)
+        return (2.0 if again == "everything" else 1.0) * forward + backward
+
+    stages = plan.layout.pipeline.stages
+    return tuple(sum(of(layer) for layer in stage) for stage in stages)
+
+
 def _sum(stages: Sequence[Sequence[int]], stage: int, by_unit: Mapping[str, float]) -> float:
     seconds = sum(by_unit[f"layers.{layer}"] for layer in stages[stage])
     seconds += by_unit[UNIT_EMBEDDING] * (stage == 0)

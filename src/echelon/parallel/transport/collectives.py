@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from echelon.core.choices.collective_algorithms import BACKEND
+from echelon.core.event import Event
 from echelon.cost.bytes.all_reduce import SumGroup
 from echelon.cost.bytes.terms import (
     all_gather_bytes,
@@ -40,7 +41,7 @@ from echelon.parallel.transport.messages import (
     start_nccl_exchange,
     start_reduce_scatter,
 )
-from echelon.parallel.transport.recorder import Recorder
+from echelon.parallel.transport.recorder import Recorder, WaitTime
 from echelon.parallel.transport.symmetric_memory import (
     fused_all_gather_product,
     fused_product_reduce_scatter,
@@ -60,13 +61,14 @@ class Pending:
     def __init__(
         self,
         work: dist.Work | PendingWorks | BackgroundWork | None = None,
-        finish: Callable[[], None] | None = None,
+        finish: Callable[[WaitTime], None] | None = None,
         *,
         name: str = "",
         recorder: Recorder | None = None,
         number: int = 0,
     ) -> None:
-        """Hold the handle of torch, what is left to do when it is done, and its fingerprint."""
+        """Hold the handle of torch, what to do when it is done, told how long that took, and the
+        number of its fingerprint."""
         self._work, self._finish, self._name, self._recorder = work, finish, name, recorder
         self._issued, self._number = None, number
         if work is not None and recorder is not None:
@@ -84,12 +86,13 @@ class Pending:
         """Return when the result is there; a second call returns at once."""
         work, finish = self._work, self._finish
         self._work = self._finish = None
+        waited = WaitTime()
         if work is not None and self._recorder is not None:
-            with self._recorder.waiting(self._name, self._number):
+            with self._recorder.waiting(self._name, self._number) as waited:
                 self._recorder.wait_for(work, self._number)
             self._recorder.awaited(self._issued)
         if finish is not None:
-            finish()
+            finish(waited)
 
 
 class Group:
@@ -183,10 +186,10 @@ class Group:
         received = received.view(self.size - 1, *shard.shape)
         works = start_reduce_scatter(received, whole, peers)
 
-        def add_up() -> None:
+        def add_up(waited: WaitTime) -> None:
             add_in_order(shard, received, whole, self.index)
             self._buffer_pool.give_back(memory)
-            record()
+            record(waited)
 
         return self._pending(works, name, add_up, async_op, number)
 
@@ -202,7 +205,8 @@ class Group:
         start, number = self.recorder.now(), self._begun("all_gather", name, x_nI)
         found = fused_all_gather_product(x_nI, weight_IO, self._group, keeps=keeps)
         self.recorder.over(number)
-        self._event("all_gather", name, all_gather_bytes(x_nI.nbytes, self.size), start)()
+        sent = all_gather_bytes(x_nI.nbytes, self.size)
+        self._event("all_gather", name, sent, start)(None)
         return found
 
     def product_reduce_scatter(
@@ -214,7 +218,8 @@ class Group:
         start, number = self.recorder.now(), self._begun("reduce_scatter", name, x_NI)
         y_nO = fused_product_reduce_scatter(x_NI, weight_IO, self._group)
         self.recorder.over(number)
-        self._event("reduce_scatter", name, reduce_scatter_bytes(y_nO.nbytes, self.size), start)()
+        sent = reduce_scatter_bytes(y_nO.nbytes, self.size)
+        self._event("reduce_scatter", name, sent, start)(None)
         return y_nO
 
     def all_to_all(
@@ -287,7 +292,8 @@ class Group:
         sent_as = name.removesuffix(f" from rank {source}")
         number = self._begun("receive", sent_as, tensor, (source, self.recorder.rank))
         work = dist.irecv(tensor, self.ranks[index], group=self._group, tag=tag)
-        return Pending(work, name=name, recorder=self.recorder, number=number)
+        finish, recorder = self.recorder.received, self.recorder
+        return Pending(work, finish, name=name, recorder=recorder, number=number)
 
     def _start_sum(self, tensor: torch.Tensor) -> dist.Work | BackgroundWork | None:
         sums, communicator = self._sums, self.communicator
@@ -318,23 +324,23 @@ class Group:
 
     def _event(
         self, kind: str, name: str, sent: int, start: float, microbatch: int | None = None
-    ) -> Callable[[], None]:
+    ) -> Callable[[WaitTime | None], None]:
         """Return what records a call that began at `start`, once it has ended."""
-        return partial(
-            self.recorder.record,
-            kind,
-            name,
+        event = Event(
+            kind=kind,
+            name=name,
             axis=self.axis,
-            num_bytes=sent,
+            bytes=sent,
             start=start,
             microbatch=microbatch,
         )
+        return partial(self.recorder.ended, event)
 
     def _pending(
         self,
         work: dist.Work | PendingWorks | BackgroundWork | None,
         name: str,
-        finish: Callable[[], None],
+        finish: Callable[[WaitTime], None],
         async_op: bool,
         number: int,
     ) -> Pending:

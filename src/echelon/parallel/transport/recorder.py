@@ -4,7 +4,8 @@ A GPU runs what it was given later than the host gives it, so what the host's cl
 action is when it was launched. There an action is put between two marks, events in the queue of the
 device: when it has passed one, its distance from the first mark is known. Marks cost microseconds
 and wait for nothing; actions are written when the step has ended (`settle`). Collectives have the
-host's times there: when they were launched and awaited.
+host's times there: when they were launched and awaited; how long they were waited for is the time
+in which the device's queue stood still for them, between two marks of their own.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
 import torch
@@ -80,6 +81,34 @@ def clock_of(device: torch.device) -> CudaClock | None:
     return CudaClock(device) if device.type == "cuda" else None
 
 
+@dataclass(slots=True)
+class WaitTime:
+    """Hold how long a rank had nothing to do but wait: seconds, or marks that tell them later."""
+
+    seconds: float = 0.0
+    begin: torch.cuda.Event | None = None
+    end: torch.cuda.Event | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class _MarkedEvent:
+    """Hold an event of which the device knows when it was (`action`), or how long it `waited`."""
+
+    event: Event
+    begin: torch.cuda.Event | None
+    end: torch.cuda.Event | None
+    waited: WaitTime | None
+
+    def settled(self, clock: CudaClock, zero: float) -> Event:
+        """Return the event with its times, which are told from `zero` on; waits for its marks."""
+        event, waited = self.event, self.waited
+        if self.begin is not None and self.end is not None:
+            event = replace(event, start=clock.at(self.begin) - zero, end=clock.at(self.end) - zero)
+        if waited is not None and waited.begin is not None and waited.end is not None:
+            event = replace(event, waited_s=clock.at(waited.end) - clock.at(waited.begin))
+        return event
+
+
 class Recorder:
     """Stamp events with this rank, its clock, and the stage and microbatch now at work."""
 
@@ -96,7 +125,8 @@ class Recorder:
         """
         self.rank, self.sink = rank, sink
         self._clock = clock
-        self._marked: list[tuple[Event, torch.cuda.Event, torch.cuda.Event]] = []
+        self._marked: list[_MarkedEvent] = []
+        self._message: WaitTime | None = None
         self._waits = waits
         self._fingerprints: OperationFingerprints | None = None
         if waits is not None and waits.ring is not None:
@@ -135,26 +165,36 @@ class Recorder:
             self._waits.mark(doing)
 
     @contextmanager
-    def waiting(self, collective: str, number: int = 0) -> Iterator[None]:
-        """Mark what happens inside as a wait for other ranks, and add up how long it took.
+    def waiting(self, collective: str, number: int = 0) -> Iterator[WaitTime]:
+        """Mark what happens inside as a wait for other ranks; give how long it took.
 
-        The rank that waits least is the one that the others wait for. `number` is that of the
-        operation's fingerprint. It has ended where nothing was raised and the host waits itself;
-        what was raised leaves in the ring where it was raised.
+        The rank that waits least in a step is the one that the others wait for. `number` is that of
+        the operation's fingerprint. It has ended where nothing was raised and the host waits
+        itself; what was raised leaves in the ring where it was raised.
         """
+        wait, clock = WaitTime(), self._clock
         start, fingerprints = self.now(), self._fingerprints if number else None
+        if clock is not None:
+            wait.begin = clock.mark()
         if self._waits is not None:
             self._waits.enter(self._where(collective), self._turn)
         if fingerprints is not None:
             fingerprints.wait(number)
         try:
-            yield
+            yield wait
             if fingerprints is not None:
                 fingerprints.go_on(number if self._unfinished is None else 0)
         finally:
             if self._waits is not None:
                 self._waits.leave()
-            self.waited_s += self.now() - start
+            if clock is not None:
+                wait.end = clock.mark()
+            wait.seconds = self.now() - start
+            self.waited_s += wait.seconds
+
+    def received(self, wait: WaitTime) -> None:
+        """Note how long the message was waited for that the next action needs."""
+        self._message = wait
 
     def begun(
         self,
@@ -226,30 +266,24 @@ class Recorder:
     def _where(self, name: str) -> str:
         return f"{name} at {self._task}" if self._task else name
 
-    def record(
-        self,
-        kind: str,
-        name: str,
-        *,
-        start: float,
-        axis: str = "",
-        num_bytes: int = 0,
-        microbatch: int | None = None,
-    ) -> None:
+    def record(self, kind: str, name: str, *, start: float) -> None:
         """Write one event that began at `start` and ends now."""
-        self.sink.record(
-            Event(
-                kind=kind,
-                name=name,
-                axis=axis,
-                stage=self.stage,
-                microbatch=self.microbatch if microbatch is None else microbatch,
-                bytes=num_bytes,
-                start=start,
-                end=self.now(),
-                rank=self.rank,
-            )
+        self.ended(Event(kind=kind, name=name, start=start), None)
+
+    def ended(self, event: Event, waited: WaitTime | None) -> None:
+        """Write an event that ends now and was `waited` for."""
+        event = replace(
+            event,
+            stage=self.stage,
+            microbatch=self.microbatch if event.microbatch is None else event.microbatch,
+            end=self.now(),
+            rank=self.rank,
+            waited_s=0.0 if waited is None else waited.seconds,
         )
+        if waited is None or waited.begin is None:
+            self.sink.record(event)
+        else:
+            self._marked.append(_MarkedEvent(event, None, None, waited))
 
     @contextmanager
     def action(self, kind: str, stage: int, microbatch: int) -> Iterator[None]:
@@ -265,19 +299,20 @@ class Recorder:
     def span(self, kind: str, name: str) -> Iterator[None]:
         """Record what happens inside, at the times when the device runs it."""
         start, clock = self.now(), self._clock
+        message, self._message = self._message, None
         begin = None if clock is None else clock.mark()
         try:
             yield
         finally:
             if clock is None or begin is None:
-                self.record(kind, name, start=start)
+                self.ended(Event(kind=kind, name=name, start=start), message)
             else:
                 where, at = self.stage, self.microbatch
                 event = Event(kind=kind, name=name, stage=where, microbatch=at, rank=self.rank)
-                self._marked.append((event, begin, clock.mark()))
+                self._marked.append(_MarkedEvent(event, begin, clock.mark(), message))
 
     def settle(self) -> None:
-        """Write down the actions whose times only the device knows, and set its clock anew.
+        """Write down the events whose times only the device knows, and set its clock anew.
 
         It waits until the device has run all that it was given: so its place is behind a read that
         has waited for that anyway.
@@ -286,7 +321,6 @@ class Recorder:
         if self._clock is None:
             return
         with self.reading("the times of actions"):
-            for event, begin, end in marked:
-                start = self._clock.at(begin) - self._zero
-                self.sink.record(replace(event, start=start, end=self._clock.at(end) - self._zero))
+            for one in marked:
+                self.sink.record(one.settled(self._clock, self._zero))
             self._clock.restart()
