@@ -278,5 +278,7 @@ def mesh_text(plan: Plan) -> str:
     degrees = {"pp": mesh.pp, **mesh.data_degrees, "cp": mesh.cp, "tp": mesh.tp}
     ranks = " x ".join(f"{axis}{degree}" for axis, degree in degrees.items() if degree > 1) or "1"
     ranks += f", ep{mesh.ep}" if mesh.ep > 1 else ""
+    if mesh.servers:
+        ranks += f" + {mesh.servers} server{'s' * (mesh.servers > 1)}"
     fused = plan.layout.tp_overlap == "symmetric-memory"
     return f"{ranks}, fused products as a ring," if fused else ranks

@@ -30,6 +30,9 @@ from echelon.layout.servers import (
 SERVERS_AXIS = "servers"
 """Workers and servers: gradients one way, parameters the other."""
 
+TO_WORKERS_TERM = "parameters to workers"
+"""Name of the term of what servers send back: nothing in a step that updates nothing."""
+
 _SOURCE = "Li et al., Parameter Server, 2014, section 4"
 
 
@@ -48,7 +51,7 @@ def server_bytes(plan: Plan, rank: int) -> tuple[SentTerm, ...]:
         return (
             SentTerm(
                 axis=SERVERS_AXIS,
-                name="parameters to workers",
+                name=TO_WORKERS_TERM,
                 count=plan.mesh.num_workers,
                 each=held * DTYPE_BYTES[precision.parameters],
                 formula="G/S p, to each worker",
