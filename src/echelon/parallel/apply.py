@@ -22,7 +22,7 @@ from echelon.parallel.gradients import GradientStore
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor, StreamShape
 from echelon.parallel.rank_model import RankModel, empty_stages, named_parameters
-from echelon.parallel.servers.worker import gradient_reduction, parameter_gathering
+from echelon.parallel.servers.worker_parts import gradient_reduction, parameter_gathering
 from echelon.parallel.tensor import tensor_split
 from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.parallel.weights import fill_initial, install, stored_values

@@ -22,7 +22,7 @@ from echelon.config.rules.model import MODEL_FINDERS, experts_enough, gate_is_bu
 from echelon.config.rules.model_parts import PART_FINDERS
 from echelon.config.rules.pipeline import PIPELINE_FINDERS, pipeline_settings_without_effect
 from echelon.config.rules.precision import PRECISION_FINDERS
-from echelon.config.rules.servers import SERVER_FINDERS
+from echelon.config.rules.servers import SERVER_FINDERS, SERVER_PLAN_FINDERS
 from echelon.config.rules.stages import STAGE_FINDERS
 from echelon.config.rules.training import (
     OPTIMIZER_FINDERS,
@@ -67,7 +67,7 @@ PLAN_FINDERS: tuple[ViolationFinder, ...] = (
     recomputed_operators,
     fused_pieces,
     *COLLECTIVE_PLAN_FINDERS,
-    *SERVER_FINDERS,
+    *SERVER_PLAN_FINDERS,
     *TENSOR_FINDERS,
     *EXPERT_FINDERS,
     expert_settings_of_dense_model,

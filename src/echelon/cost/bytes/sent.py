@@ -75,7 +75,8 @@ def bytes_sent(plan: Plan, rank: int, load: ExpertLoad | None = None) -> tuple[S
     rank's expert group), and without one that of a balanced load.
     """
     if plan.mesh.servers:
-        terms = (*server_bytes(plan, rank), *world_bytes(plan))
+        apart = plan.mathematics.updates.is_asynchronous
+        terms = (*server_bytes(plan, rank), *(() if apart else world_bytes(plan)))
         return tuple(term for term in terms if term.bytes)
     part, cp_rank = part_of(plan, rank), plan.mesh.coordinates(rank)[Axis.CP]
     terms = _terms(plan, part, rank, cp_rank, load)
