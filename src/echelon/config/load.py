@@ -46,6 +46,7 @@ from echelon.config.settings.experts import read_balance, read_expert_layout
 from echelon.config.settings.kernels import read_kernels
 from echelon.config.settings.local_sgd import read_local_sgd
 from echelon.config.settings.schema import CLUSTER_SOURCES, MODEL_SOURCES, SETTINGS
+from echelon.config.settings.servers import read_updates
 from echelon.config.settings.value_types import toml_text
 from echelon.config.stage_placement import place_stages, provisional_pipeline
 from echelon.config.view import View, mesh_of, record
@@ -165,6 +166,7 @@ def _build_job(view: View, cluster: Cluster) -> Job:
         ),
         balance=read_balance(view),
         local_sgd=local,
+        updates=read_updates(view),
     )
     layout = Layout(
         mesh=mesh_of(view),

@@ -48,10 +48,12 @@ def plan_settings(plan: Plan) -> dict[str, object]:
     for table in ("precision", "optimizer", "local_sgd"):
         found |= settings_under(table, getattr(numbers, table))
     found |= settings_under("experts", numbers.balance)
+    found |= settings_under("servers", numbers.updates)
     found |= {
         "experts.balance": numbers.balance.kind,
         "experts.capacity_factor": _or_word(numbers.balance.capacity_factor, "dropless"),
         "servers.count": layout.mesh.servers,
+        "servers.updates": numbers.updates.kind,
         "mesh.sequence_parallel": layout.sequence_parallel,
         "mesh.tp_overlap": layout.tp_overlap,
         "precision.fp8_gradients": numbers.precision.fp8_gradients

@@ -25,6 +25,7 @@ from echelon.core.mesh import Mesh
 from echelon.core.model_shape import ModelShape
 from echelon.core.serialize import content_hash, decode_json, from_json, to_json
 from echelon.core.threads import Threads
+from echelon.core.updates import Updates
 
 DType = Literal["fp64", "fp32", "bf16", "fp16"]
 DTYPE_BYTES: dict[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
@@ -158,6 +159,7 @@ class Mathematics:
     optimizer: Optimizer = field(default_factory=Optimizer)
     balance: Balance = field(default_factory=Balance)
     local_sgd: LocalSgd = field(default_factory=LocalSgd)
+    updates: Updates = field(default_factory=Updates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -25,7 +25,7 @@ from echelon.parallel.gradients import GradientStore
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor, StreamShape
 from echelon.parallel.rank_model import RankModel, empty_stages, named_parameters
-from echelon.parallel.servers.worker import gradient_reduction, parameter_gathering
+from echelon.parallel.servers.worker_parts import gradient_reduction, parameter_gathering
 from echelon.parallel.tensor import tensor_split
 from echelon.parallel.threads.replicas import Replica, Replicas, replica_devices, start_thread
 from echelon.parallel.threads.stage import SumOntoPrimary, ThreadedExecutor, plan_of_replica

@@ -308,5 +308,7 @@ def mesh_text(plan: Plan) -> str:
     ranks += f", ep{mesh.ep}" if mesh.ep > 1 else ""
     replicas = plan.layout.threads.replicas
     ranks += f", {replicas} replicas on threads" if replicas > 1 else ""
+    if mesh.servers:
+        ranks += f" + {mesh.servers} server{'s' * (mesh.servers > 1)}"
     fused = plan.layout.tp_overlap == "symmetric-memory"
     return f"{ranks}, fused products as a ring," if fused else ranks

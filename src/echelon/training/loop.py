@@ -42,9 +42,10 @@ from echelon.training.data.batches import (
 from echelon.training.data.dataset import TokenDataset
 from echelon.training.data.feed import BatchFeed
 from echelon.training.diagnosis import explain_not_finite
-from echelon.training.engine import TrainEngine
 from echelon.training.expert_state import ROUTER_BIAS, reports_routing
 from echelon.training.observer import ObserverFactory, RunObserver
+from echelon.training.servers.engine import make_engine
+from echelon.training.servers.worker import AsynchronousWorker
 from echelon.training.weights.files import find_weights
 from echelon.training.weights.load import load_weights
 
@@ -93,7 +94,9 @@ class TrainLoop:
         self.identity = RunIdentity.from_plan(plan, dataset.index.tokenizer.hash)
         clock = clock_of(context.device)
         recorder = Recorder(context.rank, observer.sink, context.progress, clock)
-        self.engine = TrainEngine(plan, recorder, context.device)
+        self.engine = make_engine(plan, recorder, context.device)
+        if isinstance(self.engine, AsynchronousWorker):
+            self.engine.tokens_of_step = self._tokens
         self.exchange = self.engine.groups.world
         self.feed = BatchFeed(
             self._load,
@@ -193,6 +196,11 @@ class TrainLoop:
         batches = self._batches(batch, step=step)
         recorder.record("load", "batch", start=start)
         return batches
+
+    def _tokens(self, step: int) -> int:
+        """Return the counted tokens of the global batch of a step, which no rank is asked for."""
+        seed = self.job.plan.mathematics.seed
+        return training_batch(self.training, self.layout, seed=seed, step=step).num_valid
 
     def _batches(self, batch: GlobalBatch, *, step: int, train: bool = True) -> list[TokenBatch]:
         """Return this rank's part of a global batch, in the memory of the host."""

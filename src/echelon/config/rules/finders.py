@@ -23,7 +23,7 @@ from echelon.config.rules.model import MODEL_FINDERS, experts_enough, gate_is_bu
 from echelon.config.rules.model_parts import PART_FINDERS
 from echelon.config.rules.pipeline import PIPELINE_FINDERS, pipeline_settings_without_effect
 from echelon.config.rules.precision import PRECISION_FINDERS
-from echelon.config.rules.servers import SERVER_FINDERS
+from echelon.config.rules.servers import SERVER_FINDERS, SERVER_PLAN_FINDERS
 from echelon.config.rules.stages import STAGE_FINDERS
 from echelon.config.rules.threads import THREAD_FINDERS
 from echelon.config.rules.training import (
@@ -72,7 +72,7 @@ PLAN_FINDERS: tuple[ViolationFinder, ...] = (
     fused_pieces,
     *COLLECTIVE_PLAN_FINDERS,
     *LOCAL_SGD_PLAN_FINDERS,
-    *SERVER_FINDERS,
+    *SERVER_PLAN_FINDERS,
     *TENSOR_FINDERS,
     *EXPERT_FINDERS,
     expert_settings_of_dense_model,

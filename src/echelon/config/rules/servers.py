@@ -4,18 +4,27 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from echelon.config.rules.violations import RuleViolation
+from echelon.config.cluster.settings import cluster_of
+from echelon.config.rules.violations import RuleViolation, setting_without_effect
 from echelon.config.settings.experts import has_experts
+from echelon.config.settings.servers import (
+    COUNT_KEY,
+    DAMPING_KEY,
+    STALENESS_KEY,
+    UPDATES_KEY,
+)
 from echelon.config.view import View, mesh_of
 from echelon.core.axis import Axis
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.rulebook.servers import (
+    ASYNCHRONOUS_SERVERS_NEED_GLOO,
+    ASYNCHRONOUS_SERVERS_SCALE_NO_LOSS,
     SERVERS_HOLD_DENSE_MODELS,
     SERVERS_SPLIT_SAMPLES,
     SERVERS_UPDATE_ELEMENTS,
 )
 
-COUNT_KEY = "servers.count"
+SCALING_KEY = "precision.loss_scaling"
 NO_SERVERS = {COUNT_KEY: 0}
 _CUTS = (Axis.PP, Axis.DP_SHARD, Axis.CP, Axis.TP, Axis.EP)
 
@@ -89,5 +98,55 @@ def servers_hold_dense_models(view: View) -> Iterator[RuleViolation]:
         )
 
 
-SERVER_FINDERS = (servers_split_samples, servers_update_elements, servers_hold_dense_models)
-"""Rules about parameter servers: without them ranks could not run a plan."""
+def asynchronous_servers_need_gloo(view: View) -> Iterator[RuleViolation]:
+    """Check that messages are of the host where servers wait for each worker by itself."""
+    cluster = cluster_of(view)
+    if view.word(UPDATES_KEY) == "asynchronous" and cluster.backend == "nccl":
+        yield RuleViolation(
+            rule=ASYNCHRONOUS_SERVERS_NEED_GLOO,
+            key=UPDATES_KEY,
+            message=f'{UPDATES_KEY} = "asynchronous", but {cluster.name} communicates over NCCL',
+            set_by=(UPDATES_KEY, "cluster.preset"),
+            suggestions=({UPDATES_KEY: "synchronous"}, 'cluster.preset = "laptop"'),
+        )
+
+
+def asynchronous_servers_scale_no_loss(view: View) -> Iterator[RuleViolation]:
+    """Check that no scale follows what all ranks agree on."""
+    scaling = view.word(SCALING_KEY)
+    if view.word(UPDATES_KEY) == "asynchronous" and scaling != "none":
+        yield RuleViolation(
+            rule=ASYNCHRONOUS_SERVERS_SCALE_NO_LOSS,
+            key=SCALING_KEY,
+            message=f'{SCALING_KEY} = "{scaling}" with {UPDATES_KEY} = "asynchronous"',
+            set_by=(SCALING_KEY, UPDATES_KEY),
+            suggestions=({SCALING_KEY: "none"}, {UPDATES_KEY: "synchronous"}),
+        )
+
+
+def server_settings_without_effect(view: View) -> Iterator[RuleViolation]:
+    """Yield what says how servers update where there are none, or where they wait for all."""
+    if not view.integer(COUNT_KEY):
+        because = f"{COUNT_KEY} = 0: no server updates anything"
+        for key in (UPDATES_KEY, STALENESS_KEY, DAMPING_KEY):
+            yield from setting_without_effect(view, key, because, {COUNT_KEY: 1})
+    elif view.word(UPDATES_KEY) == "synchronous":
+        because = f'{UPDATES_KEY} = "synchronous": no gradient is stale'
+        for key in (STALENESS_KEY, DAMPING_KEY):
+            yield from setting_without_effect(view, key, because, {UPDATES_KEY: "asynchronous"})
+    elif not view.integer(STALENESS_KEY):
+        because = f"with {STALENESS_KEY} = 0 no gradient is stale"
+        yield from setting_without_effect(view, DAMPING_KEY, because, {STALENESS_KEY: 1})
+
+
+SERVER_PLAN_FINDERS = (
+    servers_split_samples,
+    servers_update_elements,
+    servers_hold_dense_models,
+    asynchronous_servers_need_gloo,
+    asynchronous_servers_scale_no_loss,
+)
+"""Rules about parameter servers without which ranks could not run a plan."""
+
+SERVER_FINDERS = (*SERVER_PLAN_FINDERS, server_settings_without_effect)
+"""Rules about parameter servers."""

@@ -40,6 +40,7 @@ from echelon.core.choices.attention_kernels import ATTENTION_KERNELS
 from echelon.core.choices.collective_algorithms import COLLECTIVE_ALGORITHMS
 from echelon.core.choices.context_kinds import CONTEXT_KINDS, PLAIN_CONTEXT_KIND
 from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
+from echelon.core.updates import DEFAULT_MAX_STALENESS
 
 _EXTENDS = (
     setting("extends", Text(), None, "a preset, or a run file relative to this one, to build on"),
@@ -72,6 +73,24 @@ _SERVERS = (
         Integer(minimum=0, maximum=10_000),
         0,
         "parameter servers beside the mesh: ranks that keep the model and update it",
+    ),
+    setting(
+        "servers.updates",
+        Choice(options=("synchronous", "asynchronous")),
+        "synchronous",
+        "asynchronous: each worker's gradient is applied as it comes",
+    ),
+    setting(
+        "servers.max_staleness",
+        Integer(minimum=0, maximum=10_000),
+        DEFAULT_MAX_STALENESS,
+        "asynchronous: steps that a worker may be ahead of the slowest; 0: as synchronous",
+    ),
+    setting(
+        "servers.damping",
+        Real(maximum=10.0),
+        0.0,
+        "asynchronous: the learning rate is divided by (1 + staleness) to this power",
     ),
 )
 

@@ -81,7 +81,8 @@ def bytes_sent(plan: Plan, rank: int, load: ExpertLoad | None = None) -> tuple[S
     if plan.mathematics.local_sgd.active:
         return *bytes_sent(*plan_and_rank(plan, rank), load), *mean_outer_bytes(plan, rank)
     if plan.mesh.servers:
-        terms = (*server_bytes(plan, rank), *world_bytes(plan))
+        apart = plan.mathematics.updates.is_asynchronous
+        terms = (*server_bytes(plan, rank), *(() if apart else world_bytes(plan)))
         return tuple(term for term in terms if term.bytes)
     part, cp_rank = part_of(plan, rank), plan.mesh.coordinates(rank)[Axis.CP]
     terms = _terms(plan, part, rank, cp_rank, load)

@@ -11,6 +11,10 @@ Beside these there are 8 bytes from every rank to every other, before backward: 
 has. No server sends another any of the model; what its gradients add to the norm is a number in the
 row that all ranks exchange (`world_bytes` in `cost/bytes/sent.py`).
 
+Asynchronous servers exchange nothing with all ranks. A worker says which step begins and ends, in
+48 bytes to each server, and is answered in 24; with a bound of 0 servers tell one another 8 bytes
+of the norm.
+
 Source: Li et al., Scaling Distributed Machine Learning with the Parameter Server, 2014, section 4.
 """
 
@@ -30,25 +34,29 @@ from echelon.layout.servers import (
 SERVERS_AXIS = "servers"
 """Workers and servers: gradients one way, parameters the other."""
 
+TO_WORKERS_TERM = "parameters to workers"
+"""Name of the term of what servers send back: nothing in a step that updates nothing."""
+
+NUMBERS_BYTES = 3 * 8
+"""Numbers of an asynchronous message without elements (`parallel/servers/messages.py`)."""
+
+NORM_BYTES = 8
+"""What an asynchronous server tells the others of the norm of a sum."""
+
 _SOURCE = "Li et al., Parameter Server, 2014, section 4"
 
 
 def server_bytes(plan: Plan, rank: int) -> tuple[SentTerm, ...]:
     """Return what `rank`, a worker or a server, sends over the axis "servers" in a step."""
-    precision = plan.mathematics.precision
-    count = SentTerm(
-        axis=SERVERS_AXIS,
-        name="token count",
-        each=all_gather_bytes(COUNT_BYTES, plan.mesh.world_size),
-        formula="(W + S - 1) x 8",
-        source="the loss has one denominator, known before backward",
-    )
-    if plan.mesh.is_server(rank):
+    precision, server = plan.mathematics.precision, plan.mesh.is_server(rank)
+    apart = plan.mathematics.updates.is_asynchronous
+    count = _numbers(plan, server=server) if apart else _token_count(plan)
+    if server:
         held = server_elements(plan, server_of_rank(plan, rank))
         return (
             SentTerm(
                 axis=SERVERS_AXIS,
-                name="parameters to workers",
+                name=TO_WORKERS_TERM,
                 count=plan.mesh.num_workers,
                 each=held * DTYPE_BYTES[precision.parameters],
                 formula="G/S p, to each worker",
@@ -66,6 +74,31 @@ def server_bytes(plan: Plan, rank: int) -> tuple[SentTerm, ...]:
             source=_SOURCE,
         ),
         count,
+    )
+
+
+def _token_count(plan: Plan) -> SentTerm:
+    return SentTerm(
+        axis=SERVERS_AXIS,
+        name="token count",
+        each=all_gather_bytes(COUNT_BYTES, plan.mesh.world_size),
+        formula="(W + S - 1) x 8",
+        source="the loss has one denominator, known before backward",
+    )
+
+
+def _numbers(plan: Plan, *, server: bool) -> SentTerm:
+    """Return what an asynchronous rank says beside ranges: three numbers at a time."""
+    mesh = plan.mesh
+    joint = server and not plan.mathematics.updates.applies_each
+    norms = all_gather_bytes(NORM_BYTES, mesh.servers) if joint else 0
+    times = mesh.num_workers if server else 2 * mesh.servers
+    return SentTerm(
+        axis=SERVERS_AXIS,
+        name="clocks and versions",
+        each=times * NUMBERS_BYTES + norms,
+        formula="W x 24" + " + (S - 1) x 8" * joint if server else "S x 48",
+        source="Ho et al., Stale Synchronous Parallel, 2013",
     )
 
 

@@ -22,7 +22,6 @@ from echelon.core.plan import Plan
 from echelon.layout.servers import plan_server_ranges
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.data import MAX_IN_FLIGHT, GradientReduction
-from echelon.parallel.secondary import SecondarySlices
 from echelon.parallel.transport.collectives import Pending
 from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.parallel.zero import ParameterGathering
@@ -101,22 +100,3 @@ class PulledParameters(ParameterGathering):
             pulls.append(self._servers.exchange({}, receives, name=f"parameters.{bucket.name}"))
         for pending in pulls:
             pending.wait()
-
-
-def gradient_reduction(plan: Plan, groups: RankGroups) -> GradientReduction:
-    """Return what takes the gradients of a rank of the grid: a sum over ranks, or the servers."""
-    return GradientPush(plan, groups) if plan.mesh.servers else GradientReduction(plan, groups)
-
-
-def parameter_gathering(
-    plan: Plan,
-    groups: RankGroups,
-    buckets: Sequence[Bucket],
-    units: Sequence[Sequence[str]],
-) -> ParameterGathering:
-    """Return what brings the parameters of a rank of the grid together."""
-    if plan.mesh.servers:
-        return PulledParameters(plan, groups, buckets, units)
-    shards = groups.shard, groups.expert_shard
-    secondary = SecondarySlices(buckets, (groups.shard_within, groups.expert_shard_within))
-    return ParameterGathering(buckets, units, shards, plan.layout.zero, secondary)

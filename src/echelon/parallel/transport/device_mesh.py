@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import groupby
+from itertools import groupby, product
 
 from echelon.core.axis import LOSS_AXES, SHARD_AXES, Axis
 from echelon.core.choices.optimizers import OPTIMIZERS
+from echelon.core.event import Event
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Plan
 from echelon.cost.bytes.all_reduce import sum_group
@@ -31,6 +33,16 @@ _Ranks = Sequence[tuple[int, ...]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ServerLinks:
+    """Hold the links of an asynchronous worker or server."""
+
+    pairs: Mapping[int, Group]
+    """The pair of this rank and another, by the other: the worker first, then the server."""
+    events: deque[Event]
+    """What a server's threads have sent: they do not write events themselves."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankGroups:
     """Hold the groups of one rank."""
 
@@ -50,6 +62,10 @@ class RankGroups:
     of a step that every rank needs."""
     servers: Group
     """All ranks, where some are parameter servers: gradients go to them, parameters come back."""
+    server_peers: Group
+    """Parameter servers among themselves, where they add up norms without their workers."""
+    server_links: ServerLinks
+    """Of a worker and a server that do not wait for others: the links between them."""
     data: Group
     """dp_replicate x dp_shard x cp: sums losses and gradients."""
     shard: Group
@@ -135,6 +151,7 @@ def rank_groups(plan: Plan, recorder: Recorder, completion: Completion | None = 
     whole = OPTIMIZERS[plan.mathematics.optimizer.kind].needs_whole_matrices
     by_sequence = has_experts and shares_sequences(plan)
     tensor = over(Axis.TP.value, mesh.groups(Axis.TP))
+    apart = plan.mathematics.updates.is_asynchronous
     all_ranks = [tuple(range(mesh.world_size))]
     world = over("world", all_ranks)
     groups = RankGroups(
@@ -145,6 +162,8 @@ def rank_groups(plan: Plan, recorder: Recorder, completion: Completion | None = 
         islands=over(Axis.DP_REPLICATE.value, ()) if islands is None else islands,
         world=world,
         servers=over(SERVERS_AXIS, all_ranks, needed=mesh.servers > 0),
+        server_peers=over(SERVERS_AXIS, [tuple(mesh.server_ranks)], needed=apart),
+        server_links=_server_links(plan, recorder, completion),
         data=over("dp", mesh.groups(*LOSS_AXES), gradients=True),
         shard=over(Axis.DP_SHARD.value, mesh.groups(*SHARD_AXES), needed=slices),
         shard_within=over(SHARD_WITHIN_AXIS, node_groups(plan)),
@@ -236,6 +255,34 @@ class GroupMaker:
         if made is not None and opens:
             self._collective.append((name, made))
         return made
+
+
+def _server_links(plan: Plan, recorder: Recorder, completion: Completion) -> ServerLinks:
+    """Return the pairs of a worker and a server that this rank is one of.
+
+    A server serves each pair in a thread, so these write into a queue, and mark no waits.
+    """
+    mesh, events = plan.mesh, deque[Event]()
+    found: dict[int, Group] = {}
+    if plan.mathematics.updates.is_asynchronous:
+        told = recorder.beside(_Queue(events)) if mesh.is_server(recorder.rank) else recorder
+        for pair in product(range(mesh.num_workers), mesh.server_ranks):
+            made = completion.communicator(f"{SERVERS_AXIS} {pair}", pair, recorder.rank)
+            if recorder.rank in pair:
+                other = pair[1 - pair.index(recorder.rank)]
+                found[other] = completion.group(SERVERS_AXIS, pair, made, told)
+    return ServerLinks(pairs=found, events=events)
+
+
+@dataclass(frozen=True, slots=True)
+class _Queue:
+    """Take events of several threads."""
+
+    events: deque[Event]
+
+    def record(self, event: Event) -> None:
+        """Append one event."""
+        self.events.append(event)
 
 
 def _pipeline_groups(plan: Plan, maker: GroupMaker) -> dict[str, Group]:

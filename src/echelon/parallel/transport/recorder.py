@@ -141,6 +141,12 @@ class Recorder:
         self._turn: int | None = None
         self._zero = time.perf_counter()
 
+    def beside(self, sink: EventSink) -> Recorder:
+        """Return a recorder of the same rank and clock for other threads: it marks no waits."""
+        other = Recorder(self.rank, sink)
+        other._zero = self._zero
+        return other
+
     def now(self) -> float:
         """Return the seconds since this recorder was made."""
         return time.perf_counter() - self._zero

@@ -13,6 +13,7 @@ from echelon.cost.bytes.held import bytes_held as planned_bytes_held
 from echelon.cost.bytes.local_sgd import outer_bytes, outer_held
 from echelon.cost.bytes.sent import bytes_sent as planned_bytes_sent
 from echelon.cost.bytes.sent import bytes_sent_first
+from echelon.cost.bytes.servers import TO_WORKERS_TERM
 from echelon.cost.bytes.terms import all_gather_bytes
 from echelon.layout.buckets import plan_buckets, shard_degree, slice_elements, zero_stage
 from echelon.layout.expert_load import ExpertLoad, expert_load_from_routing
@@ -79,6 +80,7 @@ def bytes_by_axis(
     terms = bytes_sent_first(plan, rank, load) if first else planned_bytes_sent(plan, rank, load)
     for term in terms:
         of_update = term.axis == STAGE_AXIS and term.name != ROUTING_TERM
+        of_update = of_update or term.name == TO_WORKERS_TERM
         if not (skipped and of_update):
             total[term.axis] += term.bytes
     for bucket in plan_buckets(plan, part_of(plan, rank)) if skipped else ():

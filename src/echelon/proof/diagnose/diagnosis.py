@@ -10,6 +10,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 
 from echelon.core.axis import DATA_AXES, LOSS_AXES, SHARD_AXES, Axis
 from echelon.core.plan import Plan
+from echelon.cost.bytes.servers import SERVERS_AXIS
 
 ROUNDING = "right but for rounding"
 
@@ -93,8 +94,11 @@ def named_groups(plan: Plan, *, expert: bool = False) -> Iterator[tuple[str, Ran
             yield "tp", mesh.groups(Axis.TP)
         yield "pp", mesh.groups(Axis.PP)
         return
+    servers = tuple(mesh.server_ranks)
+    if servers:
+        yield SERVERS_AXIS, (servers, *((rank,) for rank in range(mesh.num_workers)))
     for axis, members in grouped_axes(plan):
-        yield axis, mesh.groups(*members)
+        yield axis, (*mesh.groups(*members), *((rank,) for rank in servers))
 
 
 def group_of(groups: RankLists, rank: int) -> tuple[int, ...]:

@@ -152,7 +152,8 @@ def _microbatch_mixture(gradient: WrongGradient) -> Iterator[ProofFinding]:
         mixture = fit_microbatch_weights(piece.tensor, own, before)
         if mixture is None or mixture.right:
             continue
-        dp_rank = dp_rank_of(evidence.plan, piece.rank)
+        served = evidence.plan.mesh.is_server(piece.rank)
+        dp_rank = None if served else dp_rank_of(evidence.plan, piece.rank)
         finding = explain_weights(mixture, gradient, dp_rank)
         if finding is None:
             told = ", ".join(f"({r}, {m}): {w:.4g}" for (r, m), w in mixture.weights.items())

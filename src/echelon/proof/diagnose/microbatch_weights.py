@@ -118,15 +118,18 @@ def replica_gradients(gradient: WrongGradient, *names: str) -> list[torch.Tensor
 
 
 def explain_weights(
-    mixture: MicrobatchMixture, gradient: WrongGradient, dp_rank: int
+    mixture: MicrobatchMixture, gradient: WrongGradient, dp_rank: int | None
 ) -> ProofFinding | None:
-    """Return what the weights say of a gradient that `dp_rank` holds; None for no known pattern."""
+    """Return what the weights say of a gradient that `dp_rank` holds; None for no known pattern.
+
+    A parameter server, which holds gradients too, is no data rank.
+    """
     found = next(filter(None, _patterns(mixture, gradient, dp_rank)), None)
     return found and replace(found, residual=mixture.residual)
 
 
 def _patterns(
-    mixture: MicrobatchMixture, gradient: WrongGradient, dp_rank: int
+    mixture: MicrobatchMixture, gradient: WrongGradient, dp_rank: int | None
 ) -> Iterator[ProofFinding | None]:
     plan, oracle, known = gradient.evidence.plan, gradient.oracle, gradient.known
     weights, old = mixture.weights, mixture.previous_step
@@ -148,7 +151,7 @@ def _all_close(weights: Weights, value: float) -> bool:
     return all(nearly_equal(weight, value) for weight in weights.values())
 
 
-def _own_replica_only(weights: Weights, dp_rank: int) -> ProofFinding | None:
+def _own_replica_only(weights: Weights, dp_rank: int | None) -> ProofFinding | None:
     own = {slot: w for slot, w in weights.items() if slot[0] == dp_rank}
     others = {slot: w for slot, w in weights.items() if slot[0] != dp_rank}
     if not others or not _all_close(others, 0.0) or _all_close(own, 0.0):
@@ -159,10 +162,10 @@ def _own_replica_only(weights: Weights, dp_rank: int) -> ProofFinding | None:
     return ProofFinding("missing sum", says, "dp", value=scale)
 
 
-def _own_group_only(weights: Weights, plan: Plan, dp_rank: int) -> ProofFinding | None:
+def _own_group_only(weights: Weights, plan: Plan, dp_rank: int | None) -> ProofFinding | None:
     """Find a sum over one of the two data axes only (hybrid sharding)."""
     shards = plan.mesh.dp_shard
-    if shards == 1 or plan.mesh.dp_replicate == 1:
+    if shards == 1 or plan.mesh.dp_replicate == 1 or dp_rank is None:
         return None
     places = ("dp_replicate", lambda rank: rank // shards), ("dp_shard", lambda rank: rank % shards)
     for axis, place in places:

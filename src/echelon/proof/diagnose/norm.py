@@ -9,6 +9,7 @@ from itertools import chain
 from echelon.core.axis import SHARD_AXES
 from echelon.core.parameters import ParameterSpec, parameters
 from echelon.core.plan import Plan
+from echelon.cost.bytes.servers import SERVERS_AXIS
 from echelon.layout.buckets import data_degree
 from echelon.layout.stage import pieces_of
 from echelon.proof.claims.checks import Check, Evidence
@@ -115,16 +116,17 @@ def _of_experts(
 def _norms_of_ranks(evidence: Evidence, oracle: OracleStep) -> list[Factor]:
     """Return the norms of the slices of each rank, and of one data rank's in all groups."""
     observed, plan = evidence.observed, evidence.plan
-    if not plan.layout.zero.stage or plan.mesh.degree(*SHARD_AXES) == 1:
+    cut = plan.layout.zero.stage and plan.mesh.degree(*SHARD_AXES) > 1
+    if not cut and not plan.mesh.servers:
         return []
-    axis = shard_axis(plan)
+    axis = SERVERS_AXIS if plan.mesh.servers else shard_axis(plan)
     shards: dict[str, float] = defaultdict(float)
     ranks: dict[str, float] = defaultdict(float)
     for name in observed.specs:
         for piece in observed.shards("gradients", oracle.step, name):
             square = float(oracle.gradients[name][piece.region].double().square().sum())
             ranks[f"rank {piece.rank}"] += square
-            if piece.primary:
+            if piece.primary and not plan.mesh.servers:
                 shards[f"{axis} {index_in_group(plan, piece.rank, SHARD_AXES)}"] += square
     squares = (*shards.items(), *ranks.items())
     return [Factor(f"of the slices of {of} alone", square**0.5, axis) for of, square in squares]

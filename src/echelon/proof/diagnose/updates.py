@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 
 import torch
 
@@ -30,6 +31,7 @@ from echelon.proof.diagnose.norm import name_norm
 from echelon.proof.diagnose.optimizer_constants import ReplayedUpdate, explain_constants
 from echelon.proof.diagnose.optimizer_state import explain_muon_scale, explain_state
 from echelon.proof.diagnose.places import describe_slice, told_by_slice, wrong_elements
+from echelon.proof.diagnose.servers import stale_versions
 from echelon.proof.oracle.optimizers import OptimizerState, TensorUpdate, update
 from echelon.proof.oracle.oracle import TORCH_DTYPES, OracleStep
 from echelon.proof.ranks import INITIAL
@@ -98,7 +100,8 @@ def explain_update(evidence: Evidence, failure: Check) -> ProofFinding:
     where = where if ranks else torch.ones_like(where)
     wrong = WrongUpdate(evidence=evidence, oracle=oracle, name=name, where=where)
     says = "another update: no factor of its parts explains it"
-    finding = next(_findings(wrong), None) or ProofFinding("none", says)
+    found = chain(stale_versions(evidence, oracle, name), _findings(wrong))
+    finding = next(found, None) or ProofFinding("none", says)
     if finding.factor in _OF_SLICES:
         finding = told_by_slice(finding, describe_slice(wrong.odd))
     # Other tensors of the step count too: all of this one may lie in the slice of one rank.
@@ -112,7 +115,8 @@ def _told_of(
     evidence: Evidence, finding: ProofFinding, ranks: set[int], *, expert: bool = False
 ) -> ProofFinding:
     """Return the finding with the axis that tells `ranks` from all others."""
-    everyone = range(evidence.plan.mesh.world_size)
+    mesh = evidence.plan.mesh
+    everyone = mesh.server_ranks or range(mesh.world_size)  # those that update
     return with_distinguishing_axis(evidence.plan, finding, ranks, everyone, expert=expert)
 
 

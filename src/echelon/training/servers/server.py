@@ -1,0 +1,232 @@
+"""A server that applies pushes as they come: a thread for each worker, and one update at a time.
+
+The step of the training loop is one of all workers: it ends when each of them has done it. So what
+the loop does between steps (validation, checkpoints) finds every worker at the same place.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from math import isfinite
+from threading import Thread
+from typing import Any
+
+import torch
+
+from echelon.core.event import Event
+from echelon.models.batch import TokenBatch
+from echelon.models.precision import TORCH_DTYPES
+from echelon.parallel.buckets import Bucket
+from echelon.parallel.servers.messages import (
+    BEGIN,
+    END,
+    FIRST_BUCKET,
+    LEAVES,
+    WORKER,
+    receive_numbers,
+    send_numbers,
+)
+from echelon.parallel.transport.collectives import Group
+from echelon.training.engine import StepResult, TrainEngine
+from echelon.training.learning_rate import learning_rate
+from echelon.training.optimizer import local_norm_squared
+from echelon.training.servers.served import Answer, Applied, Push, Served
+
+APPLY = "apply"
+"""The kind of event of an applied gradient; its name is `applied_name`."""
+
+ENDS_WITHIN_S = 10.0
+"""How long a server that ends waits for its workers to say that no step follows."""
+
+
+def applied_name(one: Applied) -> str:
+    """Return what the event of an applied gradient is called."""
+    return f"worker {one.worker} step {one.step + 1} read {one.read} applied {one.version}"
+
+
+class AsynchronousServer(TrainEngine):
+    """Hold a server's ranges, and update them with what each worker pushes."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        """Build the server as any rank is built; its threads begin with the first step."""
+        super().__init__(*args, **named)
+        mesh = self.plan.mesh
+        self._pairs = [self.groups.server_links.pairs[rank] for rank in range(mesh.num_workers)]
+        self._threads: list[Thread] = []
+        self.served = Served(
+            updates=self.plan.mathematics.updates,
+            clocks=[0] * mesh.num_workers,
+            update=self._apply,
+            snapshot=self._snapshot,
+            decides=self.groups.rank == mesh.server_ranks[0],
+        )
+        self._told = 0
+        self._wire = TORCH_DTYPES[self.plan.mathematics.precision.reduction]
+        self.quiet_events: deque[Event] = self.groups.server_links.events
+
+    @property
+    def applied(self) -> Sequence[Applied]:
+        """Return every gradient that was applied, in order."""
+        return self.served.applied
+
+    def step(
+        self,
+        batches: Sequence[TokenBatch],
+        step: int,
+        *,
+        stop_requested: bool = False,
+        used_bytes: int = 0,
+    ) -> StepResult:
+        """Return when every worker has done step `step`."""
+        del batches
+        recorder, served = self.groups.recorder, self.served
+        if not self._threads:
+            self._start()
+        if stop_requested:
+            served.request_stop()
+        with recorder.waiting(f"pushes of step {step + 1}"):
+            served.wait_for(step + 1)
+        self._tell()
+        workers, updates = self.plan.mesh.num_workers, self.plan.mathematics.updates
+        self.num_updates += updates.per_clock(workers)
+        loss = served.losses.pop(step) / updates.per_clock(workers)
+        return StepResult(
+            step=step + 1,
+            loss=loss,
+            tokens=served.tokens.pop(step),
+            grad_norm=0.0,
+            learning_rate=learning_rate(self.plan.mathematics.optimizer, step),
+            loss_scale=1.0,
+            skipped=False,
+            stop_requests=int(served.stop_after == step + 1),
+            rank_waits_s=(),
+            rank_used_bytes=(used_bytes,),
+            routing=None,
+            loads={},
+            microbatch_losses={},
+        )
+
+    def resume(self, position: Any) -> None:
+        """Go on from `position`."""
+        super().resume(position)
+        updates = self.plan.mathematics.updates
+        done = self.num_updates // updates.per_clock(self.plan.mesh.num_workers)
+        self.served.version = self.num_updates
+        self.served.clocks = [done] * self.plan.mesh.num_workers
+
+    def close(self) -> None:
+        """Wait for workers to leave, as long as that may take."""
+        for thread in self._threads:
+            thread.join(timeout=ENDS_WITHIN_S)
+        super().close()
+
+    def _start(self) -> None:
+        for worker, pair in enumerate(self._pairs):
+            thread = Thread(target=self._serve, args=(worker, pair), daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def _serve(self, worker: int, pair: Group) -> None:
+        """Take the pushes of one worker until it leaves."""
+        try:
+            while (push := self._receive(worker, pair)) is not None:
+                self._answer(pair, self.served.take(push))
+        except BaseException as error:  # the main thread raises it
+            self.served.fail(error)
+
+    def _receive(self, worker: int, pair: Group) -> Push | None:
+        step, version, tokens = receive_numbers(pair, WORKER, BEGIN)
+        if step == LEAVES:
+            return None
+        received = [
+            torch.empty_like(bucket.gradient_slice, dtype=self._wire)
+            for bucket in self.model.buckets
+        ]
+        arriving = [
+            pair.receive(one, WORKER, name=f"gradients.{bucket.name}", tag=_tag(bucket))
+            for bucket, one in zip(self.model.buckets, received, strict=True)
+            if one.numel()
+        ]
+        loss, norm_squared, stop_after = receive_numbers(pair, WORKER, END)
+        for pending in arriving:
+            pending.wait()
+        return Push(
+            worker=worker,
+            step=int(step),
+            version=int(version),
+            tokens=int(tokens),
+            gradients=received,
+            loss=loss,
+            norm_squared=norm_squared,
+            stop_after=int(stop_after),
+        )
+
+    def _answer(self, pair: Group, answer: Answer) -> None:
+        sends = [
+            pair.send(values, WORKER, name=f"parameters.{bucket.name}", tag=_tag(bucket))
+            for bucket, values in zip(self.model.buckets, answer.values, strict=True)
+            if values.numel()
+        ]
+        sends.append(
+            send_numbers(pair, WORKER, END, answer.version, answer.loss, answer.stop_after)
+        )
+        for pending in sends:
+            pending.wait()
+
+    def _snapshot(self) -> list[torch.Tensor]:
+        return [bucket.value_slice.clone() for bucket in self.model.buckets]
+
+    def _apply(self, pushes: Sequence[Push], staleness: int) -> None:
+        """Update this server's ranges with the sum of pushes, in the order of workers."""
+        numbers = self.plan.mathematics
+        for place, bucket in enumerate(self.model.buckets):
+            total, *others = [push.gradients[place] for push in pushes]
+            for one in others:
+                total.add_(one)
+            bucket.gradient_slice.copy_(total)
+        norm = self._norm(pushes)
+        if not isfinite(norm):
+            raise FloatingPointError(
+                f"the gradient of step {pushes[-1].step + 1} of worker {pushes[-1].worker} has "
+                f"norm {norm}"
+            )
+        clip, factor = numbers.optimizer.clip_norm, 1.0
+        if clip is not None and norm > clip:
+            factor = clip / norm
+        rate = learning_rate(numbers.optimizer, pushes[-1].step)
+        rate = numbers.updates.damped_rate(rate, staleness)
+        self.optimizer.update(rate, factor, lambda _: None)
+
+    def _norm(self, pushes: Sequence[Push]) -> float:
+        """Return the norm of the whole gradient: a worker knows that of its own push.
+
+        Of a sum of pushes, each server has that of its ranges, and they add up what they have.
+        """
+        if self.plan.mathematics.updates.applies_each:
+            return pushes[0].norm_squared ** 0.5
+        mine = local_norm_squared(
+            self.model.buckets, lambda _: True, run_elements=self._pieces.norm_elements
+        )
+        row = torch.tensor([mine], dtype=torch.float64)
+        rows = self.groups.server_peers.gather_rows(row, name="norms of servers")
+        # As synchronous servers add them up: in a row of all ranks, of which workers have zeros.
+        every = torch.zeros(self.plan.mesh.world_size, 1, dtype=torch.float64)
+        every[self.plan.mesh.num_workers :] = rows
+        return float(every.sum(0)[0].sqrt())
+
+    def _tell(self) -> None:
+        """Write down what threads have sent and applied since the last step."""
+        sink = self.groups.recorder.sink
+        while self.quiet_events:
+            sink.record(self.quiet_events.popleft())
+        now = self.groups.recorder.now()
+        for one in self.served.applied[self._told :]:
+            sink.record(
+                Event(kind=APPLY, name=applied_name(one), start=now, end=now, rank=self.groups.rank)
+            )
+            self._told += 1
+
+
+def _tag(bucket: Bucket) -> int:
+    return FIRST_BUCKET + bucket.index

@@ -1,0 +1,98 @@
+"""A worker that waits for servers only, and for other workers as far as the bound says."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+
+from echelon.models.batch import TokenBatch
+from echelon.parallel.servers.messages import ASKS_TO_STOP, WorkerMessages
+from echelon.training.engine import StepResult, TrainEngine
+from echelon.training.learning_rate import learning_rate
+from echelon.training.optimizer import sum_of_squares
+
+
+class AsynchronousWorker(TrainEngine):
+    """Take steps against servers that update with each push by itself, or with all of a step."""
+
+    def __init__(self, *args: Any, **named: Any) -> None:
+        """Build the worker as any rank is built."""
+        super().__init__(*args, **named)
+        assert isinstance(self.model.reduction, WorkerMessages), "it pushes to servers"
+        self.messages = self.model.reduction
+        self.tokens_of_step: Callable[[int], int] = _not_told
+        self._stop_after = 0
+
+    def step(
+        self,
+        batches: Sequence[TokenBatch],
+        step: int,
+        *,
+        stop_requested: bool = False,
+        used_bytes: int = 0,
+    ) -> StepResult:
+        """Compute a gradient of this worker's microbatches, push it, and pull parameters.
+
+        A push that is an update of its own is W times this worker's part of the gradient of the
+        global batch: what the mean over that batch is expected to be. Of a bound of 0 it is the
+        part alone, and servers add up all parts, as synchronous ones do.
+        """
+        self.groups.recorder.waited_s = 0.0
+        model, tokens = self.model, self.tokens_of_step(step)
+        workers, updates = self.plan.mesh.num_workers, self.plan.mathematics.updates
+        times = updates.per_clock(workers)
+        scale = times / max(1, tokens)
+        model.store.start_step()
+        model.reduction.start_step()
+        self.messages.begin(step, tokens)
+        losses = self._run(batches, scale)
+        model.reduction.finish()
+        if self.on_launched is not None:
+            self.on_launched()
+        if self.on_gradients is not None:
+            self.on_gradients()
+        squares = sum_of_squares(
+            model.buckets, lambda _: True, run_elements=self._pieces.norm_elements
+        )
+        values = torch.stack(list(losses.values())).double()
+        own = float(values.sum())
+        asks = ASKS_TO_STOP if stop_requested else 0
+        self.messages.end(own, float(squares), self._stop_after or asks)
+        answers = self.messages.pull(model.buckets)
+        self._stop_after = self._stop_after or answers[0].stop_after
+        self.num_updates += times
+        self.groups.recorder.settle()
+        return StepResult(
+            step=step + 1,
+            loss=answers[0].loss,
+            tokens=tokens,
+            grad_norm=float(squares) ** 0.5,
+            learning_rate=learning_rate(self.plan.mathematics.optimizer, step),
+            loss_scale=1.0,
+            skipped=False,
+            stop_requests=int(self._stop_after == step + 1),
+            rank_waits_s=(),
+            rank_used_bytes=(used_bytes,),
+            routing=None,
+            loads={},
+            microbatch_losses={
+                (self.data_rank, index): (float(value) / scale, batches[index].num_valid())
+                for index, value in zip(losses, values, strict=True)
+            },
+        )
+
+    def resume(self, position: Any) -> None:
+        """Go on from `position`."""
+        super().resume(position)
+        self.messages.versions = [self.num_updates] * self.plan.mesh.servers
+
+    def close(self) -> None:
+        """Tell the servers that no step follows."""
+        self.messages.leave()
+        super().close()
+
+
+def _not_told(step: int) -> int:
+    raise AssertionError(f"nobody says how many tokens step {step} has")

@@ -1,0 +1,68 @@
+"""What parameter servers need of the mesh, of the optimizer and of the model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from echelon.config.load import load_job
+from echelon.core.errors import ConfigError
+from tests.config.problems import SMALL, problems_of, write
+
+TWO_WORKERS = ["mesh.dp_replicate=2", "batch.global_sequences=8", "servers.count=2"]
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Path:
+    return write(tmp_path, SMALL)
+
+
+def test_servers_are_ranks_beside_the_mesh(small: Path) -> None:
+    """S06: world = W + S, and W comes from the mesh."""
+    plan = load_job(small, TWO_WORKERS).plan
+
+    assert (plan.mesh.num_workers, plan.mesh.servers, plan.mesh.world_size) == (2, 2, 4)
+    assert [plan.mesh.label(rank) for rank in range(4)][2:] == ["server0", "server1"]
+    assert plan.layout.collectives.algorithm == "backend"
+
+
+@pytest.mark.parametrize("axis", ["tp", "pp", "cp"])
+def test_workers_are_whole_replicas(small: Path, axis: str) -> None:
+    """S06: what cuts the model of a worker is refused, with the mesh that works."""
+    found = problems_of(small, [*TWO_WORKERS, f"mesh.{axis}=2"])
+
+    problem = found["servers-split-samples"]
+    assert f"mesh.{axis} = 2" in problem.message
+    assert f"mesh.{axis} = 1" in problem.suggestions
+    assert "servers.count = 0" in problem.suggestions
+
+
+def test_servers_share_out_what_zero_would(small: Path) -> None:
+    """S06: ZeRO is refused beside servers."""
+    sets = [*TWO_WORKERS[1:], "mesh.dp_shard=2", "zero.stage=1"]
+    found = problems_of(small, sets)
+
+    problem = found["servers-split-samples"]
+    assert "mesh.dp_shard = 2 and zero.stage = 1" in problem.message
+    assert "mesh.dp_shard = 1 with mesh.dp_replicate = 2 with zero.stage = 0" in problem.suggestions
+
+
+def test_servers_update_element_by_element(small: Path) -> None:
+    """S06: Muon needs whole matrices."""
+    found = problems_of(small, [*TWO_WORKERS, "optimizer.kind=muon"])
+
+    problem = found["servers-update-elements"]
+    assert problem.suggestions[:2] == ('optimizer.kind = "adamw"', 'optimizer.kind = "sgd"')
+
+
+def test_algorithms_of_sums_have_no_effect(small: Path) -> None:
+    """S06: servers sum gradients, so no algorithm of an all-reduce does."""
+    assert list(problems_of(small, [*TWO_WORKERS, "collectives.algorithm=ring"])) == ["no-effect"]
+
+
+def test_as_many_ranks_are_started_as_workers_and_servers(small: Path) -> None:
+    """S06: a launcher starts W + S ranks."""
+    with pytest.raises(ConfigError) as refused:
+        load_job(small, TWO_WORKERS, world_size=2)
+    assert "+ 2 servers = 4" in str(refused.value)

@@ -1,0 +1,79 @@
+"""Parameter servers equal one process: S06, and A13 and A15 of what the seeds say of servers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from echelon.core.plan import Plan, Precision
+from echelon.launch.local.pool import RankPool
+from echelon.proof.run import prove
+from tests.parallel.layouts import GPT2, NANO, QWEN, plan_of
+from tests.proof.mutants import servers
+from tests.proof.mutants.planting import Told, mutants_of
+from tests.proof.planted import assert_caught
+
+MIXED = Precision(parameters="bf16")
+
+
+def served_plan(num_workers: int, num_servers: int, **changes: Any) -> Plan:
+    """Return a plan of so many workers and parameter servers."""
+    plan = plan_of(dp=num_workers, **changes)
+    mesh = replace(plan.mesh, servers=num_servers)
+    return replace(plan, layout=replace(plan.layout, mesh=mesh))
+
+
+@pytest.mark.parametrize(("num_workers", "num_servers"), [(2, 1), (2, 2), (4, 1), (4, 2)])
+def test_synchronous_servers_equal_one_process(
+    rank_pool: RankPool, num_workers: int, num_servers: int
+) -> None:
+    """S06: float64 to 1e-10, bytes sent and held to the byte, for S = 1, 2 and W = 2, 4."""
+    proof = prove(served_plan(num_workers, num_servers), run_ranks=rank_pool.run)
+
+    proof.require()
+    (exact,) = proof.passes
+    assert max(claim.max_error for claim in exact.claims) < 1e-10
+    claims = {claim.rule.id: claim for claim in exact.claims}
+    ranks = num_workers + num_servers
+    assert claims["prove-bytes-sent"].compared >= 2 * ranks
+    assert claims["prove-bytes-held"].compared >= 2 * ranks
+    assert claims["prove-gradient-norm"].compared % ranks == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        pytest.param({"model": QWEN, "precision": MIXED}, id="tied, masters in float32"),
+        pytest.param({"model": GPT2, "optimizer": {"kind": "sgd"}}, id="sgd"),
+        pytest.param({"model": NANO, "optimizer": {"clip_norm": None}}, id="not clipped"),
+        pytest.param(
+            {
+                "precision": Precision(
+                    parameters="fp16", gradients="fp16", reduction="fp16", loss_scaling="dynamic"
+                )
+            },
+            id="skipped steps",
+        ),
+    ],
+)
+def test_servers_are_proven_with_late_completion(
+    rank_pool: RankPool, changes: dict[str, Any]
+) -> None:
+    """S06: with masters, other optimizers and overflows, and whatever completes when."""
+    over = changes.pop("optimizer", None) if isinstance(changes.get("optimizer"), dict) else None
+    plan = served_plan(2, 2, **changes)
+    if over is not None:
+        numbers = plan.mathematics
+        numbers = replace(numbers, optimizer=replace(numbers.optimizer, **over))
+        plan = replace(plan, mathematics=numbers)
+    prove(plan, run_ranks=rank_pool.run, late=True).require()
+
+
+@pytest.mark.parametrize(("mutant", "told"), mutants_of(servers))
+def test_a_planted_bug_of_servers_is_caught_and_named(
+    mutant: str, told: Told, rank_pool: RankPool
+) -> None:
+    """S06: unfair averages, a shard updated twice, a stale version taken for the new one."""
+    assert_caught(mutant, told, rank_pool)
