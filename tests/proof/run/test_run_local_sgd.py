@@ -6,31 +6,17 @@ replica of every kind; bytes are those of the formulas in each.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from echelon.core.local_sgd import LocalSgd
-from echelon.core.plan import Plan
 from echelon.core.rulebook import prove as rules
 from echelon.launch.local.pool import RankPool
 from echelon.proof.run import prove
 from tests.parallel.layouts import MIXTRAL, plan_of
 from tests.proof.layouts import BF16, layout
-
-NESTEROV = {"outer": "nesterov", "outer_learning_rate": 0.7, "outer_momentum": 0.9}
-
-
-def with_islands(plan: Plan, islands: int = 2, **local: object) -> Plan:
-    """Return a plan with so many islands, each of which is as the plan's mesh without replicas."""
-    mesh = replace(plan.mesh, dp_replicate=islands, replicas_outermost=True)
-    mathematics = replace(
-        plan.mathematics,
-        global_sequences=plan.mathematics.global_sequences * islands // plan.mesh.dp_replicate,
-        local_sgd=LocalSgd(**{"every": 2, "islands": islands, **local}),
-    )
-    return replace(plan, mathematics=mathematics, layout=replace(plan.layout, mesh=mesh))
-
+from tests.proof.mutants.planting import Told, mutants_of
+from tests.proof.planted import assert_caught
+from tests.proof.run import local_sgd
+from tests.proof.run.local_sgd import NESTEROV, with_islands
 
 PLANS = {
     "h1": with_islands(layout(), every=1),
@@ -58,3 +44,11 @@ def test_islands_are_those_of_one_process(rank_pool: RankPool, name: str) -> Non
     for rule in (rules.PROVE_OUTER_STEP, rules.PROVE_ISLANDS_AGREE, rules.PROVE_BYTES_SENT):
         assert told[rule.id].compared > 0
     assert told[rules.PROVE_OUTER_STEP.id].max_error <= 1e-10
+
+
+@pytest.mark.parametrize(("mutant", "told"), mutants_of(local_sgd))
+def test_bugs_in_outer_steps_are_caught_and_named(
+    mutant: str, told: Told, rank_pool: RankPool
+) -> None:
+    """Evidence of row B06: a momentum that is reset and an unfair mean are told as such."""
+    assert_caught(mutant, told, rank_pool)
