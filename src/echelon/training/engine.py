@@ -104,7 +104,7 @@ class TrainEngine:
         self.outer: OuterSteps | None = None
         if local.active:
             masters = self._masters() if has_master else {}
-            self.outer = OuterSteps(local, self.model.buckets, masters, self.groups.islands)
+            self.outer = OuterSteps(local, self.model.buckets, masters, self.groups.islands, device)
         self.loss_scale = LossScale(plan.mathematics.precision)
         self.num_updates = 0
         self.schedule = schedule_from_plan(plan)
@@ -248,6 +248,7 @@ class TrainEngine:
     def evaluate(self, batches: Sequence[TokenBatch]) -> float:
         """Return the mean loss over the counted tokens of a global batch, without dropout.
 
+        Islands of local SGD each have their share of the batch, and parameters of their own.
         Tokens are routed as in training, by the biases as they are now and into the same room where
         experts have a capacity; what they chose is not counted, and moves nothing.
         """
@@ -261,7 +262,7 @@ class TrainEngine:
         mine = _sum_of(losses) if losses else 0.0
         loss = float(self._agree(mine, 0.0, stop_requested=False).sum(0)[0])
         self.groups.recorder.settle()
-        return loss
+        return loss if self.outer is None else self.outer.mean_loss(loss, tokens)
 
     def count_tokens(self, batches: Sequence[TokenBatch]) -> int:
         """Return the counted tokens of the global batch."""

@@ -45,12 +45,14 @@ class OuterSteps:
         buckets: Sequence[Bucket],
         masters: Flats,
         islands: Group,
+        device: torch.device,
     ) -> None:
         """Reserve the outer state of `buckets`; `masters` are copies that the optimizer updates.
 
         Where there is none of a bucket, it updates the parameters themselves.
         """
         self._local, self._islands, self._buckets = local, islands, buckets
+        self._device = device
         self._values = {one.name: masters.get(one.name, one.value_slice) for one in buckets}
         self._runs = {one.name: _fragment_runs(local, one) for one in self._buckets}
         self._fragments = {
@@ -82,9 +84,16 @@ class OuterSteps:
         """
         if not self._local.ends_round(step):
             return 0
-        device = next(iter(self._parameters.values())).device if self._parameters else None
-        row = torch.full((1,), asked, dtype=torch.int64, device=device)
-        return int(self._islands.gather_rows(row, name="round").sum())
+        row = torch.full((1,), asked, dtype=torch.int64, device=self._device)
+        rows = self._islands.gather_rows(row, name="round")
+        with self._islands.recorder.reading("who asks to stop"):
+            return int(rows.sum())
+
+    def mean_loss(self, loss: float, tokens: int) -> float:
+        """Return the mean over the tokens of all islands; `loss` is that over those of this one."""
+        row = torch.tensor([loss * tokens, tokens], dtype=torch.float64, device=self._device)
+        total, count = self._islands.gather_rows(row, name="loss").sum(0).tolist()
+        return total / max(1.0, count)
 
     @torch.no_grad()
     def end_step(self, step: int) -> list[Bucket]:
