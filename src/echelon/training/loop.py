@@ -112,7 +112,7 @@ class TrainLoop:
     def run(self) -> TrainSummary:
         """Take the steps that are left, validate and save where the job says so."""
         job, start = self.job, self._begin()
-        step, stopped, loss = start, False, None
+        step, stopped, loss, outer = start, False, None, self.engine.outer
         first = last = self._validate(start) if job.train.validate_every != "never" else None
         num_validations = 0 if first is None else 1
         while step < job.train.steps and not stopped:
@@ -137,6 +137,8 @@ class TrainLoop:
                 last, num_validations = self._validate(step), num_validations + 1
             if job.checkpoint.saves_after(step) or stopped or step == job.train.steps:
                 self._save(step)
+            if outer is not None and (stopped or step == job.train.steps):
+                loss = outer.mean_loss(result.loss, result.tokens)
         return TrainSummary(
             steps=step,
             stopped=stopped and step < job.train.steps,
