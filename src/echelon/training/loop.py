@@ -280,7 +280,7 @@ def train_rank(context: RankContext, argument: Any) -> TrainSummary:
         try:
             summary = loop.run()
             # What the last update sends must arrive before this rank ends.
-            loop.engine.model.gathering.settle()
+            loop.engine.finish()
             return summary
         finally:
             loop.engine.close()

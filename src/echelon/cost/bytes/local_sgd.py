@@ -100,6 +100,11 @@ def element_bytes(plan: Plan) -> int:
     return max(LEAST_BYTES, DTYPE_BYTES[plan.mathematics.precision.master])
 
 
+def sent_element_bytes(plan: Plan) -> float:
+    """Return the bytes that an outer gradient takes of a weight, as it travels."""
+    return float(element_bytes(plan))
+
+
 def _met(plan: Plan, rank: int, fragments: Sequence[int], every: int = 1) -> Iterator[SentTerm]:
     sums, size = _sums(plan, rank), element_bytes(plan)
     yield SentTerm(
