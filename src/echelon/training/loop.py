@@ -130,6 +130,8 @@ class TrainLoop:
                 replace(
                     result,
                     step_s=time.perf_counter() - began,
+                    # What other islands counted is theirs; data has about as many everywhere.
+                    tokens=result.tokens * self.engine.groups.islands.size,
                     loads=result.loads if tells_routing(self.engine.groups) else {},
                 )
             )

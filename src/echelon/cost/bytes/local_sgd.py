@@ -1,7 +1,7 @@
 """Bytes of local SGD: what islands send each other, and what a rank holds to agree with them.
 
 With I islands, n elements of a fragment in the slices of a rank (all fragments together are the
-slices, padding left out), s bytes of an element (of masters, 4 at the least) and H steps a round:
+slices, padding left out), s bytes of an element of masters and H steps a round:
 
     sent for the outer step of a fragment          2 (I-1)/I n s      over dp_replicate
     sent in a mean step                           the same of all fragments, / H

@@ -37,7 +37,13 @@ def checkpoint_state(engine: TrainEngine) -> CheckpointState:
         PARAMETERS if kind == OUTER_PARAMETERS else kind: _of_first(shards, island)
         for kind, shards in engine.outer_state().items()
     }
-    return {**agreed, **{f"island-{island}.{kind}": shards for kind, shards in own.items()}}
+    # Who reads a model without its islands takes the routers' biases of the first.
+    routers = engine.expert_state() if island == 0 else {}
+    return {
+        **agreed,
+        **routers,
+        **{f"island-{island}.{kind}": shards for kind, shards in own.items()},
+    }
 
 
 def shared_state(engine: TrainEngine) -> dict[str, list[Shard]]:
