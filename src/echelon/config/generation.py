@@ -14,6 +14,7 @@ from echelon.config.rules.plan import plan_problems
 from echelon.config.setting_layers import SettingLayers, parse_set_flags
 from echelon.core.errors import ConfigError, InfeasiblePlan, Problem
 from echelon.core.experts import ExpertLayout
+from echelon.core.local_sgd import LocalSgd
 from echelon.core.mesh import Mesh
 from echelon.core.plan import Layout, Pipeline, Plan
 from echelon.core.rulebook.generate import (
@@ -86,7 +87,10 @@ def generation_plan(trained: Plan, sets: Sequence[str]) -> Plan:
     plan = Plan(
         name=trained.name,
         mathematics=replace(
-            trained.mathematics, global_sequences=mesh.dp_replicate, sequence_length=tp
+            trained.mathematics,
+            global_sequences=mesh.dp_replicate,
+            sequence_length=tp,
+            local_sgd=LocalSgd(),
         ),
         layout=Layout(
             mesh=mesh,

@@ -24,6 +24,7 @@ from echelon.core.axis import Axis
 from echelon.core.choices.collective_algorithms import BACKEND
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.plan import Plan
+from echelon.layout.islands import inner_plan, islands_of
 from echelon.layout.muon import muon_exchange
 from echelon.layout.stage import expert_index_of, pp_rank_of
 from echelon.rehearsal.order import RankClass
@@ -85,6 +86,9 @@ def owned_elements(plan: Plan) -> Counter[int]:
     found = Counter[int]()
     if not OPTIMIZERS[plan.mathematics.optimizer.kind].needs_whole_matrices:
         return found
+    if islands := islands_of(plan):
+        owned = owned_elements(inner_plan(plan))
+        return Counter({one.first_rank + rank: n for one in islands for rank, n in owned.items()})
     ranks = range(plan.mesh.world_size)
     places = {rank: (pp_rank_of(plan, rank), expert_index_of(plan, rank)) for rank in ranks}
     # All shares of the experts have the same other matrices, with the same owners.

@@ -101,10 +101,14 @@ class MemoryInFlight:
             self._tell(RELEASED_IN_FLIGHT, f"the memory of {region.name} is released in flight")
 
     def step_ended(self) -> None:
-        """Tell of what nobody has awaited: only parameters that are gathered may be under way."""
+        """Tell of what nobody has awaited.
+
+        Only parameters that are gathered may be under way, and sums of outer gradients that come
+        late.
+        """
         for regions in self._regions.values():
             for region in regions:
-                if not region.name.startswith("parameters."):
+                if not region.name.startswith(("parameters.", "outer gradients.")):
                     self._tell(NEVER_AWAITED, f"nobody has awaited {region.name}")
 
     def _tell(self, rule: str, text: str) -> None:

@@ -17,6 +17,9 @@ import torch
 
 from echelon.core.event import Event, EventList
 from echelon.core.plan import Plan
+from echelon.cost.bytes.local_sgd import outer_bytes
+from echelon.cost.bytes.sent import bytes_sent_by_axis
+from echelon.layout.islands import plan_and_rank
 from echelon.models.batch import TokenBatch
 from echelon.parallel.offload.store import MemoryOffloadStore
 from echelon.parallel.pipeline import StepState
@@ -84,6 +87,31 @@ class RankRehearsal:
     and by what is read ("" where the engine does not say so)."""
 
 
+def num_steps(plan: Plan) -> int:
+    """Return the steps that are rehearsed: of local SGD to the last outer step of a round."""
+    local = plan.mathematics.local_sgd
+    return local.every + local.delay if local.active else NUM_STEPS
+
+
+def with_short_rounds(plan: Plan) -> Plan:
+    """Return a plan whose rounds of local SGD have two steps, or one for each fragment."""
+    local = plan.mathematics.local_sgd
+    if not local.active:
+        return plan
+    short = replace(local, every=max(NUM_STEPS, local.fragments), delay=min(local.delay, 1))
+    return replace(plan, mathematics=replace(plan.mathematics, local_sgd=short))
+
+
+def planned_bytes(plan: Plan, rank: int) -> dict[str, int]:
+    """Return the bytes that the formulas say of the last step that is rehearsed, by axis."""
+    if not plan.mathematics.local_sgd.active:
+        return bytes_sent_by_axis(plan, rank)
+    found = bytes_sent_by_axis(*plan_and_rank(plan, rank))
+    for term in outer_bytes(plan, rank, num_steps(plan) - 1):
+        found[term.axis] = found.get(term.axis, 0) + term.bytes
+    return found
+
+
 def rehearse_ranks(
     plan: Plan, ranks: Sequence[int], traces: TraceFolder | None = None
 ) -> list[RankRehearsal]:
@@ -118,7 +146,7 @@ def rehearse_rank(
         )
         _name_state(memory, engine)
         with _terms(shapes, engine, step_log):
-            for step in range(NUM_STEPS):
+            for step in range(num_steps(plan)):
                 memory.forget_peak()
                 held = memory.now()
                 shapes.work.by_task.clear()
@@ -128,6 +156,11 @@ def rehearse_rank(
                     step_log.step_began(held)
                 engine.step(_batches(plan, engine, step, documents), step)
                 shapes.flight.step_ended()
+            # An exchange of matrices may have nothing from this rank.
+            sent = {axis: size for axis, size in events.bytes_by_axis().items() if size}
+            recorded = tuple(events.events)
+            if engine.outer is not None:
+                engine.outer.settle()
         found = RankRehearsal(
             rank=rank,
             entries=tuple(log.entries),
@@ -138,9 +171,8 @@ def rehearse_rank(
             most=dict(memory.most),
             points=tuple(memory.points),
             work=dict(shapes.work.by_task),
-            # An exchange of matrices may have nothing from this rank.
-            sent={axis: size for axis, size in events.bytes_by_axis().items() if size},
-            events=tuple(events.events),
+            sent=sent,
+            events=recorded,
             reads=_reads(log.entries[before:]),
         )
         if traces is not None and step_log is not None:
@@ -217,6 +249,8 @@ def _name_state(memory: MemoryMeter, engine: TrainEngine) -> None:
         memory.is_for(PARAMETERS, [fp8.codes, fp8.scales])
     memory.is_for(PARAMETERS, engine.model.gathering.secondary.tensors)
     store = engine.optimizer.store
+    outer = {} if engine.outer is None else engine.outer.state()
+    memory.is_for(OPTIMIZER, [tensor for flats in outer.values() for tensor in flats.values()])
     if type(store) is MemoryOffloadStore:
         state = engine.optimizer.state().values()
         memory.is_for(OPTIMIZER, [tensor for flats in state for tensor in flats.values()])
@@ -234,6 +268,8 @@ def _terms(shapes: ShapesOnly, engine: TrainEngine, step_log: StepLog | None) ->
         (engine.optimizer, ("update",), BUFFERS),
         (model.codes, ("refresh",), BUFFERS),
     ]
+    if engine.outer is not None:
+        names.append((engine.outer, ("end_step",), BUFFERS))
     for owner, methods, term in names:
         for name in methods:
             setattr(owner, name, _within(memory, term, getattr(owner, name)))

@@ -21,7 +21,6 @@ import torch
 from echelon.core.plan import Plan
 from echelon.core.rulebook import rehearse as rules
 from echelon.core.rules import Rule
-from echelon.cost.bytes.sent import bytes_sent_by_axis
 from echelon.cost.peak.few_rounds import with_few_microbatches
 from echelon.cost.peak.rank_peak import PeakWalk
 from echelon.parallel.expert.token_dispatcher import ROWS_OF_EXPERTS
@@ -29,7 +28,12 @@ from echelon.rehearsal.classes import RankClasses
 from echelon.rehearsal.in_flight import MISSING_WAIT, NEVER_AWAITED, RELEASED_IN_FLIGHT
 from echelon.rehearsal.log import RECEIVE, Entry, HostRead, Issue
 from echelon.rehearsal.order import DEADLOCK, MISMATCH, MISSING, RankClass, prove_order
-from echelon.rehearsal.rank import RankRehearsal, rehearse_ranks
+from echelon.rehearsal.rank import (
+    RankRehearsal,
+    planned_bytes,
+    rehearse_ranks,
+    with_short_rounds,
+)
 from echelon.rehearsal.result import Rehearsal, RehearsalFault
 from echelon.rehearsal.roofline import roofline_of_plan
 from echelon.rehearsal.tracing.traces import TraceFolder
@@ -68,6 +72,7 @@ def rehearse(
     """
     started = time.perf_counter()
     asked, num_microbatches = plan, plan.num_microbatches
+    plan = with_short_rounds(plan)
     plan = on_nccl(plan) if whole else with_few_microbatches(on_nccl(plan))
     logs: dict[RankClass, Sequence[Entry]] = {}
     ranks: list[RankRehearsal] = []
@@ -98,7 +103,7 @@ def rehearse(
         ),
         num_operations=proof.num_operations,
         planned={one.rank: walk.peak(one.rank).terms for one in ranks},
-        sent={one.rank: bytes_sent_by_axis(plan, one.rank) for one in ranks},
+        sent={one.rank: planned_bytes(plan, one.rank) for one in ranks},
         seconds=time.perf_counter() - started,
         roofline=None if asked.cluster.backend == "gloo" else roofline_of_plan(asked, plan, ranks),
     )

@@ -222,5 +222,5 @@ def _first(engine: TrainEngine, mine: NonFiniteFinding | None) -> NonFiniteFindi
 
 
 def _who(engine: TrainEngine) -> str:
-    rank = engine.groups.rank
-    return f"rank {rank} ({engine.plan.mesh.label(rank)})"
+    rank, place = engine.groups.recorder.rank, engine.groups.rank
+    return f"rank {rank} ({engine.plan.mesh.label(place)})"

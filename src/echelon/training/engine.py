@@ -114,7 +114,7 @@ class TrainEngine:
         self.outer: OuterSteps | None = None
         if local.active:
             masters = self._masters() if has_master else {}
-            self.outer = OuterSteps(local, self.model.buckets, masters, self.groups.islands)
+            self.outer = OuterSteps(local, self.model.buckets, masters, self.groups.islands, device)
         self.loss_scale = LossScale(plan.mathematics.precision)
         self.num_updates = 0
         self.schedule = schedule_from_plan(plan)
@@ -182,6 +182,7 @@ class TrainEngine:
         # The device has nothing left to do, so this is read at once.
         values = torch.stack(list(losses.values())).tolist() if losses else []
         loss, total_squared, stop_requests = rows.sum(0)[:3].unbind()
+        asked = int(stop_requests)
         # Every rank has the same norm, so all of them see an overflow that one of them had.
         norm = float(total_squared.sqrt()) / loss_scale
         overflow = bool(loss.isfinite()) and not isfinite(norm)
@@ -193,7 +194,7 @@ class TrainEngine:
             learning_rate=learning_rate(self.plan.mathematics.optimizer, step),
             loss_scale=loss_scale,
             skipped=overflow and self.loss_scale.active,
-            stop_requests=self._stop_requests(step, int(stop_requests)),
+            stop_requests=asked if self.outer is None else self.outer.stop_requests(step, asked),
             rank_waits_s=tuple(rows[:, 3].tolist()),
             rank_used_bytes=tuple(map(int, rows[:, 4].tolist())),
             routing=None if model.balancer is None else RoutingSummary.from_rows(rows[:, 5:]),
@@ -209,10 +210,6 @@ class TrainEngine:
             if model.scales is not None:
                 model.scales.end_step(model.buckets, self.groups)
         return report
-
-    def _stop_requests(self, step: int, asked: int) -> int:
-        """Return how many ranks ask to stop, of those that would all do so after `step`."""
-        return asked if self.outer is None else self.outer.stop_requests(step, asked)
 
     def _run(self, batches: Sequence[TokenBatch], scale: float) -> Mapping[int, torch.Tensor]:
         """Run forward and backward of all microbatches; return losses by microbatch."""
@@ -233,8 +230,8 @@ class TrainEngine:
                 factor *= clip / report.grad_norm
 
             def updated(bucket: Bucket) -> None:
-                # What an outer step changes as well is sent after it.
-                if outer is None or not outer.changes(bucket, step):
+                # What is read for an outer step, or changed by it, is sent after it.
+                if outer is None or not outer.touches(bucket, step):
                     self._updated(bucket)
 
             with self.groups.recorder.span("update", "optimizer"):
@@ -244,7 +241,7 @@ class TrainEngine:
                     self.model.balancer.update()
             self.num_updates += 1
         if outer is not None:
-            changed = outer.end_step(step)
+            changed = outer.end_step(step, updated=not report.skipped)
             for bucket in changed:
                 self._updated(bucket)
         if changed or not report.skipped:
@@ -260,6 +257,7 @@ class TrainEngine:
     def evaluate(self, batches: Sequence[TokenBatch]) -> float:
         """Return the mean loss over the counted tokens of a global batch, without dropout.
 
+        Islands of local SGD each have their share of the batch, and parameters of their own.
         Tokens are routed as in training, by the biases as they are now and into the same room where
         experts have a capacity; what they chose is not counted, and moves nothing.
         """
@@ -275,7 +273,7 @@ class TrainEngine:
         mine = _sum_of(losses) if losses else 0.0
         loss = float(self._agree(mine, 0.0, stop_requested=False).sum(0)[0])
         self.groups.recorder.settle()
-        return loss
+        return loss if self.outer is None else self.outer.mean_loss(loss, tokens)
 
     def count_tokens(self, batches: Sequence[TokenBatch]) -> int:
         """Return the counted tokens of the global batch."""
@@ -364,6 +362,12 @@ class TrainEngine:
                 self.model.gathering.updated(bucket)
         self.model.gathering.end_update()
         self.model.codes.refresh()
+
+    def finish(self) -> None:
+        """Return when all that was sent has come: a run is over."""
+        self.model.gathering.settle()
+        if self.outer is not None:
+            self.outer.settle()
 
     def close(self) -> None:
         """Give back what rests outside of the device; waits for no other rank."""

@@ -47,6 +47,11 @@ def reports_routing(groups: RankGroups) -> bool:
     return groups.stage.index == 0 and groups.mirror.index == 0
 
 
+def tells_routing(groups: RankGroups) -> bool:
+    """Return whether it is the one of all islands of local SGD that tells it to an observer."""
+    return reports_routing(groups) and groups.islands.index == 0
+
+
 def whole_shards(tensors: Mapping[str, torch.Tensor]) -> dict[str, list[Shard]]:
     """Return the shards of whole tensors on one device, by canonical name."""
     return {name: [_whole(name, tensor, primary=True)] for name, tensor in tensors.items()}

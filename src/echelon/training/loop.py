@@ -29,7 +29,13 @@ from echelon.parallel.transport.recorder import Recorder, clock_of
 from echelon.parallel.weights import Shard
 from echelon.training.checkpoint.communicator import run_on_all_ranks
 from echelon.training.checkpoint.identity import RunIdentity, data_problems
-from echelon.training.checkpoint.index import PARAMETERS, STATE_FILE
+from echelon.training.checkpoint.index import STATE_FILE
+from echelon.training.checkpoint.islands import (
+    checkpoint_state,
+    position_of,
+    shared_state,
+    told_position,
+)
 from echelon.training.checkpoint.load import load_checkpoint
 from echelon.training.checkpoint.save import Snapshot, save_checkpoint
 from echelon.training.data.batches import (
@@ -42,7 +48,7 @@ from echelon.training.data.batches import (
 from echelon.training.data.dataset import TokenDataset
 from echelon.training.data.feed import BatchFeed
 from echelon.training.diagnosis import explain_not_finite
-from echelon.training.expert_state import ROUTER_BIAS, reports_routing
+from echelon.training.expert_state import ROUTER_BIAS, tells_routing
 from echelon.training.observer import ObserverFactory, RunObserver
 from echelon.training.servers.engine import make_engine
 from echelon.training.servers.worker import AsynchronousWorker
@@ -97,7 +103,7 @@ class TrainLoop:
         self.engine = make_engine(plan, recorder, context.device)
         if isinstance(self.engine, AsynchronousWorker):
             self.engine.tokens_of_step = self._tokens
-        self.exchange = self.engine.groups.world
+        self.exchange = self.engine.groups.everyone
         self.feed = BatchFeed(
             self._load,
             context.device,
@@ -109,7 +115,7 @@ class TrainLoop:
     def run(self) -> TrainSummary:
         """Take the steps that are left, validate and save where the job says so."""
         job, start = self.job, self._begin()
-        step, stopped, loss = start, False, None
+        step, stopped, loss, outer = start, False, None, self.engine.outer
         first = last = self._validate(start) if job.train.validate_every != "never" else None
         num_validations = 0 if first is None else 1
         while step < job.train.steps and not stopped:
@@ -127,13 +133,17 @@ class TrainLoop:
                 replace(
                     result,
                     step_s=time.perf_counter() - began,
-                    loads=result.loads if reports_routing(self.engine.groups) else {},
+                    # What other islands counted is theirs; data has about as many everywhere.
+                    tokens=result.tokens * self.engine.groups.islands.size,
+                    loads=result.loads if tells_routing(self.engine.groups) else {},
                 )
             )
             if job.train.validates_after(step) and not stopped:
                 last, num_validations = self._validate(step), num_validations + 1
             if job.checkpoint.saves_after(step) or stopped or step == job.train.steps:
                 self._save(step)
+            if outer is not None and (stopped or step == job.train.steps):
+                loss = outer.mean_loss(result.loss, result.tokens)
         return TrainSummary(
             steps=step,
             stopped=stopped and step < job.train.steps,
@@ -155,6 +165,8 @@ class TrainLoop:
             there = {name: shards for name, shards in biases.items() if name in found.sources}
             load_weights(found, {**self.engine.masters(), **there}, self.exchange)
             self.engine.refresh()
+            if self.engine.outer is not None:
+                self.engine.outer.begin()
         elif self.task.resume is not None:
             path = Path(self.task.resume)
             loaded = load_checkpoint(
@@ -167,7 +179,7 @@ class TrainLoop:
             if other := list(data_problems(loaded.state, self.data_hash, where=str(path))):
                 raise CheckpointError(other)
             step = loaded.step
-            position = loaded.state.get("engine", {})
+            position = position_of(loaded.state.get("engine", {}), self.engine.groups)
             if not _has_entries(position, self.engine.position()):
                 raise CheckpointError(
                     CHECKPOINT_UNDAMAGED.problem(
@@ -176,18 +188,13 @@ class TrainLoop:
                     )
                 )
             self.engine.resume(position)
-        mesh = self.engine.plan.mesh
+        mesh = self.job.plan.mesh
         labels = tuple(mesh.label(rank) for rank in range(mesh.world_size))
-        # A server holds pieces of its own.
-        held = {} if self.engine.is_server else self.engine.parameters()
-        for shards in self.engine.expert_state().values():
-            held |= shards
-        check_same_state(self.context, digests(held), labels)
+        check_same_state(self.context, digests(shared_state(self.engine)), labels)
         return step
 
     def _state(self) -> Mapping[str, Mapping[str, list[Shard]]]:
-        kinds = {f"optimizer.{kind}": shards for kind, shards in self.engine.state().items()}
-        return {PARAMETERS: self.engine.masters(), **kinds, **self.engine.expert_state()}
+        return checkpoint_state(self.engine)
 
     def _load(self, step: int) -> list[TokenBatch]:
         recorder, seed = self.engine.groups.recorder, self.job.plan.mathematics.seed
@@ -234,6 +241,8 @@ class TrainLoop:
 
     def _save(self, step: int) -> None:
         self.context.progress.mark(f"checkpoint after step {step}")
+        if self.engine.outer is not None:
+            self.engine.outer.settle()
         snapshot = Snapshot(
             step=step,
             state={
@@ -241,7 +250,7 @@ class TrainLoop:
                 "tokens_seen": step * self.engine.plan.tokens_per_step,
                 "data_hash": self.data_hash,
                 "seed": self.engine.plan.mathematics.seed,
-                "engine": self.engine.position(),
+                "engine": told_position(self.engine.position(), self.engine.groups),
             },
             shards=self._state(),
         )
@@ -281,7 +290,7 @@ def train_rank(context: RankContext, argument: Any) -> TrainSummary:
         try:
             summary = loop.run()
             # What the last update sends must arrive before this rank ends.
-            loop.engine.model.gathering.settle()
+            loop.engine.finish()
             return summary
         finally:
             loop.engine.close()

@@ -20,14 +20,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StepFacts:
-    """Say what one step did; the numbers are those of the whole run, the same on every rank."""
+    """Say what one step did; the numbers are those of the whole run, the same on every rank.
+
+    Where islands of local SGD train alone they are those of this rank's island, but for `tokens`.
+    """
 
     step: int
     """Optimizer steps done."""
     loss: float
     """Mean loss over the counted tokens of the global batch."""
     tokens: int
-    """Counted tokens of the global batch."""
+    """Counted tokens of the global batch; with islands, their number times those of this one."""
     grad_norm: float
     """Norm of all gradients before clipping."""
     learning_rate: float

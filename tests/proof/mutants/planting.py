@@ -56,6 +56,10 @@ class MutantSubject:
         """Return the values that the optimizer updates."""
         return self._subject.masters()
 
+    def outer(self) -> Any:
+        """Return the outer state of local SGD."""
+        return self._subject.outer()
+
     def activations(self) -> Any:
         """Return what passed the boundaries of blocks in the last step."""
         return self._subject.activations()

@@ -6,31 +6,17 @@ replica of every kind; bytes are those of the formulas in each.
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
-from echelon.core.local_sgd import LocalSgd
-from echelon.core.plan import Plan
 from echelon.core.rulebook import prove as rules
 from echelon.launch.local.pool import RankPool
 from echelon.proof.run import prove
 from tests.parallel.layouts import MIXTRAL, plan_of
 from tests.proof.layouts import BF16, layout
-
-NESTEROV = {"outer": "nesterov", "outer_learning_rate": 0.7, "outer_momentum": 0.9}
-
-
-def with_islands(plan: Plan, islands: int = 2, **local: object) -> Plan:
-    """Return a plan with so many islands, each of which is as the plan's mesh without replicas."""
-    mesh = replace(plan.mesh, dp_replicate=islands, replicas_outermost=True)
-    mathematics = replace(
-        plan.mathematics,
-        global_sequences=plan.mathematics.global_sequences * islands // plan.mesh.dp_replicate,
-        local_sgd=LocalSgd(**{"every": 2, "islands": islands, **local}),
-    )
-    return replace(plan, mathematics=mathematics, layout=replace(plan.layout, mesh=mesh))
-
+from tests.proof.mutants.planting import Told, mutants_of
+from tests.proof.planted import assert_caught
+from tests.proof.run import local_sgd
+from tests.proof.run.local_sgd import NESTEROV, with_islands
 
 PLANS = {
     "h1": with_islands(layout(), every=1),
@@ -44,6 +30,11 @@ PLANS = {
     "zero-3": with_islands(layout(zero={"stage": 3}, dp=2), every=3, **NESTEROV),
     "context": with_islands(layout(mesh={"cp": 2}), **NESTEROV),
     "experts": with_islands(plan_of(model=MIXTRAL, dp_shard=2, ep=2), **NESTEROV),
+    "fragments": with_islands(layout(zero={"stage": 1}, dp=2), every=3, fragments=2, **NESTEROV),
+    "late": with_islands(layout(pp=2), every=3, delay=2, **NESTEROV),
+    "late-fragments": with_islands(
+        layout(zero={"stage": 3}, dp=2), every=3, delay=1, fragments=2, **NESTEROV
+    ),
     "muon-over-pipeline": with_islands(
         layout(pp=2, zero={"stage": 1}, dp=2, optimizer={"kind": "muon"}), **NESTEROV
     ),
@@ -58,3 +49,28 @@ def test_islands_are_those_of_one_process(rank_pool: RankPool, name: str) -> Non
     for rule in (rules.PROVE_OUTER_STEP, rules.PROVE_ISLANDS_AGREE, rules.PROVE_BYTES_SENT):
         assert told[rule.id].compared > 0
     assert told[rules.PROVE_OUTER_STEP.id].max_error <= 1e-10
+
+
+@pytest.mark.parametrize("name", ["zero-1", "late-fragments"])
+def test_sums_that_complete_late_are_the_same_bits(rank_pool: RankPool, name: str) -> None:
+    prove(PLANS[name], run_ranks=rank_pool.run, own_precision=False, late=True).require()
+
+
+def test_the_precision_of_a_run_is_proven(rank_pool: RankPool) -> None:
+    """Evidence of row B06: bfloat16 parameters, outer steps of float32 masters."""
+    proof = prove(PLANS["zero-1"], run_ranks=rank_pool.run)
+    proof.require()
+    assert [one.precision for one in proof.passes] == [
+        "fp64, island 0",
+        "fp64, island 1",
+        "bf16, island 0",
+        "bf16, island 1",
+    ]
+
+
+@pytest.mark.parametrize(("mutant", "told"), mutants_of(local_sgd))
+def test_bugs_in_outer_steps_are_caught_and_named(
+    mutant: str, told: Told, rank_pool: RankPool
+) -> None:
+    """Evidence of row B06: a momentum that is reset and an unfair mean are told as such."""
+    assert_caught(mutant, told, rank_pool)

@@ -77,7 +77,11 @@ THREADS_HEAD = (
 
 def groups(plan: Plan) -> dict[str, tuple[tuple[int, ...], ...]]:
     """Return the groups of more than one rank, by axis; all that see other tokens are `dp`."""
-    axes: dict[str, tuple[Axis, ...]] = {"pp": (Axis.PP,), "dp": LOSS_AXES}
+    islands = plan.mathematics.local_sgd.active
+    together = SHARD_AXES if islands else LOSS_AXES
+    axes: dict[str, tuple[Axis, ...]] = {"pp": (Axis.PP,), "dp": together}
+    if islands:
+        axes |= {"dp_replicate": (Axis.DP_REPLICATE,)}
     if plan.layout.zero.stage:
         axes |= {"dp_shard": SHARD_AXES, "dp_replicate": (Axis.DP_REPLICATE,)}
     within = {SHARD_WITHIN_AXIS: False, EXPERT_SHARD_WITHIN_AXIS: True}

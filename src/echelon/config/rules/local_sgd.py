@@ -16,6 +16,7 @@ from echelon.core.rulebook.local_sgd import (
     LOCAL_SGD_ISLANDS_ARE_REPLICAS,
     LOCAL_SGD_ISLANDS_FILL_NODES,
     LOCAL_SGD_KEEPS_STATE_NEAR,
+    LOCAL_SGD_MASTERS_ARE_WIDE,
     LOCAL_SGD_NEEDS_ISLANDS,
     LOCAL_SGD_SCALES_OF_BLOCKS,
 )
@@ -161,6 +162,19 @@ def scales_of_blocks(view: View) -> Iterator[RuleViolation]:
         )
 
 
+def masters_are_wide(view: View) -> Iterator[RuleViolation]:
+    """Check that values have the digits of a difference."""
+    key = "precision.master"
+    if view.integer(EVERY_KEY) and view.word(key) not in ("fp32", "fp64"):
+        yield RuleViolation(
+            rule=LOCAL_SGD_MASTERS_ARE_WIDE,
+            key=key,
+            message=f'{key} = "{view.word(key)}" with {EVERY_KEY} = {view.integer(EVERY_KEY)}',
+            set_by=(key, EVERY_KEY),
+            suggestions=(f'{key} = "fp32"', f"{EVERY_KEY} = 0"),
+        )
+
+
 def local_sgd_without_effect(view: View) -> Iterator[RuleViolation]:
     """Yield settings of rounds where there are none, and a momentum that nothing has."""
     if not view.integer(EVERY_KEY):
@@ -183,6 +197,7 @@ LOCAL_SGD_PLAN_FINDERS = (
     islands_fill_nodes,
     keeps_state_near,
     scales_of_blocks,
+    masters_are_wide,
 )
 """Rules without which ranks could not run rounds."""
 

@@ -155,6 +155,26 @@ LOCAL_SGD_SCALES_OF_BLOCKS = Rule(
     fixed='fp8_scales = "block"',
 )
 
+LOCAL_SGD_MASTERS_ARE_WIDE = Rule(
+    id="local-sgd-masters-are-wide",
+    why="""
+    An outer gradient is a difference of values that are nearly the same: in a dtype of few digits
+    most of it would be rounding. So the values that the optimizer keeps are of float32 or float64;
+    what forward and backward compute in may be narrow.
+    """,
+    example="""
+    [mesh]
+    dp_replicate = 2
+    [precision]
+    parameters = "bf16"
+    %s
+    [local_sgd]
+    every = 50
+    """,
+    bad='master = "bf16"',
+    fixed='master = "fp32"',
+)
+
 LOCAL_SGD_IN_THE_TRAINER = Rule(
     id="local-sgd-in-the-trainer",
     why="""

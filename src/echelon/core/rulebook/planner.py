@@ -38,6 +38,18 @@ PLAN_FITS_MEMORY = Rule(
     fixed="echelon plan llama2-70b --cluster 64xa100-40gb",
 )
 
+SEARCH_SPLITS_ONE_TRAINING = Rule(
+    id="search-splits-one-training",
+    why="""
+    A search compares layouts of the same mathematics. With `local_sgd.every` each replica is a
+    training of its own between meetings, so another number of them is another training. Search for
+    the layout of one island on its devices, then plan the run with the number of islands that you
+    want as `mesh.dp_replicate`.
+    """,
+    bad="echelon plan llama3-8b --cluster 16xh100 --set local_sgd.every=50",
+    fixed="echelon plan llama3-8b --cluster 8xh100",
+)
+
 NO_PLAN_IS_LEGAL = Rule(
     id="no-plan-is-legal",
     why="""

@@ -1,9 +1,9 @@
 """Bytes of local SGD: what islands send each other, and what a rank holds to agree with them.
 
 With I islands, n elements of a fragment in the slices of a rank (all fragments together are the
-slices, padding left out), s bytes of an element (of masters, 4 at the least) and H steps a round:
+slices, padding left out), s bytes of an element of masters and H steps a round:
 
-    sent in the step in which a fragment meets    2 (I-1)/I n s      over dp_replicate
+    sent for the outer step of a fragment          2 (I-1)/I n s      over dp_replicate
     sent in a mean step                           the same of all fragments, / H
     held                                          S s outer parameters, S s momentum (nesterov),
                                                   S s outer gradients (with a delay)
@@ -46,9 +46,12 @@ _IN_FLIGHT = 2
 
 
 def outer_bytes(plan: Plan, rank: int, step: int) -> tuple[SentTerm, ...]:
-    """Return the terms of what `rank` sends to other islands at the end of `step` (from 0)."""
+    """Return the terms of what `rank` sends to other islands, told at the end of `step` (from 0).
+
+    A message is told when it is awaited: what comes late, with the outer step that is made of it.
+    """
     local = plan.mathematics.local_sgd
-    found = [*_met(plan, rank, local.meets_after(step)), *_row(plan, local.ends_round(step))]
+    found = [*_met(plan, rank, local.changes_after(step)), *_row(plan, local.ends_round(step))]
     return tuple(term for term in found if term.bytes)
 
 
@@ -95,6 +98,11 @@ def outer_step_bytes(plan: Plan, rank: int) -> int:
 def element_bytes(plan: Plan) -> int:
     """Return s: the bytes of an element of outer state and of outer gradients."""
     return max(LEAST_BYTES, DTYPE_BYTES[plan.mathematics.precision.master])
+
+
+def sent_element_bytes(plan: Plan) -> float:
+    """Return the bytes that an outer gradient takes of a weight, as it travels."""
+    return float(element_bytes(plan))
 
 
 def _met(plan: Plan, rank: int, fragments: Sequence[int], every: int = 1) -> Iterator[SentTerm]:

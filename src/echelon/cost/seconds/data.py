@@ -78,7 +78,12 @@ def data_group_links(work: CostInputs) -> DataGroupLinks:
         shared_sum=library_group_links(work, layout.shard, layout.tp),
         routed=pairwise_group_links(work, cut, inner),
         routed_sum=library_group_links(work, cut, inner),
-        replicate=library_group_links(work, layout.dp_replicate, layout.tp * layout.shard),
+        replicate=library_group_links(
+            work,
+            # Islands of local SGD sum nothing in a step (`local_sgd.py`).
+            np.where(layout.apart, 1.0, layout.dp_replicate),
+            layout.tp * layout.shard,
+        ),
     )
 
 

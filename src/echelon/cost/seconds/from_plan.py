@@ -14,6 +14,7 @@ from echelon.core.model_shape import ModelShape
 from echelon.core.plan import DTYPE_BYTES, OptimizerKind, Plan, Precision
 from echelon.cost.bytes.experts.memory import balanced_memory
 from echelon.cost.bytes.fp8 import CODE_BYTES
+from echelon.cost.bytes.local_sgd import sent_element_bytes
 from echelon.cost.seconds.flops import attention_width
 from echelon.cost.seconds.inputs import CostInputs, TrainerConstants
 from echelon.cost.seconds.matmul import product_dtype
@@ -105,6 +106,7 @@ def layout_numbers_from_plan(plan: Plan) -> LayoutNumbers:
     layout, mesh, layers = plan.layout, plan.mesh, plan.model.layers
     pipeline, context, zero = layout.pipeline, layout.context, layout.zero
     again = sum(map(layout.recompute.recomputes, range(layers)))
+    local = plan.mathematics.local_sgd
     return LayoutNumbers(
         tp=float(mesh.tp),
         cp=float(mesh.cp),
@@ -140,6 +142,11 @@ def layout_numbers_from_plan(plan: Plan) -> LayoutNumbers:
         servers=float(mesh.servers),
         replicas=float(layout.threads.replicas),
         one_memory=float(plan.cluster.backend == "gloo"),
+        round_steps=float(local.every),
+        fragments=float(local.fragments),
+        delay=float(local.delay),
+        outer_bytes=float(sent_element_bytes(plan)) if local.active else 0.0,
+        outer_gathers=float(local.quantised),
     )
 
 

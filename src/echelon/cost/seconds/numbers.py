@@ -214,11 +214,31 @@ class LayoutNumbers:
     """Replicas on threads of one process; `microbatch` is then what one of them has of it."""
     one_memory: Num = 0.0
     """Flag: replicas share the memory of the primary."""
+    round_steps: Num = 0.0
+    """Steps that the replicas of `dp_replicate` train alone, as islands of local SGD; 0: none."""
+    fragments: Num = 1.0
+    """Parts of the model that islands send each other in steps of their own."""
+    delay: Num = 0.0
+    """Steps in which what islands send is under way."""
+    outer_bytes: Num = 0.0
+    """Bytes of a weight that an island sends."""
+    outer_gathers: Num = 0.0
+    """Flag: islands gather what the others send, and add it up themselves."""
 
     @property
     def dp(self) -> Num:
         """Return the data-parallel degree."""
         return self.dp_shard * self.dp_replicate
+
+    @property
+    def apart(self) -> Num:
+        """Return whether replicas are islands, and outermost; else they sum in each step."""
+        return np.asarray(self.round_steps) > 0.0
+
+    @property
+    def dp_together(self) -> Num:
+        """Return the data ranks that take a step together."""
+        return np.where(self.apart, self.dp_shard, self.dp)
 
     @property
     def devices(self) -> Num:

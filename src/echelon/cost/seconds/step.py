@@ -35,6 +35,7 @@ from echelon.cost.seconds.links.collectives import (
     group_link_numbers,
     point_to_point_seconds,
 )
+from echelon.cost.seconds.local_sgd import outer_seconds
 from echelon.cost.seconds.numbers import Num, ceil_div
 from echelon.cost.seconds.pipeline import bubble_seconds, crosses_itself, has_both_ends
 
@@ -110,9 +111,11 @@ def step_seconds(work: CostInputs, blocks: BlockKindSeconds | None = None) -> Te
         "fixed": pace * software.step_s + 0.0 * m,
     }
     busy = ("matmul", "attention", "memory", "host", "head", "recompute")
-    ranks = np.maximum(layout.dp * layout.cp, 1.0)
+    ranks = np.maximum(layout.dp_together * layout.cp, 1.0)
     late = software.spread * np.sqrt(2.0 * np.log(ranks))
     terms["stragglers"] = late * sum((terms[name] for name in busy), 0.0)
+    if np.any(layout.apart):
+        terms["outer"] = outer_seconds(work, held, sum(terms.values(), 0.0))
     return Terms(terms=terms)
 
 
@@ -247,7 +250,7 @@ def message_between_stages(work: CostInputs) -> Num:
         np.where(np.asarray(layout.sequence_parallel) > 0, layout.tp, 1.0),
         np.where(np.asarray(software.scattered_messages) > 0, layout.tp, 1.0),
     )
-    way = group_link_numbers(work.machine, layout.pp, layout.tp * layout.cp * layout.dp)
+    way = group_link_numbers(work.machine, layout.pp, layout.tp * layout.cp * layout.dp_together)
     rows = work.element * work.tokens * work.model.hidden
     node = group_link_numbers(work.machine, layout.tp, 1.0)
     joined = np.where(np.asarray(layout.sequence_parallel) > 0, 0.0, 1.0)

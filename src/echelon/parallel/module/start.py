@@ -18,6 +18,7 @@ from torch import nn
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.errors import ConfigError, EnvironmentProblem, InfeasiblePlan, Problem
 from echelon.core.plan import Plan
+from echelon.core.rulebook.local_sgd import LOCAL_SGD_IN_THE_TRAINER
 from echelon.core.rulebook.module import (
     MODULE_IGNORE,
     MODULE_MESH,
@@ -44,6 +45,14 @@ def check_plan(plan: Plan) -> None:
         for axis in UNSPLIT
         if getattr(plan.mesh, axis) > 1
     ]
+    if (every := plan.mathematics.local_sgd.every) > 0:
+        problems.append(
+            LOCAL_SGD_IN_THE_TRAINER.problem(
+                f"local_sgd.every = {every}, but steps of a module are those of all replicas",
+                key="local_sgd.every",
+                suggestions=("local_sgd.every = 0", "echelon train"),
+            )
+        )
     problems += [
         MODULE_SETTINGS.problem(message, key=key, suggestions=suggestions)
         for key, message, suggestions in _foreign_settings(plan)

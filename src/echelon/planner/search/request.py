@@ -24,6 +24,7 @@ from echelon.config.setting_layers import (
     parse_set_flags,
     preset_meant,
 )
+from echelon.config.settings.local_sgd import EVERY_KEY
 from echelon.config.settings.schema import CLUSTER_SOURCES
 from echelon.config.view import View
 from echelon.core.cluster import Cluster
@@ -33,7 +34,12 @@ from echelon.core.names import name_parts
 from echelon.core.plan import Mathematics, Plan
 from echelon.core.rulebook.command_line import BAD_ARGUMENT
 from echelon.core.rulebook.config import UNKNOWN_PRESET
-from echelon.core.rulebook.planner import OBJECTIVE_NEEDS_PRICE, TRAINER_RUNS_PIN, UNKNOWN_TRAINER
+from echelon.core.rulebook.planner import (
+    OBJECTIVE_NEEDS_PRICE,
+    SEARCH_SPLITS_ONE_TRAINING,
+    TRAINER_RUNS_PIN,
+    UNKNOWN_TRAINER,
+)
 from echelon.core.rules import did_you_mean
 from echelon.cost.seconds.from_plan import constants_for_precision, machine_numbers_from_cluster
 from echelon.cost.seconds.inputs import TrainerConstants
@@ -163,6 +169,8 @@ def make_request(
         raise ConfigError(problems)
     rest = [text for text in settings if text not in layout]
     gathered = _gathered(model, cluster, rest)
+    if problems := [*_islands(gathered)]:
+        raise ConfigError(problems)
     defaults_taken = tuple(_complete(gathered, str(model), aim.trainer))
     alone = resolve(gathered, run_name_of(model), None).plan
     wanted = _pins_for_trainer(wanted, aim.trainer, typed, experts=alone.model.experts is not None)
@@ -175,6 +183,18 @@ def make_request(
         defaults_taken=defaults_taken,
         **asdict(aim),
     )
+
+
+def _islands(gathered: SettingLayers) -> Iterator[Problem]:
+    """Yield that replicas are to be islands: their number is mathematics, and no layout."""
+    entry = gathered.merged().get(EVERY_KEY)
+    if entry is not None and entry.value != 0:
+        yield SEARCH_SPLITS_ONE_TRAINING.problem(
+            f"{EVERY_KEY} = {entry.value}, and a search chooses mesh.dp_replicate",
+            key=EVERY_KEY,
+            set_by=entry.source,
+            suggestions=(f"{EVERY_KEY} = 0", "a run with a mesh, without --cluster and --search"),
+        )
 
 
 def trainer_meant(typed: str) -> str | None:

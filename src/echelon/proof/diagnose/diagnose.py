@@ -24,6 +24,7 @@ from echelon.proof.diagnose.low_precision import (
     explain_systematic,
 )
 from echelon.proof.diagnose.norm import explain_norm, stage_of
+from echelon.proof.diagnose.outer import explain_outer
 from echelon.proof.diagnose.routing import (
     explain_loads,
     explain_router_losses,
@@ -38,6 +39,7 @@ from echelon.proof.ranks import INITIAL, ObservedShard
 _PREDICTION_AXES = {
     rules.PROVE_BYTES_SENT.id: "",
     rules.PROVE_SCHEDULE_ORDER.id: "pp",
+    rules.PROVE_ISLANDS_AGREE.id: "dp_replicate",
     rules.PROVE_BYTES_HELD.id: "",
 }
 """What a plan promises beside its mathematics, each with the axis that a breach points to."""
@@ -239,6 +241,7 @@ _EXPLANATIONS: Mapping[str, Callable[[Evidence, Check], ProofFinding]] = {
     rules.PROVE_RANGE.id: explain_range,
     rules.PROVE_ACTIVATION_GRADIENTS.id: _backward,
     rules.PROVE_GRADIENTS.id: _gradient,
+    rules.PROVE_OUTER_STEP.id: explain_outer,
     rules.PROVE_CLIPPED_UPDATE.id: explain_update,
     rules.PROVE_REPLAYED_UPDATE.id: explain_replayed,
     rules.PROVE_MASTER_WEIGHTS.id: explain_written_back,

@@ -45,12 +45,14 @@ class OuterSteps:
         buckets: Sequence[Bucket],
         masters: Flats,
         islands: Group,
+        device: torch.device,
     ) -> None:
         """Reserve the outer state of `buckets`; `masters` are copies that the optimizer updates.
 
         Where there is none of a bucket, it updates the parameters themselves.
         """
         self._local, self._islands, self._buckets = local, islands, buckets
+        self._device = device
         self._values = {one.name: masters.get(one.name, one.value_slice) for one in buckets}
         self._runs = {one.name: _fragment_runs(local, one) for one in self._buckets}
         self._fragments = {
@@ -68,12 +70,13 @@ class OuterSteps:
         for name, values in self._values.items():
             self._parameters[name].copy_(values)
 
-    def changes(self, bucket: Bucket, step: int) -> bool:
-        """Return whether an outer step at the end of `step` changes some slice of a bucket.
+    def touches(self, bucket: Bucket, step: int) -> bool:
+        """Return whether the end of `step` reads or changes some slice of a bucket.
 
-        All ranks that have slices of it say the same.
+        All ranks that have slices of it say the same; what it has is sent to them afterwards.
         """
-        return not self._fragments[bucket.name].isdisjoint(self._local.changes_after(step))
+        local, mine = self._local, self._fragments[bucket.name]
+        return not mine.isdisjoint((*local.meets_after(step), *local.changes_after(step)))
 
     def stop_requests(self, step: int, asked: int) -> int:
         """Return how many ranks of all islands ask to stop; 0 where no round ends with `step`.
@@ -82,23 +85,37 @@ class OuterSteps:
         """
         if not self._local.ends_round(step):
             return 0
-        device = next(iter(self._parameters.values())).device if self._parameters else None
-        row = torch.full((1,), asked, dtype=torch.int64, device=device)
-        return int(self._islands.gather_rows(row, name="round").sum())
+        row = torch.full((1,), asked, dtype=torch.int64, device=self._device)
+        rows = self._islands.gather_rows(row, name="round")
+        with self._islands.recorder.reading("who asks to stop"):
+            return int(rows.sum())
+
+    def mean_loss(self, loss: float, tokens: int) -> float:
+        """Return the mean over the tokens of all islands; `loss` is that over those of this one."""
+        row = torch.tensor([loss * tokens, tokens], dtype=torch.float64, device=self._device)
+        total, count = self._islands.gather_rows(row, name="loss").sum(0).tolist()
+        return total / max(1.0, count)
 
     @torch.no_grad()
-    def end_step(self, step: int) -> list[Bucket]:
-        """Meet and take outer steps, as the end of `step` asks for; return whose values changed."""
+    def end_step(self, step: int, *, updated: bool) -> list[Bucket]:
+        """Meet and take outer steps, as the end of `step` asks for.
+
+        Return the buckets of which there is something new: of those that it touches all that the
+        inner step has `updated`, and those that an outer step changes.
+        """
         for fragment in self._local.meets_after(step):
             self._meet(fragment)
-        changed = [bucket for bucket in self._buckets if self.changes(bucket, step)]
-        for fragment in self._local.changes_after(step) if self._local.delay else ():
+        changing = self._local.changes_after(step)
+        changed = [
+            one for one in self._buckets if not self._fragments[one.name].isdisjoint(changing)
+        ]
+        for fragment in changing if self._local.delay else ():
             for bucket in self._buckets:
                 self._take(bucket, fragment, self._gradients[bucket.name])
         for bucket in changed:
             if (values := self._values[bucket.name]) is not bucket.value_slice:
                 bucket.value_slice.copy_(values)
-        return changed
+        return [one for one in self._buckets if self.touches(one, step)] if updated else changed
 
     def settle(self) -> None:
         """Return when no sum is under way: what is summed is in memory, and changes no more."""

@@ -18,19 +18,23 @@ from echelon.training.optimizer.trained_ranges import TrainedRange, trained_rang
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MuonGroup:
-    """The ranks of one pipeline stage as a group, and what they exchange."""
+    """The ranks of one pipeline stage as a group, and what they exchange.
+
+    In the exchange ranks are counted from `first_rank`: that of an island of local SGD.
+    """
 
     group: Group
     exchange: MuonExchange
+    first_rank: int = 0
 
     @property
     def rank(self) -> int:
         """Return this rank."""
-        return self.group.ranks[self.group.index]
+        return self.group.ranks[self.group.index] - self.first_rank
 
     def index_of(self, rank: int) -> int:
         """Return the place of a rank in the group."""
-        return self.group.ranks.index(rank)
+        return self.group.ranks.index(self.first_rank + rank)
 
 
 @dataclass(slots=True)

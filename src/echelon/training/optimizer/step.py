@@ -83,7 +83,8 @@ class SliceOptimizer:
         if matrices:
             share = expert_index_of(plan, groups.rank)
             exchange = muon_exchange(plan, pp_rank_of(plan, groups.rank), share)
-            links = MuonGroup(group=groups.stage, exchange=exchange)
+            first = groups.recorder.rank - groups.rank
+            links = MuonGroup(group=groups.stage, exchange=exchange, first_rank=first)
             self._muon: Muon = load_reference(OPTIMIZERS[settings.kind].runner)(
                 settings, links, matrices
             )

@@ -1,0 +1,117 @@
+"""Bugs in the outer steps of local SGD, and the plans of islands in which they are planted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from echelon.core.local_sgd import LocalSgd
+from echelon.core.plan import Plan
+from echelon.training.local_sgd import outer_steps
+from tests.proof.layouts import layout
+from tests.proof.mutants.planting import Told, mutant
+
+NESTEROV: dict[str, Any] = {
+    "outer": "nesterov",
+    "outer_learning_rate": 0.7,
+    "outer_momentum": 0.9,
+}
+
+
+def with_islands(plan: Plan, islands: int = 2, **local: Any) -> Plan:
+    """Return a plan with so many islands, each of which is as the plan's mesh without replicas."""
+    mesh = replace(plan.mesh, dp_replicate=islands, replicas_outermost=True)
+    mathematics = replace(
+        plan.mathematics,
+        global_sequences=plan.mathematics.global_sequences * islands // plan.mesh.dp_replicate,
+        local_sgd=LocalSgd(**{"every": 2, "islands": islands, **local}),
+    )
+    return replace(plan, mathematics=mathematics, layout=replace(plan.layout, mesh=mesh))
+
+
+def plain(**local: Any) -> Plan:
+    """Return two islands of one rank."""
+    return with_islands(layout(accumulation=1), **local)
+
+
+@mutant(
+    Told(
+        "prove-outer-step",
+        "embedding.weight",
+        "momentum reset",
+        "dp_replicate",
+        step=3,
+        plan=NESTEROV,
+        of=plain,
+    )
+)
+def momentum_reset(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Begin each round with a momentum of zero."""
+    update = outer_steps.outer_update
+
+    def forgetful(
+        local: LocalSgd,
+        parameters: torch.Tensor,
+        mean: torch.Tensor,
+        momentum: torch.Tensor | None,
+    ) -> None:
+        update(local, parameters, mean, None if momentum is None else momentum.zero_())
+
+    patch.setattr(outer_steps, "outer_update", forgetful)
+
+
+@mutant(
+    Told(
+        "prove-outer-step",
+        "embedding.weight",
+        "unfair mean",
+        "dp_replicate",
+        step=1,
+        of=plain,
+    ),
+    Told(
+        "prove-outer-step",
+        "embedding.weight",
+        "unfair mean",
+        "dp_replicate",
+        step=1,
+        plan=NESTEROV,
+        of=plain,
+    ),
+)
+def unfair_averaging(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Let what the first island moved count half as much again as it should."""
+    start = outer_steps.OuterSteps._start
+
+    def unfair(self: Any, bucket: Any, fragment: int, moved: torch.Tensor) -> None:
+        kept = self._parameters[bucket.name].clone()
+        if self._islands.index == 0:
+            values = self._values[bucket.name]
+            self._parameters[bucket.name].add_(kept - values, alpha=0.5)
+        start(self, bucket, fragment, moved)
+        self._parameters[bucket.name].copy_(kept)
+
+    patch.setattr(outer_steps.OuterSteps, "_start", unfair)
+
+
+@mutant(
+    Told(
+        "prove-outer-step",
+        "embedding.weight",
+        "islands",
+        "dp_replicate",
+        step=1,
+        of=plain,
+    )
+)
+def sum_for_mean(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Add up what islands moved, and do not divide."""
+    update = outer_steps.outer_update
+
+    def added(local: LocalSgd, parameters: torch.Tensor, mean: torch.Tensor, m: Any) -> None:
+        update(local, parameters, mean * local.islands, m)
+
+    patch.setattr(outer_steps, "outer_update", added)
