@@ -86,7 +86,11 @@ def generation_plan(trained: Plan, sets: Sequence[str]) -> Plan:
     plan = Plan(
         name=trained.name,
         mathematics=replace(
-            trained.mathematics, global_sequences=mesh.dp_replicate, sequence_length=tp
+            trained.mathematics,
+            global_sequences=mesh.dp_replicate,
+            sequence_length=tp,
+            # Nothing is gathered, and so nothing rounded.
+            precision=replace(trained.mathematics.precision, int8_block=0),
         ),
         layout=Layout(
             mesh=mesh,
