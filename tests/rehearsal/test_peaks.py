@@ -138,6 +138,14 @@ CASES: dict[str, tuple[str, ...]] = {
     "zero 3, secondary slices, host": (
         *(*NODES, "mesh.dp_shard=16", "zero.parameter_offload=host"),
     ),
+    "zero 3, int8": (*ZERO3, *BF16, "zero.gather=int8", "zero.int8_block=32"),
+    "zero 3, int8, pipeline, never freed": (
+        *(*ZERO3, *PIPE, "zero.gather=int8", "zero.int8_block=16"),
+        "zero.reshard_after_forward=never",
+    ),
+    "zero 3, int8, secondary slices": (
+        *(*NODES, "mesh.dp_shard=16", "zero.gather=int8", "zero.int8_block=32"),
+    ),
     "partial sums of a norm": NORM_SUMS,
     "muon, tall matrices": TALL,
 }

@@ -91,6 +91,8 @@ def generation_plan(trained: Plan, sets: Sequence[str]) -> Plan:
             global_sequences=mesh.dp_replicate,
             sequence_length=tp,
             local_sgd=LocalSgd(),
+            # Nothing is gathered, and so nothing rounded.
+            precision=replace(trained.mathematics.precision, int8_block=0),
         ),
         layout=Layout(
             mesh=mesh,

@@ -156,7 +156,13 @@ def _build_job(view: View, cluster: Cluster) -> Job:
         sequence_length=view.integer("batch.sequence_length"),
         documents=cast(Documents, view.word("batch.documents")),
         seed=view.integer("train.seed"),
-        precision=record(view, Precision, "precision", fp8_gradients=gradients),
+        precision=record(
+            view,
+            Precision,
+            "precision",
+            fp8_gradients=gradients,
+            int8_block=view.integer("zero.int8_block") if view.word("zero.gather") == "int8" else 0,
+        ),
         optimizer=record(
             view,
             Optimizer,

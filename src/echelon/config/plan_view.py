@@ -63,6 +63,7 @@ def plan_settings(plan: Plan) -> dict[str, object]:
         "kernels.fused": list(layout.kernels.fused) or "auto",
         "zero.reshard_after_forward": "always" if layout.zero.reshard_after_forward else "never",
         "zero.offload_dir": layout.zero.offload_dir or "none",
+        "zero.int8_block": numbers.precision.int8_block or SETTINGS["zero.int8_block"].default,
         "pipeline.schedule": layout.pipeline.schedule,
         "pipeline.virtual_stages": layout.pipeline.virtual_stages,
         "pipeline.stages": [list(stage) for stage in layout.pipeline.stages],

@@ -35,7 +35,7 @@ DecayRule = Literal["matrices", "blocks", "all"]
 LearningRateSchedule = Literal["constant", "linear", "cosine", "wsd"]
 LossScaling = Literal["none", "dynamic", "fixed"]
 MatmulDType = Literal["parameters", "fp8"]
-GatherDType = Literal["parameters", "fp8"]
+GatherDType = Literal["parameters", "fp8", "int8"]
 Fp8Scales = Literal["block", "tensor"]
 Fp8Format = Literal["e4m3", "e5m2"]
 ZeroStage = Literal[0, 1, 2, 3]
@@ -76,17 +76,18 @@ class Precision:
     loss_scale_hysteresis: int = 1
     """Overflows after which a dynamic scale halves."""
     matmul: MatmulDType = "parameters"
-    """What the linear layers of blocks multiply: numbers of the dtype of `parameters`, or these
-    rounded to 8 bits (`parallel/kernels/fp8.py`)."""
+    """What linear layers of blocks multiply: `parameters`, or these rounded to 8 bits."""
     fp8_block: int = 128
     """Numbers of a row that share a scale in 8 bits, and rows and columns of a weight that do."""
     fp8_scales: Fp8Scales = "block"
-    """What shares a scale in 8 bits: such a block, or a whole tensor of the global batch, whose
-    scale comes from the steps before (`parallel/fp8_scales.py`)."""
+    """What shares a scale in 8 bits: such a block, or a whole tensor of the global batch."""
     fp8_history: int = 16
     """Steps before whose largest numbers the scales of whole tensors come from."""
     fp8_gradients: Fp8Format = "e4m3"
     """Format of the gradients of outputs in 8 bits; all else is e4m3."""
+    int8_block: int = 0
+    """Numbers of a row that share a scale where matrices are used rounded to int8; 0: they are
+    not."""
 
     @property
     def has_master(self) -> bool:
@@ -188,8 +189,8 @@ class Zero:
     secondary: bool = False
     """At stage 3, whether all gathers of a step but a unit's first stay in its node."""
     gather: GatherDType = "parameters"
-    """At stage 3, what is gathered of weights that are multiplied in 8 bits: themselves, or their
-    codes, which each rank makes of its slice once a step (`parallel/fp8_gather.py`)."""
+    """At stage 3, what is gathered: parameters, codes of weights that are multiplied in 8 bits
+    (`parallel/fp8_gather.py`), or matrices in int8 (`parallel/int8_gather.py`)."""
     optimizer_offload: OffloadTarget = "none"
     """Where slices of optimizer state are between uses."""
     parameter_offload: OffloadTarget = "none"
@@ -205,9 +206,8 @@ class Pipeline:
     """Give the schedule and, for each stage, the blocks that it owns.
 
     `stages[s]` lists block indices (maybe none); stage 0 also owns the embedding, the last stage
-    the final norm and the head. Which rank a stage lives on, the schedule says
-    (`schedule.of_plan`). `rows` are the actions of each pipeline rank where no builder makes them:
-    those of a file ("file"), or those that a search found ("auto").
+    the final norm and the head. The schedule says on which rank a stage lives. `rows` are the
+    actions of each where no builder makes them, but a file ("file") or a search ("auto").
     """
 
     schedule: str = "1f1b"
@@ -220,10 +220,9 @@ class Pipeline:
 class Recompute:
     """Say which blocks, and which operators of the others, run forward again in backward.
 
-    "full" recomputes every block whose index is divisible by `every`: it stores only its input.
-    `offload` says where the stored inputs wait for backward: on the device, or in the memory of the
-    host. Of the other blocks, all of them with "selective", `operators` are made again; with
-    experts, those of attention.
+    "full" recomputes every block whose index is divisible by `every`: it stores only its input, on
+    the device or on the host (`offload`). Of the other blocks, all of them with "selective",
+    `operators` are made again; with experts, those of attention.
     """
 
     policy: RecomputePolicy = "none"
@@ -267,9 +266,9 @@ class Context:
 class Kernels:
     """Say what computes the pieces between products: PyTorch's operations, or one kernel for each.
 
-    Of the pieces in `fused`, each is one kernel of `provider`: of our own in Triton, or what
-    PyTorch's compiler makes of the formula. "residual" is the sum before a norm, and in backward
-    the sum of both ways around a branch, in the kernel of the norm.
+    Each of the pieces in `fused` is one kernel of `provider`: of our own in Triton, or what
+    PyTorch's compiler makes of it. "residual" is the sum before a norm, and in backward that of
+    both ways around a branch, in the kernel of the norm.
     """
 
     provider: KernelProvider = "plain"

@@ -14,7 +14,7 @@ from typing import Literal
 
 from echelon.core.axis import LOSS_AXES, SHARD_AXES
 from echelon.core.choices.optimizers import PLAIN_OPTIMIZER
-from echelon.core.parameters import EMBEDDING, ParameterSpec
+from echelon.core.parameters import EMBEDDING, ROUTER, ParameterSpec
 from echelon.core.plan import DTYPE_BYTES, Optimizer, OptimizerKind, Plan, ZeroStage
 from echelon.layout.fp8_groups import fp8_group_of
 from echelon.layout.stage import (
@@ -65,6 +65,8 @@ class BucketPlan:
     fp8_squares: int = 0
     """Squares of its weights that have a scale each, where it is gathered as codes of 8 bits; 0
     where it is gathered in the dtype of parameters."""
+    int8_blocks: int = 0
+    """Blocks of its numbers that have a scale each, where it is gathered in int8; else 0."""
 
     @property
     def backward_units(self) -> tuple[str, ...]:
@@ -140,13 +142,15 @@ def plan_buckets(plan: Plan, part: RankPart) -> tuple[BucketPlan, ...]:
             name=f"bucket{index}",
             kind=run.kind,
             names=tuple(run.names),
-            num_elements=_padded(plan, [by_name[name] for name in run.names], run.expert),
+            num_elements=(elements := _padded(plan, [by_name[name] for name in run.names], run)),
             update=run.update,
             units=_units(plan, part, run.names),
             sliced=run.sliced and zero_stage(plan, expert=run.expert) == 3,
             stages=run.stages,
             expert=run.expert,
-            fp8_squares=_squares(plan, [by_name[name] for name in run.names]) * run.fp8,
+            fp8_squares=_squares(plan, [by_name[name] for name in run.names])
+            * (run.coded and plan.layout.zero.gather == "fp8"),
+            int8_blocks=_int8_blocks(plan, elements) * run.coded,
         )
         for index, run in enumerate(_runs(plan, part))
     )
@@ -181,7 +185,8 @@ class _Run:
     sliced: bool
     stages: tuple[int, ...]
     expert: bool = False
-    fp8: bool = False
+    coded: bool = False
+    """Whether codes of these are gathered, of 8-bit floats or integers."""
 
 
 def _runs(plan: Plan, part: RankPart) -> Iterator[_Run]:
@@ -201,7 +206,7 @@ def _runs(plan: Plan, part: RankPart) -> Iterator[_Run]:
         stages = tuple(stage.stage for stage in part.stages if stage.first or stage.last)
         sliced = _local_numel(plan, spec) >= plan.layout.zero.keep_whole_below
         update = update_rule_of(plan.mathematics.optimizer, spec)
-        yield _Run("whole", update, [name], sliced, stages)
+        yield _Run("whole", update, [name], sliced, stages, coded=_gathered_in_codes(plan, spec))
 
 
 def _at_both_ends(plan: Plan, part: RankPart) -> tuple[str, ...]:
@@ -219,6 +224,7 @@ def _stage_runs(
     limit, first = zero.bucket_bytes // size, FIRST_BUCKET_BYTES // size
     filling: dict[tuple[OptimizerKind, bool, bool], list[ParameterSpec]] = {}
     aside: dict[tuple[BucketKind, OptimizerKind, bool, bool], list[str]] = {}
+    tied_coded = False
     stages = (stage.stage,)
 
     def cut(expert: bool) -> bool:
@@ -228,28 +234,30 @@ def _stage_runs(
         for spec in unit:
             update, expert = update_rule_of(optimizer, spec), spec.expert is not None
             if shared_by_ends(plan, part, spec):
+                tied_coded = _gathered_in_codes(plan, spec)
                 aside.setdefault(("tied", update, True, False), []).append(spec.name)
             elif partial_over_tensor(plan, spec):
                 aside.setdefault(("partial", update, False, False), []).append(spec.name)
             elif cut(expert) and _local_numel(plan, spec) < zero.keep_whole_below:
                 aside.setdefault(("whole", update, False, expert), []).append(spec.name)
             else:
-                fp8 = cut(expert) and gathered_in_fp8(plan, spec)
-                filling.setdefault((update, expert, fp8), []).append(spec)
-        for (update, expert, fp8), run in list(filling.items()):
+                coded = _gathered_in_codes(plan, spec)
+                filling.setdefault((update, expert, coded), []).append(spec)
+        for (update, expert, coded), run in list(filling.items()):
             full = cut(expert) or sum(_local_numel(plan, spec) for spec in run) >= (
                 min(limit, first) if small else limit
             )
             if full:
                 small = False
-                names = [spec.name for spec in filling.pop((update, expert, fp8))]
-                yield _Run("whole", update, names, True, stages, expert, fp8)
-    for (update, expert, fp8), run in filling.items():
-        yield _Run("whole", update, [spec.name for spec in run], True, stages, expert, fp8)
+                names = [spec.name for spec in filling.pop((update, expert, coded))]
+                yield _Run("whole", update, names, True, stages, expert, coded)
+    for (update, expert, coded), run in filling.items():
+        yield _Run("whole", update, [spec.name for spec in run], True, stages, expert, coded)
     for kind in ("whole", "partial", "tied"):
         for (other, update, sliced, expert), names in aside.items():
             if other == kind:
-                yield _Run(kind, update, names, sliced, stages, expert)
+                coded = tied_coded and kind == "tied"
+                yield _Run(kind, update, names, sliced, stages, expert, coded)
 
 
 def _local_numel(plan: Plan, spec: ParameterSpec) -> int:
@@ -292,16 +300,41 @@ def gathered_in_fp8(plan: Plan, spec: ParameterSpec) -> bool:
     return fp8_group_of(spec.name) is not None
 
 
+def rounded_to_int8(plan: Plan, spec: ParameterSpec) -> bool:
+    """Return whether forward and backward take a parameter rounded to int8.
+
+    That is a matter of the model alone: all matrices but those of routers and learned positions,
+    which tensor ranks have whole.
+    """
+    plain = spec.name.endswith(ROUTER) or spec.name == "positions.weight"
+    return plan.mathematics.precision.int8_block > 0 and len(spec.shape) > 1 and not plain
+
+
+def _gathered_in_codes(plan: Plan, spec: ParameterSpec) -> bool:
+    """Return whether stage 3 gathers codes of a parameter, of floats or integers of 8 bits."""
+    cut = zero_stage(plan, expert=spec.expert is not None) == 3
+    return cut and (gathered_in_fp8(plan, spec) or rounded_to_int8(plan, spec))
+
+
+def _int8_blocks(plan: Plan, elements: int) -> int:
+    block = plan.mathematics.precision.int8_block
+    return elements // block if block else 0
+
+
 def _squares(plan: Plan, specs: Sequence[ParameterSpec]) -> int:
     """Return how many squares of `fp8_block` x `fp8_block` a rank has of these weights."""
     size = sum(_local_numel(plan, spec) for spec in specs)
     return size // plan.mathematics.precision.fp8_block**2
 
 
-def _padded(plan: Plan, specs: Sequence[ParameterSpec], expert: bool) -> int:
-    """Return the elements of a bucket: slices of slices (hybrid sharding) are equal too."""
+def _padded(plan: Plan, specs: Sequence[ParameterSpec], run: _Run) -> int:
+    """Return the elements of a bucket: slices of slices (hybrid sharding) are equal too.
+
+    In int8 no block of numbers with one scale is in two slices.
+    """
     size = sum(_local_numel(plan, spec) for spec in specs)
-    return padded_elements(size, data_degree(plan, expert=expert))
+    block = plan.mathematics.precision.int8_block if run.coded else 0
+    return padded_elements(size, data_degree(plan, expert=run.expert) * max(1, block))
 
 
 def padded_elements(size: int, degree: int) -> int:

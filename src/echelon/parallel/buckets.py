@@ -23,6 +23,8 @@ from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Optimizer
 from echelon.layout.buckets import BucketPlan, segment_order
 from echelon.layout.stage import decays
+from echelon.models.precision import at_least_fp32
+from echelon.parallel.int8_gather import Int8Message
 from echelon.parallel.kernels.fp8 import E4M3
 from echelon.parallel.offload import OffloadStore
 from echelon.parallel.tensor_memory import (
@@ -102,6 +104,8 @@ class Bucket:
     is then a view of it, for reading and writing between steps."""
     fp8: Fp8Slice | None = None
     """What is gathered, where that is not `value_slice`: codes of it."""
+    int8: Int8Message | None = None
+    """What is gathered where `values` are made of integers of 8 bits."""
     slots: list[Slot] = field(default_factory=list)
     """Where each parameter is."""
     missing: int = 0
@@ -183,6 +187,8 @@ class BucketRule:
     """What takes the slices of parameters that are not on the device."""
     fp8_block: int = 0
     """The side of a square of a weight that has one scale, where products are in 8 bits."""
+    int8_block: int = 0
+    """Numbers of a row that have one scale, where matrices are gathered in int8."""
     buffer_pool: BufferPool | None = None
     """What lends memory to what is not always whole."""
 
@@ -214,10 +220,13 @@ def _make_bucket(
     own = slice(cut.index * size, (cut.index + 1) * size)
     kept_in = E4M3 if plan.fp8_squares else like.dtype
     values, values_memory = _zeros(
-        plan, kept_in, like.device, rule.buffer_pool if plan.sliced else None
+        plan.num_elements, kept_in, like.device, rule.buffer_pool if plan.sliced else None
     )
     gradients, gradients_memory = _zeros(
-        plan, rule.gradients, like.device, rule.buffer_pool if cut.adds_slices else None
+        plan.num_elements,
+        rule.gradients,
+        like.device,
+        rule.buffer_pool if cut.adds_slices else None,
     )
     bucket = Bucket(
         plan=plan,
@@ -249,6 +258,8 @@ def _make_bucket(
         start = end
         if decays(rule.optimizer, specs[name]):
             bucket.decay_end = end
+    if plan.int8_blocks:
+        bucket.int8 = _int8_message(plan, rule, like)
     if plan.fp8_squares:
         _keep_codes(bucket, rule, like.dtype)
     else:
@@ -257,13 +268,21 @@ def _make_bucket(
 
 
 def _zeros(
-    plan: BucketPlan, dtype: torch.dtype, device: torch.device, buffer_pool: BufferPool | None
+    num_elements: int, dtype: torch.dtype, device: torch.device, buffer_pool: BufferPool | None
 ) -> tuple[torch.Tensor, TensorMemory]:
     if buffer_pool is None:
-        flat = torch.zeros(plan.num_elements, dtype=dtype, device=device)
+        flat = torch.zeros(num_elements, dtype=dtype, device=device)
         return flat, OwnedTensorMemory(flat)
-    memory = PooledTensorMemory(plan.num_elements, dtype, buffer_pool)
+    memory = PooledTensorMemory(num_elements, dtype, buffer_pool)
     return memory.flat.zero_(), memory
+
+
+def _int8_message(plan: BucketPlan, rule: BucketRule, like: torch.Tensor) -> Int8Message:
+    """Return what is gathered of a bucket in int8; its memory is away."""
+    size = plan.num_elements + plan.int8_blocks * at_least_fp32(like.dtype).itemsize
+    whole, memory = _zeros(size, torch.uint8, like.device, rule.buffer_pool)
+    memory.release()
+    return Int8Message(whole=whole, memory=memory, block=rule.int8_block, dtype=like.dtype)
 
 
 @torch.no_grad()

@@ -85,6 +85,7 @@ def bucket_rule(
         expert_slicing=_bucket_slicing(plan, groups, expert=True),
         offload_store=offload_store,
         fp8_block=plan.mathematics.precision.fp8_block,
+        int8_block=plan.mathematics.precision.int8_block,
         buffer_pool=groups.completion.buffer_pool(device),
     )
 

@@ -5,8 +5,9 @@ Split: every bucket into N equal slices over `dp_shard` (x `cp`): optimizer stat
 Sent:  gradients: `data.py`. Parameters, stages 1 and 2: one all-gather per bucket and step, under
        way since the update, awaited by the first forward that uses it. Stage 3: one all-gather per
        unit before its forward and one before its backward (or one per step), a unit ahead; of
-       weights multiplied in 8 bits their codes, with `zero.gather` (`fp8_gather.py`). With
-       `zero.secondary` only the first of a step crosses nodes (`secondary.py`).
+       weights multiplied in 8 bits their codes (`fp8_gather.py`), or matrices in int8
+       (`int8_gather.py`), with `zero.gather`. With `zero.secondary` only the first of a step
+       crosses nodes (`secondary.py`).
 Bytes: `data_bytes` in `cost/bytes/data.py`.
 Must divide: nothing; buckets are padded.
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
@@ -169,6 +170,9 @@ class ParameterGathering:
         if bucket.fp8 is not None:
             # Gloo sends no floats of 8 bits, but bytes.
             whole, piece = whole.view(torch.uint8), bucket.fp8.codes.view(torch.uint8)
+        elif bucket.int8 is not None:
+            bucket.int8.memory.allocate()
+            whole, piece = bucket.int8.whole, bucket.int8.piece(piece)
         self._gathers[bucket.name] = self._shard(bucket).all_gather(
             whole, piece, name=f"parameters.{bucket.name}", async_op=True
         )
@@ -187,6 +191,9 @@ class ParameterGathering:
         pending = self._gathers.pop(bucket.name, None)
         if pending is not None:
             pending.wait()
+            if bucket.int8 is not None and bucket.int8.memory.present:
+                bucket.int8.write_values(bucket.values, self._shard(bucket).size)
+                bucket.int8.memory.release()
             self.secondary.keep(bucket)
         read = self._reads.pop(bucket.name, None) if bucket.values_memory.present else None
         if read is not None:

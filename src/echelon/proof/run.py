@@ -40,7 +40,7 @@ from echelon.proof.oracle.loss_scale import (
 )
 from echelon.proof.oracle.oracle import OracleStep, run_oracle
 from echelon.proof.ranks import find_factory, read_results
-from echelon.proof.shrink import same_dtypes, shrink, without_fp8
+from echelon.proof.shrink import same_dtypes, shrink, without_8_bits
 from echelon.proof.shrink_schedule import num_rounded_steps, num_steps
 
 OUR_ENGINE = "echelon.training.subject:build"
@@ -139,7 +139,8 @@ def _variants(plan: Plan, *, own_precision: bool) -> list[_Variant]:
 
     A number that lies next to the middle of two 8-bit numbers may be rounded to either, and the
     difference is 2^15 times that of float64 and float32: nothing else could be seen beside it. So
-    the plan's own precision is proven with products of that precision. That of 16 bits is run with
+    the plan's own precision is proven with products of that precision, and with matrices that are
+    not rounded to int8. That of 16 bits is run with
     8-bit products, too: what these make of its rounding the one device's own errors say.
     """
     exact, own = shrink(plan, precision="fp64", names_apart=True), shrink(plan)
@@ -154,7 +155,7 @@ def _variants(plan: Plan, *, own_precision: bool) -> list[_Variant]:
     variants = [_Variant(plan=exact, reference=exact, num_steps=steps)]
     precision = own.mathematics.precision
     if own_precision and not same_dtypes(precision, exact.mathematics.precision):
-        plain, plain_reference = without_fp8(own), without_fp8(own_reference)
+        plain, plain_reference = without_8_bits(own), without_8_bits(own_reference)
         variants.append(_Variant(plan=plain, reference=plain_reference, num_steps=rounded_steps))
         if precision.is_fp8 and is_low(own):
             variants.append(_Variant(plan=own, reference=own_reference, num_steps=rounded_steps))

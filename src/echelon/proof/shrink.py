@@ -43,7 +43,7 @@ _LEAST_MICROBATCHES = 4
 _LEAST_WIDTH = 3  # elements of a tensor rank
 _ROOM = 3  # elements of a tensor rank
 _CHUNK = 4  # tokens
-_FP8_BLOCK = 4
+_BLOCK = 4
 """Numbers that share a scale; every width of a small model is a multiple of it."""
 _SGD_RATE = 1.0  # learning rate
 _UNCLIPPED_SGD_RATE = 5e-3  # learning rate
@@ -97,9 +97,9 @@ def same_dtypes(one: Precision, other: Precision) -> bool:
     return all(getattr(one, name) == getattr(other, name) for name in _DTYPES)
 
 
-def without_fp8(plan: Plan) -> Plan:
-    """Return a plan whose products are of the dtype of its parameters."""
-    precision = replace(plan.mathematics.precision, matmul="parameters")
+def without_8_bits(plan: Plan) -> Plan:
+    """Return a plan whose products are of the dtype of its parameters, which are not rounded."""
+    precision = replace(plan.mathematics.precision, matmul="parameters", int8_block=0)
     layout = replace(plan.layout, zero=replace(plan.layout.zero, gather="parameters"))
     mathematics = replace(plan.mathematics, precision=precision)
     return replace(plan, mathematics=mathematics, layout=layout)
@@ -109,7 +109,9 @@ def _precision(precision: Precision, dtype: DType | None) -> Precision:
     """Return the precision of a proof: few steps must be enough for the loss scale to change."""
     small = precision
     if precision.is_fp8:
-        small = replace(small, fp8_block=_FP8_BLOCK)
+        small = replace(small, fp8_block=_BLOCK)
+    if precision.int8_block:
+        small = replace(small, int8_block=_BLOCK)
     if precision.loss_scaling == "dynamic":
         small = replace(
             small,
@@ -121,7 +123,8 @@ def _precision(precision: Precision, dtype: DType | None) -> Precision:
 
 def _model(plan: Plan, layers: int, sequence_length: int) -> ModelShape:
     shape, tp = plan.model, plan.mesh.tp
-    tile = _FP8_BLOCK if plan.mathematics.precision.is_fp8 else 1
+    precision = plan.mathematics.precision
+    tile = _BLOCK if precision.is_fp8 or precision.int8_block else 1
     latent = small_latent(shape, tile)
     head_dim = 4 if latent is None else latent.nope_dim + latent.rope_dim
     kv_heads = tp * _kv_heads(plan)

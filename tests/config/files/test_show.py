@@ -132,7 +132,7 @@ def test_every_choice_of_a_plan_can_be_made_and_is_shown(tmp_path: Path) -> None
         # A bucket is a unit at stage 3, and half precision is updated through an fp32 master; what
         # 8-bit numbers stand for would not be exact in it.
         in_8_bits = {"matmul", "fp8_block", "fp8_scales", "fp8_history", "fp8_gradients"}
-        in_8_bits.add("gather")
+        in_8_bits |= {"gather", "int8_block"}
         # Secondary slices are for units that are gathered again.
         assert untouched <= {"bucket_bytes", "master", "secondary", *in_8_bits}
     shown = {row.key: row for row in job.sources}

@@ -30,7 +30,7 @@ def secondary_slice_stale_after_the_optimizer_step(patch: pytest.MonkeyPatch, pl
     patch.setattr(SecondarySlices, "forget", lambda self: None)
 
 
-@mutant(Told("prove-activations", "embedding", "none", plan=NODES, of=node_layout))
+@mutant(Told("prove-activations", "embedding", "slice", plan=NODES, of=node_layout))
 def secondary_slice_of_the_other_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Keep the slice that belongs to the next rank of the node."""
     keep = SecondarySlices.keep

@@ -250,6 +250,8 @@ def _numbers(plan: Plan) -> str:
     }
     optimizer = OPTIMIZERS[plan.mathematics.optimizer.kind].title
     products = f", products of blocks fp8 in tiles of {precision.fp8_block}" * precision.is_fp8
+    if precision.int8_block:
+        products += f", matrices rounded to int8 in blocks of {precision.int8_block}"
     if len(set(kinds.values())) == 1:
         return f"{optimizer}, all in {precision.master}{products}"
     listed = ", ".join(f"{name} {dtype}" for name, dtype in kinds.items())

@@ -16,6 +16,7 @@ from echelon.config.rules.experts.balance import (
 from echelon.config.rules.experts.dispatch import DISPATCH_FINDERS
 from echelon.config.rules.experts.mesh import EXPERT_MESH_FINDERS
 from echelon.config.rules.fp8 import FP8_FINDERS, FP8_RUN_FINDERS
+from echelon.config.rules.int8 import INT8_FINDERS, int8_block_without_effect
 from echelon.config.rules.kernels import KERNEL_FINDERS, fused_pieces
 from echelon.config.rules.local_sgd import LOCAL_SGD_FINDERS, LOCAL_SGD_PLAN_FINDERS
 from echelon.config.rules.mesh import MESH_FINDERS, TENSOR_FINDERS, mesh_settings_without_effect
@@ -57,6 +58,8 @@ FINDERS: tuple[ViolationFinder, ...] = (
     *PRECISION_FINDERS,
     *FP8_FINDERS,
     *FP8_RUN_FINDERS,
+    *INT8_FINDERS,
+    int8_block_without_effect,
     *RUN_FINDERS,
     *EXPERT_FINDERS,
     *BALANCE_EFFECT_FINDERS,
@@ -79,5 +82,6 @@ PLAN_FINDERS: tuple[ViolationFinder, ...] = (
     *CONTEXT_FINDERS,
     *FP8_FINDERS,
     *THREAD_FINDERS,
+    *INT8_FINDERS,
 )
 """Rules without which ranks could not run a plan; `schedule/plan_problems.py` has its schedule."""

@@ -129,10 +129,11 @@ _ZERO = (
     ),
     setting(
         "zero.gather",
-        Choice(options=("parameters", "fp8")),
+        Choice(options=("parameters", "fp8", "int8")),
         "parameters",
-        "at stage 3, of weights multiplied in 8 bits: gather them, or their codes of 1 byte",
+        "at stage 3: gather parameters, codes of weights multiplied in 8 bits, or rounded matrices",
     ),
+    setting("zero.int8_block", COUNT, 128, "int8: numbers of a row that share a scale"),
     setting("zero.optimizer_offload", OFFLOAD, "none", "where optimizer state rests"),
     setting("zero.parameter_offload", OFFLOAD, "none", "where slices of parameters rest"),
     setting("zero.offload_dir", Text(), "none", "folder of the files of nvme", path=True),

@@ -91,6 +91,70 @@ SECONDARY_NEEDS_NODES = Rule(
     """,
 )
 
+INT8_BLOCK_DIVIDES = Rule(
+    id="int8-block-divides",
+    why="""
+    With zero.gather = "int8", zero.int8_block neighbours of a row of a matrix share a scale. One
+    that lay on two tensor ranks, or were cut short, would be another block under another layout,
+    and numbers would be rounded otherwise. So the rows of every matrix on a rank are whole blocks:
+    hidden, heads x head_dim / tp, ffn / tp; of experts ffn / expert_tp; of latent attention the
+    widths that heads come out of, too.
+    """,
+    example="""
+    [mesh]
+    dp_shard = 2
+    [zero]
+    stage = 3
+    gather = "int8"
+    %s
+    """,
+    bad="int8_block = 128            # ffn = 352 is no multiple of it",
+    fixed="int8_block = 32",
+)
+
+INT8_GATHER_OF_ALL = Rule(
+    id="int8-gather-of-all",
+    why="""
+    With zero.gather = "int8", forward and backward take matrices as they come out of a gather:
+    rounded. A matrix that is never gathered would not be rounded, and which these are depends on
+    the layout: at stages 0 to 2 all of them, below zero.keep_whole_below the small ones, and under
+    sequence parallelism those that lead down to the vectors of latent attention.
+    """,
+    example="""
+    [mesh]
+    dp_shard = 2
+    [zero]
+    %s
+    gather = "int8"
+    int8_block = 32
+    """,
+    bad="stage = 2",
+    fixed="stage = 3",
+)
+
+INT8_GATHER_ROUNDS_ONCE = Rule(
+    id="int8-gather-rounds-once",
+    why="""
+    Weights that are multiplied as floats of 8 bits can be gathered as just these floats
+    (zero.gather = "fp8"): that takes a byte of a number, too, and nothing is rounded twice.
+    """,
+    example="""
+    [mesh]
+    dp_shard = 2
+    [zero]
+    stage = 3
+    %s
+    [precision]
+    matmul = "fp8"
+    fp8_block = 32
+    """,
+    bad="""
+    gather = "int8"
+    int8_block = 32
+    """,
+    fixed='gather = "fp8"',
+)
+
 NVME_NEEDS_FOLDER = Rule(
     id="nvme-needs-folder",
     why="""

@@ -17,7 +17,11 @@ from echelon.core.axis import LOSS_AXES, Axis
 from echelon.core.choices.collective_algorithms import COLLECTIVE_ALGORITHMS
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.bytes.all_reduce import sum_group
-from echelon.cost.bytes.fp8 import gathered_element_bytes, largest_number_bytes
+from echelon.cost.bytes.fp8 import (
+    gathered_element_bytes,
+    gathered_piece_bytes,
+    largest_number_bytes,
+)
 from echelon.cost.bytes.terms import (
     SentTerm,
     all_gather_bytes,
@@ -183,20 +187,19 @@ def _gathered(plan: Plan, part: RankPart, buckets: Buckets) -> Iterator[SentTerm
     sliced = [bucket for bucket in buckets if again and bucket.sliced]
     forward = {b.name: part.passes(b.stages) for b in sliced}
     backward = {b.name: part.passes(b.backward_stages) for b in sliced}
-    for fp8, what in zip((False, True), GATHERED, strict=True):
-        alike = [bucket for bucket in buckets if bool(bucket.fp8_squares) is fp8]
-        size = gathered_element_bytes(plan, alike[0]) if alike else 0
+    for coded, what in zip((False, True), GATHERED, strict=True):
+        alike = [b for b in buckets if bool(b.fp8_squares or b.int8_blocks) is coded]
         far = [b for b in alike if not secondary_elements(plan, b)]
         near = [b for b in alike if secondary_elements(plan, b)]
         once = {b.name: 1 for b in alike if b in whole}
-        yield from _sliced(plan, what, alike, once, size)
-        yield from _sliced(plan, f"{what} forward", far, forward, size)
-        yield from _sliced(plan, f"{what} backward", far, backward, size)
+        yield from _sliced(plan, what, alike, once)
+        yield from _sliced(plan, f"{what} forward", far, forward)
+        yield from _sliced(plan, f"{what} backward", far, backward)
         first = {b.name: min(1, forward[b.name]) for b in near}
         later = {name: forward[name] - count for name, count in first.items()}
-        yield from _sliced(plan, f"{what} forward, first", near, first, size)
-        yield from _in_nodes(plan, f"{what} forward", near, later, size)
-        yield from _in_nodes(plan, f"{what} backward", near, backward, size)
+        yield from _sliced(plan, f"{what} forward, first", near, first)
+        yield from _in_nodes(plan, f"{what} forward", near, later)
+        yield from _in_nodes(plan, f"{what} backward", near, backward)
 
 
 def _largest_of_squares(plan: Plan, buckets: Buckets, expert: bool) -> SentTerm:
@@ -213,12 +216,19 @@ def _largest_of_squares(plan: Plan, buckets: Buckets, expert: bool) -> SentTerm:
 
 
 def _sliced(
-    plan: Plan, name: str, buckets: Buckets, rounds: Mapping[str, int], size: int
+    plan: Plan, name: str, buckets: Buckets, rounds: Mapping[str, int], size: int | None = None
 ) -> Iterator[SentTerm]:
     """Yield what is scattered or gathered, the same bytes, of buckets by how often they are.
 
-    All are as often but an embedding at both ends.
+    All are as often but an embedding at both ends. An element takes `size` bytes, without that
+    those of what is gathered of it.
     """
+
+    def piece(bucket: BucketPlan) -> int:
+        if size is None:
+            return gathered_piece_bytes(plan, bucket)
+        return slice_elements(plan, bucket) * size
+
     for count in sorted({rounds[b.name] for b in buckets if b.name in rounds}):
         alike = [bucket for bucket in buckets if rounds.get(bucket.name) == count]
         expert = alike[0].expert
@@ -227,16 +237,20 @@ def _sliced(
             axis=EXPERT_SHARD_AXIS if expert else Axis.DP_SHARD.value,
             name=name,
             count=count,
-            each=sum(all_gather_bytes(slice_elements(plan, b) * size, degree) for b in alike),
+            each=sum(all_gather_bytes(piece(bucket), degree) for bucket in alike),
             formula="(n-1)/n G s",
             source=_ZERO,
         )
 
 
 def _in_nodes(
-    plan: Plan, name: str, buckets: Buckets, rounds: Mapping[str, int], size: int
+    plan: Plan, name: str, buckets: Buckets, rounds: Mapping[str, int]
 ) -> Iterator[SentTerm]:
     """Yield what the ranks of a node gather of their secondary slices, by how often they do."""
+
+    def piece(bucket: BucketPlan) -> int:
+        return secondary_elements(plan, bucket) * gathered_element_bytes(plan, bucket)
+
     for count in sorted({rounds[b.name] for b in buckets}):
         alike = [bucket for bucket in buckets if rounds[bucket.name] == count]
         expert = alike[0].expert
@@ -245,7 +259,7 @@ def _in_nodes(
             axis=EXPERT_SHARD_WITHIN_AXIS if expert else SHARD_WITHIN_AXIS,
             name=f"{name}, in nodes",
             count=count,
-            each=sum(all_gather_bytes(secondary_elements(plan, b) * size, degree) for b in alike),
+            each=sum(all_gather_bytes(piece(bucket), degree) for bucket in alike),
             formula="(l-1)/l G s",
             source="Wang et al., ZeRO++, 2023, section 3.2 (hpZ)",
         )

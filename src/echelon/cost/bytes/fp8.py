@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from echelon.core.plan import DTYPE_BYTES, Plan, Precision
-from echelon.layout.buckets import BucketPlan
+from echelon.layout.buckets import BucketPlan, slice_elements
 from echelon.layout.fp8_groups import fp8_groups
 
 CODE_BYTES = 1
@@ -55,8 +55,28 @@ _LEAST_MAXIMUM_BYTES = 4
 
 
 def gathered_element_bytes(plan: Plan, bucket: BucketPlan) -> int:
-    """Return the bytes of a number of a bucket as it is gathered, and held while it is whole."""
+    """Return the bytes of a number of a bucket as it is held while it is whole."""
     return CODE_BYTES if bucket.fp8_squares else DTYPE_BYTES[plan.mathematics.precision.parameters]
+
+
+def gathered_piece_bytes(plan: Plan, bucket: BucketPlan) -> int:
+    """Return the bytes of what a rank puts into a gather of a bucket.
+
+    In int8 these are codes of 1 byte, and scales in at least fp32.
+    """
+    elements = slice_elements(plan, bucket)
+    if not bucket.int8_blocks:
+        return elements * gathered_element_bytes(plan, bucket)
+    scales = elements // plan.mathematics.precision.int8_block
+    return elements * CODE_BYTES + scales * largest_number_bytes(plan.mathematics.precision)
+
+
+def int8_message_bytes(plan: Plan, bucket: BucketPlan) -> int:
+    """Return the bytes of the pieces of all ranks, which are there until values are made of them;
+    0 of what is not gathered in int8."""
+    size = largest_number_bytes(plan.mathematics.precision)
+    codes = bucket.num_elements * CODE_BYTES if bucket.int8_blocks else 0
+    return codes + bucket.int8_blocks * size
 
 
 def largest_number_bytes(precision: Precision) -> int:

@@ -30,7 +30,7 @@ from echelon.core.offload_file import round_up_to_pages
 from echelon.core.plan import DTYPE_BYTES, OffloadTarget, Plan
 from echelon.cost.bytes.context.memory import most_attention_memory
 from echelon.cost.bytes.experts.memory import rows_in_dispatch
-from echelon.cost.bytes.fp8 import gathered_element_bytes
+from echelon.cost.bytes.fp8 import gathered_element_bytes, int8_message_bytes
 from echelon.cost.bytes.terms import HeldTerm, Pool
 from echelon.layout.buckets import (
     UNIT_EMBEDDING,
@@ -88,7 +88,8 @@ def most_whole_bytes(plan: Plan, part: RankPart, buckets: Buckets) -> int:
 
 
 def _whole_bytes(plan: Plan, bucket: BucketPlan) -> int:
-    return bucket.num_elements * gathered_element_bytes(plan, bucket)
+    values = bucket.num_elements * gathered_element_bytes(plan, bucket)
+    return values + int8_message_bytes(plan, bucket)
 
 
 def _within(units: Sequence[str], order: Sequence[str]) -> tuple[str, ...]:
@@ -138,6 +139,8 @@ def _gathered(plan: Plan, part: RankPart, buckets: Buckets) -> HeldTerm:
     numbers = f"{most // size:,} x {size}"
     if any(bucket.fp8_squares for bucket in buckets):
         numbers = f"{most:,} bytes of codes, and of what is not multiplied in 8 bits x {size}"
+    if any(bucket.int8_blocks for bucket in buckets):
+        numbers = f"{most:,} bytes of parameters, and of what they are made of in int8"
     kept = f"{1 + plan.layout.zero.prefetch} units"
     which = kept if plan.layout.zero.reshard_after_forward else "all units"
     return HeldTerm(
@@ -158,7 +161,8 @@ def _filling(plan: Plan, buckets: Buckets) -> HeldTerm:
     added = [b for b in buckets if accumulates_slices(plan, expert=b.expert)]
     aside = [bucket for bucket in added if _fills_long(plan, bucket)]
     rest = [bucket for bucket in added if bucket not in aside]
-    num_rules = len({(one.update, one.expert, one.fp8_squares > 0) for one in rest})
+    coded = {one.name for one in rest if one.fp8_squares or one.int8_blocks}
+    num_rules = len({(one.update, one.expert, one.name in coded) for one in rest})
     elements = sum(bucket.num_elements for bucket in aside)
     largest = sorted((bucket.num_elements for bucket in rest), reverse=True)
     elements += sum(largest[: BUCKETS_IN_FLIGHT + num_rules])

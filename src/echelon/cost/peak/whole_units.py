@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from echelon.core.plan import Plan
-from echelon.cost.bytes.fp8 import gathered_element_bytes
+from echelon.cost.bytes.fp8 import gathered_element_bytes, int8_message_bytes
 from echelon.layout.buckets import UNIT_EMBEDDING, BucketPlan, stage_units
 from echelon.layout.secondary import secondary_elements
 from echelon.layout.stage import RankPart
@@ -79,9 +79,10 @@ class WholeUnits:
         ahead = [one for one in order[here:last] if one in units]
         for bucket in (bucket for coming in ahead for bucket in self._used[coming]):
             self._read(bucket)
-            self._present[bucket.name] = bucket.num_elements * gathered_element_bytes(
-                self._plan, bucket
-            )
+            values = bucket.num_elements * gathered_element_bytes(self._plan, bucket)
+            if not self._known(bucket):
+                values += int8_message_bytes(self._plan, bucket)
+            self._present.setdefault(bucket.name, values)
         for coming in order[last : last + 1]:
             for bucket in self._used[coming] if coming in units else ():
                 self._read(bucket)
@@ -90,14 +91,23 @@ class WholeUnits:
             self._keep(bucket)
 
     def _keep(self, bucket: BucketPlan) -> None:
-        """Learn that a bucket has arrived: where a node keeps it, it is not read again."""
+        """Learn that a bucket has arrived: where a node keeps it, it is not read again.
+
+        What came in int8 has become parameters.
+        """
+        values = bucket.num_elements * gathered_element_bytes(self._plan, bucket)
+        self._present[bucket.name] = values
         if secondary_elements(self._plan, bucket):
             self._kept.add(bucket.name)
 
     def _read(self, bucket: BucketPlan) -> None:
-        if self._offloaded and bucket.name not in {*self._present, *self._kept}:
+        if self._offloaded and not self._known(bucket):
             self._reads.add(bucket.name)
             self.most_reads = max(self.most_reads, len(self._reads))
+
+    def _known(self, bucket: BucketPlan) -> bool:
+        """Return whether a bucket is whole, or its node has it."""
+        return bucket.name in self._present or bucket.name in self._kept
 
     def _free(self, bucket: BucketPlan) -> None:
         self._reads.discard(bucket.name)

@@ -154,12 +154,13 @@ def unit_gather_seconds(
 ) -> tuple[Num, Num]:
     """Return the seconds of one gather, and of one reduce-scatter, of a block at stage 3.
 
-    What is no block, embedding and head, is never gathered as codes. Norms, biases and routers,
-    which are not either, are too small to count.
+    What is no block, embedding and head, is gathered as codes in int8 only. Norms, biases and
+    routers, which are not either, are too small to count.
     """
     software, ways = work.software, data_group_links(work)
     size = software.reduced_bytes / software.gather_share
-    coded = is_block * np.asarray(work.layout.gathered_bytes)
+    codes = np.maximum(float(is_block), np.asarray(work.layout.gathers_ends))
+    coded = codes * np.asarray(work.layout.gathered_bytes)
     element = np.where(coded > 0.0, coded, work.element) / software.gather_share
     gather = all_gather_seconds(ways.shared, element * shared)
     scatter = all_gather_seconds(ways.shared, size * shared)
@@ -182,7 +183,7 @@ def node_gather_seconds(work: CostInputs, shared: Num, routed: Num, *, far: Num)
     if not np.any(np.asarray(layout.secondary) > 0.0):
         return far
     ways = data_group_links(work)
-    coded = np.asarray(layout.gathered_bytes)
+    coded = np.asarray(layout.gathered_bytes) * (1.0 - np.asarray(layout.gathers_ends))
     element = np.where(coded > 0.0, coded, work.element) / software.gather_share
     found: Num = 0.0
     inner = layout.ep * layout.expert_tp

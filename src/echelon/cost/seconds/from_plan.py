@@ -13,7 +13,7 @@ from echelon.core.cluster import Cluster, Efficiency, Link, cluster_under_load, 
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import DTYPE_BYTES, OptimizerKind, Plan, Precision
 from echelon.cost.bytes.experts.memory import balanced_memory
-from echelon.cost.bytes.fp8 import CODE_BYTES
+from echelon.cost.bytes.fp8 import CODE_BYTES, largest_number_bytes
 from echelon.cost.bytes.local_sgd import sent_element_bytes
 from echelon.cost.seconds.flops import attention_width
 from echelon.cost.seconds.inputs import CostInputs, TrainerConstants
@@ -135,7 +135,8 @@ def layout_numbers_from_plan(plan: Plan) -> LayoutNumbers:
             for name in ("norm", "activation", "mlp")
         },
         offload=float(zero.optimizer_offload != "none"),
-        gathered_bytes=float(CODE_BYTES) if zero.gather == "fp8" else 0.0,
+        gathered_bytes=_coded_bytes(plan),
+        gathers_ends=float(zero.gather == "int8"),
         parameter_offload=float(zero.parameter_offload != "none"),
         secondary=float(zero.secondary),
         sums=float(algorithm_index(layout.collectives.algorithm)),
@@ -148,6 +149,16 @@ def layout_numbers_from_plan(plan: Plan) -> LayoutNumbers:
         outer_bytes=float(sent_element_bytes(plan)) if local.active else 0.0,
         outer_gathers=float(local.quantised),
     )
+
+
+def _coded_bytes(plan: Plan) -> float:
+    """Return the bytes of a weight of a block as it is gathered, 0 where as it is."""
+    precision = plan.mathematics.precision
+    if plan.layout.zero.gather == "parameters":
+        return 0.0
+    if not precision.int8_block:
+        return float(CODE_BYTES)
+    return CODE_BYTES + largest_number_bytes(precision) / precision.int8_block
 
 
 def _padding(plan: Plan) -> float:

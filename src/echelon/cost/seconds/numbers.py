@@ -204,6 +204,8 @@ class LayoutNumbers:
     """Flag: parameters that ZeRO cuts wait in the memory of the host, too."""
     gathered_bytes: Num = 0.0
     """Bytes of a weight of a block as ZeRO 3 gathers it; 0: those of an element."""
+    gathers_ends: Num = 0.0
+    """Flag: so are embedding and head, and what a node keeps are elements again (int8)."""
     secondary: Num = 0.0
     """Flag: all gathers of a step but the first are inside of nodes."""
     sums: Num = 0.0

@@ -76,6 +76,12 @@ def _foreign_settings(plan: Plan) -> Iterator[tuple[str, str, Sequence[str]]]:
             'precision.matmul = "fp8" is about the linear layers of Echelon\'s models',
             ['precision.matmul = "parameters"'],
         )
+    if plan.layout.zero.gather == "int8":
+        yield (
+            "zero.gather",
+            'zero.gather = "int8" is about the matrices of Echelon\'s models',
+            ['zero.gather = "parameters"'],
+        )
     if plan.layout.zero.secondary:
         yield (
             "zero.secondary",

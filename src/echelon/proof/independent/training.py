@@ -125,6 +125,7 @@ def forward(
 ) -> ForwardPass:
     """Run every sequence of a global batch through the model; `fp8` says how it rounds."""
     mathematics = plan.mathematics
+    values = _used(values, mathematics.precision.int8_block)
     runs: list[SequenceRun] = []
     losses: list[torch.Tensor] = []
     for row, sample in enumerate(batch.sample_ids):
@@ -157,6 +158,32 @@ def forward(
             _routes(runs), plan.model.experts, mathematics.balance, state, size
         )
     return ForwardPass(sums=sums, runs=runs, beside=beside, router_losses=told)
+
+
+def _used(values: Values, block: int) -> Values:
+    """Return the weights that are multiplied: in int8, the nearest multiples of their steps.
+
+    `block` neighbours of a row have one step, the largest of them over 127. All matrices are
+    rounded, but of routers and positions; a gradient passes as if nothing were.
+    """
+    if not block:
+        return values
+    found: dict[str, torch.Tensor] = {}
+    for name, value in values.items():
+        found[name] = value
+        if value.dim() > 1 and "router" not in name and "positions" not in name:
+            found[name] = value + (_multiples(value.detach(), block) - value.detach())
+    return found
+
+
+def _multiples(value: torch.Tensor, block: int) -> torch.Tensor:
+    rounded = value.clone()
+    for row in rounded.reshape(-1, block):
+        largest = float(row.abs().max())
+        if largest > 0:
+            step = largest / 127
+            row.copy_(torch.round(row / step) * step)
+    return rounded
 
 
 def _routes(runs: Sequence[SequenceRun]) -> dict[int, list[SequenceRoutes]]:

@@ -29,6 +29,7 @@ from echelon.models.precision import widened
 from echelon.proof.oracle.activations import Activations, hearing, with_routers
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.fp8 import Fp8Rounding, TensorMaxima, TieNotes, multiply_in_fp8
+from echelon.proof.oracle.int8 import as_gathered
 from echelon.proof.oracle.operations import ForcedRouting, OracleOperations
 from echelon.proof.oracle.optimizers import (
     OptimizerState,
@@ -204,6 +205,7 @@ def build_decoder(
     with torch.no_grad():
         for name, parameter in own.items():
             parameter.copy_(values[name])
+            parameter.copy_(as_gathered(name, parameter, plan.mathematics.precision.int8_block))
     return model
 
 
