@@ -184,7 +184,8 @@ class Replicas:
 
     def record(self, kind: str, name: str, start: float, sent: int) -> None:
         """Write down what has gone through the primary since `start`."""
-        self.recorder.record(kind, name, start=start, axis=THREADS_AXIS, num_bytes=sent)
+        event = Event(kind=kind, name=name, axis=THREADS_AXIS, bytes=sent, start=start)
+        self.recorder.ended(event, None)
 
     def close(self) -> None:
         """End all threads."""
