@@ -22,12 +22,14 @@ def test_one_busy_core_gains_nothing_from_a_second_rank() -> None:
     assert (shared.speed_up, shared.strong_efficiency, shared.weak_efficiency) == (1, 0.5, 0.5)
 
 
+@pytest.mark.system("S57")
 def test_strong_scaling_keeps_the_batch_and_weak_scaling_that_of_a_rank() -> None:
     assert [(one.ranks, one.sequences) for one in loads(TINY, 2)] == [(1, 8), (2, 8), (2, 16)]
     with pytest.raises(ValueError, match="8 sequences cannot be shared out to 3 ranks"):
         loads(TINY, 3)
 
 
+@pytest.mark.system("S57")
 def test_the_report_shows_medians_and_both_definitions() -> None:
     taken = {"one": [4.0, 3.8, 9.0], "strong": [2.0, 2.5, 2.4], "weak": [5.0, 5.0, 5.0]}
     assert scaling_of(2, taken).strong_s == 2.4
@@ -41,6 +43,7 @@ def test_the_report_shows_medians_and_both_definitions() -> None:
     ]
 
 
+@pytest.mark.system("S57")
 @pytest.mark.slow
 def test_the_engine_is_timed_on_every_load(tmp_path: Path) -> None:
     taken = measure(TINY, loads(TINY, 2), rounds=1, steps=1, logs=tmp_path)

@@ -233,6 +233,7 @@ def test_ctrl_c_stops_at_a_step_with_a_checkpoint(folder: Path) -> None:
     assert read_index(folder / f"runs/nano/checkpoints/step-{summary.steps:06d}").step > 0
 
 
+@pytest.mark.system("S51")
 def test_ranks_of_torchrun_join_one_run(folder: Path) -> None:
     arguments = ["--nproc-per-node", "2", "-m", "echelon", "train", "nano"]
     arguments += [*flags("mesh.dp_replicate=2"), "--json"]

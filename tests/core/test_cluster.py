@@ -32,6 +32,7 @@ def _cluster(nodes: int, interfaces: int = 0) -> Cluster:
     )
 
 
+@pytest.mark.system("S45")
 @pytest.mark.parametrize(
     ("degree", "stride", "link"),
     [

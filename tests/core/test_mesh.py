@@ -14,6 +14,7 @@ MESHES = st.builds(Mesh, pp=DEGREES, dp_replicate=DEGREES, dp_shard=DEGREES, cp=
 AXES = st.sets(st.sampled_from(MESH_AXES)).map(tuple)
 
 
+@pytest.mark.system("S38")
 @given(MESHES)
 @settings(deadline=None, max_examples=30)
 def test_ranks_and_coordinates_are_a_bijection(mesh: Mesh) -> None:
@@ -27,6 +28,7 @@ def test_ranks_and_coordinates_are_a_bijection(mesh: Mesh) -> None:
     assert len(seen) == mesh.world_size
 
 
+@pytest.mark.system("S38")
 @given(MESHES, AXES)
 @settings(deadline=None, max_examples=30)
 def test_groups_partition_the_ranks(mesh: Mesh, axes: tuple[Axis, ...]) -> None:
@@ -139,6 +141,7 @@ def test_tensor_split_experts_leave_tp_out_of_the_fold() -> None:
     assert mesh.expert_data_groups(expert_tp=2) == ((0, 4), (2, 6), (1, 5), (3, 7))
 
 
+@pytest.mark.system("S38")
 def test_sixty_four_way_experts_span_eight_nodes() -> None:
     mesh = Mesh(pp=16, dp_shard=128, ep=64)
     assert mesh.world_size == 2048

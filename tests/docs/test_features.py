@@ -24,6 +24,7 @@ def test_the_page_is_the_table(page: Page) -> None:
     assert page.file.read_text(encoding="utf-8") == page.text(), "python -m tests.docs.features"
 
 
+@pytest.mark.system("S50")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_echelon_has_a_cell_with_a_test_in_every_row_and_columns_are_known(page: Page) -> None:
     found = [row for features in page.rows().values() for row in features.values()]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import re
 
+import pytest
+
 from echelon.core.axis import Axis
 from echelon.core.choices.context_kinds import CONTEXT_KINDS
 from echelon.core.choices.optimizers import OPTIMIZERS
@@ -21,6 +23,7 @@ def test_every_axis_and_collective_is_explained() -> None:
     assert [name for name in COLLECTIVES if name not in words()] == []
 
 
+@pytest.mark.system("S60")
 def test_every_choice_has_a_row() -> None:
     first = set(re.findall(r"^\| (.*?) \|", glossary_page(), re.MULTILINE))
     titles = [one.title for one in OPTIMIZERS.values()]

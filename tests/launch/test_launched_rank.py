@@ -44,6 +44,7 @@ def test_a_restart_finds_no_trace_of_the_failed_attempt(tmp_path: Path) -> None:
     assert "result 0" in (tmp_path / "rank-0000.log").read_text()
 
 
+@pytest.mark.system("S51")
 def test_a_stopped_rank_is_named_and_ended(tmp_path: Path) -> None:
     done = torchrun({"rank": 0, "how": "stop"}, tmp_path)
     assert done.returncode == 1

@@ -102,6 +102,7 @@ def test_one_bucket_holds_all_where_it_is_large_enough() -> None:
     assert len(buckets_of(plan)) == 1
 
 
+@pytest.mark.system("S02")
 @pytest.mark.parametrize("megabytes", [1, 25, 100])
 def test_larger_buckets_are_fewer(megabytes: int) -> None:
     plan = plan_of(
@@ -149,6 +150,7 @@ def test_at_stage_3_a_bucket_is_a_unit_whatever_its_bytes() -> None:
     assert unit_buckets(2) == []
 
 
+@pytest.mark.system("S24")
 def test_blocks_are_gathered_together_by_rule_and_within_a_stage() -> None:
     three = Zero(stage=3, accumulate="slices", unit_blocks=3)
     assert unit_buckets(zero=three) == [

@@ -6,7 +6,7 @@ import pytest
 
 from echelon.core.attention_mask import AttentionMask, Placement, PlacementKind
 from echelon.layout.context_resident import resident_chunks, resident_rows
-from echelon.parallel.context.ring_plan import ring_plan
+from echelon.layout.ring_plan import ring_plan
 
 CAUSAL, FULL = AttentionMask(), AttentionMask(causal=False)
 MASKS = [CAUSAL, FULL, AttentionMask(window=5), AttentionMask(causal=False, window=30)]

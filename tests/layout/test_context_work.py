@@ -67,6 +67,7 @@ def test_pairs_are_those_counted_one_by_one(
     )
 
 
+@pytest.mark.system("S31")
 @pytest.mark.parametrize("cp", [2, 4, 8])
 def test_causal_work_is_balanced(cp: int) -> None:
     zigzag, striped = (pairs_by_place(place_of(kind, cp, 8192), CAUSAL) for kind in KINDS[1:])
@@ -97,6 +98,7 @@ def test_documents_of_unequal_length_unbalance_a_ring_but_not_ulysses() -> None:
     assert sum(scores) == pairs * ring.model.heads
 
 
+@pytest.mark.system("S30")
 @pytest.mark.parametrize("mask", MASKS, ids=str)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [1, 2, 4])

@@ -46,6 +46,7 @@ def test_what_is_kept_is_what_a_loop_keeps(seed: int, room: int, rule: DropRule)
     )
 
 
+@pytest.mark.system("S35")
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize(("factor", "room"), [(0.5, 2), (1.0, 4), (1.1, 5), (2.0, 8), (9.0, 36)])
 def test_a_forced_skew_drops_exactly_what_has_no_room(

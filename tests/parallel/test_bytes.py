@@ -174,6 +174,7 @@ def run(request: pytest.FixtureRequest, rank_pool: RankPool) -> tuple[Plan, list
     return plan, rank_pool.run(targets.train, (plan, 2), world_size=plan.mesh.world_size)
 
 
+@pytest.mark.system("S11")
 def test_bytes_sent_by_axis(run: tuple[Plan, list[Trained]]) -> None:
     plan, ranks = run
     for index, rank in enumerate(ranks):
@@ -184,6 +185,7 @@ def test_bytes_sent_by_axis(run: tuple[Plan, list[Trained]]) -> None:
         assert len(EventList(every).bytes_by_axis()) == len(bytes_sent_by_axis(plan, index))
 
 
+@pytest.mark.system("S11")
 def test_the_terms_count_the_messages(run: tuple[Plan, list[Trained]]) -> None:
     plan, ranks = run
     for index, rank in enumerate(ranks):
@@ -216,6 +218,7 @@ def test_bytes_held(run: tuple[Plan, list[Trained]]) -> None:
         assert rank.held == {term.name: term.bytes for term in bytes_held(plan, index)}
 
 
+@pytest.mark.system("S40")
 @pytest.mark.parametrize("model", [NANO, QWEN], ids=lambda model: model.name)
 def test_the_cube_of_eight_ranks(rank_pool: RankPool, model: ModelShape) -> None:
     plan = plan_of(

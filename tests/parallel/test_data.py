@@ -43,6 +43,7 @@ def test_a_bucket_leaves_as_soon_as_its_last_gradient_is_ready(
         assert {name for what, name in order[launches[0] :] if what == "ready"} == later
 
 
+@pytest.mark.system("S02")
 def test_the_first_all_reduce_starts_before_backward_ends(rank_pool: RankPool) -> None:
     for rank in train(rank_pool, plan_of(dp=2, bucket_bytes=2000)):
         sums = [event for event in rank.events[0] if event.name.startswith("gradients.")]
@@ -50,6 +51,7 @@ def test_the_first_all_reduce_starts_before_backward_ends(rank_pool: RankPool) -
         assert sums[0].start < sums[-1].start < last_backward.end
 
 
+@pytest.mark.system("S03")
 @pytest.mark.parametrize("microbatches", [1, 4])
 def test_accumulation_sums_over_ranks_once_per_step(rank_pool: RankPool, microbatches: int) -> None:
     plan = plan_of(dp=2, microbatches=microbatches)
@@ -76,6 +78,7 @@ def test_fewer_collectives_than_parameters_and_the_same_gradients(rank_pool: Ran
         assert torch.equal(shards[0].tensor, other)
 
 
+@pytest.mark.system("S01")
 def test_replicas_read_other_samples_and_stay_bitwise_equal(rank_pool: RankPool) -> None:
     plan = plan_of(dp=2, dp_shard=2, model=QWEN, dtype="fp32", microbatches=2)
     ranks = train(rank_pool, plan, steps=3)
@@ -88,6 +91,7 @@ def test_replicas_read_other_samples_and_stay_bitwise_equal(rank_pool: RankPool)
             assert torch.equal(shards[0].tensor, rank.parameters[name][0].tensor)
 
 
+@pytest.mark.system("S01")
 def test_parameters_are_never_sent(rank_pool: RankPool) -> None:
     for rank in train(rank_pool, plan_of(dp=2), steps=2):
         assert {event.kind for event in rank.events[1] if event.axis} == {

@@ -62,6 +62,7 @@ def require_proven(plan: Plan, rank_pool: RankPool) -> None:
     assert sent == ([0.0] if proof.mesh != "1" else [])
 
 
+@pytest.mark.system("B09")
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CASES)
 def test_float64_is_proven(name: str, rank_pool: RankPool) -> None:
@@ -76,6 +77,7 @@ def test_latent_attention_is_proven(changes: Changes, rank_pool: RankPool) -> No
     require_proven(latent(layout(**changes, precision=FP8)), rank_pool)
 
 
+@pytest.mark.system("B09")
 def test_bfloat16_is_proven_with_products_of_both_kinds(rank_pool: RankPool) -> None:
     plan = layout(**SCATTERED, precision={**BF16, **FP8})
     proof = prove(plan, run_ranks=rank_pool.run)

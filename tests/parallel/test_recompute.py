@@ -28,6 +28,7 @@ def forward_calls(rank: Trained) -> int:
     return Counter(event.name for event in rank.events[-1])["row.forward"]
 
 
+@pytest.mark.system("S42")
 @pytest.mark.parametrize("scattered", [False, True], ids=["whole", "scattered"])
 def test_recomputed_runs_are_bitwise_the_same(rank_pool: RankPool, scattered: bool) -> None:
     plan = plan_of(tp=2, model=DROPPING, sequence_parallel=scattered, microbatches=2)
@@ -89,6 +90,7 @@ SELECTED = {
 }
 
 
+@pytest.mark.system("S42")
 @pytest.mark.parametrize(("plan", "operators"), SELECTED.values(), ids=list(SELECTED))
 def test_operators_made_again_change_no_bit(
     rank_pool: RankPool, plan: Plan, operators: tuple[RecomputedOperator, ...]

@@ -54,6 +54,7 @@ def test_stages_1_and_2_send_parameters_while_the_next_forward_runs(rank_pool: R
         assert all(forward.start < event.end < forward.end for event in gathers)
 
 
+@pytest.mark.system("S24")
 def test_stage_3_has_the_next_gather_in_flight_while_a_unit_computes(rank_pool: RankPool) -> None:
     plan = plan_of(dp_shard=2, zero=SLICES, microbatches=1)
     units = stage_units(rank_part(plan, 0))
@@ -68,6 +69,7 @@ def test_stage_3_has_the_next_gather_in_flight_while_a_unit_computes(rank_pool: 
             assert after.start < one.end
 
 
+@pytest.mark.system("S23")
 @pytest.mark.parametrize("prefetch", [0, 1, 2])
 def test_at_most_one_unit_and_those_ahead_are_whole(rank_pool: RankPool, prefetch: int) -> None:
     zero = Zero(stage=3, accumulate="slices", prefetch=prefetch)
@@ -80,6 +82,7 @@ def test_a_tied_embedding_stays_whole_from_its_lookup_to_the_loss(rank_pool: Ran
         assert rank.most_whole == 3
 
 
+@pytest.mark.system("S22")
 @pytest.mark.parametrize(
     ("zero", "most"),
     [

@@ -1,7 +1,7 @@
 """The peak of a rank in a plan is the one that the rehearsal of its engine meets, within 2 %.
 
-What stays off by more, over random plans: attention of windows and documents in fp16, whose pieces
-a plan does not know, and experts whose loads are data.
+What stays off by more, over random plans: experts that every token meets under sequence
+parallelism, and experts whose loads are data.
 """
 
 from __future__ import annotations
@@ -55,6 +55,9 @@ NORM_SUMS = (
     *("batch.microbatch_sequences=3", "batch.global_sequences=12", "batch.sequence_length=96"),
     *("recompute.policy=full", "recompute.every=3"),
 )
+SHALLOW = ("model.layers=2", "model.hidden=96", "model.ffn=96", "recompute.policy=full")
+CAPPED = (*SHALLOW, "model.soft_cap=30.0")
+"""Small beside their attention, which has pieces that the mask leaves."""
 TALL = (
     *("mesh.tp=8", "mesh.dp_shard=4", "zero.stage=2", "optimizer.kind=muon"),
     *("model.heads=48", "model.kv_heads=24", "model.head_dim=16", "model.hidden=96"),
@@ -146,6 +149,11 @@ CASES: dict[str, tuple[str, ...]] = {
     "zero 3, int8, secondary slices": (
         *(*NODES, "mesh.dp_shard=16", "zero.gather=int8", "zero.int8_block=32"),
     ),
+    "soft cap, ring": (*CAPPED, "mesh.cp=4"),
+    "soft cap, exchanged heads, bf16": (*CAPPED, *BF16, "mesh.cp=2", "context.kind=ulysses"),
+    "soft cap, gathered": (*CAPPED, "mesh.cp=4", "context.kind=gathered"),
+    "fp32, gathered": (*SHALLOW, "mesh.cp=4", "context.kind=gathered"),
+    "window, ring": (*SHALLOW, "mesh.cp=2", "model.window=33"),
     "partial sums of a norm": NORM_SUMS,
     "muon, tall matrices": TALL,
 }

@@ -19,6 +19,7 @@ def _drawn(schedule: Schedule, width: int, **durations: float) -> list[str]:
     return draw_timeline(simulate(schedule, times).events, width).splitlines()
 
 
+@pytest.mark.system("S20")
 def test_gpipe_and_1f1b_fill_14_slots() -> None:
     width = len("rank 0  ") + 14 * 3
     gpipe, f1b = (

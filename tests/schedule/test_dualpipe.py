@@ -38,6 +38,7 @@ def test_each_rank_is_the_mirror_image_of_another() -> None:
         assert schedule.stages_of(rank) == (rank, 5 - rank)
 
 
+@pytest.mark.system("B03")
 @pytest.mark.parametrize("p", [2, 4, 8])
 def test_a_rank_holds_p_plus_1_microbatches(p: int) -> None:
     builder = _builder(p, 2 * p + 2)
@@ -71,6 +72,7 @@ def makespan_of_pairs(schedule: Schedule, times: ActionTimes, pair_s: float) -> 
     return max(free)
 
 
+@pytest.mark.system("B03")
 @pytest.mark.parametrize("p", [2, 4, 6, 10])
 @pytest.mark.parametrize("seconds", [(1, 1, 1), (2, 2, 1), (2, 3, 1), (3, 3, 2)])
 def test_the_bubble_of_the_paper_is_that_of_pairs_which_end_together(

@@ -30,6 +30,7 @@ def test_it_is_the_first_half_of_the_ranks_of_dualpipe(p: int, m: int) -> None:
         assert [(a.kind, a.stage, a.microbatch) for a in row] == expected
 
 
+@pytest.mark.system("B03")
 @pytest.mark.parametrize("p", [1, 2, 5])
 def test_the_bubble_of_the_paper_is_that_of_pairs_which_end_together(p: int) -> None:
     builder, times = _builder(p, 3 * p), times_of(3, 3, 1)

@@ -34,6 +34,7 @@ def test_groups_have_at_least_p_microbatches_and_are_as_equal_as_they_can_be(
     assert _builder(p, 2, m).groups() == groups
 
 
+@pytest.mark.system("B01")
 @pytest.mark.parametrize(("p", "v", "m"), [(4, 2, 8), (4, 2, 13), (8, 4, 16), (3, 5, 10)])
 def test_the_bubble_shrinks_by_the_stages_of_a_rank(p: int, v: int, m: int) -> None:
     builder = _builder(p, v, m)
@@ -48,5 +49,6 @@ def test_a_rank_warms_up_as_in_the_paper_where_p_divides_m() -> None:
         assert builder.peak_in_flight_of_rank(rank) == warm_up + 1
 
 
+@pytest.mark.system("B01")
 def test_there_are_as_many_times_more_messages_as_stages_on_a_rank() -> None:
     assert _builder(4, 1 + 1, 8).num_messages() == 2 * 8 * (2 * 4 - 1)

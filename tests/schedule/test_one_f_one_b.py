@@ -18,6 +18,7 @@ def test_1f1b_warms_up_alternates_and_cools_down() -> None:
     ]
 
 
+@pytest.mark.system("S19")
 def test_it_waits_as_long_as_gpipe_and_holds_p_microbatches_at_most() -> None:
     numbers = {"num_stages": 4, "num_ranks": 4, "num_microbatches": 12}
     ours, gpipe = builder_of("1f1b", **numbers), builder_of("gpipe", **numbers)

@@ -23,6 +23,7 @@ def _uniform(name: str, p: int, m: int, *, backward_s: float, transfer_s: float 
     return simulate(schedule, durations)
 
 
+@pytest.mark.system("S20")
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
 @pytest.mark.parametrize(("backward_s", "slots"), [(1, 14), (2, 21)])
 def test_four_stages_and_four_microbatches_take_14_or_21_slots(
@@ -34,6 +35,7 @@ def test_four_stages_and_four_microbatches_take_14_or_21_slots(
     assert result.bubble_overhead == pytest.approx(0.75)
 
 
+@pytest.mark.system("S18")
 @pytest.mark.parametrize("p", [1, 2, 4, 8])
 def test_naive_leaves_every_rank_idle_for_all_but_its_share(p: int) -> None:
     result = _uniform("naive", p, 5, backward_s=2)
@@ -41,6 +43,7 @@ def test_naive_leaves_every_rank_idle_for_all_but_its_share(p: int) -> None:
     assert result.idle_s == (result.makespan_s * (p - 1) / p,) * p
 
 
+@pytest.mark.system("S20")
 @pytest.mark.parametrize(
     ("p", "m", "overhead", "fraction"),
     [

@@ -37,6 +37,7 @@ def test_h1_has_a_third_of_the_bubble_of_1f1b_and_its_peak(p: int, m: int) -> No
     assert {builder.peak_in_flight_of_rank(rank) for rank in ranks} == {f1b.peak_in_flight(0)}
 
 
+@pytest.mark.system("B02")
 @given(st.integers(2, 6), st.integers(0, 12), seconds, seconds, seconds)
 def test_the_bubble_of_the_paper_of_h1(p: int, extra: int, forward: int, b: int, w: int) -> None:
     builder, times = _h1(p, p + extra), times_of(forward, b, w)

@@ -33,6 +33,7 @@ def test_no_rank_waits_inside_from_2p_minus_1_microbatches_on(p: int) -> None:
         assert builder.paper_bubble_s() == 0
 
 
+@pytest.mark.system("B02")
 def test_the_step_takes_p_minus_1_forward_passes_of_half_a_rank_more_than_the_work() -> None:
     result = simulated(_builder(4, 8))
     assert result.makespan_s == 2 * 8 * 3 + 3

@@ -16,7 +16,7 @@ from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.engine import StepResult, TrainEngine
 from echelon.training.subject import rank_batches
-from tests.parallel.one_device import make_rows
+from tests.parallel.one_device import Rows, make_rows
 from tests.parallel.targets import Shards, copies
 
 
@@ -99,6 +99,23 @@ def microbatch_losses(context: RankContext, plan: Plan) -> StepResult:
     """Take one step."""
     engine = make_engine(context, plan)
     return engine.step(batches_of(engine, 0), 0)
+
+
+def one_against_three(context: RankContext, plan: Plan) -> tuple[StepResult, Shards]:
+    """Take one step in which data rank 0 counts one of its three samples, rank 1 all three."""
+    engine = make_engine(context, plan)
+    kept: list[Shards] = []
+    engine.on_gradients = lambda: kept.append(copies(engine.gradients()))
+    rows = without_two(make_rows(plan, 0))
+    result = engine.step(rank_batches(plan, rows, engine.data_rank, 0), 0)
+    return result, kept[0]
+
+
+def without_two(rows: Rows) -> Rows:
+    """Return rows of which the second and the third have no label that counts."""
+    labels_BT = rows.labels_BT.clone()
+    labels_BT[1:3] = IGNORED_LABEL
+    return replace(rows, labels_BT=labels_BT)
 
 
 def no_tokens(context: RankContext, plan: Plan) -> tuple[Shards, Shards, float, float]:

@@ -75,6 +75,7 @@ PLANS |= {
 }
 
 
+@pytest.mark.system("S01", "S04", "S39", "S40", "S41")
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("plan", PLANS.values(), ids=list(PLANS))
 def test_three_steps_equal_those_of_one_device(rank_pool: RankPool, plan: Plan) -> None:
@@ -93,6 +94,7 @@ def test_three_steps_equal_those_of_one_device(rank_pool: RankPool, plan: Plan) 
                 torch.testing.assert_close(got[name], value, rtol=1e-9, atol=1e-12, msg=name)
 
 
+@pytest.mark.system("S41")
 def test_these_steps_are_clipped() -> None:
     norms = [step.grad_norm for step in train(PLANS["one device"], 3)]
     assert all(norm > 0.5 for norm in norms)
@@ -118,6 +120,7 @@ def test_norms_and_biases_are_equal_on_all_tensor_ranks(rank_pool: RankPool) -> 
         assert torch.equal(one.parameters[name][0].tensor, other.parameters[name][0].tensor)
 
 
+@pytest.mark.system("S43")
 @pytest.mark.parametrize(("where", "culprit"), [("loss", 3), ("gradient", 0)])
 @pytest.mark.parametrize("layout", [{"dp": 4}, {"dp": 2, "pp": 2}], ids=["dp4", "dp2 x pp2"])
 def test_a_step_that_is_not_finite_leaves_everything_alone(
@@ -222,6 +225,7 @@ def test_each_microbatch_is_reported_once_by_the_last_stage(rank_pool: RankPool)
             assert loss == pytest.approx(float(model(None, alone).detach()), rel=1e-12)
 
 
+@pytest.mark.system("S04")
 def test_the_loss_is_no_mean_of_means(rank_pool: RankPool) -> None:
     plan = plan_of(dp=2, microbatches=3)
     results = rank_pool.run(engine_targets.microbatch_losses, plan, world_size=2)
@@ -230,6 +234,32 @@ def test_the_loss_is_no_mean_of_means(rank_pool: RankPool) -> None:
     means = sum(loss / tokens for loss, tokens in parts) / len(parts)
     assert results[0].loss == results[1].loss == pytest.approx(exact, rel=1e-12)
     assert abs(means - exact) > 1e-4 * exact
+
+
+@pytest.mark.system("S04")
+def test_one_sample_against_three_is_the_mean_of_all_four(rank_pool: RankPool) -> None:
+    plan = plan_of(dp=2, microbatches=3, model=QWEN)
+    results = rank_pool.run(engine_targets.one_against_three, plan, world_size=2)
+    rows = engine_targets.without_two(make_rows(plan, 0))
+    model, batch = decoder(plan), rows.batch(0)
+    loss = model(None, batch) / batch.num_valid()
+    loss.backward()
+    counted = [
+        [count for _, count in result.microbatch_losses.values() if count] for result, _ in results
+    ]
+    assert [len(samples) for samples in counted] == [1, 3]
+    for result, _ in results:
+        assert result.loss == pytest.approx(float(loss.detach()), rel=1e-12)
+        assert result.tokens == batch.num_valid()
+    got = assemble(plan, [gradients for _, gradients in results])
+    for name, parameter in model.named_parameters():
+        torch.testing.assert_close(got[name], parameter.grad, rtol=1e-9, atol=1e-13, msg=name)
+    # The mean of the two ranks' means is another number.
+    means = [
+        sum(part for part, _ in result.microbatch_losses.values()) / sum(samples)
+        for (result, _), samples in zip(results, counted, strict=True)
+    ]
+    assert abs(sum(means) / 2 - float(loss.detach())) > 1e-4
 
 
 def test_an_evaluation_runs_forward_only() -> None:

@@ -75,6 +75,7 @@ def test_every_history_of_nine_steps_gives_the_scale_of_the_definition(
     assert 0 < exhausted < 2**9
 
 
+@pytest.mark.system("S43")
 def test_it_halves_at_once_and_doubles_after_the_window() -> None:
     assert run(DYNAMIC, "").value == 64.0
     assert run(DYNAMIC, "x").value == 32.0

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from echelon.layout.attention_tiles import TILE_ROWS
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PieceSizes:
@@ -25,9 +27,8 @@ class PieceSizes:
     3.35 TB/s) 1,181 tokens take as long to compute as to move."""
     product_rows: int = 256
     """Rows that are widened at a time for a product which adds up in a wider dtype, on a CPU."""
-    tile_rows: int = 192
-    """Rows of a tile of attention with a window, at the least. PyTorch's kernel on CPU takes 64
-    rows at a time from here on, 32 below."""
+    tile_rows: int = TILE_ROWS
+    """Rows of a tile of attention with a window, at the least."""
     norm_elements: int = 1 << 16
     """Elements that are added up in their own precision for the gradient norm, on a CPU; 256 times
     as many on a GPU."""

@@ -21,6 +21,7 @@ def page(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return output.out
 
 
+@pytest.mark.system("S45")
 def test_units_keep_bits_and_directions_apart(capsys: pytest.CaptureFixture[str]) -> None:
     run = ("units", "llama3-70b", "--set", "cluster.preset=16xa100-80gb", *BF16[:2])
     text = page(capsys, *run)

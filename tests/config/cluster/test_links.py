@@ -42,6 +42,7 @@ def _without(*path: str) -> Callable[[dict[str, Any]], None]:
     return change
 
 
+@pytest.mark.system("S45")
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -68,6 +69,7 @@ def test_a_number_without_its_label_is_rejected(
         read_link("infiniband-ndr", table)
 
 
+@pytest.mark.system("S45")
 def test_bits_and_directions_become_bytes_each_way() -> None:
     def each_way(value: float, unit: str, direction: str) -> float:
         return Rate(value=value, unit=unit, direction=direction, source="x").bytes_each_way

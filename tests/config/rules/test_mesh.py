@@ -14,6 +14,7 @@ def small(tmp_path: Path) -> Path:
     return write(tmp_path, SMALL)
 
 
+@pytest.mark.system("S14")
 def test_every_degree_that_is_suggested_for_tp_is_accepted(small: Path) -> None:
     for value in problems_of(small, ["mesh.tp=4"])["tp-divides-kv-heads"].suggestions:
         assert problems_of(small, [f"mesh.tp={value}"]) == {}

@@ -14,6 +14,7 @@ def small(tmp_path: Path) -> Path:
     return write(tmp_path, SMALL)
 
 
+@pytest.mark.system("S38")
 @pytest.mark.parametrize("ranks", [1, 6, 7, 12, 64])
 def test_a_wrong_world_size_lists_the_nearest_meshes_that_work(small: Path, ranks: int) -> None:
     sets = ["mesh.pp=2", "mesh.dp_replicate=2", "mesh.tp=2", "cluster.preset=64xcpu"]

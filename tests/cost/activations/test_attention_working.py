@@ -5,12 +5,8 @@ from __future__ import annotations
 import pytest
 
 from echelon.core.plan import Context, ContextKind
-from echelon.cost.activations.attention_working import (
-    AttentionRowChunks,
-    RowChunkSizes,
-    attention_working_bytes,
-    whole_row_chunks,
-)
+from echelon.cost.activations.attention_row_chunks import AttentionRowChunks, RowChunkSizes
+from echelon.cost.activations.attention_working import attention_working_bytes
 from tests.parallel.layouts import plan_of
 
 OUT, KEYS, LSE = 8 * 4 * 4, 8 * 2 * 2 * 4, 8 * 4
@@ -29,15 +25,6 @@ def test_pieces_are_merged_and_their_gradients_added_up() -> None:
     # The sum of all, one half, and three log-sum-exps of it; gradients of all, and of one half.
     assert forward == (OUT + LSE + OUT // 2 + LSE // 2 + 3 * LSE // 2) * 4
     assert backward == (OUT + KEYS + (OUT + KEYS) // 2) * 4
-
-
-def test_steps_of_a_ring_and_one_where_keys_are_gathered() -> None:
-    ring = whole_row_chunks(plan_of(cp=4))
-    assert (len(ring.forward), len(ring.backward)) == (4, 5)
-    gathered = whole_row_chunks(plan_of(cp=4, context=Context(kind="gathered")))
-    ((one,),) = gathered.forward
-    assert gathered.backward == (*gathered.forward, ())
-    assert (one.queries, one.keys, one.sequences, one.whole) == (2, 8, 1, True)
 
 
 @pytest.mark.parametrize(("kind", "degree"), [("ring", 1), ("gathered", 1), ("ulysses", 4)])

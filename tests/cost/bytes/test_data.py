@@ -39,6 +39,7 @@ def elements(plan: Plan, stage: int = 0) -> int:
     return sum(bucket.num_elements for bucket in plan_buckets(plan, rank_part(plan, stage)))
 
 
+@pytest.mark.system("S21", "S22", "S23")
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("degree", [2, 3, 4])
 def test_two_two_two_three_psi(stage: ZeroStage, degree: int) -> None:
@@ -55,6 +56,7 @@ def test_an_embedding_that_is_only_looked_up_is_not_gathered_for_backward() -> N
     assert found["dp_shard", "parameters backward"] == (1, (elements(plan) - EMBEDDING) // 2 * 8)
 
 
+@pytest.mark.system("S23", "S24")
 @pytest.mark.parametrize("microbatches", [1, 3])
 def test_rounds_of_stage_three(microbatches: int) -> None:
     kept = Zero(stage=3, accumulate="slices", reshard_after_forward=False)
@@ -79,6 +81,7 @@ def data_terms(plan: Plan) -> dict[tuple[str, str], tuple[int, int]]:
     return {key: value for key, value in terms(plan).items() if key[0] == "dp_shard"}
 
 
+@pytest.mark.system("S24")
 def test_small_parameters_are_gathered_once_however_many_microbatches() -> None:
     zero = Zero(stage=3, keep_whole_below=17, accumulate="slices")
     plan = zero_plan(3, dp_shard=2, microbatches=4, zero=zero)
@@ -89,6 +92,7 @@ def test_small_parameters_are_gathered_once_however_many_microbatches() -> None:
     assert terms(plan)["dp_shard", "gradients"] == (4, elements(plan) // 2 * 8)
 
 
+@pytest.mark.system("B04")
 def test_replicas_add_up_slices_only() -> None:
     plan = zero_plan(2, dp=3, dp_shard=2, microbatches=2)
     slices = elements(plan) // 2 * 8

@@ -138,6 +138,7 @@ def held(plan: Plan, name: str, pool: str = "device") -> HeldTerm:
     return term
 
 
+@pytest.mark.system("S25")
 def test_offload_moves_slices_and_nothing_else() -> None:
     kept = Zero(stage=3, keep_whole_below=17, bucket_bytes=4096, accumulate="slices")
     moved = replace(kept, optimizer_offload="nvme", parameter_offload="host")

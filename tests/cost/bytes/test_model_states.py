@@ -22,6 +22,7 @@ def agree(ours: Any, correct: Any) -> bool:
     return ours == pytest.approx(correct, rel=3e-4)
 
 
+@pytest.mark.system("S44")
 @pytest.mark.parametrize("fact", FACTS, ids=lambda fact: fact.id)
 def test_our_formulas_give_the_fact(fact: Fact) -> None:
     assert agree(fact.ours(), fact.correct), f"{fact.claim}: {fact.ours()}, not {fact.correct}"

@@ -60,6 +60,7 @@ def test_a_noisy_link_stays_plausible() -> None:
     assert link.half_bytes > 0.0
 
 
+@pytest.mark.system("S12")
 def test_what_is_held_out_is_not_fitted_and_its_error_is_told() -> None:
     timed = _travelled(LINK)
     wrong = [replace(one, seconds=50.0 * one.seconds, fitted=False) for one in timed[::7]]

@@ -61,6 +61,7 @@ def slowest(stages: Stages, held: Held, times: UnitTimes) -> float:
     return max(rank_seconds(stages, held, times))
 
 
+@pytest.mark.system("S17")
 @pytest.mark.parametrize("pp", shortened(range(1, 6), lambda pp: pp < 5))
 @settings(max_examples=20, deadline=None)
 @given(

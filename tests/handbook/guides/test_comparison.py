@@ -13,6 +13,7 @@ from echelon.planner.predict.split_memory import GuideSplit
 from tests.handbook.guides.situations import situation
 
 
+@pytest.mark.system("S50")
 def test_every_strategy_has_what_it_comes_to() -> None:
     rows = {
         row.kind.strategy.name: row

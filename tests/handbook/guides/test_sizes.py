@@ -23,6 +23,7 @@ COVERED = [
 ]
 
 
+@pytest.mark.system("S47")
 @pytest.mark.parametrize(("words", "rows", "fits"), COVERED)
 def test_rows_cover_what_they_say_and_their_corners_do_not_fit(
     words: str, rows: list[str], fits: list[bool]
@@ -38,6 +39,7 @@ def test_every_row_is_met_by_some_situation_above() -> None:
     assert {row for _, rows, _ in COVERED for row in rows} == {row.id for row in SIZES}
 
 
+@pytest.mark.system("S59")
 def test_named_layouts_have_the_states_that_were_checked_by_hand() -> None:
     found = {one.id: one for one in NAMED}
     assert found["llama-70b-64"].states_bytes == 35e9

@@ -111,6 +111,7 @@ def path_ids(tree: DecisionTree) -> Iterator[str]:
     return on(tree.nodes[0].id, ())
 
 
+@pytest.mark.system("S47")
 @pytest.mark.parametrize(("tree", "path"), PATHS, ids=lambda words: words.replace(" ", ","))
 def test_a_path_is_taken_and_leads_to_its_strategy(tree: str, path: str) -> None:
     words, says = PATHS[tree, path]
@@ -120,6 +121,7 @@ def test_a_path_is_taken_and_leads_to_its_strategy(tree: str, path: str) -> None
     assert all(answer.why for _, answer in steps)
 
 
+@pytest.mark.system("S47")
 def test_every_way_through_every_tree_is_tested() -> None:
     assert set(PATHS) == {(tree.id, path) for tree in TREES for path in path_ids(tree)}
 

@@ -60,6 +60,7 @@ def nested(key: str, value: object) -> dict[str, Any]:
     return value
 
 
+@pytest.mark.system("S28")
 def test_the_short_configuration_of_the_tutorial(deepspeed: Imports) -> None:
     found = deepspeed(SHORT, ranks=4)
     layout = found.job.plan.layout
@@ -73,6 +74,7 @@ def test_the_short_configuration_of_the_tutorial(deepspeed: Imports) -> None:
     assert "always so" in row.why
 
 
+@pytest.mark.system("S28")
 def test_the_long_configuration_of_the_tutorial(deepspeed: Imports) -> None:
     found = deepspeed(LONG, extends="llama3-8b", ranks=8)
     plan = found.job.plan

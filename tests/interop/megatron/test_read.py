@@ -34,6 +34,7 @@ def megatron(tmp_path: Path) -> Imports:
     return Imports(tmp_path, "megatron")
 
 
+@pytest.mark.system("S28")
 def test_the_command_of_the_tutorial(megatron: Imports) -> None:
     plan = megatron(TUTORIAL, **LLAMA).job.plan
     assert (plan.mesh.tp, plan.mesh.pp, plan.mesh.dp_replicate, plan.mesh.dp_shard) == (8, 4, 2, 1)
@@ -46,6 +47,7 @@ def test_the_command_of_the_tutorial(megatron: Imports) -> None:
     assert round(100 * waiting / (plan.num_microbatches + waiting), 2) == 0.58
 
 
+@pytest.mark.system("S28")
 def test_the_data_parallel_size_is_no_flag_but_follows_from_the_ranks(megatron: Imports) -> None:
     found = megatron(TUTORIAL, **LLAMA)
     (row,) = rows_of(found, "--data-parallel-size")
@@ -200,6 +202,7 @@ def test_the_ranks_of_the_launcher(megatron: Imports) -> None:
     assert megatron(small("", "--nproc-per-node"), sets=sets).job.plan.mesh.dp_replicate == 8
 
 
+@pytest.mark.system("S28")
 def test_a_misspelt_flag_names_the_nearest(megatron: Imports) -> None:
     (problem,) = megatron.problems(small("--sequence-paralel"))
     assert (problem.rule, problem.suggestions[0]) == ("import-unknown-key", "--sequence-parallel")

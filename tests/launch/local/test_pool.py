@@ -30,6 +30,7 @@ def test_each_job_has_a_group_of_its_own(rank_pool: RankPool, world_size: int) -
     ]
 
 
+@pytest.mark.system("S51")
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("world_size", [2, 4])
 @pytest.mark.parametrize(

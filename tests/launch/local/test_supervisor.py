@@ -33,6 +33,7 @@ def run(argument: dict[str, Any], log_dir: Path, **limits: float) -> RunOutcome:
     )
 
 
+@pytest.mark.system("S51")
 def test_a_run_returns_all_results_and_shows_the_first_rank(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import torch
 
 from echelon.core.attention_mask import AttentionMask, DocumentStarts, PositionRun
-from echelon.models.attention.boxes import AttentionTile
+from echelon.layout.attention_boxes import AttentionTile
+from echelon.layout.attention_tiles import tiles_between
 from echelon.models.attention.reference import attention_reference, visible
-from echelon.models.attention.tiles import tiles_between
 
 SEQUENCES = 2
 HEAD_DIM = 8

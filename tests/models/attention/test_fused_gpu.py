@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from echelon.models.attention import boxes
+from echelon.layout import attention_boxes as boxes
+from echelon.layout.attention_tiles import tiles_between
 from echelon.models.attention.interface import SavedAttention
 from echelon.models.attention.local import attend_tiles, backward_tiles
-from echelon.models.attention.tiles import tiles_between
 from tests.models.attention.cases import MASKS, RUNS, case, expected
 
 pytestmark = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")

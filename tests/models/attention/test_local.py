@@ -8,7 +8,9 @@ import pytest
 import torch
 
 from echelon.core.attention_mask import AttentionMask, PositionRun
-from echelon.models.attention import boxes, local
+from echelon.layout import attention_boxes as boxes
+from echelon.layout.attention_tiles import tiles_between
+from echelon.models.attention import local
 from echelon.models.attention.interface import (
     AttentionGradients,
     SavedAttention,
@@ -22,7 +24,6 @@ from echelon.models.attention.local import (
 )
 from echelon.models.attention.online_softmax import OnlineSoftmax
 from echelon.models.attention.plain import PlainKernel
-from echelon.models.attention.tiles import tiles_between
 from tests.models.attention.cases import MASKS, RUNS, TILE_ROWS, Case, case, expected
 
 HEADS = [(4, 4), (4, 2), (4, 1)]

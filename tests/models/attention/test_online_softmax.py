@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from echelon.core.attention_mask import Band
-from echelon.models.attention.boxes import AttentionTile
+from echelon.layout.attention_boxes import AttentionTile
 from echelon.models.attention.online_softmax import OnlineSoftmax
 
 ROWS = AttentionTile(slice(0, 3), slice(0, 5), Band(None, None))

@@ -6,14 +6,14 @@ import pytest
 import torch
 
 from echelon.core.attention_mask import AttentionMask, Band, PositionRun
+from echelon.layout.attention_boxes import AttentionTile
+from echelon.layout.attention_tiles import tiles_between
 from echelon.models.attention import fused, local
-from echelon.models.attention.boxes import AttentionTile
 from echelon.models.attention.flash import FlashArguments, FlashAttention, starts_of, window_of
 from echelon.models.attention.fused import FusedGpuKernel
 from echelon.models.attention.interface import SavedAttention
 from echelon.models.attention.local import attend_tiles, backward_tiles, takes_any_band
 from echelon.models.attention.packed import packed_calls
-from echelon.models.attention.tiles import tiles_between
 from tests.models.attention.cases import MASKS, RUNS, SEQUENCES, case, expected
 from tests.models.attention.flash_reference import ReferenceFlash
 

@@ -59,6 +59,7 @@ def whole(ranks: list[Attention], name: str) -> torch.Tensor:
     return found
 
 
+@pytest.mark.system("B08", "S30", "S31", "S32", "S33")
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize(("kind", "cp", "ulysses"), KINDS)

@@ -45,6 +45,7 @@ def test_the_next_keys_are_under_way_while_these_are_met(
             assert move.end >= work[f"ring.backward.{step}"].end
 
 
+@pytest.mark.system("S30")
 def test_a_naive_split_is_wrong_and_a_ring_is_not(rank_pool: RankPool) -> None:
     """Queries that meet only the keys of their own rank give another output."""
     plan = context_plan("ring", 4, 1)
@@ -60,6 +61,7 @@ def test_a_naive_split_is_wrong_and_a_ring_is_not(rank_pool: RankPool) -> None:
         assert float((rank.out - right[own]).abs().max()) < 1e-12
 
 
+@pytest.mark.system("S31")
 def test_the_pairs_of_a_ring_are_spread_evenly(rank_pool: RankPool) -> None:
     """Counted from what the ranks were asked to compute, not from the formula."""
     for kind in ("ring", "striped"):

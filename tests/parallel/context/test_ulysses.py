@@ -17,6 +17,7 @@ from tests.parallel.context.cases import context_plan, inputs_of, run, sent
 BOTH: ContextKind = "ulysses-ring"
 
 
+@pytest.mark.system("B08")
 @pytest.mark.parametrize("causal", [True, False])
 def test_at_its_ends_a_ring_of_ulysses_groups_is_the_pure_kind(
     causal: bool, rank_pool: RankPool
@@ -45,6 +46,7 @@ class _Mirror:
         return Pending()
 
 
+@pytest.mark.system("S32")
 @pytest.mark.parametrize(("heads", "kv_heads"), [(4, 4), (4, 2), (4, 1)])
 def test_gradients_are_the_transpose_of_the_motions(heads: int, kv_heads: int) -> None:
     group, store = cast("Group", _Mirror()), GradientStore(Reduction())

@@ -13,6 +13,7 @@ from echelon.models.routing import gates_of, scores_of
 from tests.parallel.expert.toy import EIGHT, Toy
 
 
+@pytest.mark.system("S36")
 @pytest.mark.parametrize("router", ["softmax", "sigmoid"])
 def test_a_bias_evens_a_skewed_stream_and_leaves_gates_alone(router: Any) -> None:
     experts = replace(EIGHT, router=router, router_bias=True, renormalise=False)

@@ -112,6 +112,7 @@ def sends_what_is_stated(plan: Plan, ranks: list[Mixed], stream: Stream) -> None
             assert sum(rank.sent(axis).values()) == stated[axis], (place, axis)
 
 
+@pytest.mark.system("S34")
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(("split", "way"), PAIRS)
 def test_outputs_and_gradients_are_those_of_one_device(
@@ -124,6 +125,7 @@ def test_outputs_and_gradients_are_those_of_one_device(
     sends_what_is_stated(plan, ranks, stream)
 
 
+@pytest.mark.system("S34")
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("route", ROUTES)
 @pytest.mark.parametrize("way", WAYS)
@@ -166,6 +168,7 @@ def test_a_skewed_load_shows_where_it_is(rank_pool: RankPool) -> None:
     assert [sum(rank.arrived[0]) for rank in ranks] == [2 * tokens, 0, 0, 0]
 
 
+@pytest.mark.system("S35")
 @pytest.mark.parametrize("drop", ["position", "score"])
 def test_every_layout_drops_the_same_and_counts_it(drop: Any, rank_pool: RankPool) -> None:
     """Of 8 tokens of a sequence at each of two experts 2 have room; all layouts know which."""

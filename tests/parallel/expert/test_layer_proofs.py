@@ -154,6 +154,7 @@ def with_all_chunks(
     return replace(small, layout=replace(small.layout, experts=plan.layout.experts))
 
 
+@pytest.mark.system("S37", "S39")
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", CASES)
 def test_float64_is_proven(name: str, rank_pool: RankPool, monkeypatch: pytest.MonkeyPatch) -> None:

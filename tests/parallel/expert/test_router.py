@@ -15,6 +15,7 @@ from tests.parallel.expert.toy import EIGHT, Toy
 SCOPES: tuple[AuxiliaryScope, ...] = ("global", "sequence", "microbatch")
 
 
+@pytest.mark.system("S36")
 @pytest.mark.parametrize("top_k", [1, 2, 3])
 @pytest.mark.parametrize("router", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("scope", SCOPES)
@@ -42,6 +43,7 @@ def test_all_at_one_expert_cost_as_many_times_more_as_there_are_experts(scope: A
     assert load.imbalance == 8
 
 
+@pytest.mark.system("S36")
 @pytest.mark.parametrize("router", ["softmax", "sigmoid"])
 @pytest.mark.parametrize("scope", SCOPES)
 def test_the_gradient_of_the_auxiliary_loss_lowers_the_skew(scope: Any, router: Any) -> None:

@@ -53,6 +53,7 @@ def to_others_on_the_node(place: int, ranks: list[Mixed]) -> int:
     return sum(int(((r.chosen // per_rank == neighbour) & r.kept).sum()) for r in here)
 
 
+@pytest.mark.system("B10")
 @pytest.mark.parametrize("chunks", [1, 2])
 @pytest.mark.parametrize("factor", [None, 1.0])
 def test_a_token_crosses_once_to_each_node_that_it_reaches(
@@ -109,6 +110,7 @@ def test_a_flat_dispatch_sends_a_token_across_as_often_as_it_has_experts_there(
     assert pairs <= tokens * (NODES - 1) < rows
 
 
+@pytest.mark.system("B10")
 def test_tokens_that_are_limited_to_one_node_cross_at_most_once(rank_pool: RankPool) -> None:
     """Groups of experts as large as nodes, one of which a token may use (DeepSeek-V3)."""
     limited = replace(MANY, groups=NODES, top_groups=1)
@@ -121,6 +123,7 @@ def test_tokens_that_are_limited_to_one_node_cross_at_most_once(rank_pool: RankP
         assert rank.sent("ep_across")["experts.dispatch"] == away * row
 
 
+@pytest.mark.system("B10")
 def test_two_hops_and_one_give_the_same(rank_pool: RankPool) -> None:
     """Up to the order in which the outputs of the experts of a token are added up."""
     flat = run(hop_plan(layout=ExpertLayout()), rank_pool)

@@ -39,6 +39,7 @@ def require_proven(plan: Plan, rank_pool: RankPool) -> None:
     assert max(claim.max_error for claim in claims) <= 1e-10
 
 
+@pytest.mark.system("B09")
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CASES)
 def test_float64_is_proven(name: str, rank_pool: RankPool) -> None:

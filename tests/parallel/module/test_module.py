@@ -39,6 +39,7 @@ def test_a_module_trains_as_on_one_device(rank_pool: RankPool, model: str, zero:
     assert_as_on_one_device(run(rank_pool, loop), loop)
 
 
+@pytest.mark.system("B04")
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("zero", "mesh"),
@@ -184,6 +185,7 @@ def test_master_copies_start_from_what_was_given_and_are_what_is_rounded(
     assert set(masters) == set(parameters) - {"positions"}
 
 
+@pytest.mark.system("S43")
 @pytest.mark.parametrize("zero", [Zero(), SLICES])
 def test_an_overflow_skips_the_step_and_the_scale_follows(rank_pool: RankPool, zero: Zero) -> None:
     loop = Loop(plan=plan(zero, precision=FP16), steps=40, microbatches=1)

@@ -135,6 +135,7 @@ sys.stdin.read()
 """
 
 
+@pytest.mark.system("S26")
 def test_a_killed_process_leaves_no_file_and_no_space_taken(tmp_path: Path) -> None:
     with mounted("size=8m", tmp_path):
         free = os.statvfs(tmp_path).f_bavail
@@ -176,6 +177,7 @@ assert int(rest.view("23")[-1]) == 2
 """
 
 
+@pytest.mark.system("S26")
 def test_memory_is_bounded_by_the_buffers(tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", BOUNDED, str(tmp_path)], capture_output=True, check=True, text=True

@@ -88,6 +88,7 @@ def test_both_ends_of_a_tied_model_hold_the_same_embedding(rank_pool: RankPool) 
         assert torch.equal(shard.tensor, copies[0].tensor)
 
 
+@pytest.mark.system("B01", "B02", "B03", "S18", "S19")
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("pp", [2, 4])
 def test_every_schedule_computes_the_same_numbers(rank_pool: RankPool, pp: int) -> None:

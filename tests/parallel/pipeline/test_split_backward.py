@@ -102,6 +102,7 @@ def train(rank_pool: RankPool, schedule: str, pp: int, **changes: Any) -> list[T
     return rank_pool.run(targets.train, (plan, 2), world_size=plan.mesh.world_size)
 
 
+@pytest.mark.system("B02")
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "changes",

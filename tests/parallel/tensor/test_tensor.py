@@ -75,6 +75,7 @@ def block_plan(model: ModelShape, tp: int, *, scattered: bool) -> Plan:
     )
 
 
+@pytest.mark.system("S13", "S14", "S29")
 @pytest.mark.parametrize("scattered", [False, True], ids=["whole", "scattered"])
 @pytest.mark.parametrize(
     ("model", "tp"),
@@ -99,6 +100,7 @@ def kinds(one: Pass) -> Counter[tuple[str, str]]:
     return Counter((event.kind, event.name) for event in one.events if event.axis == "tp")
 
 
+@pytest.mark.system("S13")
 def test_a_block_all_reduces_twice_forward_and_twice_backward(rank_pool: RankPool) -> None:
     for one in run(rank_pool, block_plan(NANO, 2, scattered=False)):
         assert kinds(one) == {
@@ -107,6 +109,7 @@ def test_a_block_all_reduces_twice_forward_and_twice_backward(rank_pool: RankPoo
         }
 
 
+@pytest.mark.system("S29")
 def test_a_scattered_block_gathers_and_scatters_instead(rank_pool: RankPool) -> None:
     for one in run(rank_pool, block_plan(NANO, 2, scattered=True)):
         found = kinds(one)
@@ -129,6 +132,7 @@ def saved_elements(one: Pass) -> int:
     return sum(int(torch.Size(shape).numel()) for shape in one.saved)
 
 
+@pytest.mark.system("S29")
 def test_saved_activations_fall_with_tp_and_again_with_sequence_parallelism(
     rank_pool: RankPool,
 ) -> None:

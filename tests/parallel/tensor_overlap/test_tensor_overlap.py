@@ -50,6 +50,7 @@ def ring_plan_of(model: ModelShape, tp: int, *operators: RecomputedOperator) -> 
     return replace(plan, layout=replace(plan.layout, recompute=recompute))
 
 
+@pytest.mark.system("B07")
 @pytest.mark.parametrize(
     ("model", "tp", "operators"),
     [
@@ -76,6 +77,7 @@ def test_a_block_equals_that_of_one_device(
         close(got[name], expected, name)
 
 
+@pytest.mark.system("B07")
 @pytest.mark.parametrize("tp", [2, 3, 4])
 def test_messages_lie_beside_the_products(rank_pool: RankPool, tp: int) -> None:
     model = {2: NANO, 3: THREE_HEADS, 4: FOUR_HEADS}[tp]

@@ -78,6 +78,7 @@ def check_head(
     return ranks[0]
 
 
+@pytest.mark.system("S15")
 @pytest.mark.parametrize("scattered", [False, True], ids=["whole", "scattered"])
 @pytest.mark.parametrize(("tp", "vocab"), CASES)
 def test_the_loss_equals_that_of_one_device(
@@ -111,6 +112,7 @@ def test_a_loss_in_chunks_is_the_same(
     check_head(rank_pool, plan, tokens(plan), stream(plan, 1), head_targets.head_in_chunks)
 
 
+@pytest.mark.system("S15")
 def test_no_rank_holds_full_logits_of_any_dim(rank_pool: RankPool) -> None:
     plan = vocabulary_plan(4, 400, scattered=False)
     rank = check_head(rank_pool, plan, tokens(plan), stream(plan, 1), head_targets.head_in_chunks)
@@ -148,6 +150,7 @@ def test_the_head_sends_three_numbers_per_token_and_one_stream(rank_pool: RankPo
     ]
 
 
+@pytest.mark.system("S15")
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("scattered", [False, True], ids=["whole", "scattered"])
 @pytest.mark.parametrize("model", [FOUR, GPT2], ids=["rope", "learned"])

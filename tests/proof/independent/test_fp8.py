@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from echelon.core.plan import Precision
 from echelon.proof.independent.fp8 import TABLE, TABLE_E5M2, Fp8Rules, fp8_product, nearest_rows
 
 
+@pytest.mark.system("B09")
 def test_the_table_is_pytorchs() -> None:
     codes = torch.arange(127, dtype=torch.uint8).view(torch.float8_e4m3fn)
     assert torch.equal(TABLE, codes.double())

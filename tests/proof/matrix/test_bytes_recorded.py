@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from echelon.core.attention_mask import PositionRun
 from echelon.core.plan import Plan
 from echelon.proof.matrix.bytes_recorded import (
     MEASURED_STEP,
     RankBytes,
-    attention_tiles,
-    first_keys,
     step_data,
 )
 from echelon.proof.oracle.batches import global_batch
@@ -25,31 +22,6 @@ def test_the_output_of_the_plain_kernel_alone_is_copied() -> None:
     capped = plan_of(microbatch_sequences=2, model=replace(NANO, soft_cap=2.0))
     assert set(step_data(plan, 0, ()).transposed.values()) == {0}
     assert set(step_data(capped, 0, ()).transposed.values()) == {1}
-
-
-def test_a_whole_sequence_is_one_masked_piece() -> None:
-    plan = plan_of(microbatch_sequences=2)
-    length = plan.mathematics.sequence_length
-    tiles = attention_tiles(plan, 0, None)
-    ((piece,),) = tiles.forward
-    assert (piece.queries, piece.keys, piece.sequences) == (length, length, 2)
-    assert (piece.masked, piece.whole) == (True, True)
-    assert tiles.backward == ((piece,), ())
-    assert first_keys(plan, 0) == (PositionRun(0, 1, length),)
-
-
-def test_every_query_of_a_ring_meets_its_own_keys_first_and_last() -> None:
-    plan = plan_of(cp=2)
-    for rank in range(2):
-        tiles = attention_tiles(plan, rank, None)
-        assert len(tiles.forward) == 2
-        assert len(tiles.backward) == 3
-        own = plan.placement.ring_runs(plan.placement.ring_place(rank))
-        assert first_keys(plan, plan.placement.ring_place(rank)) == own
-        rows = sum(run.count for run in own)
-        # The first half of the own queries comes first in backward, the other half last.
-        for end in (tiles.backward[0], tiles.backward[-1]):
-            assert 0 < max(piece.queries for piece in end) <= rows
 
 
 def routed(plan: Plan, chosen: tuple[int, int]) -> RankBytes:

@@ -68,6 +68,7 @@ REDONE: tuple[tuple[RecomputedOperator, ...], ...] = (
 """Operators that are made again, beside every third block or alone."""
 
 
+@pytest.mark.system("S42")
 @pytest.mark.parametrize("operators", REDONE, ids="+".join)
 @pytest.mark.parametrize("plan", list(NEAR.values()), ids=list(NEAR))
 def test_bytes_of_operators_made_again_are_those_of_the_formulas(
@@ -86,6 +87,7 @@ DRAWN = 4
 """Plans that are drawn at random."""
 
 
+@pytest.mark.system("S44")
 @pytest.mark.parametrize("plan", list(NEAR.values()), ids=list(NEAR))
 def test_bytes_are_those_of_the_formulas(rank_pool: RankPool, plan: Plan) -> None:
     walked = compare_plan(plan, rank_pool.run)

@@ -51,6 +51,7 @@ def test_a_sample_is_a_function_of_its_seed() -> None:
     assert len(set(sample(60, seed=3))) == 60
 
 
+@pytest.mark.system("S39", "S40")
 @pytest.mark.one_in(2)
 # Of each kind come three cases of few ranks, then three of more: one of each is quick.
 @pytest.mark.parametrize("number", shortened(range(COUNT), lambda number: number % 3 == 0))

@@ -26,6 +26,7 @@ def numbers(rows: int, columns: int) -> torch.Tensor:
     return x
 
 
+@pytest.mark.system("B09")
 @pytest.mark.parametrize("square", [False, True])
 def test_it_is_the_nearest_entry_of_the_table(square: bool) -> None:
     x = numbers(16, 32)

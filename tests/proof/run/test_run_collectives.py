@@ -35,6 +35,7 @@ PLANS: dict[str, Plan] = {
 }
 
 
+@pytest.mark.system("S12")
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", PLANS)
 def test_a_plan_is_proven(name: str, rank_pool: RankPool) -> None:

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from echelon.training.data.batches import sample_ids, sequential_ids
 
 
+@pytest.mark.system("S08")
 @given(
     seed=st.integers(0, 2**63),
     num_samples=st.integers(1, 300),
@@ -53,6 +54,7 @@ def test_the_order_is_pinned() -> None:
     assert sample_ids(seed=7, step=3, num_samples=10**9 + 7, count=4).tolist() == PINNED_LARGE
 
 
+@pytest.mark.system("S08")
 def test_ten_samples_on_four_ranks_are_disjoint_and_cover() -> None:
     """Where a padding sampler reads 2 of 10 samples twice, every sample is read once per epoch."""
     ranks: list[list[int]] = [[] for _ in range(4)]

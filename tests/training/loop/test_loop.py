@@ -42,6 +42,12 @@ LAYOUTS = {
     "tp2 sp": ("mesh.tp=2", "mesh.sequence_parallel=true"),
     "pp2": ("mesh.pp=2",),
 }
+STRATEGIES = {
+    **LAYOUTS,
+    "zero 3": ("mesh.dp_shard=2", "zero.stage=3"),
+    "ring": ("mesh.cp=2",),
+}
+"""What one script is run with: nothing else changes."""
 
 
 class Notes(small_runs.Notes):
@@ -115,13 +121,14 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "data"
 
 
+@pytest.mark.system("S54")
 def test_every_layout_takes_the_same_steps(rank_pool: RankPool, tmp_path: Path, data: Path) -> None:
     alone = train(rank_pool, tmp_path / "alone", data, ())
     expected = read_steps(tmp_path / "alone")
     assert sorted(expected) == [1, 2, 3, 4, 5, 6]
     assert alone.steps == 6
     assert not alone.stopped
-    for name, layout in LAYOUTS.items():
+    for name, layout in STRATEGIES.items():
         train(rank_pool, tmp_path / name, data, layout)
         for rank in range(2):
             found = read_steps(tmp_path / name, rank)
@@ -136,6 +143,7 @@ def test_events_name_the_phases_of_a_step(rank_pool: RankPool, tmp_path: Path, d
         assert last == "phases load all_gather F BW all_reduce update"
 
 
+@pytest.mark.system("S52")
 def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(
     rank_pool: RankPool, tmp_path: Path, data: Path
 ) -> None:

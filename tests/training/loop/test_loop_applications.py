@@ -54,6 +54,7 @@ def test_the_strategy_is_what_its_guide_says(name: str) -> None:
     assert said[name]
 
 
+@pytest.mark.system("S59")
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", APPLICATIONS)
 def test_its_ranks_compute_what_one_process_computes(rank_pool: RankPool, name: str) -> None:
@@ -62,6 +63,7 @@ def test_its_ranks_compute_what_one_process_computes(rank_pool: RankPool, name: 
     assert all(claim.compared > 0 for one in proof.passes for claim in one.claims)
 
 
+@pytest.mark.system("S59")
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", APPLICATIONS)
 def test_it_trains(rank_pool: RankPool, tmp_path: Path, name: str) -> None:

@@ -99,6 +99,7 @@ def losses(folder: Path) -> dict[int, float]:
     return {entry["step"]: entry["loss"] for entry in entries if entry["kind"] == "step"}
 
 
+@pytest.mark.system("S51")
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("fault", "rank", "rule"),

@@ -80,6 +80,7 @@ def settings_of(kind: OptimizerKind) -> Optimizer:
     return replace(SETTINGS, kind=kind, decay="all" if kind == "sgd" else "matrices")
 
 
+@pytest.mark.system("S21")
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", ["adamw", "sgd", "muon"])
 @pytest.mark.parametrize("layout", LAYOUTS)
@@ -105,6 +106,7 @@ def test_muon_sends_what_the_formula_says(updated: Update, layout: str) -> None:
         assert found.sent == [expected] * len(RATES)
 
 
+@pytest.mark.system("S21")
 @pytest.mark.parametrize("kind", ["adamw", "sgd", "muon"])
 def test_state_is_held_in_slices(rank_pool: RankPool, kind: OptimizerKind) -> None:
     plan = plan_of(dp_shard=3, zero=Zero(stage=1), precision=MIXED, optimizer=settings_of(kind))
@@ -147,6 +149,7 @@ def test_parameters_are_the_rounded_master_copy(
         assert torch.equal(values[name], masters[name].bfloat16())
 
 
+@pytest.mark.system("S25")
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("kind", ["adamw", "sgd", "muon"])
 @pytest.mark.parametrize("precision", [None, NARROW])

@@ -200,6 +200,7 @@ print(memory("VmHWM") - before, size)
 """
 
 
+@pytest.mark.system("S27")
 def test_a_rank_never_holds_more_than_its_shard_and_one_tensor(tmp_path: Path) -> None:
     tensors = {spec.name: torch.ones(spec.shape) for spec in parameters(ranks.LARGE)}
     save_file(tensors, tmp_path / "model.safetensors")

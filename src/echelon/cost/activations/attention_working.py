@@ -3,8 +3,7 @@
 In the letters of `cost/bytes/context/memory.py`: O elements of queries, KV of keys and values of a
 place of the ring (of own heads, with their copies), L log-sum-exps; s bytes of an element, w of a
 sum. What kernels make inside is not seen. Queries of a rank meet keys in pieces (full, causal, or
-with a mask of their own); which, a mask and documents decide: `RowChunkSteps` are those of each
-step of the ring.
+with a mask of their own): `RowChunkSteps` are those of each step of the ring.
 
     forward    the keys at work, and on their way; the merged output in w; of a piece its output,
                and three log-sum-exps
@@ -25,6 +24,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from echelon.core.plan import Plan
+from echelon.cost.activations.attention_row_chunks import (
+    AttentionRowChunks,
+    RowChunkSizes,
+    RowChunkSteps,
+    row_chunks,
+)
 from echelon.cost.bytes.context.kernels import efficient_kernel_runs
 from echelon.cost.bytes.context.memory import (
     EDGE_BYTES,
@@ -37,41 +42,6 @@ from echelon.layout.context_resident import resident_rows
 
 _SCORES = 3  # copies
 """How often the plain kernel holds the scores of a block."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class RowChunkSizes:
-    """Give the rows of one call of a kernel; `whole`: it takes all rows of all sequences."""
-
-    queries: int
-    keys: int
-    sequences: int
-    banded: bool = False
-    masked: bool = False
-    whole: bool = False
-
-
-RowChunkSteps = tuple[tuple[RowChunkSizes, ...], ...]
-"""The pieces of each step: one step where keys do not travel."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionRowChunks:
-    """Give the pieces of both passes; the backward of a ring has one step more."""
-
-    forward: RowChunkSteps
-    backward: RowChunkSteps
-
-
-def whole_row_chunks(plan: Plan) -> AttentionRowChunks:
-    """Return one piece for each step, of all queries and keys: where nothing is known of a mask."""
-    sizes, steps = AttentionSizes.from_plan(plan), plan.placement.ring_degree
-    if plan.layout.context.record.gathers_keys:
-        steps = 1
-    keys = sizes.rows * (sizes.places if steps == 1 else 1)
-    one = RowChunkSizes(queries=sizes.rows, keys=keys, sequences=sizes.sequences, whole=True)
-    late = (one,) if steps > 1 else ()
-    return AttentionRowChunks(forward=((one,),) * steps, backward=((one,),) * steps + (late,))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -272,5 +242,5 @@ def attention_working_bytes(
 
     Those are before the weight gradients run that were put off, meanwhile, and after it.
     """
-    pieces, heads = pieces or whole_row_chunks(plan), _Heads.of(plan, cp_rank)
+    pieces, heads = pieces or row_chunks(plan, cp_rank), _Heads.of(plan, cp_rank)
     return _forward_working_bytes(heads, pieces), *_backward_working_bytes(heads, pieces)

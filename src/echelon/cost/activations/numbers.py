@@ -19,7 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echelon.core.plan import DTYPE_BYTES, FusedPiece, Plan
-from echelon.cost.activations.attention_working import AttentionRowChunks, attention_working_bytes
+from echelon.cost.activations.attention_row_chunks import AttentionRowChunks
+from echelon.cost.activations.attention_working import attention_working_bytes
 from echelon.cost.bytes.context.kernels import on_gpu, output_is_by_head
 from echelon.cost.bytes.context.sent import kv_copies
 from echelon.cost.bytes.fp8 import CODE_BYTES, SCALE_BYTES, widened_element_bytes

@@ -23,7 +23,7 @@ from dataclasses import dataclass, field, replace
 
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
-from echelon.cost.activations.attention_working import AttentionRowChunks
+from echelon.cost.activations.attention_row_chunks import AttentionRowChunks
 from echelon.cost.activations.numbers import (
     ActivationNumbers,
     Num,

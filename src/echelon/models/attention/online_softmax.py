@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import torch
 
-from echelon.models.attention.boxes import AttentionTile
+from echelon.layout.attention_boxes import AttentionTile
 from echelon.models.precision import at_least_fp32, widened
 
 

@@ -17,9 +17,9 @@ from echelon.core.choices.attention_kernels import AttentionKernel
 from echelon.core.choices.registry import load_reference
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Plan
-from echelon.models.attention.boxes import AttentionTile
+from echelon.layout.attention_boxes import AttentionTile
+from echelon.layout.attention_tiles import tiles_between
 from echelon.models.attention.local import AttentionRule, LocalAttention, takes_any_band
-from echelon.models.attention.tiles import tiles_between
 from echelon.models.batch import TokenBatch
 from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.context.ulysses import HeadsToPositions, PositionsToHeads

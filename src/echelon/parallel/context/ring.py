@@ -26,12 +26,13 @@ import torch
 
 from echelon.core.attention_mask import PositionRun, cut_position_runs
 from echelon.core.event import ATTEND
+from echelon.layout.ring_plan import RingPlan, ring_plan
 from echelon.models.attention.interface import AttentionGradients, SavedAttention
 from echelon.models.attention.local import attend_tiles, backward_tiles
 from echelon.models.attention.online_softmax import OnlineSoftmax
 from echelon.models.precision import at_least_fp32
 from echelon.parallel.context.attention import RingContext
-from echelon.parallel.context.ring_plan import PendingTransfer, RingPlan, ring_plan, start_transfer
+from echelon.parallel.context.row_exchange import PendingTransfer, start_transfer
 from echelon.parallel.transport.collectives import Group
 
 

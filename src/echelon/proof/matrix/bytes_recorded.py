@@ -13,79 +13,20 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from echelon.core.attention_mask import DocumentStarts, PositionRun, cut_position_runs
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
-from echelon.cost.activations.attention_working import AttentionRowChunks, RowChunkSizes
+from echelon.cost.activations.attention_row_chunks import first_keys, row_chunks
 from echelon.cost.activations.timeline import StepData
-from echelon.cost.bytes.context.sent import gathers_whole
 from echelon.launch.context import RankContext
+from echelon.layout.attention_tiles import tiles_between
 from echelon.layout.expert_load import expert_load_from_routing
-from echelon.models.attention.tiles import tiles_between
 from echelon.parallel.activation_meter import ActionMemory, ActivationMeter
-from echelon.parallel.context.ring_plan import RingPlan, ring_plan
 from echelon.parallel.rank_model import RankModel
 from echelon.parallel.recompute import RecomputingRunner
 from echelon.proof.claims.checks import dp_rank_of
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.ranks import find_factory
 from echelon.proof.subject import ProofBatch, ReportedRouting
-
-
-def attention_tiles(
-    plan: Plan, cp_rank: int, documents: DocumentStarts | None
-) -> AttentionRowChunks:
-    """Return the pieces of a microbatch with these documents, forward and backward."""
-    placement, mask = plan.placement, plan.model.mask
-    place = placement.ring_place(cp_rank)
-    own = placement.ring_runs(place)
-
-    def pieces(
-        queries: tuple[PositionRun, ...], keys: tuple[PositionRun, ...]
-    ) -> tuple[RowChunkSizes, ...]:
-        rows = sum(run.count for run in queries)
-        return tuple(
-            RowChunkSizes(
-                queries=one.num_queries,
-                keys=one.num_keys,
-                sequences=plan.layout.microbatch_sequences if one.sequence is None else 1,
-                banded=one.form == "banded",
-                masked=one.form != "full",
-                whole=one.sequence is None and one.num_queries == rows,
-            )
-            for one in tiles_between(queries, keys, mask, documents)
-        )
-
-    if placement.ring_degree == 1 or plan.layout.context.record.gathers_keys:
-        step = pieces(own, first_keys(plan, place))
-        return AttentionRowChunks(forward=(step,), backward=(step, ()))
-    ring = ring_plan(placement, mask, place)
-    blocks = [_runs(ring, step) for step in range(ring.degree)]
-    forward = tuple(pieces(own, runs) if runs else () for runs in blocks)
-    count = sum(run.count for run in own)
-    early = cut_position_runs(own, 0, ring.halfway)
-    late = cut_position_runs(own, ring.halfway, count)
-    ends = (pieces(early, own), pieces(late, own))
-    return AttentionRowChunks(forward=forward, backward=(ends[0], *forward[1:], ends[1]))
-
-
-def first_keys(plan: Plan, place: int) -> tuple[PositionRun, ...]:
-    """Return the keys that the queries of a place of a ring meet first."""
-    placement = plan.placement
-    if not plan.layout.context.record.gathers_keys or placement.ring_degree == 1:
-        return placement.ring_runs(place)
-    if gathers_whole(plan):
-        return (PositionRun(0, 1, placement.length),)
-    ring = ring_plan(placement, plan.model.mask, place, direct=True)
-    owners: Sequence[int] = [ring.owner_at(step) for step in range(placement.ring_degree)]
-    rows = [ring.rows_from(owner) for owner in owners]
-    return tuple(run for one in rows if one is not None for run in one.runs)
-
-
-def _runs(ring: RingPlan, step: int) -> tuple[PositionRun, ...]:
-    rows = ring.rows_from(ring.owner_at(step))
-    return () if rows is None else rows.runs
-
 
 MEASURED_STEP = 1
 """The first step makes what stays; the second one is looked at."""
@@ -140,7 +81,7 @@ def step_data(plan: Plan, rank: int, recorded: Sequence[RankBytes]) -> StepData:
         load=load,
         transposed={one: _transposed(plan, rank, batch, one) for one in microbatches},
         row_chunks={
-            one: attention_tiles(plan, cp_rank, _microbatch(plan, rank, batch, one).documents)
+            one: row_chunks(plan, cp_rank, _microbatch(plan, rank, batch, one).documents)
             for one in microbatches
         },
     )

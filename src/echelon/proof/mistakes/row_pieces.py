@@ -16,8 +16,8 @@ import torch
 
 from echelon.core.attention_mask import PositionRun
 from echelon.core.plan import Plan
+from echelon.layout.attention_tiles import tiles_between
 from echelon.models.attention.interface import band_visible
-from echelon.models.attention.tiles import tiles_between
 from echelon.models.batch import TokenBatch, positions_of
 from echelon.models.operations import Operations
 from echelon.models.piece_sizes import PROOF_PIECES

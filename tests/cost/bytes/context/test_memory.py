@@ -18,7 +18,8 @@ from echelon.cost.bytes.context.memory import (
 )
 from echelon.cost.bytes.transient import transient_terms
 from echelon.launch.local.pool import RankPool
-from echelon.models.attention import boxes, plain
+from echelon.layout import attention_boxes as boxes
+from echelon.models.attention import plain
 from echelon.models.piece_sizes import TRAINING_PIECES
 from tests.cost.context_memory_targets import Allocated, attention_allocates
 from tests.parallel.layouts import NANO, plan_of

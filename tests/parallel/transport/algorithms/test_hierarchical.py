@@ -7,6 +7,7 @@ import pytest
 from tests.parallel.transport.algorithms.targets import sums_of
 
 
+@pytest.mark.system("S12")
 @pytest.mark.parametrize(("nodes", "each"), [(2, 2), (2, 4), (4, 2), (3, 3)])
 def test_bytes_of_each_tier(nodes: int, each: int) -> None:
     size, count = nodes * each, 32 * nodes * each

@@ -9,6 +9,7 @@ from echelon.parallel.transport.algorithms.steps import Part
 from tests.parallel.transport.algorithms.targets import num_steps, summed_here
 
 
+@pytest.mark.system("S09")
 @pytest.mark.parametrize("size", [2, 3, 4, 7])
 def test_each_member_owns_one_sum_after_phase_1_and_has_all_after_phase_2(size: int) -> None:
     whole, places = Part(0, 3 * size + 2), range(size)

@@ -19,6 +19,7 @@ def ranks(request: pytest.FixtureRequest, rank_pool: RankPool) -> Ranks:
     return rank_pool.run(targets.sum_each, None, world_size=request.param)
 
 
+@pytest.mark.system("S09")
 def test_every_algorithm_sums_as_the_backend_does(ranks: Ranks) -> None:
     for case in ranks[0]:
         every = [rank[case] for rank in ranks]

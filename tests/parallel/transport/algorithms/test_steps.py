@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -9,6 +10,7 @@ from echelon.parallel.transport.algorithms.steps import Part, num_sent, steps_of
 from tests.parallel.transport.algorithms.targets import groups_of, summed_here, sums_of
 
 
+@pytest.mark.system("S09")
 @given(size=st.integers(2, 12), count=st.integers(0, 60), seed=st.integers(0, 99))
 def test_every_member_gets_the_sum_and_sends_the_bytes_of_the_formula(
     size: int, count: int, seed: int

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from echelon.core.attention_mask import Band
-from echelon.models.attention.boxes import (
+from echelon.layout.attention_boxes import (
     CAUSAL,
     FULL,
     AttentionTile,
@@ -68,7 +68,7 @@ def test_a_trimmed_box_has_no_row_or_column_that_sees_nothing() -> None:
     "band", [FULL, CAUSAL, Band(-2, None), Band(3, None), Band(0, 2), Band(-3, 1), Band(None, 4)]
 )
 def test_tiles_have_the_pairs_of_the_box(band: Band, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("echelon.models.attention.boxes.MIN_MIDDLE_TILES", 1)
+    monkeypatch.setattr("echelon.layout.attention_boxes.MIN_MIDDLE_TILES", 1)
     whole = box((4, 15), (1, 10), band)
     assert pairs(*join_boxes(tile_box(whole, 2))) == pairs(whole)
 

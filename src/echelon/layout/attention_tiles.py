@@ -14,8 +14,11 @@ from dataclasses import replace
 from functools import lru_cache
 
 from echelon.core.attention_mask import AttentionMask, DocumentStarts, PositionRun
-from echelon.models.attention.boxes import AttentionTile, join_boxes, tile_box
-from echelon.models.piece_sizes import TRAINING_PIECES
+from echelon.layout.attention_boxes import AttentionTile, join_boxes, tile_box
+
+TILE_ROWS = 192
+"""Rows of a tile of a window, at the least. PyTorch's kernel on CPU takes 64 rows at a time from
+here on, 32 below."""
 
 
 @lru_cache(maxsize=256)
@@ -24,7 +27,7 @@ def tiles_between(
     keys: tuple[PositionRun, ...],
     mask: AttentionMask,
     documents: DocumentStarts | None,
-    least_rows: int | None = TRAINING_PIECES.tile_rows,
+    least_rows: int | None = TILE_ROWS,
 ) -> tuple[AttentionTile, ...]:
     """Return the pieces of the rows that hold the runs `queries` and the runs `keys`.
 

@@ -16,9 +16,9 @@ from echelon.core.attention_mask import (
     PlacementKind,
     PositionRun,
 )
-from echelon.models.attention import boxes
-from echelon.models.attention.boxes import AttentionTile
-from echelon.models.attention.tiles import tiles_between
+from echelon.layout import attention_boxes as boxes
+from echelon.layout.attention_boxes import AttentionTile
+from echelon.layout.attention_tiles import tiles_between
 from echelon.models.piece_sizes import TRAINING_PIECES
 
 CAUSAL = AttentionMask()
