@@ -7,4 +7,4 @@ import pytest
 
 @pytest.fixture(autouse=True)
 def real_fork_server() -> None:
-    """Leave the fork server as `tests/conftest.py` has it; other tests of launching start theirs."""
+    """Leave the fork server as `tests/conftest.py` has it; other tests start the real one."""

@@ -123,6 +123,7 @@ def any_rank_is_kin(patch: pytest.MonkeyPatch) -> None:
 
 def nobody_leaves_a_program(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(verdict, "departure", lambda ranks: None)
+    patch.setattr(verdict, "alone", lambda circle, ranks: None)
 
 
 def the_first_waiting_rank_is_blamed(patch: pytest.MonkeyPatch) -> None:
