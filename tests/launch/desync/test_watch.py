@@ -80,6 +80,7 @@ def test_calls_that_differ_are_found_without_a_wait(
 ) -> None:
     for ring, dtype in zip(rings, ("float32", "int32", "float32"), strict=True):
         ring.go_on(call(ring, dtype=dtype))
+    time.sleep(0.01)
     found = watched.look(known())
     assert found is not None
     fault, certain = found
