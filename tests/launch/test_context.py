@@ -40,7 +40,7 @@ def test_a_wait_ends_whatever_ends_it() -> None:
 def test_a_new_job_knows_nothing_of_the_one_before() -> None:
     progress = RankProgress()
     progress.mark("step 1")
-    progress.read("the loss", lambda: ("all_reduce", 2))
+    progress.read("the loss", lambda: ("all_reduce", 2, 7))
     progress.enter("barrier", turn=1)
     progress.request_stop()
     assert progress.stop_requested()
@@ -51,13 +51,14 @@ def test_a_new_job_knows_nothing_of_the_one_before() -> None:
 
 def test_a_read_of_the_device_is_a_wait_for_what_the_device_has_not_come_past() -> None:
     progress = RankProgress()
-    unfinished: list[tuple[str, int | None]] = [("all_gather at F0.1", 4)]
+    unfinished: list[tuple[str, int | None, int]] = [("all_gather at F0.1", 4, 9)]
     progress.read("the loss", lambda: unfinished[0] if unfinished else None)
     assert progress.count == 1
     assert progress.waiting == "all_gather at F0.1 (the host reads the loss)"
-    assert progress.turn == 4
+    assert (progress.turn, progress.unfinished) == (4, 9)
     unfinished.clear()
     assert (progress.waiting, progress.turn) == ("", None)
-    unfinished.append(("all_reduce", None))
+    unfinished.append(("all_reduce", None, 0))
+    assert progress.unfinished is None
     progress.leave()
     assert (progress.waiting, progress.turn) == ("", None)

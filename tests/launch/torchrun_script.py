@@ -22,7 +22,7 @@ def main() -> int:
     labels = [f"dp{rank}" for rank in range(int(sys.argv[2]))]
     log_dir = Path(sys.argv[3])
     try:
-        target = argument.pop("target", "train")
+        target = str(argument.pop("target", "train"))
         limits = Limits(
             step_s=argument.pop("step_s", Limits().step_s), desync_s=argument.pop("desync_s", None)
         )

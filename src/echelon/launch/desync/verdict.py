@@ -189,8 +189,6 @@ def _kind_of(
         return Finding.ORDER
     if mine.get(its.sequence + 1) == theirs.content and its.content not in known:
         return Finding.EXTRA
-    if mine.get(its.sequence - 1) == its.content:
-        return Finding.EXTRA
     return Finding.ORDER if its.content in known else Finding.OPERATION
 
 

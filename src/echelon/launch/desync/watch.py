@@ -194,7 +194,7 @@ class DesyncWatch:
         if fault.kind in (FaultKind.NEVER_MET, FaultKind.LINK) and fault.detail:
             return fault
         evidence = self.evidence(ranks)
-        mismatch, stall = find_mismatch(evidence), find_stall(evidence)
+        mismatch, stall = find_mismatch(evidence), find_stall(evidence, moving_s=0.0)
         if mismatch is not None and fault.kind in _MAY_BE_ECHO:
             return replace(fault_of(mismatch, evidence), at=fault.at)
         if stall is None:

@@ -118,9 +118,8 @@ def _reason(verdict: Verdict) -> str:
         return "what a rank that waits for no other has not called is missing"
     if verdict.kin:
         plural = "rank" if len(verdict.kin) == 1 else "ranks"
-        return (
-            f"{plural} {_numbers(verdict.kin)} made the same calls in other groups, and then theirs"
-        )
+        named = f"{plural} {_numbers(verdict.kin)}"
+        return f"{named}, which made the same calls until then, went on with the latter"
     return f"{len(verdict.others)} agree, {len(verdict.odd)} differ: the fewer are odd"
 
 

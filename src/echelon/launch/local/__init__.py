@@ -7,6 +7,7 @@ fork_server.py      the process that imports torch once and forks ranks
 rank.py             the life of a rank
 heartbeat.py        the thread of a rank that talks to the supervisor
 stacks.py           where the threads of a rank are, and what they wait in
+rank_status.py      what the supervisor knows of one rank
 job_monitor.py      who is late, stopped, stuck or gone
 meetings.py         ranks that wait for one another and will never meet
 messages.py         what both sides say; how a target is named

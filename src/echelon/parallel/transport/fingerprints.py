@@ -11,15 +11,12 @@ import sys
 import time
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 
 from echelon.launch.desync.ring import FingerprintRing
 from echelon.parallel.transport.messages import PendingWorks
-
-if TYPE_CHECKING:
-    from echelon.parallel.transport.communicator import Communicator
 
 _PACKAGE = Path(__file__).parents[2]
 _INNER = (
@@ -28,6 +25,15 @@ _INNER = (
     str(Path(torch.__file__).parent),
 )
 """Folders whose lines are not where an operation was called, but how."""
+
+
+class Members(Protocol):
+    """Ranks that torch has joined, who number their operations alike."""
+
+    name: str
+    called: str
+    ranks: tuple[int, ...]
+    sequences: dict[tuple[int, int] | None, int]
 
 
 class OperationFingerprints:
@@ -45,7 +51,7 @@ class OperationFingerprints:
 
     def issue(
         self,
-        communicator: Communicator,
+        communicator: Members,
         axis: str,
         kind: str,
         name: str,

@@ -14,22 +14,19 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import torch
 
 from echelon.core.event import Event, EventSink
 from echelon.launch.context import RankProgress, UnfinishedWait
-from echelon.parallel.transport.fingerprints import OperationFingerprints
+from echelon.parallel.transport.fingerprints import Members, OperationFingerprints
 from echelon.parallel.transport.messages import PendingWorks
 from echelon.parallel.transport.unfinished import (
     Finishing,
     IssuedOperation,
     UnfinishedOperations,
 )
-
-if TYPE_CHECKING:
-    from echelon.parallel.transport.communicator import Communicator
 
 
 class Waiting(Protocol):
@@ -204,7 +201,7 @@ class Recorder:
 
     def begun(
         self,
-        communicator: Communicator | None,
+        communicator: Members | None,
         axis: str,
         kind: str,
         name: str,

@@ -1,0 +1,10 @@
+"""Say which rank is out of step, and with which call, by what all ranks have called.
+
+fingerprint.py   what is known of a call, and of a rank at one time
+ring.py          the last calls of a rank, in memory that outlives it
+verdict.py       who is odd: evidence in, a verdict out
+kin.py           who may judge whom
+wording.py       the verdict in words
+watch.py         the comparison by a supervisor, who reads the rings of local ranks
+exchange.py      the comparison under torchrun, by way of the launcher's store
+"""
