@@ -14,6 +14,8 @@ from echelon.core.plan import Plan
 from echelon.core.serialize import content_hash, from_json, to_json
 
 Never = Literal["never"]
+EpochEnd = Literal["continue", "pad"]
+"""What fills the last batch of an epoch: samples of the next epoch, or some of its own again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -22,12 +24,14 @@ class DataSettings:
 
     `source` is "stdlib" (the standard library's own source) or an absolute path, `tokenizer` is
     "bytes", "bpe-N" (byte-pair encoding of N ids, trained on the source) or an absolute path.
-    `validation_fraction` of the tokens is held out.
+    `validation_fraction` of the tokens is held out. The last batch of an epoch that lacks samples
+    takes the first of the next epoch, or of its own again (`epoch_end`).
     """
 
     source: str = "stdlib"
     tokenizer: str = "bytes"
     validation_fraction: float = 0.01
+    epoch_end: EpochEnd = "continue"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -176,7 +176,8 @@ class TrainLoop:
                 exchange=self.exchange,
                 accept=("optimizer.total_steps",),
             )
-            if other := list(data_problems(loaded.state, self.data_hash, where=str(path))):
+            ends = self.job.data.epoch_end
+            if other := list(data_problems(loaded.state, self.data_hash, ends, where=str(path))):
                 raise CheckpointError(other)
             step = loaded.step
             position = position_of(loaded.state.get("engine", {}), self.engine.groups)
@@ -199,7 +200,8 @@ class TrainLoop:
     def _load(self, step: int) -> list[TokenBatch]:
         recorder, seed = self.engine.groups.recorder, self.job.plan.mathematics.seed
         start = recorder.now()
-        batch = training_batch(self.training, self.layout, seed=seed, step=step)
+        end = self.job.data.epoch_end
+        batch = training_batch(self.training, self.layout, seed=seed, step=step, epoch_end=end)
         batches = self._batches(batch, step=step)
         recorder.record("load", "batch", start=start)
         return batches
@@ -249,6 +251,7 @@ class TrainLoop:
                 "step": step,
                 "tokens_seen": step * self.engine.plan.tokens_per_step,
                 "data_hash": self.data_hash,
+                "epoch_end": self.job.data.epoch_end,
                 "seed": self.engine.plan.mathematics.seed,
                 "engine": told_position(self.engine.position(), self.engine.groups),
             },
@@ -303,7 +306,7 @@ def digests(parameters: Mapping[str, list[Shard]]) -> dict[str, str]:
     found: dict[str, str] = {}
     for name, shards in parameters.items():
         for shard in shards:
-            data = shard.tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+            data = shard.tensor.detach().cpu().contiguous().view(torch.uint8).numpy().data
             place = ",".join(str(start) for start in shard.offset)
             found[f"{name}[{place}]"] = hashlib.blake2b(data, digest_size=8).hexdigest()
     return found

@@ -41,6 +41,11 @@ CASES = {
         "gpt2 8xh100 mesh.cp=8",
         f"llama3-8b 8xh100 mesh.cp=8 zero.stage=3 {LONG}",
     ),
+    # K8 (S49): fragmentation. 0.9 GB are free, and a vocabulary of 128,256 rows is gathered.
+    "no-room-for-gaps": (
+        "llama3-8b 8xh100 mesh.dp_shard=8 zero.stage=3",
+        "llama3-8b 8xh200 mesh.dp_shard=8 zero.stage=3",
+    ),
     "offload-without-need": (
         "gpt2 8xh100 mesh.dp_shard=8 zero.stage=1 zero.optimizer_offload=host",
         "llama2-13b 2xa100-80gb mesh.dp_shard=2 zero.stage=2 zero.optimizer_offload=host",

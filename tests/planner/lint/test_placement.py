@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
+from echelon.planner.lint.checks import lint
 from echelon.planner.lint.placement import PLACE as LINTS
+from tests.handbook.guides.situations import plan_of
 from tests.planner.lint.cured import assert_found_and_cured
 
 CASES = {
@@ -28,6 +32,11 @@ CASES = {
         "gpt2 16xh100 mesh.dp_replicate=12 batch.global_sequences=480",
         "gpt2 16xh100 mesh.dp_replicate=16",
     ),
+    # K8 (S49): profile before optimizing.
+    "axes-without-measurement": (
+        "gpt3-175b 64xh100 mesh.tp=8 mesh.pp=8",
+        "gpt3-175b 8xh100 mesh.tp=8",
+    ),
     "idle-devices": ("gpt2 8xh100 mesh.dp_replicate=4", "gpt2 8xh100 mesh.dp_replicate=8"),
 }
 
@@ -36,6 +45,14 @@ CASES = {
 @pytest.mark.parametrize("name", CASES)
 def test_a_lint_finds_its_fault_and_nothing_where_it_is_cured(name: str) -> None:
     assert_found_and_cured(name, *CASES[name])
+
+
+def test_what_was_measured_is_not_to_be_measured_again() -> None:
+    """S49: nothing is said of a cluster whose constants `echelon calibrate` has found."""
+    plan = plan_of("gpt3-175b 64xh100 mesh.tp=8 mesh.pp=8")
+    assert "axes-without-measurement" in {one.id for one in lint(plan)}
+    measured = replace(plan, cluster=replace(plan.cluster, trainer=(("host_s", 1e-5),)))
+    assert "axes-without-measurement" not in {one.id for one in lint(measured)}
 
 
 def test_every_lint_has_a_case() -> None:

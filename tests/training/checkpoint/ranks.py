@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pickle
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -17,7 +17,7 @@ from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import parameters
 from echelon.core.plan import Mathematics
 from echelon.parallel.weights import Shard
-from echelon.training.checkpoint.communicator import ObjectCommunicator
+from echelon.training.checkpoint.communicator import ObjectCommunicator, SingleRankCommunicator
 from echelon.training.checkpoint.folder import Keep
 from echelon.training.checkpoint.identity import RunIdentity
 from echelon.training.checkpoint.load import LoadedCheckpoint, load_checkpoint
@@ -170,6 +170,35 @@ def save(
         return save_checkpoint(directory, snapshot, identity=IDENTITY, exchange=exchange, keep=keep)
 
     return on_ranks(world_size, action)[0]
+
+
+def identity_of(shape: ModelShape) -> RunIdentity:
+    """Return the identity of runs of another model."""
+    return replace(IDENTITY, mathematics=replace(MATHEMATICS, model=shape))
+
+
+def save_whole(directory: Path, shape: ModelShape, tensors: Mapping[str, torch.Tensor]) -> Path:
+    """Save the parameters of a model from one rank; return the path of the checkpoint."""
+    shards = {
+        name: [
+            Shard(
+                name=name,
+                global_shape=tuple(tensor.shape),
+                offset=(0,) * tensor.dim(),
+                tensor=tensor,
+                primary=True,
+            )
+        ]
+        for name, tensor in tensors.items()
+    }
+    snapshot = Snapshot(step=1, state={}, shards={"parameters": shards})
+    return save_checkpoint(
+        directory,
+        snapshot,
+        identity=identity_of(shape),
+        exchange=SingleRankCommunicator(),
+        keep="all",
+    )
 
 
 def load(

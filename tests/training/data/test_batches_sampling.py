@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from math import factorial
 
 import numpy as np
@@ -66,6 +67,54 @@ def test_ten_samples_on_four_ranks_are_disjoint_and_cover() -> None:
     read = [ranks[position % 4][position // 4] for position in range(20)]
     assert sorted(read[:10]) == sorted(read[10:]) == list(range(10))
     assert read[:10] != read[10:]
+
+
+def test_ten_samples_on_four_ranks_are_padded_by_two_duplicates() -> None:
+    """S08: ceil(10 / 4) 4 - 10 = 2 are read twice; the ranks are disjoint but for these two."""
+    epochs: list[list[int]] = []
+    for epoch in range(3):
+        steps = [padded(step) for step in range(3 * epoch, 3 * epoch + 3)]
+        ranks = [[step[rank] for step in steps] for rank in range(4)]
+        read = [one for step in steps for one in step]
+        counts = Counter(read)
+        assert sorted(counts) == list(range(10))
+        twice = [sample for sample, count in counts.items() if count == 2]
+        assert (len(read), len(twice), max(counts.values())) == (12, 2, 2)
+        # What is read again is what the epoch began with, and it fills the last step only.
+        assert twice == read[:2] == read[10:]
+        for rank, one in enumerate(ranks):
+            assert len(one) == 3
+            others = {sample for other in ranks[:rank] + ranks[rank + 1 :] for sample in other}
+            assert set(one) & others <= set(twice)
+        epochs.append(read)
+    assert len({tuple(read) for read in epochs}) == 3, "each epoch has an order of its own"
+
+
+def padded(step: int, *, num_samples: int = 10, count: int = 4) -> list[int]:
+    """Return the samples of a step whose epochs are padded."""
+    ids = sample_ids(seed=1, step=step, num_samples=num_samples, count=count, epoch_end="pad")
+    return ids.tolist()
+
+
+@given(num_samples=st.integers(1, 100), count=st.integers(1, 40), step=st.integers(0, 10**6))
+@settings(max_examples=60, deadline=None)
+def test_a_padded_step_is_a_function_of_its_number(num_samples: int, count: int, step: int) -> None:
+    """S08: a run resumes anywhere; an epoch of whole batches is the same under both ends."""
+    steps = -(-num_samples // count)
+    epoch = step // steps
+    read = [
+        one
+        for number in range(epoch * steps, (epoch + 1) * steps)
+        for one in padded(number, num_samples=num_samples, count=count)
+    ]
+    assert (
+        padded(step, num_samples=num_samples, count=count)
+        == (read[step % steps * count : (step % steps + 1) * count])
+    )
+    assert sorted(read[:num_samples]) == list(range(num_samples))
+    assert read[num_samples:] == [read[i % num_samples] for i in range(num_samples, len(read))]
+    plain = sample_ids(seed=1, step=epoch, num_samples=num_samples, count=num_samples)
+    assert read[:num_samples] == plain.tolist()
 
 
 def test_epochs_and_seeds_differ() -> None:

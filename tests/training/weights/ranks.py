@@ -5,8 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import torch
+
 from echelon.core.event import EventList
 from echelon.core.model_shape import ModelShape
+from echelon.core.parameters import parameters
 from echelon.core.plan import Plan, Precision, Zero
 from echelon.launch.context import RankContext
 from echelon.parallel.transport.recorder import Recorder
@@ -51,3 +54,24 @@ def load(context: RankContext, argument: tuple[Plan, Path]) -> list[Shard]:
     copies = [replace(shard, tensor=shard.tensor.clone()) for shards in held for shard in shards]
     engine.close()
     return copies
+
+
+def slice_of(dim: int) -> tuple[dict[str, list[Shard]], int]:
+    """Return the last quarter of each tensor of LARGE along a dim, empty, and the bytes of all."""
+    wanted: dict[str, list[Shard]] = {}
+    for spec in parameters(LARGE):
+        cut = min(dim, len(spec.shape) - 1)
+        part = max(1, spec.shape[cut] // 4)
+        shape = [part if index == cut else size for index, size in enumerate(spec.shape)]
+        offset = tuple(whole - here for whole, here in zip(spec.shape, shape, strict=True))
+        tensor = torch.empty(shape)
+        wanted[spec.name] = [
+            Shard(
+                name=spec.name,
+                global_shape=spec.shape,
+                offset=offset,
+                tensor=tensor,
+                primary=True,
+            )
+        ]
+    return wanted, sum(one.tensor.nbytes for shards in wanted.values() for one in shards)

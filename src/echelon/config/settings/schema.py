@@ -336,6 +336,12 @@ _RUN = (
     setting("data.source", Text(), "stdlib", "stdlib, or a file or folder of tokens", path=True),
     setting("data.tokenizer", Text(), "bytes", "bytes, bpe-N, or a tokenizer.json", path=True),
     setting("data.validation_fraction", FRACTION, 0.01, "of the tokens, held out"),
+    setting(
+        "data.epoch_end",
+        Choice(options=("continue", "pad")),
+        "continue",
+        "a last batch that lacks samples goes on with the next epoch, or repeats some of its own",
+    ),
     setting("train.steps", COUNT, 1000, "optimizer steps"),
     setting("train.weights", Text(), "none", "safetensors file or folder to start from", path=True),
     setting(

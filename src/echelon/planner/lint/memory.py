@@ -214,6 +214,30 @@ def _needless_offload(plan: Plan) -> LintMatch | None:
     )
 
 
+@lint_of(
+    "no-room-for-gaps",
+    "memory",
+    "distributed, pitfalls (distributed-52); Rajbhandari et al., ZeRO, 2020, section 6.3",
+)
+def _fragments(plan: Plan) -> LintMatch | None:
+    """Whole units are gathered into large blocks and given back; what lives on between them leaves
+    gaps. A block needs one gap as large as itself: where less than that is left, memory that is
+    free may not be found.
+    """
+    zero, mesh = plan.layout.zero, plan.mesh
+    if zero.stage != 3 or not zero.reshard_after_forward or mesh.dp_shard * mesh.cp == 1:
+        return None
+    held = memory_of_plan(plan)
+    free = _memory(plan) - held.total
+    if free < 0 or free >= held.gathered:
+        return None
+    return (
+        f"{_against(plan, held)}, {free / GB:,.1f} GB free, and {held.gathered / GB:,.1f} GB of "
+        "units are gathered and given back in every pass",
+        f"smaller microbatches or recompute, until {held.gathered / GB:,.1f} GB are free",
+    )
+
+
 MEMORY = (
     _full,
     _recompute_missing,
@@ -223,4 +247,5 @@ MEMORY = (
     _needless_axes,
     _needless_context,
     _needless_offload,
+    _fragments,
 )

@@ -15,6 +15,9 @@ from echelon.core.units import GB
 from echelon.layout.expert_load import most_nodes, num_nodes
 from echelon.planner.lint.finding import LintMatch, lint_of
 
+_COMBINED = 2
+"""From so many axes beside data on, which of them pays is a question of measured seconds."""
+
 
 def _crosses(plan: Plan, span: int) -> bool:
     """Return whether groups of `span` consecutive ranks use links beyond the fast ones."""
@@ -139,4 +142,29 @@ def _idle_devices(plan: Plan) -> LintMatch | None:
     )
 
 
-PLACE = (_tensor, _pipeline_inside, _context, _experts, _part_of_node, _idle_devices)
+@lint_of("axes-without-measurement", "time", "distributed, best practices (profile first)")
+def _unmeasured(plan: Plan) -> LintMatch | None:
+    """Whether compute or communication binds decides which axis pays; constants that are typical
+    of a device do not know the links, hosts and kernels of this one.
+    """
+    degrees = {"tp": plan.mesh.tp, "pp": plan.mesh.pp, "cp": plan.mesh.cp, "ep": plan.mesh.ep}
+    axes = [f"{axis} {degree}" for axis, degree in degrees.items() if degree > 1]
+    over_nodes = plan.mesh.world_size > fast_domain(plan.cluster)
+    if len(axes) < _COMBINED or not over_nodes or plan.cluster.trainer:
+        return None
+    return (
+        f"{' x '.join(axes)} on {plan.mesh.world_size} ranks by constants that are typical of "
+        f"{plan.cluster.device.name}: no step was measured on these links",
+        "echelon calibrate on one node, or some steps and echelon observe RUN: it says what binds",
+    )
+
+
+PLACE = (
+    _tensor,
+    _pipeline_inside,
+    _context,
+    _experts,
+    _part_of_node,
+    _idle_devices,
+    _unmeasured,
+)

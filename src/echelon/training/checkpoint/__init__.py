@@ -6,6 +6,7 @@ folder.py         finds and prunes them, without torch
 index.py          index.json: files, tensors, rectangles, checksums
 identity.py       whose checkpoint it is
 shard_file.py     one rank's file
+sub_tensor.py     a part of a stored tensor, read into place
 rectangles.py     where rectangles of a tensor meet, and whether they are the whole
 communicator.py   what checkpoints ask of other ranks
 

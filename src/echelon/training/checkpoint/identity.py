@@ -85,13 +85,25 @@ def identity_problems(
         )
 
 
-def data_problems(state: Mapping[str, object], data_hash: str, *, where: str) -> Iterator[Problem]:
-    """Yield the problem of data that is not what the checkpoint `where` was trained on."""
+def data_problems(
+    state: Mapping[str, object], data_hash: str, epoch_end: str, *, where: str
+) -> Iterator[Problem]:
+    """Yield the problem of data that is not what the checkpoint `where` was trained on.
+
+    Or that is read in another order: where an epoch ends, all steps that follow read other samples.
+    """
     if state.get("data_hash") != data_hash:
         yield RESUME_SAME_DATA.problem(
             f"{where} was trained on data {state.get('data_hash')}, this run reads data "
             f"{data_hash}",
             key="data.source",
+        )
+    ended = state.get("epoch_end", "continue")
+    if ended != epoch_end:
+        yield RESUME_SAME_DATA.problem(
+            f"{where} was trained with data.epoch_end = {ended}, this run has {epoch_end}",
+            key="data.epoch_end",
+            suggestions=[f"data.epoch_end = {ended}"],
         )
 
 

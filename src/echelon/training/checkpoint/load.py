@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
 from echelon.core.disk import list_names, sha256_of_file
 from echelon.core.errors import CheckpointError, Problem
@@ -32,6 +31,7 @@ from echelon.training.checkpoint.identity import RunIdentity, identity_problems,
 from echelon.training.checkpoint.index import CheckpointIndex, read_index, read_state
 from echelon.training.checkpoint.rectangles import Rectangle
 from echelon.training.checkpoint.shard_file import DTYPE_NAMES, Shards, every_shard
+from echelon.training.checkpoint.sub_tensor import read_pieces, row_buffer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -177,12 +177,17 @@ def _plan_reads(path: Path, index: CheckpointIndex, wanted: Shards) -> dict[str,
 
 
 def _read_all(path: Path, reads: Mapping[str, Sequence[_ShardRead]]) -> None:
+    buffer: torch.Tensor | None = None
     for name, entries in reads.items():
         try:
-            with safe_open(path / name, framework="pt") as file:
+            pieces = read_pieces(path / name)
+            with (path / name).open("rb", buffering=0) as stream:
                 for key, cut, target in entries:
-                    target.copy_(file.get_slice(key)[cut] if cut else file.get_tensor(key))
-        except (OSError, SafetensorError) as error:
+                    for rows in pieces[key].rows(cut, target):
+                        buffer = row_buffer(rows, buffer)
+                        for part, block in rows.blocks(stream.fileno(), buffer):
+                            part.copy_(block)
+        except (OSError, ValueError, KeyError) as error:
             raise CheckpointError(
                 CHECKPOINT_UNDAMAGED.problem(
                     f"{path / name} cannot be read: {error}", suggestions=_others(path)

@@ -3,9 +3,10 @@
 An epoch is a permutation of all samples without replacement. Sample number `p` of the run is
 entry `p % num_samples` of the permutation of epoch `p // num_samples`, and step N takes numbers
 N * count to (N + 1) * count, so a step may straddle epochs, and a run resumes anywhere from its
-step alone. A sampler per rank that pads to a multiple of the ranks (10 samples on 4 ranks: 2 are
-read twice; or 2 are dropped) has no counterpart here: nothing is padded or dropped, the next epoch
-begins in the same step.
+step alone. Nothing is dropped: the next epoch begins in the same step. With `data.epoch_end =
+"pad"` each epoch begins with a step of its own: the last batch of one is filled with the samples
+that it began with, as a sampler that pads to a multiple of the ranks does (10 samples in batches
+of 4, one on each of 4 ranks: 2 are read twice).
 
 The permutation is a keyed bijection, a Feistel network on the bits of the index with cycle-walking
 (Black and Rogaway, "Ciphers with Arbitrary Finite Domains", 2002), so a step costs O(count) time
@@ -26,6 +27,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from echelon.config.job import EpochEnd
 from echelon.core.attention_mask import DocumentStarts
 from echelon.core.plan import Plan
 from echelon.training.data.dataset import TokenDataset, document_starts
@@ -43,14 +45,22 @@ _SHIFT_2 = np.uint64(27)
 _SHIFT_3 = np.uint64(31)
 
 
-def sample_ids(*, seed: int, step: int, num_samples: int, count: int) -> NDArray[np.int64]:
+def sample_ids(
+    *, seed: int, step: int, num_samples: int, count: int, epoch_end: EpochEnd = "continue"
+) -> NDArray[np.int64]:
     """Return the `count` sample ids of step `step`, each in [0, num_samples)."""
     assert num_samples > 0
     assert step >= 0
     assert count >= 0
-    first = step * count
-    position = first % num_samples + np.arange(count, dtype=np.int64)
-    epoch = first // num_samples + position // num_samples
+    place = np.arange(count, dtype=np.int64)
+    if epoch_end == "pad" and count:
+        steps = -(-num_samples // count)
+        position = step % steps * count + place
+        epoch = np.full(count, step // steps, dtype=np.int64)
+    else:
+        first = step * count
+        position = first % num_samples + place
+        epoch = first // num_samples + position // num_samples
     bits = (num_samples - 1).bit_length()
     keys_RN = _keys(seed, epoch, _ROUNDS_SMALL if bits < _SMALL_BITS else _ROUNDS)
     value = (position % num_samples).astype(np.uint64)
@@ -179,7 +189,12 @@ class GlobalBatch:
 
 
 def training_batch(
-    dataset: TokenDataset, layout: BatchLayout, *, seed: int, step: int
+    dataset: TokenDataset,
+    layout: BatchLayout,
+    *,
+    seed: int,
+    step: int,
+    epoch_end: EpochEnd = "continue",
 ) -> GlobalBatch:
     """Return the global batch of `step` (from 0): the same samples under every layout."""
     ids = sample_ids(
@@ -187,6 +202,7 @@ def training_batch(
         step=step,
         num_samples=dataset.num_samples(layout.sequence_length),
         count=layout.global_sequences,
+        epoch_end=epoch_end,
     )
     return GlobalBatch(dataset=dataset, layout=layout, sample_ids=ids)
 

@@ -1,8 +1,6 @@
-"""Fill a rank's shards from files of weights, a few megabytes at a time.
+"""Fill a rank's shards from files of weights, a few megabytes at a time (`sub_tensor.py`).
 
-Only rows that a shard needs are read, into one small buffer and from there, converted, into the
-shard; so a rank never holds more than its shards and that buffer. (A mapped file would do with less
-code, but its pages count as memory of the process, all of them in the end.)
+Values are converted on the way, so a rank never holds more than its shards and one small buffer.
 """
 
 from __future__ import annotations
@@ -14,16 +12,14 @@ from itertools import groupby
 import torch
 
 from echelon.core.errors import CheckpointError
-from echelon.core.offload_file import read_all
 from echelon.core.rulebook.weights import WEIGHTS_FILE_READABLE, WEIGHTS_FINITE
 from echelon.parallel.weights import Shard
 from echelon.training.checkpoint.communicator import ObjectCommunicator, run_on_all_ranks
 from echelon.training.checkpoint.shard_file import DTYPE_NAMES
-from echelon.training.weights.files import DTYPE_SIZES, SETTING, StoredTensor, WeightFiles
+from echelon.training.checkpoint.sub_tensor import StoredRows, row_buffer
+from echelon.training.weights.files import SETTING, StoredTensor, WeightFiles
 
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
-
-_BUFFER_BYTES = 8 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,9 +37,17 @@ class _WeightRead:
     step: int = 1
 
     @property
-    def width(self) -> int:
-        """Return the columns of the stored matrix."""
-        return self.stored.shape[-1]
+    def rows(self) -> StoredRows:
+        """Return what to read of the file."""
+        return StoredRows(
+            start=self.stored.start,
+            dtype=TORCH_DTYPES[self.stored.dtype],
+            width=self.stored.shape[-1],
+            row=self.row,
+            column=self.column,
+            target=self.target,
+            step=self.step,
+        )
 
 
 def load_weights(
@@ -67,16 +71,14 @@ def _load(weights: WeightFiles, wanted: Mapping[str, Sequence[Shard]]) -> None:
         for read in _plan_reads(weights, shard)
     ]
     reads.sort(key=lambda read: (read.stored.file, read.stored.start, read.row, read.column))
-    buffer = torch.empty(_BUFFER_BYTES, dtype=torch.uint8)
+    buffer: torch.Tensor | None = None
     spoilt: dict[str, None] = {}
     for file, of_file in groupby(reads, key=lambda read: read.stored.file):
         try:
             with file.open("rb", buffering=0) as stream:
                 for read in of_file:
-                    row_bytes = read.width * DTYPE_SIZES[read.stored.dtype]
-                    if buffer.numel() < row_bytes:
-                        buffer = torch.empty(row_bytes, dtype=torch.uint8)
-                    if not _fill(stream.fileno(), read, buffer):
+                    buffer = row_buffer(read.rows, buffer)
+                    if not _fill(stream.fileno(), read.rows, buffer):
                         spoilt[read.name] = None
         except OSError as error:
             reason = f"{file} cannot be read: {error.strerror or error}"
@@ -115,31 +117,10 @@ def _plan_reads(weights: WeightFiles, shard: Shard) -> Iterator[_WeightRead]:
         )
 
 
-def _fill(descriptor: int, read: _WeightRead, buffer: torch.Tensor) -> bool:
+def _fill(descriptor: int, rows: StoredRows, buffer: torch.Tensor) -> bool:
     """Read what a shard needs; return whether all of it is finite there."""
     finite = True
-    for part, block in _blocks(descriptor, read, buffer):
+    for part, block in rows.blocks(descriptor, buffer):
         part.copy_(block)
         finite = finite and bool(torch.isfinite(part).all())
     return finite
-
-
-def _blocks(
-    descriptor: int, read: _WeightRead, buffer: torch.Tensor
-) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-    """Yield some rows of the target at a time, with their values as they are in the file."""
-    num_rows, num_columns = read.target.shape
-    # Of a single row only the columns are read that are asked for, of several all of each.
-    begin, width = (read.column, num_columns) if num_rows == 1 else (0, read.width)
-    skip = read.column - begin
-    item, dtype = DTYPE_SIZES[read.stored.dtype], TORCH_DTYPES[read.stored.dtype]
-    rows_at_once = max(1, buffer.numel() // (width * item * read.step))
-    memory = buffer.numpy().data
-    for first in range(0, num_rows, rows_at_once):
-        part = read.target[first : first + rows_at_once]
-        # What lies between two rows is read with them, and left out.
-        size = ((part.shape[0] - 1) * read.step + 1) * width * item
-        position = ((read.row + first * read.step) * read.width + begin) * item
-        read_all(descriptor, memory[:size], read.stored.start + position)
-        block = buffer[:size].view(dtype).view(-1, width)[:: read.step]
-        yield part, block[:, skip : skip + num_columns]
