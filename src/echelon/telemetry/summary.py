@@ -60,6 +60,13 @@ class RunSummary:
     """Share of all assignments of the run for which there was no room."""
 
 
+def step_losses(run_dir: Path) -> tuple[float, ...]:
+    """Return the loss of each step of the run in `run_dir`, in their order."""
+    entries = read_entries(run_dir / METRICS_FILE)
+    steps = last_of_each_step(one for one in entries if one.text("kind") == "step")
+    return tuple(_numbers(steps, "loss"))
+
+
 def summarize_run(run_dir: Path) -> RunSummary:
     """Return the summary of the run in `run_dir`; ConfigError where it is not a run."""
     run = open_run(run_dir)
