@@ -2,10 +2,10 @@
 
 In one run, step by step in turn: DataParallel, N replicas on threads of rank 0 while the others
 wait, and DistributedDataParallel, N ranks. Three numbers of each, as medians: the seconds of a
-step; the bytes that go through the primary (of ranks: that one rank sends); and the share of forward and
-backward in which a thread is blocked: it neither runs nor queues for a core, as Linux counts them,
-so it waits for the lock of the interpreter. Ranks have an interpreter each; what they wait for each
-other is not counted. Nothing is promised about who is faster.
+step; the bytes that go through the primary (of ranks: that one rank sends); and the share of
+forward and backward in which a thread is blocked: it neither runs nor queues for a core, as Linux
+counts them, so it waits for the lock of the interpreter. Ranks have an interpreter each; what they
+wait for each other is not counted. Nothing is promised about who is faster.
 """
 
 from __future__ import annotations

@@ -21,13 +21,13 @@ ERRORS = (
 )
 RECORDS = (
     *("Fused", "Generated", "Logical", "OnRank", "OneDevice", "Plan", "PlanAnswer"),
-    *("SizesAnswer", "TrainResult", "VerifyCase"),
+    *("SizesAnswer", "Strategy", "TrainResult", "VerifyCase"),
 )
 VERBS = (
     *("bisect", "calibrate_machine", "calibrate_model", "calibrate_run", "compare"),
     *("compare_strategies", "export"),
     *("generate", "import_run", "merge_calibrations", "observe", "observe_experts"),
-    *("observe_schedule", "parallelize", "plan", "prove", "rehearse", "train"),
+    *("observe_schedule", "parallelize", "plan", "prove", "rehearse", "strategy", "train"),
     "verify",
 )
 
@@ -117,6 +117,13 @@ assert_type(ec.calibrate_model("nano", out="times.json"), TimesFile)
 assert_type(ec.calibrate_run(run.run, out="cluster.toml"), RunCalibration)
 assert_type(ec.collectives.all_reduce(nn.Linear(2, 2).weight), Tensor)
 assert_type(ec.parallelize(nn.Linear(2, 2), plan), tuple[nn.Linear, ModuleOptimizer])
+with ec.strategy("mirrored", ranks=2).scope() as scope:
+    assert_type(scope.num_replicas_in_sync, int)
+    scoped = scope.model("nano")
+    assert_type(scope.parallelize(nn.Linear(2, 2)), tuple[nn.Linear, ModuleOptimizer])
+assert_type(ec.strategy("zero3"), ec.Strategy)
+assert_type(scoped.plan, ec.Plan)
+assert_type(scoped.fit().losses, tuple[float, ...])
 try:
     proof.require()
 except ec.ProofFailed as failed:

@@ -43,6 +43,7 @@ __all__ = [
     "ProofFailed",
     "RunFailed",
     "SizesAnswer",
+    "Strategy",
     "TrainResult",
     "VerifyCase",
     "__version__",
@@ -64,6 +65,7 @@ __all__ = [
     "plan",
     "prove",
     "rehearse",
+    "strategy",
     "train",
     "verify",
 ]
@@ -81,6 +83,7 @@ if TYPE_CHECKING:
     from echelon.api.parallelizing import parallelize
     from echelon.api.planning import bisect, plan, prove
     from echelon.api.rehearsing import rehearse
+    from echelon.api.strategies import Strategy, strategy
     from echelon.api.training import TrainResult, train
     from echelon.api.verifying import verify
     from echelon.core.errors import (
@@ -120,6 +123,7 @@ else:
         "ProofFailed": _ERRORS,
         "RunFailed": _ERRORS,
         "SizesAnswer": "echelon.planner.answer.sizes",
+        "Strategy": "echelon.api.strategies",
         "TrainResult": "echelon.api.training",
         "VerifyCase": _CASE,
         "__version__": "echelon.core.version",
@@ -140,6 +144,7 @@ else:
         "prove": "echelon.api.planning",
         "bisect": "echelon.api.planning",
         "rehearse": "echelon.api.rehearsing",
+        "strategy": "echelon.api.strategies",
         "train": "echelon.api.training",
         "verify": "echelon.api.verifying",
     }

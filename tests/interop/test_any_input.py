@@ -38,6 +38,7 @@ FULL: Mapping[str, list[dict[str, object]]] = {
         {"distributed_type": "DEEPSPEED"},
     ],
     "megatron": [{"--nproc-per-node": 4}],
+    "horovod": [{"--num-proc": 2, "--fp16-allreduce": True}],
     "torchtitan": [{"parallelism.pipeline_parallel_degree": 2, "validation.enabled": True}],
 }
 """Files that make each reader ask for nearly all of its keys."""
@@ -80,9 +81,16 @@ def nested(flat: Mapping[str, object]) -> dict[str, Any]:
     return found
 
 
-def command(flat: Mapping[str, object]) -> str:
+STARTS = {
+    "megatron": "torchrun --nproc-per-node 4 pretrain_gpt.py",
+    "horovod": "horovodrun --num-proc 4 train.py",
+}
+"""What commands begin with."""
+
+
+def command(kind: ToolName, flat: Mapping[str, object]) -> str:
     """Return a command of these flags: true is a flag alone, false and null none at all."""
-    words = ["torchrun --nproc-per-node 4 pretrain_gpt.py"]
+    words = [STARTS[kind]]
     for key, value in flat.items():
         values = value if isinstance(value, list) else [value]
         if value is True:
@@ -108,8 +116,9 @@ def test_any_values_of_any_keys(kind: ToolName) -> None:
     @given(st.dictionaries(st.sampled_from([*keys, "misspelt"]), SCALARS, max_size=12))
     @settings(deadline=None, max_examples=80)
     def run(flat: dict[str, object]) -> None:
-        if kind == "megatron":
-            text = command({k: v for k, v in flat.items() if k.startswith("--")})
+        if kind in STARTS:
+            given = {k: v for k, v in flat.items() if k.startswith("--") and k != "--num-proc"}
+            text = command(kind, given)
         elif kind == "torchtitan":
             text = "\n".join(f"{k} = {toml_text(v)}" for k, v in flat.items() if v is not None)
         else:

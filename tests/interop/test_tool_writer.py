@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from echelon.interop.tool_writer import ExportRefusal, refusals
-from echelon.interop.tools import TOOLS, ToolName
+from echelon.interop.tools import WRITTEN_TOOLS, WrittenToolName
 from tests.interop.plans import job_of
 
 
@@ -30,10 +30,10 @@ def test_the_first_condition_that_holds_refuses_its_setting() -> None:
     ]
 
 
-@pytest.mark.parametrize("name", TOOLS)
-def test_what_a_writer_makes_stands_in_its_file(name: ToolName) -> None:
+@pytest.mark.parametrize("name", WRITTEN_TOOLS)
+def test_what_a_writer_makes_stands_in_its_file(name: WrittenToolName) -> None:
     plan = job_of(()).plan
-    writer = TOOLS[name].writer
+    writer = WRITTEN_TOOLS[name].writer
     text = writer.render(writer.keys(plan, {}), ["a line"], {"zero.prefetch": 2})
     recorded = '"zero.prefetch": 2' if name == "deepspeed" else "# echelon: zero.prefetch = 2"
     assert "a line" in text

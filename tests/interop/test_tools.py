@@ -20,8 +20,10 @@ from echelon.interop.tools import (
     FORMS,
     TARGETS,
     TOOLS,
+    WRITTEN_TOOLS,
     TargetName,
     ToolName,
+    WrittenToolName,
     describe_files,
     recognition_order,
     tool_of_trainer,
@@ -36,12 +38,22 @@ SOURCE = Path(echelon.__file__).parent
 def test_the_choices_of_commands_are_the_entries() -> None:
     assert get_args(ToolName) == tuple(TOOLS)
     assert get_args(TargetName) == TARGETS
-    assert [tool.form for tool in recognition_order()] == list(FORMS)
+    assert get_args(WrittenToolName) == tuple(WRITTEN_TOOLS)
+    assert tuple(WRITTEN_TOOLS) == tuple(name for name, tool in TOOLS.items() if tool.is_written)
+    assert list(dict.fromkeys(tool.form for tool in recognition_order())) == list(FORMS)
 
 
 @pytest.mark.parametrize("name", TOOLS)
-def test_an_entry_has_its_four_parts(name: ToolName) -> None:
+def test_every_entry_is_read(name: ToolName) -> None:
     tool = TOOLS[name]
+    assert callable(tool.read_keys)
+    assert tool.title in tool.file
+    assert tool.is_written or not tool.generations
+
+
+@pytest.mark.parametrize("name", WRITTEN_TOOLS)
+def test_an_entry_has_its_four_parts(name: WrittenToolName) -> None:
+    tool = WRITTEN_TOOLS[name]
     assert tool.name == name
     assert isinstance(tool.names, ToolNames)
     assert isinstance(tool.writer, ToolWriter)
@@ -50,9 +62,9 @@ def test_an_entry_has_its_four_parts(name: ToolName) -> None:
     assert tool.title in tool.file
 
 
-@pytest.mark.parametrize("name", TOOLS)
-def test_what_a_tool_names_and_can_run_is_ours(name: ToolName) -> None:
-    names, abilities = TOOLS[name].names, TOOLS[name].abilities
+@pytest.mark.parametrize("name", WRITTEN_TOOLS)
+def test_what_a_tool_names_and_can_run_is_ours(name: WrittenToolName) -> None:
+    names, abilities = WRITTEN_TOOLS[name].names, WRITTEN_TOOLS[name].abilities
     assert set(names.schedules) | set(abilities.schedules or ()) <= set(SCHEDULES)
     kinds = set(names.context_kinds) | set(abilities.context_kinds or ())
     assert kinds <= set(CONTEXT_KINDS)
@@ -67,7 +79,7 @@ def test_trainers_are_found_by_every_name() -> None:
         assert trainer in FRAMEWORKS
         assert tool_of_trainer(trainer) is not None
     assert tool_of_trainer("echelon") is None
-    assert {tool.name for tool in TOOLS.values()} <= set(trainer_names())
+    assert set(WRITTEN_TOOLS) <= set(trainer_names())
 
 
 def test_files_are_described_for_the_help() -> None:

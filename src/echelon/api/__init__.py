@@ -5,6 +5,7 @@
     training.py       ec.train                    converting.py     ec.export, import_run
     parallelizing.py  ec.parallelize              generating.py     ec.generate
     collectives.py    ec.collectives.all_reduce, ..
+    strategies.py     ec.strategy
     run_setup.py      what a run needs before its ranks
     calibrating/      ec.calibrate_machine, calibrate_model, calibrate_run, merge_calibrations
 

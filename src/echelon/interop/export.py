@@ -19,7 +19,7 @@ from echelon.interop.export_attempt import ExportAttempt, ExportNote, attempt_ex
 from echelon.interop.importer import import_file
 from echelon.interop.plan_settings import RunSettings, needed_settings, resolve_settings, run_toml
 from echelon.interop.tool_writer import ExportRefusal
-from echelon.interop.tools import TOOLS, TargetName, Tool, ToolName
+from echelon.interop.tools import WRITTEN_TOOLS, TargetName, Tool, WrittenToolName
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +43,7 @@ def export_plan(plan: Plan, to: TargetName, job: Job | None = None) -> ExportedF
         exported = ExportedFiles(tool=to, text=run_toml(run), beside=run.beside)
         _require_same(plan, exported)
         return exported
-    tool = TOOLS[to]
+    tool = WRITTEN_TOOLS[to]
     found = attempt_export(tool, plan, run)
     if found.refusals:
         raise ConfigError(_problems(tool, found, plan, run))
@@ -54,12 +54,16 @@ def export_plan(plan: Plan, to: TargetName, job: Job | None = None) -> ExportedF
 
 
 def _problems(tool: Tool, found: ExportAttempt, plan: Plan, run: RunSettings) -> Iterator[Problem]:
-    others: dict[ToolName, ExportAttempt] = {
-        name: attempt_export(other, plan, run) for name, other in TOOLS.items()
+    others: dict[WrittenToolName, ExportAttempt] = {
+        name: attempt_export(other, plan, run) for name, other in WRITTEN_TOOLS.items()
     }
     without_refusal = [f"--to {name}" for name, other in others.items() if not other.refusals]
     for refusal in found.refusals:
-        able = [TOOLS[n].title for n, other in others.items() if refusal.setting in other.expressed]
+        able = [
+            WRITTEN_TOOLS[n].title
+            for n, other in others.items()
+            if refusal.setting in other.expressed
+        ]
         instead = f"; {' and '.join(able)} can say it" if able else ""
         changes = [
             change_text(change)

@@ -20,6 +20,7 @@ from echelon.config.settings.value_types import toml_tables, toml_text
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook.imports import IMPORT_KIND
 from echelon.interop.echelon_keys import TABLE, recorded_entries, recorded_rows
+from echelon.interop.horovod.words import parse_horovod
 from echelon.interop.import_context import import_context
 from echelon.interop.key_reader import KeyOutcome, KeyReader
 from echelon.interop.parsing import (
@@ -106,6 +107,8 @@ def detect_tool(path: Path, text: str) -> ToolName:
 def parse_keys(kind: ToolName, path: Path, text: str) -> Mapping[str, object]:
     """Return the keys of a file, with dots, and their values; ConfigError where it is not one."""
     form = TOOLS[kind].form
+    if kind == "horovod":
+        return parse_horovod(path, text)
     if form == "command":
         return parse_command(path, text)
     if form == "toml":

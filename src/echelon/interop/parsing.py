@@ -112,6 +112,18 @@ def parse_command(path: Path, text: str) -> Mapping[str, object]:
 
     ConfigError where there is no command, or where a flag stands twice.
     """
+    flags: dict[str, object] = {}
+    for flag, values in _flags(command_words(path, text)):
+        if flag in flags:
+            raise ConfigError(syntax_problem(path, f"has {flag} twice"))
+        flags[flag] = flag_value(values)
+    if not flags:
+        raise ConfigError(syntax_problem(path, "holds no command with --flags"))
+    return flags
+
+
+def command_words(path: Path, text: str) -> list[str]:
+    """Return the words of a command of a shell; ConfigError where it has variables, or is none."""
     lines = [_COMMENT.sub("", line).rstrip().removesuffix("\\") for line in text.splitlines()]
     plain = " ".join(lines)
     if variable := _VARIABLE.search(plain):
@@ -123,17 +135,9 @@ def parse_command(path: Path, text: str) -> Mapping[str, object]:
             )
         )
     try:
-        words = shlex.split(plain)
+        return shlex.split(plain)
     except ValueError as error:
         raise ConfigError(syntax_problem(path, f"is no command: {error}")) from error
-    flags: dict[str, object] = {}
-    for flag, values in _flags(words):
-        if flag in flags:
-            raise ConfigError(syntax_problem(path, f"has {flag} twice"))
-        flags[flag] = _value(values)
-    if not flags:
-        raise ConfigError(syntax_problem(path, "holds no command with --flags"))
-    return flags
 
 
 def _flags(words: list[str]) -> Iterator[tuple[str, list[str]]]:
@@ -156,7 +160,8 @@ def _flags(words: list[str]) -> Iterator[tuple[str, list[str]]]:
         yield flag, values
 
 
-def _value(values: list[str]) -> object:
+def flag_value(values: list[str]) -> object:
+    """Return the words behind a flag as its value: true, a number or a word, or a list of them."""
     plain = [_number(value) for value in values]
     if not plain:
         return True

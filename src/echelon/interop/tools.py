@@ -7,7 +7,8 @@ A tool is a folder here and an entry below. Its folder has the same four files a
     write.py      WRITER: a plan -> its keys, and what it cannot say
     abilities.py  ABILITIES: what a search for it keeps to; NAMES: what it calls our choices
 
-They are imported when they are asked for: whoever wants the names of tools loads none of them.
+They are imported when they are asked for: whoever wants the names of tools loads none of them. A
+tool whose files are read only has no write.py and no abilities.py.
 """
 
 from __future__ import annotations
@@ -24,9 +25,11 @@ if TYPE_CHECKING:
     from echelon.interop.key_reader import KeyReader
     from echelon.interop.tool_writer import ToolWriter
 
-ToolName = Literal["megatron", "deepspeed", "torchtitan", "accelerate"]
+WrittenToolName = Literal["megatron", "deepspeed", "torchtitan", "accelerate"]
+"""Tools that plans are written for, too."""
+ToolName = Literal[WrittenToolName, "horovod"]
 """What `--from` takes; a test holds it to the entries of TOOLS."""
-TargetName = Literal["run.toml", ToolName]
+TargetName = Literal["run.toml", WrittenToolName]
 """What `--to` takes."""
 
 FileForm = Literal["json", "toml", "yaml", "command"]
@@ -56,6 +59,8 @@ class Tool:
     """The trainers of `cost/seconds/trainer_generations.py` that run what it can run."""
     also_called: Mapping[str, str] = field(default_factory=dict[str, str])
     """Other names of its generations that `--trainer` takes."""
+    is_written: bool = True
+    """Whether plans are written for it, too."""
 
     @property
     def names(self) -> ToolNames:
@@ -136,11 +141,27 @@ TOOLS: Mapping[ToolName, Tool] = {
             generations=("fsdp", "fsdp-compiled"),
             also_called={"accelerate": "fsdp"},
         ),
+        Tool(
+            name="horovod",
+            title="Horovod",
+            form="command",
+            file="a Horovod command in a file",
+            signs="a command of Horovod",
+            pattern=re.compile(r"\bhorovodrun\b|\bHOROVOD_[A-Z]"),
+            base="nano",
+            generations=(),
+            is_written=False,
+        ),
     )
 }
 """Every tool; hints name them in this order."""
 
-TARGETS: tuple[TargetName, ...] = ("run.toml", *TOOLS)
+WRITTEN_TOOLS: Mapping[WrittenToolName, Tool] = {
+    name: TOOLS[name] for name in get_args(WrittenToolName)
+}
+"""Those that plans are written for."""
+
+TARGETS: tuple[TargetName, ...] = ("run.toml", *WRITTEN_TOOLS)
 
 ALSO_CALLED: Mapping[str, str] = {
     name: trainer for tool in TOOLS.values() for name, trainer in tool.also_called.items()

@@ -10,8 +10,13 @@ from pathlib import Path
 
 from echelon.core.cluster import Backend
 from echelon.core.errors import EnvironmentProblem, Problem
-from echelon.core.rulebook.launch import LAUNCHED_WORLD_SIZE, RANK_ENVIRONMENT
+from echelon.core.rulebook.launch import (
+    LAUNCHED_WORLD_SIZE,
+    RANK_ENVIRONMENT,
+    TF_CONFIG_AGREES,
+)
 from echelon.launch.host import num_usable_cores
+from echelon.launch.tf_config import TF_CONFIG, read_tf_config
 
 LOCAL_HOST = "127.0.0.1"
 """Where local ranks meet."""
@@ -48,6 +53,7 @@ VARIABLES: Mapping[str, str] = {
     WORLD_SIZE: "read: how many ranks there are; written for local ranks",
     MASTER_ADDR: "read: the host of the first rank; written for local ranks",
     MASTER_PORT: "read: the port where ranks meet, also for local ranks; written for them",
+    TF_CONFIG: "read: the cluster and this process's task, as TensorFlow's launchers write them",
     RESTART_COUNT: "read: which attempt of torchrun this is; keeps attempts apart",
     RUN_ID: "read: the run of torchrun; keeps runs apart",
     AGENT_STORE: "read: whether torchrun itself hosts the store at MASTER_ADDR:MASTER_PORT",
@@ -165,14 +171,57 @@ def zero_stage_asked_of_accelerate(environment: Mapping[str, str] = os.environ) 
 def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
     """Return whether a launcher such as torchrun started this process as one of several ranks.
 
-    One variable is enough: where others are missing, `read_launched_rank` says so. To start all
-    ranks here instead would be another run in each of the processes of a broken launch.
+    TF_CONFIG is a launch, too. Of the other variables one is enough: where the rest is missing,
+    `read_launched_rank` says so. To start all ranks here instead would be another run in each of
+    the processes of a broken launch.
     """
+    return _has_ranks(environment) or bool(environment.get(TF_CONFIG))
+
+
+def _has_ranks(environment: Mapping[str, str]) -> bool:
     return RANK in environment or WORLD_SIZE in environment
 
 
 def read_launched_rank(environment: Mapping[str, str] = os.environ) -> LaunchedRank:
     """Return the place of this process; EnvironmentProblem names every variable that is wrong."""
+    if not environment.get(TF_CONFIG):
+        return _rank_of_variables(environment)
+    told = _rank_of_tf_config(environment)
+    if not _has_ranks(environment):
+        return told
+    place = _rank_of_variables(environment)
+    if (place.rank, place.world_size) != (told.rank, told.world_size):
+        raise EnvironmentProblem(
+            TF_CONFIG_AGREES.problem(
+                f"{TF_CONFIG} says rank {told.rank} of {told.world_size}, "
+                f"{RANK} and {WORLD_SIZE} say rank {place.rank} of {place.world_size}",
+                key=TF_CONFIG,
+                set_by=f"{RANK}={place.rank}, {WORLD_SIZE}={place.world_size}, {TF_CONFIG}",
+                suggestions=(f"unset {TF_CONFIG}", f"unset {RANK} {WORLD_SIZE}"),
+            )
+        )
+    return place
+
+
+def _rank_of_tf_config(environment: Mapping[str, str]) -> LaunchedRank:
+    cluster = read_tf_config(environment[TF_CONFIG])
+    host, _, port = cluster.ranks[0].rpartition(":")
+    rank = cluster.rank
+    return LaunchedRank(
+        rank=rank,
+        local_rank=cluster.on_host_of(rank).index(rank),
+        world_size=len(cluster.ranks),
+        master_addr=host,
+        master_port=int(port),
+        attempt=_attempt(environment),
+    )
+
+
+def _attempt(environment: Mapping[str, str]) -> str:
+    return f"{environment.get(RUN_ID, 'run')}/{environment.get(RESTART_COUNT, '0')}"
+
+
+def _rank_of_variables(environment: Mapping[str, str]) -> LaunchedRank:
     missing = [name for name in _RANK_VARIABLES if not environment.get(name)]
     there = [name for name in _RANK_VARIABLES if environment.get(name)]
     if missing:
@@ -193,20 +242,22 @@ def read_launched_rank(environment: Mapping[str, str] = os.environ) -> LaunchedR
     port = _read_integer(environment, MASTER_PORT, 1, _LARGEST_PORT + 1, problems)
     if problems:
         raise EnvironmentProblem(problems)
-    attempt = f"{environment.get(RUN_ID, 'run')}/{environment.get(RESTART_COUNT, '0')}"
     return LaunchedRank(
         rank=rank,
         local_rank=local_rank,
         world_size=world_size,
         master_addr=environment[MASTER_ADDR],
         master_port=port,
-        attempt=attempt,
+        attempt=_attempt(environment),
         store_is_hosted=environment.get(AGENT_STORE, "") == str(True),
     )
 
 
 def read_node_size(environment: Mapping[str, str] = os.environ) -> int:
     """Return how many ranks the launcher started on this node; EnvironmentProblem without it."""
+    if not environment.get(LOCAL_WORLD_SIZE) and environment.get(TF_CONFIG):
+        cluster = read_tf_config(environment[TF_CONFIG])
+        return len(cluster.on_host_of(cluster.rank))
     if not environment.get(LOCAL_WORLD_SIZE):
         raise EnvironmentProblem(
             RANK_ENVIRONMENT.problem(

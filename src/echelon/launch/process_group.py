@@ -31,6 +31,7 @@ __all__ = [
     "join_store",
     "joined_ranks",
     "open_launch_store",
+    "open_world_size",
     "require_devices",
 ]
 
@@ -111,6 +112,11 @@ def require_devices(backend: Backend, num_ranks: int, *, set_by: str = "") -> No
                 ),
             )
         )
+
+
+def open_world_size() -> int | None:
+    """Return how many ranks the process group has that is open here; None where none is."""
+    return dist.get_world_size() if dist.is_available() and dist.is_initialized() else None
 
 
 @contextmanager

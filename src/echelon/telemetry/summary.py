@@ -63,6 +63,13 @@ class RunSummary:
     """What binds its steps, by the events that its ranks recorded."""
 
 
+def step_losses(run_dir: Path) -> tuple[float, ...]:
+    """Return the loss of each step of the run in `run_dir`, in their order."""
+    entries = read_entries(run_dir / METRICS_FILE)
+    steps = last_of_each_step(one for one in entries if one.text("kind") == "step")
+    return tuple(_numbers(steps, "loss"))
+
+
 def summarize_run(run_dir: Path) -> RunSummary:
     """Return the summary of the run in `run_dir`; ConfigError where it is not a run."""
     run = open_run(run_dir)

@@ -14,10 +14,10 @@ EXPERTS = ("ep",)
 @pytest.mark.parametrize("ranks", [2, 4])
 def test_a_strategy_splits_the_run_and_nothing_else(name: str, ranks: int) -> None:
     run = "toy-experts" if name in EXPERTS else "nano"
-    heads = () if name in EXPERTS else ("model.kv_heads=4",)
+    heads = () if name in EXPERTS else ("model.kv_heads=4", "batch.microbatch_sequences=4")
     alone = load_job(run, [*heads, "mesh.dp_replicate=1", "mesh.dp_shard=1", "mesh.ep=1"])
     plan = load_job(run, (*heads, *STRATEGIES[name].settings(ranks))).plan
-    assert plan.mesh.world_size == ranks
+    assert plan.mesh.world_size * plan.layout.threads.replicas == ranks
     assert plan.mathematics == alone.plan.mathematics
     for axis in STRATEGIES[name].axes:
         assert getattr(plan.mesh, axis) == ranks

@@ -27,15 +27,16 @@ UNITS: Mapping[str, Callable[[float], str]] = {
 HEAD = """\
 # DataParallel and DistributedDataParallel
 
-Written by `python -m tests.docs.data_parallel.page`. Each cell comes from a test, a rule, a formula or
-a run. N replicas or ranks, G the values of all parameters, s bytes of a value. How to use the threads:
-[guide](guides/threads.md).
+Written by `python -m tests.docs.data_parallel.page`. Each cell comes from a test, a rule, a formula
+or a run. N replicas or ranks, G the values of all parameters, s bytes of a value. How to use the
+threads: [guide](guides/threads.md).
 """
 TAIL = """\
-The measured rows are medians of {rounds} steps of each, in turn in one run of `python -m bench.threads`:
-{replicas} replicas on threads beside {replicas} ranks, {microbatches} microbatches a step, on two CPU cores
-that other programs used too. Seconds say little about other machines, and nothing here says who is
-faster on yours. An interpreter makes threads wait the more, the smaller their operators are.
+The measured rows are medians of {rounds} steps of each, in turn in one run of
+`python -m bench.threads`: {replicas} replicas on threads beside {replicas} ranks, {microbatches}
+microbatches a step, on two CPU cores that other programs used too. Seconds say little about other
+machines, and nothing here says who is faster on yours. An interpreter makes threads wait the more,
+the smaller their operators are.
 """
 
 

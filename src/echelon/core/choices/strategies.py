@@ -1,7 +1,7 @@
-"""The ways to split a run over ranks that `echelon compare --strategies` puts side by side.
+"""The ways to split a run that `echelon compare --strategies` and `ec.strategy` take by name.
 
 Each is one record: the settings that make it of any run, on so many ranks. Axes that a strategy
-does not name are 1, so that one strategy is compared and nothing else.
+does not name are 1, so that it is one strategy and nothing else.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 _AXES = ("pp", "dp_replicate", "dp_shard", "cp", "tp", "ep")
+_DATA_AXES = ("dp_replicate", "dp_shard")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -26,6 +27,8 @@ class StrategyRecord:
     """Parameter servers beside the ranks."""
     about: str
     """What it splits."""
+    on_threads: bool = False
+    """Whether its ranks are threads of one process."""
 
     def settings(self, ranks: int) -> tuple[str, ...]:
         """Return the settings that make a run one of this strategy on `ranks` ranks.
@@ -34,18 +37,34 @@ class StrategyRecord:
         """
         mesh = {f"mesh.{axis}": ranks if axis in self.axes else 1 for axis in _AXES}
         mesh["servers.count"] = self.servers
+        mesh["threads.replicas"] = ranks if self.on_threads else 1
         return tuple(f"{key}={value}" for key, value in {**mesh, **self.others}.items())
 
+    def replicas(self, ranks: int) -> int:
+        """Return how many of `ranks` ranks see other samples: replicas that are in sync."""
+        return ranks if self.on_threads or set(self.axes).intersection(_DATA_AXES) else 1
 
-def _record(name: str, axes: str, about: str, **others: str) -> StrategyRecord:
+
+def _record(
+    name: str, axes: str, about: str, *, on_threads: bool = False, **others: str
+) -> StrategyRecord:
     settings = {key.replace("__", "."): value for key, value in others.items()}
-    return StrategyRecord(name=name, axes=tuple(axes.split()), others=settings, about=about)
+    return StrategyRecord(
+        name=name, axes=tuple(axes.split()), others=settings, about=about, on_threads=on_threads
+    )
 
 
 STRATEGIES: Mapping[str, StrategyRecord] = {
     record.name: record
     for record in (
         _record("dp", "dp_replicate", "samples", zero__stage="0"),
+        _record(
+            "threads",
+            "",
+            "samples, over threads of one process",
+            on_threads=True,
+            zero__stage="0",
+        ),
         _record("zero1", "dp_shard", "samples, optimizer state", zero__stage="1"),
         _record("zero2", "dp_shard", "samples, optimizer state, gradients", zero__stage="2"),
         _record("zero3", "dp_shard", "samples, all model state", zero__stage="3"),

@@ -33,6 +33,49 @@ RANK_ENVIRONMENT = Rule(
     fixed="torchrun --nproc-per-node 2 -m echelon train run.toml",
 )
 
+TF_CONFIG_FORM = Rule(
+    id="tf-config-form",
+    why="""
+    TF_CONFIG is JSON with two tables: "cluster" lists HOST:PORT addresses by role (chief, worker),
+    "task" says which of them this process is. The chief, or worker 0 without one, is rank 0; the
+    others follow in their order, and all of them meet at its address. Each process has the same
+    cluster and a task of its own.
+    """,
+    bad="""TF_CONFIG='{"cluster": {"worker": ["h0", "h1"]}, "task": {"type": "worker"}}'""",
+    fixed="""
+    TF_CONFIG='{"cluster": {"worker": ["h0:2222", "h1:2222"]},
+                "task": {"type": "worker", "index": 1}}'
+    """,
+)
+
+TF_CONFIG_ROLE = Rule(
+    id="tf-config-role",
+    why="""
+    A chief and workers are ranks. Parameter servers (ps) hold parameters in TensorFlow's
+    ParameterServerStrategy, where ranks hold them here. An evaluator watches checkpoints there;
+    here the ranks that train validate every so many steps (train.validate_every), each its share.
+    """,
+    bad="""
+    TF_CONFIG='{"cluster": {"worker": ["h0:2222"], "ps": ["h1:2222"]},
+                "task": {"type": "ps", "index": 0}}'
+    """,
+    fixed="""
+    TF_CONFIG='{"cluster": {"worker": ["h0:2222", "h1:2222"]},
+                "task": {"type": "worker", "index": 1}}'
+    """,
+)
+
+TF_CONFIG_AGREES = Rule(
+    id="tf-config-agrees",
+    why="""
+    A process has one place. Where a launcher has set RANK, WORLD_SIZE and the like as well as
+    TF_CONFIG, both must say the same rank of as many: else half of the ranks would follow the one
+    and half the other, and wait for ever. Variables of no launch are best left unset.
+    """,
+    bad="""RANK=1 WORLD_SIZE=4 TF_CONFIG='{"cluster": {"worker": ["h0:1", "h1:1"]}, ...}' ...""",
+    fixed="""env -u TF_CONFIG torchrun --nproc-per-node 4 -m echelon train run.toml""",
+)
+
 LAUNCHED_WORLD_SIZE = Rule(
     id="launched-world-size",
     why="""
