@@ -6,6 +6,7 @@ of 0 the last push of a step updates, with the sum of all in the order of worker
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Condition
@@ -85,7 +86,8 @@ class Served:
     """Whether this server says when the run stops: the first one."""
     version: int = 0
     stop_after: int = 0
-    applied: list[Applied] = field(default_factory=list[Applied])
+    applied: deque[Applied] = field(default_factory=deque[Applied])
+    """What was applied and is not written down yet."""
     losses: dict[int, float] = field(default_factory=dict[int, float])
     """Loss of each step, of as many workers as have pushed it."""
     tokens: dict[int, int] = field(default_factory=dict[int, int])
@@ -146,10 +148,10 @@ class Served:
     def _apply(self, pushes: Sequence[Push]) -> None:
         staleness = max(self.version - push.version for push in pushes)
         self.update(pushes, staleness)
-        self.applied += [
+        self.applied.extend(
             Applied(worker=one.worker, step=one.step, read=one.version, version=self.version)
             for one in pushes
-        ]
+        )
         self.version += 1
 
     def _stop(self) -> None:

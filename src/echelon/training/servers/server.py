@@ -61,14 +61,15 @@ class AsynchronousServer(TrainEngine):
             snapshot=self._snapshot,
             decides=self.groups.rank == mesh.server_ranks[0],
         )
-        self._told = 0
+        self.keeps_order = False
+        self._order: list[Applied] = []
         self._wire = TORCH_DTYPES[self.plan.mathematics.precision.reduction]
         self.quiet_events: deque[Event] = self.groups.server_links.events
 
     @property
     def applied(self) -> Sequence[Applied]:
-        """Return every gradient that was applied, in order."""
-        return self.served.applied
+        """Return every gradient that was applied, in order: where `keeps_order` is set."""
+        return self._order
 
     def step(
         self,
@@ -90,7 +91,9 @@ class AsynchronousServer(TrainEngine):
         self._tell()
         workers, updates = self.plan.mesh.num_workers, self.plan.mathematics.updates
         self.num_updates += updates.per_clock(workers)
-        loss = served.losses.pop(step) / updates.per_clock(workers)
+        loss = served.losses[step] / updates.per_clock(workers)
+        # A thread may still answer a push of this step.
+        served.losses.pop(step - 1, None)
         return StepResult(
             step=step + 1,
             loss=loss,
@@ -119,6 +122,7 @@ class AsynchronousServer(TrainEngine):
         """Wait for workers to leave, as long as that may take."""
         for thread in self._threads:
             thread.join(timeout=ENDS_WITHIN_S)
+        self._tell()
         super().close()
 
     def _start(self) -> None:
@@ -221,11 +225,13 @@ class AsynchronousServer(TrainEngine):
         while self.quiet_events:
             sink.record(self.quiet_events.popleft())
         now = self.groups.recorder.now()
-        for one in self.served.applied[self._told :]:
+        while self.served.applied:
+            one = self.served.applied.popleft()
             sink.record(
                 Event(kind=APPLY, name=applied_name(one), start=now, end=now, rank=self.groups.rank)
             )
-            self._told += 1
+            if self.keeps_order:
+                self._order.append(one)
 
 
 def _tag(bucket: Bucket) -> int:
