@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -10,16 +11,21 @@ import pytest
 
 from echelon.core.plan import Plan
 from echelon.core.updates import Updates
+from echelon.parallel.buckets import Bucket
 from echelon.parallel.servers.messages import Reply, WorkerMessages
 from echelon.training.servers.served import Push, Served
 from echelon.training.servers.server import AsynchronousServer
+from echelon.training.servers.worker import AsynchronousWorker
 from tests.proof.layouts import layout
 from tests.proof.mutants.planting import Told, mutant
 
 
-def asynchronous(*, bound: int = 2, damping: float = 1.0, workers: int = 2) -> Plan:
+def asynchronous(
+    *, bound: int = 2, damping: float = 1.0, workers: int = 2, clip_norm: float | None = 1.0
+) -> Plan:
     """Return a plan of two asynchronous servers."""
-    plan = layout(dp=workers, mesh={"dp_replicate": workers, "servers": 2})
+    mesh = {"dp_replicate": workers, "servers": 2}
+    plan = layout(dp=workers, mesh=mesh, optimizer={"clip_norm": clip_norm})
     updates = Updates(kind="asynchronous", max_staleness=bound, damping=damping)
     return replace(plan, mathematics=replace(plan.mathematics, updates=updates))
 
@@ -32,40 +38,25 @@ def told(rule: str, factor: str, **chosen: Any) -> Told:
 @mutant(told("prove-replayed-loss", "stale"))
 def stale_version_as_fresh(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Let workers compute from the pull before the last, and call it the last."""
-    pull = WorkerMessages.pull
+    init, pull = AsynchronousWorker.__init__, WorkerMessages.pull
 
-    def late(self: Any, buckets: Sequence[Any]) -> list[Reply]:
+    def keeps_first(self: Any, *args: Any, **named: Any) -> None:
+        init(self, *args, **named)
+        self.messages.pulled = [bucket.values.clone() for bucket in self.model.buckets]
+
+    def late(self: Any, buckets: Sequence[Bucket]) -> list[Reply]:
         answers = pull(self, buckets)
         fresh = [bucket.values.clone() for bucket in buckets]
-        for bucket, old in zip(buckets, self.__dict__.get("pulled", self_first(self)), strict=True):
+        for bucket, old in zip(buckets, self.pulled, strict=True):
             bucket.values.copy_(old)
         self.pulled = fresh
         return answers
 
-    begin = WorkerMessages.begin
-
-    def keeps_first(self: Any, step: int, tokens: int) -> None:
-        if step == 0:
-            self.first = [bucket.values.clone() for bucket in self.buckets_of_worker]
-        begin(self, step, tokens)
-
-    def self_first(self: Any) -> list[Any]:
-        return self.first
-
-    from echelon.training.servers.worker import AsynchronousWorker
-
-    init = AsynchronousWorker.__init__
-
-    def knows_buckets(self: Any, *args: Any, **named: Any) -> None:
-        init(self, *args, **named)
-        self.messages.buckets_of_worker = self.model.buckets
-
-    patch.setattr(AsynchronousWorker, "__init__", knows_buckets)
-    patch.setattr(WorkerMessages, "begin", keeps_first)
+    patch.setattr(AsynchronousWorker, "__init__", keeps_first)
     patch.setattr(WorkerMessages, "pull", late)
 
 
-@mutant(told("prove-replay", "undamped", damping=2.0))
+@mutant(told("prove-replayed-loss", "undamped", damping=2.0))
 def stale_gradient_as_fresh(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Apply every gradient at the rate of a fresh one, whatever its staleness."""
     apply = AsynchronousServer._apply
@@ -76,7 +67,7 @@ def stale_gradient_as_fresh(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(AsynchronousServer, "_apply", fresh)
 
 
-@mutant(told("prove-replay", "twice"))
+@mutant(told("prove-replayed-loss", "twice"))
 def shard_updated_twice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Let the second server make every update twice, and count it once."""
     apply = AsynchronousServer._apply
@@ -102,7 +93,7 @@ def push_applied_again(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(Served, "_apply", again)
 
 
-@mutant(told("prove-replay", "replicas weighted", bound=0, damping=0.0, workers=4))
+@mutant(told("prove-replayed-loss", "replicas weighted", bound=0, damping=0.0, workers=4))
 def unfair_averaging(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Average each push with the mean of those before it."""
     apply = AsynchronousServer._apply
@@ -118,7 +109,7 @@ def unfair_averaging(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     patch.setattr(AsynchronousServer, "_apply", unfair)
 
 
-@mutant(told("prove-replay", "1/W", damping=0.0))
+@mutant(told("prove-replayed-loss", "1/W", damping=0.0, clip_norm=None))
 def share_of_a_worker_as_the_mean(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Apply a worker's part of the gradient as if it were that of the whole batch."""
     apply = AsynchronousServer._apply
@@ -137,10 +128,6 @@ def share_of_a_worker_as_the_mean(patch: pytest.MonkeyPatch, plan: Plan) -> None
 @mutant(told("prove-staleness-bound", "none", bound=1))
 def bound_of_nobody(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Answer every push at once, while the first worker is slow."""
-    import time
-
-    from echelon.training.servers.worker import AsynchronousWorker
-
     step, take = AsynchronousWorker.step, Served.take
 
     def slow(self: Any, *args: Any, **named: Any) -> Any:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+
+import torch
 
 from echelon.core.plan import Plan
 from echelon.cost.bytes.servers import SERVERS_AXIS
@@ -43,18 +45,23 @@ def diagnose_asynchronous(
 
 
 def _explaining(evidence: AsynchronousEvidence) -> Iterator[Mistake]:
-    """Yield the mistakes whose replay gives what the servers have."""
-    if not evidence.final:
+    """Yield the mistakes whose replay gives what the servers have, where the right one does not."""
+    if not evidence.final or _largest_error(evidence, evidence.final) < EXPLAINED:
         return
     for mistake in _mistakes(evidence.plan):
         final = Replay(plan=evidence.plan, ranks=evidence.ranks, mistake=mistake).final()
-        errors = [
-            error
-            for said, right in zip(evidence.servers, final, strict=True)
-            for error in errors_of(said, right).values()
-        ]
-        if max(errors) < EXPLAINED:
+        if _largest_error(evidence, final) < EXPLAINED:
             yield mistake
+
+
+def _largest_error(
+    evidence: AsynchronousEvidence, final: Sequence[Mapping[str, torch.Tensor]]
+) -> float:
+    return max(
+        error
+        for said, right in zip(evidence.servers, final, strict=True)
+        for error in errors_of(said, right).values()
+    )
 
 
 def _mistakes(plan: Plan) -> Iterator[Mistake]:

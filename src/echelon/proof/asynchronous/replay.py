@@ -226,9 +226,9 @@ def _updates(applied: Sequence[AppliedGradient]) -> list[list[AppliedGradient]]:
 def _reads(servers: Sequence[_Server]) -> dict[WorkerStep, list[int]]:
     """Return the version of each server that each gradient was computed from."""
     found: dict[WorkerStep, list[int]] = {}
-    for server in servers:
+    for number, server in enumerate(servers):
         for one in (one for together in server.order for one in together):
-            found.setdefault((one.worker, one.step), []).append(one.read)
+            found.setdefault((one.worker, one.step), [0] * len(servers))[number] = one.read
     return found
 
 
