@@ -12,6 +12,7 @@ import torch
 from echelon.core.attention_mask import DocumentStarts, PositionRun
 from echelon.core.event import EventList
 from echelon.core.plan import Plan
+from echelon.core.updates import AppliedGradient
 from echelon.launch.context import RankContext
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.models.piece_sizes import PROOF_PIECES, TRAINING_PIECES, PieceSizes
@@ -24,7 +25,6 @@ from echelon.training.activation_recorder import ActivationRecorder, RecordedAct
 from echelon.training.engine import TrainEngine
 from echelon.training.routing_recorder import RecordedRouting, RoutingRecorder
 from echelon.training.servers.engine import make_engine
-from echelon.training.servers.served import Applied
 from echelon.training.servers.server import AsynchronousServer
 from echelon.training.servers.worker import AsynchronousWorker
 
@@ -175,7 +175,7 @@ class EngineSubject:
         """Return the state of the optimizer, by kind."""
         return self.engine.state()
 
-    def applied(self) -> Sequence[Applied]:
+    def applied(self) -> Sequence[AppliedGradient]:
         """Return the gradients that an asynchronous server applied, in order; others none."""
         return self.engine.applied if isinstance(self.engine, AsynchronousServer) else ()
 

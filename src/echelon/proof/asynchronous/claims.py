@@ -12,9 +12,10 @@ from echelon.core.parameters import parameters
 from echelon.core.plan import Plan
 from echelon.core.rulebook import prove as rules
 from echelon.core.rulebook import servers as server_rules
+from echelon.core.updates import AppliedGradient
 from echelon.cost.bytes.held import bytes_held
 from echelon.cost.bytes.sent import bytes_sent_by_axis
-from echelon.proof.asynchronous.record import AppliedGradient, AsynchronousRank
+from echelon.proof.asynchronous.record import AsynchronousRank
 from echelon.proof.asynchronous.replay import OrderProblem, Replay
 from echelon.proof.claims.checks import Check, exact_check
 from echelon.proof.claims.claims import ClaimResult, judged

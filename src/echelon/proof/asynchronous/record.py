@@ -18,6 +18,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from echelon.core.plan import Plan
+from echelon.core.updates import AppliedGradient
 from echelon.launch.context import RankContext
 from echelon.parallel.weights import Shard
 from echelon.proof.oracle.batches import global_batch
@@ -25,16 +26,6 @@ from echelon.proof.ranks import find_factory
 
 LONGEST_PAUSE_S = 0.03
 """The longest wait of a worker before a step."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AppliedGradient:
-    """Say that a server applied a gradient: whose, of which step, read from and applied to what."""
-
-    worker: int
-    step: int
-    read: int
-    version: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

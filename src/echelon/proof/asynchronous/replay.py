@@ -21,7 +21,8 @@ import torch
 
 from echelon.core.parameters import parameters
 from echelon.core.plan import Plan
-from echelon.proof.asynchronous.record import AppliedGradient, AsynchronousRank
+from echelon.core.updates import AppliedGradient
+from echelon.proof.asynchronous.record import AsynchronousRank
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.optimizers import (
     OptimizerState,
