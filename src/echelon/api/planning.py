@@ -333,7 +333,8 @@ def prove_on_ranks(
     proof = prove_on(
         plan, run_ranks=run_ranks, subject=engine, own_precision=own_precision, late=late
     )
-    ours = subject is None and has_formula(plan.mathematics.optimizer)
+    apart = plan.mathematics.updates.is_asynchronous
+    ours = subject is None and has_formula(plan.mathematics.optimizer) and not apart
     if not ours or not proof.proven:
         return proof
     small = shrink(plan, precision="fp64")

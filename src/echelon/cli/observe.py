@@ -214,6 +214,13 @@ def summary_text(summary: RunSummary) -> str:
         both = f"{summary.first_imbalance:.2f}x -> {summary.last_imbalance:.2f}x"
         dropped = 100 * (summary.dropped_share or 0.0)
         facts.append(("experts", f"imbalance {both} (worst layer), {dropped:.1f} % dropped"))
+    for one in summary.staleness:
+        counts = ", ".join(f"{stale} x {count}" for stale, count in one.histogram.items())
+        facts.append(
+            (f"worker {one.worker}", f"staleness x gradients: {counts}; {one.mean:.2f} in the mean")
+            if one.num_applied
+            else (f"worker {one.worker}", "no gradient was applied, or there are no events")
+        )
     if summary.step_s is not None and summary.tokens_per_s is not None:
         rate = short_count(summary.tokens_per_s)
         facts.append(("step", f"{_ms(summary.step_s)} ms, {rate} tokens/s (medians)"))

@@ -10,6 +10,8 @@ from typing import Protocol
 
 ATTEND = "attend"
 MULTIPLY = "multiply"
+APPLY = "apply"
+"""The kind of a gradient that an asynchronous server applied (`core/updates.py` has its name)."""
 
 BESIDE_MESSAGES = frozenset({ATTEND, MULTIPLY})
 """The kinds of work inside of an action that messages hide behind, step by step."""
@@ -23,8 +25,8 @@ class Event:
     """A collective (`all_reduce`, `all_gather`, `reduce_scatter`, `all_to_all`, `broadcast`,
     `send`), a pipeline action (`F`, `B`, `W`, `BW`), the attention to one block of keys inside of
     one (`attend`, of context ranks), the product of one chunk of rows (`multiply`, of tensor ranks
-    that overlap), or what a rank does before and after them in a step (`load` the batch, `update`
-    the parameters)."""
+    that overlap), what a rank does before and after them in a step (`load` the batch, `update` the
+    parameters), or that a parameter server did with a worker's gradient (`apply`)."""
     name: str
     """What it was done to: a bucket, a unit, a tensor."""
     axis: str = ""

@@ -11,6 +11,7 @@ rate falls with the staleness (Zhang et al., Staleness-aware Async-SGD, 2016, di
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -53,3 +54,39 @@ class Updates:
     def damped_rate(self, rate: float, staleness: int) -> float:
         """Return the learning rate of a gradient: rate / (1 + staleness)^damping."""
         return rate / (1.0 + staleness) ** self.damping
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AppliedGradient:
+    """Say that a server applied a gradient: whose, of which step, read from and applied to what."""
+
+    worker: int
+    """Whose it was."""
+    step: int
+    """Of which of its steps, from 0."""
+    read: int
+    """The version that it was computed from."""
+    version: int
+    """The version that it was applied to: of several in one update, the same."""
+
+    @property
+    def staleness(self) -> int:
+        """Return the updates between."""
+        return self.version - self.read
+
+    @property
+    def event_name(self) -> str:
+        """Return what its event is called."""
+        return f"worker {self.worker} step {self.step + 1} read {self.read} applied {self.version}"
+
+    @classmethod
+    def from_event(cls, name: str) -> AppliedGradient | None:
+        """Return the gradient of an event of this name; None where it is no such name."""
+        found = _EVENT_NAME.fullmatch(name)
+        if found is None:
+            return None
+        worker, step, read, version = map(int, found.groups())
+        return cls(worker=worker, step=step - 1, read=read, version=version)
+
+
+_EVENT_NAME = re.compile(r"worker (\d+) step (\d+) read (\d+) applied (\d+)", re.ASCII)

@@ -12,9 +12,14 @@ from typing import Protocol
 
 import torch
 
+from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
+from echelon.core.rulebook.servers import ASYNCHRONOUS_ORDER_IS_NOT_KNOWN
 from echelon.core.version import __version__
 from echelon.layout.islands import inner_plan
+from echelon.proof.asynchronous.claims import evidence_of, judge_asynchronous
+from echelon.proof.asynchronous.mistakes import diagnose_asynchronous
+from echelon.proof.asynchronous.record import read_rank
 from echelon.proof.claims.checks import Evidence
 from echelon.proof.claims.choice_errors import with_ties_of_ranks
 from echelon.proof.claims.claims import ClaimResult, judge, judge_races
@@ -47,6 +52,10 @@ OUR_ENGINE = "echelon.training.subject:build"
 """The subject that is proven when none is named."""
 
 _TARGET = "echelon.proof.ranks:run_subject"
+_ASYNCHRONOUS = "echelon.proof.asynchronous.record:run_asynchronous"
+
+LEAST_REPLAYED_STEPS = 4
+"""Steps of each worker in an asynchronous run: enough for them to part."""
 
 
 class RankRunner(Protocol):
@@ -82,6 +91,20 @@ def prove(
     factory = find_factory(subject)
     if late:
         require_late_subject(subject, factory)
+    if plan.mathematics.updates.is_asynchronous:
+        if late:
+            raise ConfigError(
+                ASYNCHRONOUS_ORDER_IS_NOT_KNOWN.problem(
+                    "late completion compares two runs, and asynchronous servers have no order "
+                    "that both would keep",
+                    key="servers.updates",
+                    suggestions=("a proof without late completion",),
+                )
+            )
+        exact = shrink(plan, precision="fp64", names_apart=True)
+        steps = max(LEAST_REPLAYED_STEPS, num_steps(exact))
+        one = _replayed(exact, steps, run_ranks=run_ranks, subject=subject)
+        return _proof(plan, exact, subject, steps, (one,))
     variants = _variants(plan, own_precision=own_precision)
     # Numbers that are large or tiny are those of one step: the islands of it are trainings alike.
     local = plan.mathematics.local_sgd.active
@@ -108,14 +131,44 @@ def prove(
         else:
             run_into(Path(directory))
         passes = _judge(variants, ranges, Path(directory), late_runs)
+    return _proof(plan, variants[0].plan, subject, variants[0].num_steps, passes)
+
+
+def _replayed(plan: Plan, steps: int, *, run_ranks: RankRunner, subject: str) -> ProofPass:
+    """Return the claims of a run of asynchronous servers, and of its replay in one process."""
+    mesh = plan.mesh
+    labels = [mesh.label(rank) for rank in range(mesh.world_size)]
+    with tempfile.TemporaryDirectory(prefix="echelon-prove-") as directory:
+        told = {
+            "plan": plan.to_json(),
+            "subject": subject,
+            "num_steps": steps,
+            "directory": directory,
+        }
+        run_ranks(_ASYNCHRONOUS, told, mesh.world_size, labels=labels)
+        ranks = [read_rank(Path(directory), rank) for rank in range(mesh.world_size)]
+    evidence = evidence_of(plan, steps, ranks)
+    results = judge_asynchronous(evidence)
+    stale = max((one.version - one.read for said in ranks for one in said.applied), default=0)
+    return ProofPass(
+        precision=plan.mathematics.precision.parameters,
+        claims=results,
+        diagnosis=diagnose_asynchronous(evidence, results),
+        note=f"the recorded order was replayed; the largest staleness was {stale}",
+    )
+
+
+def _proof(
+    plan: Plan, shrunk: Plan, subject: str, steps: int, passes: tuple[ProofPass, ...]
+) -> Proof:
     return Proof(
         plan=plan.name,
         plan_hash=plan.content_hash(),
         mesh=mesh_text(plan),
-        shrunk_plan=variants[0].plan,
+        shrunk_plan=shrunk,
         subject=subject,
         seed=plan.mathematics.seed,
-        num_steps=variants[0].num_steps,
+        num_steps=steps,
         versions={
             "echelon": __version__,
             "torch": torch.__version__,

@@ -18,8 +18,10 @@ from typing import Self
 
 import torch
 
+from echelon.core.errors import InfeasiblePlan
 from echelon.core.plan import Plan
 from echelon.core.rulebook import rehearse as rules
+from echelon.core.rulebook.servers import ASYNCHRONOUS_ORDER_IS_NOT_KNOWN
 from echelon.core.rules import Rule
 from echelon.cost.peak.few_rounds import with_few_microbatches
 from echelon.cost.peak.rank_peak import PeakWalk
@@ -70,6 +72,14 @@ def rehearse(
     Steps have few microbatches (`with_few_microbatches`), or with `whole` all of them. A trace of
     each distinct rank is written into the folder `traces`, which must not be there yet.
     """
+    if plan.mathematics.updates.is_asynchronous:
+        raise InfeasiblePlan(
+            ASYNCHRONOUS_ORDER_IS_NOT_KNOWN.problem(
+                'servers.updates = "asynchronous": which push comes first is known after a run',
+                key="servers.updates",
+                suggestions=('servers.updates = "synchronous"', "echelon prove"),
+            )
+        )
     started = time.perf_counter()
     asked, num_microbatches = plan, plan.num_microbatches
     plan = with_short_rounds(plan)

@@ -11,6 +11,7 @@ from echelon.telemetry.bound import StepBound, read_bound
 from echelon.telemetry.events import METRICS_FILE
 from echelon.telemetry.json_lines import LogEntry, last_of_each_step, read_entries
 from echelon.telemetry.run_directory import open_run
+from echelon.telemetry.staleness import WorkerStaleness, staleness_of_run
 from echelon.training.checkpoint.folder import list_checkpoints
 
 
@@ -61,6 +62,8 @@ class RunSummary:
     """Share of all assignments of the run for which there was no room."""
     bound: StepBound | None = None
     """What binds its steps, by the events that its ranks recorded."""
+    staleness: tuple[WorkerStaleness, ...] = ()
+    """How stale the gradients of each worker of asynchronous servers were."""
 
 
 def step_losses(run_dir: Path) -> tuple[float, ...]:
@@ -105,6 +108,7 @@ def summarize_run(run_dir: Path) -> RunSummary:
         last_imbalance=imbalances[-1] if imbalances else None,
         dropped_share=_dropped(routed),
         bound=read_bound(run_dir, plan),
+        staleness=staleness_of_run(run_dir, plan),
     )
 
 

@@ -12,9 +12,10 @@ import torch
 from echelon.core.attention_mask import DocumentStarts, PositionRun
 from echelon.core.event import EventList
 from echelon.core.plan import Plan
+from echelon.core.updates import AppliedGradient
 from echelon.cost.bytes.threads import REPLICA_GRADIENTS, REPLICA_PARAMETERS
 from echelon.launch.context import RankContext
-from echelon.models.batch import TokenBatch
+from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.models.piece_sizes import PROOF_PIECES, TRAINING_PIECES, PieceSizes
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.offload.store import storage_bytes
@@ -25,6 +26,9 @@ from echelon.training.activation_recorder import ActivationRecorder, RecordedAct
 from echelon.training.engine import TrainEngine
 from echelon.training.local_sgd.outer_steps import GRADIENTS
 from echelon.training.routing_recorder import RecordedRouting, RoutingRecorder
+from echelon.training.servers.engine import make_engine
+from echelon.training.servers.server import AsynchronousServer
+from echelon.training.servers.worker import AsynchronousWorker
 
 
 class BatchRows(Protocol):
@@ -101,8 +105,10 @@ class EngineSubject:
         self.events = EventList()
         clock = clock_of(place.device)
         recorder = Recorder(place.rank, self.events, place.progress, clock)
-        self.engine = TrainEngine(plan, recorder, place.device, completion, pieces=pieces)
+        self.engine = make_engine(plan, recorder, place.device, completion, pieces=pieces)
         self.engine.on_gradients = self._keep_gradients
+        if isinstance(self.engine, AsynchronousServer):
+            self.engine.keeps_order = True
         self._routes = RoutingRecorder(self.engine)
         self._activations = ActivationRecorder(self.engine) if tells_activations else None
         self._scale = 1.0
@@ -110,6 +116,9 @@ class EngineSubject:
 
     def step(self, batch: BatchRows, step: int) -> EngineReport:
         """Take one optimizer step on this rank's rows of `batch`."""
+        if isinstance(self.engine, AsynchronousWorker):
+            counted = int((batch.labels_BT != IGNORED_LABEL).sum())
+            self.engine.tokens_of_step = lambda _: counted
         batches: list[TokenBatch] = []
         if not self.engine.is_server:
             runs = self.engine.runs_for(batch.inputs_BT.shape[1])
@@ -174,9 +183,15 @@ class EngineSubject:
         kinds = self.engine.outer_state().items()
         return {kind: shards for kind, shards in kinds if kind != GRADIENTS}
 
-    def close(self) -> None:
-        """Give back what rests outside of the device."""
+    def applied(self) -> Sequence[AppliedGradient]:
+        """Return the gradients that an asynchronous server applied, in order; others none."""
+        return self.engine.applied if isinstance(self.engine, AsynchronousServer) else ()
+
+    def close(self) -> dict[str, int]:
+        """Give back what rests outside of the device; return the bytes sent since the last step."""
+        self.events.events.clear()
         self.engine.close()
+        return self.events.bytes_by_axis()
 
     def _keep_gradients(self) -> None:
         """Keep copies without the loss scale, in a dtype that can hold them."""

@@ -64,10 +64,14 @@ class MutantSubject:
         """Return what passed the boundaries of blocks in the last step."""
         return self._subject.activations()
 
-    def close(self) -> None:
+    def applied(self) -> Any:
+        """Return what an asynchronous server applied."""
+        return self._subject.applied()
+
+    def close(self) -> Any:
         """Take the bug out, and give back what the engine holds."""
         self._patch.undo()
-        self._subject.close()
+        return self._subject.close()
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from echelon.cli.plan.servers import (
     most_held_by_server,
     server_parts,
     servers_json,
+    updates_text,
 )
 from echelon.core.axis import LOSS_AXES, MESH_AXES, SHARD_AXES, Axis
 from echelon.core.choices.collective_algorithms import BACKEND, COLLECTIVE_ALGORITHMS
@@ -231,6 +232,8 @@ def _head(plan: Plan) -> Iterator[str]:
     if plan.cluster.backend == "nccl":
         yield f"attends  {attention_kernel_text(plan)}"
     yield from expert_lines(plan)
+    if plan.mesh.servers:
+        yield f"servers  {updates_text(plan)}"
     if layout.kernels.fused:
         yield f"kernels  {layout.kernels.provider}: {', '.join(layout.kernels.fused)}"
     elif plan.cluster.backend == "nccl":

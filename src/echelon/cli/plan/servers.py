@@ -21,6 +21,20 @@ def count_text(count: int, what: str) -> str:
     return f"{count} {what}{'s' * (count != 1)}"
 
 
+def updates_text(plan: Plan) -> str:
+    """Return when servers update."""
+    updates, workers = plan.mathematics.updates, plan.mesh.num_workers
+    if not updates.is_asynchronous:
+        return "synchronous: one update with the mean of the global batch"
+    if not updates.applies_each:
+        return "asynchronous with max_staleness 0: the bits of synchronous servers"
+    damping = f", rate / (1 + staleness)^{updates.damping:g}" * (updates.damping > 0)
+    return (
+        f"asynchronous: at most {updates.max_staleness} steps ahead of the slowest, so gradients "
+        f"at most {updates.most_stale(workers)} updates stale{damping}"
+    )
+
+
 def most_held_by_server(plan: Plan) -> int:
     """Return what the server that holds most holds between steps; 0 where there is none."""
     ranks = plan.mesh.server_ranks

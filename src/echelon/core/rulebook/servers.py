@@ -86,6 +86,47 @@ ASYNCHRONOUS_ORDER_IS_NOT_KNOWN = Rule(
     fixed="echelon prove run.toml --set servers.updates=asynchronous",
 )
 
+PROVE_APPLIED_ONCE = Rule(
+    id="prove-applied-once",
+    why="""
+    Each server applies the gradient of each worker in each step once, and versions count its
+    updates. A push that comes twice, after a link was mended, is applied once all the same.
+    """,
+    bad="on retry: apply(gradient)",
+    fixed="on retry: apply(gradient) unless (worker, step) was applied",
+)
+
+PROVE_STALENESS_BOUND = Rule(
+    id="prove-staleness-bound",
+    why="""
+    A worker begins a step only while it is at most servers.max_staleness steps ahead of the slowest
+    (Ho et al., 2013): convergence is proven for a bound, and for none without it.
+    """,
+    bad="answer every push at once",
+    fixed="answer when min(clocks) >= clock - max_staleness",
+)
+
+PROVE_REPLAYED_LOSS = Rule(
+    id="prove-replayed-loss",
+    why="""
+    A worker says from which version of each server it computes. One process with these versions
+    must find the same loss; another loss says that the worker had other parameters.
+    """,
+    bad="version = header.version; parameters of the pull before",
+    fixed="version and parameters of one pull",
+)
+
+PROVE_REPLAY = Rule(
+    id="prove-replay",
+    why="""
+    There is no order of asynchronous updates before a run. Given the recorded one (worker, step,
+    version read, version applied to), one process that applies the same gradients in the same order
+    must come to the same parameters, in float64 to 1e-10.
+    """,
+    bad="apply(gradient, rate)                      # whatever its staleness",
+    fixed="apply(gradient, rate / (1 + staleness) ** damping)",
+)
+
 SERVERS_UPDATE_ELEMENTS = Rule(
     id="servers-update-elements",
     why="""

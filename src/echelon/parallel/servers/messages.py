@@ -13,6 +13,7 @@ and a worker that is lost breaks its own links only. A worker that leaves says s
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import torch
@@ -109,10 +110,11 @@ class WorkerMessages(GradientPush):
         return found
 
     def leave(self) -> None:
-        """Tell every server that no step follows."""
+        """Tell every server that no step follows; one that is lost need not hear it."""
         if self.started:
             for pair in self._pairs:
-                send_numbers(pair, SERVER, BEGIN, LEAVES, 0, 0)
+                with suppress(RuntimeError):
+                    send_numbers(pair, SERVER, BEGIN, LEAVES, 0.0, 0.0).wait()
 
     def _push(self, bucket: Bucket) -> Pending:
         whole = bucket.gradients.to(self._dtype)  # itself, where the dtype is the same

@@ -6,13 +6,14 @@ of 0 the last push of a step updates, with the sum of all in the order of worker
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from threading import Condition
 
 import torch
 
-from echelon.core.updates import Updates
+from echelon.core.updates import AppliedGradient, Updates
 from echelon.parallel.servers.messages import ASKS_TO_STOP
 
 
@@ -36,25 +37,6 @@ class Push:
     """Squared norm of its whole gradient."""
     stop_after: int
     """The step after which the run stops, as far as it knows; 0 for none, ASKS_TO_STOP to ask."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Applied:
-    """Record one gradient that a server applied."""
-
-    worker: int
-    """Whose it was."""
-    step: int
-    """Of which of its steps."""
-    read: int
-    """The version that it was computed from."""
-    version: int
-    """The version that it was applied to: of several in one update, the same."""
-
-    @property
-    def staleness(self) -> int:
-        """Return the updates between."""
-        return self.version - self.read
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +67,8 @@ class Served:
     """Whether this server says when the run stops: the first one."""
     version: int = 0
     stop_after: int = 0
-    applied: list[Applied] = field(default_factory=list[Applied])
+    applied: deque[AppliedGradient] = field(default_factory=deque[AppliedGradient])
+    """What was applied and is not written down yet."""
     losses: dict[int, float] = field(default_factory=dict[int, float])
     """Loss of each step, of as many workers as have pushed it."""
     tokens: dict[int, int] = field(default_factory=dict[int, int])
@@ -146,10 +129,12 @@ class Served:
     def _apply(self, pushes: Sequence[Push]) -> None:
         staleness = max(self.version - push.version for push in pushes)
         self.update(pushes, staleness)
-        self.applied += [
-            Applied(worker=one.worker, step=one.step, read=one.version, version=self.version)
+        self.applied.extend(
+            AppliedGradient(
+                worker=one.worker, step=one.step, read=one.version, version=self.version
+            )
             for one in pushes
-        ]
+        )
         self.version += 1
 
     def _stop(self) -> None:

@@ -14,7 +14,8 @@ from typing import Any
 
 import torch
 
-from echelon.core.event import Event
+from echelon.core.event import APPLY, Event
+from echelon.core.updates import AppliedGradient
 from echelon.models.batch import TokenBatch
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.buckets import Bucket
@@ -31,18 +32,10 @@ from echelon.parallel.transport.collectives import Group
 from echelon.training.engine import StepResult, TrainEngine
 from echelon.training.learning_rate import learning_rate
 from echelon.training.optimizer import local_norm_squared
-from echelon.training.servers.served import Answer, Applied, Push, Served
-
-APPLY = "apply"
-"""The kind of event of an applied gradient; its name is `applied_name`."""
+from echelon.training.servers.served import Answer, Push, Served
 
 ENDS_WITHIN_S = 10.0
 """How long a server that ends waits for its workers to say that no step follows."""
-
-
-def applied_name(one: Applied) -> str:
-    """Return what the event of an applied gradient is called."""
-    return f"worker {one.worker} step {one.step + 1} read {one.read} applied {one.version}"
 
 
 class AsynchronousServer(TrainEngine):
@@ -61,14 +54,15 @@ class AsynchronousServer(TrainEngine):
             snapshot=self._snapshot,
             decides=self.groups.rank == mesh.server_ranks[0],
         )
-        self._told = 0
+        self.keeps_order = False
+        self._order: list[AppliedGradient] = []
         self._wire = TORCH_DTYPES[self.plan.mathematics.precision.reduction]
         self.quiet_events: deque[Event] = self.groups.server_links.events
 
     @property
-    def applied(self) -> Sequence[Applied]:
-        """Return every gradient that was applied, in order."""
-        return self.served.applied
+    def applied(self) -> Sequence[AppliedGradient]:
+        """Return every gradient that was applied, in order: where `keeps_order` is set."""
+        return self._order
 
     def step(
         self,
@@ -90,7 +84,9 @@ class AsynchronousServer(TrainEngine):
         self._tell()
         workers, updates = self.plan.mesh.num_workers, self.plan.mathematics.updates
         self.num_updates += updates.per_clock(workers)
-        loss = served.losses.pop(step) / updates.per_clock(workers)
+        loss = served.losses[step] / updates.per_clock(workers)
+        # A thread may still answer a push of this step.
+        served.losses.pop(step - 1, None)
         return StepResult(
             step=step + 1,
             loss=loss,
@@ -119,6 +115,7 @@ class AsynchronousServer(TrainEngine):
         """Wait for workers to leave, as long as that may take."""
         for thread in self._threads:
             thread.join(timeout=ENDS_WITHIN_S)
+        self._tell()
         super().close()
 
     def _start(self) -> None:
@@ -221,11 +218,13 @@ class AsynchronousServer(TrainEngine):
         while self.quiet_events:
             sink.record(self.quiet_events.popleft())
         now = self.groups.recorder.now()
-        for one in self.served.applied[self._told :]:
+        while self.served.applied:
+            one = self.served.applied.popleft()
             sink.record(
-                Event(kind=APPLY, name=applied_name(one), start=now, end=now, rank=self.groups.rank)
+                Event(kind=APPLY, name=one.event_name, start=now, end=now, rank=self.groups.rank)
             )
-            self._told += 1
+            if self.keeps_order:
+                self._order.append(one)
 
 
 def _tag(bucket: Bucket) -> int:

@@ -1,0 +1,69 @@
+"""Asynchronous servers: the recorded order, replayed in one process, gives the same parameters."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from echelon.core.errors import ConfigError
+from echelon.launch.local.pool import RankPool
+from echelon.proof.run import prove
+from tests.parallel.layouts import QWEN
+from tests.parallel.servers.test_proof import served_plan
+from tests.proof.mutants import asynchronous_servers
+from tests.proof.mutants.planting import Told, mutants_of
+from tests.training.test_servers import with_updates
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "num_servers", "bound", "damping"),
+    [(2, 1, 2, 0.0), (2, 2, 1, 1.0), (4, 2, 2, 0.5), (2, 2, 0, 0.0)],
+)
+def test_an_asynchronous_run_equals_its_replay(
+    rank_pool: RankPool, num_workers: int, num_servers: int, bound: int, damping: float
+) -> None:
+    """S07, A14: float64 to 1e-10, for the versions that were read, with bound and damping."""
+    plan = with_updates(served_plan(num_workers, num_servers), bound, damping)
+
+    proof = prove(plan, run_ranks=rank_pool.run)
+
+    proof.require()
+    (exact,) = proof.passes
+    claims = {claim.rule.id: claim for claim in exact.claims}
+    assert claims["prove-replay"].max_error < 1e-10
+    assert claims["prove-replayed-loss"].compared == proof.num_steps * num_workers
+    assert claims["prove-bytes-sent"].compared == num_workers + num_servers
+    assert "staleness" in exact.note
+
+
+def test_clipping_and_another_optimizer_are_replayed(rank_pool: RankPool) -> None:
+    """S07: a tied model, SGD with momentum."""
+    plan = with_updates(served_plan(2, 2, model=QWEN), 2, 1.0)
+    numbers = plan.mathematics
+    sgd = replace(numbers, optimizer=replace(numbers.optimizer, kind="sgd"))
+    prove(replace(plan, mathematics=sgd), run_ranks=rank_pool.run).require()
+
+
+def test_late_completion_has_no_order_to_compare(rank_pool: RankPool) -> None:
+    """S07: refused before any rank starts."""
+    plan = with_updates(served_plan(2, 1), 1)
+    with pytest.raises(ConfigError) as refused:
+        prove(plan, run_ranks=rank_pool.run, late=True)
+    assert refused.value.rules == ("asynchronous-order-is-not-known",)
+
+
+@pytest.mark.parametrize(("mutant", "told"), mutants_of(asynchronous_servers))
+def test_a_planted_bug_of_asynchronous_servers_is_caught_and_named(
+    mutant: str, told: Told, rank_pool: RankPool
+) -> None:
+    """S07: stale versions applied as fresh, shards updated twice, unfair averages, no bound.
+
+    Which worker's step is the first wrong one depends on the order of the run.
+    """
+    proof = prove(told.of(**told.plan), run_ranks=rank_pool.run, subject=mutant)
+
+    assert not proof.proven
+    found = proof.diagnosis
+    assert found is not None
+    assert (found.rule, found.factor, found.axis) == (told.rule, told.factor, told.axis)
