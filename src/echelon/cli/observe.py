@@ -210,6 +210,12 @@ def summary_text(summary: RunSummary) -> str:
         both = f"{summary.first_imbalance:.2f}x -> {summary.last_imbalance:.2f}x"
         dropped = 100 * (summary.dropped_share or 0.0)
         facts.append(("experts", f"imbalance {both} (worst layer), {dropped:.1f} % dropped"))
+    if (rounds := summary.rounds) is not None:
+        told = (
+            f"{rounds.rounds} of {rounds.every} steps; rank 0 sent {rounds.mean_bytes:,.0f} bytes"
+        )
+        planned = f"({rounds.planned_bytes:,.0f} by the formulas)"
+        facts.append(("rounds", f"{told} over dp_replicate in a mean step {planned}"))
     if summary.step_s is not None and summary.tokens_per_s is not None:
         rate = short_count(summary.tokens_per_s)
         facts.append(("step", f"{_ms(summary.step_s)} ms, {rate} tokens/s (medians)"))

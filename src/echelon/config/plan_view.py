@@ -33,8 +33,10 @@ def plan_settings(plan: Plan) -> dict[str, object]:
     found = model_settings(plan.model) | {"train.run_name": plan.name}
     for table in ("mesh", "zero", "recompute", "context", "experts", "kernels", "collectives"):
         found |= settings_under(table, getattr(layout, table))
-    for table in ("precision", "optimizer", "local_sgd"):
+    for table in ("precision", "optimizer"):
         found |= settings_under(table, getattr(numbers, table))
+    if numbers.local_sgd.active:
+        found |= settings_under("local_sgd", numbers.local_sgd)
     found |= settings_under("experts", numbers.balance)
     found |= {
         "experts.balance": numbers.balance.kind,

@@ -9,6 +9,7 @@ from statistics import median
 
 from echelon.telemetry.events import METRICS_FILE
 from echelon.telemetry.json_lines import LogEntry, last_of_each_step, read_entries
+from echelon.telemetry.rounds import RoundSummary, summarize_rounds
 from echelon.telemetry.run_directory import open_run
 from echelon.training.checkpoint.folder import list_checkpoints
 
@@ -58,6 +59,8 @@ class RunSummary:
     """The same in the last step."""
     dropped_share: float | None = None
     """Share of all assignments of the run for which there was no room."""
+    rounds: RoundSummary | None = None
+    """How the islands of local SGD met, where there are some."""
 
 
 def summarize_run(run_dir: Path) -> RunSummary:
@@ -94,6 +97,7 @@ def summarize_run(run_dir: Path) -> RunSummary:
         first_imbalance=imbalances[0] if imbalances else None,
         last_imbalance=imbalances[-1] if imbalances else None,
         dropped_share=_dropped(routed),
+        rounds=summarize_rounds(run_dir, plan),
     )
 
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from echelon.config.cluster.settings import cluster_of
 from echelon.config.rules.violations import RuleViolation, setting_without_effect
-from echelon.config.settings.local_sgd import EVERY_KEY, ISLANDS_KEY, MOMENTUM_KEY, RATE_KEY
+from echelon.config.settings.local_sgd import EVERY_KEY, ISLANDS_KEY, MOMENTUM_KEY
 from echelon.config.settings.schema import SETTINGS
 from echelon.config.view import View, mesh_of
 from echelon.core.rulebook.local_sgd import (
@@ -28,13 +28,6 @@ REPLICATE_KEY, FRAGMENTS_KEY, DELAY_KEY = (
     "local_sgd.delay",
 )
 STEPS_KEY = "train.steps"
-_OFF: dict[str, tuple[object, ...]] = {
-    ISLANDS_KEY: (1,),
-    "local_sgd.outer": ("sgd",),
-    RATE_KEY: (1.0,),
-    MOMENTUM_KEY: (0.0,),
-}
-"""What the record of a plan says where there are no rounds."""
 
 
 def needs_islands(view: View) -> Iterator[RuleViolation]:
@@ -180,10 +173,7 @@ def local_sgd_without_effect(view: View) -> Iterator[RuleViolation]:
     if not view.integer(EVERY_KEY):
         because = f"{EVERY_KEY} = 0: gradients are summed over all ranks in each step"
         for key in (one.key for one in SETTINGS.values() if one.table == "local_sgd"):
-            allowed = _OFF.get(key, ())
-            yield from setting_without_effect(
-                view, key, because, f"{EVERY_KEY} = 50", allowed=allowed
-            )
+            yield from setting_without_effect(view, key, because, f"{EVERY_KEY} = 50")
     elif view.word("local_sgd.outer") == "sgd":
         because = 'local_sgd.outer = "sgd" has no momentum'
         nesterov = 'local_sgd.outer = "nesterov"'
