@@ -16,11 +16,11 @@ from echelon.core.attention_mask import Placement
 from echelon.core.choices.attention_kernels import AttentionKernel
 from echelon.core.choices.collective_algorithms import BACKEND, COLLECTIVE_ALGORITHMS
 from echelon.core.choices.context_kinds import CONTEXT_KINDS, PLAIN_CONTEXT_KIND, ContextKindRecord
+from echelon.core.choices.local_sgd import LocalSgd
 from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
 from echelon.core.choices.registry import load_installed_plugins
 from echelon.core.cluster import Cluster
 from echelon.core.experts import Balance, ExpertLayout
-from echelon.core.local_sgd import LocalSgd
 from echelon.core.mesh import Mesh
 from echelon.core.model_shape import ModelShape
 from echelon.core.serialize import content_hash, decode_json, from_json, to_json
@@ -142,29 +142,33 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mathematics:
-    """Hold everything that can change the numbers of a run.
-
-    `documents` says whether attention crosses from one document of a sequence to another
-    ("joined") or stays inside each ("separate").
-    """
+    """Hold everything that can change the numbers of a run."""
 
     model: ModelShape
+    """What is trained."""
     global_sequences: int
+    """Sequences of a step, over all ranks."""
     sequence_length: int
+    """Tokens of each."""
     documents: Documents = "joined"
+    """Whether attention crosses documents of a sequence, or stays inside of each."""
     seed: int = 0
+    """Of first weights, the order of samples and dropout."""
     precision: Precision = field(default_factory=Precision)
+    """In which dtypes."""
     optimizer: Optimizer = field(default_factory=Optimizer)
+    """By which updates."""
     balance: Balance = field(default_factory=Balance)
+    """What keeps experts busy."""
     local_sgd: LocalSgd = field(default_factory=LocalSgd)
+    """How often replicas meet, where that is not in every step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Zero:
     """Say what of parameters, gradients and optimizer state data-parallel ranks share out.
 
-    What is shared out is cut into slices over `dp_shard` (x `cp`); see Rajbhandari et al., "ZeRO",
-    2020.
+    It is cut into slices over `dp_shard` (x `cp`); see Rajbhandari et al., "ZeRO", 2020.
     """
 
     stage: ZeroStage = 0
@@ -183,8 +187,7 @@ class Zero:
     keep_whole_below: int = 0
     """Elements below which a parameter is never cut."""
     gather: GatherDType = "parameters"
-    """At stage 3, what is gathered of weights that are multiplied in 8 bits: themselves, or their
-    codes, which each rank makes of its slice once a step (`parallel/fp8_gather.py`)."""
+    """At stage 3, what is gathered of weights multiplied in 8 bits: themselves or their codes."""
     optimizer_offload: OffloadTarget = "none"
     """Where slices of optimizer state are between uses."""
     parameter_offload: OffloadTarget = "none"
@@ -199,10 +202,9 @@ class Zero:
 class Pipeline:
     """Give the schedule and, for each stage, the blocks that it owns.
 
-    `stages[s]` lists block indices (maybe none); stage 0 also owns the embedding, the last stage
-    the final norm and the head. Which rank a stage lives on, the schedule says
-    (`schedule.of_plan`). `rows` are the actions of each pipeline rank where no builder makes them:
-    those of a file ("file"), or those that a search found ("auto").
+    `stages[s]` lists block indices (maybe none); stage 0 also owns the embedding, the last one the
+    final norm and the head. The schedule says which rank a stage lives on. `rows` are the actions
+    of each pipeline rank where no builder makes them: those of a file, or that a search found.
     """
 
     schedule: str = "1f1b"
@@ -215,10 +217,9 @@ class Pipeline:
 class Recompute:
     """Say which blocks, and which operators of the others, run forward again in backward.
 
-    "full" recomputes every block whose index is divisible by `every`: it stores only its input.
-    `offload` says where the stored inputs wait for backward: on the device, or in the memory of the
-    host. Of the other blocks, all of them with "selective", `operators` are made again; with
-    experts, those of attention.
+    "full" recomputes every block whose index is divisible by `every`: it stores only its input,
+    which waits where `offload` says. Of the other blocks, all of them with "selective", `operators`
+    are made again; with experts, those of attention.
     """
 
     policy: RecomputePolicy = "none"
@@ -263,9 +264,8 @@ class Context:
 class Kernels:
     """Say what computes the pieces between products: PyTorch's operations, or one kernel for each.
 
-    Of the pieces in `fused`, each is one kernel of `provider`: of our own in Triton, or what
-    PyTorch's compiler makes of the formula. "residual" is the sum before a norm, and in backward
-    the sum of both ways around a branch, in the kernel of the norm.
+    Each piece in `fused` is one kernel of `provider`: our own in Triton, or what PyTorch's compiler
+    makes of it. "residual" is the sum before a norm, in its kernel, and backward that of both ways.
     """
 
     provider: KernelProvider = "plain"

@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from echelon.core.axis import Axis
-from echelon.core.local_sgd import OUTER_BLOCK
+from echelon.core.choices.local_sgd import OUTER_BLOCK
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Plan
 from echelon.layout.buckets import plan_buckets, slice_elements, slice_index, slot_ranges

@@ -10,6 +10,7 @@ from echelon.config.settings.local_sgd import EVERY_KEY, ISLANDS_KEY, MOMENTUM_K
 from echelon.config.settings.schema import SETTINGS
 from echelon.config.view import View, mesh_of
 from echelon.core.rulebook.local_sgd import (
+    LOCAL_SGD_CODES_SAVE_BYTES,
     LOCAL_SGD_DELAY_FITS,
     LOCAL_SGD_ENDS_WITH_A_ROUND,
     LOCAL_SGD_FRAGMENTS_FIT,
@@ -28,6 +29,8 @@ REPLICATE_KEY, FRAGMENTS_KEY, DELAY_KEY = (
     "local_sgd.delay",
 )
 STEPS_KEY = "train.steps"
+MOST_ISLANDS_WITH_CODES = 7
+"""I - 1 bytes of a number, for I islands, are fewer than 8 (I - 1) / I up to so many."""
 
 
 def needs_islands(view: View) -> Iterator[RuleViolation]:
@@ -155,6 +158,32 @@ def scales_of_blocks(view: View) -> Iterator[RuleViolation]:
         )
 
 
+def codes_save_bytes(view: View) -> Iterator[RuleViolation]:
+    """Check that codes of 8 bits are fewer bytes than sums, and come at once."""
+    kind, islands = view.word("local_sgd.gradients"), view.integer(REPLICATE_KEY)
+    delay = view.integer(DELAY_KEY)
+    if not view.integer(EVERY_KEY) or kind == "fp32":
+        return
+    plain = 'local_sgd.gradients = "fp32"'
+    if islands > MOST_ISLANDS_WITH_CODES:
+        yield RuleViolation(
+            rule=LOCAL_SGD_CODES_SAVE_BYTES,
+            key="local_sgd.gradients",
+            message=f'local_sgd.gradients = "{kind}" with {islands} islands: a number takes '
+            f"{islands - 1} bytes, and {8 * (islands - 1) / islands:.3g} of a sum in float32",
+            set_by=("local_sgd.gradients", REPLICATE_KEY),
+            suggestions=(plain, f"{REPLICATE_KEY} = {MOST_ISLANDS_WITH_CODES}"),
+        )
+    if delay:
+        yield RuleViolation(
+            rule=LOCAL_SGD_CODES_SAVE_BYTES,
+            key=DELAY_KEY,
+            message=f'{DELAY_KEY} = {delay} with local_sgd.gradients = "{kind}"',
+            set_by=(DELAY_KEY, "local_sgd.gradients"),
+            suggestions=(f"{DELAY_KEY} = 0", plain),
+        )
+
+
 def masters_are_wide(view: View) -> Iterator[RuleViolation]:
     """Check that values have the digits of a difference."""
     key = "precision.master"
@@ -188,6 +217,7 @@ LOCAL_SGD_PLAN_FINDERS = (
     keeps_state_near,
     scales_of_blocks,
     masters_are_wide,
+    codes_save_bytes,
 )
 """Rules without which ranks could not run rounds."""
 

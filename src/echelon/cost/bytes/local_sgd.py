@@ -25,7 +25,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from echelon.core.axis import Axis
-from echelon.core.local_sgd import OUTER_BLOCK
+from echelon.core.choices.local_sgd import OUTER_BLOCK
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.bytes.all_reduce import SumGroup, sum_group
 from echelon.cost.bytes.data import STAGE_AXIS

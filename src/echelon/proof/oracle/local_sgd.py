@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from echelon.core.local_sgd import LocalSgd
+from echelon.core.choices.local_sgd import LocalSgd
 from echelon.core.plan import Plan
 from echelon.layout.islands import island_plan
 from echelon.proof.oracle.operations import ForcedRouting

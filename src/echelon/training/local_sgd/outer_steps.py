@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from echelon.core.local_sgd import LocalSgd
+from echelon.core.choices.local_sgd import LocalSgd
 from echelon.core.plan import Plan
 from echelon.layout.buckets import SlotRange
 from echelon.layout.islands import fragment_of, fragment_ranges

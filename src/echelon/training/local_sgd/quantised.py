@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 import torch
 
-from echelon.core.local_sgd import OUTER_BLOCK, LocalSgd
+from echelon.core.choices.local_sgd import OUTER_BLOCK, LocalSgd
 from echelon.layout.islands import fragment_of
 from echelon.layout.outer_blocks import FragmentBlocks, blocks_between
 from echelon.parallel.buckets import Bucket
