@@ -12,9 +12,9 @@ from dataclasses import dataclass, field, replace
 from echelon.config.entries import Entry
 from echelon.config.rules.plan import plan_problems
 from echelon.config.setting_layers import SettingLayers, parse_set_flags
+from echelon.core.choices.local_sgd import LocalSgd
 from echelon.core.errors import ConfigError, InfeasiblePlan, Problem
 from echelon.core.experts import ExpertLayout
-from echelon.core.local_sgd import LocalSgd
 from echelon.core.mesh import Mesh
 from echelon.core.plan import Layout, Pipeline, Plan
 from echelon.core.rulebook.generate import (

@@ -45,8 +45,10 @@ def plan_settings(plan: Plan) -> dict[str, object]:
     found = model_settings(plan.model) | {"train.run_name": plan.name}
     for table in LAYOUT_TABLES:
         found |= settings_under(table, getattr(layout, table))
-    for table in ("precision", "optimizer", "local_sgd"):
+    for table in ("precision", "optimizer"):
         found |= settings_under(table, getattr(numbers, table))
+    if numbers.local_sgd.active:
+        found |= settings_under("local_sgd", numbers.local_sgd)
     found |= settings_under("experts", numbers.balance)
     found |= settings_under("servers", numbers.updates)
     found |= {

@@ -16,11 +16,11 @@ from echelon.core.attention_mask import Placement
 from echelon.core.choices.attention_kernels import AttentionKernel
 from echelon.core.choices.collective_algorithms import BACKEND, COLLECTIVE_ALGORITHMS
 from echelon.core.choices.context_kinds import CONTEXT_KINDS, PLAIN_CONTEXT_KIND, ContextKindRecord
+from echelon.core.choices.local_sgd import LocalSgd
 from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
 from echelon.core.choices.registry import load_installed_plugins
 from echelon.core.cluster import Cluster
 from echelon.core.experts import Balance, ExpertLayout
-from echelon.core.local_sgd import LocalSgd
 from echelon.core.mesh import Mesh
 from echelon.core.model_shape import ModelShape
 from echelon.core.serialize import content_hash, decode_json, from_json, to_json
@@ -145,30 +145,35 @@ class Optimizer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mathematics:
-    """Hold everything that can change the numbers of a run.
-
-    `documents` says whether attention crosses from one document of a sequence to another
-    ("joined") or stays inside each ("separate").
-    """
+    """Hold everything that can change the numbers of a run."""
 
     model: ModelShape
+    """What is trained."""
     global_sequences: int
+    """Sequences of a step, over all ranks."""
     sequence_length: int
+    """Tokens of each."""
     documents: Documents = "joined"
+    """Whether attention crosses documents of a sequence, or stays inside of each."""
     seed: int = 0
+    """Of first weights, the order of samples and dropout."""
     precision: Precision = field(default_factory=Precision)
+    """In which dtypes."""
     optimizer: Optimizer = field(default_factory=Optimizer)
+    """By which updates."""
     balance: Balance = field(default_factory=Balance)
+    """What keeps experts busy."""
     local_sgd: LocalSgd = field(default_factory=LocalSgd)
+    """How often replicas meet, where that is not in every step."""
     updates: Updates = field(default_factory=Updates)
+    """When parameter servers update, where there are some."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Zero:
     """Say what of parameters, gradients and optimizer state data-parallel ranks share out.
 
-    What is shared out is cut into slices over `dp_shard` (x `cp`); see Rajbhandari et al., "ZeRO",
-    2020.
+    It is cut into slices over `dp_shard` (x `cp`); see Rajbhandari et al., "ZeRO", 2020.
     """
 
     stage: ZeroStage = 0

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from echelon.core.axis import Axis
-from echelon.core.local_sgd import LocalSgd
+from echelon.core.choices.local_sgd import LocalSgd
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Plan
 from echelon.layout.buckets import (

@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from echelon.core.choices.local_sgd import LocalSgd
 from echelon.core.choices.optimizers import OPTIMIZERS
-from echelon.core.local_sgd import LocalSgd
 from echelon.core.plan import Mathematics, Optimizer, Plan
 
 ROUNDED_UPDATES = 3

@@ -10,6 +10,7 @@ from statistics import median
 from echelon.telemetry.bound import StepBound, read_bound
 from echelon.telemetry.events import METRICS_FILE
 from echelon.telemetry.json_lines import LogEntry, last_of_each_step, read_entries
+from echelon.telemetry.rounds import RoundSummary, summarize_rounds
 from echelon.telemetry.run_directory import open_run
 from echelon.telemetry.staleness import WorkerStaleness, staleness_of_run
 from echelon.training.checkpoint.folder import list_checkpoints
@@ -64,6 +65,8 @@ class RunSummary:
     """What binds its steps, by the events that its ranks recorded."""
     staleness: tuple[WorkerStaleness, ...] = ()
     """How stale the gradients of each worker of asynchronous servers were."""
+    rounds: RoundSummary | None = None
+    """How the islands of local SGD met, where there are some."""
 
 
 def step_losses(run_dir: Path) -> tuple[float, ...]:
@@ -109,6 +112,7 @@ def summarize_run(run_dir: Path) -> RunSummary:
         dropped_share=_dropped(routed),
         bound=read_bound(run_dir, plan),
         staleness=staleness_of_run(run_dir, plan),
+        rounds=summarize_rounds(run_dir, plan),
     )
 
 

@@ -85,7 +85,7 @@ class TrainEngine:
         what is large is worked through in `pieces`.
         """
         self._pieces = pieces
-        local = plan.mathematics.local_sgd
+        whole = plan
         self.groups: RankGroups = rank_groups(plan, recorder, completion)
         plan, _ = plan_and_rank(plan, recorder.rank)
         self.plan, self.device = plan, device
@@ -112,9 +112,9 @@ class TrainEngine:
         self.refresh()
         self.model.gathering.settle()
         self.outer: OuterSteps | None = None
-        if local.active:
+        if whole.mathematics.local_sgd.active:
             masters = self._masters() if has_master else {}
-            self.outer = OuterSteps(local, self.model.buckets, masters, self.groups.islands, device)
+            self.outer = OuterSteps(whole, self.model.buckets, masters, self.groups, device)
         self.loss_scale = LossScale(plan.mathematics.precision)
         self.num_updates = 0
         self.schedule = schedule_from_plan(plan)

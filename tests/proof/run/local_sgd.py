@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from echelon.core.local_sgd import LocalSgd
+from echelon.core.choices.local_sgd import LocalSgd
 from echelon.core.plan import Plan
-from echelon.training.local_sgd import outer_steps
+from echelon.training.local_sgd import outer_steps, quantised
 from tests.proof.layouts import layout
 from tests.proof.mutants.planting import Told, mutant
 
@@ -115,3 +115,25 @@ def sum_for_mean(patch: pytest.MonkeyPatch, plan: Plan) -> None:
         update(local, parameters, mean * local.islands, m)
 
     patch.setattr(outer_steps, "outer_update", added)
+
+
+@mutant(
+    Told(
+        "prove-outer-step",
+        "embedding.weight",
+        "wrong scale",
+        "dp_replicate",
+        step=1,
+        plan={"gradients": "int8"},
+        of=plain,
+    )
+)
+def scale_of_the_next_block(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Multiply the codes of each block by the scale of the block after it."""
+    gathered = quantised._gathered
+
+    def shifted(islands: Any, row: torch.Tensor, name: str) -> torch.Tensor:
+        found = gathered(islands, row, name)
+        return found.roll(-1, dims=1) if name.endswith(".scales") else found
+
+    patch.setattr(quantised, "_gathered", shifted)

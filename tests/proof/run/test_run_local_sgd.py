@@ -35,6 +35,11 @@ PLANS = {
     "late-fragments": with_islands(
         layout(zero={"stage": 3}, dp=2), every=3, delay=1, fragments=2, **NESTEROV
     ),
+    "int8": with_islands(layout(zero={"stage": 1}, dp=2, tp=2), gradients="int8", **NESTEROV),
+    "fp8-of-3": with_islands(layout(), 3, gradients="fp8", fragments=2, every=3),
+    "int8-experts": with_islands(
+        plan_of(model=MIXTRAL, dp_shard=2, ep=2), gradients="int8", **NESTEROV
+    ),
     "muon-over-pipeline": with_islands(
         layout(pp=2, zero={"stage": 1}, dp=2, optimizer={"kind": "muon"}), **NESTEROV
     ),

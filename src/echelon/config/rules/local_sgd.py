@@ -6,10 +6,11 @@ from collections.abc import Iterator
 
 from echelon.config.cluster.settings import cluster_of
 from echelon.config.rules.violations import RuleViolation, setting_without_effect
-from echelon.config.settings.local_sgd import EVERY_KEY, ISLANDS_KEY, MOMENTUM_KEY, RATE_KEY
+from echelon.config.settings.local_sgd import EVERY_KEY, ISLANDS_KEY, MOMENTUM_KEY
 from echelon.config.settings.schema import SETTINGS
 from echelon.config.view import View, mesh_of
 from echelon.core.rulebook.local_sgd import (
+    LOCAL_SGD_CODES_SAVE_BYTES,
     LOCAL_SGD_DELAY_FITS,
     LOCAL_SGD_ENDS_WITH_A_ROUND,
     LOCAL_SGD_FRAGMENTS_FIT,
@@ -28,13 +29,8 @@ REPLICATE_KEY, FRAGMENTS_KEY, DELAY_KEY = (
     "local_sgd.delay",
 )
 STEPS_KEY = "train.steps"
-_OFF: dict[str, tuple[object, ...]] = {
-    ISLANDS_KEY: (1,),
-    "local_sgd.outer": ("sgd",),
-    RATE_KEY: (1.0,),
-    MOMENTUM_KEY: (0.0,),
-}
-"""What the record of a plan says where there are no rounds."""
+MOST_ISLANDS_WITH_CODES = 7
+"""I - 1 bytes of a number, for I islands, are fewer than 8 (I - 1) / I up to so many."""
 
 
 def needs_islands(view: View) -> Iterator[RuleViolation]:
@@ -162,6 +158,32 @@ def scales_of_blocks(view: View) -> Iterator[RuleViolation]:
         )
 
 
+def codes_save_bytes(view: View) -> Iterator[RuleViolation]:
+    """Check that codes of 8 bits are fewer bytes than sums, and come at once."""
+    kind, islands = view.word("local_sgd.gradients"), view.integer(REPLICATE_KEY)
+    delay = view.integer(DELAY_KEY)
+    if not view.integer(EVERY_KEY) or kind == "fp32":
+        return
+    plain = 'local_sgd.gradients = "fp32"'
+    if islands > MOST_ISLANDS_WITH_CODES:
+        yield RuleViolation(
+            rule=LOCAL_SGD_CODES_SAVE_BYTES,
+            key="local_sgd.gradients",
+            message=f'local_sgd.gradients = "{kind}" with {islands} islands: a number takes '
+            f"{islands - 1} bytes, and {8 * (islands - 1) / islands:.3g} of a sum in float32",
+            set_by=("local_sgd.gradients", REPLICATE_KEY),
+            suggestions=(plain, f"{REPLICATE_KEY} = {MOST_ISLANDS_WITH_CODES}"),
+        )
+    if delay:
+        yield RuleViolation(
+            rule=LOCAL_SGD_CODES_SAVE_BYTES,
+            key=DELAY_KEY,
+            message=f'{DELAY_KEY} = {delay} with local_sgd.gradients = "{kind}"',
+            set_by=(DELAY_KEY, "local_sgd.gradients"),
+            suggestions=(f"{DELAY_KEY} = 0", plain),
+        )
+
+
 def masters_are_wide(view: View) -> Iterator[RuleViolation]:
     """Check that values have the digits of a difference."""
     key = "precision.master"
@@ -180,10 +202,7 @@ def local_sgd_without_effect(view: View) -> Iterator[RuleViolation]:
     if not view.integer(EVERY_KEY):
         because = f"{EVERY_KEY} = 0: gradients are summed over all ranks in each step"
         for key in (one.key for one in SETTINGS.values() if one.table == "local_sgd"):
-            allowed = _OFF.get(key, ())
-            yield from setting_without_effect(
-                view, key, because, f"{EVERY_KEY} = 50", allowed=allowed
-            )
+            yield from setting_without_effect(view, key, because, f"{EVERY_KEY} = 50")
     elif view.word("local_sgd.outer") == "sgd":
         because = 'local_sgd.outer = "sgd" has no momentum'
         nesterov = 'local_sgd.outer = "nesterov"'
@@ -198,6 +217,7 @@ LOCAL_SGD_PLAN_FINDERS = (
     keeps_state_near,
     scales_of_blocks,
     masters_are_wide,
+    codes_save_bytes,
 )
 """Rules without which ranks could not run rounds."""
 

@@ -8,8 +8,13 @@ slices, padding left out), s bytes of an element of masters and H steps a round:
     held                                          S s outer parameters, S s momentum (nesterov),
                                                   S s outer gradients (with a delay)
 
-for S elements of slices, padding included. Gradients that are summed in each step are as many, so
-what crosses islands is 1/H of what replicas send (ZeRO 1 to 3; at stage 0 their ring is one with
+Codes of 8 bits are gathered, of which each rank sends (I-1) (n + s b): 1 byte of each, and a scale
+for each of the b blocks of `layout/outer_blocks.py` that its slices touch; for more than 7 islands
+that is no less than sums in float32. Inside of an island the B blocks of a stage take 2 (n-1)/n B s
+for their largest numbers, over its n ranks.
+
+S are the elements of slices, padding included. Gradients that are summed in each step are as many,
+so what crosses islands is 1/H of what replicas send (ZeRO 1 to 3; at stage 0 their ring is one with
 those inside). At the end of a round each rank tells its peers whether somebody asks to stop.
 
 Source: Stich, 2018; Douillard et al., "DiLoCo", 2023, and "Streaming DiLoCo", 2025.
@@ -20,11 +25,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from echelon.core.axis import Axis
+from echelon.core.choices.local_sgd import OUTER_BLOCK
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.bytes.all_reduce import SumGroup, sum_group
-from echelon.cost.bytes.terms import HeldTerm, SentTerm, all_gather_bytes
+from echelon.cost.bytes.data import STAGE_AXIS
+from echelon.cost.bytes.terms import HeldTerm, SentTerm, all_gather_bytes, all_reduce_bytes
 from echelon.layout.buckets import plan_buckets, slice_elements
 from echelon.layout.islands import plan_and_rank, slice_fragments
+from echelon.layout.muon import STAGE_AXES
+from echelon.layout.outer_blocks import blocks_in_stage, sent_of_slices
 from echelon.layout.stage import part_of
 
 LEAST_BYTES = 4
@@ -91,6 +100,10 @@ def outer_step_bytes(plan: Plan, rank: int) -> int:
     local, sizes = plan.mathematics.local_sgd, _slices(plan, rank)
     if not local.active or local.delay:
         return 0
+    if local.quantised:
+        # Differences of all buckets, and of the largest one codes of all islands and numbers.
+        each = element_bytes(plan)
+        return sum(sizes) * each + max(sizes, default=0) * (local.islands + 1 + 2 * each)
     pairs = [sum(sizes[at : at + _IN_FLIGHT]) for at in range(len(sizes))]
     return max(pairs, default=0) * element_bytes(plan)
 
@@ -102,10 +115,15 @@ def element_bytes(plan: Plan) -> int:
 
 def sent_element_bytes(plan: Plan) -> float:
     """Return the bytes that an outer gradient takes of a weight, as it travels."""
-    return float(element_bytes(plan))
+    if not plan.mathematics.local_sgd.quantised:
+        return float(element_bytes(plan))
+    return 1.0 + element_bytes(plan) / OUTER_BLOCK
 
 
 def _met(plan: Plan, rank: int, fragments: Sequence[int], every: int = 1) -> Iterator[SentTerm]:
+    if plan.mathematics.local_sgd.quantised:
+        yield from _met_in_codes(plan, rank, fragments, every)
+        return
     sums, size = _sums(plan, rank), element_bytes(plan)
     yield SentTerm(
         axis=Axis.DP_REPLICATE.value,
@@ -114,6 +132,37 @@ def _met(plan: Plan, rank: int, fragments: Sequence[int], every: int = 1) -> Ite
         every=every,
         formula="2 (I-1)/I x slices x s, once in H steps",
         source=_SOURCE,
+    )
+
+
+def _met_in_codes(
+    plan: Plan, rank: int, fragments: Sequence[int], every: int
+) -> Iterator[SentTerm]:
+    islands, size = plan.mathematics.local_sgd.islands, element_bytes(plan)
+    inner, _ = plan_and_rank(plan, rank)
+    sent = [one for fragment in fragments for one in sent_of_slices(plan, rank, fragment)]
+    source = "Douillard et al., Streaming DiLoCo, 2025, section 2.4"
+    for name, numbers, each in (
+        ("codes of outer gradients", sum(codes for codes, _ in sent), 1),
+        ("scales of outer gradients", sum(scales for _, scales in sent), size),
+    ):
+        yield SentTerm(
+            axis=Axis.DP_REPLICATE.value,
+            name=name,
+            each=all_gather_bytes(numbers * each, islands),
+            every=every,
+            formula=f"(I-1) x {each} for each, once in H steps",
+            source=source,
+        )
+    stage = inner.mesh.degree(*STAGE_AXES)
+    blocks = [blocks_in_stage(plan, rank, fragment).total for fragment in fragments]
+    yield SentTerm(
+        axis=STAGE_AXIS,
+        name="largest of outer blocks",
+        each=sum(all_reduce_bytes(count * size, stage) for count in blocks),
+        every=every,
+        formula="2 (n-1)/n x blocks x s, once in H steps",
+        source=source,
     )
 
 

@@ -141,6 +141,7 @@ def rank_groups(plan: Plan, recorder: Recorder, completion: Completion | None = 
         replicas = plan.mesh.groups(Axis.DP_REPLICATE)
         islands = maker.over(Axis.DP_REPLICATE.value, replicas, gradients=True)
         maker.islands = islands_of(plan)
+    blocks = plan.mathematics.local_sgd.quantised
     plan, rank = plan_and_rank(plan, recorder.rank)
     mesh, over = plan.mesh, maker.over
     experts, has_experts = plan.layout.experts, plan.model.experts is not None
@@ -170,7 +171,7 @@ def rank_groups(plan: Plan, recorder: Recorder, completion: Completion | None = 
         replicate=over(
             Axis.DP_REPLICATE.value, replicas, needed=slices or expert_slices, gradients=True
         ),
-        stage=over("stage", mesh.groups(*STAGE_AXES), needed=whole or has_experts),
+        stage=over("stage", mesh.groups(*STAGE_AXES), needed=whole or has_experts or blocks),
         tensor=tensor,
         ring=over(Axis.CP.value, [ranks[place::u] for ranks in contexts for place in range(u)]),
         ulysses=over(Axis.CP.value, neighbours),

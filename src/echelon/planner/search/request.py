@@ -24,7 +24,7 @@ from echelon.config.setting_layers import (
     parse_set_flags,
     preset_meant,
 )
-from echelon.config.settings.local_sgd import EVERY_KEY
+from echelon.config.settings.local_sgd import require_one_training
 from echelon.config.settings.schema import CLUSTER_SOURCES
 from echelon.config.view import View
 from echelon.core.cluster import Cluster
@@ -34,12 +34,7 @@ from echelon.core.names import name_parts
 from echelon.core.plan import Mathematics, Plan
 from echelon.core.rulebook.command_line import BAD_ARGUMENT
 from echelon.core.rulebook.config import UNKNOWN_PRESET
-from echelon.core.rulebook.planner import (
-    OBJECTIVE_NEEDS_PRICE,
-    SEARCH_SPLITS_ONE_TRAINING,
-    TRAINER_RUNS_PIN,
-    UNKNOWN_TRAINER,
-)
+from echelon.core.rulebook.planner import OBJECTIVE_NEEDS_PRICE, TRAINER_RUNS_PIN, UNKNOWN_TRAINER
 from echelon.core.rules import did_you_mean
 from echelon.cost.seconds.from_plan import constants_for_precision, machine_numbers_from_cluster
 from echelon.cost.seconds.inputs import TrainerConstants
@@ -169,8 +164,7 @@ def make_request(
         raise ConfigError(problems)
     rest = [text for text in settings if text not in layout]
     gathered = _gathered(model, cluster, rest)
-    if problems := [*_islands(gathered)]:
-        raise ConfigError(problems)
+    require_one_training(gathered.merged())
     defaults_taken = tuple(_complete(gathered, str(model), aim.trainer))
     alone = resolve(gathered, run_name_of(model), None).plan
     wanted = _pins_for_trainer(wanted, aim.trainer, typed, experts=alone.model.experts is not None)
@@ -185,23 +179,8 @@ def make_request(
     )
 
 
-def _islands(gathered: SettingLayers) -> Iterator[Problem]:
-    """Yield that replicas are to be islands: their number is mathematics, and no layout."""
-    entry = gathered.merged().get(EVERY_KEY)
-    if entry is not None and entry.value != 0:
-        yield SEARCH_SPLITS_ONE_TRAINING.problem(
-            f"{EVERY_KEY} = {entry.value}, and a search chooses mesh.dp_replicate",
-            key=EVERY_KEY,
-            set_by=entry.source,
-            suggestions=(f"{EVERY_KEY} = 0", "a run with a mesh, without --cluster and --search"),
-        )
-
-
 def trainer_meant(typed: str) -> str | None:
-    """Return the generation of trainers that a name means, None where there is none.
-
-    Case does not count, and neither does what stands between the parts: `Megatron_LM`.
-    """
+    """Return the generation of trainers a name means (`Megatron_LM`); None if there is none."""
     names = {**{name: name for name in FRAMEWORKS}, **ALSO_CALLED}
     alike = {"".join(name_parts(name)): meant for name, meant in names.items()}
     return names.get(typed) or alike.get("".join(name_parts(typed)))

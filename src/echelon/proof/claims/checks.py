@@ -17,7 +17,7 @@ from itertools import product
 import torch
 
 from echelon.core.axis import Axis
-from echelon.core.local_sgd import LocalSgd
+from echelon.core.choices.local_sgd import LocalSgd
 from echelon.core.plan import Plan
 from echelon.layout.islands import Island
 from echelon.proof.claims.tolerance import Tolerance

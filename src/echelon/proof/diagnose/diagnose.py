@@ -24,7 +24,6 @@ from echelon.proof.diagnose.low_precision import (
     explain_systematic,
 )
 from echelon.proof.diagnose.norm import explain_norm, stage_of
-from echelon.proof.diagnose.outer import explain_outer
 from echelon.proof.diagnose.routing import (
     explain_loads,
     explain_router_losses,
@@ -33,6 +32,7 @@ from echelon.proof.diagnose.routing import (
     router_of,
 )
 from echelon.proof.diagnose.updates import explain_replayed, explain_update, explain_written_back
+from echelon.proof.mistakes.outer_steps import explain_outer
 from echelon.proof.oracle.oracle import initial_parameters
 from echelon.proof.ranks import INITIAL, ObservedShard
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from echelon.core.local_sgd import LocalSgd
+from echelon.core.choices.local_sgd import LocalSgd
 from echelon.core.plan import Plan
 from echelon.layout.islands import island_plan
 from echelon.proof.oracle.operations import ForcedRouting
@@ -83,7 +83,7 @@ def run_islands(
         ]
         meeting = [name for name in outer if _meets(local, name, step)]
         for name in meeting:
-            met[name] = [outer[name] - run.values[name] for run in runs]
+            met[name] = [as_sent(local, outer[name] - run.values[name]) for run in runs]
         due[step + local.delay] = meeting
         one = _outer_step(local, step, due.pop(step, []), met, outer, momentum)
         rounds.append(one)
@@ -132,6 +132,35 @@ def outer_formula(
     momentum = local.outer_momentum * momentum + mean
     ahead = mean + local.outer_momentum * momentum
     return parameter - local.outer_learning_rate * ahead, momentum
+
+
+def as_sent(local: LocalSgd, moved: torch.Tensor) -> torch.Tensor:
+    """Return what the others get of what an island moved: itself, or what codes of 8 bits say.
+
+    128 consecutive numbers of a row share a scale: the largest of them over the largest code.
+    """
+    if local.gradients == "fp32":
+        return moved
+    rows = moved.view(1, -1) if moved.dim() == 1 else moved
+    blocks = [_block_as_sent(local, block) for block in rows.split(128, dim=1)]
+    return torch.cat(blocks, dim=1).view_as(moved)
+
+
+def _block_as_sent(local: LocalSgd, block: torch.Tensor) -> torch.Tensor:
+    """Return one block of each row [R, at most 128] as its codes say."""
+    most = block.abs().amax(dim=1, keepdim=True)
+    scale = torch.where(most > 0, most / (127 if local.gradients == "int8" else 448), 1.0)
+    codes = block / scale
+    if local.gradients == "int8":
+        return codes.round() * scale
+    return _e4m3(codes.float()).to(block.dtype) * scale
+
+
+def _e4m3(x: torch.Tensor) -> torch.Tensor:
+    """Return numbers of at most 448 rounded to 1 + 3 binary digits, and below 2^-6 to 2^-9."""
+    exponent = torch.floor(torch.log2(x.abs().clamp_min(2.0**-6)))
+    step = torch.exp2(exponent - 3)
+    return (x / step).round() * step
 
 
 def _meets(local: LocalSgd, name: str, step: int) -> bool:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import torch
 
-from echelon.core.local_sgd import LocalSgd
+from echelon.core.choices.local_sgd import LocalSgd
 
 
 def outer_update(

@@ -19,12 +19,17 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from echelon.core.local_sgd import LocalSgd
+from echelon.core.choices.local_sgd import LocalSgd
+from echelon.core.plan import Plan
 from echelon.layout.buckets import SlotRange
 from echelon.layout.islands import fragment_of, fragment_ranges
+from echelon.layout.outer_blocks import blocks_in_stage
+from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.buckets import Bucket
-from echelon.parallel.transport.collectives import Group, Pending
+from echelon.parallel.transport.collectives import Pending
+from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.training.local_sgd.outer_optimizer import outer_update
+from echelon.training.local_sgd.quantised import QuantisedGradients
 
 PARAMETERS, MOMENTUM, GRADIENTS = "outer.parameters", "outer.momentum", "outer.gradients"
 """Kinds of outer state, as a checkpoint names them."""
@@ -41,18 +46,25 @@ class OuterSteps:
 
     def __init__(
         self,
-        local: LocalSgd,
+        plan: Plan,
         buckets: Sequence[Bucket],
         masters: Flats,
-        islands: Group,
+        groups: RankGroups,
         device: torch.device,
     ) -> None:
-        """Reserve the outer state of `buckets`; `masters` are copies that the optimizer updates.
+        """Reserve the outer state of a rank of `plan`, which has islands, on its `buckets`.
 
-        Where there is none of a bucket, it updates the parameters themselves.
+        `masters` are copies that the optimizer updates; where there is none of a bucket, it updates
+        the parameters themselves.
         """
-        self._local, self._islands, self._buckets = local, islands, buckets
-        self._device = device
+        local = plan.mathematics.local_sgd
+        self._local, self._islands, self._buckets = local, groups.islands, buckets
+        self._device, self._dtype = device, TORCH_DTYPES[plan.mathematics.precision.master]
+        self._quantised: QuantisedGradients | None = None
+        if local.quantised:
+            rank = groups.recorder.rank
+            blocks = [blocks_in_stage(plan, rank, f) for f in range(local.fragments)]
+            self._quantised = QuantisedGradients(local, buckets, groups, blocks)
         self._values = {one.name: masters.get(one.name, one.value_slice) for one in buckets}
         self._runs = {one.name: _fragment_runs(local, one) for one in self._buckets}
         self._fragments = {
@@ -138,6 +150,9 @@ class OuterSteps:
             for bucket in self._buckets:
                 self._start(bucket, fragment, self._gradients[bucket.name])
             return
+        if self._quantised is not None:
+            self._meet_in_codes(fragment, self._quantised)
+            return
         under_way: deque[tuple[Bucket, torch.Tensor]] = deque()
         for bucket in self._buckets:
             if not self._runs[bucket.name][fragment]:
@@ -150,6 +165,17 @@ class OuterSteps:
                 self._take(first, fragment, summed)
         for first, summed in under_way:
             self._take(first, fragment, summed)
+
+    def _meet_in_codes(self, fragment: int, quantised: QuantisedGradients) -> None:
+        """Send a fragment in 8 bits, bucket by bucket, and take its outer step."""
+        met = [one for one in self._buckets if self._runs[one.name][fragment]]
+        moved = {one.name: self._parameters[one.name] - self._values[one.name] for one in met}
+        like = torch.empty(0, dtype=self._dtype, device=self._device)
+        most = quantised.largest_numbers(fragment, moved, like)
+        for bucket in met:
+            mean = moved.pop(bucket.name)
+            quantised.mean(bucket, fragment, mean, most)
+            self._apply(bucket, fragment, mean)
 
     def _start(self, bucket: Bucket, fragment: int, moved: torch.Tensor) -> None:
         """Write what the island moved into `moved`, and start to sum it over islands."""
@@ -164,11 +190,17 @@ class OuterSteps:
         """Take the outer step of a fragment from the sum of what all islands moved."""
         for pending in self._pending.pop((bucket.name, fragment), ()):
             pending.wait()
+        for run in self._runs[bucket.name][fragment]:
+            moved[run].div_(self._local.islands)
+        self._apply(bucket, fragment, moved)
+
+    def _apply(self, bucket: Bucket, fragment: int, mean: torch.Tensor) -> None:
+        """Take the outer step of a fragment from the mean of what all islands moved."""
         outer, values = self._parameters[bucket.name], self._values[bucket.name]
         momentum = self._momentum.get(bucket.name)
         for run in self._runs[bucket.name][fragment]:
-            mean = moved[run].div_(self._local.islands)
-            outer_update(self._local, outer[run], mean, None if momentum is None else momentum[run])
+            state = None if momentum is None else momentum[run]
+            outer_update(self._local, outer[run], mean[run], state)
             # An island that was ahead meanwhile keeps a share of that.
             own = self._local.own_share
             values[run].copy_(outer[run] if not own else own * values[run] + (1 - own) * outer[run])

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 
 from echelon.core.axis import Axis
+from echelon.core.choices.local_sgd import OUTER_BLOCK
 from echelon.proof.claims.checks import Check, Evidence, RoundsEvidence
 from echelon.proof.claims.outer_checks import OUTER_PARAMETERS
 from echelon.proof.claims.wrong_factors import EXPLAINED
@@ -26,6 +27,7 @@ from echelon.proof.oracle.local_sgd import OuterStep
 
 _AXIS = Axis.DP_REPLICATE.value
 _SAME = 1e-6  # relative
+_ROWS_LOOKED_AT = 8  # of each tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,6 +48,10 @@ def explain_outer(evidence: Evidence, failure: Check) -> ProofFinding:
         return ProofFinding("changed", "outer parameters change between two meetings", _AXIS)
     found = _fit(evidence, rounds, one)
     if not found.residual < EXPLAINED:
+        if rounds.local.quantised and _fits_by_block(evidence, rounds, one):
+            says = "codes are multiplied by the scales of other blocks: each block of a row is off "
+            says += "by a factor of its own"
+            return ProofFinding("wrong scale", says, _AXIS, residual=found.residual)
         return ProofFinding("none", f"{failure.detail} is no sum of what islands moved", _AXIS)
     return _named(rounds, one, found) or ProofFinding(
         "none", f"{failure.detail} is not as on one device", _AXIS
@@ -101,6 +107,36 @@ def _fit(evidence: Evidence, rounds: RoundsEvidence, one: OuterStep) -> _Weights
     left = float((basis @ weights - took).norm()) / max(float(took.norm()), 1e-300)
     islands = tuple(weights[: len(known)].tolist())
     return _Weights(islands, float(weights[-1]) if has_momentum else 0.0, left)
+
+
+def _fits_by_block(evidence: Evidence, rounds: RoundsEvidence, one: OuterStep) -> bool:
+    """Return whether every block of some rows is a sum of what islands moved, with other weights.
+
+    Blocks of few numbers are, whatever they hold, and say nothing.
+    """
+    rate, vectors = rounds.local.outer_learning_rate, len(one.moved) + 1
+    looked_at = 0
+    for name in one.changed:
+        after = evidence.observed.whole(OUTER_PARAMETERS, one.step, name)
+        took = _rows((one.before[name].double() - after) / rate)
+        known = [_rows(moved[name].double()) for moved in one.moved]
+        known.append(_rows(one.momentum_before[name].double()))
+        for row in range(min(len(took), _ROWS_LOOKED_AT)):
+            for columns in torch.arange(took.shape[1]).split(OUTER_BLOCK):
+                if len(columns) <= 2 * vectors:
+                    continue
+                basis = torch.stack([each[row, columns] for each in known], dim=1)
+                target = took[row, columns]
+                weights = torch.linalg.lstsq(basis, target.unsqueeze(1), driver="gelsd").solution
+                left = float((basis @ weights - target.unsqueeze(1)).norm())
+                if left > EXPLAINED * max(float(target.norm()), 1e-300):
+                    return False
+                looked_at += 1
+    return looked_at > 0
+
+
+def _rows(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor.view(1, -1) if tensor.dim() == 1 else tensor
 
 
 def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
