@@ -146,6 +146,11 @@ CASES: dict[str, tuple[str, ...]] = {
     "zero 3, int8, secondary slices": (
         *(*NODES, "mesh.dp_shard=16", "zero.gather=int8", "zero.int8_block=32"),
     ),
+    "zero 3, sums in hops": (*NODES, "mesh.dp_shard=16", "zero.reduce=int8"),
+    "zero 2, sums in hops of four bits": (
+        *("cluster.preset=16xh100", "zero.stage=2", "zero.reduce=int4", *LOW),
+        *("mesh.dp_shard=16", "batch.global_sequences=64"),
+    ),
     "partial sums of a norm": NORM_SUMS,
     "muon, tall matrices": TALL,
 }

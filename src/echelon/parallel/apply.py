@@ -9,7 +9,6 @@ import torch
 
 from echelon.core.plan import Plan
 from echelon.cost.bytes.transient import parameter_buffers
-from echelon.layout.buckets import stage_units
 from echelon.layout.stage import held_parameters, part_of
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import TORCH_DTYPES
@@ -22,11 +21,10 @@ from echelon.parallel.gradients import GradientStore
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor, StreamShape
 from echelon.parallel.rank_model import RankModel, empty_stages, named_parameters
-from echelon.parallel.secondary import SecondarySlices
 from echelon.parallel.tensor import tensor_split
 from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.parallel.weights import fill_initial, install, stored_values
-from echelon.parallel.zero import ParameterGathering, make_parameter_store
+from echelon.parallel.zero import make_gathering, make_parameter_store
 
 
 def apply_plan(
@@ -57,10 +55,8 @@ def apply_plan(
     if initial:
         fill_initial(buckets, [stored_values(one) for one in buckets], plan, groups, device)
     store.hold(buckets)
-    units = [stage_units(one) for one in part.stages]
     shards = groups.shard, groups.expert_shard
-    secondary = SecondarySlices(buckets, (groups.shard_within, groups.expert_shard_within))
-    operations.gatherer = ParameterGathering(buckets, units, shards, zero, secondary)
+    operations.gatherer = make_gathering(plan, part, buckets, groups)
     executor = PipelineExecutor(
         stages,
         pp_rank=part.pp_rank,

@@ -60,6 +60,10 @@ class MutantSubject:
         """Return what passed the boundaries of blocks in the last step."""
         return self._subject.activations()
 
+    def watch_sums(self, see: Any) -> None:
+        """Let sums be compared as they are made."""
+        self._subject.watch_sums(see)
+
     def close(self) -> None:
         """Take the bug out, and give back what the engine holds."""
         self._patch.undo()

@@ -13,12 +13,10 @@ from tests.proof.mutants import (
     counts,
     forward,
     fp8_gather,
-    int8_gather,
     narrow,
     pipelines,
     reductions,
     scales,
-    secondary,
     slices,
 )
 from tests.proof.mutants.planting import Told, mutants_of
@@ -33,12 +31,10 @@ from tests.proof.planted import assert_caught
         counts,
         forward,
         fp8_gather,
-        int8_gather,
         narrow,
         pipelines,
         reductions,
         scales,
-        secondary,
         slices,
     ),
 )
