@@ -154,6 +154,11 @@ CASES: dict[str, tuple[str, ...]] = {
     "soft cap, gathered": (*CAPPED, "mesh.cp=4", "context.kind=gathered"),
     "fp32, gathered": (*SHALLOW, "mesh.cp=4", "context.kind=gathered"),
     "window, ring": (*SHALLOW, "mesh.cp=2", "model.window=33"),
+    "zero 3, sums in hops": (*NODES, "mesh.dp_shard=16", "zero.reduce=int8"),
+    "zero 2, sums in hops of four bits": (
+        *("cluster.preset=16xh100", "zero.stage=2", "zero.reduce=int4", *LOW),
+        *("mesh.dp_shard=16", "batch.global_sequences=64"),
+    ),
     "partial sums of a norm": NORM_SUMS,
     "muon, tall matrices": TALL,
 }

@@ -224,6 +224,7 @@ def summary_text(summary: RunSummary) -> str:
     if (rounds := summary.rounds) is not None:
         told = (
             f"{rounds.rounds} of {rounds.every} steps; rank 0 sent {rounds.mean_bytes:,.0f} bytes"
+        )
         planned = f"({rounds.planned_bytes:,.0f} by the formulas)"
         facts.append(("rounds", f"{told} over dp_replicate in a mean step {planned}"))
     if summary.step_s is not None and summary.tokens_per_s is not None:

@@ -36,6 +36,7 @@ LearningRateSchedule = Literal["constant", "linear", "cosine", "wsd"]
 LossScaling = Literal["none", "dynamic", "fixed"]
 MatmulDType = Literal["parameters", "fp8"]
 GatherDType = Literal["parameters", "fp8", "int8"]
+ReduceKind = Literal["exact", "int8", "int4"]
 Fp8Scales = Literal["block", "tensor"]
 Fp8Format = Literal["e4m3", "e5m2"]
 ZeroStage = Literal[0, 1, 2, 3]
@@ -181,14 +182,13 @@ class Zero:
     bucket_bytes: int = 25 * 2**20
     """Bytes of gradients that are reduced together."""
     accumulate: Accumulation = "whole"
-    """How gradients of several microbatches add up: in a "whole" buffer that is reduced once per
-    step, or in "slices", reduced after every microbatch."""
+    """How gradients of microbatches add up: "whole", and reduced once per step, or in "slices"."""
     reshard_after_forward: bool = True
     """At stage 3, whether parameters are freed after each use, or once per step."""
     prefetch: int = 1
     """At stage 3, blocks whose parameters are gathered ahead of their use."""
     unit_blocks: int = 1
-    """At stage 3, blocks that are gathered together; the embedding and the head are units too."""
+    """At stage 3, blocks that are gathered together; both ends are units too."""
     keep_whole_below: int = 0
     """Elements below which a parameter is never cut."""
     secondary: bool = False
@@ -196,6 +196,8 @@ class Zero:
     gather: GatherDType = "parameters"
     """At stage 3, what is gathered: parameters, codes of weights that are multiplied in 8 bits
     (`parallel/fp8_gather.py`), or matrices in int8 (`parallel/int8_gather.py`)."""
+    reduce: ReduceKind = "exact"
+    """How ranks sum gradients into slices: as they are, or in two hops of rounded integers."""
     optimizer_offload: OffloadTarget = "none"
     """Where slices of optimizer state are between uses."""
     parameter_offload: OffloadTarget = "none"

@@ -1,8 +1,9 @@
-"""Secondary slices: what the ranks of a node keep of parameters that were gathered over nodes.
+"""Nodes of the ranks that share out: who keeps secondary slices, and who sums gradients first.
 
 n ranks share out the parameters of a bucket, l of them on each of several nodes. The first gather
 of a step crosses nodes; each rank then keeps 1/l of what it got, and every later gather of the step
-is one over the l ranks of its node. Source: Wang et al., "ZeRO++", 2023, section 3.2 (hpZ).
+is one over the l ranks of its node. Gradients may be summed over these first, then over the ranks
+of the same place on all nodes. Source: Wang et al., "ZeRO++", 2023, sections 3.2 and 3.3.
 """
 
 from __future__ import annotations
@@ -44,16 +45,42 @@ def secondary_degree(plan: Plan, *, expert: bool = False) -> int:
     return ranks_per_node(shard_groups(plan, expert=expert), plan.cluster.devices_per_node)
 
 
+@lru_cache(maxsize=64)
+def hop_degrees(plan: Plan, *, expert: bool = False) -> tuple[int, int]:
+    """Return l and k where gradients are summed over l ranks of each node, then over k nodes.
+
+    (1, 1) where they are summed at once.
+    """
+    summed = zero_stage(plan, expert=expert) > 0 and plan.layout.zero.reduce != "exact"
+    if not summed or (expert and plan.model.experts is None):
+        return 1, 1
+    groups = shard_groups(plan, expert=expert)
+    near = ranks_per_node(groups, plan.cluster.devices_per_node)
+    return (near, len(groups[0]) // near) if near > 1 else (1, 1)
+
+
 def node_groups(plan: Plan, *, expert: bool = False) -> tuple[Ranks, ...]:
-    """Return the groups that hold the secondary slices of the same parameters; maybe none."""
-    if secondary_degree(plan, expert=expert) == 1:
+    """Return the ranks of each node that share out the same parameters, where it matters."""
+    if secondary_degree(plan, expert=expert) == 1 and hop_degrees(plan, expert=expert) == (1, 1):
         return ()
+    return tuple(part for parts in _by_node(plan, expert=expert) for part in parts)
+
+
+def across_groups(plan: Plan, *, expert: bool = False) -> tuple[Ranks, ...]:
+    """Return the ranks of the same place on each node, where gradients take a second hop."""
+    if hop_degrees(plan, expert=expert) == (1, 1):
+        return ()
+    by_node = _by_node(plan, expert=expert)
+    return tuple(ranks for parts in by_node for ranks in zip(*parts, strict=True))
+
+
+def _by_node(plan: Plan, *, expert: bool) -> list[list[Ranks]]:
+    """Return each group as the parts of it that are on a node."""
     size = plan.cluster.devices_per_node
-    return tuple(
-        tuple(ranks)
+    return [
+        [tuple(ranks) for _, ranks in groupby(group, lambda rank: rank // size)]
         for group in shard_groups(plan, expert=expert)
-        for _, ranks in groupby(group, lambda rank: rank // size)
-    )
+    ]
 
 
 def secondary_elements(plan: Plan, bucket: BucketPlan) -> int:

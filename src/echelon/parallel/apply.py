@@ -5,32 +5,26 @@ tensor / sequence -> context -> experts -> pipeline stage -> recompute -> data /
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
-from echelon.core.event import NoEvents
 from echelon.core.plan import Plan
 from echelon.cost.bytes.transient import parameter_buffers
-from echelon.layout.buckets import stage_units
 from echelon.layout.stage import held_parameters, part_of
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.buckets import make_buckets
 from echelon.parallel.context import ContextAttention
 from echelon.parallel.data import bucket_rule
+from echelon.parallel.data_ways import gradient_reduction, parameter_gathering
 from echelon.parallel.expert import expert_parallel
 from echelon.parallel.fp8_gather import SliceCodes
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor, StreamShape
 from echelon.parallel.rank_model import RankModel, empty_stages, named_parameters
-from echelon.parallel.servers.worker_parts import gradient_reduction, parameter_gathering
 from echelon.parallel.tensor import tensor_split
-from echelon.parallel.threads.replicas import Replica, Replicas, replica_devices, start_thread
-from echelon.parallel.threads.stage import SumOntoPrimary, ThreadedExecutor, plan_of_replica
-from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
-from echelon.parallel.transport.recorder import Recorder
+from echelon.parallel.threads.applied import with_replicas
+from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.parallel.weights import fill_initial, install, stored_values
 from echelon.parallel.zero import make_parameter_store
 
@@ -46,8 +40,7 @@ def apply_plan(
     """Build this rank's part of the plan's model, with `initial` weights or with zeros."""
     zero, part = plan.layout.zero, part_of(plan, groups.rank)
     specs = held_parameters(plan, part)
-    threads = plan.layout.threads
-    reduction = SumOntoPrimary(plan, groups) if threads.on else gradient_reduction(plan, groups)
+    reduction = gradient_reduction(plan, groups)
     store = GradientStore(reduction, pieces)
     split = tensor_split(plan, groups.tensor, store, device, pieces)
     context = ContextAttention(plan, groups.ring, groups.ulysses, store, tile_rows=pieces.tile_rows)
@@ -64,8 +57,7 @@ def apply_plan(
     if initial:
         fill_initial(buckets, [stored_values(one) for one in buckets], plan, groups, device)
     store.hold(buckets)
-    units = [stage_units(one) for one in part.stages]
-    operations.gatherer = parameter_gathering(plan, groups, buckets, units)
+    operations.gatherer = parameter_gathering(plan, part, buckets, groups)
     executor = PipelineExecutor(
         stages,
         pp_rank=part.pp_rank,
@@ -85,34 +77,4 @@ def apply_plan(
         balancer=None if experts is None else experts.router.balancer,
         scales=split.scales,
     )
-    if not isinstance(reduction, SumOntoPrimary):
-        return model
-    reduction.replicas = _replicas(plan, model, groups, device, pieces)
-    executor = ThreadedExecutor(model.executor, reduction.replicas)
-    return replace(model, executor=executor, replicas=reduction.replicas)
-
-
-def _replicas(
-    plan: Plan, model: RankModel, groups: RankGroups, device: torch.device, pieces: PieceSizes
-) -> Replicas:
-    """Return the model on threads: the primary, and others that are built as it was."""
-    alone, count = plan_of_replica(plan), plan.layout.threads.replicas
-    found: list[Replica] = []
-    for index, place in enumerate(replica_devices(device, count)):
-        here = model
-        if index:
-            # What it does is told by the primary's recorder.
-            its_groups = rank_groups(alone, Recorder(groups.rank, NoEvents()))
-            here = apply_plan(alone, its_groups, place, pieces=pieces, initial=False)
-        (decoder,) = here.stages.values()
-        found.append(
-            Replica(
-                index=index,
-                device=place,
-                decoder=decoder,
-                buckets=here.buckets,
-                store=here.store,
-                thread=start_thread(index, place, count),
-            )
-        )
-    return Replicas(found, groups.recorder)
+    return with_replicas(model, plan, groups, device, pieces, apply_plan)

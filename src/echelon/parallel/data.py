@@ -3,8 +3,9 @@
 Split: the samples of the global batch; at ZeRO stages 1 to 3 the sums, too: a slice per rank.
 Sent:  stage 0: one all-reduce per bucket and step; stages 1 to 3: one reduce-scatter per bucket,
        after every microbatch or once per step (`zero.accumulate`), and under hybrid sharding one
-       all-reduce of the slice over the replicas. Each starts as soon as backward has filled its
-       bucket, and runs while backward goes on.
+       all-reduce of the slice over the replicas; with `zero.reduce`, codes in two hops in place of
+       the reduce-scatter (`transport/quantised_sums.py`). Each starts as soon as backward has
+       filled its bucket, and runs while backward goes on.
 Bytes: `data_bytes` in `cost/bytes/data.py`.
 Must divide: microbatch_sequences x dp | global_sequences.
 Source: Li et al., "PyTorch Distributed: Experiences on Accelerating Data Parallel Training", 2020;
@@ -37,6 +38,7 @@ from echelon.layout.buckets import (
     slice_index,
     zero_stage,
 )
+from echelon.layout.secondary import hop_degrees
 from echelon.layout.stage import RankPart, shared_by_ends
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.buckets import Bucket, BucketRule, BucketSlicing
@@ -44,6 +46,7 @@ from echelon.parallel.gradients import Reduction
 from echelon.parallel.offload import OffloadStore
 from echelon.parallel.transport.collectives import Group, Pending
 from echelon.parallel.transport.device_mesh import RankGroups
+from echelon.parallel.transport.quantised_sums import QuantisedSums
 
 MAX_IN_FLIGHT = 2
 """Buckets whose sum may be under way while others fill, where something waits for their end."""
@@ -120,11 +123,13 @@ class _PendingSum:
 class _ReductionGroups:
     """Over which groups a bucket is summed: all data ranks, or a slice each; then the other hops.
 
-    `copies` says that its sums need memory that is to be given back.
+    `copies` says that its sums need memory that is to be given back, `quantised` that slices are
+    summed in codes.
     """
 
     data: Group
     shard: Group | None
+    quantised: QuantisedSums | None
     next_groups: Mapping[str, Sequence[Group]]
     copies: bool
 
@@ -140,7 +145,13 @@ class _ReductionGroups:
             "tied": (groups.tied, *replicas, groups.mirror),
         }
         copies = (sharded and shard.receives_to_sum) or accumulates_slices(plan, expert=expert)
-        return cls(data, shard if sharded else None, hops, copies)
+        quantised = None
+        if hop_degrees(plan, expert=expert) != (1, 1):
+            dtype = TORCH_DTYPES[plan.mathematics.precision.reduction]
+            pair = groups.hop_groups(expert=expert)
+            quantised = QuantisedSums(plan.layout.zero.reduce, *pair, dtype)
+        copies = copies or quantised is not None
+        return cls(data, shard if sharded else None, quantised, hops, copies)
 
 
 class GradientReduction(Reduction):
@@ -162,6 +173,12 @@ class GradientReduction(Reduction):
         self._later: deque[_PendingSum] = deque()
         self._mirrored: list[_PendingSum] = []
         self._finished: set[str] = set()
+
+    @property
+    def quantised(self) -> dict[bool, QuantisedSums]:
+        """Return what sums in codes, of routed experts and of all else, where something does."""
+        found = {expert: route.quantised for expert, route in self._groups.items()}
+        return {expert: sums for expert, sums in found.items() if sums is not None}
 
     def start_step(self) -> None:
         """Forget the slices of the last step."""
@@ -207,9 +224,11 @@ class GradientReduction(Reduction):
         return [group for group in hops if group.size > 1]
 
     def _start_first_sum(self, bucket: Bucket, hops: list[Group]) -> _PendingSum:
-        whole = bucket.gradients.to(self._dtype)  # itself, where the dtype is the same
         name = f"gradients.{bucket.name}"
         route = self._groups[bucket.plan.expert]
+        # Itself, where the dtype is the same; codes are made of the bucket as it is.
+        dtype = bucket.gradients.dtype if route.quantised is not None else self._dtype
+        whole = bucket.gradients.to(dtype)
         if route.shard is None:
             pending = route.data.all_reduce(whole, name=name, async_op=True)
             return _PendingSum(bucket, pending, whole, bucket.gradients, hops, add=False)
@@ -219,7 +238,10 @@ class GradientReduction(Reduction):
         wire = target
         if add or target.dtype != self._dtype:
             wire = torch.empty_like(target, dtype=self._dtype)
-        pending = route.shard.reduce_scatter(wire, whole, name=name, async_op=True)
+        if route.quantised is not None:
+            pending = route.quantised.start(wire, whole, name=name)
+        else:
+            pending = route.shard.reduce_scatter(wire, whole, name=name, async_op=True)
         return _PendingSum(bucket, pending, wire, target, hops, add=add)
 
     def _finish_sum(self, pending_sum: _PendingSum) -> None:

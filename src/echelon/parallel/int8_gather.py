@@ -24,6 +24,7 @@ from echelon.models.precision import at_least_fp32
 from echelon.parallel.tensor_memory import TensorMemory
 
 LARGEST_CODE = 127
+"""The code of the largest number of a block."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,8 +20,11 @@ from collections.abc import Sequence
 
 import torch
 
+from echelon.core.plan import Plan
+from echelon.layout.secondary import secondary_elements
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.transport.collectives import Group, Pending
+from echelon.parallel.transport.device_mesh import RankGroups
 
 
 class SecondarySlices:
@@ -31,7 +34,6 @@ class SecondarySlices:
         """Make room for those of `buckets` that are cut between uses.
 
         `nodes` are the ranks of this node that share them out: of routed experts the second group.
-        A group of this rank alone keeps none.
         """
         self._nodes = nodes
         self._slices = {
@@ -76,3 +78,13 @@ class SecondarySlices:
     def forget(self) -> None:
         """Learn that parameters may change from here on: a step or an evaluation is over."""
         self._kept.clear()
+
+
+def secondary_slices(
+    plan: Plan, buckets: Sequence[Bucket], groups: RankGroups
+) -> SecondarySlices | None:
+    """Return what the ranks of a node keep under a plan; None where they keep nothing."""
+    kept = [bucket for bucket in buckets if secondary_elements(plan, bucket.plan)]
+    if not kept:
+        return None
+    return SecondarySlices(kept, (groups.shard_within, groups.expert_shard_within))

@@ -25,11 +25,13 @@ from typing import Any
 
 import torch
 
-from echelon.core.plan import Zero
+from echelon.core.plan import Plan, Zero
+from echelon.layout.buckets import stage_units
+from echelon.layout.stage import RankPart
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.offload import OffloadStore, PendingFetch
-from echelon.parallel.secondary import SecondarySlices
+from echelon.parallel.secondary import SecondarySlices, secondary_slices
 from echelon.parallel.transport.collectives import Group, Pending
 from echelon.parallel.transport.device_mesh import RankGroups
 
@@ -202,6 +204,16 @@ class ParameterGathering:
     def _free(self, bucket: Bucket) -> None:
         self._await(bucket)
         bucket.values_memory.release()
+
+
+def make_gathering(
+    plan: Plan, part: RankPart, buckets: Sequence[Bucket], groups: RankGroups
+) -> ParameterGathering:
+    """Return what makes the units of a rank whole under a plan."""
+    units = [stage_units(one) for one in part.stages]
+    shards = groups.shard, groups.expert_shard
+    secondary = secondary_slices(plan, buckets, groups)
+    return ParameterGathering(buckets, units, shards, plan.layout.zero, secondary)
 
 
 def make_parameter_store(

@@ -32,6 +32,7 @@ class ObservedRun:
         self.specs: dict[str, ParameterSpec] = {s.name: s for s in parameters(plan.model)}
         self._reports = [result.reports for result in results]
         self.activations = [one for result in results for one in result.activations]
+        self.sums = [note for result in results for note in result.sums]
         self._shards: dict[TensorKey, list[ObservedShard]] = defaultdict(list)
         for result in results:
             for piece in result.shards:

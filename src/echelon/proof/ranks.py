@@ -32,6 +32,7 @@ from echelon.proof.activations import (
 )
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.subject import Factory, LateFactory, ReportedRouting, StepRecord, Subject
+from echelon.proof.sum_bounds import SumNote, SumNotes, notes_as_json, notes_from_json
 
 INITIAL = -1
 """The step under which the initial weights are kept."""
@@ -74,6 +75,7 @@ class RankResult:
     shards: tuple[ObservedShard, ...]
     activations: tuple[ObservedActivation, ...] = ()
     num_operations: int = 0
+    sums: tuple[SumNote, ...] = ()
 
 
 def run_subject(context: RankContext, argument: Mapping[str, Any]) -> None:
@@ -130,7 +132,11 @@ def _observe(
     reports: list[StepRecord] = []
     passed: list[ObservedActivation] = []
     activations: Any = getattr(subject, "activations", None)
+    sums, watch_sums = SumNotes(plan), getattr(subject, "watch_sums", None)
+    if watch_sums is not None and plan.mathematics.precision.gradients == "fp64":
+        watch_sums(sums.see)
     for step in range(num_steps):
+        sums.step = step
         with completion.watching():
             reports.append(_record(subject.step(global_batch(plan, step), step)))
         with completion.observing():
@@ -144,6 +150,7 @@ def _observe(
         shards=tuple(pieces),
         activations=tuple(passed),
         num_operations=completion.num_operations,
+        sums=tuple(sums.found),
     )
 
 
@@ -222,6 +229,7 @@ def _write(result: RankResult, directory: Path, number: int) -> None:
             "pieces": tables,
             "activations": passed,
             "num_operations": result.num_operations,
+            "sums": notes_as_json(result.sums),
         }
     )
     stem.with_suffix(".json").write_text(text, encoding="utf-8")
@@ -256,4 +264,5 @@ def _read(directory: Path, number: int, rank: int) -> RankResult:
         shards=pieces,
         activations=read_activations(rank, data["activations"], tensors),
         num_operations=data["num_operations"],
+        sums=notes_from_json(data["sums"]),
     )

@@ -25,6 +25,7 @@ from echelon.proof.claims.choice_errors import with_ties_of_ranks
 from echelon.proof.claims.claims import ClaimResult, judge, judge_races
 from echelon.proof.claims.conditioning import conditioned_tolerance, may_be_rounding
 from echelon.proof.claims.proof import Proof, ProofPass
+from echelon.proof.claims.rounded_sums import judge_sums
 from echelon.proof.claims.ties import with_fp8_ties_of_ranks
 from echelon.proof.claims.tolerance import (
     float64_tolerance,
@@ -47,6 +48,8 @@ from echelon.proof.oracle.oracle import OracleStep, run_oracle
 from echelon.proof.ranks import find_factory, read_results
 from echelon.proof.shrink import same_dtypes, shrink, without_8_bits
 from echelon.proof.shrink_schedule import num_rounded_steps, num_steps
+from echelon.proof.sum_bounds import NUM_STEPS as ROUNDED_STEPS
+from echelon.proof.sum_bounds import with_exact_sums, with_rounded_sums
 
 OUR_ENGINE = "echelon.training.subject:build"
 """The subject that is proven when none is named."""
@@ -109,12 +112,17 @@ def prove(
     # Numbers that are large or tiny are those of one step: the islands of it are trainings alike.
     local = plan.mathematics.local_sgd.active
     ranges = range_cases(variants[-1].plan) if len(variants) > 1 and not local else []
-    shrunk = [one.plan for one in (*variants, *ranges)]
+    rounded = with_rounded_sums(variants[0].plan, plan)
+    shrunk = [*(one.plan for one in (*variants, *ranges)), *rounded]
     with tempfile.TemporaryDirectory(prefix="echelon-prove-") as directory:
         argument = {
             "plans": [offloaded_to(one, directory).to_json() for one in shrunk],
             "subject": subject,
-            "num_steps": [*(one.num_steps for one in variants), *(1 for _ in ranges)],
+            "num_steps": [
+                *(one.num_steps for one in variants),
+                *(1 for _ in ranges),
+                *(ROUNDED_STEPS for _ in rounded),
+            ],
         }
         labels = [plan.mesh.label(rank) for rank in range(plan.mesh.world_size)]
 
@@ -127,10 +135,10 @@ def prove(
             plans = [one.plan for one in variants]
             late_runs = run_late(partial(run_into, late=True), plans, Path(directory, "late"))
         if any(one is not None and one.races for one in late_runs):
-            ranges = []
+            ranges, rounded = [], []
         else:
             run_into(Path(directory))
-        passes = _judge(variants, ranges, Path(directory), late_runs)
+        passes = _judge(variants, ranges, rounded, Path(directory), late_runs)
     return _proof(plan, variants[0].plan, subject, variants[0].num_steps, passes)
 
 
@@ -196,6 +204,7 @@ def _variants(plan: Plan, *, own_precision: bool) -> list[_Variant]:
     not rounded to int8. That of 16 bits is run with
     8-bit products, too: what these make of its rounding the one device's own errors say.
     """
+    plan = with_exact_sums(plan)
     exact, own = shrink(plan, precision="fp64", names_apart=True), shrink(plan)
     steps, rounded_steps = num_steps(exact), num_rounded_steps(own)
     own_reference = shrink(plan, precision="fp64")
@@ -231,6 +240,7 @@ def offloaded_to(plan: Plan, directory: str) -> Plan:
 def _judge(
     variants: Sequence[_Variant],
     ranges: Sequence[RangeCase],
+    rounded_sums: Sequence[Plan],
     directory: Path,
     late_runs: Sequence[LateRun | None],
 ) -> tuple[ProofPass, ...]:
@@ -291,6 +301,10 @@ def _judge(
                 evidence, tolerance=conditioned_tolerance(reference, evidence.oracle)
             )
             results = judge(evidence)
+        for extra in rounded_sums if not number else ():
+            place = len(variants) + len(ranges)
+            found = read_results(directory, place, plan.mesh.world_size)
+            results += judge_sums(evidence, ObservedRun(extra, found))
         if number and ranges:
             results += (_judge_ranges(ranges, directory, first=len(variants)),)
         broken = any(not earlier.holds for earlier in passes)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol
@@ -17,8 +17,10 @@ from echelon.cost.bytes.threads import REPLICA_GRADIENTS, REPLICA_PARAMETERS
 from echelon.launch.context import RankContext
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.models.piece_sizes import PROOF_PIECES, TRAINING_PIECES, PieceSizes
+from echelon.parallel.buckets import Bucket
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.offload.store import storage_bytes
+from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.recorder import Recorder, clock_of
 from echelon.parallel.weights import Shard
 from echelon.schedule.action import ActionKind
@@ -174,6 +176,14 @@ class EngineSubject:
             values = _unscaled(one.values_nW, self._scale) if one.gradient else one.values_nW
             yield replace(one, values_nW=values)
 
+    def watch_sums(self, see: SeeSum) -> None:
+        """Let `see` compare each sum of codes: its group, its bucket, own part, and the slice."""
+        model, groups = self.engine.model, self.engine.groups
+        buckets = {f"gradients.{bucket.name}": bucket for bucket in model.buckets}
+        for expert, sums in model.reduction.quantised.items():
+            _, shard = groups.data_groups(expert=expert)
+            sums.watch = partial(_see, see, shard, buckets)
+
     def state(self) -> Mapping[str, Mapping[str, Sequence[Shard]]]:
         """Return the state of the optimizer, by kind."""
         return self.engine.state()
@@ -200,6 +210,20 @@ class EngineSubject:
             name: [replace(shard, tensor=_unscaled(shard.tensor, scale)) for shard in shards]
             for name, shards in self.engine.gradients().items()
         }
+
+
+SeeSum = Callable[[Group, Bucket, torch.Tensor, torch.Tensor], None]
+
+
+def _see(
+    see: SeeSum,
+    group: Group,
+    buckets: Mapping[str, Bucket],
+    name: str,
+    whole: torch.Tensor,
+    total: torch.Tensor,
+) -> None:
+    see(group, buckets[name], whole, total)
 
 
 def _unscaled(tensor: torch.Tensor, scale: float) -> torch.Tensor:

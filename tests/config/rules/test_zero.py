@@ -23,8 +23,6 @@ TWO_NODES = [
     *("zero.stage=3", "zero.secondary=true"),
 ]
 
-FP8 = ["precision.matmul=fp8", "precision.fp8_block=32"]
-
 RULE_IDS = {rule.id for rule in all_rules()}
 
 
@@ -248,48 +246,22 @@ def test_what_is_accepted_is_what_can_be(values: dict[str, object]) -> None:
     assert Plan.from_json(plan.to_json()) == plan
 
 
-INT8 = ["mesh.dp_shard=2", "zero.gather=int8"]
-
-
 @pytest.mark.parametrize(
-    ("sets", "rule", "says"),
+    ("sets", "says"),
     [
+        (["zero.stage=2", "mesh.dp_shard=4"], "on 1 node of 8 devices, 4 / 1 = 4 on each"),
+        (["mesh.dp_replicate=16"], "zero.stage = 0 sums whole gradients: 0 < 1"),
         (
-            [*INT8, "zero.stage=3"],
-            "int8-block-divides",
-            "rows of ffn numbers / mesh.tp = 352 / 1 are no multiple of zero.int8_block = 128",
+            ["zero.stage=2", "mesh.dp_shard=8", "mesh.dp_replicate=2"],
+            "on 1 node of 8 devices, 8 / 1 = 8 on each",
         ),
-        (
-            [*INT8, "zero.stage=3", "zero.int8_block=32", "mesh.tp=2"],
-            "int8-block-divides",
-            "352 / 2",
-        ),
-        ([*INT8, "zero.stage=2", "zero.int8_block=32"], "int8-gather-of-all", "2 < 3"),
-        (
-            [*INT8, "zero.stage=3", "zero.int8_block=32", "zero.keep_whole_below=200"],
-            "int8-gather-of-all",
-            "zero.keep_whole_below = 200",
-        ),
-        (
-            [*INT8, "zero.stage=3", "zero.int8_block=32", *FP8],
-            "int8-gather-rounds-once",
-            "floats of 8 bits",
-        ),
-        (["zero.int8_block=32"], "no-effect", "rounds nothing to int8"),
     ],
 )
-def test_what_cannot_be_gathered_in_int8_is_refused(sets: list[str], rule: str, says: str) -> None:
+def test_sums_in_hops_need_nodes(sets: list[str], says: str) -> None:
+    sets = [*TWO_NODES[:2], "zero.reduce=int8", *sets]
     found = problems_of("nano", sets)
-    assert rule in found
-    assert says in found[rule].message
-    assert found[rule].suggestions
-    for advice in found[rule].suggestions:
-        assert rule not in problems_of("nano", taken(advice, sets)), advice
-
-
-def test_int8_is_mathematics_and_where_it_is_gathered_the_layout() -> None:
-    plan = load_job("nano", [*INT8, "zero.stage=3", "zero.int8_block=32"]).plan
-    assert (plan.mathematics.precision.int8_block, plan.layout.zero.gather) == (32, "int8")
-    plain = load_job("nano", ["mesh.dp_shard=2", "zero.stage=3"]).plan
-    assert plain.mathematics.precision.int8_block == 0
-    assert not plain.same_mathematics(plan)
+    assert list(found) == ["reduce-needs-nodes"]
+    assert says in found["reduce-needs-nodes"].message
+    assert found["reduce-needs-nodes"].suggestions
+    for advice in found["reduce-needs-nodes"].suggestions:
+        assert "reduce-needs-nodes" not in problems_of("nano", taken(advice, sets)), advice

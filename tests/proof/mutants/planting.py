@@ -68,6 +68,10 @@ class MutantSubject:
         """Return what an asynchronous server applied."""
         return self._subject.applied()
 
+    def watch_sums(self, see: Any) -> None:
+        """Let sums be compared as they are made."""
+        self._subject.watch_sums(see)
+
     def close(self) -> Any:
         """Take the bug out, and give back what the engine holds."""
         self._patch.undo()

@@ -282,7 +282,9 @@ def _zero(plan: Plan) -> str:
     if zero.stage == 3:
         kept = "freed after forward" if zero.reshard_after_forward else "kept until the step ends"
         text += f", units {kept}"
-    if node_groups(plan) or node_groups(plan, expert=True):
+    if zero.reduce != "exact":
+        text += f", summed as {zero.reduce} in nodes and across them"
+    if zero.secondary:
         near, far = parameter_gather_tiers(plan, 0)
         text += (
             f", secondary slices in nodes: rank 0 gathers with {decimal_bytes(near)} sent inside "

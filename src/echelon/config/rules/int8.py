@@ -28,6 +28,7 @@ GATHER_KEY, BLOCK_KEY, MATMUL_KEY = "zero.gather", "zero.int8_block", "precision
 KEEP_KEY, SEQUENCE_KEY, TP_KEY = "zero.keep_whole_below", "mesh.sequence_parallel", "mesh.tp"
 PLAIN_GATHER = f'{GATHER_KEY} = "parameters"'
 WHOLE_STAGE = 3
+"""The stage of ZeRO that gathers matrices before each use."""
 LARGEST_BLOCK = 256
 """Numbers of a block that is suggested, at most."""
 

@@ -28,6 +28,7 @@ from echelon.core.rulebook.config import NO_EFFECT
 from echelon.core.rulebook.zero import (
     NVME_NEEDS_FOLDER,
     OFFLOAD_NEEDS_STAGE,
+    REDUCE_NEEDS_NODES,
     SECONDARY_NEEDS_NODES,
     SLICES_NEED_STAGE,
     ZERO_SHARES_OUT,
@@ -44,6 +45,7 @@ STAGE_3_ONLY = (
     "secondary",
 )
 SECONDARY_KEY, RESHARD_KEY = "zero.secondary", "zero.reshard_after_forward"
+REDUCE_KEY = "zero.reduce"
 REPLICATE_KEY, SHARD_KEY = "mesh.dp_replicate", "mesh.dp_shard"
 MESH_KEYS = (REPLICATE_KEY, "batch.global_sequences", "batch.microbatch_sequences")
 NEEDED = (*MESH_FINDERS, *PIPELINE_FINDERS, *STAGE_FINDERS)
@@ -199,28 +201,59 @@ def secondary_needs_nodes(view: View) -> Iterator[RuleViolation]:
             set_by=(SECONDARY_KEY, RESHARD_KEY),
             suggestions=({RESHARD_KEY: "always"}, f"{SECONDARY_KEY} = false"),
         )
+    if why := _not_over_nodes(view, least=3):
+        yield RuleViolation(
+            rule=SECONDARY_NEEDS_NODES,
+            key=SECONDARY_KEY,
+            message=f"{SECONDARY_KEY} = true, but {why}",
+            set_by=(SECONDARY_KEY, SHARD_KEY, "cluster.preset"),
+            suggestions=(_first_mesh_over_nodes, f"{SECONDARY_KEY} = false"),
+        )
+
+
+def reduce_needs_nodes(view: View) -> Iterator[RuleViolation]:
+    """Check that gradients that are rounded are summed into slices, over several nodes."""
+    kind, stage = view.word(REDUCE_KEY), view.integer("zero.stage")
+    if kind == "exact":
+        return
+    if max(_stages(view)) == 0:
+        yield RuleViolation(
+            rule=REDUCE_NEEDS_NODES,
+            key=REDUCE_KEY,
+            message=f'{REDUCE_KEY} = "{kind}", but zero.stage = {stage} sums whole gradients: '
+            "0 < 1",
+            set_by=(REDUCE_KEY, "zero.stage"),
+            suggestions=({"zero.stage": 1}, f'{REDUCE_KEY} = "exact"'),
+        )
+    elif why := _not_over_nodes(view, least=1):
+        yield RuleViolation(
+            rule=REDUCE_NEEDS_NODES,
+            key=REDUCE_KEY,
+            message=f'{REDUCE_KEY} = "{kind}", but {why}',
+            set_by=(REDUCE_KEY, SHARD_KEY, "cluster.preset"),
+            suggestions=(_first_mesh_over_nodes, f'{REDUCE_KEY} = "exact"'),
+        )
+
+
+def _not_over_nodes(view: View, *, least: int) -> str:
+    """Return where ranks are that share out from stage `least` on; "" where nodes hold several."""
     mesh, node = mesh_of(view), cluster_of(view).devices_per_node
-    groups = {"parameters": mesh.groups(*SHARD_AXES)} if view.integer("zero.stage") == 3 else {}
-    if has_experts(view) and expert_stage(view)[0] == 3:
+    shares = view.integer("zero.stage") >= least
+    groups = {"parameters": mesh.groups(*SHARD_AXES)} if shares else {}
+    if has_experts(view) and expert_stage(view)[0] >= least:
         groups["experts"] = mesh.expert_shard_groups(expert_tp=expert_tp(view))
     if not groups or any(ranks_per_node(found, node) > 1 for found in groups.values()):
-        return
+        return ""
     what, found = next(iter(groups.items()))
     ranks = found[0]
-    nodes = len({rank // node for rank in ranks})
-    even = members_per_node(ranks, node)
+    nodes, even = len({rank // node for rank in ranks}), members_per_node(ranks, node)
     each = f"{len(ranks)} / {nodes} = {even} on each" if even else "not as many on each"
-    yield RuleViolation(
-        rule=SECONDARY_NEEDS_NODES,
-        key=SECONDARY_KEY,
-        message=f"{SECONDARY_KEY} = true, but the {len(ranks)} ranks that share out {what} are on "
-        f"{nodes} node{'s' * (nodes > 1)} of {node} devices, {each}",
-        set_by=(SECONDARY_KEY, SHARD_KEY, "cluster.preset"),
-        suggestions=(
-            lambda trial: trial.first(_meshes_over_nodes(trial, mesh.world_size), 1),
-            f"{SECONDARY_KEY} = false",
-        ),
-    )
+    where = f"{nodes} node{'s' * (nodes > 1)} of {node} devices, {each}"
+    return f"the {len(ranks)} ranks that share out {what} are on {where}"
+
+
+def _first_mesh_over_nodes(trial: Trial) -> list[str]:
+    return trial.first(_meshes_over_nodes(trial, mesh_of(trial.view).world_size), 1)
 
 
 def _meshes_over_nodes(trial: Trial, ranks: int) -> Iterator[SettingChanges]:
@@ -270,5 +303,6 @@ ZERO_FINDERS = (
     nvme_needs_folder,
     stage_3_effects,
     secondary_needs_nodes,
+    reduce_needs_nodes,
     something_is_cut,
 )

@@ -134,6 +134,12 @@ _ZERO = (
         "at stage 3: gather parameters, codes of weights multiplied in 8 bits, or rounded matrices",
     ),
     setting("zero.int8_block", COUNT, 128, "int8: numbers of a row that share a scale"),
+    setting(
+        "zero.reduce",
+        Choice(options=("exact", "int8", "int4")),
+        "exact",
+        "how gradients are summed into slices: exactly, or rounded, in nodes and then across them",
+    ),
     setting("zero.optimizer_offload", OFFLOAD, "none", "where optimizer state rests"),
     setting("zero.parameter_offload", OFFLOAD, "none", "where slices of parameters rest"),
     setting("zero.offload_dir", Text(), "none", "folder of the files of nvme", path=True),

@@ -2,6 +2,20 @@
 
 from echelon.core.rules import Rule
 
+PROVE_QUANTISED_SUMS = Rule(
+    id="prove-quantised-sums",
+    why="""
+    With zero.reduce, ranks round gradients to integers where they send them, and which numbers
+    share a scale depends on the layout. So a plan is proven with exact sums; then it runs as it is,
+    and each sum is compared with the exact one, number by number. Each rounding is off by half a
+    step at most, the largest number of its block over 2 x 127 (int8) or 2 x 7 (int4), and a number
+    is rounded once for each other rank of its node and once for each other node. What is off by
+    more was not only rounded.
+    """,
+    bad="codes = round(x / scales.roll(1))               # the scale of another block",
+    fixed="codes = round(x / scales)",
+)
+
 PROVE_SUBJECT = Rule(
     id="prove-subject",
     why="""

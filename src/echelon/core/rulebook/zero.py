@@ -155,6 +155,34 @@ INT8_GATHER_ROUNDS_ONCE = Rule(
     fixed='gather = "fp8"',
 )
 
+REDUCE_NEEDS_NODES = Rule(
+    id="reduce-needs-nodes",
+    why="""
+    With zero.reduce, gradients are rounded to integers and summed in two hops: over the ranks of a
+    node, then over the nodes (qgZ of ZeRO++). So gradients must be summed into slices, from stage 1
+    on, and the ranks that share out must be on several nodes, with as many of them on each, and
+    more than one: inside of one node there is bandwidth for exact sums.
+    """,
+    bad="""
+    [cluster]
+    preset = "8xh100"
+    [mesh]
+    dp_shard = 8                # one node
+    [zero]
+    stage = 2
+    reduce = "int8"
+    """,
+    fixed="""
+    [cluster]
+    preset = "16xh100"
+    [mesh]
+    dp_shard = 16               # two nodes of eight
+    [zero]
+    stage = 2
+    reduce = "int8"
+    """,
+)
+
 NVME_NEEDS_FOLDER = Rule(
     id="nvme-needs-folder",
     why="""

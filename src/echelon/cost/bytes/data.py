@@ -22,6 +22,7 @@ from echelon.cost.bytes.fp8 import (
     gathered_piece_bytes,
     largest_number_bytes,
 )
+from echelon.cost.bytes.quantised_sums import quantised_sum_terms
 from echelon.cost.bytes.terms import (
     SentTerm,
     all_gather_bytes,
@@ -37,7 +38,7 @@ from echelon.layout.buckets import (
 )
 from echelon.layout.module_buckets import ModuleBuckets
 from echelon.layout.muon import MuonExchange, muon_elements
-from echelon.layout.secondary import secondary_degree, secondary_elements
+from echelon.layout.secondary import hop_degrees, secondary_degree, secondary_elements
 from echelon.layout.stage import RankPart
 
 COUNT_BYTES = 8
@@ -54,6 +55,9 @@ EXPERT_SHARD_AXIS = "edp_shard"
 
 SHARD_WITHIN_AXIS, EXPERT_SHARD_WITHIN_AXIS = "dp_shard_within", "edp_shard_within"
 """Those of `dp_shard` x `cp`, or of the same experts, on one node: they keep secondary slices."""
+
+SHARD_ACROSS_AXIS, EXPERT_SHARD_ACROSS_AXIS = "dp_shard_across", "edp_shard_across"
+"""Those of them with the same place on each node."""
 
 STAGE_AXIS = "stage"
 """All ranks of one pipeline stage: data ranks x tensor ranks."""
@@ -174,6 +178,10 @@ def _data_ranks(plan: Plan, rank: int, *, expert: bool) -> tuple[int, ...]:
 def _scattered(plan: Plan, part: RankPart, buckets: Buckets, expert: bool) -> Iterator[SentTerm]:
     size, adds = _reduction_size(plan), accumulates_slices(plan, expert=expert)
     rounds = {b.name: part.passes(b.stages) if adds else 1 for b in buckets}
+    if hop_degrees(plan, expert=expert) != (1, 1):
+        axes = (SHARD_WITHIN_AXIS, SHARD_ACROSS_AXIS)
+        own = (EXPERT_SHARD_WITHIN_AXIS, EXPERT_SHARD_ACROSS_AXIS)
+        return quantised_sum_terms(plan, buckets, rounds, own if expert else axes)
     return _sliced(plan, "gradients", buckets, rounds, size)
 
 

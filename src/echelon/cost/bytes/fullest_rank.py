@@ -32,8 +32,8 @@ import numpy as np
 
 from echelon.cost.activations.closed_forms import bytes_of_block, loss_bytes
 from echelon.cost.bytes.nccl import nccl_bytes
+from echelon.cost.seconds.data import node_slice_weights
 from echelon.cost.seconds.inputs import CostInputs, Terms
-from echelon.cost.seconds.links.collectives import group_link_numbers
 from echelon.cost.seconds.numbers import LayoutNumbers, ModelNumbers, Num, ceil_div
 from echelon.cost.seconds.pipeline import (
     crosses_itself,
@@ -260,28 +260,12 @@ def _weight_terms(work: CostInputs, held: HeldOfRank) -> dict[str, Num]:
     gone = np.where(away, software.offloads_gradients, 0.0)
     casts = software.cast_bytes * (1.0 - layout.recompute * np.asarray(software.late_gradients))
     return {
-        "parameters": (rest + casts) * held.sliced(layout, 3.0) + _secondary(work, held),
+        "parameters": (rest + casts) * held.sliced(layout, 3.0)
+        + work.element * node_slice_weights(work, held.shared, held.routed),
         "gradients": (1.0 - gone) * software.gradient_bytes * held.sliced(layout, 2.0),
         "optimizer": np.where(away, 0.0, software.state_bytes) * held.sliced(layout, 1.0),
         "gathered": gathered,
     }
-
-
-def _secondary(work: CostInputs, held: HeldOfRank) -> Num:
-    """Return what the ranks of a node keep of all parameters, where they keep some."""
-    layout = work.layout
-    if not np.any(np.asarray(layout.secondary) > 0):
-        return 0.0
-    found: Num = 0.0
-    inner = layout.ep * layout.expert_tp
-    for degree, stride, weights in (
-        (layout.shard, layout.tp, held.shared),
-        (layout.expert_shard, inner, held.routed),
-    ):
-        local = np.asarray(group_link_numbers(work.machine, degree, stride).ranks_per_node)
-        keeps = (local > 1.0) & (local < degree)
-        found = found + np.where(keeps, work.element * weights / np.maximum(local, 1.0), 0.0)
-    return np.where(np.asarray(layout.secondary) > 0, found, 0.0)
 
 
 def _activation_terms(

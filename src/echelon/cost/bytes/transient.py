@@ -31,6 +31,7 @@ from echelon.core.plan import DTYPE_BYTES, OffloadTarget, Plan
 from echelon.cost.bytes.context.memory import most_attention_memory
 from echelon.cost.bytes.experts.memory import rows_in_dispatch
 from echelon.cost.bytes.fp8 import gathered_element_bytes, int8_message_bytes
+from echelon.cost.bytes.quantised_sums import quantised_sum_copies, second_hop_copies
 from echelon.cost.bytes.terms import HeldTerm, Pool
 from echelon.layout.buckets import (
     UNIT_EMBEDDING,
@@ -183,9 +184,14 @@ def _copies(plan: Plan, part: RankPart, buckets: Buckets) -> HeldTerm:
     """
     precision = plan.mathematics.precision
     cast = precision.reduction != precision.gradients
+    size = DTYPE_BYTES[precision.reduction]
 
     def copies(bucket: BucketPlan) -> int:
         expert = bucket.expert
+        if codes := quantised_sum_copies(plan, bucket):
+            return -(-(codes + second_hop_copies(plan, bucket)) // size) + slice_elements(
+                plan, bucket
+            )
         received = shard_degree(plan, expert=expert) - 1 if plan.cluster.backend == "gloo" else 0
         adds = cast or accumulates_slices(plan, expert=expert)
         slices = received + (zero_stage(plan, expert=expert) > 0 and adds)
@@ -194,7 +200,7 @@ def _copies(plan: Plan, part: RankPart, buckets: Buckets) -> HeldTerm:
     copied = sorted(map(copies, buckets), reverse=True)
     elements = sum(copied[: 1 + BUCKETS_IN_FLIGHT])
     elements += cast * sum(slice_elements(plan, b) for b in buckets if _summed_again(plan, part, b))
-    return _elements_term("gradients being summed", elements, DTYPE_BYTES[precision.reduction])
+    return _elements_term("gradients being summed", elements, size)
 
 
 def _elements_term(name: str, elements: int, size: int) -> HeldTerm:

@@ -16,6 +16,7 @@ from itertools import islice
 
 from echelon.core.parameters import EMBEDDING
 from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.cost.bytes.quantised_sums import quantised_sum_copies, second_hop_copies
 from echelon.cost.bytes.transient import BUCKETS_IN_FLIGHT
 from echelon.layout.buckets import (
     BucketPlan,
@@ -44,11 +45,13 @@ class SummedBucket:
     slice: int
     """Its slice in the dtype of the reduction; 0 where nothing is cut."""
     others: int
-    """Slices of others that a rank adds up itself (Gloo)."""
+    """Slices of others that a rank adds up itself (Gloo), or codes of slices, both ways."""
     alone: bool
     """Whether nobody has other slices: the cast goes as soon as the slice is there."""
     casts: bool
     """Whether it is summed in another dtype than it adds up in."""
+    second: int
+    """What comes on top while a sum in two hops ends; else 0."""
     hops: int
     """Sums over other axes that follow in the last microbatch."""
 
@@ -61,6 +64,7 @@ class SummedBucket:
         stage, adds = zero_stage(plan, expert=expert), accumulates_slices(plan, expert=expert)
         cut = slice_elements(plan, bucket) * wire if stage else 0
         gloo = plan.cluster.backend == "gloo" and stage > 0
+        codes = quantised_sum_copies(plan, bucket)
         sizes = [plan.mesh.dp_replicate if stage else 1, 2 if part.mirrored else 1]
         sizes.append(plan.mesh.tp if bucket.kind == "partial" else 1)
         sizes.append(2 if bucket.kind == "tied" else 1)
@@ -69,11 +73,13 @@ class SummedBucket:
             contributions=_contributions(plan, part, bucket),
             adds=adds,
             whole=bucket.num_elements * size if adds else 0,
-            cast=bucket.num_elements * wire if casts else 0,
+            # Codes are made of gradients as they are.
+            cast=bucket.num_elements * wire if casts and not codes else 0,
             slice=cut,
-            others=(shard_degree(plan, expert=expert) - 1) * cut if gloo else 0,
+            others=codes or ((shard_degree(plan, expert=expert) - 1) * cut if gloo else 0),
             alone=stage > 0 and shard_degree(plan, expert=expert) == 1,
             casts=casts,
+            second=second_hop_copies(plan, bucket),
             hops=sum(size > 1 for size in sizes),
         )
 
@@ -184,6 +190,8 @@ class GradientSums:
 
     def _finish(self, one: _Sum) -> None:
         bucket = one.bucket
+        self._add(bucket.second)
+        self._add(-bucket.second)
         if bucket.adds and bucket.plan.name in self._present:
             self._present.discard(bucket.plan.name)
             self._add(-bucket.whole)

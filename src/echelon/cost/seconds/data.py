@@ -97,10 +97,8 @@ def step_collective_seconds(work: CostInputs, held: HeldWeights) -> tuple[Num, N
     def reduced(way: GroupLinkNumbers, whole: GroupLinkNumbers, weights: Num) -> Num:
         size = software.reduced_bytes * weights / software.reduce_share
         across = sum_seconds(ways.replicate, np.where(cut, size / way.degree, size), layout.sums)
-        return (
-            np.where(cut, all_gather_seconds(way, size), sum_seconds(whole, size, layout.sums))
-            + across
-        )
+        sliced = _scatter_seconds(work, way, weights, all_gather_seconds(way, size))
+        return np.where(cut, sliced, sum_seconds(whole, size, layout.sums)) + across
 
     def gathered(way: GroupLinkNumbers, weights: Num) -> Num:
         return np.where(cut, all_gather_seconds(way, work.element * weights), 0.0)
@@ -163,15 +161,36 @@ def unit_gather_seconds(
     coded = codes * np.asarray(work.layout.gathered_bytes)
     element = np.where(coded > 0.0, coded, work.element) / software.gather_share
     gather = all_gather_seconds(ways.shared, element * shared)
-    scatter = all_gather_seconds(ways.shared, size * shared)
+    exact = all_gather_seconds(ways.shared, size * shared)
+    scatter = _scatter_seconds(work, ways.shared, shared, exact)
     slices = size * shared / ways.shared.degree
     scatter = scatter + sum_seconds(ways.replicate, slices, work.layout.sums)
     some = np.asarray(routed) > 0.0
     gather = gather + np.where(some, all_gather_seconds(ways.routed, element * routed), 0.0)
-    scatter = scatter + np.where(some, all_gather_seconds(ways.routed, size * routed), 0.0)
+    exact = all_gather_seconds(ways.routed, size * routed)
+    routes = _scatter_seconds(work, ways.routed, routed, exact)
+    scatter = scatter + np.where(some, routes, 0.0)
     held = shared / work.layout.shard + routed / work.layout.expert_shard
     travels = parameter_offload_seconds(work, held)
     return gather + travels, scatter + travels
+
+
+def _scatter_seconds(work: CostInputs, way: GroupLinkNumbers, weights: Num, exact: Num) -> Num:
+    """Return the seconds in which gradients are summed into slices; `exact` those of exact sums.
+
+    In two hops of c bytes for each of W gradients, with l of n = k l ranks on each node:
+
+        inside  a + (l-1)/l W c / N       across  b + (k-1)/k W c / (l F)
+    """
+    size = np.asarray(work.layout.summed_bytes)
+    if not np.any(size > 0.0):
+        return exact
+    local, nodes = np.asarray(way.ranks_per_node), way.degree / way.ranks_per_node
+    sent = size * weights / work.software.reduce_share
+    near = (local - 1.0) / local * (sent + way.half_bytes) / way.node_bandwidth
+    far = (nodes - 1.0) / nodes * (sent / local + way.half_bytes) / way.network_bandwidth
+    hops = way.node_latency_s + near + way.latency_s + far
+    return np.where((size > 0.0) & (local > 1.0) & (local < way.degree), hops, exact)
 
 
 def node_gather_seconds(work: CostInputs, shared: Num, routed: Num, *, far: Num) -> Num:
@@ -198,6 +217,19 @@ def node_gather_seconds(work: CostInputs, shared: Num, routed: Num, *, far: Num)
         whole = all_gather_seconds(way, element * weights)
         found = found + np.where(np.asarray(weights) > 0.0, np.where(kept, each, whole), 0.0)
     return np.where(np.asarray(layout.secondary) > 0.0, found, far)
+
+
+def node_slice_weights(work: CostInputs, shared: Num, routed: Num) -> Num:
+    """Return how many weights a rank keeps for its node of so many, and of routed experts."""
+    layout = work.layout
+    if not np.any(np.asarray(layout.secondary) > 0.0):
+        return 0.0
+    ways, found = data_group_links(work), 0.0
+    for way, weights in ((ways.shared, shared), (ways.routed, routed)):
+        local = np.asarray(way.ranks_per_node)
+        keeps = (local > 1.0) & (local < way.degree)
+        found = found + np.where(keeps, weights / np.maximum(local, 1.0), 0.0)
+    return np.where(np.asarray(layout.secondary) > 0.0, found, 0.0)
 
 
 def accumulation_seconds(work: CostInputs, held: HeldWeights) -> Num:

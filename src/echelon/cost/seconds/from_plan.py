@@ -15,6 +15,7 @@ from echelon.core.plan import DTYPE_BYTES, OptimizerKind, Plan, Precision
 from echelon.cost.bytes.experts.memory import balanced_memory
 from echelon.cost.bytes.fp8 import CODE_BYTES, largest_number_bytes
 from echelon.cost.bytes.local_sgd import sent_element_bytes
+from echelon.cost.bytes.quantised_sums import REDUCE_BLOCK, message_bytes, scale_bytes
 from echelon.cost.seconds.flops import attention_width
 from echelon.cost.seconds.inputs import CostInputs, TrainerConstants
 from echelon.cost.seconds.matmul import product_dtype
@@ -139,6 +140,10 @@ def layout_numbers_from_plan(plan: Plan) -> LayoutNumbers:
         gathers_ends=float(zero.gather == "int8"),
         parameter_offload=float(zero.parameter_offload != "none"),
         secondary=float(zero.secondary),
+        summed_bytes=0.0
+        if zero.reduce == "exact"
+        else message_bytes(REDUCE_BLOCK, zero.reduce, scale_bytes(plan.mathematics.precision))
+        / REDUCE_BLOCK,
         sums=float(algorithm_index(layout.collectives.algorithm)),
         servers=float(mesh.servers),
         replicas=float(layout.threads.replicas),

@@ -208,6 +208,8 @@ class LayoutNumbers:
     """Flag: so are embedding and head, and what a node keeps are elements again (int8)."""
     secondary: Num = 0.0
     """Flag: all gathers of a step but the first are inside of nodes."""
+    summed_bytes: Num = 0.0
+    """Bytes of a gradient that is summed in two hops of codes; 0: it is summed exactly."""
     sums: Num = 0.0
     """Index of how gradients are summed in `COLLECTIVE_ALGORITHMS`."""
     servers: Num = 0.0

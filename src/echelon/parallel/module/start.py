@@ -82,6 +82,12 @@ def _foreign_settings(plan: Plan) -> Iterator[tuple[str, str, Sequence[str]]]:
             'zero.gather = "int8" is about the matrices of Echelon\'s models',
             ['zero.gather = "parameters"'],
         )
+    if plan.layout.zero.reduce != "exact":
+        yield (
+            "zero.reduce",
+            f'zero.reduce = "{plan.layout.zero.reduce}" is about gradients of Echelon\'s models',
+            ['zero.reduce = "exact"'],
+        )
     if plan.layout.zero.secondary:
         yield (
             "zero.secondary",

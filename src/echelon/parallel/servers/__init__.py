@@ -2,7 +2,6 @@
 
     worker.py   pushes the gradients of full buckets, pulls parameters after the update
     messages.py what an asynchronous worker and a server tell each other
-    worker_parts.py  which of these a worker of a plan has
     server.py   the ranges of a server, the sums of what workers push, what it sends back
 
 Which elements a server holds is in `layout/servers.py`, the bytes in `cost/bytes/servers.py`.

@@ -15,14 +15,16 @@ from echelon.core.plan import Plan
 from echelon.cost.bytes.all_reduce import sum_group
 from echelon.cost.bytes.data import (
     EXPERT_DATA_AXIS,
+    EXPERT_SHARD_ACROSS_AXIS,
     EXPERT_SHARD_AXIS,
     EXPERT_SHARD_WITHIN_AXIS,
+    SHARD_ACROSS_AXIS,
     SHARD_WITHIN_AXIS,
 )
 from echelon.cost.bytes.servers import SERVERS_AXIS
 from echelon.layout.islands import Island, islands_of, plan_and_rank
 from echelon.layout.muon import STAGE_AXES
-from echelon.layout.secondary import node_groups
+from echelon.layout.secondary import across_groups, node_groups
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.communicator import Communicator
@@ -71,7 +73,9 @@ class RankGroups:
     shard: Group
     """dp_shard x cp: cuts slices."""
     shard_within: Group
-    """Those of `shard` on this node, where they keep secondary slices."""
+    """Those of `shard` on this node, where they keep secondary slices or sum first."""
+    shard_across: Group
+    """Those of `shard` with this place on each node, where these sum second."""
     replicate: Group
     """dp_replicate: the ranks that hold copies of a slice."""
     stage: Group
@@ -103,6 +107,8 @@ class RankGroups:
     """What `shard` is, for routed experts."""
     expert_shard_within: Group
     """What `shard_within` is, for routed experts."""
+    expert_shard_across: Group
+    """What `shard_across` is, for routed experts."""
     expert_tensor: Group
     """The ranks that hold pieces of the same experts."""
     sequence: Group
@@ -118,6 +124,12 @@ class RankGroups:
         Routed experts have groups of their own.
         """
         return (self.expert_data, self.expert_shard) if expert else (self.data, self.shard)
+
+    def hop_groups(self, *, expert: bool) -> tuple[Group, Group]:
+        """Return the ranks of this node that share out, and those of this place on all nodes."""
+        if expert:
+            return self.expert_shard_within, self.expert_shard_across
+        return self.shard_within, self.shard_across
 
 
 def shares_sequences(plan: Plan) -> bool:
@@ -168,6 +180,7 @@ def rank_groups(plan: Plan, recorder: Recorder, completion: Completion | None = 
         data=over("dp", mesh.groups(*LOSS_AXES), gradients=True),
         shard=over(Axis.DP_SHARD.value, mesh.groups(*SHARD_AXES), needed=slices),
         shard_within=over(SHARD_WITHIN_AXIS, node_groups(plan)),
+        shard_across=over(SHARD_ACROSS_AXIS, across_groups(plan)),
         replicate=over(
             Axis.DP_REPLICATE.value, replicas, needed=slices or expert_slices, gradients=True
         ),
@@ -344,4 +357,7 @@ def _expert_groups(plan: Plan, maker: GroupMaker) -> dict[str, Group]:
         "expert_data": maker.over(EXPERT_DATA_AXIS, copies, gradients=True),
         "expert_shard": maker.over(EXPERT_SHARD_AXIS, slices),
         "expert_shard_within": maker.over(EXPERT_SHARD_WITHIN_AXIS, node_groups(plan, expert=True)),
+        "expert_shard_across": maker.over(
+            EXPERT_SHARD_ACROSS_AXIS, across_groups(plan, expert=True)
+        ),
     }

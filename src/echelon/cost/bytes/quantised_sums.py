@@ -1,0 +1,99 @@
+"""Bytes of gradients that are summed in two hops of integers (`zero.reduce`), exact.
+
+A bucket of E numbers is summed over l ranks of each of k nodes; a slice is S = E / (k l) numbers,
+ceil(S / 128) blocks of codes with a scale each:
+
+    m(S)    = blocks x (4 + 128 bits / 8)        8 in place of 4 where sums are in float64
+    inside  (l - 1) k m(S)
+    across  (k - 1) m(S)
+
+Source: Wang et al., "ZeRO++", 2023, section 3.3 (qgZ). What a slice is rounded to is at most half a
+scale away: the largest number of its block over 2 x 127, or 2 x 7 (`parallel/transport/
+quantised_sums.py` adds that up).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from echelon.core.plan import DTYPE_BYTES, Plan, Precision, ReduceKind
+from echelon.cost.bytes.terms import SentTerm
+from echelon.layout.buckets import BucketPlan, slice_elements
+from echelon.layout.secondary import hop_degrees
+
+REDUCE_BLOCK = 128
+"""Numbers of a slice that share a scale; the last block of a slice may be short."""
+
+LARGEST_CODES: Mapping[ReduceKind, int] = {"int8": 127, "int4": 7}
+"""The largest code of each kind."""
+
+CODE_BITS: Mapping[ReduceKind, int] = {"int8": 8, "int4": 4}
+
+_LEAST_SCALE_BYTES = 4
+"""A scale is told in at least fp32."""
+
+
+def blocks_of_slice(count: int) -> int:
+    """Return how many blocks so many numbers are."""
+    return -(-count // REDUCE_BLOCK)
+
+
+def message_bytes(count: int, kind: ReduceKind, scale_bytes: int) -> int:
+    """Return the bytes of a slice of `count` numbers as it is sent."""
+    return blocks_of_slice(count) * (scale_bytes + REDUCE_BLOCK * CODE_BITS[kind] // 8)
+
+
+def scale_bytes(precision: Precision) -> int:
+    """Return the bytes of a scale."""
+    return max(_LEAST_SCALE_BYTES, DTYPE_BYTES[precision.reduction])
+
+
+def slice_message_bytes(plan: Plan, bucket: BucketPlan) -> int:
+    """Return the bytes of one slice of a bucket as it is sent."""
+    kind, size = plan.layout.zero.reduce, scale_bytes(plan.mathematics.precision)
+    return message_bytes(slice_elements(plan, bucket), kind, size)
+
+
+def quantised_sum_copies(plan: Plan, bucket: BucketPlan) -> int:
+    """Return the bytes that a sum has beside it while it is under way: codes sent and received.
+
+    0 where a bucket is summed exactly.
+    """
+    near, far = hop_degrees(plan, expert=bucket.expert)
+    return 2 * near * far * slice_message_bytes(plan, bucket) if far > 1 else 0
+
+
+def second_hop_copies(plan: Plan, bucket: BucketPlan) -> int:
+    """Return the bytes that come on top while a sum ends: sums of a place of the node, and their
+    codes, sent and received."""
+    _, far = hop_degrees(plan, expert=bucket.expert)
+    if far == 1:
+        return 0
+    sums = far * slice_elements(plan, bucket) * scale_bytes(plan.mathematics.precision)
+    return sums + 2 * far * slice_message_bytes(plan, bucket)
+
+
+def quantised_sum_terms(
+    plan: Plan,
+    buckets: Sequence[BucketPlan],
+    rounds: Mapping[str, int],
+    axes: tuple[str, str],
+) -> Iterator[SentTerm]:
+    """Yield both hops of buckets, by how often a step sums them; `axes` are inside and across."""
+    for count in sorted({rounds[bucket.name] for bucket in buckets}):
+        alike = [bucket for bucket in buckets if rounds[bucket.name] == count]
+        near, far = hop_degrees(plan, expert=alike[0].expert)
+        slices = sum(slice_message_bytes(plan, bucket) for bucket in alike)
+        hops = (
+            ("gradients, in nodes", axes[0], (near - 1) * far, "(l-1) k m(S)"),
+            ("gradients, across nodes", axes[1], far - 1, "(k-1) m(S)"),
+        )
+        for name, axis, times, formula in hops:
+            yield SentTerm(
+                axis=axis,
+                name=name,
+                count=count,
+                each=times * slices,
+                formula=formula,
+                source="Wang et al., ZeRO++, 2023, section 3.3 (qgZ)",
+            )

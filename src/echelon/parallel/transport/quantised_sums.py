@@ -1,0 +1,161 @@
+"""Gradients summed in two hops of integers of few bits (qgZ of ZeRO++).
+
+n ranks sum a bucket into a slice each; l of them are on each of k nodes, rank j of node a has slice
+a l + j. Codes of blocks of `REDUCE_BLOCK` numbers travel, each block with a scale:
+
+    hop 1   inside of a node: rank j is sent its k slices, one for each node, by the l - 1 others,
+            and adds them to its own
+    hop 2   across nodes: rank j of each node sends every other node's rank j that node's slice of
+            the sum, which adds it to its own
+
+What a rank has itself is never rounded. So each number of a sum was rounded once for each other
+rank of the same node and place, on every node, and once for each other node. With the largest
+numbers x_m of the block of rank m, and s_a of the sum of node a, L = 127 (int8) or 7 (int4), the
+sum is off by at most
+
+    sum over k (l - 1) ranks of x_m / (2 L)  +  sum over k - 1 nodes of (s_a + e_a) / (2 L),
+
+where e_a is how far the sum of node a was off. Source: Wang et al., "ZeRO++", 2023, section 3.3.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional as fn
+
+from echelon.core.plan import ReduceKind
+from echelon.cost.bytes.quantised_sums import (
+    LARGEST_CODES,
+    REDUCE_BLOCK,
+    blocks_of_slice,
+    message_bytes,
+)
+from echelon.models.precision import at_least_fp32
+from echelon.parallel.transport.collectives import Group, Pending
+
+SumWatch = Callable[[str, torch.Tensor, torch.Tensor], None]
+"""Is told the name of a sum, what this rank had of it, and the slice that came out."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCodes:
+    """Make codes of slices, and numbers of codes; `dtype` is that of sums and scales."""
+
+    kind: ReduceKind
+    dtype: torch.dtype
+
+    def encode(self, values: torch.Tensor) -> torch.Tensor:
+        """Return a slice as bytes: the scales of its blocks, then its codes."""
+        blocks = self._blocks(values.to(self.dtype))
+        scales = self._scales(blocks)
+        most = LARGEST_CODES[self.kind]
+        codes = (blocks / scales[:, None]).round_().clamp_(-most, most).nan_to_num_(0.0).view(-1)
+        if self.kind == "int4":
+            halves = (codes + 8).to(torch.uint8).view(-1, 2)
+            packed = halves[:, 0] | (halves[:, 1] << 4)
+        else:
+            packed = codes.to(torch.int8).view(torch.uint8)
+        return torch.cat((scales.view(torch.uint8), packed))
+
+    def decode(self, message: torch.Tensor, count: int) -> torch.Tensor:
+        """Return the `count` numbers of a slice that was sent."""
+        num_blocks = blocks_of_slice(count)
+        split = num_blocks * self.dtype.itemsize
+        scales, packed = message[:split].clone().view(self.dtype), message[split:]
+        if self.kind == "int4":
+            halves = torch.stack((packed & 15, packed >> 4), dim=1)
+            codes = halves.view(-1).to(self.dtype) - 8
+        else:
+            codes = packed.view(torch.int8).to(self.dtype)
+        return (codes.view(num_blocks, -1) * scales[:, None]).view(-1)[:count]
+
+    def _scales(self, blocks: torch.Tensor) -> torch.Tensor:
+        largest = torch.linalg.vector_norm(blocks, float("inf"), dim=1)
+        return (largest / LARGEST_CODES[self.kind]).masked_fill_(largest == 0, 1.0)
+
+    @staticmethod
+    def _blocks(values: torch.Tensor) -> torch.Tensor:
+        missing = blocks_of_slice(values.numel()) * REDUCE_BLOCK - values.numel()
+        return fn.pad(values, (0, missing)).view(-1, REDUCE_BLOCK)
+
+
+class QuantisedSums:
+    """Sum buckets over the ranks of a node, then across nodes."""
+
+    def __init__(self, kind: ReduceKind, near: Group, far: Group, dtype: torch.dtype) -> None:
+        """Sum over `near`, this node's ranks, and `far`, those of this place on all nodes."""
+        self._near, self._far = near, far
+        self._codes = BlockCodes(kind, at_least_fp32(dtype))
+        self.watch: SumWatch | None = None
+
+    def start(self, target: torch.Tensor, whole: torch.Tensor, *, name: str) -> Pending:
+        """Start to fill `target` with this rank's slice of the sum of `whole` over all ranks.
+
+        `whole` must not change until the wait, which runs the second hop.
+        """
+        return _HopSum(self, target, whole, name)
+
+    def first_hop(self, whole: torch.Tensor, name: str) -> tuple[torch.Tensor, Pending]:
+        """Start the exchange in the node; return what is received, a row from each member."""
+        near, far = self._near.size, self._far.size
+        slices = whole.view(far, near, -1)
+        codes = self._codes
+        size = message_bytes(slices.shape[2], codes.kind, codes.dtype.itemsize)
+        sent = whole.new_empty((near, far, size), dtype=torch.uint8)
+        for place in range(near):
+            for node in range(far):
+                sent[place, node] = codes.encode(slices[node, place])
+        received = torch.empty_like(sent)
+        return received, self._near.all_to_all(received, sent, name=name, async_op=True)
+
+    def finish(
+        self, received: torch.Tensor, whole: torch.Tensor, target: torch.Tensor, name: str
+    ) -> None:
+        """Add up what came in the node, exchange that across nodes, and add it up."""
+        near, far, codes = self._near, self._far, self._codes
+        slices = whole.view(far.size, near.size, -1)
+        count = slices.shape[2]
+        sums = slices[:, near.index].to(codes.dtype, copy=True)
+        for node in range(far.size):
+            for place in range(near.size):
+                if place != near.index:
+                    sums[node] += codes.decode(received[place, node], count)
+        sent = torch.stack([codes.encode(one) for one in sums])
+        came = torch.empty_like(sent)
+        far.all_to_all(came, sent, name=name).wait()
+        total = sums[far.index]
+        for node in range(far.size):
+            if node != far.index:
+                total += codes.decode(came[node], count)
+        if self.watch is not None:
+            # The target may be a part of what was summed.
+            self.watch(name, whole, total)
+        target.copy_(total)
+
+
+class _HopSum(Pending):
+    """A sum whose second hop runs where it is awaited."""
+
+    __slots__ = ("_first", "_rest")
+
+    def __init__(
+        self, sums: QuantisedSums, target: torch.Tensor, whole: torch.Tensor, name: str
+    ) -> None:
+        super().__init__()
+        received, first = sums.first_hop(whole, name)
+        self._first: Pending | None = first
+        self._rest = lambda: sums.finish(received, whole, target, name)
+
+    def done(self) -> bool:
+        """Return whether it was awaited: nobody knows before."""
+        return self._first is None
+
+    def wait(self) -> None:
+        """Return when the slice is there; a second call returns at once."""
+        if self._first is not None:
+            self._first.wait()
+            self._first = None
+            self._rest()

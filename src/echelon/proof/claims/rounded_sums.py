@@ -1,0 +1,48 @@
+"""The claims of a run whose sums are rounded: each within its bound, and the bytes of two hops.
+
+The bound is that of `proof/sum_bounds.py`, which compared the sums on the ranks as they were made.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from echelon.core.rulebook import prove as rules
+from echelon.proof.claims.checks import Check, Evidence
+from echelon.proof.claims.claims import ClaimResult, judged
+from echelon.proof.claims.predictions import bytes_sent
+from echelon.proof.observed import ObservedRun
+from echelon.proof.sum_bounds import SumNote
+
+WITHIN_BOUNDS = "rounded sums are off by no more than half a step of each rounding"
+BYTES_OF_HOPS = "bytes sent equal the formulas where sums are rounded"
+
+
+def judge_sums(evidence: Evidence, observed: ObservedRun) -> tuple[ClaimResult, ...]:
+    """Return whether rounded sums keep to their bounds, and to their bytes in the first step.
+
+    `evidence` is that of exact sums: both runs begin with the same parameters.
+    """
+    kind = observed.plan.layout.zero.reduce
+    checks = [_check(note, kind, position) for position, note in enumerate(observed.sums)]
+    first = replace(
+        evidence, plan=observed.plan, oracle=evidence.oracle[:1], observed=observed, late=None
+    )
+    return (
+        judged(rules.PROVE_QUANTISED_SUMS, WITHIN_BOUNDS, checks),
+        judged(rules.PROVE_BYTES_SENT, BYTES_OF_HOPS, list(bytes_sent(first))),
+    )
+
+
+def _check(note: SumNote, kind: str, position: int) -> Check:
+    """Compare one tensor of a rank's slice: the error is its share of the bound."""
+    return Check(
+        note.step,
+        note.name,
+        note.error / note.bound if note.bound else math.inf if note.error else 0.0,
+        allowed=1.0,
+        detail=f"a sum is off by {note.error:.3g}, where rounding to {kind} makes it off by "
+        f"{note.bound:.3g} at most",
+        position=position,
+    )
