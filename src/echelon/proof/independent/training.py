@@ -99,20 +99,44 @@ def run_independent(
 
     With `begin`, each step begins with those weights; without, with those of the step before.
     """
-    mathematics, model = plan.mathematics, plan.model
-    values = {name: v.double() for name, v in first_values(model, mathematics.seed).items()}
-    rules = UpdateRules(mathematics.optimizer, weights_of(model), values)
-    scale = ScaleOfLoss.first(mathematics.precision)
-    state = first_state(model, [b for b in range(model.layers) if has_experts(model, b)])
-    fp8 = Fp8Rules.first(mathematics.precision)
+    run = IndependentRun(plan)
     steps: list[IndependentStep] = []
     for step, batch in enumerate(batches):
         if begin:
-            rules.begin_with(begin[step])
-        steps.append(_step(plan, batch, step, rules, scale, (state, fp8)))
-        scale.after(overflow=steps[-1].skipped)
-        state, fp8 = steps[-1].state_after, steps[-1].fp8_after
+            run.begin_with(begin[step])
+        steps.append(run.step(batch))
     return tuple(steps)
+
+
+class IndependentRun:
+    """A training of the independent implementation, step after step."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Begin with the first weights of `plan`."""
+        mathematics, model = plan.mathematics, plan.model
+        values = {name: v.double() for name, v in first_values(model, mathematics.seed).items()}
+        self._plan, self._steps = plan, 0
+        self._rules = UpdateRules(mathematics.optimizer, weights_of(model), values)
+        self._scale = ScaleOfLoss.first(mathematics.precision)
+        self.state = first_state(model, [b for b in range(model.layers) if has_experts(model, b)])
+        self.fp8 = Fp8Rules.first(mathematics.precision)
+
+    @property
+    def values(self) -> Values:
+        """Return copies of the weights."""
+        return {name: value.detach().clone() for name, value in self._rules.values.items()}
+
+    def begin_with(self, values: Values) -> None:
+        """Take these weights where there are such; what is kept of earlier gradients stays."""
+        self._rules.begin_with(values)
+
+    def step(self, batch: ProofBatch) -> IndependentStep:
+        """Take the next step, over `batch`."""
+        known = self.state, self.fp8
+        found = _step(self._plan, batch, self._steps, self._rules, self._scale, known)
+        self._scale.after(overflow=found.skipped)
+        self.state, self.fp8, self._steps = found.state_after, found.fp8_after, self._steps + 1
+        return found
 
 
 def forward(

@@ -81,7 +81,7 @@ def run_islands(
             run.step(step, told[step] if told else None)
             for run, told in zip(runs, given, strict=True)
         ]
-        meeting = [name for name in outer if _meets(local, name, step)]
+        meeting = [name for name in outer if meets(local, name, step)]
         for name in meeting:
             met[name] = [as_sent(local, outer[name] - run.values[name]) for run in runs]
         due[step + local.delay] = meeting
@@ -163,7 +163,7 @@ def _e4m3(x: torch.Tensor) -> torch.Tensor:
     return (x / step).round() * step
 
 
-def _meets(local: LocalSgd, name: str, step: int) -> bool:
+def meets(local: LocalSgd, name: str, step: int) -> bool:
     """Return whether a tensor meets after `step`: each fragment once a round, the last at its end.
 
     Block b of a model is in fragment b mod P; what is before the blocks in the first, what is after

@@ -34,44 +34,54 @@ _NO_LABEL = -100  # the label of a position that takes no part in the loss
 class OneDeviceRun:
     """Hold a run: its steps, and the validation loss after so many of them."""
 
-    steps: tuple[IndependentStep, ...]
+    islands: tuple[tuple[IndependentStep, ...], ...]
+    """The steps of each island of local SGD; those of the run, where there is one."""
     validations: Mapping[int, float]
+    """The validation loss after so many steps."""
+    weights: Values
+    """The weights after the last step: of islands those that they agreed on."""
 
     @property
-    def weights(self) -> Values:
-        """Return the weights after the last step."""
-        return self.steps[-1].after
+    def steps(self) -> tuple[IndependentStep, ...]:
+        """Return the steps of the run, or of its first island."""
+        return self.islands[0]
 
 
 def run_on_one_device(
     plan: Plan, texts: RunTexts, num_steps: int, *, validated_after: Collection[int]
 ) -> OneDeviceRun:
     """Return the run of `plan` over the texts; it validates after so many steps, 0 among them."""
-    tokens = texts.training_tokens
-    num_samples = num_samples_of(plan, tokens)
-    numbers = plan.mathematics
-    batches = [
-        _batch(
-            plan,
-            tokens,
-            samples_of_step(numbers.seed, step, numbers.global_sequences, num_samples),
-        )
-        for step in range(num_steps)
-    ]
-    steps = run_independent(plan, batches)
+    steps = run_independent(plan, [batch_of_step(plan, texts, one) for one in range(num_steps)])
     layers = [block for block in range(plan.model.layers) if has_experts(plan.model, block)]
     states = [first_state(plan.model, layers), *(step.state_after for step in steps)]
     rules = [Fp8Rules.first(plan.mathematics.precision), *(step.fp8_after for step in steps)]
     values = [steps[0].before, *(step.after for step in steps)]
+    tokens = texts.validation_tokens
+    passes = {
+        count: held_out_loss(plan, tokens, values[count], (states[count], rules[count]))
+        for count in validated_after
+    }
     return OneDeviceRun(
-        steps=steps,
-        validations={
-            count: _validation(
-                plan, texts.validation_tokens, values[count], (states[count], rules[count])
-            )
-            for count in validated_after
-        },
+        islands=(steps,),
+        validations={count: total / counted for count, (total, counted) in passes.items()},
+        weights=values[-1],
     )
+
+
+def batch_of_step(
+    plan: Plan, texts: RunTexts, step: int, share: tuple[int, int] = (0, 1)
+) -> ProofBatch:
+    """Return what a step reads: of the samples, `share` (i, n) says the i-th of n equal parts."""
+    numbers, tokens = plan.mathematics, texts.training_tokens
+    num_samples = num_samples_of(plan, tokens)
+    samples = samples_of_step(numbers.seed, step, numbers.global_sequences, num_samples)
+    return _batch(plan, tokens, _part(samples, share))
+
+
+def _part(samples: Sequence[int], share: tuple[int, int]) -> Sequence[int]:
+    index, count = share
+    size = len(samples) // count
+    return samples[index * size : (index + 1) * size]
 
 
 def num_samples_of(plan: Plan, tokens: Sequence[int]) -> int:
@@ -92,23 +102,27 @@ def _batch(plan: Plan, tokens: Sequence[int], samples: Sequence[int]) -> ProofBa
 
 
 @torch.no_grad()
-def _validation(
+def held_out_loss(
     plan: Plan,
     tokens: Sequence[int],
     values: Values,
     known: tuple[RouterState, Fp8Rules | None],
-) -> float:
-    """Return the mean loss over all held-out tokens, with nothing dropped out."""
+    share: tuple[int, int] = (0, 1),
+) -> tuple[float, int]:
+    """Return the sum of the losses of held-out tokens, with nothing dropped out, and their number.
+
+    Of each batch, `share` (i, n) says the i-th of n equal parts.
+    """
     plan = _without_dropout(plan)
     size = plan.mathematics.global_sequences
     num_batches = -(-num_samples_of(plan, tokens) // size)
     total, counted = 0.0, 0
     for number in range(num_batches):
-        batch = _batch(plan, tokens, range(number * size, (number + 1) * size))
+        batch = _batch(plan, tokens, _part(range(number * size, (number + 1) * size), share))
         passed = forward(plan, values, batch, 0, *known)
         total += sum(float(part) for part, _ in passed.sums.values())
         counted += sum(count for _, count in passed.sums.values())
-    return total / counted
+    return total, counted
 
 
 @torch.no_grad()

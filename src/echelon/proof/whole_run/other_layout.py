@@ -29,7 +29,8 @@ def other_layout(plan: Plan) -> Plan:
 
 def _candidates(plan: Plan) -> Iterator[Plan]:
     layout, world = plan.layout, plan.mesh.world_size
-    for mesh in _meshes(world):
+    for degrees in _meshes(world):
+        mesh = replace(degrees, replicas_outermost=plan.mesh.replicas_outermost)
         if mesh.pp > plan.model.layers:
             continue
         sliced = mesh.dp_shard > 1 or mesh.cp > 1

@@ -22,12 +22,14 @@ from safetensors.torch import load_file
 
 from echelon.core.plan import Plan
 from echelon.core.rulebook import prove as rules
+from echelon.layout.islands import island_of
 from echelon.proof.claims.checks import Check, exact_check, relative_error
 from echelon.proof.claims.claims import ClaimResult, first_failure, judged
 from echelon.proof.claims.proof import ProofPass
 from echelon.proof.claims.tolerance import FLOAT64_TOLERANCE, FLOOR
 from echelon.proof.diagnose.diagnosis import Diagnosis
 from echelon.proof.run import RankRunner, mesh_text, offloaded_to
+from echelon.proof.whole_run.islands import run_islands_on_one_device
 from echelon.proof.whole_run.one_device import (
     OneDeviceRun,
     continuation,
@@ -135,7 +137,10 @@ def _run(
     # One device computes while the ranks do: they leave cores idle where they wait for each other.
     with ThreadPoolExecutor(1) as beside:
         after = sorted({count for counts in VALIDATED_AFTER for count in counts})
-        right = beside.submit(run_on_one_device, first, texts, NUM_STEPS, validated_after=after)
+        alone = run_on_one_device
+        if first.mathematics.local_sgd.active:
+            alone = run_islands_on_one_device
+        right = beside.submit(alone, first, texts, NUM_STEPS, validated_after=after)
         run_ranks(trainer.write_data, argument, 1, labels=[""])
         run_ranks(trainer.train, argument, len(labels), labels=labels)
         run_ranks(trainer.read_back, argument, 1, labels=[""])
@@ -162,7 +167,8 @@ def _step_checks(run: WholeRun, number: int) -> Iterator[Check]:
     first_step = SAVED_AFTER if number else 0
     for rank, events in enumerate(run.told[number]):
         steps = {one["step"]: one for one in events if one["kind"] == "step"}
-        for right in run.right.steps[first_step:]:
+        island = island_of(run.plans[number], rank)
+        for right in run.right.islands[0 if island is None else island.index][first_step:]:
             said, place = steps.pop(right.step + 1, None), f"on rank {rank}"
             if said is None:
                 yield exact_check(right.step, f"step {place}", "it was not taken", rank)
@@ -170,8 +176,14 @@ def _step_checks(run: WholeRun, number: int) -> Iterator[Check]:
             for name in _SAID:
                 subject = f"{name.replace('_', ' ')} {place}"
                 yield _close(right.step, subject, said[name], getattr(right, name), rank)
-            for name in ("tokens", "loss_scale", "skipped"):
-                found, wanted = said[name], getattr(right, name)
+            # An island says of the others that they counted as many tokens as it.
+            facts = {
+                "tokens": right.tokens * len(run.right.islands),
+                "loss_scale": right.loss_scale,
+                "skipped": right.skipped,
+            }
+            for name, wanted in facts.items():
+                found = said[name]
                 problem = f"{found} instead of {wanted}" * (found != wanted)
                 subject = f"{name.replace('_', ' ')} {place}"
                 yield exact_check(right.step, subject, problem, rank)
