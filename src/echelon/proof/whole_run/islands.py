@@ -1,4 +1,4 @@
-"""The same run of islands of local SGD on one device: one island after another, and where they meet.
+"""The same run with islands of local SGD on one device: one after another, and where they meet.
 
 Each island is a training of the independent implementation over its part of the samples; how they
 meet is as the oracle says it (`proof/oracle/local_sgd.py`), which the engine has no part in.
