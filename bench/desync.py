@@ -123,9 +123,9 @@ def _loop(recorder: Recorder, communicator: Communicator, tensor: torch.Tensor) 
 def cost(pairs: int) -> bool:
     """Print a row for each split; return whether all are within what is allowed."""
     print(
-        "| split | operations a step | step on, off (ms) | CPU on, off (ms) | ratio of neighbours"
+        "| split | operations a step | step on, off (ms) | CPU on, off (ms) | "
+        "ratio of neighbours | one operation (us) | share of a step |"
     )
-    print("| one operation (us) | share of a step |")
     good = True
     for split, settings in SPLITS.items():
         plan = load_job("nano", [*settings, "batch.microbatch_sequences=2"]).plan

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
@@ -166,7 +166,9 @@ def run_joined(
     keep_freed_memory()
     progress = RankProgress()
     if limits.desync_s is not None:
-        progress.ring = new_ring(place.rank)
+        # Without room for a ring the run goes on: it only cannot be compared.
+        with suppress(OSError):
+            progress.ring = new_ring(place.rank)
     # A rank that hosts the store talks to it over a second connection: the first may block. After
     # a restart torchrun keeps its store, and Gloo would connect to the addresses of the dead.
     stores = [

@@ -22,6 +22,16 @@ def test_rotary_scaling_of_learned_positions_has_no_effect() -> None:
     assert "[model.rope_scaling] changes nothing" in found["no-effect"].message
 
 
+def test_calls_are_compared_before_the_step_timeout_ends_the_run(small: Path) -> None:
+    found = problems_of(small, ["train.step_timeout_s=60", "train.desync_after_s=90"])
+    assert list(found) == ["no-effect"]
+    assert found["no-effect"].key == "train.desync_after_s"
+    assert "train.step_timeout_s = 60 ends the run before" in found["no-effect"].message
+    assert "train.desync_after_s = 10.0" in found["no-effect"].suggestions
+    assert load_job(small, ["train.step_timeout_s=5"]).train.desync_after_s == 10.0
+    assert load_job(small, ["train.desync_after_s=0"]).train.desync_after_s == 0.0
+
+
 def test_selective_recompute_is_of_operators(small: Path) -> None:
     recompute = load_job(small, ["recompute.policy=selective"]).plan.layout.recompute
     assert recompute.operators == ("norm", "activation")

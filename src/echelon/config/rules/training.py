@@ -167,6 +167,14 @@ def checkpoint_settings_without_effect(view: View) -> Iterator[RuleViolation]:
         yield from setting_without_effect(view, "checkpoint.keep", why, "checkpoint.every = 100")
 
 
+def comparison_of_calls_without_effect(view: View) -> Iterator[RuleViolation]:
+    """Yield a wait after which calls are compared, where the run ends before it."""
+    timeout_s = view.number("train.step_timeout_s")
+    if view.number("train.desync_after_s") >= timeout_s:
+        why = f"train.step_timeout_s = {timeout_s:g} ends the run before"
+        yield from setting_without_effect(view, "train.desync_after_s", why)
+
+
 RECOMPUTE_FINDERS = (
     recompute_settings_without_effect,
     recomputed_operators,
@@ -177,4 +185,8 @@ OPTIMIZER_FINDERS = (
     learning_rate_settings_without_effect,
     learning_rate_fits_steps,
 )
-RUN_FINDERS = (validation_settings_without_effect, checkpoint_settings_without_effect)
+RUN_FINDERS = (
+    validation_settings_without_effect,
+    checkpoint_settings_without_effect,
+    comparison_of_calls_without_effect,
+)

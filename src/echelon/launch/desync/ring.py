@@ -42,7 +42,7 @@ _DOING, _DOING_AT = struct.Struct("<B100s"), 128
 _LENGTH = struct.Struct("<I")
 _ENDED_OFFSET = _SLOT.size - 1
 _TABLE_AT = _HEAD_BYTES + SLOTS * _SLOT_BYTES
-_TABLE_BYTES = 1 << 20
+_TABLE_BYTES = 1 << 19
 _NOT_KEPT = 0
 """The number of an empty text, and of one that the table had no room for."""
 DEVICE_READ = (1 << 64) - 1
@@ -111,11 +111,15 @@ class FingerprintRing:
     """Write the fingerprints of one rank; only its own threads do."""
 
     def __init__(self, path: Path) -> None:
-        """Make the file, which must not be there yet, and map it."""
+        """Make the file, which must not be there yet, and map it; OSError where there is no room."""
         size = _TABLE_AT + _TABLE_BYTES
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
-            os.ftruncate(descriptor, size)
+            # Reserved now: a store where the file system has no room would end the process.
+            if hasattr(os, "posix_fallocate"):
+                os.posix_fallocate(descriptor, 0, size)
+            else:
+                os.ftruncate(descriptor, size)
             self._memory = mmap.mmap(descriptor, size)
         finally:
             os.close(descriptor)

@@ -23,6 +23,8 @@ from echelon.launch.root_cause import FaultKind, RankFault
 
 _ANSWER_S = 1.0
 """How long ranks may take to tell their stacks; one that is held by native code never does."""
+_GLANCE = 160
+"""Operations that are compared while nobody waits: some milliseconds for eight ranks."""
 _ASK_AGAIN_S = 5.0
 """How old stacks may become while some rank still waits."""
 _TIMED = frozenset({FaultKind.STUCK, FaultKind.TIMED_OUT})
@@ -175,7 +177,7 @@ class DesyncWatch:
         if not overdue and now - self._compared_at < self._after_s / 2:
             return None
         self._compared_at = now
-        evidence = self.evidence(ranks)
+        evidence = self.evidence(ranks, SLOTS if overdue else _GLANCE)
         verdict = find_mismatch(evidence)
         if verdict is not None:
             return fault_of(verdict, evidence), True
@@ -211,7 +213,7 @@ class DesyncWatch:
         more = detail(stall, evidence, stacks=not fault.detail)
         return replace(fault, detail=f"{fault.detail.rstrip()}\n{more}".lstrip("\n"))
 
-    def evidence(self, ranks: Sequence[KnownRank]) -> list[RankEvidence]:
-        """Return what is known of all ranks now."""
+    def evidence(self, ranks: Sequence[KnownRank], most: int = SLOTS) -> list[RankEvidence]:
+        """Return what is known of all ranks now, with so many of their last operations at most."""
         now = time.monotonic()
-        return [evidence_of(one, self._rings.of(one.rank), now) for one in ranks]
+        return [evidence_of(one, self._rings.of(one.rank), now, most=most) for one in ranks]

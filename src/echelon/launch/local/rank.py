@@ -138,7 +138,9 @@ def _work(
         store.set_timeout(timedelta(seconds=timeout_s))
         progress.enter("the joining of all ranks")
         if job.rings:
-            progress.ring = FingerprintRing(ring_path(Path(job.rings), job.number, slot.rank))
+            # Without room for a ring the run goes on: it only cannot be compared.
+            with contextlib.suppress(OSError):
+                progress.ring = FingerprintRing(ring_path(Path(job.rings), job.number, slot.rank))
         if job.introduce:
             check_same_start(
                 store, rank=slot.rank, labels=job.labels, argument=job.argument, timeout_s=timeout_s
