@@ -82,6 +82,7 @@ def test_nothing_is_overwritten_and_nothing_measured_before(tmp_path: Path) -> N
 def test_the_file_says_how_it_was_measured_and_how_far_off_it_is(
     measured: MachineCalibration,
 ) -> None:
+    """S12: the error of the link model at sizes that were held out stands in the file."""
     record = read_calibration(measured.out)
     assert record is not None
     assert (record.nodes, record.ranks_per_node, record.torch) == (1, 2, torch.__version__)

@@ -65,6 +65,7 @@ def _calibration() -> MachineCalibration:
 
 
 def test_both_tiers_are_shown_and_what_is_held_out_has_a_sign() -> None:
+    """S12: so is the error of each link at held-out sizes, beside that of the fitted ones."""
     text = machine_report(_calibration())
     assert [line for line in text.splitlines() if len(line) > 80] == []
     lines = [line.split() for line in text.splitlines()]

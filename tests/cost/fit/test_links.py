@@ -62,6 +62,7 @@ def test_a_noisy_link_stays_plausible() -> None:
 
 @pytest.mark.system("S12")
 def test_what_is_held_out_is_not_fitted_and_its_error_is_told() -> None:
+    """S12: a link is fitted on a sweep; the error at sizes beside it is that of the prediction."""
     timed = _travelled(LINK)
     wrong = [replace(one, seconds=50.0 * one.seconds, fitted=False) for one in timed[::7]]
     found = fit_link(replace(LINK, bandwidth=1.0), [*timed, *wrong])

@@ -23,6 +23,7 @@ from echelon.cost.seconds.step import BlockKindSeconds, block_kind_seconds, step
 from echelon.cost.seconds.trainer_generations import OURS
 from echelon.interop.tools import abilities_of_trainer
 from echelon.planner.predict.estimate import closed_form_bytes
+from echelon.planner.search.gradient_sums import algorithm_asked_for
 from echelon.planner.search.legal_meshes import Columns, LegalMeshes, expert_fold_degrees
 from echelon.planner.search.options import (
     ScheduleOption,
@@ -46,7 +47,9 @@ def searched_sums(request: SearchRequest) -> float:
     """Return the index of how plans of a search sum gradients, where their groups fit it."""
     if request.trainer != OURS:
         return 0.0
-    return float(algorithm_index(automatic_algorithm(request.cluster)[0]))
+    asked = algorithm_asked_for(request.layers)
+    chosen = automatic_algorithm(request.cluster)[0] if asked is None else str(asked.value)
+    return float(algorithm_index(chosen))
 
 
 class VectorizedFormulas:

@@ -16,7 +16,7 @@ from typing import Literal, get_args
 from echelon.config.cluster.settings import read_cluster, typed_cluster
 from echelon.config.entries import DEFAULT, Entry
 from echelon.config.job import Job
-from echelon.config.load import resolve, run_name_of
+from echelon.config.load import run_name_of
 from echelon.config.model.settings import derive_model, expand_model
 from echelon.config.setting_layers import (
     SettingLayers,
@@ -47,6 +47,7 @@ from echelon.cost.seconds.trainer_generations import (
     constants_on_devices,
 )
 from echelon.interop.tools import ALSO_CALLED, abilities_of_trainer
+from echelon.planner.search.gradient_sums import resolve_candidate, resolve_one_rank
 from echelon.planner.search.pins import Pins, limits_of_tool, pin_of_setting, pin_word, read_pins
 
 Objective = Literal["time", "throughput", "cost", "devices", "expected"]
@@ -140,7 +141,7 @@ class SearchRequest(SearchAim):
                 for key, value in settings.items()
             }
         )
-        return resolve(gathered, self.one_rank_run.name, None)
+        return resolve_candidate(gathered, self.one_rank_run.name)
 
 
 def make_request(
@@ -166,7 +167,7 @@ def make_request(
     gathered = _gathered(model, cluster, rest)
     require_one_training(gathered.merged())
     defaults_taken = tuple(_complete(gathered, str(model), aim.trainer))
-    alone = resolve(gathered, run_name_of(model), None).plan
+    alone = resolve_one_rank(gathered, run_name_of(model), aim.trainer)
     wanted = _pins_for_trainer(wanted, aim.trainer, typed, experts=alone.model.experts is not None)
     return SearchRequest(
         one_rank_run=alone,
@@ -190,11 +191,9 @@ def _wrong_aims(aim: SearchAim) -> Iterator[Problem]:
     """Yield what is wrong with what is wanted of plans: Python hands on whatever was typed."""
     typed, names = f"--trainer {aim.trainer}", tuple(sorted({*FRAMEWORKS, *ALSO_CALLED}))
     if aim.trainer not in FRAMEWORKS:
-        yield UNKNOWN_TRAINER.problem(
-            f"{typed}: there are no figures of that trainer",
-            set_by=typed,
-            suggestions=did_you_mean(aim.trainer, names) or names,
-        )
+        near = did_you_mean(aim.trainer, names) or names
+        reason = f"{typed}: there are no figures of that trainer"
+        yield UNKNOWN_TRAINER.problem(reason, set_by=typed, suggestions=near)
     objectives: tuple[str, ...] = get_args(Objective)
     if aim.objective not in objectives:
         typed = f"--objective {aim.objective}"
