@@ -114,11 +114,10 @@ class Generator:
         logits_Bv = self._operations.logits(x_BD, decoder.head_weight)
         places = [(one.number, len(one.tokens)) for one in group.live]
         tensor = self._groups.tensor
-        chosen = choose_tokens(logits_Bv, places, sampling, self._model.vocab, tensor)
-        stop = chosen.new_full((1,), int(self._stop_requested()))
-        # Ranks hear of a wish to stop at different times: one that has heard stops all.
-        tensor.all_reduce(stop, name="choice.stop").wait()
-        group.chosen = torch.cat((chosen, stop))
+        chosen, stop = choose_tokens(
+            logits_Bv, places, sampling, self._model.vocab, tensor, stop=self._stop_requested()
+        )
+        group.chosen = torch.cat((chosen, stop[None]))
         for stage in range(self._stages - 1):
             self._send(group.chosen, stage, "token", self._messages + 1)
 

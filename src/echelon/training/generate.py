@@ -1,7 +1,8 @@
 """Write with a trained model on one device and without a cache, from a checkpoint of any split.
 
-What the prover reads a run back with (`whole_run.py`). The ranks that generate (`inference.py`)
-have a path of their own through the model, and tests compare the two.
+What the prover reads a run back with (`whole_run.py`), beside the ranks that generate
+(`inference.py`), which have a path of their own through the model: each is compared with one
+process that was written independently.
 """
 
 from __future__ import annotations

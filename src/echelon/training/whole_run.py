@@ -3,7 +3,7 @@
 `write_data` prepares documents as a user's data are (on one rank); `train` runs the real loop on
 every rank: the first plan to its end, validating and saving on the way, then the second plan, which
 resumes where the first one stood in the middle; `read_back` (on one rank) reads the last
-checkpoint, and writes on from a prompt without a cache.
+checkpoint, and writes on from a prompt: over a cache, as `echelon generate` does, and without one.
 
 What is observed goes into files of the folder that the prover owns: `run-N-rank-RRRR.json` of each
 run, `read-back.safetensors` and `written.json`.
@@ -18,15 +18,18 @@ from typing import Any
 
 from safetensors.torch import save_file
 
+from echelon.config.generation import Request, Sampling, generation_plan
 from echelon.config.job import CheckpointSettings, DataSettings, Job, TrainSettings
 from echelon.core.event import EventList, EventSink
 from echelon.core.plan import Plan
+from echelon.core.serialize import to_json
 from echelon.launch.context import RankContext
 from echelon.training.checkpoint.folder import checkpoint_path
 from echelon.training.data.dataset import TokenDataset
 from echelon.training.data.tokenizer import ByteTokenizer
 from echelon.training.data.writer import DatasetWriter
 from echelon.training.generate import continue_tokens, load_decoder
+from echelon.training.inference import GenerateTask, generate_rank
 from echelon.training.loop import RankTask, TrainLoop
 from echelon.training.observer import StepFacts
 
@@ -95,7 +98,11 @@ def train(context: RankContext, argument: Mapping[str, Any]) -> None:
 
 
 def read_back(context: RankContext, argument: Mapping[str, Any]) -> None:
-    """Read the last checkpoint on one device, and write `count` tokens after `prompt`."""
+    """Read the last checkpoint on one device, and write `count` tokens after `prompt`.
+
+    Over a cache a text ends where a document does. A model that looks ahead has no cache, and no
+    text is longer than the positions of the model there.
+    """
     folder, plan = Path(argument["folder"]), Plan.from_json(argument["plans"][1])
     index = TokenDataset.open(folder / "data").index
     last = checkpoint_path(folder / "run-1" / "checkpoints", argument["num_steps"])
@@ -110,7 +117,22 @@ def read_back(context: RankContext, argument: Mapping[str, Any]) -> None:
         temperature=_GREEDY,
         separator=index.tokenizer.end_of_document if separate else None,
     )
-    (folder / "written.json").write_text(json.dumps(written), encoding="utf-8")
+    said = {"without a cache": written}
+    if (
+        plan.model.causal
+        and len(argument["prompt"]) + argument["count"] <= plan.model.max_positions
+    ):
+        task = GenerateTask(
+            plan=generation_plan(plan, ()),
+            trained=plan,
+            checkpoint=str(last),
+            tokenizer_hash=index.tokenizer.hash,
+            prompts=(tuple(argument["prompt"]),),
+            request=Request(max_tokens=argument["count"], sampling=Sampling(temperature=0.0)),
+            end=index.tokenizer.end_of_document,
+        )
+        said["over a cache"] = list(generate_rank(context, to_json(task)).written[0])
+    (folder / "written.json").write_text(json.dumps(said), encoding="utf-8")
 
 
 def _job(plan: Plan, argument: Mapping[str, Any]) -> Job:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import io
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -64,3 +67,23 @@ def test_what_does_not_fit_is_refused(
 ) -> None:
     assert main(["generate", run, *flags]) == 2
     assert f"error[{rule}]" in capsys.readouterr().err
+
+
+def test_ranks_of_torchrun_write_one_text(run: str) -> None:
+    expected = ec.generate(run, "line 1", max_tokens=6, temperature=0)
+    arguments = ["--nproc-per-node", "2", "-m", "echelon", "generate", run, "--prompt", "line 1"]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *(*arguments, *GREEDY, "--set", "mesh.tp=2", "--json"),
+        ],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        timeout=240,
+    )
+    assert done.returncode == 0, done.stderr
+    # Only the first rank says it.
+    (text,) = json.loads(done.stdout)["texts"]
+    assert tuple(text["tokens"]) == expected.tokens[0]

@@ -4,9 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from echelon.core.plan import DTYPE_BYTES
 from echelon.cost.bytes.all_reduce import SumGroup, sum_group
 from echelon.cost.bytes.sent import bytes_sent
 from echelon.cost.bytes.terms import all_reduce_bytes
+from echelon.cost.bytes.transient import transient_terms
+from echelon.cost.peak.rank_peak import PeakWalk
+from echelon.layout.buckets import plan_buckets, slice_elements
+from echelon.layout.stage import rank_part
 from tests.proof.run.collectives import summed
 
 
@@ -56,3 +61,35 @@ def test_a_tree_has_terms_of_its_own() -> None:
     least = min(one.bytes for one in terms)
     assert [one.bytes // least for one in terms] == [2, 1, 2, 1]
     assert terms[0].formula == "what is summed, to the parent and to each child"
+
+
+def test_what_arrives_by_hand() -> None:
+    # Seven elements in chunks of 1, 2, 2, 2: all but the chunk of its own come to each place.
+    assert [member("ring", place, (0,) * 4).arriving_elements(7) for place in range(4)] == [2] * 4
+    assert [member("tree", place, (0,) * 3).arriving_elements(7) for place in range(3)] == [7, 0, 0]
+    halves = [member("halving-doubling", place, (0,) * 4) for place in range(4)]
+    assert [one.arriving_elements(7) for one in halves] == [3, 3, 4, 4]
+    # Of 9, a node's members keep 4 and 5; a chunk of either, across nodes, is smaller.
+    nodes = [member("hierarchical", place, (0, 0, 1, 1)) for place in range(4)]
+    assert [one.arriving_elements(9) for one in nodes] == [4, 5, 4, 5]
+    assert nodes[0].most_arriving_elements(9) == 5
+    assert member("backend", 0, (0,) * 4).arriving_elements(7) == 0
+
+
+@pytest.mark.parametrize("zero", [{"stage": 0}, {"stage": 1}])
+def test_a_plan_holds_what_arrives_while_gradients_are_summed(zero: dict[str, int]) -> None:
+    degree = 4 if zero["stage"] == 0 else 8
+    mesh = {"dp_replicate": 4, "dp_shard": degree // 4}
+    plan, flat = (
+        summed(each=8, algorithm=one, dp=degree, mesh=mesh, zero=zero)
+        for one in ("tree", "backend")
+    )
+    buckets = plan_buckets(plan, rank_part(plan, 0))
+    sliced = zero["stage"] > 0
+    largest = max(slice_elements(plan, b) if sliced else b.num_elements for b in buckets)
+    size = DTYPE_BYTES[plan.mathematics.precision.reduction]
+    held = [{one.name: one.bytes for one in transient_terms(one, 0)} for one in (plan, flat)]
+    assert held[0].pop("arriving chunks of sums") == largest * size
+    assert held[0] == held[1]
+    peaks = [PeakWalk(one).peak(0).bytes for one in (plan, flat)]
+    assert peaks[1] <= peaks[0] <= peaks[1] + largest * size

@@ -9,6 +9,7 @@ from echelon.layout.buckets import BucketPlan, plan_buckets
 from echelon.layout.stage import rank_part
 
 ZERO3 = ("mesh.dp_shard=2", "zero.stage=3")
+RING = ("collectives.algorithm=ring", "model.tied=false")
 OVER_NCCL = ("cluster.preset=8xh100", "model.tied=false")
 
 
@@ -73,3 +74,15 @@ def test_what_nobody_shares_is_cast_for_a_moment_only() -> None:
     assert {one.alone for one in found if one.plan.expert} == {True}
     assert {one.alone for one in found if not one.plan.expert} == {False}
     assert all(one.casts and one.cast == 4 * one.plan.num_elements for one in found)
+
+
+def test_what_messages_bring_lands_beside_until_backward_is_over() -> None:
+    sums, buckets = sums_of(plan_of("mesh.dp_replicate=2", *RING))
+    sums.start_backward(0, last=True)
+    for place, one in enumerate(buckets):
+        for name in one.names:
+            sums.write(name)
+        # A ring of two brings one half; sums of a group come one at a time.
+        assert sums.bytes == 4 * max(-(-other.num_elements // 2) for other in buckets[: place + 1])
+    sums.finish()
+    assert sums.bytes == 0

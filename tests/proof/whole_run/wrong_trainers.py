@@ -14,6 +14,7 @@ from echelon.training import loop, whole_run
 from echelon.training.data.batches import GlobalBatch, sample_ids
 from echelon.training.loop import TrainLoop
 from echelon.training.optimizer import SliceOptimizer
+from tests.inference.mistakes import reads_one_position_less
 
 Target = Callable[[RankContext, Mapping[str, Any]], None]
 
@@ -110,3 +111,9 @@ def text_from_the_first_token_only(patch: pytest.MonkeyPatch) -> None:
         return write(decoder, tokens[:1], count, **rest)
 
     patch.setattr(whole_run, "continue_tokens", forgetful)
+
+
+@planted(whole_run.read_back)
+def cache_off_by_one_position(patch: pytest.MonkeyPatch) -> None:
+    """Leave out the oldest key of the cache."""
+    reads_one_position_less(patch)

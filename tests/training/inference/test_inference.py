@@ -78,6 +78,27 @@ def test_any_layout_reads_the_checkpoint_of_any_other(
         assert found.cache_bytes == size.num_bytes
 
 
+FP8 = (
+    *("precision.parameters=bf16", "precision.matmul=fp8", "precision.fp8_block=8"),
+    *("model.hidden=32", "model.ffn=48"),
+)
+
+
+@pytest.mark.parametrize("scales", ["block", "tensor"])
+def test_products_in_8_bits_write_alike_under_any_split(
+    scales: str, rank_pool: RankPool, tmp_path: Path
+) -> None:
+    run = trained_run(tmp_path, (*FP8, f"precision.fp8_scales={scales}"))
+    task = task_of(run)
+    decoder = load_decoder(task.trained, Path(task.checkpoint), task.tokenizer_hash)
+    expected = [tuple(continue_tokens(decoder, list(one), 10, temperature=1e-6)) for one in PROMPTS]
+    target = "echelon.training.inference:generate_rank"
+    for settings in ((), ("mesh.tp=2",), ("mesh.pp=2",)):
+        task = task_of(run, *settings)
+        for found in rank_pool.run(target, to_json(task), task.plan.mesh.world_size):
+            assert list(found.written) == expected, settings
+
+
 def kinds_read(context: RankContext, argument: Any) -> set[str]:
     """Return which kinds of tensors a rank asks a checkpoint for."""
     asked: set[str] = set()

@@ -10,12 +10,19 @@ and chunk(i, m, E) how many of them chunk i of m has: floor((i+1) E / m) - floor
     hierarchical      E - c + (l-1) c inside of nodes, c = chunk(i mod l, l); across them a ring of
                       k over these c
 
+What arrives to be added lands beside the tensor, E elements of a ring chunk by chunk:
+
+    ring              its largest chunk but chunk i
+    tree              E, where there is a child
+    halving-doubling  the block of n/2 chunks that i is in
+    hierarchical      (l-1) c, or a chunk of the ring across nodes
+
 Source: Patarasuk and Yuan, 2009; Thakur et al., 2005; Rabenseifner, 2004.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from echelon.core.choices.collective_algorithms import (
     BACKEND,
@@ -76,6 +83,33 @@ class SumGroup:
                 near += sent
         return near * element_bytes, far * element_bytes
 
+    def arriving_elements(self, num_elements: int) -> int:
+        """Return the most elements that arrive at one time to be added to those that are here.
+
+        They land beside the tensor, step by step; what replaces elements is received in its place.
+        What a backend takes inside is not known.
+        """
+        count, place, size = num_elements, self.place, self.size
+        if self.algorithm == BACKEND or size == 1:
+            return 0
+        if self.algorithm == "ring":
+            return _arriving_of_ring(count, place, size)
+        if self.algorithm == "tree":
+            return count if place % 2 == 0 and place + 1 < size else 0
+        if self.algorithm == HIERARCHICAL:
+            local = self.per_node
+            node, index = divmod(place, local)
+            own = _chunk(count, index, local)
+            return max((local - 1) * own, _arriving_of_ring(own, node, size // local))
+        half = size // 2
+        first = place // half * half
+        return (first + half) * count // size - first * count // size
+
+    def most_arriving_elements(self, num_elements: int) -> int:
+        """Return the same of the member to which most arrives."""
+        members = (replace(self, place=place) for place in range(self.size))
+        return max(one.arriving_elements(num_elements) for one in members)
+
     def _leaves_node(self, other: int) -> bool:
         """Return whether member `other` is on another node."""
         return self.nodes[other % self.size] != self.nodes[self.place]
@@ -100,6 +134,11 @@ def _ring(count: int, place: int, size: int) -> int:
     if size == 1:
         return 0
     return 2 * count - _chunk(count, place + 1, size) - _chunk(count, place + 2, size)
+
+
+def _arriving_of_ring(count: int, place: int, size: int) -> int:
+    """Return the largest chunk that comes in phase 1: any but the one that starts here."""
+    return max((_chunk(count, place + step, size) for step in range(1, size)), default=0)
 
 
 def _tree(count: int, place: int, size: int) -> list[tuple[int, int]]:

@@ -156,7 +156,7 @@ def muon_bytes(plan: Plan, exchange: MuonExchange, rank: int) -> tuple[SentTerm,
 
 
 def _all_reduced(plan: Plan, buckets: Buckets, rank: int, *, expert: bool) -> SentTerm:
-    size, group = _reduction_size(plan), _data_ranks(plan, rank, expert=expert)
+    size, group = _reduction_size(plan), gradient_ranks(plan, rank, expert=expert)
     sums = sum_group(plan, group, rank)
     return SentTerm(
         axis=EXPERT_DATA_AXIS if expert else DATA_AXIS,
@@ -167,7 +167,7 @@ def _all_reduced(plan: Plan, buckets: Buckets, rank: int, *, expert: bool) -> Se
     )
 
 
-def _data_ranks(plan: Plan, rank: int, *, expert: bool) -> tuple[int, ...]:
+def gradient_ranks(plan: Plan, rank: int, *, expert: bool) -> tuple[int, ...]:
     """Return the ranks that sum the gradients of `rank`."""
     if not expert:
         return plan.mesh.group(rank, *LOSS_AXES)

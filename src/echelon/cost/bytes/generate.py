@@ -66,9 +66,9 @@ def _over_tensor(plan: Plan, stage: StagePart, one: GenerationPass, *, greedy: b
     sent = sums * all_reduce_bytes(one.tokens * model.hidden * size, tp)
     if stage.last:
         local_vocab = -(-model.vocab // tp)
-        told = 2 * _NUMBER_BYTES if greedy else local_vocab * size
-        sent += all_gather_bytes(one.sequences * told, tp)
-        sent += all_reduce_bytes(_NUMBER_BYTES, tp)  # whether to stop
+        # Whether to stop is told with them: once, or beside the logits of each sequence.
+        greedily, drawn = 2 * _NUMBER_BYTES * (one.sequences + 1), (local_vocab + 1) * size
+        sent += all_gather_bytes(greedily if greedy else one.sequences * drawn, tp)
     return sent
 
 

@@ -9,6 +9,7 @@ computation (Newton-Schulz); but for attention over context ranks, which holds t
 - Gradients that add up in slices: whole buckets, while they fill and until their sum has left.
 - What is on the wire where that is a copy: gradients in another dtype, slices to be added. Sums
   over other axes (replicas, tensor ranks, both ends) are all awaited when backward is over.
+- Own algorithms of all-reduces: what arrives to be added, beside the gradients that it is added to.
 - Muon: whole matrices at their owners, and the messages, for a few buckets at a time.
 - Offload: the sets of tensors (one bucket's) that are read ahead or written behind.
 - Context ranks: attention of one block at a time, beside what waits for backward
@@ -25,10 +26,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from math import prod
 
+from echelon.core.axis import Axis
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.offload_file import round_up_to_pages
 from echelon.core.plan import DTYPE_BYTES, OffloadTarget, Plan
+from echelon.cost.bytes.all_reduce import sum_group
 from echelon.cost.bytes.context.memory import most_attention_memory
+from echelon.cost.bytes.data import gradient_ranks
 from echelon.cost.bytes.experts.memory import rows_in_dispatch
 from echelon.cost.bytes.fp8 import gathered_element_bytes, int8_message_bytes
 from echelon.cost.bytes.quantised_sums import quantised_sum_copies, second_hop_copies
@@ -65,6 +69,7 @@ def transient_terms(plan: Plan, pp_rank: int) -> tuple[HeldTerm, ...]:
         _gathered(plan, part, buckets),
         _filling(plan, buckets),
         _copies(plan, part, buckets),
+        arriving_term(plan, pp_rank, buckets),
         *_muon(plan, pp_rank, buckets),
         *_blocks(plan, part),
         *_symmetric_memory(plan, part),
@@ -201,6 +206,34 @@ def _copies(plan: Plan, part: RankPart, buckets: Buckets) -> HeldTerm:
     elements = sum(copied[: 1 + BUCKETS_IN_FLIGHT])
     elements += cast * sum(slice_elements(plan, b) for b in buckets if _summed_again(plan, part, b))
     return _elements_term("gradients being summed", elements, size)
+
+
+def arriving_term(plan: Plan, pp_rank: int, buckets: Buckets) -> HeldTerm:
+    """Bound what all-reduces by messages receive beside their tensors.
+
+    A group runs one of its sums at a time (`parallel/transport/algorithms/run.py`).
+    """
+    most: dict[tuple[int, ...], int] = {}
+    for bucket in buckets:
+        ranks, elements = arriving_elements(plan, pp_rank, bucket)
+        most[ranks] = max(most.get(ranks, 0), elements)
+    size = DTYPE_BYTES[plan.mathematics.precision.reduction]
+    return _elements_term("arriving chunks of sums", sum(most.values()), size)
+
+
+def arriving_elements(plan: Plan, pp_rank: int, bucket: BucketPlan) -> tuple[tuple[int, ...], int]:
+    """Return who sums a bucket by messages, and what arrives beside it, at the member with most.
+
+    Data ranks sum a whole bucket, or replicas its slices.
+    """
+    rank = plan.mesh.rank({Axis.PP: pp_rank})
+    if zero_stage(plan, expert=bucket.expert) > 0:
+        ranks = plan.mesh.group(rank, Axis.DP_REPLICATE)
+        elements = slice_elements(plan, bucket)
+    else:
+        ranks = gradient_ranks(plan, rank, expert=bucket.expert)
+        elements = bucket.num_elements
+    return ranks, sum_group(plan, ranks, rank).most_arriving_elements(elements)
 
 
 def _elements_term(name: str, elements: int, size: int) -> HeldTerm:

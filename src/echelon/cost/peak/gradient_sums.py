@@ -4,7 +4,8 @@ Where gradients add up in slices, a bucket is whole from the first gradient of a
 its sum has left. A sum that is under way has copies beside: the bucket in the dtype of the
 reduction where that is another, and the slice that is to be added or rounded. The third sum ends
 the first, where they have any copy or a hop to come; later hops (replicas, tensor ranks, both
-ends) end when backward is over.
+ends) end when backward is over. Where messages sum, what arrives lands beside, one sum of a group
+at a time.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from echelon.core.parameters import EMBEDDING
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.bytes.quantised_sums import quantised_sum_copies, second_hop_copies
 from echelon.cost.bytes.transient import BUCKETS_IN_FLIGHT
+from echelon.cost.bytes.transient import BUCKETS_IN_FLIGHT, arriving_elements
 from echelon.layout.buckets import (
     BucketPlan,
     accumulates_slices,
@@ -54,6 +56,10 @@ class SummedBucket:
     """What comes on top while a sum in two hops ends; else 0."""
     hops: int
     """Sums over other axes that follow in the last microbatch."""
+    members: tuple[int, ...] = ()
+    """Who sums it by messages, or its slices."""
+    arriving: int = 0
+    """What lands beside it then, until backward is over; 0 where a library sums."""
 
     @classmethod
     def from_plan(cls, plan: Plan, part: RankPart, bucket: BucketPlan) -> SummedBucket:
@@ -68,6 +74,7 @@ class SummedBucket:
         sizes = [plan.mesh.dp_replicate if stage else 1, 2 if part.mirrored else 1]
         sizes.append(plan.mesh.tp if bucket.kind == "partial" else 1)
         sizes.append(2 if bucket.kind == "tied" else 1)
+        members, arriving = arriving_elements(plan, part.pp_rank, bucket)
         return cls(
             plan=bucket,
             contributions=_contributions(plan, part, bucket),
@@ -81,6 +88,8 @@ class SummedBucket:
             casts=casts,
             second=second_hop_copies(plan, bucket),
             hops=sum(size > 1 for size in sizes),
+            members=members,
+            arriving=arriving * wire,
         )
 
 
@@ -117,6 +126,7 @@ class GradientSums:
         self._ends: set[str] = set()
         self._under_way: deque[_Sum] = deque()
         self._later = 0
+        self._arriving: dict[tuple[int, ...], int] = {}
         self.bytes = self._most = self._written = 0
 
     @property
@@ -155,8 +165,9 @@ class GradientSums:
         """Learn that backward is over."""
         while self._under_way:
             self._finish(self._under_way.popleft())
-        self._add(-self._later)
+        self._add(-self._later - sum(self._arriving.values()))
         self._later = 0
+        self._arriving.clear()
 
     def most(self) -> int:
         """Return the most bytes since this was asked last."""
@@ -179,6 +190,10 @@ class GradientSums:
         self._finished.add(name)
         held = one.cast + one.others + (one.slice if added or one.casts else 0)
         self._add(held)
+        if last:
+            here = self._arriving.get(one.members, 0)
+            self._arriving[one.members] = max(here, one.arriving)
+            self._add(self._arriving[one.members] - here)
         if one.alone:
             held -= one.cast
             self._add(-one.cast)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections import deque
+import weakref
+from collections import Counter, deque
 from dataclasses import dataclass
 
+import pytest
 import torch
 
 from echelon.core.event import Event
@@ -99,6 +101,35 @@ def sum_each(context: RankContext, _: None) -> dict[str, Summed]:
                     told=sums.bytes(count, given.element_size()),
                     two=torch.equal(other, 2 * got) and pending.done(),
                 )
+    return found
+
+
+def landings(context: RankContext, count: int) -> dict[str, tuple[int, int]]:
+    """Return the most bytes that land beside a sum by each algorithm at a time, and the formula."""
+    group, _ = tensor_group(context)
+    found: dict[str, tuple[int, int]] = {}
+    made = torch.empty_like
+    living: Counter[str] = Counter()
+
+    def empty_like(like: torch.Tensor) -> torch.Tensor:
+        tensor, size = made(like), like.numel() * like.element_size()
+        living["now"] += size
+        living["most"] = max(living["most"], living["now"])
+        weakref.finalize(tensor, lambda: living.subtract({"now": size}))
+        return tensor
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "empty_like", empty_like)
+        for algorithm, each in groups_of(group.size):
+            sums = sums_of(algorithm, group.index, group.size, each)
+            group.sum_by(sums)
+            living.clear()
+            pending = [
+                group.all_reduce(torch.ones(count), name=name, async_op=True) for name in ("a", "b")
+            ]
+            for one in pending:
+                one.wait()
+            found[f"{algorithm} {each}"] = (living["most"], sums.arriving_elements(count) * 4)
     return found
 
 

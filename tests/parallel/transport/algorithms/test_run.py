@@ -37,6 +37,15 @@ def test_the_bytes_of_each_member_are_recorded(ranks: Ranks) -> None:
             assert one.event.bytes == one.told
 
 
+@pytest.mark.parametrize("size", [2, 3, 4])
+def test_what_lands_beside_a_sum_is_that_of_the_formula(size: int, rank_pool: RankPool) -> None:
+    # Two sums are given at once: the thread of a group runs one after the other.
+    found = rank_pool.run(f"{targets.__name__}:landings", 37, size)
+    for rank in found:
+        assert all(most == told for most, told in rank.values()), rank
+    assert any(most for rank in found for most, _ in rank.values())
+
+
 def test_a_thread_runs_tasks_in_order_and_gives_errors_to_who_waits() -> None:
     seen: list[int] = []
 

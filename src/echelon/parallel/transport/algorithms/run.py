@@ -21,22 +21,27 @@ def run_steps(tensor: torch.Tensor, steps: tuple[Step, ...], peers: GlooPeers) -
     """Run the steps of this member on `tensor`, in place; empty parts are not sent."""
     flat = tensor.view(-1)
     for step in steps:
-        arriving: list[tuple[torch.Tensor, torch.Tensor]] = []
-        works: list[torch.distributed.Work] = []
-        for place, part in step.receives:
-            if part.length:
-                there = _elements(flat, part)
-                landing = torch.empty_like(there) if step.adds else there
-                works.append(peers.receive(landing, place))
-                arriving.append((there, landing))
-        for place, part in step.sends:
-            if part.length:
-                works.append(peers.send(_elements(flat, part), place))
-        for work in works:
-            work.wait()
-        if step.adds:
-            for there, landing in arriving:
-                there.add_(landing)
+        _run_step(flat, step, peers)
+
+
+def _run_step(flat: torch.Tensor, step: Step, peers: GlooPeers) -> None:
+    """Run one step; what lands beside the tensor is gone before the next one receives."""
+    arriving: list[tuple[torch.Tensor, torch.Tensor]] = []
+    works: list[torch.distributed.Work] = []
+    for place, part in step.receives:
+        if part.length:
+            there = _elements(flat, part)
+            landing = torch.empty_like(there) if step.adds else there
+            works.append(peers.receive(landing, place))
+            arriving.append((there, landing))
+    for place, part in step.sends:
+        if part.length:
+            works.append(peers.send(_elements(flat, part), place))
+    for work in works:
+        work.wait()
+    if step.adds:
+        for there, landing in arriving:
+            there.add_(landing)
 
 
 def _elements(flat: torch.Tensor, part: Part) -> torch.Tensor:

@@ -1,8 +1,8 @@
 """The page docs/systems.md: every system, when it works, and the tests that show it.
 
 A test says so by its marker, `@pytest.mark.system("S09")`, with the ids of `systems.toml`; markers
-are read from the source, so that nothing is imported. `python -m tests.docs.systems` writes the
-page, `test_systems.py` compares it.
+are read from the source, so that nothing is imported. `python -m tests.docs.systems.page` writes
+the page, `test_page.py` compares it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 HERE = Path(__file__).parent
-TESTS = HERE.parent
+TESTS = HERE.parents[1]
 PAGE = TESTS.parent / "docs" / "systems.md"
 MARKER = "pytest.mark.system"
 GPU_ONLY = "cuda"
@@ -24,9 +24,9 @@ GPU_ONLY = "cuda"
 COLUMNS = ("system", "works when", "state", "shown by")
 HEAD = """# Systems
 
-Written by `python -m tests.docs.systems`. Each row is a system of distributed training, with what
-must hold where it works. One that `works` has the tests that show it on a CPU; what is not there
-yet says so.
+Written by `python -m tests.docs.systems.page`. Each row is a system of distributed training, with
+what must hold where it works. One that `works` has the tests that show it on a CPU; what is not
+there yet says so.
 """
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from tests.docs.systems import (
+from tests.docs.systems.page import (
     PAGE,
     Evidence,
     System,
@@ -20,7 +20,7 @@ TEST = Evidence(file="parallel/test_data.py", function="test_it_works")
 
 def test_the_page_is_what_markers_say() -> None:
     written = PAGE.read_text(encoding="utf-8")
-    assert written == page(systems(), evidence()), "python -m tests.docs.systems"
+    assert written == page(systems(), evidence()), "python -m tests.docs.systems.page"
 
 
 def test_no_row_works_without_a_test_and_every_marker_is_of_a_row() -> None:
