@@ -1,10 +1,10 @@
-"""The table of synchronous and asynchronous servers, from runs: `python -m bench.parameter_servers`.
+"""The table of synchronous and asynchronous servers: `python -m bench.parameter_servers`.
 
-Two workers and two servers train a small model on CPU ranks. Each worker pauses before each step, at
-random and by its own seed, so that sometimes one is late and sometimes the other: synchronous ones
-wait for the later of both, asynchronous ones for neither while the bound allows. All runs take turns
-in one pool of ranks. What is measured is told with its number, what is derived with its formula;
-`--write FILE` puts the table between the marks of a page.
+Two workers and two servers train a small model on CPU ranks. Each worker pauses before each step,
+at random and by its own seed, so that sometimes one is late and sometimes the other: synchronous
+ones wait for the later of both, asynchronous ones for neither while the bound allows. All runs take
+turns in one pool of ranks. What is measured is told with its number, what is derived with its
+formula; `--write FILE` puts the table between the marks of a page.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
+from echelon.core.choices.updates import Updates
 from echelon.core.plan import Plan
-from echelon.core.updates import Updates
 from echelon.cost.bytes.servers import SERVERS_AXIS, through_server
 from echelon.launch.context import RankContext
 from echelon.launch.local.pool import RankPool
@@ -29,6 +29,9 @@ from echelon.proof.shrink import shrink
 from echelon.training.subject import build_as_trained
 
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
+TARGET = "bench.parameter_servers:run_rank"
+"""What every rank runs, by a name that all processes find."""
+
 SEEN_AGAIN = 4
 """Global batches, which come again and again: a small model learns them."""
 
@@ -96,8 +99,7 @@ def outcomes(pool: RankPool, *, steps: int, rounds: int, pause_s: float) -> dict
             plan = served_plan(updates)
             told = {"plan": plan.to_json(), "steps": steps, "pause_s": pause_s, "seed": round_}
             labels = [plan.mesh.label(rank) for rank in range(plan.mesh.world_size)]
-            target = f"{run_rank.__module__}:{run_rank.__name__}"
-            found[name].append(pool.run(target, told, plan.mesh.world_size, labels=labels))
+            found[name].append(pool.run(TARGET, told, plan.mesh.world_size, labels=labels))
     return found
 
 

@@ -53,8 +53,9 @@ def compare_strategies(
     """Return how far each strategy is from one process: loss, gradients, parameters.
 
     `run` is a run.toml or preset; each strategy (`dp`, `zero1` to `zero3`, `tp`, `sp`, `pp`, `cp`,
-    `gathered`, `ulysses`, `ep`, `parameter-server`) splits it over `ranks` ranks, which are started here and run a
-    small model of the same kind beside one process, in float64 and in the run's own precision.
+    `gathered`, `ulysses`, `ep`, `parameter-server`) splits it over `ranks` ranks, which are started
+    here and run a small model of the same kind beside one process, in float64 and in the run's own
+    precision. Two parameter servers are ranks beside these.
     A strategy that the rules refuse for this run says so. Raises ConfigError where a strategy is
     unknown, or the run cannot be read.
     """

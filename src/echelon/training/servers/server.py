@@ -14,8 +14,8 @@ from typing import Any
 
 import torch
 
+from echelon.core.choices.updates import AppliedGradient
 from echelon.core.event import APPLY, Event
-from echelon.core.updates import AppliedGradient
 from echelon.models.batch import TokenBatch
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.buckets import Bucket
