@@ -92,15 +92,18 @@ def served_plan(updates: Updates) -> Plan:
 
 
 def outcomes(pool: RankPool, *, steps: int, rounds: int, pause_s: float) -> dict[str, list[Any]]:
-    """Return what the ranks of each kind did, round after round, in turns."""
+    """Return what the ranks of each kind did, round after round, in turns; the first is left out.
+
+    In it processes import what they need.
+    """
     found: dict[str, list[Any]] = {name: [] for name in KINDS}
-    for round_ in range(rounds):
+    for round_ in range(rounds + 1):
         for name, updates in KINDS.items():
             plan = served_plan(updates)
             told = {"plan": plan.to_json(), "steps": steps, "pause_s": pause_s, "seed": round_}
             labels = [plan.mesh.label(rank) for rank in range(plan.mesh.world_size)]
             found[name].append(pool.run(TARGET, told, plan.mesh.world_size, labels=labels))
-    return found
+    return {name: every[1:] for name, every in found.items()}
 
 
 def table_text(found: Mapping[str, Sequence[Any]], *, steps: int, pause_s: float) -> str:

@@ -23,7 +23,7 @@ def test_each_server_has_a_row(capsys: pytest.CaptureFixture[str]) -> None:
 def test_bytes_through_a_server_are_in_the_json(capsys: pytest.CaptureFixture[str]) -> None:
     """S06: 2 W model / S; and the bound of asynchronous ones is told."""
     assert main([*SERVED, "--json"]) == 0
-    first, second = json.loads(capsys.readouterr().out)["plan"]["servers"]
+    first, second = json.loads(capsys.readouterr().out)["servers"]
     through = [one["model_bytes_through_it_per_step"] for one in (first, second)]
     assert sum(through) == 2 * 2 * 4 * 771_328
     assert main([*SERVED, "--set", "servers.updates=asynchronous"]) == 0

@@ -90,13 +90,15 @@ class Served:
         with self._changed:
             self._check()
             self.tokens[push.step] = push.tokens
-            self.losses[push.step] = self.losses.get(push.step, 0.0) + push.loss
             if self.updates.applies_each:
+                self.losses[push.step] = self.losses.get(push.step, 0.0) + push.loss
                 self._apply([push])
             else:
                 self._waiting[push.worker] = push
                 if len(self._waiting) == len(self.clocks):
-                    self._apply([self._waiting[worker] for worker in sorted(self._waiting)])
+                    every = [self._waiting[worker] for worker in sorted(self._waiting)]
+                    self.losses[push.step] = sum(one.loss for one in every)
+                    self._apply(every)
                     self._waiting.clear()
             self.clocks[push.worker] = push.step + 1
             if push.stop_after > 0:

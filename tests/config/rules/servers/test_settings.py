@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from echelon.config.files.show import resolved_toml
 from echelon.config.load import load_job
 from echelon.core.errors import ConfigError
 from tests.config.problems import SMALL, problems_of, write
@@ -82,7 +83,7 @@ def test_asynchronous_servers_follow_no_loss_scale(small: Path) -> None:
     sets += [f"precision.{name}=fp16" for name in ("gradients", "reduction")]
     found = problems_of(small, [*sets, "precision.loss_scaling=dynamic"])
     problem = found["asynchronous-servers-scale-no-loss"]
-    assert 'precision.loss_scaling = "none"' in problem.suggestions
+    assert problem.suggestions == ('servers.updates = "synchronous"',)
 
 
 def test_servers_hold_dense_models(small: Path) -> None:
@@ -110,3 +111,12 @@ def test_servers_hold_dense_models(small: Path) -> None:
 def test_settings_of_updates_that_nobody_makes_have_no_effect(small: Path, sets: list[str]) -> None:
     """S07: a setting without effect is an error."""
     assert "no-effect" in problems_of(small, sets)
+
+
+def test_a_run_file_gives_its_servers_again(small: Path, tmp_path: Path) -> None:
+    """S07: every setting of servers is in the resolved run.toml."""
+    sets = ["servers.updates=asynchronous", "servers.max_staleness=3", "servers.damping=0.5"]
+    job = load_job(small, [*TWO_WORKERS, *sets])
+    again = load_job(write(tmp_path, resolved_toml(job)))
+    assert again.content_hash() == job.content_hash()
+    assert again.plan.mathematics.updates.damping == 0.5
