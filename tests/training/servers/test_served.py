@@ -8,7 +8,9 @@ from threading import Thread
 import pytest
 
 from echelon.core.choices.updates import Updates
+from echelon.core.errors import RunFailed
 from echelon.core.plan import Plan
+from echelon.core.rulebook.train import LOSS_NOT_FINITE
 from echelon.training.servers.served import Answer, Push, Served
 
 
@@ -90,3 +92,11 @@ def test_what_a_thread_has_met_ends_every_wait() -> None:
     server.fail(ConnectionError("worker 1"))
     with pytest.raises(RuntimeError, match="a worker of this server is lost"):
         server.wait_for(1)
+
+
+def test_an_error_of_ours_is_told_as_it_is() -> None:
+    """S07: a norm that is not finite names its worker, and is no lost worker."""
+    server = served(bound=1)
+    server.fail(RunFailed(LOSS_NOT_FINITE.problem("the gradient of worker 1 has norm nan")))
+    with pytest.raises(RunFailed, match="worker 1 has norm nan"):
+        server.take(push(0, 0, 0))

@@ -14,6 +14,7 @@ from threading import Condition
 import torch
 
 from echelon.core.choices.updates import AppliedGradient, Updates
+from echelon.core.errors import EchelonError
 from echelon.parallel.servers.messages import ASKS_TO_STOP
 
 
@@ -157,5 +158,7 @@ class Served:
         self.stop_after = self.stop_after or max(self.clocks) + 2
 
     def _check(self) -> None:
+        if isinstance(self.error, EchelonError):
+            raise self.error
         if self.error is not None:
             raise RuntimeError("a worker of this server is lost") from self.error
