@@ -8,10 +8,11 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
 from echelon.config.presets import read_preset
+from echelon.core.choices.kernels import KernelProvider
 from echelon.core.cluster import Device, Efficiency
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import num_parameters
-from echelon.core.plan import KernelProvider, OffloadTarget
+from echelon.core.plan import OffloadTarget
 
 Framework = Literal["plain", "transformers", "echelon"]
 

@@ -11,7 +11,7 @@ from torch.nn import functional as fn
 
 from bench.gpu.loads import Load
 from bench.gpu.timings import Absent, Call, Timing, normal
-from echelon.core.plan import KernelProvider
+from echelon.core.choices.kernels import KernelProvider
 from echelon.parallel.kernels import low_precision
 from echelon.parallel.kernels.fused import Rotate, SwiGLU
 from echelon.parallel.kernels.piece_functions import FusedSwiGLU

@@ -11,20 +11,11 @@ from torch import nn
 
 from bench.gpu.loads import LOADS, Load, Settings
 from bench.gpu.plain import HuggingFaceLoss, PlainLlama
+from echelon.core.choices.kernels import FusedPiece, Kernels
 from echelon.core.cluster import Cluster, Device
 from echelon.core.event import NoEvents
 from echelon.core.mesh import Mesh
-from echelon.core.plan import (
-    FusedPiece,
-    Kernels,
-    Layout,
-    Mathematics,
-    Optimizer,
-    Pipeline,
-    Plan,
-    Precision,
-    Zero,
-)
+from echelon.core.plan import Layout, Mathematics, Optimizer, Pipeline, Plan, Precision, Zero
 from echelon.models.batch import TokenBatch
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.engine import TrainEngine

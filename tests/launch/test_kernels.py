@@ -7,8 +7,8 @@ from importlib.machinery import ModuleSpec
 
 import pytest
 
+from echelon.core.choices.kernels import Kernels
 from echelon.core.errors import EnvironmentProblem
-from echelon.core.plan import Kernels
 from echelon.launch import kernels
 from echelon.launch.kernels import cpp_compiler, require_kernels
 

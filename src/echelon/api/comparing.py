@@ -53,8 +53,9 @@ def compare_strategies(
     """Return how far each strategy is from one process: loss, gradients, parameters.
 
     `run` is a run.toml or preset; each strategy (`dp`, `zero1` to `zero3`, `tp`, `sp`, `pp`, `cp`,
-    `gathered`, `ulysses`, `ep`) splits it over `ranks` ranks, which are started here and run a
-    small model of the same kind beside one process, in float64 and in the run's own precision.
+    `gathered`, `ulysses`, `ep`, `parameter-server`) splits it over `ranks` ranks, which are started
+    here and run a small model of the same kind beside one process, in float64 and in the run's own
+    precision. Two parameter servers are ranks beside these.
     A strategy that the rules refuse for this run says so. Raises ConfigError where a strategy is
     unknown, or the run cannot be read.
     """
@@ -97,6 +98,9 @@ def _deviations(plans: Mapping[str, Plan | ConfigError]) -> Iterator[StrategyDev
     """Yield how each plan fares, on ranks that all of them share."""
     from echelon.proof.deviations import StrategyDeviation, deviation_of
 
+    # One pool serves all: parameter servers are ranks beside those of a strategy.
+    every = [plan for plan in plans.values() if isinstance(plan, Plan)]
+    largest = max(every, key=lambda plan: plan.mesh.world_size, default=None)
     with ExitStack() as stack:
         prover: Prover | None = None
         for name, plan in plans.items():
@@ -107,6 +111,6 @@ def _deviations(plans: Mapping[str, Plan | ConfigError]) -> Iterator[StrategyDev
                 )
                 continue
             if prover is None:
-                run_ranks = stack.enter_context(ranks_of(plan, None))
+                run_ranks = stack.enter_context(ranks_of(largest or plan, None))
                 prover = partial(prove_on_ranks, run_ranks=run_ranks, subject=None, late=False)
             yield deviation_of(name, about, plan, prover)

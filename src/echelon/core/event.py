@@ -11,7 +11,7 @@ from typing import Protocol
 ATTEND = "attend"
 MULTIPLY = "multiply"
 APPLY = "apply"
-"""The kind of a gradient that an asynchronous server applied (`core/updates.py` has its name)."""
+"""The kind of a gradient that a server applied; `core/choices/updates.py` has its name."""
 
 BESIDE_MESSAGES = frozenset({ATTEND, MULTIPLY})
 """The kinds of work inside of an action that messages hide behind, step by step."""

@@ -16,16 +16,17 @@ from echelon.core.attention_mask import Placement
 from echelon.core.choices.attention_kernels import AttentionKernel
 from echelon.core.choices.collective_algorithms import BACKEND, COLLECTIVE_ALGORITHMS
 from echelon.core.choices.context_kinds import CONTEXT_KINDS, PLAIN_CONTEXT_KIND, ContextKindRecord
+from echelon.core.choices.kernels import Kernels
 from echelon.core.choices.local_sgd import LocalSgd
 from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
 from echelon.core.choices.registry import load_installed_plugins
+from echelon.core.choices.updates import Updates
 from echelon.core.cluster import Cluster
 from echelon.core.experts import Balance, ExpertLayout
 from echelon.core.mesh import Mesh
 from echelon.core.model_shape import ModelShape
 from echelon.core.serialize import content_hash, decode_json, from_json, to_json
 from echelon.core.threads import Threads
-from echelon.core.updates import Updates
 
 DType = Literal["fp64", "fp32", "bf16", "fp16"]
 DTYPE_BYTES: dict[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}
@@ -48,8 +49,6 @@ ContextKind = Annotated[str, CONTEXT_KINDS]
 Documents = Literal["joined", "separate"]
 TensorOverlapKind = Literal["none", "ring", "symmetric-memory"]
 CollectiveAlgorithm = Annotated[str, COLLECTIVE_ALGORITHMS]
-KernelProvider = Literal["plain", "triton", "compiled"]
-FusedPiece = Literal["norm", "residual", "rotary", "swiglu", "loss"]
 
 PLAN_SCHEMA = 8  # of the written JSON
 
@@ -267,23 +266,6 @@ class Context:
     def record(self) -> ContextKindRecord:
         """Return the facts of the kind."""
         return CONTEXT_KINDS[self.kind]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Kernels:
-    """Say what computes the pieces between products: PyTorch's operations, or one kernel for each.
-
-    Each of the pieces in `fused` is one kernel of `provider`: of our own in Triton, or what
-    PyTorch's compiler makes of it. "residual" is the sum before a norm, and in backward that of
-    both ways around a branch, in the kernel of the norm.
-    """
-
-    provider: KernelProvider = "plain"
-    fused: tuple[FusedPiece, ...] = ()
-
-    def of(self, piece: FusedPiece) -> KernelProvider:
-        """Return what computes a piece."""
-        return self.provider if piece in self.fused else "plain"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

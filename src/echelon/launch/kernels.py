@@ -8,9 +8,9 @@ import sys
 from collections.abc import Mapping
 from importlib.util import find_spec
 
+from echelon.core.choices.kernels import Kernels
 from echelon.core.cluster import Backend
 from echelon.core.errors import EnvironmentProblem
-from echelon.core.plan import Kernels
 from echelon.core.rulebook.kernels import KERNELS_CAN_BE_MADE
 from echelon.launch.environment import COMPILER
 

@@ -33,7 +33,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from echelon.core.plan import Kernels, Plan
+from echelon.core.choices.kernels import Kernels
+from echelon.core.plan import Plan
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import at_least_fp32
 from echelon.parallel.fp8_scales import TensorScales, tensor_scales

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from echelon.core.choices.updates import AppliedGradient
 from echelon.core.event import APPLY
 from echelon.core.plan import Plan
-from echelon.core.updates import AppliedGradient
 from echelon.telemetry.events import events_path
 from echelon.telemetry.json_lines import read_entries
 

@@ -97,7 +97,8 @@ def _in_forward(engine: TrainEngine, batches: Sequence[TokenBatch]) -> NonFinite
         with watching_routers(
             find_routers(stages), lambda layer, what: tell(f"layers.{layer}.mlp.router", what)
         ):
-            engine.model.executor.run(schedule, batches, 1.0)
+            if not engine.is_server:
+                engine.model.executor.run(schedule, batches, 1.0)
     finally:
         for handle in handles:
             handle.remove()
@@ -131,7 +132,8 @@ def _in_backward(
     model.reduction.start_step()
     with _watching_buckets(model.reduction, look):
         scale = result.loss_scale / max(1, result.tokens)
-        model.executor.run(engine.schedule, batches, scale)
+        if not engine.is_server:
+            model.executor.run(engine.schedule, batches, scale)
         model.reduction.finish()
         model.gathering.end_pass()
     return _first(engine, found[0] if found else None)
@@ -186,7 +188,8 @@ def _in_bucket(
     bad = [slot for slot in bucket.slots if not gradient(slot).isfinite().all()]
     if not bad:
         return None
-    latest, name = max((places[slot.spec.name], slot.spec.name) for slot in bad)
+    # A parameter server runs no stage, and what it sees it sees after all others.
+    latest, name = max((places.get(slot.spec.name, 0), slot.spec.name) for slot in bad)
     return NonFiniteFinding(
         microbatch=0,
         position=engine.plan.num_stages * _MODULES_PER_STAGE - latest,

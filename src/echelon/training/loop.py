@@ -126,7 +126,7 @@ class TrainLoop:
             asked = self.context.stop_requested()
             used = self.observer.used_bytes()
             result = self.engine.step(batches, step, stop_requested=asked, used_bytes=used)
-            if not result.finite:
+            if not result.finite and not self.job.plan.mathematics.updates.is_asynchronous:
                 raise explain_not_finite(self.engine, batches, step + 1, result)
             step, loss, stopped = result.step, result.loss, result.stop_requests > 0
             self.observer.stepped(

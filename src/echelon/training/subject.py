@@ -10,9 +10,9 @@ from typing import Protocol
 import torch
 
 from echelon.core.attention_mask import DocumentStarts, PositionRun
+from echelon.core.choices.updates import AppliedGradient
 from echelon.core.event import EventList
 from echelon.core.plan import Plan
-from echelon.core.updates import AppliedGradient
 from echelon.cost.bytes.threads import REPLICA_GRADIENTS, REPLICA_PARAMETERS
 from echelon.launch.context import RankContext
 from echelon.models.batch import IGNORED_LABEL, TokenBatch

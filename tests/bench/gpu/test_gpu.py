@@ -32,8 +32,8 @@ from bench.gpu.report import Findings, Machine, Outcome, not_run, page
 from bench.gpu.run import PARTS, ROOT, main, predicted
 from bench.gpu.subjects import build, gpu_plan
 from echelon.config.presets import read_preset
+from echelon.core.choices.kernels import KernelProvider
 from echelon.core.parameters import num_parameters
-from echelon.core.plan import KernelProvider
 from echelon.cost.bytes.held import bytes_held
 
 MACHINE = Machine(

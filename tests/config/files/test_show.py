@@ -13,6 +13,7 @@ from echelon.config.files.show import preset_rows, resolved_toml, settings_json
 from echelon.config.job import DataSettings
 from echelon.config.load import load_job
 from echelon.config.settings.schema import SETTINGS
+from echelon.core.choices.updates import Updates
 from echelon.core.plan import Mathematics, Optimizer, Precision, Recompute, Zero
 from tests.config.problems import SMALL, write
 
@@ -65,6 +66,7 @@ RECORDS: dict[str, tuple[Any, set[str]]] = {
     "zero": (Zero(), {"accumulate", "bucket_bytes", "reshard_after_forward", "offload_dir"}),
     "recompute": (Recompute(), {"operators"}),
     "data": (DataSettings(), set()),
+    "servers": (Updates(), {"kind"}),
 }
 """Records of a plan and a job, and their fields whose default a run file gives in another way."""
 

@@ -6,7 +6,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from echelon.config.load import load_job
-from echelon.core.plan import Kernels, Plan
+from echelon.core.choices.kernels import Kernels
+from echelon.core.plan import Plan
 from tests.config.problems import SMALL, write
 
 EVERY = ("norm", "residual", "rotary", "swiglu", "loss")

@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from echelon.config.load import load_job
-from echelon.core.plan import Kernels, Plan
+from echelon.core.choices.kernels import Kernels
+from echelon.core.plan import Plan
 from echelon.cost.bytes.piece_traffic import kernel_facts
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
 from tests.rehearsal.work.block_work import recorded

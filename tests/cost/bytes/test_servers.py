@@ -10,7 +10,7 @@ from echelon.cost.bytes.sent import bytes_sent, bytes_sent_by_axis
 from echelon.cost.bytes.servers import through_server
 from echelon.layout.servers import served_buckets
 from tests.parallel.layouts import plan_of
-from tests.parallel.servers.test_proof import MIXED, served_plan
+from tests.parallel.servers.test_server import MIXED, served_plan
 
 
 def model_bytes(plan: Plan) -> int:

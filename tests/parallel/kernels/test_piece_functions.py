@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from echelon.core.plan import Kernels
+from echelon.core.choices.kernels import Kernels
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import BranchNorm
 from echelon.models.modules import Weight

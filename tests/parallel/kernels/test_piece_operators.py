@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from echelon.core.plan import KernelProvider
+from echelon.core.choices.kernels import KernelProvider
 from echelon.models.piece_sizes import PROOF_PIECES
 from echelon.models.rotary import rotary_tables
 from echelon.parallel.kernels import cross_entropy, fused

@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 import torch
 
-from echelon.core.plan import Kernels, Plan
+from echelon.core.choices.kernels import Kernels
+from echelon.core.plan import Plan
 from echelon.parallel.kernels import piece_formulas, piece_functions
 from tests.proof.layouts import layout
 from tests.proof.mutants.planting import Told, mutant

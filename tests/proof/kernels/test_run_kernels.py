@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from echelon.core.plan import Kernels, Plan, Recompute
+from echelon.core.choices.kernels import Kernels
+from echelon.core.plan import Plan, Recompute
 from echelon.launch.local.pool import RankPool
 from echelon.proof.matrix.bytes_walk import compare_plan
 from echelon.proof.run import prove

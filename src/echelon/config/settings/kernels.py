@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from typing import cast
 
 from echelon.config.view import View
+from echelon.core.choices.kernels import FusedPiece, KernelProvider, Kernels
 from echelon.core.cluster import Cluster
-from echelon.core.plan import FusedPiece, KernelProvider, Kernels
 
 PROVIDER_KEY, FUSED_KEY = "kernels.provider", "kernels.fused"
 

@@ -40,7 +40,7 @@ from echelon.core.choices.attention_kernels import ATTENTION_KERNELS
 from echelon.core.choices.collective_algorithms import COLLECTIVE_ALGORITHMS
 from echelon.core.choices.context_kinds import CONTEXT_KINDS, PLAIN_CONTEXT_KIND
 from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
-from echelon.core.updates import DEFAULT_MAX_STALENESS
+from echelon.core.choices.updates import DEFAULT_MAX_STALENESS
 
 _EXTENDS = (
     setting("extends", Text(), None, "a preset, or a run file relative to this one, to build on"),

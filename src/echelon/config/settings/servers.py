@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import cast
 
 from echelon.config.view import View
-from echelon.core.updates import UpdateKind, Updates
+from echelon.core.choices.updates import UpdateKind, Updates
 
 COUNT_KEY, UPDATES_KEY = "servers.count", "servers.updates"
 STALENESS_KEY, DAMPING_KEY = "servers.max_staleness", "servers.damping"

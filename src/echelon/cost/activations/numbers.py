@@ -18,7 +18,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from echelon.core.plan import DTYPE_BYTES, FusedPiece, Plan
+from echelon.core.choices.kernels import FusedPiece
+from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.activations.attention_row_chunks import AttentionRowChunks
 from echelon.cost.activations.attention_working import attention_working_bytes
 from echelon.cost.bytes.context.kernels import on_gpu, output_is_by_head

@@ -15,7 +15,7 @@ from typing import Any, TypeAlias
 
 from numpy.typing import NDArray
 
-from echelon.core.plan import FusedPiece, Kernels
+from echelon.core.choices.kernels import FusedPiece, Kernels
 
 Num: TypeAlias = "int | float | NDArray[Any]"
 

@@ -18,7 +18,6 @@ from itertools import islice
 from echelon.core.parameters import EMBEDDING
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.bytes.quantised_sums import quantised_sum_copies, second_hop_copies
-from echelon.cost.bytes.transient import BUCKETS_IN_FLIGHT
 from echelon.cost.bytes.transient import BUCKETS_IN_FLIGHT, arriving_elements
 from echelon.layout.buckets import (
     BucketPlan,

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from importlib.resources import files
 
+from echelon.core.choices.kernels import Kernels
 from echelon.core.cluster import Cluster
-from echelon.core.plan import Kernels
 from echelon.cost.bytes.nccl import nccl_facts
 from echelon.cost.bytes.piece_traffic import kernel_facts
 from echelon.cost.seconds.inputs import TrainerConstants

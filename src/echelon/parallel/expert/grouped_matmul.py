@@ -22,7 +22,7 @@ from typing import Any
 
 import torch
 
-from echelon.core.plan import KernelProvider
+from echelon.core.choices.kernels import KernelProvider
 from echelon.models.batch import start_copy
 from echelon.models.moe import Expert
 from echelon.parallel.gradients import GradientStore

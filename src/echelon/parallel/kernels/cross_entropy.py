@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from echelon.core.plan import KernelProvider
+from echelon.core.choices.kernels import KernelProvider
 from echelon.models.piece_sizes import PieceSizes
 from echelon.models.precision import LOW_PRECISION, at_least_fp32
 from echelon.parallel.kernels import piece_formulas

@@ -17,7 +17,7 @@ import torch
 from torch import nn
 from torch.nn import functional as fn
 
-from echelon.core.plan import KernelProvider
+from echelon.core.choices.kernels import KernelProvider
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import LOW_PRECISION, at_least_fp32
 from echelon.parallel.gradients import GradientStore

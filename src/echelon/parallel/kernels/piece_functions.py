@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from echelon.core.plan import KernelProvider
+from echelon.core.choices.kernels import KernelProvider
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.kernels.piece_operators import PIECES
 from echelon.parallel.recompute import Remade

@@ -24,14 +24,23 @@ from echelon.parallel.servers.worker import GradientPush
 from echelon.parallel.transport.collectives import Group, Pending
 from echelon.parallel.transport.device_mesh import RankGroups
 
-WORKER, SERVER = 0, 1
-"""Places in a pair."""
+WORKER = 0
+"""The place of a worker in a pair."""
+
+SERVER = 1
+"""The place of a server in a pair."""
 
 NUMBERS = 3
 """Numbers, float64, of `begin`, of `end` and of what a server says beside its ranges."""
 
-BEGIN, END, FIRST_BUCKET = 0, 1, 2
-"""Tags of messages; those of buckets follow in their order."""
+BEGIN = 0
+"""The tag of the numbers with which a step begins."""
+
+END = 1
+"""The tag of those with which it ends, and of an answer."""
+
+FIRST_BUCKET = 2
+"""The tag of the first bucket; others follow in their order."""
 
 ASKS_TO_STOP = -1
 """What stands for the step to stop after where a worker asks to: the first server says which."""

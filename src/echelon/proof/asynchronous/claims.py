@@ -8,11 +8,11 @@ from dataclasses import dataclass
 
 import torch
 
+from echelon.core.choices.updates import AppliedGradient
 from echelon.core.parameters import parameters
 from echelon.core.plan import Plan
 from echelon.core.rulebook import prove as rules
 from echelon.core.rulebook import servers as server_rules
-from echelon.core.updates import AppliedGradient
 from echelon.cost.bytes.held import bytes_held
 from echelon.cost.bytes.sent import bytes_sent_by_axis
 from echelon.proof.asynchronous.record import AsynchronousRank

@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
+from echelon.core.choices.updates import AppliedGradient
 from echelon.core.plan import Plan
-from echelon.core.updates import AppliedGradient
 from echelon.launch.context import RankContext
 from echelon.parallel.weights import Shard
 from echelon.proof.oracle.batches import global_batch

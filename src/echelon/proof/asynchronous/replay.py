@@ -19,9 +19,9 @@ from dataclasses import dataclass, field
 
 import torch
 
+from echelon.core.choices.updates import AppliedGradient
 from echelon.core.parameters import parameters
 from echelon.core.plan import Plan
-from echelon.core.updates import AppliedGradient
 from echelon.proof.asynchronous.record import AsynchronousRank
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.optimizers import (

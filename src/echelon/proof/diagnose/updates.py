@@ -31,7 +31,7 @@ from echelon.proof.diagnose.norm import name_norm
 from echelon.proof.diagnose.optimizer_constants import ReplayedUpdate, explain_constants
 from echelon.proof.diagnose.optimizer_state import explain_muon_scale, explain_state
 from echelon.proof.diagnose.places import describe_slice, told_by_slice, wrong_elements
-from echelon.proof.diagnose.servers import stale_versions
+from echelon.proof.mistakes.servers import stale_versions
 from echelon.proof.oracle.optimizers import OptimizerState, TensorUpdate, update
 from echelon.proof.oracle.oracle import TORCH_DTYPES, OracleStep
 from echelon.proof.ranks import INITIAL

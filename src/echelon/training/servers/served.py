@@ -13,7 +13,8 @@ from threading import Condition
 
 import torch
 
-from echelon.core.updates import AppliedGradient, Updates
+from echelon.core.choices.updates import AppliedGradient, Updates
+from echelon.core.errors import EchelonError
 from echelon.parallel.servers.messages import ASKS_TO_STOP
 
 
@@ -59,35 +60,46 @@ class Served:
     """Take pushes, and let workers go on as the bound allows."""
 
     updates: Updates
+    """When pushes are applied, and how far workers may part."""
     clocks: list[int]
     """Steps that each worker has done."""
     update: Update
+    """What changes the ranges."""
     snapshot: Callable[[], Sequence[torch.Tensor]]
+    """What copies the ranges."""
     decides: bool
     """Whether this server says when the run stops: the first one."""
     version: int = 0
+    """Updates that were made."""
     stop_after: int = 0
+    """The step after which the run stops; 0 for none."""
     applied: deque[AppliedGradient] = field(default_factory=deque[AppliedGradient])
     """What was applied and is not written down yet."""
     losses: dict[int, float] = field(default_factory=dict[int, float])
     """Loss of each step, of as many workers as have pushed it."""
     tokens: dict[int, int] = field(default_factory=dict[int, int])
+    """Counted tokens of the global batch of each step."""
     error: BaseException | None = None
+    """What a thread could not go on for."""
     _changed: Condition = field(default_factory=Condition)
+    """Held by who changes any of these, and told of each change."""
     _waiting: dict[int, Push] = field(default_factory=dict[int, Push])
+    """With a bound of 0, the pushes of a step that has not all of them."""
 
     def take(self, push: Push) -> Answer:
         """Apply a push, and return the answer when its worker may begin the next step."""
         with self._changed:
             self._check()
             self.tokens[push.step] = push.tokens
-            self.losses[push.step] = self.losses.get(push.step, 0.0) + push.loss
             if self.updates.applies_each:
+                self.losses[push.step] = self.losses.get(push.step, 0.0) + push.loss
                 self._apply([push])
             else:
                 self._waiting[push.worker] = push
                 if len(self._waiting) == len(self.clocks):
-                    self._apply([self._waiting[worker] for worker in sorted(self._waiting)])
+                    every = [self._waiting[worker] for worker in sorted(self._waiting)]
+                    self.losses[push.step] = sum(one.loss for one in every)
+                    self._apply(every)
                     self._waiting.clear()
             self.clocks[push.worker] = push.step + 1
             if push.stop_after > 0:
@@ -146,5 +158,7 @@ class Served:
         self.stop_after = self.stop_after or max(self.clocks) + 2
 
     def _check(self) -> None:
+        if isinstance(self.error, EchelonError):
+            raise self.error
         if self.error is not None:
             raise RuntimeError("a worker of this server is lost") from self.error

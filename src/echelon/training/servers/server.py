@@ -14,8 +14,10 @@ from typing import Any
 
 import torch
 
+from echelon.core.choices.updates import AppliedGradient
+from echelon.core.errors import RunFailed
 from echelon.core.event import APPLY, Event
-from echelon.core.updates import AppliedGradient
+from echelon.core.rulebook.train import LOSS_NOT_FINITE
 from echelon.models.batch import TokenBatch
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.buckets import Bucket
@@ -184,9 +186,13 @@ class AsynchronousServer(TrainEngine):
             bucket.gradient_slice.copy_(total)
         norm = self._norm(pushes)
         if not isfinite(norm):
-            raise FloatingPointError(
-                f"the gradient of step {pushes[-1].step + 1} of worker {pushes[-1].worker} has "
-                f"norm {norm}"
+            who = " and ".join(str(one.worker) for one in pushes)
+            raise RunFailed(
+                LOSS_NOT_FINITE.problem(
+                    f"step {pushes[-1].step + 1}: the gradient of worker {who} has norm {norm}; "
+                    f"the parameters are those of version {self.served.version}",
+                    suggestions=("a lower optimizer.learning_rate", "more optimizer.warmup_steps"),
+                )
             )
         clip, factor = numbers.optimizer.clip_norm, 1.0
         if clip is not None and norm > clip:

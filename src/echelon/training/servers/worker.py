@@ -56,8 +56,8 @@ class AsynchronousWorker(TrainEngine):
         squares = sum_of_squares(
             model.buckets, lambda _: True, run_elements=self._pieces.norm_elements
         )
-        values = torch.stack(list(losses.values())).double()
-        own = float(values.sum())
+        values = torch.stack(list(losses.values()))
+        own = float(values.sum().double())
         asks = ASKS_TO_STOP if stop_requested else 0
         self.messages.end(own, float(squares), self._stop_after or asks)
         answers = self.messages.pull(model.buckets)

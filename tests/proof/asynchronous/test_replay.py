@@ -10,10 +10,8 @@ from echelon.core.errors import ConfigError
 from echelon.launch.local.pool import RankPool
 from echelon.proof.run import prove
 from tests.parallel.layouts import QWEN
-from tests.parallel.servers.test_proof import served_plan
-from tests.proof.mutants import asynchronous_servers
-from tests.proof.mutants.planting import Told, mutants_of
-from tests.training.test_servers import with_updates
+from tests.parallel.servers.test_server import served_plan
+from tests.training.servers.test_served import with_updates
 
 
 @pytest.mark.parametrize(
@@ -51,19 +49,3 @@ def test_late_completion_has_no_order_to_compare(rank_pool: RankPool) -> None:
     with pytest.raises(ConfigError) as refused:
         prove(plan, run_ranks=rank_pool.run, late=True)
     assert refused.value.rules == ("asynchronous-order-is-not-known",)
-
-
-@pytest.mark.parametrize(("mutant", "told"), mutants_of(asynchronous_servers))
-def test_a_planted_bug_of_asynchronous_servers_is_caught_and_named(
-    mutant: str, told: Told, rank_pool: RankPool
-) -> None:
-    """S07: stale versions applied as fresh, shards updated twice, unfair averages, no bound.
-
-    Which worker's step is the first wrong one depends on the order of the run.
-    """
-    proof = prove(told.of(**told.plan), run_ranks=rank_pool.run, subject=mutant)
-
-    assert not proof.proven
-    found = proof.diagnosis
-    assert found is not None
-    assert (found.rule, found.factor, found.axis) == (told.rule, told.factor, told.axis)

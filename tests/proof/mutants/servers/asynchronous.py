@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from echelon.core.choices.updates import Updates
 from echelon.core.plan import Plan
-from echelon.core.updates import Updates
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.servers.messages import Reply, WorkerMessages
 from echelon.training.servers.served import Push, Served

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.core.updates import Updates
+from echelon.core.choices.updates import Updates
 
 
 def asynchronous(bound: int, damping: float = 0.0) -> Updates:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from echelon.config.files.show import resolved_toml
 from echelon.config.load import load_job
 from echelon.core.errors import ConfigError
 from tests.config.problems import SMALL, problems_of, write
@@ -66,3 +67,56 @@ def test_as_many_ranks_are_started_as_workers_and_servers(small: Path) -> None:
     with pytest.raises(ConfigError) as refused:
         load_job(small, TWO_WORKERS, world_size=2)
     assert "+ 2 servers = 4" in str(refused.value)
+
+
+def test_asynchronous_servers_need_gloo(small: Path) -> None:
+    """S07: messages of the host, whoever comes."""
+    sets = [*TWO_WORKERS, "servers.updates=asynchronous", "cluster.preset=8xh100"]
+    found = problems_of(small, sets)
+    problem = found["asynchronous-servers-need-gloo"]
+    assert 'servers.updates = "synchronous"' in problem.suggestions
+
+
+def test_asynchronous_servers_follow_no_loss_scale(small: Path) -> None:
+    """S07: nobody agrees on an overflow."""
+    sets = [*TWO_WORKERS, "servers.updates=asynchronous", "precision.parameters=fp16"]
+    sets += [f"precision.{name}=fp16" for name in ("gradients", "reduction")]
+    found = problems_of(small, [*sets, "precision.loss_scaling=dynamic"])
+    problem = found["asynchronous-servers-scale-no-loss"]
+    assert problem.suggestions == ('servers.updates = "synchronous"',)
+
+
+def test_servers_hold_dense_models(small: Path) -> None:
+    """S06: routers have state that no server keeps."""
+    sets = ["model.experts.num_experts=4", "model.experts.top_k=2", "model.experts.ffn=24"]
+    found = problems_of(small, [*TWO_WORKERS, *sets])
+    assert "servers.count = 0" in found["servers-hold-dense-models"].suggestions
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [
+        ["servers.updates=asynchronous"],
+        ["servers.damping=1"],
+        [*TWO_WORKERS, "servers.damping=1"],
+        [*TWO_WORKERS, "servers.max_staleness=5"],
+        [
+            *TWO_WORKERS,
+            "servers.updates=asynchronous",
+            "servers.max_staleness=0",
+            "servers.damping=1",
+        ],
+    ],
+)
+def test_settings_of_updates_that_nobody_makes_have_no_effect(small: Path, sets: list[str]) -> None:
+    """S07: a setting without effect is an error."""
+    assert "no-effect" in problems_of(small, sets)
+
+
+def test_a_run_file_gives_its_servers_again(small: Path, tmp_path: Path) -> None:
+    """S07: every setting of servers is in the resolved run.toml."""
+    sets = ["servers.updates=asynchronous", "servers.max_staleness=3", "servers.damping=0.5"]
+    job = load_job(small, [*TWO_WORKERS, *sets])
+    again = load_job(write(tmp_path, resolved_toml(job)))
+    assert again.content_hash() == job.content_hash()
+    assert again.plan.mathematics.updates.damping == 0.5

@@ -1,54 +1,23 @@
-"""A bound of 0 is the synchronous update, bit for bit; clocks and versions of a server."""
+"""Clocks, versions and the bound of an asynchronous server."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from threading import Thread
 
 import pytest
-import torch
 
-from echelon.core.plan import DType, Plan, Precision
-from echelon.core.updates import Updates
-from echelon.launch.local.pool import RankPool
+from echelon.core.choices.updates import Updates
+from echelon.core.errors import RunFailed
+from echelon.core.plan import Plan
+from echelon.core.rulebook.train import LOSS_NOT_FINITE
 from echelon.training.servers.served import Answer, Push, Served
-from tests.parallel.servers.test_proof import served_plan
-from tests.training.servers_targets import final_parameters
-
-_TARGET = f"{final_parameters.__module__}:final_parameters"
 
 
 def with_updates(plan: Plan, bound: int, damping: float = 0.0) -> Plan:
     """Return a plan whose servers are asynchronous, with a bound."""
     updates = Updates(kind="asynchronous", max_staleness=bound, damping=damping)
     return replace(plan, mathematics=replace(plan.mathematics, updates=updates))
-
-
-@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
-@pytest.mark.parametrize(("num_workers", "num_servers"), [(2, 2), (4, 2)])
-def test_a_bound_of_zero_gives_the_bits_of_synchronous_servers(
-    rank_pool: RankPool, num_workers: int, num_servers: int, dtype: DType
-) -> None:
-    """S07, A14: staleness 0 reproduces synchronous servers, on every rank."""
-    precision = Precision(parameters=dtype)
-    plan = served_plan(num_workers, num_servers, precision=precision)
-    labels = [plan.mesh.label(rank) for rank in range(plan.mesh.world_size)]
-
-    def run(one: Plan) -> object:
-        told = {"plan": one.to_json(), "steps": 3}
-        return rank_pool.run(_TARGET, told, plan.mesh.world_size, labels=labels)
-
-    synchronous, bound = run(plan), run(with_updates(plan, 0))
-
-    assert isinstance(synchronous, Sequence)
-    assert isinstance(bound, Sequence)
-    for one, other in zip(synchronous, bound, strict=True):
-        assert one.keys() == other.keys()
-        for name in one:
-            for (at, values), (where, others) in zip(one[name], other[name], strict=True):
-                assert at == where
-                assert torch.equal(values, others), name
 
 
 def served(bound: int, num_workers: int = 2) -> Served:
@@ -123,3 +92,11 @@ def test_what_a_thread_has_met_ends_every_wait() -> None:
     server.fail(ConnectionError("worker 1"))
     with pytest.raises(RuntimeError, match="a worker of this server is lost"):
         server.wait_for(1)
+
+
+def test_an_error_of_ours_is_told_as_it_is() -> None:
+    """S07: a norm that is not finite names its worker, and is no lost worker."""
+    server = served(bound=1)
+    server.fail(RunFailed(LOSS_NOT_FINITE.problem("the gradient of worker 1 has norm nan")))
+    with pytest.raises(RunFailed, match="worker 1 has norm nan"):
+        server.take(push(0, 0, 0))

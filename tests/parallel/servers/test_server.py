@@ -6,14 +6,14 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 from echelon.core.plan import Plan, Precision
 from echelon.launch.local.pool import RankPool
+from echelon.layout.servers import served_buckets, server_elements
+from echelon.parallel.servers.server import server_buckets
 from echelon.proof.run import prove
 from tests.parallel.layouts import GPT2, NANO, QWEN, plan_of
-from tests.proof.mutants import servers
-from tests.proof.mutants.planting import Told, mutants_of
-from tests.proof.planted import assert_caught
 
 MIXED = Precision(parameters="bf16")
 
@@ -71,9 +71,13 @@ def test_servers_are_proven_with_late_completion(
     prove(plan, run_ranks=rank_pool.run, late=True).require()
 
 
-@pytest.mark.parametrize(("mutant", "told"), mutants_of(servers))
-def test_a_planted_bug_of_servers_is_caught_and_named(
-    mutant: str, told: Told, rank_pool: RankPool
-) -> None:
-    """S06: unfair averages, a shard updated twice, a stale version taken for the new one."""
-    assert_caught(mutant, told, rank_pool)
+def test_a_server_has_memory_for_its_ranges_only() -> None:
+    """S06: values and gradients of ranges; the whole is one element that stands for all."""
+    plan = served_plan(2, 2)
+    for server in range(2):
+        buckets = server_buckets(plan, server, torch.device("cpu"))
+        held = [one.value_slice.numel() for one in buckets]
+        assert sum(held) == server_elements(plan, server)
+        assert [one.gradient_slice.numel() for one in buckets] == held
+        assert [one.plan for one in buckets] == [*served_buckets(plan)]
+        assert all(one.values.untyped_storage().nbytes() == 8 for one in buckets)

@@ -28,3 +28,11 @@ def final_parameters(context: RankContext, argument: Any) -> Held:
         name: [(shard.offset, shard.tensor.clone()) for shard in shards]
         for name, shards in subject.parameters().items()
     }
+
+
+def engine_kind(context: RankContext, argument: Any) -> str:
+    """Return the name of the class of this rank's engine."""
+    subject = build(context, Plan.from_json(argument["plan"]))
+    name = type(subject.engine).__name__
+    subject.close()
+    return name
