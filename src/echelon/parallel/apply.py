@@ -1,15 +1,12 @@
 """The order in which a plan is applied to a model on one rank.
 
-tensor / sequence -> context -> experts -> pipeline stage -> recompute -> data / ZeRO -> threads.
+tensor / sequence -> context -> experts -> pipeline stage -> recompute -> data / ZeRO.
 """
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import torch
 
-from echelon.core.event import NoEvents
 from echelon.core.plan import Plan
 from echelon.cost.bytes.transient import parameter_buffers
 from echelon.layout.buckets import stage_units
@@ -26,10 +23,7 @@ from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor, StreamShape
 from echelon.parallel.rank_model import RankModel, empty_stages, named_parameters
 from echelon.parallel.tensor import tensor_split
-from echelon.parallel.threads.replicas import Replica, Replicas, replica_devices, start_thread
-from echelon.parallel.threads.stage import SumOntoPrimary, ThreadedExecutor, plan_of_replica
-from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
-from echelon.parallel.transport.recorder import Recorder
+from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.parallel.weights import fill_initial, install, stored_values
 from echelon.parallel.zero import ParameterGathering, make_parameter_store
 
@@ -45,8 +39,7 @@ def apply_plan(
     """Build this rank's part of the plan's model, with `initial` weights or with zeros."""
     zero, part = plan.layout.zero, part_of(plan, groups.rank)
     specs = held_parameters(plan, part)
-    threads = plan.layout.threads
-    reduction = SumOntoPrimary(plan, groups) if threads.on else GradientReduction(plan, groups)
+    reduction = GradientReduction(plan, groups)
     store = GradientStore(reduction, pieces)
     split = tensor_split(plan, groups.tensor, store, device, pieces)
     context = ContextAttention(plan, groups.ring, groups.ulysses, store, tile_rows=pieces.tile_rows)
@@ -73,7 +66,7 @@ def apply_plan(
         store=store,
         stream=StreamShape.from_plan(plan, like, scattered=split.scattered),
     )
-    model = RankModel(
+    return RankModel(
         stages=stages,
         buckets=buckets,
         store=store,
@@ -85,34 +78,3 @@ def apply_plan(
         balancer=None if experts is None else experts.router.balancer,
         scales=split.scales,
     )
-    if not isinstance(reduction, SumOntoPrimary):
-        return model
-    reduction.replicas = _replicas(plan, model, groups, device, pieces)
-    executor = ThreadedExecutor(model.executor, reduction.replicas)
-    return replace(model, executor=executor, replicas=reduction.replicas)
-
-
-def _replicas(
-    plan: Plan, model: RankModel, groups: RankGroups, device: torch.device, pieces: PieceSizes
-) -> Replicas:
-    """Return the model on threads: the primary, and others that are built as it was."""
-    alone, count = plan_of_replica(plan), plan.layout.threads.replicas
-    found: list[Replica] = []
-    for index, place in enumerate(replica_devices(device, count)):
-        here = model
-        if index:
-            # What it does is told by the primary's recorder.
-            its_groups = rank_groups(alone, Recorder(groups.rank, NoEvents()))
-            here = apply_plan(alone, its_groups, place, pieces=pieces, initial=False)
-        (decoder,) = here.stages.values()
-        found.append(
-            Replica(
-                index=index,
-                device=place,
-                decoder=decoder,
-                buckets=here.buckets,
-                store=here.store,
-                thread=start_thread(index, place, count),
-            )
-        )
-    return Replicas(found, groups.recorder)

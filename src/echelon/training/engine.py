@@ -24,6 +24,7 @@ from echelon.parallel.buckets import Bucket
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.expert import LayerLoad
 from echelon.parallel.rank_model import RankModel
+from echelon.parallel.threads.stage import with_replicas
 from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
 from echelon.parallel.transport.recorder import Recorder
 from echelon.parallel.weights import (
@@ -87,6 +88,8 @@ class TrainEngine:
         self.model: RankModel = apply_plan(
             plan, self.groups, device, pieces=pieces, initial=not has_master
         )
+        if plan.layout.threads.on:
+            self.model = with_replicas(plan, self.model, self.groups, device, pieces)
         self.optimizer = SliceOptimizer(
             self.model.buckets, plan, groups=self.groups, device=device, pieces=pieces
         )
