@@ -9,9 +9,9 @@ from functools import partial
 import pytest
 import torch
 
+from echelon.core.choices.threads import THREADS_AXIS, Threads
 from echelon.core.event import EventList
 from echelon.core.plan import Plan, Precision, Recompute
-from echelon.core.threads import THREADS_AXIS, Threads
 from echelon.cost.bytes.sent import bytes_sent
 from echelon.launch.local.pool import RankPool
 from echelon.models.batch import TokenBatch

@@ -23,9 +23,9 @@ from typing import Any
 
 import torch
 
+from echelon.core.choices.threads import Threads
 from echelon.core.event import NoEvents
 from echelon.core.plan import Plan
-from echelon.core.threads import Threads
 from echelon.models.batch import TokenBatch
 from echelon.models.piece_sizes import PieceSizes
 from echelon.models.precision import TORCH_DTYPES
