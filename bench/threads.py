@@ -24,9 +24,9 @@ import torch
 
 from bench.harness.interleave import end_cleanly
 from echelon.config.load import load_job
+from echelon.core.choices.threads import THREADS_AXIS
 from echelon.core.event import EventList
 from echelon.core.plan import Plan
-from echelon.core.threads import THREADS_AXIS
 from echelon.cost.bytes.data import DATA_AXIS
 from echelon.cost.bytes.sent import bytes_sent
 from echelon.launch.context import RankContext

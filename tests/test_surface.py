@@ -20,8 +20,17 @@ ERRORS = (
     *("InfeasiblePlan", "ProofFailed", "RunFailed"),
 )
 RECORDS = (
-    *("Fused", "Generated", "Logical", "OnRank", "OneDevice", "Plan", "PlanAnswer"),
-    *("SizesAnswer", "Strategy", "TrainResult", "VerifyCase"),
+    *(
+        "DistributionStrategy",
+        "Fused",
+        "Generated",
+        "Logical",
+        "OnRank",
+        "OneDevice",
+        "Plan",
+        "PlanAnswer",
+    ),
+    *("SizesAnswer", "TrainResult", "VerifyCase"),
 )
 VERBS = (
     *("bisect", "calibrate_machine", "calibrate_model", "calibrate_run", "compare"),
@@ -121,7 +130,7 @@ with ec.strategy("mirrored", ranks=2).scope() as scope:
     assert_type(scope.num_replicas_in_sync, int)
     scoped = scope.model("nano")
     assert_type(scope.parallelize(nn.Linear(2, 2)), tuple[nn.Linear, ModuleOptimizer])
-assert_type(ec.strategy("zero3"), ec.Strategy)
+assert_type(ec.strategy("zero3"), ec.DistributionStrategy)
 assert_type(scoped.plan, ec.Plan)
 assert_type(scoped.fit().losses, tuple[float, ...])
 try:

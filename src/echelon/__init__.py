@@ -30,6 +30,7 @@ __all__ = [
     "CheckpointError",
     "ConfigError",
     "DataError",
+    "DistributionStrategy",
     "EchelonError",
     "EnvironmentProblem",
     "Fused",
@@ -43,7 +44,6 @@ __all__ = [
     "ProofFailed",
     "RunFailed",
     "SizesAnswer",
-    "Strategy",
     "TrainResult",
     "VerifyCase",
     "__version__",
@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from echelon.api.parallelizing import parallelize
     from echelon.api.planning import bisect, plan, prove
     from echelon.api.rehearsing import rehearse
-    from echelon.api.strategies import Strategy, strategy
+    from echelon.api.strategies import DistributionStrategy, strategy
     from echelon.api.training import TrainResult, train
     from echelon.api.verifying import verify
     from echelon.core.errors import (
@@ -110,6 +110,7 @@ else:
         "CheckpointError": _ERRORS,
         "ConfigError": _ERRORS,
         "DataError": _ERRORS,
+        "DistributionStrategy": "echelon.api.strategies",
         "EchelonError": _ERRORS,
         "EnvironmentProblem": _ERRORS,
         "Fused": _CASE,
@@ -123,7 +124,6 @@ else:
         "ProofFailed": _ERRORS,
         "RunFailed": _ERRORS,
         "SizesAnswer": "echelon.planner.answer.sizes",
-        "Strategy": "echelon.api.strategies",
         "TrainResult": "echelon.api.training",
         "VerifyCase": _CASE,
         "__version__": "echelon.core.version",

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from echelon.core.choices.threads import Threads
 from echelon.core.plan import Zero
-from echelon.core.threads import Threads
 from echelon.layout.variables import variables_of
 from tests.parallel.layouts import DEEPSEEK, GPT2, NANO, plan_of
 

@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 Module = TypeVar("Module", bound="nn.Module")
 
 
-def strategy(name: str, *, ranks: int | None = None) -> Strategy:
+def strategy(name: str, *, ranks: int | None = None) -> DistributionStrategy:
     """Return a strategy by its name: one of ours, or what another framework calls it.
 
         with ec.strategy("mirrored", ranks=2).scope() as scope:
@@ -64,7 +64,7 @@ def strategy(name: str, *, ranks: int | None = None) -> Strategy:
                 f"ranks = {count}{said}", key="ranks", suggestions=[f"ranks={started or 2}"]
             )
         )
-    return Strategy(name=name, record=record, ranks=count)
+    return DistributionStrategy(name=name, record=record, ranks=count)
 
 
 def _started_ranks() -> int | None:
@@ -92,7 +92,7 @@ def _near(name: str) -> tuple[str, ...]:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Strategy:
+class DistributionStrategy:
     """Say how runs are split: a record, and the ranks that it is for."""
 
     name: str
@@ -132,7 +132,7 @@ class History:
 class ScopedModel:
     """Hold a model of Echelon under a strategy: a run, and the plan that it becomes."""
 
-    strategy: Strategy
+    strategy: DistributionStrategy
     run: str | Path
     settings: tuple[str, ...]
     plan: Plan
@@ -164,7 +164,7 @@ class ScopedModel:
 class StrategyScope:
     """Make models for a strategy, and know the parameters that were made in here."""
 
-    def __init__(self, strategy: Strategy) -> None:
+    def __init__(self, strategy: DistributionStrategy) -> None:
         """Belong to `strategy`; nothing is made before it is opened."""
         self.strategy = strategy
         self._open = False
@@ -241,7 +241,7 @@ class StrategyScope:
             )
 
 
-def _require_free(strategy: Strategy, settings: Sequence[str]) -> None:
+def _require_free(strategy: DistributionStrategy, settings: Sequence[str]) -> None:
     """Raise ConfigError where a setting is one that the strategy sets."""
     own = {one.partition("=")[0] for one in strategy.settings}
     taken = [one for one in settings if one.partition("=")[0].strip() in own]

@@ -51,11 +51,11 @@ from echelon.config.settings.value_types import toml_text
 from echelon.config.stage_placement import place_stages, provisional_pipeline
 from echelon.config.view import View, mesh_of, record
 from echelon.core.choices.registry import load_installed_plugins
+from echelon.core.choices.threads import Threads
 from echelon.core.cluster import Cluster
 from echelon.core.errors import ConfigError, InfeasiblePlan, Problem
 from echelon.core.plan import Documents, Layout, Mathematics, Optimizer, Plan, Precision
 from echelon.core.rulebook.config import MISSING_SETTING
-from echelon.core.threads import Threads
 
 PARTS_OF_MODEL = tuple(f"model.{part}" for part in PARTS)
 

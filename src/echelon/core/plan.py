@@ -20,13 +20,13 @@ from echelon.core.choices.kernels import Kernels
 from echelon.core.choices.local_sgd import LocalSgd
 from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
 from echelon.core.choices.registry import load_installed_plugins
+from echelon.core.choices.threads import Threads
 from echelon.core.choices.updates import Updates
 from echelon.core.cluster import Cluster
 from echelon.core.experts import Balance, ExpertLayout
 from echelon.core.mesh import Mesh
 from echelon.core.model_shape import ModelShape
 from echelon.core.serialize import content_hash, decode_json, from_json, to_json
-from echelon.core.threads import Threads
 
 DType = Literal["fp64", "fp32", "bf16", "fp16"]
 DTYPE_BYTES: dict[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}

@@ -1,6 +1,6 @@
 """The order in which a plan is applied to a model on one rank.
 
-tensor / sequence -> context -> experts -> pipeline stage -> recompute -> data / ZeRO -> threads.
+tensor / sequence -> context -> experts -> pipeline stage -> recompute -> data / ZeRO.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor, StreamShape
 from echelon.parallel.rank_model import RankModel, empty_stages, named_parameters
 from echelon.parallel.tensor import tensor_split
-from echelon.parallel.threads.applied import with_replicas
 from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.parallel.weights import fill_initial, install, stored_values
 from echelon.parallel.zero import make_parameter_store
@@ -65,7 +64,7 @@ def apply_plan(
         store=store,
         stream=StreamShape.from_plan(plan, like, scattered=split.scattered),
     )
-    model = RankModel(
+    return RankModel(
         stages=stages,
         buckets=buckets,
         store=store,
@@ -77,4 +76,3 @@ def apply_plan(
         balancer=None if experts is None else experts.router.balancer,
         scales=split.scales,
     )
-    return with_replicas(model, plan, groups, device, pieces, apply_plan)

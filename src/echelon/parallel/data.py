@@ -23,7 +23,7 @@ first, so what travels on the later hops is a slice.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -173,6 +173,7 @@ class GradientReduction(Reduction):
         self._later: deque[_PendingSum] = deque()
         self._mirrored: list[_PendingSum] = []
         self._finished: set[str] = set()
+        self.then: Callable[[], None] | None = None
 
     @property
     def quantised(self) -> dict[bool, QuantisedSums]:
@@ -207,7 +208,7 @@ class GradientReduction(Reduction):
             self._finish_sum(self._pending.popleft())
 
     def finish(self) -> None:
-        """Return when this rank's gradients are the sums over all ranks."""
+        """Return when this rank's gradients are the sums over all ranks, and `then` is done."""
         for flights in (self._pending, self._later):
             while flights:
                 self._finish_sum(flights.popleft())
@@ -218,6 +219,8 @@ class GradientReduction(Reduction):
         self._mirrored.clear()
         while self._later:
             self._finish_sum(self._later.popleft())
+        if self.then is not None:
+            self.then()
 
     def _later_groups(self, bucket: Bucket) -> list[Group]:
         hops = self._groups[bucket.plan.expert].next_groups[bucket.plan.kind]

@@ -16,15 +16,12 @@ from echelon.parallel.buckets import Bucket
 from echelon.parallel.data import GradientReduction
 from echelon.parallel.servers.messages import WorkerMessages
 from echelon.parallel.servers.worker import GradientPush, PulledParameters
-from echelon.parallel.threads.stage import SumOntoPrimary
 from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.parallel.zero import ParameterGathering, make_gathering
 
 
 def gradient_reduction(plan: Plan, groups: RankGroups) -> GradientReduction:
     """Return what takes the gradients of a rank of the grid."""
-    if plan.layout.threads.on:
-        return SumOntoPrimary(plan, groups)
     if plan.mathematics.updates.is_asynchronous:
         return WorkerMessages(plan, groups)
     return GradientPush(plan, groups) if plan.mesh.servers else GradientReduction(plan, groups)

@@ -38,7 +38,7 @@ class RankModel:
     store: GradientStore
     """What takes gradients, microbatch by microbatch."""
     reduction: GradientReduction
-    """What sums them over ranks."""
+    """What sums them over ranks, and over replicas on threads."""
     gathering: ParameterGathering
     """What brings parameters together before they are used."""
     codes: SliceCodes

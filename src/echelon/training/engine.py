@@ -26,6 +26,7 @@ from echelon.parallel.completion.completion import Completion
 from echelon.parallel.expert import LayerLoad
 from echelon.parallel.rank_model import RankModel
 from echelon.parallel.servers.server import server_model
+from echelon.parallel.threads.stage import with_replicas
 from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
 from echelon.parallel.transport.recorder import Recorder
 from echelon.parallel.weights import (
@@ -97,6 +98,8 @@ class TrainEngine:
         self.model: RankModel = build(
             plan, self.groups, device, pieces=pieces, initial=self._updates and not has_master
         )
+        if plan.layout.threads.on:
+            self.model = with_replicas(plan, self.model, self.groups, device, pieces)
         self.optimizer = SliceOptimizer(
             self.model.buckets if self._updates else (),
             plan,

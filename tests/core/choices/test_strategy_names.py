@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from echelon.core.choices.strategies import STRATEGIES
 from echelon.core.choices.strategy_names import STRATEGY_NAMES, find_strategy, known_name
 
@@ -28,3 +30,12 @@ def test_spellings_are_one_name() -> None:
 
 def test_a_name_goes_through_the_registry_alone() -> None:
     assert find_strategy("ParameterServerStrategy") is STRATEGIES.get("parameter-server")
+
+
+def test_the_guide_has_a_row_for_each_name() -> None:
+    """S53: one table says what each name maps to, or that it is refused, and why."""
+    guide = Path(__file__).parents[3] / "docs" / "guides" / "strategies.md"
+    lines = guide.read_text(encoding="utf-8").splitlines()
+    for one in STRATEGY_NAMES:
+        ours = f"`{one.ours}`" if one.ours else "refused"
+        assert f"| `{one.name}` | {one.tool} | {ours} | {one.why} |" in lines

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from echelon.core.choices.threads import Threads
 from echelon.core.parameters import num_parameters
 from echelon.core.plan import Plan
-from echelon.core.threads import Threads
 from echelon.cost.bytes.held import bytes_held
 from echelon.cost.bytes.sent import bytes_sent, bytes_sent_by_axis
 from tests.parallel.layouts import NANO, plan_of

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
 
+from echelon.core.choices.threads import THREADS_AXIS, Threads
 from echelon.core.event import EventList
 from echelon.core.plan import Plan, Precision, Recompute
-from echelon.core.threads import THREADS_AXIS, Threads
 from echelon.cost.bytes.sent import bytes_sent
 from echelon.launch.local.pool import RankPool
 from echelon.models.batch import TokenBatch
@@ -104,7 +105,7 @@ def test_gradients_are_sums_onto_the_primary() -> None:
         parts.extend([bucket.gradients.clone() for bucket in one.buckets] for one in every)
         add(dtype)
 
-    replicas.sum_gradients = keep  # pyright: ignore[reportAttributeAccessIssue]
+    engine.model.reduction.then = partial(keep, torch.float64)
     summed: list[torch.Tensor] = []
     engine.on_gradients = lambda: summed.extend(
         bucket.gradients.clone() for bucket in engine.model.buckets

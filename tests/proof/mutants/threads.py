@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import torch
 
+from echelon.core.choices.threads import Threads
 from echelon.core.plan import Plan
-from echelon.core.threads import Threads
 from echelon.parallel.threads.replicas import Replicas
 from tests.proof.layouts import Changes, layout
 from tests.proof.mutants.planting import Told, mutant

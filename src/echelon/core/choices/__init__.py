@@ -1,1 +1,1 @@
-"""What users choose by name: registries of optimizers and kinds of context parallelism."""
+"""What users choose: registries of optimizers, context kinds, strategies; and how they train."""

@@ -17,8 +17,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from echelon.core.choices.threads import THREADS_AXIS
 from echelon.core.plan import DTYPE_BYTES, Plan
-from echelon.core.threads import THREADS_AXIS
 from echelon.cost.bytes.terms import HeldTerm, SentTerm
 from echelon.layout.buckets import BucketPlan
 

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
+from echelon.core.choices.threads import Threads
 from echelon.core.plan import DTYPE_BYTES, Plan
-from echelon.core.threads import Threads
 from echelon.layout.buckets import plan_buckets
 from echelon.layout.stage import part_of
 

@@ -26,8 +26,8 @@ HALF = "--fp16-allreduce"
 FUSION, FUSION_BYTES = "--fusion-threshold-mb", "HOROVOD_FUSION_THRESHOLD"
 HIERARCHY, NO_HIERARCHY = "--hierarchical-allreduce", "--no-hierarchical-allreduce"
 HIERARCHY_VARIABLE = "HOROVOD_HIERARCHICAL_ALLREDUCE"
-MEBIBYTE = 2**20
-LARGEST_MB = 2**20
+MEBIBYTE = 2**20  # bytes
+LARGEST_MB = 2**20  # mebibytes
 
 
 def read_keys(reader: KeyReader, context: ImportContext) -> None:

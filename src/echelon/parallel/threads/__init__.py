@@ -9,6 +9,5 @@ Source: PyTorch, `torch.nn.DataParallel`; Li et al., "PyTorch Distributed: Exper
         Accelerating Data Parallel Training", 2020, section 2.2.
 
 replicas.py   a replica with its thread, and the copies between it and the primary
-applied.py    the replicas of a model, built
 stage.py      the one stage of the model as all replicas compute it; the sum onto the primary
 """

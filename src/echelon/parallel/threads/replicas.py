@@ -14,8 +14,8 @@ from typing import TypeVar
 
 import torch
 
+from echelon.core.choices.threads import THREADS_AXIS
 from echelon.core.event import Event
-from echelon.core.threads import THREADS_AXIS
 from echelon.launch.host import ThreadClock
 from echelon.models.decoder import Decoder
 from echelon.parallel.buckets import Bucket

@@ -18,25 +18,30 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
 
+from echelon.core.choices.threads import Threads
+from echelon.core.event import NoEvents
 from echelon.core.plan import Plan
-from echelon.core.threads import Threads
 from echelon.models.batch import TokenBatch
+from echelon.models.piece_sizes import PieceSizes
 from echelon.models.precision import TORCH_DTYPES
-from echelon.parallel.buckets import Bucket
-from echelon.parallel.data import GradientReduction
+from echelon.parallel.apply import apply_plan
 from echelon.parallel.pipeline import PipelineExecutor
-from echelon.parallel.threads.replicas import Replica, Replicas, num_bytes
-from echelon.parallel.transport.device_mesh import RankGroups
+from echelon.parallel.rank_model import RankModel
+from echelon.parallel.threads.replicas import (
+    Replica,
+    Replicas,
+    num_bytes,
+    replica_devices,
+    start_thread,
+)
+from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
+from echelon.parallel.transport.recorder import Recorder
 from echelon.schedule.action import Schedule
-
-
-def plan_of_replica(plan: Plan) -> Plan:
-    """Return the plan that one replica computes by itself: the same, without other threads."""
-    return replace(plan, layout=replace(plan.layout, threads=Threads()))
 
 
 class _LossOfReplicas(torch.autograd.Function):
@@ -161,19 +166,32 @@ class ThreadedExecutor(PipelineExecutor):
         return super().run(schedule, batches, scale)
 
 
-class SumOntoPrimary(GradientReduction):
-    """Sum the gradients of replicas when all microbatches have been: there are no other ranks."""
-
-    def __init__(self, plan: Plan, groups: RankGroups) -> None:
-        """Sum in the dtype of the plan's reductions."""
-        super().__init__(plan, groups)
-        self._sum_dtype = TORCH_DTYPES[plan.mathematics.precision.reduction]
-        self.replicas: Replicas | None = None
-
-    def bucket_is_full(self, bucket: Bucket, *, last: bool) -> None:
-        """Leave the bucket of the primary as it is until the step ends."""
-
-    def finish(self) -> None:
-        """Return when the gradients of the primary are the sums over all replicas."""
-        assert self.replicas is not None, "replicas are made with the model"
-        self.replicas.sum_gradients(self._sum_dtype)
+def with_replicas(
+    plan: Plan, model: RankModel, groups: RankGroups, device: torch.device, pieces: PieceSizes
+) -> RankModel:
+    """Return a model as the primary of the plan's replicas; the others are built as it was."""
+    alone = replace(plan, layout=replace(plan.layout, threads=Threads()))
+    count = plan.layout.threads.replicas
+    found: list[Replica] = []
+    for index, place in enumerate(replica_devices(device, count)):
+        here = model
+        if index:
+            # What it does is told by the primary's recorder.
+            its_groups = rank_groups(alone, Recorder(groups.rank, NoEvents()))
+            here = apply_plan(alone, its_groups, place, pieces=pieces, initial=False)
+        (decoder,) = here.stages.values()
+        found.append(
+            Replica(
+                index=index,
+                device=place,
+                decoder=decoder,
+                buckets=here.buckets,
+                store=here.store,
+                thread=start_thread(index, place, count),
+            )
+        )
+    replicas = Replicas(found, groups.recorder)
+    dtype = TORCH_DTYPES[plan.mathematics.precision.reduction]
+    model.reduction.then = partial(replicas.sum_gradients, dtype)
+    executor = ThreadedExecutor(model.executor, replicas)
+    return replace(model, executor=executor, replicas=replicas)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import torch
 
+from echelon.core.choices.threads import THREADS_AXIS
 from echelon.core.plan import Plan
-from echelon.core.threads import THREADS_AXIS
 from echelon.layout.buckets import data_degree
 from echelon.proof.diagnose.context_parts import tokens_by_context_rank
 from echelon.proof.diagnose.diagnosis import ProofFinding

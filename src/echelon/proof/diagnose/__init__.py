@@ -8,7 +8,6 @@ gradients.py            wrong gradients, by
   microbatch_weights.py   weights of microbatches
   context.py              sums over context ranks, with context_parts.py
   experts.py              experts and routers
-  threads.py              replicas on threads: old parameters, weighted sums
   misplaced.py            gradients of other microbatches, slices of other ranks
 norm.py                 wrong gradient norms
 updates.py              wrong updates, and parameters that are not written back

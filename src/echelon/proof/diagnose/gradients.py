@@ -43,7 +43,7 @@ from echelon.proof.diagnose.microbatch_weights import (
 from echelon.proof.diagnose.misplaced import slices_of_others, swapped_messages
 from echelon.proof.diagnose.norm_layers import missing_rows
 from echelon.proof.diagnose.places import describe_slice, told_by_slice, wrong_elements
-from echelon.proof.diagnose.threads import weighted_replicas
+from echelon.proof.mistakes.threads import weighted_replicas
 from echelon.proof.oracle.oracle import contributions
 from echelon.proof.ranks import ObservedShard
 

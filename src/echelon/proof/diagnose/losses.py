@@ -20,13 +20,13 @@ from echelon.proof.claims.wrong_factors import (
 )
 from echelon.proof.diagnose.context_parts import means_by_context_rank
 from echelon.proof.diagnose.diagnosis import ROUNDING, ProofFinding, with_distinguishing_axis
-from echelon.proof.diagnose.threads import outdated_replica
 from echelon.proof.mistakes.context import context_variants
 from echelon.proof.mistakes.dropout import dropout_variants
 from echelon.proof.mistakes.experts import expert_variants
 from echelon.proof.mistakes.forward import variants
 from echelon.proof.mistakes.outdated_parameters import outdated_parameter_variants
 from echelon.proof.mistakes.rows import row_variants
+from echelon.proof.mistakes.threads import outdated_replica
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.oracle import (
     MicrobatchKey,

@@ -7,6 +7,7 @@ row_pieces.py            one piece of rows, or one tile of attention
 dropout.py               masks that depend on the layout, or on too little
 experts.py               gates, drops, and the order of rows of experts
 outdated_parameters.py   values of before the last update
+threads.py               replicas on threads: old parameters, weighted sums
 gradient_misrouting.py   gradients of keys and values that come home wrong
 expert_gradients.py      shares of loads, gates and recomputes that are wrong in backward
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from echelon.proof.diagnose.threads import gradients_of_replicas, replica_of_rows
+from echelon.proof.mistakes.threads import gradients_of_replicas, replica_of_rows
 from echelon.proof.oracle.oracle import run_oracle
 from echelon.proof.shrink import shrink
 from tests.proof.mutants.threads import threaded

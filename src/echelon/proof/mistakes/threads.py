@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
+from echelon.core.choices.threads import THREADS_AXIS
 from echelon.core.plan import Plan
-from echelon.core.threads import THREADS_AXIS
 from echelon.proof.claims.checks import Evidence
 from echelon.proof.claims.wrong_factors import EXPLAINED, fit_basis, nearly_equal
 from echelon.proof.diagnose.diagnosis import ProofFinding
