@@ -70,7 +70,15 @@ def second_hop_copies(plan: Plan, bucket: BucketPlan) -> int:
     if far == 1:
         return 0
     sums = far * slice_elements(plan, bucket) * scale_bytes(plan.mathematics.precision)
-    return sums + 2 * far * slice_message_bytes(plan, bucket)
+    return sums + 2 * far * slice_message_bytes(plan, bucket) + encoding_bytes(plan, bucket)
+
+
+def encoding_bytes(plan: Plan, bucket: BucketPlan) -> int:
+    """Return the bytes of the numbers of a place on all nodes while codes are made of them, twice:
+    in blocks, and over their scales. 0 where a bucket is summed exactly."""
+    _, far = hop_degrees(plan, expert=bucket.expert)
+    numbers = far * blocks_of_slice(slice_elements(plan, bucket)) * REDUCE_BLOCK
+    return 2 * numbers * scale_bytes(plan.mathematics.precision) if far > 1 else 0
 
 
 def quantised_sum_terms(

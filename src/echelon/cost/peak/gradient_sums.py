@@ -17,7 +17,11 @@ from itertools import islice
 
 from echelon.core.parameters import EMBEDDING
 from echelon.core.plan import DTYPE_BYTES, Plan
-from echelon.cost.bytes.quantised_sums import quantised_sum_copies, second_hop_copies
+from echelon.cost.bytes.quantised_sums import (
+    encoding_bytes,
+    quantised_sum_copies,
+    second_hop_copies,
+)
 from echelon.cost.bytes.transient import BUCKETS_IN_FLIGHT, arriving_elements
 from echelon.layout.buckets import (
     BucketPlan,
@@ -51,6 +55,8 @@ class SummedBucket:
     """Whether nobody has other slices: the cast goes as soon as the slice is there."""
     casts: bool
     """Whether it is summed in another dtype than it adds up in."""
+    first: int
+    """What comes on top while codes are made for it; else 0."""
     second: int
     """What comes on top while a sum in two hops ends; else 0."""
     hops: int
@@ -85,7 +91,10 @@ class SummedBucket:
             others=codes or ((shard_degree(plan, expert=expert) - 1) * cut if gloo else 0),
             alone=stage > 0 and shard_degree(plan, expert=expert) == 1,
             casts=casts,
-            second=second_hop_copies(plan, bucket),
+            # Room for what is received comes when codes are made.
+            first=max(0, encoding_bytes(plan, bucket) - codes // 2),
+            # What was sent is gone by then.
+            second=max(0, second_hop_copies(plan, bucket) - codes // 2),
             hops=sum(size > 1 for size in sizes),
             members=members,
             arriving=arriving * wire,
@@ -188,7 +197,8 @@ class GradientSums:
         added = one.adds and name in self._finished
         self._finished.add(name)
         held = one.cast + one.others + (one.slice if added or one.casts else 0)
-        self._add(held)
+        self._add(held + one.first)
+        self._add(-one.first)
         if last:
             here = self._arriving.get(one.members, 0)
             self._arriving[one.members] = max(here, one.arriving)

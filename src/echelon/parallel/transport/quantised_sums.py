@@ -42,44 +42,50 @@ SumWatch = Callable[[str, torch.Tensor, torch.Tensor], None]
 
 @dataclass(frozen=True, slots=True)
 class BlockCodes:
-    """Make codes of slices, and numbers of codes; `dtype` is that of sums and scales."""
+    """Make codes of slices, and numbers of codes; `dtype` is that of sums and scales.
+
+    Shape suffixes: R slices, S numbers of each, m bytes of its message.
+    """
 
     kind: ReduceKind
     dtype: torch.dtype
 
-    def encode(self, values: torch.Tensor) -> torch.Tensor:
-        """Return a slice as bytes: the scales of its blocks, then its codes."""
-        blocks = self._blocks(values.to(self.dtype))
+    def encode(self, values_RS: torch.Tensor) -> torch.Tensor:
+        """Return slices as bytes [R, m]: the scales of the blocks of each, then its codes."""
+        blocks = self._blocks(values_RS.to(self.dtype))
         scales = self._scales(blocks)
-        most = LARGEST_CODES[self.kind]
-        codes = (blocks / scales[:, None]).round_().clamp_(-most, most).nan_to_num_(0.0).view(-1)
+        most, rows = LARGEST_CODES[self.kind], blocks.shape[0]
+        codes = (blocks / scales[:, :, None]).round_().clamp_(-most, most).nan_to_num_(0.0)
         if self.kind == "int4":
-            halves = (codes + 8).to(torch.uint8).view(-1, 2)
-            packed = halves[:, 0] | (halves[:, 1] << 4)
+            halves = codes.add_(8).to(torch.uint8).view(rows, -1, 2)
+            packed = halves[:, :, 0] | (halves[:, :, 1] << 4)
         else:
-            packed = codes.to(torch.int8).view(torch.uint8)
-        return torch.cat((scales.view(torch.uint8), packed))
+            packed = codes.to(torch.int8).view(rows, -1).view(torch.uint8)
+        return torch.cat((scales.view(torch.uint8), packed), dim=1)
 
-    def decode(self, message: torch.Tensor, count: int) -> torch.Tensor:
-        """Return the `count` numbers of a slice that was sent."""
-        num_blocks = blocks_of_slice(count)
+    def decode(self, message_Rm: torch.Tensor, count: int) -> torch.Tensor:
+        """Return the `count` numbers of each slice that was sent [R, S]."""
+        num_blocks, rows = blocks_of_slice(count), message_Rm.shape[0]
         split = num_blocks * self.dtype.itemsize
-        scales, packed = message[:split].clone().view(self.dtype), message[split:]
+        # A copy, for scales need not begin where a number may.
+        scales = message_Rm[:, :split].clone(memory_format=torch.contiguous_format).view(self.dtype)
+        packed = message_Rm[:, split:]
         if self.kind == "int4":
-            halves = torch.stack((packed & 15, packed >> 4), dim=1)
-            codes = halves.view(-1).to(self.dtype) - 8
+            codes = torch.stack((packed & 15, packed >> 4), dim=2).to(self.dtype).sub_(8)
         else:
             codes = packed.view(torch.int8).to(self.dtype)
-        return (codes.view(num_blocks, -1) * scales[:, None]).view(-1)[:count]
+        values = codes.view(rows, num_blocks, -1) * scales[:, :, None]
+        return values.view(rows, -1)[:, :count]
 
     def _scales(self, blocks: torch.Tensor) -> torch.Tensor:
-        largest = torch.linalg.vector_norm(blocks, float("inf"), dim=1)
+        largest = torch.linalg.vector_norm(blocks, float("inf"), dim=2)
         return (largest / LARGEST_CODES[self.kind]).masked_fill_(largest == 0, 1.0)
 
     @staticmethod
-    def _blocks(values: torch.Tensor) -> torch.Tensor:
-        missing = blocks_of_slice(values.numel()) * REDUCE_BLOCK - values.numel()
-        return fn.pad(values, (0, missing)).view(-1, REDUCE_BLOCK)
+    def _blocks(values_RS: torch.Tensor) -> torch.Tensor:
+        rows, count = values_RS.shape
+        missing = blocks_of_slice(count) * REDUCE_BLOCK - count
+        return fn.pad(values_RS, (0, missing)).view(rows, -1, REDUCE_BLOCK)
 
 
 class QuantisedSums:
@@ -101,13 +107,11 @@ class QuantisedSums:
     def first_hop(self, whole: torch.Tensor, name: str) -> tuple[torch.Tensor, Pending]:
         """Start the exchange in the node; return what is received, a row from each member."""
         near, far = self._near.size, self._far.size
-        slices = whole.view(far, near, -1)
-        codes = self._codes
+        slices, codes = whole.view(far, near, -1), self._codes
         size = message_bytes(slices.shape[2], codes.kind, codes.dtype.itemsize)
         sent = whole.new_empty((near, far, size), dtype=torch.uint8)
         for place in range(near):
-            for node in range(far):
-                sent[place, node] = codes.encode(slices[node, place])
+            sent[place] = codes.encode(slices[:, place])
         received = torch.empty_like(sent)
         return received, self._near.all_to_all(received, sent, name=name, async_op=True)
 
@@ -119,17 +123,16 @@ class QuantisedSums:
         slices = whole.view(far.size, near.size, -1)
         count = slices.shape[2]
         sums = slices[:, near.index].to(codes.dtype, copy=True)
-        for node in range(far.size):
-            for place in range(near.size):
-                if place != near.index:
-                    sums[node] += codes.decode(received[place, node], count)
-        sent = torch.stack([codes.encode(one) for one in sums])
+        for place in range(near.size):
+            if place != near.index:
+                sums += codes.decode(received[place], count)
+        sent = codes.encode(sums)
         came = torch.empty_like(sent)
         far.all_to_all(came, sent, name=name).wait()
         total = sums[far.index]
         for node in range(far.size):
             if node != far.index:
-                total += codes.decode(came[node], count)
+                total += codes.decode(came[node : node + 1], count)[0]
         if self.watch is not None:
             # The target may be a part of what was summed.
             self.watch(name, whole, total)

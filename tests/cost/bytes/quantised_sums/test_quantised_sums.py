@@ -9,6 +9,7 @@ import pytest
 from echelon.core.plan import Plan, Precision, ReduceKind, Zero
 from echelon.cost.bytes.quantised_sums import (
     blocks_of_slice,
+    encoding_bytes,
     message_bytes,
     quantised_sum_copies,
     second_hop_copies,
@@ -58,7 +59,9 @@ def test_what_is_beside_a_sum_is_codes_both_ways_and_then_sums_of_a_place() -> N
         count = slice_elements(plan, bucket)
         size = message_bytes(count, "int4", 4)
         assert quantised_sum_copies(plan, bucket) == 2 * 6 * size
-        assert second_hop_copies(plan, bucket) == 3 * count * 4 + 2 * 3 * size
+        numbers = 3 * blocks_of_slice(count) * 128
+        assert encoding_bytes(plan, bucket) == 2 * numbers * 4
+        assert second_hop_copies(plan, bucket) == 3 * count * 4 + 2 * 3 * size + 2 * numbers * 4
     exact = rounded("exact")
     bucket = plan_buckets(exact, rank_part(exact, 0))[0]
     assert quantised_sum_copies(exact, bucket) == second_hop_copies(exact, bucket) == 0

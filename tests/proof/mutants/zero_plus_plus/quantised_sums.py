@@ -29,7 +29,7 @@ SUMS = "prove-quantised-sums"
 def sum_scale_of_the_wrong_block(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Give each block of a slice the scale of the block before it."""
     scales = BlockCodes._scales
-    patch.setattr(BlockCodes, "_scales", lambda self, blocks: scales(self, blocks).roll(1))
+    patch.setattr(BlockCodes, "_scales", lambda self, blocks: scales(self, blocks).roll(1, 1))
 
 
 @mutant(Told(SUMS, "head.weight", "none", plan=INT8, of=summed_in_hops))
@@ -57,8 +57,8 @@ def codes_of_four_bits_swapped(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     def swapped(self: BlockCodes, message: torch.Tensor, count: int) -> torch.Tensor:
         found = decode(self, message, count)
         even = count // 2 * 2
-        found[:even] = found[:even].view(-1, 2).flip(1).reshape(-1)
-        return found
+        pairs = found[:, :even].reshape(len(found), -1, 2)
+        return torch.cat((pairs.flip(2).flatten(1), found[:, even:]), dim=1)
 
     patch.setattr(BlockCodes, "decode", swapped)
 
@@ -70,6 +70,6 @@ def sums_of_four_bits_in_place_of_eight(patch: pytest.MonkeyPatch, plan: Plan) -
 
     def coarse(self: BlockCodes, values: torch.Tensor) -> torch.Tensor:
         four = replace(self, kind="int4")
-        return encode(self, four.decode(encode(four, values), values.numel()))
+        return encode(self, four.decode(encode(four, values), values.shape[1]))
 
     patch.setattr(BlockCodes, "encode", coarse)
