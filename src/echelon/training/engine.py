@@ -18,7 +18,7 @@ from echelon.core.attention_mask import PositionRun
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.layout.islands import plan_and_rank
-from echelon.models.batch import TokenBatch, start_copy
+from echelon.models.batch import TokenBatch
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.apply import apply_plan
 from echelon.parallel.buckets import Bucket
@@ -40,6 +40,7 @@ from echelon.parallel.weights import (
 from echelon.schedule.action import Schedule
 from echelon.schedule.forward import forward_only
 from echelon.schedule.from_plan import schedule_from_plan
+from echelon.training.agreement import ToldByRank, agree, sum_of
 from echelon.training.expert_state import ExpertState, expert_state, reports_routing
 from echelon.training.learning_rate import learning_rate
 from echelon.training.local_sgd import OuterSteps
@@ -173,14 +174,15 @@ class TrainEngine:
         loads = {} if model.balancer is None else model.balancer.finish()
         if self.on_gradients is not None:
             self.on_gradients()
-        mine = _sum_of(losses) / loss_scale if losses else 0.0
         # What several ranks hold counts on the first of them.
         norm_squared = sum_of_squares(
             model.buckets if self._updates else (),
             lambda one: self.is_server or is_first_copy(one, one.gradient_slice, self.groups),
             run_elements=self._pieces.norm_elements,
         )
-        rows = self._agree(mine, norm_squared, stop_requested, used_bytes=used_bytes, loads=loads)
+        told = ToldByRank(loss=sum_of(losses) / loss_scale, norm_squared=norm_squared)
+        told = replace(told, stop_requested=stop_requested, used_bytes=used_bytes)
+        rows = agree(replace(told, routing=self._routing(loads)), self.groups, self.device)
         self.groups.recorder.settle()
         # The device has nothing left to do, so this is read at once.
         values = torch.stack(list(losses.values())).tolist() if losses else []
@@ -273,10 +275,15 @@ class TrainEngine:
             schedule = self._evaluations[len(batches)]
             losses = self.model.executor.run(schedule, batches, 1.0 / max(1, tokens))
         self.model.gathering.end_pass()
-        mine = _sum_of(losses) if losses else 0.0
-        loss = float(self._agree(mine, 0.0, stop_requested=False).sum(0)[0])
+        told = ToldByRank(loss=sum_of(losses), norm_squared=0.0, routing=self._routing({}))
+        loss = float(agree(told, self.groups, self.device).sum(0)[0])
         self.groups.recorder.settle()
         return loss if self.outer is None else self.outer.mean_loss(loss, tokens)
+
+    def _routing(self, loads: Mapping[int, LayerLoad]) -> Sequence[float]:
+        if self.model.balancer is None:
+            return ()
+        return routing_row(loads, reports=reports_routing(self.groups))
 
     def count_tokens(self, batches: Sequence[TokenBatch]) -> int:
         """Return the counted tokens of the global batch."""
@@ -390,48 +397,3 @@ class TrainEngine:
     def _masters(self) -> Mapping[str, torch.Tensor]:
         """Return the master copies by bucket; a rank without parameters has none."""
         return self.optimizer.state().get(MASTER, {})
-
-    def _agree(
-        self,
-        loss: torch.Tensor | float,
-        norm_squared: torch.Tensor | float,
-        stop_requested: bool,
-        *,
-        used_bytes: int = 0,
-        loads: Mapping[int, LayerLoad] | None = None,
-    ) -> torch.Tensor:
-        """Exchange all that every rank must know of a step, in one small all-gather.
-
-        Return a row of each rank: loss, squared norm, stop, seconds waited, bytes, routing.
-        Losses are summed over everything but the tensor ranks (they hold the same loss), squares
-        over one replica: whole gradients on one data rank, slices on those of one replica. A copy
-        adds nothing, unless it alone is not finite: no rank may update then.
-        """
-        groups = self.groups
-        routing: list[float] = []
-        if self.model.balancer is not None:
-            routing = routing_row(loads or {}, reports=reports_routing(self.groups))
-        known = torch.tensor(
-            [float(stop_requested), groups.recorder.waited_s, float(used_bytes), *routing],
-            dtype=torch.float64,
-        )
-        sums = [
-            _float64(one, self.device)
-            for one in (loss if groups.tensor.index == 0 else 0.0, norm_squared)
-        ]
-        row = torch.cat([torch.stack(sums), start_copy(known, self.device)])
-        rows = groups.world.gather_rows(row, name="step")
-        with groups.recorder.reading("the sums of all ranks"):
-            return rows.cpu()
-
-
-def _sum_of(losses: Mapping[int, torch.Tensor]) -> torch.Tensor:
-    """Return the sum of the losses of microbatches as a float64 number on the device."""
-    return torch.stack(list(losses.values())).sum().double()
-
-
-def _float64(value: torch.Tensor | float, device: torch.device) -> torch.Tensor:
-    """Return a number on the device without waiting for it."""
-    if isinstance(value, torch.Tensor):
-        return value.detach().to(device, torch.float64)
-    return torch.full((), value, dtype=torch.float64, device=device)

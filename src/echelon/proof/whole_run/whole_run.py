@@ -21,7 +21,7 @@ import torch
 from safetensors.torch import load_file
 
 from echelon.core.plan import Plan
-from echelon.core.rulebook import prove as rules
+from echelon.core.rulebook import prove_trainer as rules
 from echelon.layout.islands import island_of
 from echelon.proof.claims.checks import Check, exact_check, relative_error
 from echelon.proof.claims.claims import ClaimResult, first_failure, judged
