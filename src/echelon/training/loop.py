@@ -71,6 +71,8 @@ class RankTask:
 class TrainSummary:
     """Say how a run ended, the same on every rank. `stopped`: before its last step, on request.
 
+    Of asynchronous workers each has the loss of its own last step.
+
     A run that was validated once has that loss as its first and as its last.
     """
 

@@ -55,3 +55,10 @@ def test_slices_are_added_up_over_ranks_before_microbatches() -> None:
         plan = load_job("nano", (*shared, *sizes, f"zero.accumulate={accumulate}")).plan
         (told,) = reduction_order(plan)
         assert told == f"gradients of weights: {expected}, then 2 replicas (all-reduce)"
+
+
+def test_servers_add_up_workers_in_their_order() -> None:
+    """S06: the same order on every run."""
+    plan = load_job("nano", ["mesh.dp_replicate=2", "servers.count=2"]).plan
+    (order,) = reduction_order(plan)
+    assert order.endswith("then 2 workers, one after the other, on each server")

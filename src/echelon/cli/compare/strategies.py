@@ -29,7 +29,8 @@ def compare_with_one_process(
         if names.strip() == ALL
         else tuple(name.strip() for name in names.split(",") if name.strip())
     )
-    require_memory_for_ranks(ranks)
+    servers = max((STRATEGIES[name].servers for name in chosen if name in STRATEGIES), default=0)
+    require_memory_for_ranks(ranks + servers)
     note(f"proving {', '.join(chosen)} of {run} on {ranks} ranks beside one process ...")
     found = compare_strategies(run, chosen, ranks=ranks, settings=settings)
     from echelon.proof.deviations import all_hold

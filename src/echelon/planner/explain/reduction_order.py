@@ -46,7 +46,9 @@ def _gradients(plan: Plan) -> Iterator[str]:
     readers = "context ranks" if mesh.cp > 1 else "data ranks"
     if mesh.cp > 1 and shards * mesh.dp_replicate > mesh.cp:
         readers = "data and context ranks"
-    if zero.stage and shards > 1:
+    if mesh.servers:
+        parts.append(f"{mesh.num_workers} workers, one after the other, on each server")
+    elif zero.stage and shards > 1:
         parts.append(f"{shards} {readers} (reduce-scatter)")
     elif shards * mesh.dp_replicate > 1 and not zero.stage:
         parts.append(f"{shards * mesh.dp_replicate} {readers} (all-reduce)")
