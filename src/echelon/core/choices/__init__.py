@@ -1,1 +1,1 @@
-"""What users choose: registries of optimizers, kinds of context parallelism, strategies; threads."""
+"""What users choose: optimizers, kinds of context parallelism, strategies, threads."""
