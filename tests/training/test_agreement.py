@@ -33,3 +33,4 @@ def test_losses_add_up_in_float64_behind_their_sum() -> None:
     found = sum_of({0: torch.tensor(1.0), 2: torch.tensor(2.5)})
     assert found.dtype == torch.float64
     assert float(found) == 3.5
+    assert float(sum_of({})) == 0.0

@@ -1,1 +1,1 @@
-"""What users choose: registries of optimizers, context kinds, strategies; and how they train."""
+"""What users choose: optimizers, kinds of context parallelism, strategies, threads."""
