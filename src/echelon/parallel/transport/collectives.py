@@ -20,7 +20,6 @@ import torch
 import torch.distributed as dist
 
 from echelon.core.choices.collective_algorithms import BACKEND
-from echelon.core.event import Event
 from echelon.cost.bytes.all_reduce import SumGroup
 from echelon.cost.bytes.terms import (
     all_gather_bytes,
@@ -41,7 +40,7 @@ from echelon.parallel.transport.messages import (
     start_nccl_exchange,
     start_reduce_scatter,
 )
-from echelon.parallel.transport.recorder import Recorder, WaitTime
+from echelon.parallel.transport.recorder import BegunCall, Recorder, WaitTime
 from echelon.parallel.transport.symmetric_memory import (
     fused_all_gather_product,
     fused_product_reduce_scatter,
@@ -326,15 +325,8 @@ class Group:
         self, kind: str, name: str, sent: int, start: float, microbatch: int | None = None
     ) -> Callable[[WaitTime | None], None]:
         """Return what records a call that began at `start`, once it has ended."""
-        event = Event(
-            kind=kind,
-            name=name,
-            axis=self.axis,
-            bytes=sent,
-            start=start,
-            microbatch=microbatch,
-        )
-        return partial(self.recorder.ended, event)
+        call = BegunCall(kind, name, start, self.axis, sent, microbatch)
+        return partial(self.recorder.ended, call)
 
     def _pending(
         self,

@@ -87,6 +87,18 @@ class WaitTime:
     end: torch.cuda.Event | None = None
 
 
+@dataclass(slots=True)
+class BegunCall:
+    """Hold what is known of an event when it begins."""
+
+    kind: str
+    name: str
+    start: float
+    axis: str = ""
+    num_bytes: int = 0
+    microbatch: int | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class _MarkedEvent:
     """Hold an event of which the device knows when it was (`action`), or how long it `waited`."""
@@ -271,14 +283,18 @@ class Recorder:
 
     def record(self, kind: str, name: str, *, start: float) -> None:
         """Write one event that began at `start` and ends now."""
-        self.ended(Event(kind=kind, name=name, start=start), None)
+        self.ended(BegunCall(kind, name, start), None)
 
-    def ended(self, event: Event, waited: WaitTime | None) -> None:
-        """Write an event that ends now and was `waited` for."""
-        event = replace(
-            event,
+    def ended(self, call: BegunCall, waited: WaitTime | None) -> None:
+        """Write the event of a call that ends now and was `waited` for."""
+        event = Event(
+            kind=call.kind,
+            name=call.name,
+            axis=call.axis,
             stage=self.stage,
-            microbatch=self.microbatch if event.microbatch is None else event.microbatch,
+            microbatch=self.microbatch if call.microbatch is None else call.microbatch,
+            bytes=call.num_bytes,
+            start=call.start,
             end=self.now(),
             rank=self.rank,
             waited_s=0.0 if waited is None else waited.seconds,
@@ -308,7 +324,7 @@ class Recorder:
             yield
         finally:
             if clock is None or begin is None:
-                self.ended(Event(kind=kind, name=name, start=start), message)
+                self.ended(BegunCall(kind, name, start), message)
             else:
                 where, at = self.stage, self.microbatch
                 event = Event(kind=kind, name=name, stage=where, microbatch=at, rank=self.rank)

@@ -8,6 +8,7 @@ code, but its pages count as memory of the process, all of them in the end.)
 from __future__ import annotations
 
 import json
+import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -104,6 +105,8 @@ def read_pieces(path: Path) -> Mapping[str, StoredPiece]:
     with path.open("rb") as stream:
         first = stream.read(8)
         length = struct.unpack("<Q", first)[0] if len(first) == 8 else 0
+        if length > os.fstat(stream.fileno()).st_size:
+            raise ValueError(f"its header of {length} bytes ends after the file")
         header: Any = json.loads(stream.read(length))
     try:
         header.pop("__metadata__", None)

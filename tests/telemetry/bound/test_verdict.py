@@ -66,7 +66,7 @@ def test_a_planted_sleep_flips_the_verdict(
     )
     argument = {"task": to_json(task), "where": where, "seconds": seconds, "ranks": ranks}
     rank_pool.run(
-        "tests.telemetry.bound_targets:train_with_a_sleep", argument, job.plan.mesh.world_size
+        "tests.telemetry.bound.targets:train_with_a_sleep", argument, job.plan.mesh.world_size
     )
     found = read_bound(run.path, job.plan)
     assert found is not None
