@@ -55,3 +55,8 @@ def test_slices_are_added_up_over_ranks_before_microbatches() -> None:
         plan = load_job("nano", (*shared, *sizes, f"zero.accumulate={accumulate}")).plan
         (told,) = reduction_order(plan)
         assert told == f"gradients of weights: {expected}, then 2 replicas (all-reduce)"
+
+
+def test_replicas_on_threads_are_added_onto_the_first() -> None:
+    (told,) = reduction_order(load_job("nano", ["threads.replicas=2"]).plan)
+    assert told.endswith("of backward, then 2 replicas on threads, onto the first in turn")
