@@ -258,7 +258,8 @@ def test_what_is_accepted_is_what_can_be(values: dict[str, object]) -> None:
     ],
 )
 def test_sums_in_hops_need_nodes(sets: list[str], says: str) -> None:
-    sets = [*TWO_NODES[:2], "zero.reduce=int8", *sets]
+    run = ["cluster.preset=16xcpu-core", "batch.global_sequences=64", "zero.reduce=int8"]
+    sets = [*run, *sets]
     found = problems_of("nano", sets)
     assert list(found) == ["reduce-needs-nodes"]
     assert says in found["reduce-needs-nodes"].message
