@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
 
 from echelon.config.entries import Entry
 from echelon.config.view import View
-from echelon.core.choices.local_sgd import LocalSgd
+from echelon.core.choices.local_sgd import LocalSgd, OuterGradients
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook.planner import SEARCH_SPLITS_ONE_TRAINING
 
@@ -30,11 +31,10 @@ def read_local_sgd(view: View) -> tuple[LocalSgd, dict[str, tuple[object, str]]]
     for key, value in zip(
         (RATE_KEY, MOMENTUM_KEY), NESTEROV if outer == "nesterov" else AVERAGING, strict=True
     ):
-        given = view.value(key)
-        if given == "auto":
-            given = value
-            derived[key] = value, f'derived: local_sgd.outer = "{outer}"'
-        found[key] = float(given)
+        if view.value(key) == "auto":
+            found[key], derived[key] = value, (value, f'derived: local_sgd.outer = "{outer}"')
+        else:
+            found[key] = float(view.number(key))
     islands = view.integer("mesh.dp_replicate")
     if view.value(ISLANDS_KEY) == "auto":
         derived[ISLANDS_KEY] = islands, "derived: mesh.dp_replicate"
@@ -44,7 +44,7 @@ def read_local_sgd(view: View) -> tuple[LocalSgd, dict[str, tuple[object, str]]]
         outer="nesterov" if outer == "nesterov" else "sgd",
         outer_learning_rate=found[RATE_KEY],
         outer_momentum=found[MOMENTUM_KEY],
-        gradients=view.word("local_sgd.gradients"),
+        gradients=cast(OuterGradients, view.word("local_sgd.gradients")),
         fragments=view.integer("local_sgd.fragments"),
         delay=view.integer("local_sgd.delay"),
     )

@@ -235,7 +235,7 @@ class LayoutNumbers:
         return self.dp_shard * self.dp_replicate
 
     @property
-    def apart(self) -> Num:
+    def apart(self) -> NDArray[np.bool_]:
         """Return whether replicas are islands, and outermost; else they sum in each step."""
         return np.asarray(self.round_steps) > 0.0
 

@@ -37,7 +37,7 @@ def _candidates(plan: Plan) -> Iterator[Plan]:
         yield replace(
             plan,
             layout=Layout(
-                mesh=mesh,
+                mesh=replace(mesh, replicas_outermost=plan.mesh.replicas_outermost),
                 # The auxiliary loss may be one of microbatches: these stay as they are.
                 microbatch_sequences=layout.microbatch_sequences,
                 pipeline=Pipeline(stages=split_layers(plan.model.layers, mesh.pp)),

@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from echelon.core.errors import ConfigError
+from echelon.config.load import load_job
+from echelon.core.errors import ConfigError, InfeasiblePlan
+from echelon.parallel.module.start import check_plan
 from echelon.planner.search.request import make_request
 from tests.config.problems import SMALL, problems_of, write
 
@@ -114,6 +116,11 @@ def test_settings_of_rounds_need_rounds_and_momentum_needs_nesterov(small: Path)
 def test_a_search_splits_one_training() -> None:
     with pytest.raises(ConfigError) as error:
         make_request("llama3-8b", cluster="8xh100", settings=["local_sgd.every=50"])
-    assert error.value.rules == ("search-splits-one-training",) or list(error.value.rules) == [
-        "search-splits-one-training"
-    ]
+    assert list(error.value.rules) == ["search-splits-one-training"]
+
+
+def test_a_module_of_somebody_else_takes_no_outer_steps(small: Path) -> None:
+    plan = load_job(str(small), ISLANDS).plan
+    with pytest.raises(InfeasiblePlan) as error:
+        check_plan(plan)
+    assert "local-sgd-in-the-trainer" in error.value.rules
