@@ -90,6 +90,7 @@ class Watchdog(threading.Thread):
         self._ticks = self._circle_ticks = 0
         self._done = False
         self._ticked_at = now
+        self._told: set[str] = set()
         self._exchange: DesyncExchange | None = None
         if progress.ring is not None and limits.desync_s is not None:
             self._exchange = DesyncExchange(
@@ -160,7 +161,8 @@ class Watchdog(threading.Thread):
         fault = fault_of(verdict, evidence)
         if verdict.certain:
             self._report(self.publish_fault(fault))
-        else:
+        elif fault.summary not in self._told:
+            self._told.add(fault.summary)
             who = rank_name(fault.rank, self._labels[fault.rank])
             say_if_possible(f"note: {who}: {fault.summary}\n{fault.detail}", sys.stderr)
 

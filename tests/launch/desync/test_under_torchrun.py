@@ -44,10 +44,11 @@ def test_a_mistake_is_named_by_way_of_the_store(
     said = _run(layout, mistake, tmp_path)
     uncertain = mistake.case in ("loop", "cut")
     rank = mistake.rank
-    start = rf"(?:note|error\[[a-z-]+\]): rank {rank} \(dp{rank}\): "
-    found = re.search(start + ".*", said)
+    # On a busy machine a rank may answer late: it is told as unheard, and asked again.
+    kind = r"note" if uncertain else r"error\[[a-z-]+\]"
+    unheard = r"(?!cannot be heard)"
+    found = re.search(rf"{kind}: rank {rank} \(dp{rank}\): {unheard}.*", said)
     assert found is not None, said
-    assert found[0].startswith("note: ") == uncertain
     text = said[found.start() :]
     if mistake.case == "exception":
         # Each rank says for itself what it waited in.
@@ -70,7 +71,7 @@ def _run(layout: str, mistake: Mistake, folder: Path) -> str:
         "target": "tests.launch.desync.planted:train_wrongly",
         "layout": layout,
         "desync_s": 2.0,
-        "step_s": 8.0,
+        "step_s": 8.0 if mistake.case in ("loop", "cut") else 60.0,
         "mistake": {
             "case": mistake.case,
             "rank": mistake.rank,

@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 from echelon.core.serialize import from_json, to_json
 from echelon.launch.desync.fingerprint import Activity, RankEvidence
 from echelon.launch.desync.ring import FingerprintRing, RingReader, remove_ring
-from echelon.launch.desync.verdict import Verdict, find_mismatch, find_stall
+from echelon.launch.desync.verdict import Finding, Verdict, find_mismatch, find_stall
 from echelon.launch.desync.watch import KnownRank, evidence_of
 
 if TYPE_CHECKING:
@@ -30,6 +30,8 @@ TOLD = 96
 _COLLECT_S = 1.4
 _POLL_S = 0.1
 _AGAIN_S = 10.0
+_SOON_S = 2.0
+"""When to ask again those who may only have been too busy to answer."""
 _APART_S = 2.0
 """How far apart ranks may have answered."""
 
@@ -62,10 +64,14 @@ class DesyncExchange:
         return max(since + self._after_s, self._asks_after) - now if number else None
 
     def answer(self, known: Callable[[], KnownRank]) -> None:
-        """Tell what is known of this rank, if somebody has asked since it last did."""
+        """Tell what is known of this rank, if somebody has asked since it last did.
+
+        Who has just answered has no need to ask itself.
+        """
         asked = self._num_asked()
         if asked > self._answered:
             self._answered = asked
+            self._asks_after = time.monotonic() + _AGAIN_S
             self._tell(asked, evidence_of(known(), self._reader, time.monotonic(), most=TOLD))
 
     def compare(
@@ -96,7 +102,10 @@ class DesyncExchange:
             activity = gone(rank) or Activity.UNKNOWN
             found[rank] = self._left_behind(rank, labels[rank], activity)
         evidence = [found[rank] for rank in sorted(found)]
-        return find_mismatch(evidence) or find_stall(evidence, _APART_S), evidence
+        verdict = find_mismatch(evidence) or find_stall(evidence, _APART_S)
+        if verdict is not None and verdict.finding is Finding.UNKNOWN:
+            self._asks_after = time.monotonic() + _SOON_S
+        return verdict, evidence
 
     def close(self) -> None:
         """Remove the ring of this rank, whose process ends."""

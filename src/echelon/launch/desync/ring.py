@@ -111,7 +111,7 @@ class FingerprintRing:
     """Write the fingerprints of one rank; only its own threads do."""
 
     def __init__(self, path: Path) -> None:
-        """Make the file, which must not be there yet, and map it; OSError without room for it."""
+        """Make the file, which must not be there yet; OSError where there is no room for it."""
         size = _TABLE_AT + _TABLE_BYTES
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
