@@ -173,9 +173,12 @@ def _role_problems(cluster: TFCluster) -> Iterator[Problem]:
     if servers:
         yield TF_CONFIG_ROLE.problem(
             f"{TF_CONFIG} has {len(servers)} ps (parameter server) task"
-            f"{'s' * (len(servers) > 1)}, and ranks hold all parameters themselves",
+            f"{'s' * (len(servers) > 1)}, and here servers are the last ranks",
             key=TF_CONFIG,
-            suggestions=("a cluster without ps", "zero.stage = 3, which shares parameters out"),
+            suggestions=(
+                f"{len(servers)} more workers, the last ones, and servers.count = {len(servers)}",
+                "zero.stage = 3, which shares parameters out",
+            ),
         )
     if cluster.role == EVALUATOR or EVALUATOR in cluster.addresses:
         yield TF_CONFIG_ROLE.problem(

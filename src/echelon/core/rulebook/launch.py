@@ -51,9 +51,10 @@ TF_CONFIG_FORM = Rule(
 TF_CONFIG_ROLE = Rule(
     id="tf-config-role",
     why="""
-    A chief and workers are ranks. Parameter servers (ps) hold parameters in TensorFlow's
-    ParameterServerStrategy, where ranks hold them here. An evaluator watches checkpoints there;
-    here the ranks that train validate every so many steps (train.validate_every), each its share.
+    A chief and workers are ranks. Parameter servers (ps) are ranks here too: the last of them, as
+    many as servers.count says, so they are listed as the last workers. An evaluator watches
+    checkpoints in TensorFlow; here the ranks that train validate every so many steps
+    (train.validate_every), each its share.
     """,
     bad="""
     TF_CONFIG='{"cluster": {"worker": ["h0:2222"], "ps": ["h1:2222"]},
