@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from echelon.api.parallelizing import parallelize
-from echelon.core.plan import Optimizer, Plan, Precision, Recompute
+from echelon.core.plan import Optimizer, Plan, Precision, Recompute, Zero
 from echelon.launch.local.pool import RankPool
 from tests.parallel.layouts import MIXTRAL, plan_of
 from tests.parallel.module import mistakes
@@ -24,6 +24,9 @@ from tests.parallel.module.refusals import PLAIN, backward, parallel, refusal
         ("module-settings", plan_of(optimizer=Optimizer(kind="muon"))),
         ("module-settings", plan_of(model=MIXTRAL)),
         ("module-settings", plan_of(precision=Precision(matmul="fp8", fp8_block=4))),
+        ("module-settings", plan_of(dp_shard=2, zero=Zero(stage=3, secondary=True))),
+        ("module-settings", plan_of(dp_shard=2, zero=Zero(stage=3, gather="int8"))),
+        ("module-settings", plan_of(dp_shard=2, zero=Zero(stage=3, reduce="int4"))),
         ("module-mesh", plan_of(dp_shard=2, ep=2)),
         ("module-ranks", plan_of(dp=2)),
     ],
