@@ -8,7 +8,7 @@ from bench.parameter_servers import BEGIN, END, KINDS, RankOutcome, table_text, 
 from bench.parameter_servers import run_rank as target
 from echelon.launch.local.messages import find_target
 
-PAGE = Path(__file__).parents[2] / "docs" / "guides" / "parameter-servers.md"
+PAGE = Path(__file__).parents[2] / "docs" / "guides" / "replicas" / "parameter-servers.md"
 
 
 def ranks(seconds: float, losses: list[float], staleness: list[int]) -> list[RankOutcome]:

@@ -8,7 +8,6 @@ context/          context parallelism: ring, gathered keys, Ulysses
 expert/           expert parallelism: router, dispatch, balance
 pipeline          the executor of any schedule
 recompute         forward again in backward
-data_ways         in which way gradients and parameters travel: sums or servers
 data, zero        sums of gradients; what of the parameters is whole, and when
 module/           data parallelism and ZeRO for any module
 buckets           flat parameters and gradients; gradients: where backward puts them

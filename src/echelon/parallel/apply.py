@@ -15,13 +15,13 @@ from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.buckets import make_buckets
 from echelon.parallel.context import ContextAttention
 from echelon.parallel.data import bucket_rule
-from echelon.parallel.data_ways import gradient_reduction, parameter_gathering
 from echelon.parallel.expert import expert_parallel
 from echelon.parallel.fp8_gather import SliceCodes
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor, StreamShape
 from echelon.parallel.rank_model import RankModel, empty_stages, named_parameters
+from echelon.parallel.servers.worker_parts import gradient_reduction, parameter_gathering
 from echelon.parallel.tensor import tensor_split
 from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.parallel.weights import fill_initial, install, stored_values

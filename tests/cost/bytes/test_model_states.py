@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from tests.cost.bytes.golden_traffic import COMMUNICATION, GRIDS
-from tests.cost.bytes.golden_zero import MEMORY, Fact
+from tests.cost.bytes.golden.golden_traffic import COMMUNICATION, GRIDS
+from tests.cost.bytes.golden.golden_zero import MEMORY, Fact
 
 FACTS = (*MEMORY, *COMMUNICATION, *GRIDS)
 

@@ -29,7 +29,7 @@ HEAD = """\
 
 Written by `python -m tests.docs.data_parallel.page`. Each cell comes from a test, a rule, a formula
 or a run. N replicas or ranks, G the values of all parameters, s bytes of a value. How to use the
-threads: [guide](guides/threads.md).
+threads: [guide](guides/replicas/threads.md).
 """
 TAIL = """\
 The measured rows are medians of {rounds} steps of each, in turn in one run of

@@ -18,15 +18,15 @@ from echelon.config.rules.experts.mesh import EXPERT_MESH_FINDERS
 from echelon.config.rules.fp8 import FP8_FINDERS, FP8_RUN_FINDERS
 from echelon.config.rules.int8 import INT8_FINDERS, int8_block_without_effect
 from echelon.config.rules.kernels import KERNEL_FINDERS, fused_pieces
-from echelon.config.rules.local_sgd import LOCAL_SGD_FINDERS, LOCAL_SGD_PLAN_FINDERS
 from echelon.config.rules.mesh import MESH_FINDERS, TENSOR_FINDERS, mesh_settings_without_effect
 from echelon.config.rules.model import MODEL_FINDERS, experts_enough, gate_is_built
 from echelon.config.rules.model_parts import PART_FINDERS
 from echelon.config.rules.pipeline import PIPELINE_FINDERS, pipeline_settings_without_effect
 from echelon.config.rules.precision import PRECISION_FINDERS
-from echelon.config.rules.servers import SERVER_FINDERS, SERVER_PLAN_FINDERS
+from echelon.config.rules.replicas.local_sgd import LOCAL_SGD_FINDERS, LOCAL_SGD_PLAN_FINDERS
+from echelon.config.rules.replicas.servers import SERVER_FINDERS, SERVER_PLAN_FINDERS
+from echelon.config.rules.replicas.threads import THREAD_FINDERS
 from echelon.config.rules.stages import STAGE_FINDERS
-from echelon.config.rules.threads import THREAD_FINDERS
 from echelon.config.rules.training import (
     OPTIMIZER_FINDERS,
     RECOMPUTE_FINDERS,

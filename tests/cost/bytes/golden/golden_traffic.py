@@ -17,7 +17,7 @@ from echelon.cost.bytes.terms import (
 from echelon.cost.bytes.transient import transient_terms
 from echelon.layout.buckets import plan_buckets
 from echelon.layout.stage import rank_part
-from tests.cost.bytes.golden_zero import GB, Fact
+from tests.cost.bytes.golden.golden_zero import GB, Fact
 from tests.cost.layouts import zero_plan
 
 

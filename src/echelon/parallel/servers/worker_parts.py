@@ -1,9 +1,4 @@
-"""The ways in which ranks that see other samples train one model, and what each is made of.
-
-sums over ranks      `data.py`, `zero.py`
-parameter servers    `servers/`
-threads              `threads/`
-"""
+"""What takes the gradients of a rank of the grid, and what brings its parameters together."""
 
 from __future__ import annotations
 

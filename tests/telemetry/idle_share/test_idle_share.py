@@ -135,7 +135,11 @@ def _measured(pool: RankPool, run: Path, data: Path, job: Job) -> TimelineReport
         observer="echelon.telemetry.observer:observe_rank",
     )
     argument = {"task": to_json(task), "forward_s": FORWARD_S, "backward_s": BACKWARD_S}
-    pool.run("tests.telemetry.idle_targets:train_with_timed_stages", argument, job.plan.mesh.pp)
+    pool.run(
+        "tests.telemetry.idle_share.idle_targets:train_with_timed_stages",
+        argument,
+        job.plan.mesh.pp,
+    )
     return read_schedule_report(created.path)
 
 
