@@ -56,6 +56,7 @@ def test_one_script_five_strategies_one_line_the_same_losses(tmp_path: Path) -> 
         assert said.startswith(f"{name}: {in_sync} replicas in sync\n")
 
 
+@pytest.mark.system("S53")
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", [*FIVE, "zero1", "zero2", "sp", "cp", "ulysses"])
 def test_a_model_of_a_scope_equals_one_process(name: str, rank_pool: RankPool) -> None:
@@ -81,6 +82,7 @@ def test_replicas_in_sync_are_those_that_see_other_samples() -> None:
     assert ec.strategy("mirrored").num_replicas_in_sync == 1
 
 
+@pytest.mark.system("S53")
 def test_variables_are_mirrored_or_cut() -> None:
     """S53: mirrored variables have a whole copy on each replica."""
     weight = "layers.0.attention.q.weight"

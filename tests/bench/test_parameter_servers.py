@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from bench.parameter_servers import BEGIN, END, KINDS, RankOutcome, table_text, with_table
 from bench.parameter_servers import run_rank as target
 from echelon.launch.local.messages import find_target
@@ -37,6 +39,7 @@ def test_each_cell_is_measured_or_derived() -> None:
     assert cells["bytes a worker sends in a step (counted)"] == ["100"] * 4
 
 
+@pytest.mark.system("S50")
 def test_the_page_has_the_table_of_the_script() -> None:
     """S06, A16: its columns, and every row."""
     page = PAGE.read_text(encoding="utf-8")

@@ -162,6 +162,7 @@ def started(folder: Path, tf_config: str, words: Mapping[str, Any]) -> subproces
     )
 
 
+@pytest.mark.system("S53")
 def test_two_local_workers_run_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S53, L8: two processes, each with its own TF_CONFIG, train as two ranks started here do."""
     (tmp_path / "script.py").write_text(SCRIPT, encoding="utf-8")

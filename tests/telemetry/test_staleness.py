@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from echelon.core.choices.updates import AppliedGradient
 from echelon.core.event import APPLY, Event
 from echelon.telemetry.events import EventWriter
@@ -14,6 +16,7 @@ from tests.training.servers.test_served import with_updates
 ORDER = [(0, 0, 0, 0), (1, 0, 0, 1), (0, 1, 1, 2), (1, 1, 2, 3), (0, 2, 3, 4)]
 
 
+@pytest.mark.system("S07")
 def test_each_worker_has_a_histogram(tmp_path: Path) -> None:
     """S07: staleness is version less read; what was taken again counts as it was last."""
     plan = with_updates(served_plan(2, 1), 2)

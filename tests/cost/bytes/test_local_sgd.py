@@ -39,6 +39,7 @@ def replicas(plan: Plan) -> Plan:
     return replace(plan, mathematics=replace(plan.mathematics, local_sgd=LocalSgd()))
 
 
+@pytest.mark.system("B06")
 def test_a_round_sends_what_a_step_of_replicas_sends() -> None:
     """Evidence of row B06: 1/H of the bytes over dp_replicate, without padding of buckets."""
     plan = sharded(every=50)

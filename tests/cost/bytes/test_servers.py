@@ -19,6 +19,7 @@ def model_bytes(plan: Plan) -> int:
     return size * sum(bucket.num_elements for bucket in served_buckets(plan))
 
 
+@pytest.mark.system("S06")
 @pytest.mark.parametrize("num_workers", [1, 2, 4])
 @pytest.mark.parametrize("num_servers", [1, 2, 4])
 def test_twice_the_model_of_each_worker_goes_through_the_servers(

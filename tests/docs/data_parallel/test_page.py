@@ -13,6 +13,7 @@ from tests.docs.data_parallel.page import COLUMNS, PAGE, ROOT, RUN, figures, row
 CELLS = [cell for row in rows().values() for cell in row.values()]
 
 
+@pytest.mark.system("S50")
 def test_the_page_is_the_table() -> None:
     """S05, L10: the comparison is generated, not typed."""
     assert PAGE.read_text(encoding="utf-8") == text(), "python -m tests.docs.data_parallel.page"

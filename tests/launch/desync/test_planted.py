@@ -76,6 +76,7 @@ def told_of(layout: str, case: str, capsys: pytest.CaptureFixture[str]) -> str:
     return str(failure)
 
 
+@pytest.mark.system("S55")
 @pytest.mark.parametrize(("layout", "case"), cases())
 def test_a_mistake_is_named(layout: str, case: str, capsys: pytest.CaptureFixture[str]) -> None:
     told = told_of(layout, case, capsys)

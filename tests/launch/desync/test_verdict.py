@@ -15,6 +15,7 @@ from tests.launch.desync.cases import CASES, Case
 from tests.launch.desync.programs import PAST, TWO_BY_TWO, one_group, run_of
 
 
+@pytest.mark.system("S55")
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_the_odd_rank_and_both_operations_are_named(case: Case) -> None:
     assert case.wrong() == ""

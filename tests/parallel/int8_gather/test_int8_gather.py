@@ -54,6 +54,7 @@ def require_proven(plan: Plan, rank_pool: RankPool, *, late: bool = False) -> No
     assert [c.max_error for c in claims if c.rule.id == "prove-bytes-sent"] == [0.0]
 
 
+@pytest.mark.system("B05")
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CASES)
 def test_float64_is_proven(name: str, rank_pool: RankPool) -> None:

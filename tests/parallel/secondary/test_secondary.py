@@ -83,6 +83,7 @@ STEPS: dict[str, Plan] = {
 }
 
 
+@pytest.mark.system("B05")
 def test_the_ranks_of_a_node_hold_the_slices() -> None:
     plan = STEPS["tp2 scattered"]
     assert secondary_degree(plan) == 2

@@ -46,6 +46,7 @@ PLANS: dict[str, Plan] = {
 }
 
 
+@pytest.mark.system("S05")
 @pytest.mark.parametrize("name", PLANS)
 def test_replicas_on_threads_equal_the_full_batch(name: str, rank_pool: RankPool) -> None:
     """S05: two, three and four replicas equal one process in float64, tensor by tensor."""
@@ -53,6 +54,7 @@ def test_replicas_on_threads_equal_the_full_batch(name: str, rank_pool: RankPool
     assert proof.proven, proof.diagnosis
 
 
+@pytest.mark.system("S05")
 def test_bytes_through_the_primary_are_those_of_the_formulas() -> None:
     """S05: what events say of a step is what the plan says, term by term; replicated once."""
     for replicas in (2, 4):
@@ -91,6 +93,7 @@ def test_bytes_sent_and_held_are_those_of_the_plan(rank_pool: RankPool) -> None:
     engine.close()
 
 
+@pytest.mark.system("S05")
 def test_gradients_are_sums_onto_the_primary() -> None:
     """S05: golden 004-09: each replica's gradient is of its own tokens, and they are added."""
     plan = threaded(2, microbatches=1)

@@ -54,6 +54,7 @@ CASES = {
 
 
 @pytest.mark.system("S49")
+@pytest.mark.system("S49")
 @pytest.mark.parametrize("name", CASES)
 def test_a_lint_finds_its_fault_and_nothing_where_it_is_cured(name: str) -> None:
     assert_found_and_cured(name, *CASES[name])

@@ -47,6 +47,7 @@ def test_a_lint_finds_its_fault_and_nothing_where_it_is_cured(name: str) -> None
     assert_found_and_cured(name, *CASES[name])
 
 
+@pytest.mark.system("S49")
 def test_what_was_measured_is_not_to_be_measured_again() -> None:
     """S49: nothing is said of a cluster whose constants `echelon calibrate` has found."""
     plan = plan_of("gpt3-175b 64xh100 mesh.tp=8 mesh.pp=8")

@@ -14,6 +14,7 @@ from tests.parallel.servers.test_server import served_plan
 from tests.training.servers.test_served import with_updates
 
 
+@pytest.mark.system("S07")
 @pytest.mark.parametrize(
     ("num_workers", "num_servers", "bound", "damping"),
     [(2, 1, 2, 0.0), (2, 2, 1, 1.0), (4, 2, 2, 0.5), (2, 2, 0, 0.0)],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
 from echelon.proof.oracle.local_sgd import run_islands
@@ -10,6 +11,7 @@ from tests.proof.layouts import layout
 from tests.proof.run.local_sgd import NESTEROV, with_islands
 
 
+@pytest.mark.system("B06")
 def test_rounds_of_one_step_with_plain_sgd_average_parameters() -> None:
     """Evidence of row B06: with H = 1 and rate 1 the outer parameters are the islands' mean."""
     plan = shrink(with_islands(layout(accumulation=1), 3, every=1), precision="fp64")

@@ -46,6 +46,7 @@ PLANS = {
 }
 
 
+@pytest.mark.system("B06")
 @pytest.mark.parametrize("name", PLANS)
 def test_islands_are_those_of_one_process(rank_pool: RankPool, name: str) -> None:
     proof = prove(PLANS[name], run_ranks=rank_pool.run, own_precision=False)

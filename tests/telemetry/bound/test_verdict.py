@@ -48,6 +48,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_data(tmp_path_factory.mktemp("text"))
 
 
+@pytest.mark.system("S46")
 @pytest.mark.parametrize("case", SLEEPS)
 def test_a_planted_sleep_flips_the_verdict(
     case: str, rank_pool: RankPool, tmp_path: Path, data: Path

@@ -136,13 +136,14 @@ def _measured(pool: RankPool, run: Path, data: Path, job: Job) -> TimelineReport
     )
     argument = {"task": to_json(task), "forward_s": FORWARD_S, "backward_s": BACKWARD_S}
     pool.run(
-        "tests.telemetry.idle_share.idle_targets:train_with_timed_stages",
+        "tests.telemetry.idle_share.targets:train_with_timed_stages",
         argument,
         job.plan.mesh.pp,
     )
     return read_schedule_report(created.path)
 
 
+@pytest.mark.system("S18")
 @pytest.mark.parametrize("pp", [2, 4])
 @pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b"])
 def test_a_measured_trace_is_idle_for_the_share_of_the_formula(

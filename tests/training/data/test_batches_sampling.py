@@ -69,6 +69,7 @@ def test_ten_samples_on_four_ranks_are_disjoint_and_cover() -> None:
     assert read[:10] != read[10:]
 
 
+@pytest.mark.system("S08")
 def test_ten_samples_on_four_ranks_are_padded_by_two_duplicates() -> None:
     """S08: ceil(10 / 4) 4 - 10 = 2 are read twice; the ranks are disjoint but for these two."""
     epochs: list[list[int]] = []

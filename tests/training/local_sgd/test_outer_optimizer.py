@@ -25,6 +25,7 @@ def test_plain_sgd_by_hand() -> None:
     assert parameters.tolist() == [3.0, 2.0]
 
 
+@pytest.mark.system("B06")
 def test_nesterov_by_hand_over_two_rounds() -> None:
     """Evidence of row B06: all numbers are binary fractions, so nothing is rounded.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
 import torch
 
 from echelon.launch.local.pool import RankPool
@@ -14,6 +15,7 @@ SGD = ("optimizer.kind=sgd", "optimizer.clip_norm=none", "optimizer.learning_rat
 AVERAGED = ("local_sgd.every=1", "local_sgd.outer=sgd")
 
 
+@pytest.mark.system("B06")
 def test_rounds_of_one_step_are_data_parallelism(rank_pool: RankPool, tmp_path: Path) -> None:
     """Evidence of row B06: with SGD inside and plain SGD of rate 1 outside, H = 1 equals DDP.
 

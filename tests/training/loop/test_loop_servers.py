@@ -39,6 +39,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_data(tmp_path_factory.mktemp("text"))
 
 
+@pytest.mark.system("S06")
 def test_synchronous_servers_train_as_data_ranks_do_and_go_on_as_they_do(
     rank_pool: RankPool, tmp_path: Path, data: Path
 ) -> None:
@@ -59,6 +60,7 @@ def test_synchronous_servers_train_as_data_ranks_do_and_go_on_as_they_do(
         torch.testing.assert_close(states[1][name], tensor, rtol=1e-10, atol=1e-12)
 
 
+@pytest.mark.system("S07")
 def test_a_bound_of_zero_trains_and_goes_on_as_synchronous_servers_do(
     rank_pool: RankPool, tmp_path: Path, data: Path
 ) -> None:

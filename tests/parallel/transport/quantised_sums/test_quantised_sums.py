@@ -55,6 +55,7 @@ def rounded_plan(
     return on_nodes(layout(zero={"stage": stage, "reduce": reduce, **(more or {})}, **chosen), each)
 
 
+@pytest.mark.system("B05")
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CASES)
 def test_sums_are_within_their_bounds_and_all_else_is_proven(

@@ -11,6 +11,7 @@ from tests.proof.mutants.servers import asynchronous, synchronous
 from tests.proof.planted import assert_caught
 
 
+@pytest.mark.system("S06")
 @pytest.mark.parametrize(("mutant", "told"), mutants_of(synchronous))
 def test_a_planted_bug_of_servers_is_caught_and_named(
     mutant: str, told: Told, rank_pool: RankPool

@@ -1,1 +1,1 @@
-"""Rules about replicas that do not sum gradients over ranks in each step: islands, servers, threads."""
+"""Rules about replicas that do not sum gradients over ranks: islands, servers, threads."""
