@@ -8,7 +8,7 @@ import pytest
 
 from bench.parameter_servers import BEGIN, END, KINDS, RankOutcome, table_text, with_table
 from bench.parameter_servers import run_rank as target
-from echelon.launch.local.messages import find_target
+from echelon.launch.local.messages import find_target, name_target
 
 PAGE = Path(__file__).parents[2] / "docs" / "guides" / "replicas" / "parameter-servers.md"
 
@@ -55,4 +55,4 @@ def test_the_page_has_the_table_of_the_script() -> None:
 
 def test_ranks_find_what_they_run() -> None:
     """S06: by a name that does not depend on how the script was started."""
-    assert find_target(f"bench.parameter_servers:{target.__name__}") is target
+    assert find_target(name_target(f"bench.parameter_servers:{target.__name__}")) is target

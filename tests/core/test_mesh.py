@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
@@ -158,7 +160,7 @@ def test_each_expert_group_meets_each_of_its_data_groups_once(
     fold = mesh.degree(*mesh.expert_fold(expert_tp=expert_tp))
     ep = data.draw(st.sampled_from([n for n in range(1, fold + 1) if fold % n == 0]))
     assume(mesh.world_size <= 256)
-    folded = Mesh(**{axis.value: mesh.degree(axis) for axis in MESH_AXES}, ep=ep)
+    folded = replace(mesh, ep=ep)
     experts = folded.expert_groups(expert_tp=expert_tp)
     copies = folded.expert_data_groups(expert_tp=expert_tp)
     for groups in (experts, copies):

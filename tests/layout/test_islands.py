@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 from echelon.core.axis import Axis
 from echelon.core.choices.local_sgd import LocalSgd
@@ -20,7 +21,7 @@ from echelon.layout.islands import (
 from tests.parallel.layouts import plan_of
 
 
-def islands(*, fragments: int = 1, **mesh: int) -> Plan:
+def islands(*, fragments: int = 1, **mesh: Any) -> Plan:
     plan = plan_of(dp=2, **mesh)
     local = LocalSgd(every=4, islands=2, fragments=fragments)
     placed = replace(plan.layout, mesh=replace(plan.mesh, replicas_outermost=True))

@@ -107,7 +107,9 @@ def _check_checkpoint(job: Job, checkpoint: StoredCheckpoint, dataset: TokenData
     if index.step > job.train.steps:
         problems.append(_beyond(job, checkpoint.path, index.step))
     if not problems:
-        problems.extend(data_problems(read_state(path), dataset.index.hash, where=where))
+        problems.extend(
+            data_problems(read_state(path), dataset.index.hash, job.data.epoch_end, where=where)
+        )
     if problems:
         raise CheckpointError(problems)
 

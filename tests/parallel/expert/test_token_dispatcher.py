@@ -70,7 +70,7 @@ def test_rows_and_gates_set_out_together_and_are_arranged_when_both_are_there() 
             told.append(f"arrange {name}")
             return rows + 1
 
-        return arrange, Pending(None, lambda: told.append(f"wait {name}"))
+        return arrange, Pending(None, lambda waited: told.append(f"wait {name}"))
 
     arrive = start_both(start, torch.zeros(1), torch.ones(1), "move")
     assert told == ["start move", "start move.gates"]

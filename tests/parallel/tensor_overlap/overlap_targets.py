@@ -22,7 +22,7 @@ from echelon.parallel.gradients import GradientStore, Reduction
 from echelon.parallel.tensor import ColumnLinear, TensorSplit
 from echelon.parallel.tensor_overlap import RingOverlap, RowProduct, SymmetricMemoryOverlap
 from echelon.parallel.transport.collectives import Group, Pending
-from echelon.parallel.transport.recorder import Recorder
+from echelon.parallel.transport.recorder import Recorder, WaitTime
 from echelon.parallel.transport.symmetric_memory import OPERATORS
 from tests.parallel.buckets import by_hand, matrix
 from tests.parallel.targets import Pass, one_block, tensor_group
@@ -146,7 +146,7 @@ class _ThreadedGroup:
         (received,) = receives.values()
         received.fill_(float("nan"))  # until it is awaited
 
-        def take() -> None:
+        def take(waited: WaitTime) -> None:
             received.copy_(self._queues[self.index].get(timeout=20))
 
         return Pending(finish=take)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 
@@ -28,7 +29,7 @@ Say = Callable[[int, OuterStep, str], torch.Tensor]
 """From island, step and name to the outer parameters that a rank tells."""
 
 
-def evidence_of(say: Say, **local: object) -> list[Evidence]:
+def evidence_of(say: Say, **local: Any) -> list[Evidence]:
     """Return the evidence of two islands of one rank, which tell what `say` says."""
     plan: Plan = shrink(with_islands(layout(accumulation=1), **local), precision="fp64")
     found = run_islands(plan, 4)

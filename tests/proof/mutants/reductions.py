@@ -18,10 +18,14 @@ from echelon.parallel.gradients import GradientStore
 from echelon.parallel.pipeline import PipelineExecutor
 from echelon.parallel.tensor import RowLinear
 from echelon.parallel.transport.collectives import Group, Pending
+from echelon.parallel.transport.device_mesh import RankGroups
+from echelon.training.agreement import ToldByRank, agree
 from echelon.training.engine import StepResult, TrainEngine
 from echelon.training.optimizer import local_norm_squared
 from tests.proof.mutants.context_layouts import split
 from tests.proof.mutants.planting import LAST, Told, change_hops, change_routes, mutant
+
+AGREE = "echelon.training.engine.agree"
 
 
 def scale_microbatches(patch: pytest.MonkeyPatch, factor: Any) -> None:
@@ -75,17 +79,17 @@ def turned_sign(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 )
 def loss_is_mean_of_means(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Report the mean over replicas of their own mean loss; gradients are right."""
-    agree, step = TrainEngine._agree, TrainEngine.step
+    step, shares = TrainEngine.step, list[float]()
 
     def remember(self: Any, batches: Sequence[TokenBatch], number: int) -> Any:
-        self.share = sum(b.num_valid() for b in batches) / self.count_tokens(batches)
+        shares[:] = [sum(b.num_valid() for b in batches) / self.count_tokens(batches)]
         return step(self, batches, number)
 
-    def mean(self: Any, loss: float, norm: float, stop: bool, **rest: Any) -> Any:
-        return agree(self, loss / self.share / plan.mesh.dp, norm, stop, **rest)
+    def mean(told: ToldByRank, groups: RankGroups, device: torch.device) -> torch.Tensor:
+        return agree(replace(told, loss=told.loss / shares[0] / plan.mesh.dp), groups, device)
 
     patch.setattr(TrainEngine, "step", remember)
-    patch.setattr(TrainEngine, "_agree", mean)
+    patch.setattr(AGREE, mean)
 
 
 @mutant(
@@ -269,13 +273,12 @@ def stale_gradients(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 )
 def stage_norm(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Take the norm of the last pipeline stage for that of the model."""
-    agree = TrainEngine._agree
 
-    def own(self: TrainEngine, loss: float, norm: float, stop: bool, **rest: Any) -> Any:
-        last = self.groups.pipe_forward.index == self.groups.pipe_forward.size - 1
-        return agree(self, loss, norm if last else 0.0, stop, **rest)
+    def own(told: ToldByRank, groups: RankGroups, device: torch.device) -> torch.Tensor:
+        last = groups.pipe_forward.index == groups.pipe_forward.size - 1
+        return agree(told if last else replace(told, norm_squared=0.0), groups, device)
 
-    patch.setattr(TrainEngine, "_agree", own)
+    patch.setattr(AGREE, own)
 
 
 @mutant(
@@ -285,8 +288,8 @@ def clip_by_local_norm(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Clip by the norm of what this rank holds; the reported norm is right."""
     update = TrainEngine._update
 
-    def local(self: TrainEngine, report: StepResult) -> None:
+    def local(self: TrainEngine, report: StepResult, step: int) -> None:
         norm = local_norm_squared(self.model.buckets) ** 0.5
-        update(self, replace(report, grad_norm=norm))
+        update(self, replace(report, grad_norm=norm), step)
 
     patch.setattr(TrainEngine, "_update", local)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -11,10 +12,12 @@ from echelon.core.plan import Plan
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.parallel.zero import ParameterGathering
-from echelon.training.engine import TrainEngine
+from echelon.training.agreement import ToldByRank, agree
 from echelon.training.optimizer import SliceOptimizer
 from tests.proof.layouts import BF16, FP16
 from tests.proof.mutants.planting import LAST, Told, change_hops, mutant
+
+AGREE = "echelon.training.engine.agree"
 
 SECOND = "bucket1"
 """The bucket that is treated wrong: the second that backward completes."""
@@ -104,16 +107,15 @@ def stale_gathered_parameter(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 )
 def overflow_seen_on_one_rank(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Let each rank look for overflow in the gradients that it holds itself."""
-    agree = TrainEngine._agree
 
-    def alone(self: TrainEngine, loss: float, norm: float, stop: bool, **rest: Any) -> torch.Tensor:
-        rows = agree(self, loss, norm, stop, **rest)
+    def alone(told: ToldByRank, groups: RankGroups, device: torch.device) -> torch.Tensor:
+        rows = agree(told, groups, device)
         if not rows[:, 1].sum().isfinite():
             rows[:, 1] = 0.0
-            rows[0, 1] = norm
+            rows[0, 1] = told.norm_squared
         return rows
 
-    patch.setattr(TrainEngine, "_agree", alone)
+    patch.setattr(AGREE, alone)
 
 
 @mutant(
@@ -166,9 +168,9 @@ def replicas_not_summed(patch: pytest.MonkeyPatch, plan: Plan) -> None:
 )
 def norm_of_own_slices(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Take the norm of the first data rank's slices for that of the gradient."""
-    agree = TrainEngine._agree
 
-    def first(self: TrainEngine, loss: float, norm: float, stop: bool, **rest: Any) -> torch.Tensor:
-        return agree(self, loss, norm if self.groups.shard.index == 0 else 0.0, stop, **rest)
+    def first(told: ToldByRank, groups: RankGroups, device: torch.device) -> torch.Tensor:
+        mine = told if groups.shard.index == 0 else replace(told, norm_squared=0.0)
+        return agree(mine, groups, device)
 
-    patch.setattr(TrainEngine, "_agree", first)
+    patch.setattr(AGREE, first)

@@ -34,7 +34,7 @@ def read_local_sgd(view: View) -> tuple[LocalSgd, dict[str, tuple[object, str]]]
         if view.value(key) == "auto":
             found[key], derived[key] = value, (value, f'derived: local_sgd.outer = "{outer}"')
         else:
-            found[key] = float(view.number(key))
+            found[key] = view.number(key)
     islands = view.integer("mesh.dp_replicate")
     if view.value(ISLANDS_KEY) == "auto":
         derived[ISLANDS_KEY] = islands, "derived: mesh.dp_replicate"
@@ -44,7 +44,7 @@ def read_local_sgd(view: View) -> tuple[LocalSgd, dict[str, tuple[object, str]]]
         outer="nesterov" if outer == "nesterov" else "sgd",
         outer_learning_rate=found[RATE_KEY],
         outer_momentum=found[MOMENTUM_KEY],
-        gradients=cast(OuterGradients, view.word("local_sgd.gradients")),
+        gradients=cast("OuterGradients", view.word("local_sgd.gradients")),
         fragments=view.integer("local_sgd.fragments"),
         delay=view.integer("local_sgd.delay"),
     )

@@ -242,7 +242,7 @@ class LayoutNumbers:
     @property
     def dp_together(self) -> Num:
         """Return the data ranks that take a step together."""
-        return np.where(self.apart, self.dp_shard, self.dp)
+        return np.asarray(np.where(self.apart, self.dp_shard, self.dp))
 
     @property
     def devices(self) -> Num:

@@ -20,7 +20,7 @@ from echelon.launch.host import ThreadClock
 from echelon.models.decoder import Decoder
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.gradients import GradientStore
-from echelon.parallel.transport.recorder import Recorder
+from echelon.parallel.transport.recorder import BegunCall, Recorder
 
 THREAD_KIND = "thread"
 """Kind of the event of what one replica computed in one pass."""
@@ -184,8 +184,8 @@ class Replicas:
 
     def record(self, kind: str, name: str, start: float, sent: int) -> None:
         """Write down what has gone through the primary since `start`."""
-        event = Event(kind=kind, name=name, axis=THREADS_AXIS, bytes=sent, start=start)
-        self.recorder.ended(event, None)
+        call = BegunCall(kind=kind, name=name, start=start, axis=THREADS_AXIS, num_bytes=sent)
+        self.recorder.ended(call, None)
 
     def close(self) -> None:
         """End all threads."""

@@ -147,7 +147,10 @@ class ScoredCandidate:
         shares, again = self.zero_option, self.recompute
         return CandidatePlan(
             mesh=Mesh(
-                **{axis: row[axis] for axis in ("pp", "cp", "tp", "ep")},
+                pp=row["pp"],
+                cp=row["cp"],
+                tp=row["tp"],
+                ep=row["ep"],
                 dp_replicate=shares.dp_replicate,
                 dp_shard=shares.dp_shard,
             ),

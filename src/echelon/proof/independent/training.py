@@ -122,7 +122,7 @@ class IndependentRun:
         self.fp8 = Fp8Rules.first(mathematics.precision)
 
     @property
-    def values(self) -> Values:
+    def values(self) -> dict[str, torch.Tensor]:
         """Return copies of the weights."""
         return {name: value.detach().clone() for name, value in self._rules.values.items()}
 

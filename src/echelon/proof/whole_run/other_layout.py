@@ -57,7 +57,8 @@ def _meshes(world: int) -> Iterator[Mesh]:
                 yield from ((degree, *rest) for rest in factors(left // degree, axes - 1))
 
     for degrees in factors(world, len(MESH_AXES)):
-        yield Mesh(**{axis.value: d for axis, d in zip(MESH_AXES, degrees, strict=True)})
+        named = {axis.value: d for axis, d in zip(MESH_AXES, degrees, strict=True)}
+        yield replace(Mesh(), **named)
 
 
 def _is_legal(plan: Plan) -> bool:
