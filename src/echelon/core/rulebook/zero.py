@@ -88,6 +88,8 @@ SECONDARY_NEEDS_NODES = Rule(
     [zero]
     stage = 3
     secondary = true
+    [batch]
+    microbatch_sequences = 1
     """,
 )
 
@@ -180,6 +182,8 @@ REDUCE_NEEDS_NODES = Rule(
     [zero]
     stage = 2
     reduce = "int8"
+    [batch]
+    microbatch_sequences = 1
     """,
 )
 
