@@ -13,7 +13,7 @@ from echelon.core.plan import Plan
 from echelon.models import latent, mixture_reference, operations, rotary
 from echelon.models.decoder import Decoder, Norm
 from echelon.models.operations import Operations
-from echelon.proof.oracle import oracle, routing
+from echelon.proof.oracle import losses, oracle, routing
 from tests.proof.independent.shared_bugs import (
     CROWDED,
     GROUPS,
@@ -203,7 +203,8 @@ def latent_keys_are_their_own_part_twice(patch: Patch) -> None:
 
 @shared_bug("auxiliary loss", "layers.1.mlp.router.weight", **MIXTURE)
 def router_losses_are_differentiated_twice(patch: Patch) -> None:
-    changed(patch, oracle, "routing_losses", lambda found: (2 * found[0], found[1]))
+    for user in (oracle, losses):
+        changed(patch, user, "routing_losses", lambda found: (2 * found[0], found[1]))
 
 
 @shared_bug("z-loss", "layers.0", **MIXTURE)

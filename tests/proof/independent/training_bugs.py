@@ -71,7 +71,7 @@ def samples_come_in_order(patch: Patch) -> None:
     patch.setattr(
         trainer_batches,
         "sample_ids",
-        lambda *, seed, step, num_samples, count: (
+        lambda *, seed, step, num_samples, count, epoch_end: (
             np.arange(step * count, (step + 1) * count) % num_samples
         ),
     )
