@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from echelon.parallel.servers.worker_parts import gradient_reduction, parameter_gathering
-
 from echelon.core.event import EventList
 from echelon.core.plan import Plan
+from echelon.layout.stage import part_of
 from echelon.parallel.data import GradientReduction
 from echelon.parallel.servers.messages import WorkerMessages
 from echelon.parallel.servers.worker import GradientPush, PulledParameters
+from echelon.parallel.servers.worker_parts import gradient_reduction, parameter_gathering
 from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
 from echelon.parallel.transport.recorder import Recorder
 from echelon.parallel.zero import ParameterGathering
@@ -34,5 +34,7 @@ def test_workers_push_and_others_sum() -> None:
     assert type(gradient_reduction(plain, groups_of(plain))) is GradientReduction
     assert type(gradient_reduction(served, groups_of(served))) is GradientPush
     assert type(gradient_reduction(apart, groups_of(apart))) is WorkerMessages
-    assert type(parameter_gathering(plain, groups_of(plain), [], [])) is ParameterGathering
-    assert type(parameter_gathering(served, groups_of(served), [], [])) is PulledParameters
+    gatherings = [
+        parameter_gathering(plan, part_of(plan, 0), [], groups_of(plan)) for plan in (plain, served)
+    ]
+    assert [type(one) for one in gatherings] == [ParameterGathering, PulledParameters]
