@@ -29,7 +29,8 @@ def run_of(folder: Path, plan: Plan) -> Path:
     writer, lines = EventWriter(run.path, 0), [{"kind": "start", "steps": 4}]
     for number in range(1, 5):
         mark = step_mark(number, [0.5 * number, 0.25])
-        lines.append({"kind": "step", "step": number, "mark": mark, "tokens": 1, "loss": 1.0})
+        step = {"kind": "step", "step": number, "mark": mark, "tokens": 1, "loss": 1.0}
+        lines.append({**step, "step_s": 0.5, "tokens_per_s": 2.0, "peak_bytes": 1})
         writer.record(Event(kind="load", name="batch"))
         sent = [("outer gradients.bucket0", 90), ("round", 8)] if number % 2 == 0 else []
         for name, count in (("gradients.bucket0", 1000), *sent):
