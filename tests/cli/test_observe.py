@@ -227,7 +227,13 @@ def test_what_a_run_did_stays_within_the_terminal(
     values = {item.name: None for item in fields(RunSummary)}
     counts = {"starts": 1, "steps": 400, "total_steps": 400, "tokens": 1, "num_validations": 0}
     saved = tuple(range(10, 401, 10))
-    values |= {**counts, "name": "a-run", "plan_hash": "0123", "checkpoints": saved}
+    values |= {
+        **counts,
+        "name": "a-run",
+        "plan_hash": "0123",
+        "checkpoints": saved,
+        "staleness": (),
+    }
     summary = RunSummary(**values)  # type: ignore[arg-type]
     monkeypatch.setattr(observe_command, "observe_run", lambda run: summary)
     for columns in (60, 80, 120, 160):
