@@ -13,31 +13,28 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Sequence
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 
 import echelon as ec
-from bench.harness.hosts import Host, Link, can_make_namespaces, linked_hosts
+from bench.harness.host_ranks import ADDRESS, RANK, bytes_out, run_on_hosts
+from bench.harness.hosts import Link, can_make_namespaces, linked_hosts
 from bench.harness.interleave import end_cleanly
 from bench.wire import WIRE_TARGET
 from echelon.cost.bytes.all_reduce import SumGroup
 
 ALGORITHMS = ("backend", "ring", "halving-doubling", "hierarchical")
 TIMEOUT_S = 300
-_RANK = "BENCH_ALL_REDUCE_RANK"  # what tells a process that it is a rank
 
 
 def rank_main(arguments: argparse.Namespace) -> None:
     """Run as one rank: sum by every algorithm in turn, and print what rank 0 has measured."""
     size = arguments.hosts * arguments.ranks
-    rank, address = int(os.environ[_RANK]), os.environ["BENCH_ADDRESS"]
+    rank, address = int(os.environ[RANK]), os.environ[ADDRESS]
     dist.init_process_group(
         "gloo",
         init_method=f"tcp://{address}:29500",
@@ -53,13 +50,13 @@ def rank_main(arguments: argparse.Namespace) -> None:
         turn = round_ % len(ALGORITHMS)
         for name in (*ALGORITHMS[turn:], *ALGORITHMS[:turn]):
             dist.barrier()
-            before, start = _bytes_out(), time.perf_counter()
+            before, start = bytes_out(), time.perf_counter()
             found = _summed(name, numbers, arguments.ranks)
             slowest = torch.tensor([time.perf_counter() - start])
             # The counters of both hosts are read when every rank has all that it waits for.
             dist.barrier()
             leads = rank % arguments.ranks == 0
-            far = torch.tensor([_bytes_out() - before if leads else 0], dtype=torch.int64)
+            far = torch.tensor([bytes_out() - before if leads else 0], dtype=torch.int64)
             dist.all_reduce(slowest, op=dist.ReduceOp.MAX)
             dist.all_reduce(far)
             if not torch.equal(found, total):
@@ -82,46 +79,12 @@ def _summed(name: str, numbers: torch.Tensor, ranks_per_node: int) -> torch.Tens
     return ec.collectives.all_reduce(numbers, algorithm=name, ranks_per_node=each)
 
 
-def _bytes_out() -> int:
-    """Return what this host has sent to others so far."""
-    lines = Path("/proc/net/dev").read_text().splitlines()
-    return next(int(line.split(":")[1].split()[8]) for line in lines if "e0:" in line)
-
-
 def predicted_far(name: str, hosts: int, ranks: int, elements: int) -> int:
     """Return the bytes that all hosts send to others, by the formula."""
     nodes = tuple(place // ranks for place in range(hosts * ranks))
     places = range(len(nodes))
     groups = (SumGroup(algorithm=name, place=place, nodes=nodes) for place in places)
     return sum(group.bytes_by_tier(elements, 4)[1] for group in groups)
-
-
-def run_ranks(
-    hosts: Sequence[Host], arguments: argparse.Namespace, words: Sequence[str]
-) -> dict[str, dict[str, list[float]]]:
-    """Start the ranks on their hosts, and return what rank 0 has measured."""
-    started: list[subprocess.Popen[str]] = []
-    for rank in range(len(hosts) * arguments.ranks):
-        host = hosts[rank // arguments.ranks]
-        environment = {
-            **os.environ,
-            _RANK: str(rank),
-            "BENCH_ADDRESS": hosts[0].address,
-            "GLOO_SOCKET_IFNAME": host.interface,
-            "OMP_NUM_THREADS": "1",
-        }
-        command = host.command(sys.executable, "-m", "bench.all_reduce", *words)
-        started.append(
-            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-        )
-    try:
-        told = [one.communicate(timeout=TIMEOUT_S)[0] for one in started]
-    finally:
-        for one in started:
-            one.kill()
-    if any(one.returncode for one in started):
-        sys.exit("error: a rank ended with an error")
-    return json.loads(told[0].splitlines()[-1])
 
 
 def main() -> int:
@@ -135,7 +98,7 @@ def main() -> int:
     )
     parser.add_argument("--mbit", type=float, default=200.0, help="what a host sends to others")
     arguments = parser.parse_args()
-    if _RANK in os.environ:
+    if RANK in os.environ:
         rank_main(arguments)
         return 0
     if not can_make_namespaces():
@@ -145,7 +108,9 @@ def main() -> int:
     with linked_hosts(arguments.hosts) as hosts:
         for host in hosts:
             host.shape(Link(bits_per_s=arguments.mbit * 1e6))
-        found = run_ranks(hosts, arguments, sys.argv[1:])
+        found = run_on_hosts(
+            "bench.all_reduce", hosts, sys.argv[1:], each=arguments.ranks, timeout_s=TIMEOUT_S
+        )
     return report(found, arguments)
 
 

@@ -16,19 +16,18 @@ import argparse
 import json
 import os
 import statistics
-import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
-from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from torch.distributed.algorithms.model_averaging.averagers import PeriodicModelAverager
 from torch.distributed.optim import PostLocalSGDOptimizer
 
-from bench.harness.hosts import Host, Link, can_make_namespaces, linked_hosts
+from bench.harness.host_ranks import ADDRESS, RANK, bytes_out, run_on_hosts
+from bench.harness.hosts import Link, can_make_namespaces, linked_hosts
 from bench.harness.interleave import end_cleanly
 from bench.wire import WIRE_TARGET
 from echelon.config.load import load_job
@@ -46,7 +45,6 @@ TIMEOUT_S = 900
 SLOWER = 1.05
 NEVER = 10**6
 ALONE, TORCH_ALONE = "no communication", "torch, no communication"
-_RANK = "BENCH_LOCAL_SGD_RANK"  # what tells a process that it is a rank
 _ISLANDS = 2
 
 Turn = Callable[[int], None]
@@ -116,7 +114,7 @@ def torchs(plan: Plan, rank: int, period: int) -> Turn:
 
 def rank_main(arguments: argparse.Namespace) -> None:
     """Run as one rank: let all cases take turns, and print what rank 0 has measured."""
-    rank, address = int(os.environ[_RANK]), os.environ["BENCH_ADDRESS"]
+    rank, address = int(os.environ[RANK]), os.environ[ADDRESS]
     dist.init_process_group(
         "gloo",
         init_method=f"tcp://{address}:29500",
@@ -141,12 +139,12 @@ def rank_main(arguments: argparse.Namespace) -> None:
         at = round_ % len(names)
         for name in (*names[at:], *names[:at]):
             dist.barrier()
-            before, start = _bytes_out(), time.perf_counter()
+            before, start = bytes_out(), time.perf_counter()
             for number in range(first, first + arguments.every):
                 turns[name](number + round_ * arguments.every)
             took = torch.tensor([time.perf_counter() - start])
             dist.barrier()
-            out = torch.tensor([_bytes_out() - before])
+            out = torch.tensor([bytes_out() - before])
             dist.all_reduce(took, op=dist.ReduceOp.MAX)
             dist.all_reduce(out)
             seconds[name].append(float(took) / arguments.every)
@@ -155,37 +153,6 @@ def rank_main(arguments: argparse.Namespace) -> None:
         print(json.dumps({"seconds": seconds, "sent": sent}))
     dist.barrier()
     dist.destroy_process_group()
-
-
-def _bytes_out() -> int:
-    """Return what this host has sent to others so far."""
-    lines = Path("/proc/net/dev").read_text().splitlines()
-    return next(int(line.split(":")[1].split()[8]) for line in lines if "e0:" in line)
-
-
-def run_ranks(hosts: Sequence[Host], words: Sequence[str]) -> dict[str, dict[str, list[float]]]:
-    """Start a rank on each host, and return what rank 0 has measured."""
-    started: list[subprocess.Popen[str]] = []
-    for rank, host in enumerate(hosts):
-        environment = {
-            **os.environ,
-            _RANK: str(rank),
-            "BENCH_ADDRESS": hosts[0].address,
-            "GLOO_SOCKET_IFNAME": host.interface,
-            "OMP_NUM_THREADS": "1",
-        }
-        command = host.command(sys.executable, "-m", "bench.local_sgd", *words)
-        started.append(
-            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-        )
-    try:
-        told = [one.communicate(timeout=TIMEOUT_S)[0] for one in started]
-    finally:
-        for one in started:
-            one.kill()
-    if any(one.returncode for one in started):
-        sys.exit("error: a rank ended with an error")
-    return json.loads(told[0].splitlines()[-1])
 
 
 def report(found: dict[str, dict[str, list[float]]], arguments: argparse.Namespace) -> int:
@@ -237,7 +204,7 @@ def main() -> int:
     add("--rounds", type=int, default=3, help="turns of every case (default: %(default)s)")
     add("--without-torch", action="store_true", help="leave torch's averaging out")
     arguments = parser.parse_args()
-    if _RANK in os.environ:
+    if RANK in os.environ:
         rank_main(arguments)
         return 0
     if not can_make_namespaces():
@@ -247,7 +214,7 @@ def main() -> int:
     with linked_hosts(_ISLANDS) as hosts:
         for host in hosts:
             host.shape(Link(bits_per_s=arguments.mbit * 1e6))
-        found = run_ranks(hosts, sys.argv[1:])
+        found = run_on_hosts("bench.local_sgd", hosts, sys.argv[1:], each=1, timeout_s=TIMEOUT_S)
     return report(found, arguments)
 
 
