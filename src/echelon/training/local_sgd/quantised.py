@@ -96,7 +96,8 @@ class QuantisedGradients:
         if not parts:
             return
         scales = [most[_ids(part, moved.device)] / self._largest for part in parts]
-        scales = [torch.where(one > 0, one, torch.ones_like(one)) for one in scales]
+        # What is not finite stays so: its scale tells.
+        scales = [one.masked_fill(one == 0, 1.0) for one in scales]
         codes = torch.cat(
             [self._codes(part, moved, one) for part, one in zip(parts, scales, strict=True)]
         )
