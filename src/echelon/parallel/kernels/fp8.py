@@ -40,6 +40,7 @@ _SCALED_MM: Any = getattr(torch, "_scaled_mm", None)
 _KERNEL_BLOCK = 128  # numbers that share a scale
 _HOPPER = (9, 0)  # compute capability
 _ADA = (8, 9)  # compute capability, the first that multiplies 8-bit numbers
+_KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # of steps; it adds up in float32
 _KERNEL_STEP = 16  # numbers of which the sum and the output of a product are whole multiples
 
 
@@ -123,21 +124,25 @@ def multiply(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return x @ weight^T in `dtype`, or x @ weight where it is `transposed`; in `out` if given."""
-    if _has_kernel(x_NI, weight_OI):
+    if _has_kernel(x_NI, weight_OI, dtype):
         made = _scaled_product(x_NI, weight_OI, dtype, transposed=transposed)
         return made if out is None else out.copy_(made)
-    on_cpu = x_NI.codes.device.type == "cpu"
-    wide = at_least_fp32(dtype) if on_cpu else torch.bfloat16
+    # What the codes stand for is exact in bf16; the sum must not have fewer digits than `dtype`.
+    narrow = dtype == torch.bfloat16 and x_NI.codes.device.type != "cpu"
+    wide = dtype if narrow else at_least_fp32(dtype)
     weight = weight_OI.numbers(wide)
     made = x_NI.numbers(wide) @ (weight if transposed else weight.t())
     return made.to(dtype) if out is None else out.copy_(made)
 
 
-def weight_gradient(dy_NO: Fp8Matrix, x_NI: Fp8Matrix) -> torch.Tensor | None:
+def weight_gradient(dy_NO: Fp8Matrix, x_NI: Fp8Matrix, dtype: torch.dtype) -> torch.Tensor | None:
     """Return dy^T x in float32 by PyTorch's kernel; None where there is none for such tiles.
 
-    The sum goes over tokens, of which zeros make a multiple of 16.
+    The sum goes over tokens, of which zeros make a multiple of 16. In a step that computes in
+    float64 there is none either: `dtype` is that of the step.
     """
+    if dtype not in _KERNEL_DTYPES:
+        return None
     widths = dy_NO.codes.shape[1], x_NI.codes.shape[1]
     if not dy_NO.is_whole or any(width % _KERNEL_STEP for width in widths):
         return None
@@ -215,9 +220,9 @@ def _odd_float32(x: torch.Tensor) -> torch.Tensor:
     return (bits | ((back != x) & ~torch.isnan(x)).to(torch.int32)).view(torch.float32)
 
 
-def _has_kernel(x: Fp8Matrix, weight: Fp8Matrix) -> bool:
+def _has_kernel(x: Fp8Matrix, weight: Fp8Matrix, dtype: torch.dtype) -> bool:
     """Return whether PyTorch multiplies such tiles in one launch, on this device."""
-    if not x.codes.shape[0]:
+    if not x.codes.shape[0] or dtype not in _KERNEL_DTYPES:
         return False
     if x.is_whole:
         whole = all(width % _KERNEL_STEP == 0 for width in weight.codes.shape)
@@ -254,7 +259,7 @@ def _scaled_product(
     if not x_NI.is_whole:
         scales = (scales.t().contiguous() if transposed else scales).t()
         x_scales = x_scales.t().contiguous().t()
-    made = torch.bfloat16 if dtype != torch.float32 else dtype
+    made = dtype if dtype == torch.bfloat16 else torch.float32
     return _SCALED_MM(
         x_NI.codes, codes.t(), x_scales, scales, out_dtype=made, use_fast_accum=False
     ).to(dtype)
