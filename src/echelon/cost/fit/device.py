@@ -47,7 +47,7 @@ class UnfittedDevice:
     `memory_bytes` are those of one rank, `dtype` what it computes in; `asynchronous` says that it
     runs behind its host. `peak_flops` and `memory_bandwidth` are a vendor's, or None: then the best
     that was measured. `cores` are those that all ranks share, None where kernels timed alone and
-    beside others tell.
+    beside others tell; `capability` is a GPU's.
     """
 
     name: str
@@ -58,6 +58,7 @@ class UnfittedDevice:
     peak_flops: float | None = None
     memory_bandwidth: float | None = None
     cores: float | None = None
+    capability: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,6 +197,7 @@ def _start(machine: UnfittedDevice, timed: Sequence[TimedKernel], cores: float) 
         memory_bandwidth=machine.memory_bandwidth or max(moved),
         peak_flops=((machine.dtype, machine.peak_flops or max(flops)),),
         efficiency=Efficiency(units=machine.units),
+        capability=machine.capability,
     )
 
 
