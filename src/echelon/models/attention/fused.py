@@ -6,10 +6,10 @@ mask begins at the top left, for rectangles too.
 On CUDA it is flash where it can, memory-efficient attention elsewhere. Flash takes float16 and
 bfloat16, fewer key heads as they are, and any band in one call (`flash.py`). cuDNN's takes full and
 causal squares of the same, on Hopper and Blackwell faster; its causal mask is asked for squares
-only, for it begins at the top left. The memory-efficient kernel takes float32, a bias (a band), and causal rectangles from the top
-left; its key heads are repeated, and the gradients of the copies summed. It keeps the log-sum-exp
-of 32 rows at a time. Its bias has the dtype of the queries, in which float16 has no number that
-hides every score: bands of those are computed plainly.
+only, for it begins at the top left. The memory-efficient kernel takes float32, a bias (a band), and
+causal rectangles from the top left; its key heads are repeated, and the gradients of the copies
+summed. It keeps the log-sum-exp of 32 rows at a time. Its bias has the dtype of the queries, in
+which float16 has no number that hides every score: bands of those are computed plainly.
 """
 
 from __future__ import annotations
