@@ -28,10 +28,11 @@ import torch
 triton: Any = import_module("triton")
 tl: Any = import_module("triton.language")
 
-_ELEMENTS = 1024
-"""Elements of a program: eight for each thread."""
+ELEMENTS = 1024
+"""Elements of a program."""
 
-_BLOCK: Any = tl.constexpr(_ELEMENTS)
+WARPS = 4
+"""Warps of a program, 32 threads each: eight elements for each thread."""
 
 
 @triton.jit
@@ -51,8 +52,9 @@ def adamw_kernel(
     correction,
     eps,
     PUBLISHES: tl.constexpr,
+    BLOCK: tl.constexpr,
 ) -> None:
-    place = tl.program_id(0).to(tl.int64) * _BLOCK + tl.arange(0, _BLOCK)
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < count
     gradient = tl.load(gradient_N + place, mask=inside, other=0.0).to(tl.float32) * factor
     mean = tl.load(mean_N + place, mask=inside, other=0.0)
@@ -82,8 +84,9 @@ def sgd_kernel(
     rate,
     REMEMBERS: tl.constexpr,
     PUBLISHES: tl.constexpr,
+    BLOCK: tl.constexpr,
 ) -> None:
-    place = tl.program_id(0).to(tl.int64) * _BLOCK + tl.arange(0, _BLOCK)
+    place = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = place < count
     step = tl.load(gradient_N + place, mask=inside, other=0.0).to(tl.float32) * factor
     target = tl.load(target_N + place, mask=inside, other=0.0)
@@ -118,6 +121,8 @@ def adamw(
         *(1.0 - beta1, beta2, 1.0 - beta2),
         *(rate / (1.0 - beta1**count), (1.0 - beta2**count) ** -0.5, eps),
         PUBLISHES=values_N is not None,
+        BLOCK=ELEMENTS,
+        num_warps=WARPS,
     )
 
 
@@ -139,9 +144,11 @@ def sgd(
         *(target_N.numel(), factor, weight_decay, momentum, rate),
         REMEMBERS=momentum != 0.0,
         PUBLISHES=values_N is not None,
+        BLOCK=ELEMENTS,
+        num_warps=WARPS,
     )
 
 
 def _grid(target_N: torch.Tensor) -> tuple[int]:
     assert target_N.dtype == torch.float32, "what is updated is float32"
-    return (-(-target_N.numel() // _ELEMENTS),)
+    return (-(-target_N.numel() // ELEMENTS),)
