@@ -2,9 +2,9 @@
 
 The projections lie side by side, [T, B, H + 2 K, h]. Forward reads queries and keys there and
 writes each into memory of its own; backward reads the gradients of all three, in whatever order
-attention gave them, and writes that of the projections: nothing is put side by side afterwards. With
-norms of heads a program of backward takes several tokens, and gives one partial sum for each weight
-of a norm; else it takes one.
+attention gave them, and writes that of the projections: nothing is put side by side afterwards.
+With norms of heads a program of backward takes several tokens, and gives one partial sum for each
+weight of a norm; else it takes one.
 
 Source: Su et al., "RoFormer", 2021, section 3.2; Henry et al., "Query-Key Normalization for
 Transformers", 2020 (norms of heads); Hsu et al., "Liger Kernel", 2024.
