@@ -27,7 +27,7 @@ from echelon.training.optimizer.adamw import AdamW
 from echelon.training.optimizer.trained_ranges import UpdateSlices, update_elements
 
 Call = Callable[[], object]
-Changes = dict[str, int]
+Changes = dict[str, Any]
 """Constants of a module, by name."""
 
 RUN = 1 << 24  # elements of a run that the norm adds up at a time
@@ -45,7 +45,7 @@ class Way:
     num_bytes: float
     call: Call
     module: Any = None
-    changes: Changes = field(default_factory=dict[str, int])
+    changes: Changes = field(default_factory=dict[str, Any])
 
 
 def ways(device: torch.device, scale: int = 1) -> Iterator[Way]:

@@ -51,9 +51,11 @@ def test_squares_are_the_reference(
     rule = AttentionRule(kernel=kernel)
     out, lse = attend_tiles(q, k, v, tiles, rule).result()
     found = backward_tiles(dout, SavedAttention(q, k, v, out, lse), tiles, rule)
-    exact = [x.double().requires_grad_() for x in (q, k, v)]
+    exact = tuple(x.double().requires_grad_() for x in (q, k, v))
     seen = torch.ones(length, length, dtype=torch.bool, device="cuda")
-    wanted, wanted_lse = attention_reference(*exact, seen.tril() if causal else seen)
+    wanted, wanted_lse = attention_reference(
+        exact[0], exact[1], exact[2], seen.tril() if causal else seen
+    )
     gradients = torch.autograd.grad(wanted, exact, dout.double())
     torch.testing.assert_close(lse.double(), wanted_lse, rtol=1e-4, atol=1e-4)
     for got, right in zip((out, *found), (wanted, *gradients), strict=True):
