@@ -68,6 +68,8 @@ class Device:
 
     Ranks on the processors of one machine share `cores` of them: where more of a node's ranks
     compute at once, each gets its share of a core (0: every device computes by itself).
+    `capability` is NVIDIA's compute capability, 9.0 for Hopper (0: not known, or none of NVIDIA's):
+    newer GPUs have kernels that older ones have not.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Device:
     peak_flops: tuple[tuple[str, float], ...] = ()
     efficiency: Efficiency = field(default_factory=Efficiency)
     cores: float = 0.0
+    capability: float = 0.0
 
     def flops(self, dtype: str) -> float | None:
         """Return the dense peak in FLOP/s for `dtype`, or None where it is not known."""

@@ -90,7 +90,7 @@ def compiling(tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """Yield the modules with kernels, by name, none of which launches anything."""
     modules = {
         name: import_module(f"{_ROOM}.{name}_triton")
-        for name in ("norm", "rotary", "swiglu", "cross_entropy")
+        for name in ("norm", "rotary", "swiglu", "cross_entropy", "update")
     }
     replaced: list[tuple[Any, str, Any]] = []
     for module in modules.values():
@@ -134,6 +134,12 @@ def compile_all(hidden: int, ffn: int, heads: tuple[int, int, int], dtype: torch
         loss, at = modules["cross_entropy"], (labels, labels == 0, per_row)
         loss.row_statistics(gate_up, labels)
         loss.overwrite_with_gradient(gate_up, per_row, *at)
+        update, flat, master = modules["update"], gate_up.flatten(), torch.zeros(2 * rows * ffn)
+        for values in (None, flat):
+            moments = (master, master)
+            update.adamw(master, flat, moments, values, (0.9, 0.95, 1e-8, 1e-3, 1.0, 0.1), 1)
+            for momentum in (0.0, 0.9):
+                update.sgd(master, flat, (master,), values, (momentum, 1e-3, 1.0, 0.1))
 
 
 if __name__ == "__main__":

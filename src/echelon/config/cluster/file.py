@@ -93,6 +93,7 @@ CLUSTER_SETTINGS = _settings(
         "device.memory_bytes": (MEMORY_BYTES, None),
         "device.memory_bandwidth": (BYTES_PER_S, None),
         "device.cores": (Real(), 0.0),
+        "device.capability": (Real(), 0.0),
         "device.sure": (Flag(), False),
         **{f"device.peak_flops.{dtype}": (FLOP_PER_S, "unknown") for dtype in DEVICE_DTYPES},
         **{
@@ -237,6 +238,7 @@ def _device(view: View) -> Device:
         peak_flops=_known_numbers(view, "device.peak_flops", DEVICE_DTYPES),
         efficiency=record(view, Efficiency, "device.efficiency"),
         cores=view.number("device.cores"),
+        capability=view.number("device.capability"),
     )
 
 

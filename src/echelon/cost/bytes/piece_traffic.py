@@ -47,6 +47,11 @@ FUSED: Mapping[FusedPiece, PieceTraffic] = {
     "loss": PieceTraffic(forward=2.0, backward=4.0, kernels=0.0),
 }
 
+UPDATE_BYTES: Mapping[bool, float] = {False: 40.0, True: 28.0}
+"""What an update of AdamW moves for each weight of bf16, with a gradient of bf16 and a master copy
+in fp32: in one pass the gradient, the copy and both moments, and the weight (2 + 3 x 8 + 2); else
+the gradient is cast, and the copy after it (6 + 4 + 3 x 8 + 6)."""
+
 _PRODUCTS = 5.0
 """Kernels of a block forward that are products or attention."""
 
@@ -83,4 +88,5 @@ def kernel_facts(kernels: Kernels) -> Mapping[str, float]:
         "logit_bytes": loss.forward + loss.backward,
         "kernels": _PRODUCTS + swiglu.kernels + sum(one.kernels for one in widths),
         "fused_loss": float("loss" in kernels.fused),
+        "optimizer_bytes": UPDATE_BYTES["update" in kernels.fused],
     }

@@ -14,7 +14,11 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from echelon.core.choices.attention_kernels import ATTENTION_KERNELS, AttentionKernel
+from echelon.core.choices.attention_kernels import (
+    ATTENTION_KERNELS,
+    AttentionKernel,
+    cudnn_takes_squares,
+)
 from echelon.layout.attention_boxes import AttentionTile
 from echelon.models.attention.flash import flash_on
 from echelon.models.attention.fused import HEAD_DIM_MULTIPLE, FusedCpuKernel, FusedGpuKernel
@@ -32,10 +36,15 @@ from echelon.models.precision import LOW_PRECISION
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionRule:
-    """Say what a model and a plan ask of attention: a cap on scores, and a kernel."""
+    """Say what a model and a plan ask of attention: a cap on scores, and a kernel.
+
+    A rehearsal takes the kernels of a GPU with `planned_capability`, that of the plan's cluster; a
+    run asks the GPU that it is on.
+    """
 
     soft_cap: float | None = None
     kernel: AttentionKernel = "auto"
+    planned_capability: float = 0.0
 
 
 NO_CAP = AttentionRule()
@@ -57,13 +66,17 @@ def kernel_for(
     if not fused or not (on_meta or (device.type == "cuda" and torch.version.hip is None)):
         return PlainKernel()
     has_flash = on_meta or torch.cuda.get_device_capability(device) >= (8, 0)
-    cudnn = ATTENTION_KERNELS["cudnn"]
     if dtype in LOW_PRECISION and has_flash and head_dim <= ATTENTION_KERNELS["flash"].max_head_dim:
-        return FusedGpuKernel(
-            flash_on(device, rule.kernel),
-            cudnn=rule.kernel == "cudnn" and head_dim <= cudnn.max_head_dim,
-        )
+        flash = flash_on(device, rule.kernel)
+        capability = rule.planned_capability if on_meta else _capability(device)
+        squares = not flash.is_third and cudnn_takes_squares(rule.kernel, capability, head_dim)
+        return FusedGpuKernel(flash, cudnn=squares)
     return FusedGpuKernel(None)
+
+
+def _capability(device: torch.device) -> float:
+    major, minor = torch.cuda.get_device_capability(device)
+    return float(f"{major}.{minor}")
 
 
 def takes_any_band(q: torch.Tensor, rule: AttentionRule) -> bool:
