@@ -29,7 +29,7 @@ from echelon.models.attention.interface import (
     slice_tile,
 )
 from echelon.models.attention.online_softmax import OnlineSoftmax
-from echelon.models.attention.packed import attend_packed, backward_packed, packed_calls
+from echelon.models.attention.packed import attend_packed, backward_packed, placed_calls
 from echelon.models.attention.plain import PlainKernel
 from echelon.models.precision import LOW_PRECISION
 
@@ -95,7 +95,7 @@ def attend_tiles(
     """Return `into`, or a new merge, with the attention of q [T,B,H,hd] over k, v [S,B,K,hd]."""
     merged = OnlineSoftmax(q.shape, q.dtype, q.device) if into is None else into
     kernel = kernel_for(q.device, q.dtype, q.shape[-1], rule)
-    for call in packed_calls(tiles, q.shape[1]) if kernel.flash is not None else ():
+    for call in placed_calls(tiles, q, k) if kernel.flash is not None else ():
         assert kernel.flash is not None
         attend_packed(q, k, v, call, kernel.flash, merged)
         tiles = ()
@@ -122,7 +122,7 @@ def backward_tiles(
     if into is None and len(tiles) == 1 and tiles[0].covers(q.shape[0], k.shape[0]):
         return kernel.backward(dout, attended, _scores(q, tiles[0], rule))
     total = into
-    for call in packed_calls(tiles, q.shape[1]) if kernel.flash is not None else ():
+    for call in placed_calls(tiles, q, k) if kernel.flash is not None else ():
         assert kernel.flash is not None
         total = backward_packed(dout, attended, call, kernel.flash, total)
         tiles = ()
