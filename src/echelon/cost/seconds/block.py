@@ -349,7 +349,9 @@ def _memory_bound_seconds(work: CostInputs, *, mixture: bool, backward: bool = F
     widths, inner = software.width_bytes, software.inner_bytes * 0.5 * (1.0 + model.up)
     if backward:
         widths, inner = widths * software.width_passes, inner * software.inner_passes
-    bytes_each = widths * model.hidden / shared_out + passes * copied + inner * ffn
+    heads = (model.query_dim + 2.0 * model.kv_dim) / layout.tp
+    turned = software.head_bytes * (software.head_passes if backward else 1.0) * heads
+    bytes_each = widths * model.hidden / shared_out + turned + passes * copied + inner * ffn
     # Products in fp8 read what was cast before.
     narrow = np.asarray(work.machine.peak_flops) > work.machine.attention_flops
     low_precision = np.where(narrow, software.fp8_bytes, 0.0)
