@@ -14,7 +14,7 @@ from statistics import median
 
 import numpy as np
 
-from echelon.core.cluster import Cluster, Device, Efficiency
+from echelon.core.cluster import PCIE_4_BYTES_PER_S, Cluster, Device, Efficiency
 from echelon.core.plan import DTYPE_BYTES, DType
 from echelon.cost.fit.samples import (
     FusedAttentionKernel,
@@ -46,8 +46,8 @@ class UnfittedDevice:
 
     `memory_bytes` are those of one rank, `dtype` what it computes in; `asynchronous` says that it
     runs behind its host. `peak_flops` and `memory_bandwidth` are a vendor's, or None: then the best
-    that was measured. `cores` are those that all ranks share, None where kernels timed alone and
-    beside others tell.
+    that was measured; `host_bandwidth` is a vendor's, too. `cores` are those that all ranks share,
+    None where kernels timed alone and beside others tell.
     """
 
     name: str
@@ -58,6 +58,7 @@ class UnfittedDevice:
     peak_flops: float | None = None
     memory_bandwidth: float | None = None
     cores: float | None = None
+    host_bandwidth: float = PCIE_4_BYTES_PER_S
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,6 +195,7 @@ def _start(machine: UnfittedDevice, timed: Sequence[TimedKernel], cores: float) 
         bare,
         memory_bytes=machine.memory_bytes,
         memory_bandwidth=machine.memory_bandwidth or max(moved),
+        host_bandwidth=machine.host_bandwidth,
         peak_flops=((machine.dtype, machine.peak_flops or max(flops)),),
         efficiency=Efficiency(units=machine.units),
     )
