@@ -29,6 +29,10 @@ TRAINER_CONSTANTS = (
     "adding_bytes",
 )
 """Fields of `cost.seconds.trainer.Software` that `echelon calibrate` finds by steps of plans."""
+NOT_MEASURED = "none"
+"""Of a device whose kernels nobody measured by themselves."""
+PCIE_4_BYTES_PER_S = 31.508e9
+"""What PCI Express 4.0 x16 carries each way: 16 GT/s x 16 lanes x 128 / 130 / 8."""
 STEP_ERROR = "step_error"
 """The field of how far off these were: the mean error of steps that were measured, not fitted."""
 
@@ -70,6 +74,8 @@ class Device:
     compute at once, each gets its share of a core (0: every device computes by itself).
     `capability` is NVIDIA's compute capability, 9.0 for Hopper (0: not known, or none of NVIDIA's):
     newer GPUs have kernels that older ones have not.
+    `host_bandwidth` is that of its link to the memory of the host, in bytes/s each way. `measured`
+    names what was measured of our kernels on such a device (`cost/seconds/measured/kernels.toml`).
     """
 
     name: str
@@ -79,6 +85,8 @@ class Device:
     efficiency: Efficiency = field(default_factory=Efficiency)
     cores: float = 0.0
     capability: float = 0.0
+    host_bandwidth: float = PCIE_4_BYTES_PER_S
+    measured: str = NOT_MEASURED
 
     def flops(self, dtype: str) -> float | None:
         """Return the dense peak in FLOP/s for `dtype`, or None where it is not known."""

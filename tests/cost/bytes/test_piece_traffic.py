@@ -15,14 +15,17 @@ from tests.rehearsal.work.block_work import recorded
 
 EVERY = Kernels(provider="triton", fused=("norm", "residual", "rotary", "swiglu", "loss"))
 TOKENS, HIDDEN, FFN = 8192, 4096, 14336
+QUERIES_KEYS_VALUES = 4096 + 2 * 1024
 
 
 def traffic(kernels: Kernels) -> tuple[float, float]:
     """Return the bytes of a block of Llama 3 8B forward and backward, by its constants."""
     facts = kernel_facts(kernels)
     width, inner = facts["width_bytes"] * HIDDEN, 1.5 * facts["inner_bytes"] * FFN
+    heads = facts["head_bytes"] * QUERIES_KEYS_VALUES
     back = width * facts["width_passes"] + inner * facts["inner_passes"]
-    return TOKENS * (width + inner), TOKENS * back
+    back = back + heads * facts["head_passes"]
+    return TOKENS * (width + inner + heads), TOKENS * back
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from echelon.cost.seconds.data import (
-    HOST_LINK_BYTES_PER_S,
     REACHED,
     HeldWeights,
     accumulation_seconds,
@@ -33,10 +32,11 @@ def test_state_that_rests_on_the_host_travels_every_step() -> None:
     slower = estimate_candidate(request, choice).seconds["optimizer"]
     slower -= estimate_candidate(request, best.candidate).seconds["optimizer"]
     held = estimate_candidate(request, best.candidate).bytes["optimizer"]
-    travels = float(work.software.pace) * held / (REACHED * HOST_LINK_BYTES_PER_S)
+    assert work.machine.host_bandwidth == request.cluster.device.host_bandwidth
+    travels = held / (REACHED * request.cluster.device.host_bandwidth)
     assert slower == pytest.approx(travels, rel=0.02)
     assert float(offload_seconds(work, 1e9)) == pytest.approx(
-        12e9 / (REACHED * HOST_LINK_BYTES_PER_S)
+        12e9 / (REACHED * request.cluster.device.host_bandwidth)
     )
     assert float(offload_seconds(cost_inputs_from_candidate(request, best.candidate), 1e9)) == 0.0
     on_host = replace(work, software=replace(work.software, host_adds=1.0))

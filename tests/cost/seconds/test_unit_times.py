@@ -162,7 +162,7 @@ def test_messages_go_over_the_slowest_link_between_neighbours() -> None:
 def test_attention_costs_what_the_mask_lets_meet() -> None:
     def attention_s(*more: str) -> float:
         # What selective recompute computes once more is attention.
-        plan = on_gpus(*more, run="llama3-8b")
+        plan = on_gpus("context.attention=flash", *more, run="llama3-8b")
         plain, more_s = (
             unit_times_from_formulas(again(plan, one)) for one in ("none", "selective")
         )

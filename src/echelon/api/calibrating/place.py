@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from echelon.config.cluster.devices import device_preset_from_name, device_table
-from echelon.core.cluster import Backend
+from echelon.core.cluster import PCIE_4_BYTES_PER_S, Backend
 from echelon.core.errors import ConfigError, EnvironmentProblem
 from echelon.core.plan import DType
 from echelon.core.rulebook.cluster import CALIBRATION_SAME_DEVICE, RANKS_TO_CALIBRATE
@@ -151,6 +151,7 @@ def _gpus(ranks: int | None, there: int, properties: Any) -> MeasuredPlace:
         peak_flops=device.get("peak_flops", {}).get(dtype),
         memory_bandwidth=device.get("memory_bandwidth"),
         capability=float(f"{properties.major}.{properties.minor}"),
+        host_bandwidth=device.get("host_bandwidth", PCIE_4_BYTES_PER_S),
     )
     wanted = there if ranks is None else _checked(ranks, there, "GPUs")
     return MeasuredPlace(machine=machine, ranks=wanted, threads=1, backend="nccl", dtype=dtype)

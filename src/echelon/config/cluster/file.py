@@ -48,6 +48,8 @@ from echelon.config.settings.value_types import (
 )
 from echelon.config.view import View, record
 from echelon.core.cluster import (
+    NOT_MEASURED,
+    PCIE_4_BYTES_PER_S,
     STEP_ERROR,
     TRAINER_CONSTANTS,
     Backend,
@@ -59,6 +61,7 @@ from echelon.core.cluster import (
 from echelon.core.errors import Problem
 from echelon.core.rulebook.config import MISSING_SETTING, UNKNOWN_PRESET, WRONG_TYPE
 from echelon.core.rules import did_you_mean
+from echelon.cost.seconds.measured.kernels import measured_tables
 
 DEVICE_DTYPES = (*DTYPES, "fp8")
 """What a device has peaks of: dtypes that a run computes in, and one that only others' runs do."""
@@ -92,6 +95,8 @@ CLUSTER_SETTINGS = _settings(
         "device.name": (Text(), None),
         "device.memory_bytes": (MEMORY_BYTES, None),
         "device.memory_bandwidth": (BYTES_PER_S, None),
+        "device.host_bandwidth": (BYTES_PER_S, PCIE_4_BYTES_PER_S),
+        "device.measured": (Choice(options=(NOT_MEASURED, *measured_tables())), NOT_MEASURED),
         "device.cores": (Real(), 0.0),
         "device.capability": (Real(), 0.0),
         "device.sure": (Flag(), False),
@@ -235,6 +240,8 @@ def _device(view: View) -> Device:
         name=view.word("device.name"),
         memory_bytes=view.integer("device.memory_bytes"),
         memory_bandwidth=view.number("device.memory_bandwidth"),
+        host_bandwidth=view.number("device.host_bandwidth"),
+        measured=view.word("device.measured"),
         peak_flops=_known_numbers(view, "device.peak_flops", DEVICE_DTYPES),
         efficiency=record(view, Efficiency, "device.efficiency"),
         cores=view.number("device.cores"),

@@ -47,10 +47,9 @@ FUSED: Mapping[FusedPiece, PieceTraffic] = {
     "loss": PieceTraffic(forward=2.0, backward=4.0, kernels=0.0),
 }
 
-UPDATE_BYTES: Mapping[bool, float] = {False: 40.0, True: 28.0}
-"""What an update of AdamW moves for each weight of bf16, with a gradient of bf16 and a master copy
-in fp32: in one pass the gradient, the copy and both moments, and the weight (2 + 3 x 8 + 2); else
-the gradient is cast, and the copy after it (6 + 4 + 3 x 8 + 6)."""
+HEAD_WIDTHS = 1.5
+"""Queries, keys and values of Llama 3 8B over its `hidden`: what "rotary" counts, it counts of
+these."""
 
 _PRODUCTS = 5.0
 """Kernels of a block forward that are products or attention."""
@@ -77,16 +76,19 @@ def num_partial_sums(num_rows: Num) -> Num:
 def kernel_facts(kernels: Kernels) -> Mapping[str, float]:
     """Return the constants of our trainer on GPUs that its kernels decide, by their names."""
     found = {piece: (FUSED if piece in kernels.fused else PLAIN)[piece] for piece in PLAIN}
-    loss, swiglu = found.pop("loss"), found.pop("swiglu")
+    loss, swiglu, rotary = found.pop("loss"), found.pop("swiglu"), found.pop("rotary")
     widths = found.values()
     width, width_back = sum(one.forward for one in widths), sum(one.backward for one in widths)
     return {
         "width_bytes": width,
         "width_passes": width_back / width,
+        "head_bytes": rotary.forward / HEAD_WIDTHS,
+        "head_passes": rotary.backward / rotary.forward,
         "inner_bytes": swiglu.forward / _GATED,
         "inner_passes": swiglu.backward / swiglu.forward,
         "logit_bytes": loss.forward + loss.backward,
-        "kernels": _PRODUCTS + swiglu.kernels + sum(one.kernels for one in widths),
+        "kernels": _PRODUCTS + swiglu.kernels + rotary.kernels + sum(one.kernels for one in widths),
         "fused_loss": float("loss" in kernels.fused),
-        "optimizer_bytes": UPDATE_BYTES["update" in kernels.fused],
+        "optimizer_bytes": 0.0,
+        "casts_apart": float("update" not in kernels.fused),
     }

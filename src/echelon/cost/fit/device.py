@@ -14,7 +14,7 @@ from statistics import median
 
 import numpy as np
 
-from echelon.core.cluster import Cluster, Device, Efficiency
+from echelon.core.cluster import PCIE_4_BYTES_PER_S, Cluster, Device, Efficiency
 from echelon.core.plan import DTYPE_BYTES, DType
 from echelon.cost.fit.samples import (
     FusedAttentionKernel,
@@ -62,6 +62,8 @@ class UnfittedDevice:
     """Those that all ranks share; None: kernels timed alone and beside others tell."""
     capability: float = 0.0
     """The compute capability of a GPU; 0: not known."""
+    host_bandwidth: float = PCIE_4_BYTES_PER_S
+    """A vendor's bytes/s of the link to the host's memory, each way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +200,7 @@ def _start(machine: UnfittedDevice, timed: Sequence[TimedKernel], cores: float) 
         bare,
         memory_bytes=machine.memory_bytes,
         memory_bandwidth=machine.memory_bandwidth or max(moved),
+        host_bandwidth=machine.host_bandwidth,
         peak_flops=((machine.dtype, machine.peak_flops or max(flops)),),
         efficiency=Efficiency(units=machine.units),
         capability=machine.capability,

@@ -20,6 +20,7 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from echelon.cost.bytes.piece_traffic import HEAD_WIDTHS
 from echelon.cost.seconds.inputs import CostInputs
 from echelon.cost.seconds.links.collectives import all_reduce_seconds
 from echelon.cost.seconds.links.exchanges import (
@@ -34,7 +35,7 @@ from echelon.cost.seconds.matmul import (
     matmul_seconds,
     memory_seconds,
 )
-from echelon.cost.seconds.numbers import LayoutNumbers, Num, first_number
+from echelon.cost.seconds.numbers import LayoutNumbers, ModelNumbers, Num, first_number
 from echelon.cost.seconds.tensor_overlap import LayerPair, chunk_kernels, tensor_seconds
 
 BACKWARD_KERNELS = 1.5  # times those of forward
@@ -349,13 +350,25 @@ def _memory_bound_seconds(work: CostInputs, *, mixture: bool, backward: bool = F
     widths, inner = software.width_bytes, software.inner_bytes * 0.5 * (1.0 + model.up)
     if backward:
         widths, inner = widths * software.width_passes, inner * software.inner_passes
-    bytes_each = widths * model.hidden / shared_out + passes * copied + inner * ffn
+    turned = software.head_bytes * (software.head_passes if backward else 1.0) * _turned(model)
+    turned = turned / layout.tp
+    bytes_each = widths * model.hidden / shared_out + turned + passes * copied + inner * ffn
     # Products in fp8 read what was cast before.
     narrow = np.asarray(work.machine.peak_flops) > work.machine.attention_flops
     low_precision = np.where(narrow, software.fp8_bytes, 0.0)
     bytes_each = bytes_each + passes * low_precision * (3.0 * model.hidden / shared_out + ffn)
     # The bytes of a trainer are those of 2-byte elements.
     return memory_seconds(work.machine, 0.5 * work.element * bytes_each * work.tokens)
+
+
+def _turned(model: ModelNumbers) -> Num:
+    """Return the width of queries and keys that are turned, with the values that go with them.
+
+    Latent attention turns few of its numbers; a learned table of positions, none.
+    """
+    plain = model.query_dim + 2.0 * model.kv_dim
+    width = np.where(np.asarray(model.kv_rank) > 0, HEAD_WIDTHS * model.hidden, plain)
+    return np.where(np.asarray(model.positions) > 0, 0.0, width)
 
 
 def end_seconds(work: CostInputs) -> EndSeconds:

@@ -15,10 +15,10 @@ back behind the update (`parallel/offload/`), so both directions are at work at 
 parameters; its update takes about as long, bound by the host's memory. On processors the host is
 the device, and nothing travels.
 
-No cluster says the link of its hosts. Assumed is PCIe 4.0 x16: 16 GT/s x 16 lanes x 128/130 / 8 =
-31.5 GB/s in each direction (PCI-SIG, PCI Express Base Specification 4.0), of which copies reach
-four fifths. Files are not modelled: ZeRO-Infinity (Rajbhandari et al., 2021, figure 2b) counts
-1.6 GB/s for a GPU.
+Where a preset says nothing of the link of its hosts it is PCIe 4.0 x16: 16 GT/s x 16 lanes x 128 /
+130 / 8 = 31.5 GB/s each way (PCI-SIG, PCI Express Base Specification 4.0); copies reach `REACHED`
+of it, both ways at once. Files are not modelled: ZeRO-Infinity (Rajbhandari et al., 2021, figure
+2b) counts 1.6 GB/s for a GPU.
 """
 
 from __future__ import annotations
@@ -41,8 +41,12 @@ from echelon.cost.seconds.numbers import Num
 
 HOST_UPDATE_BYTES_PER_S = 60e9
 """What the processors of a node reach of their memory while they update."""
-HOST_LINK_BYTES_PER_S = 31.5e9
-REACHED = 0.8  # share of a link's rate
+CAST_SHARE = 0.5
+"""What casts between dtypes, and sums of gradients for a norm, reach of the rate of an update: on
+an H200 1.9 and 2.3 TB/s of 3.8 (bench/results/2026-11-26-gpu-nvidia-h200.md, 8b-half and 3b)."""
+REACHED = 0.765
+"""The share of a link's rate that copies to and from the host reach while both go at once: on an
+H200 (PCIe 5.0) 13.2 GB came in 274 ms, 48 GB/s, and went in 256 ms, 52 GB/s (the same page)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,18 +243,34 @@ def accumulation_seconds(work: CostInputs, held: HeldWeights) -> Num:
 
 
 def update_seconds(work: CostInputs, held: HeldWeights) -> Num:
-    """Return the seconds in which the optimizer reads and writes its states, and gets them."""
-    layout, software = work.layout, work.software
+    """Return the seconds in which the optimizer reads and writes its states, and gets them.
+
+    A trainer's pace is that of its kernels: what travels to a host and back is as fast as the link.
+    """
+    layout, software, weights = work.layout, work.software, updated_weights(work, held)
+    machine = work.machine
+    bandwidth = machine.memory_bandwidth * machine.optimizer
+    moved = update_bytes(work) * weights / bandwidth
+    there = layout.offload * software.host_updates
+    by_host = host_update_seconds(work, there * weights)
+    return software.pace * (by_host + (1.0 - there) * moved) + offload_seconds(work, weights)
+
+
+def updated_weights(work: CostInputs, held: HeldWeights) -> Num:
+    """Return how many weights a rank updates of those that it holds."""
+    layout = work.layout
     cut = np.asarray(layout.zero) >= 1.0
     shared = (held.blocks + held.ends) / np.where(cut, layout.shard, 1.0)
     shared = shared / np.maximum(1.0, layout.servers)
-    routed = held.routed / np.where(cut, layout.expert_shard, 1.0)
-    machine = work.machine
-    bandwidth = machine.memory_bandwidth * machine.optimizer
-    moved = software.optimizer_bytes * (shared + routed) / bandwidth
-    there = layout.offload * software.host_updates
-    by_host = host_update_seconds(work, there * (shared + routed))
-    return by_host + (1.0 - there) * moved + offload_seconds(work, shared + routed)
+    return shared + held.routed / np.where(cut, layout.expert_shard, 1.0)
+
+
+def update_bytes(work: CostInputs) -> Num:
+    """Return the bytes that an update moves for a weight, as if all of them went at its rate."""
+    software = work.software
+    casts = software.cast_traffic * software.casts_apart / CAST_SHARE
+    counted = software.update_traffic + casts
+    return np.where(np.asarray(software.optimizer_bytes) > 0.0, software.optimizer_bytes, counted)
 
 
 def host_update_seconds(work: CostInputs, weights: Num) -> Num:
@@ -261,7 +281,7 @@ def host_update_seconds(work: CostInputs, weights: Num) -> Num:
     software = work.software
     each = 2.0 * software.state_bytes + software.gradient_bytes + work.element
     beside = np.minimum(work.machine.node, work.layout.devices)
-    travels = work.element * weights / (REACHED * HOST_LINK_BYTES_PER_S)
+    travels = work.element * weights / (REACHED * work.machine.host_bandwidth)
     return each * weights * beside / HOST_UPDATE_BYTES_PER_S + travels
 
 
@@ -269,12 +289,12 @@ def parameter_offload_seconds(work: CostInputs, weights: Num) -> Num:
     """Return the seconds in which a rank's slices, of so many weights, come for one pass."""
     elsewhere = np.asarray(work.software.host_adds) < 1.0
     there = (np.asarray(work.layout.parameter_offload) > 0) & elsewhere
-    return np.where(there, work.element * weights / (REACHED * HOST_LINK_BYTES_PER_S), 0.0)
+    return np.where(there, work.element * weights / (REACHED * work.machine.host_bandwidth), 0.0)
 
 
 def offload_seconds(work: CostInputs, weights: Num) -> Num:
     """Return the seconds in which the state of a rank's slices, of so many weights, travels."""
     there = work.layout.offload * (1.0 - np.asarray(work.software.host_updates))
     elsewhere = np.asarray(work.software.host_adds) < 1.0
-    travels = there * work.software.state_bytes * weights / (REACHED * HOST_LINK_BYTES_PER_S)
+    travels = there * work.software.state_bytes * weights / (REACHED * work.machine.host_bandwidth)
     return np.where(elsewhere, travels, 0.0)

@@ -11,7 +11,7 @@ from echelon.core.choices.collective_algorithms import algorithm_index
 from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
 from echelon.core.cluster import Cluster, Efficiency, Link, cluster_under_load, shared_bandwidth
 from echelon.core.model_shape import ModelShape
-from echelon.core.plan import DTYPE_BYTES, OptimizerKind, Plan, Precision
+from echelon.core.plan import DTYPE_BYTES, Mathematics, OptimizerKind, Plan, Precision
 from echelon.cost.bytes.experts.memory import balanced_memory
 from echelon.cost.bytes.fp8 import CODE_BYTES, largest_number_bytes
 from echelon.cost.bytes.local_sgd import sent_element_bytes
@@ -19,6 +19,7 @@ from echelon.cost.bytes.quantised_sums import REDUCE_BLOCK, message_bytes, scale
 from echelon.cost.seconds.flops import attention_width
 from echelon.cost.seconds.inputs import CostInputs, TrainerConstants
 from echelon.cost.seconds.matmul import product_dtype
+from echelon.cost.seconds.measured.kernels import with_measured_kernels
 from echelon.cost.seconds.numbers import (
     LayoutNumbers,
     MachineNumbers,
@@ -40,17 +41,19 @@ def cost_inputs_from_plan(plan: Plan, software: TrainerConstants | None = None) 
     """
     mathematics = plan.mathematics
     facts = software or our_constants(plan.cluster, plan.layout.kernels)
+    dtype = product_dtype(plan.cluster, mathematics.precision)
+    ranks = plan.mesh.num_workers * plan.layout.threads.replicas
+    machine = machine_numbers_from_cluster(
+        plan.cluster, dtype, attention_dtype=mathematics.precision.parameters, ranks=ranks
+    )
+    if facts.gpu_kernels:
+        machine = with_measured_kernels(machine, plan, dtype=dtype, ranks=ranks)
     return CostInputs(
         model=model_numbers_from_shape(
             plan.model, mathematics.sequence_length, tp=float(plan.mesh.tp)
         ),
-        machine=machine_numbers_from_cluster(
-            plan.cluster,
-            product_dtype(plan.cluster, mathematics.precision),
-            attention_dtype=mathematics.precision.parameters,
-            ranks=plan.mesh.num_workers * plan.layout.threads.replicas,
-        ),
-        software=constants_for_precision(facts, mathematics.precision, mathematics.optimizer.kind),
+        machine=machine,
+        software=constants_for_run(facts, mathematics),
         layout=layout_numbers_from_plan(plan),
     )
 
@@ -174,11 +177,29 @@ def _padding(plan: Plan) -> float:
     return balanced_memory(plan).rows_here / (dispatched_tokens(plan) * experts.top_k)
 
 
-def constants_for_precision(
-    software: TrainerConstants, precision: Precision, optimizer: OptimizerKind = PLAIN_OPTIMIZER
-) -> TrainerConstants:
+def constants_for_run(software: TrainerConstants, mathematics: Mathematics) -> TrainerConstants:
     """Return `software` with the bytes that the dtypes and the optimizer of a run take."""
+    precision, optimizer = mathematics.precision, mathematics.optimizer
+    clips = optimizer.clip_norm is not None
+    return constants_for_precision(software, precision, optimizer.kind, clips=clips)
+
+
+def constants_for_precision(
+    software: TrainerConstants,
+    precision: Precision,
+    optimizer: OptimizerKind = PLAIN_OPTIMIZER,
+    *,
+    clips: bool = False,
+) -> TrainerConstants:
+    """Return `software` with the bytes that the dtypes and the optimizer of a run take.
+
+    An update reads gradient and states, and writes states and the parameter; where no state is a
+    copy of it, it reads the parameter, too. Where it `clips`, gradients are read before for their
+    norm. As kernels of their own, casts read one dtype and write the other, and the norm is that of
+    gradients in the dtype of the states.
+    """
     master = DTYPE_BYTES[precision.master]
+    element, gradient = DTYPE_BYTES[precision.parameters], DTYPE_BYTES[precision.gradients]
     states = len(OPTIMIZERS[optimizer].state) * master
     # Where the parameters that rest are what the optimizer updates, there is no other copy.
     rests = np.asarray(software.parameter_bytes) > 0.0
@@ -190,6 +211,12 @@ def constants_for_precision(
         reduced_bytes=float(DTYPE_BYTES[precision.reduction]),
         state_bytes=float(states + beside),
         parameter_bytes=float(master * rests),
+        update_traffic=float(
+            2 * (states + master * precision.has_master)
+            + gradient * (1 + clips)
+            + element * (1 if precision.has_master else 2)
+        ),
+        cast_traffic=float((gradient + element + 2 * master) * precision.has_master + master),
         copies_in_fp8=float(precision.is_fp8),
         wide_weight_gradients=float(precision.is_fp8 and not precision.has_tensor_scales),
         # The kernel of tiles multiplies e4m3 by e4m3.
@@ -236,6 +263,7 @@ def machine_numbers_from_cluster(
         attention_flops=peak_flops(cluster, attention_dtype or dtype),
         memory_bytes=float(device.memory_bytes),
         memory_bandwidth=float(device.memory_bandwidth),
+        host_bandwidth=float(device.host_bandwidth),
         node=float(cluster.devices_per_node),
         tiers=tuple(_tier(cluster, link) for link in cluster.links or (NO_LINK,)),
         share=share,

@@ -41,6 +41,10 @@ class TrainerConstants:
     inner_bytes: Num = 8.0
     """Bytes of traffic of a block forward beside its products, for each token and width of
     `ffn`."""
+    head_bytes: Num = 0.0
+    """The same for each token and width of queries, keys and values; 0: in `width_bytes`."""
+    head_passes: Num = 1.5
+    """`head_bytes` backward over those forward."""
     width_passes: Num = 1.5
     """`width_bytes` backward over those forward."""
     inner_passes: Num = 1.5
@@ -103,7 +107,14 @@ class TrainerConstants:
     scattered_messages: Num = 1.0
     """Flag: messages between stages are cut over the tensor ranks."""
     optimizer_bytes: Num = 40.0
-    """Bytes of traffic of the update for each weight."""
+    """Bytes of traffic of the update for each weight; 0: those of the next three."""
+    update_traffic: Num = 28.0
+    """Bytes that one kernel of an update moves for a weight: states, gradient and parameter."""
+    cast_traffic: Num = 16.0
+    """Bytes of casts between dtypes, and of sums for a norm, where these are kernels of their own.
+    They reach half of the rate of an update."""
+    casts_apart: Num = 0.0
+    """Flag: they are."""
     interference: Num = 0.0
     """Share by which gathers slow the compute that they run beside."""
     step_s: Num = 0.01

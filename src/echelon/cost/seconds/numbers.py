@@ -14,6 +14,8 @@ from typing import Any, TypeAlias, TypeVar, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from echelon.core.cluster import PCIE_4_BYTES_PER_S
+
 Array: TypeAlias = NDArray[np.float64]
 Num: TypeAlias = "float | Array"
 Record = TypeVar("Record")
@@ -140,6 +142,8 @@ class MachineNumbers:
     """Seconds that a kernel takes to start."""
     half_reach: Num = 0.0
     """Keys that a query meets in one call at which fused attention reaches half of its rate."""
+    host_bandwidth: Num = PCIE_4_BYTES_PER_S
+    """Bytes/s of the link to the memory of the host, each way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

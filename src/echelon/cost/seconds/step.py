@@ -107,7 +107,7 @@ def step_seconds(work: CostInputs, blocks: BlockKindSeconds | None = None) -> Te
         "gather": np.where(cut_whole, gather, regather_shown * regather) + given,
         "gradients": np.where(cut_whole, scatter, shown) + taken,
         "adding": pace * m * accumulation_seconds(work, held),
-        "optimizer": pace * update_seconds(work, held),
+        "optimizer": update_seconds(work, held),
         "fixed": pace * software.step_s + 0.0 * m,
     }
     busy = ("matmul", "attention", "memory", "host", "head", "recompute")

@@ -18,6 +18,7 @@ from echelon.core.cluster import Cluster
 from echelon.cost.bytes.nccl import nccl_facts
 from echelon.cost.bytes.piece_traffic import kernel_facts
 from echelon.cost.seconds.inputs import TrainerConstants
+from echelon.cost.seconds.measured.kernels import measured_facts
 from echelon.cost.seconds.trainer_memory import MEMORY
 
 OURS = "echelon"
@@ -150,6 +151,7 @@ def constants_on_devices(
         software = replace(software, **dict.fromkeys(OVERLAPS, 0.0), **dict.fromkeys(_WHOLE, 1.0))
     elif trainer == OURS:
         software = replace(software, gpu_kernels=1.0, **nccl_facts(cluster))
+        software = replace(software, **measured_facts(cluster))
         if kernels is not None:
             software = replace(software, **kernel_facts(kernels))
     return replace(software, **dict(cluster.trainer)) if trainer == OURS else software

@@ -36,9 +36,10 @@ from echelon.core.rulebook.command_line import BAD_ARGUMENT
 from echelon.core.rulebook.config import UNKNOWN_PRESET
 from echelon.core.rulebook.planner import OBJECTIVE_NEEDS_PRICE, TRAINER_RUNS_PIN, UNKNOWN_TRAINER
 from echelon.core.rules import did_you_mean
-from echelon.cost.seconds.from_plan import constants_for_precision, machine_numbers_from_cluster
+from echelon.cost.seconds.from_plan import constants_for_run, machine_numbers_from_cluster
 from echelon.cost.seconds.inputs import TrainerConstants
 from echelon.cost.seconds.matmul import product_dtype
+from echelon.cost.seconds.measured.kernels import with_measured_kernels
 from echelon.cost.seconds.numbers import MachineNumbers
 from echelon.cost.seconds.trainer_generations import (
     FRAMEWORKS,
@@ -121,7 +122,9 @@ class SearchRequest(SearchAim):
         """Return the numbers of the devices with so many ranks, in the dtypes of the run."""
         half = self.mathematics.precision.parameters
         dtype = self.matmul_dtype or product_dtype(self.cluster, self.mathematics.precision)
-        return machine_numbers_from_cluster(self.cluster, dtype, attention_dtype=half, ranks=ranks)
+        found = machine_numbers_from_cluster(self.cluster, dtype, attention_dtype=half, ranks=ranks)
+        run, ours = self.one_rank_run, self.trainer == OURS
+        return with_measured_kernels(found, run, dtype=dtype, ranks=ranks) if ours else found
 
     def with_memory(self, memory_bytes: float) -> SearchRequest:
         """Return the request on devices with so much memory."""
@@ -222,10 +225,9 @@ def _trainer_software(trainer: str, run: Plan) -> TrainerConstants:
 
     Ours takes the bytes of gradients and of their sums from the run; others have them fixed.
     """
-    software, numbers = constants_of_trainer(trainer, run.cluster), run.mathematics
-    found = constants_for_precision(software, numbers.precision, numbers.optimizer.kind)
-    if trainer != OURS:
-        found = replace(software, element_bytes=found.element_bytes)
+    software = constants_of_trainer(trainer, run.cluster)
+    found = constants_for_run(software, run.mathematics)
+    found = found if trainer == OURS else replace(software, element_bytes=found.element_bytes)
     return constants_on_devices(found, run.cluster, trainer=trainer, kernels=run.layout.kernels)
 
 

@@ -1,0 +1,1 @@
+"""What was measured of our trainer on single devices: rates of its kernels, with their source."""
