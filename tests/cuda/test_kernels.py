@@ -44,7 +44,7 @@ def test_documents_of_a_batch_are_attention(mask: str, batch: str, in_qkv: bool)
         q, k, v = (x.detach().to(dtype).requires_grad_() for x in parts)
         tiles = tiles_between(run, run, MASKS[mask], starts, tile_rows)
         out = LocalAttention.apply(q, k, v, tiles, AttentionRule(kernel=kernel))
-        return [out, *torch.autograd.grad(out, (q, k, v), dout.to(dtype))]
+        return [out.detach(), *torch.autograd.grad(out, (q, k, v), dout.to(dtype))]
 
     found = attended(torch.bfloat16, "flash", None)
     for got, wanted in zip(found, attended(torch.float64, "plain", 64), strict=True):
