@@ -28,7 +28,7 @@ Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
 NUM_BATCHES = 4
 _torch: Any = torch  # its stubs hide the foreach functions
-FUSED: tuple[FusedPiece, ...] = ("norm", "residual", "rotary", "swiglu", "loss")
+FUSED: tuple[FusedPiece, ...] = ("norm", "residual", "rotary", "swiglu", "loss", "update")
 """The pieces of a Llama that are kernels of Echelon's, but in its plain case."""
 
 

@@ -28,7 +28,7 @@ pytestmark = [
     pytest.mark.timeout(600),
 ]
 SUBJECT = "tests.cuda.on_gpu:build"
-FUSED: tuple[FusedPiece, ...] = ("norm", "residual", "rotary", "swiglu", "loss")
+FUSED: tuple[FusedPiece, ...] = ("norm", "residual", "rotary", "swiglu", "loss", "update")
 WIDE = {"hidden": 256, "heads": 4, "kv_heads": 2, "head_dim": 64, "ffn": 384, "vocab": 257}
 """Widths that every kernel takes: heads of 64, and blocks of 128 for scales in 8 bits."""
 
