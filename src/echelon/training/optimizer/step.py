@@ -224,8 +224,8 @@ def local_norm_squared(
 
     `counts` says of a bucket whether this rank counts for all that hold the same.
     Runs of `run_elements` (on a CPU) are added in the gradient's own precision (at least float32),
-    the runs in float64; what is not finite stays so. No gradient is copied to be added up wider
-    than it is. The host waits for the device.
+    the runs in float64; what is not finite stays so. A GPU copies no gradient to add it up wider
+    than it is, a CPU one run at a time. The host waits for the device.
     """
     return float(sum_of_squares(buckets, counts, run_elements=run_elements))
 
@@ -244,9 +244,11 @@ def sum_of_squares(
         mine.extend(_runs(bucket, counted, run_elements))
         others = ranges_between(counted, bucket.slots[-1].end)
         elsewhere.extend(_runs(bucket, others, run_elements))
-    if mine or elsewhere:
-        sums = [_squares(runs) * weight for runs, weight in ((mine, 1.0), (elsewhere, 0.0)) if runs]
-        return torch.stack(sums).sum()
+    if elsewhere:
+        nothing = _squares(elsewhere) * 0.0
+        return _squares(mine) + nothing if mine else nothing
+    if mine:
+        return _squares(mine)
     device = buckets[0].gradient_slice.device if buckets else None
     return torch.zeros((), dtype=torch.float64, device=device)
 
