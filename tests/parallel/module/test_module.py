@@ -28,7 +28,7 @@ SGD = replace(ADAMW, kind="sgd", momentum=0.9)
 NESTED = ["outer.0", "outer.0.inner", "outer.1", "outer.1.inner", "twice", "first", "last"]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("zero", STAGES)
 @pytest.mark.parametrize(
     "model", ["transformer", "frozen block", "convolutions", "nested", "checkpointed"]
@@ -40,7 +40,7 @@ def test_a_module_trains_as_on_one_device(rank_pool: RankPool, model: str, zero:
 
 
 @pytest.mark.system("B04")
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("zero", "mesh"),
     [
@@ -79,7 +79,7 @@ def test_a_first_step_without_a_rank(rank_pool: RankPool, zero: Zero) -> None:
     assert_as_on_one_device(run(rank_pool, loop), loop)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("zero", "changes"),
     [
