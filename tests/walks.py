@@ -28,11 +28,13 @@ def left_to_all(items: Sequence[pytest.Item]) -> list[pytest.Item]:
     """Return the cases that their marker `one_in(n)` leaves to `make test-all`.
 
     About every n-th case of a test stays, and at least one, chosen by their names alone. A test of
-    several parameters keeps more where it has to: each value that its cases share stays in one.
+    several parameters keeps more where it has to: each value that its cases share stays in one, and
+    of names like "module:name" one of each module. What is slow anyway is left out of account.
     """
     tests: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        if item.get_closest_marker("one_in") is not None:
+        marked = item.get_closest_marker("one_in") is not None
+        if marked and item.get_closest_marker("slow") is None:
             tests[item.nodeid.partition("[")[0]].append(item)
     return list(chain.from_iterable(_left_of(cases) for cases in tests.values()))
 
@@ -61,6 +63,7 @@ def _left_of(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
 
 
 def _values(item: pytest.Item) -> list[tuple[int, str]]:
-    """Return the values of a case, one of each `parametrize`, by place and name."""
+    """Return the values of a case, one of each `parametrize`, by place and name, and their kinds."""
     called = getattr(item, "callspec", None)
-    return [] if called is None else list(enumerate(called._idlist))
+    values = [] if called is None else list(enumerate(called._idlist))
+    return values + [(place, name.partition(":")[0]) for place, name in values if ":" in name]
