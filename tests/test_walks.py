@@ -16,7 +16,7 @@ class Case:
 
     def __init__(self, test: str, values: tuple[str, ...], every: int | None) -> None:
         self.nodeid = f"{test}[{'-'.join(values)}]"
-        self.callspec = SimpleNamespace(_idlist=values)
+        self.callspec = SimpleNamespace(_idlist=values, params={})
         self._marker = None if every is None else pytest.mark.one_in(every).mark
 
     def get_closest_marker(self, name: str) -> pytest.Mark | None:
@@ -55,8 +55,19 @@ def test_each_value_that_cases_share_stays(every: int) -> None:
     assert kept == [case.callspec._idlist for case in taken(cases)]
 
 
+def test_of_pairs_in_one_parameter_each_value_stays_too() -> None:
+    cases = [Case("a", (f"case{number}",), 10**6) for number in range(4)]
+    for case, (stage, kind) in zip(cases, product((1, 2), ("ring", "no")), strict=True):
+        case.callspec.params.update(stage=stage, kind=kind, mesh=object())
+    kept = [case.callspec.params for case in taken(cases)]
+    assert {case["stage"] for case in kept} == {1, 2}
+    assert {case["kind"] for case in kept} == {"ring", "no"}
+
+
 def test_of_names_of_modules_one_of_each_module_stays() -> None:
-    names = [f"{module}:{number}" for module in ("context", "experts", "slices") for number in "123"]
+    names = [
+        f"{module}:{number}" for module in ("context", "experts", "slices") for number in "123"
+    ]
     kept = taken([Case("a", (name,), 10**6) for name in names])
     assert sorted(case.nodeid.partition(":")[0] for case in kept) == [
         "a[context",

@@ -41,7 +41,7 @@ def left_to_all(items: Sequence[pytest.Item]) -> list[pytest.Item]:
 
 def _left_of(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
     by_chance = sorted(cases, key=lambda item: crc32(item.nodeid.encode()))
-    having: dict[tuple[int, str], list[pytest.Item]] = defaultdict(list)
+    having: dict[tuple[str, object], list[pytest.Item]] = defaultdict(list)
     for case in by_chance:
         for value in _values(case):
             having[value].append(case)
@@ -62,8 +62,13 @@ def _left_of(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
     return left
 
 
-def _values(item: pytest.Item) -> list[tuple[int, str]]:
-    """Return the values of a case, one of each `parametrize`, by place and name, and their kinds."""
+def _values(item: pytest.Item) -> set[tuple[str, object]]:
+    """Return the values of a case: those of its parameters, and what pytest names them by."""
     called = getattr(item, "callspec", None)
-    values = [] if called is None else list(enumerate(called._idlist))
-    return values + [(place, name.partition(":")[0]) for place, name in values if ":" in name]
+    if called is None:
+        return set()
+    names = [(str(place), name) for place, name in enumerate(called._idlist)]
+    kinds = [(place, name.partition(":")[0]) for place, name in names if ":" in name]
+    plain = (str, int, float)
+    values = [(key, value) for key, value in called.params.items() if isinstance(value, plain)]
+    return {*names, *kinds, *values}

@@ -220,7 +220,7 @@ def test_other_data_is_not_resumed(rank_pool: RankPool, trained: Trained, tmp_pa
 ZERO3 = ("mesh.dp_shard=2", "zero.stage=3")
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("layout", [(), ZERO3, LAYOUTS["pp2"]], ids=["alone", "stage 3", "pp2"])
 def test_a_run_that_starts_from_a_file_is_the_one_whose_weights_the_file_holds(
     rank_pool: RankPool, trained: Trained, tmp_path: Path, data: Path, layout: tuple[str, ...]
