@@ -60,6 +60,7 @@ def test_four_ranks_and_replicas_of_slices(
     assert_as_on_one_device(run(rank_pool, loop), loop)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("zero", [SLICES, WHOLE])
 def test_branches_of_replicas_of_slices(rank_pool: RankPool, zero: Zero) -> None:
     skips = {(1, 0): (0, 9), (1, 3): (7, 8, 9), (2, 1): (1, 3, 4, 5, 6), (2, 2): tuple(range(10))}
@@ -169,6 +170,7 @@ FP16 = Precision(
 )
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("zero", STAGES)
 def test_master_copies_start_from_what_was_given_and_are_what_is_rounded(
     rank_pool: RankPool, zero: Zero
