@@ -13,6 +13,7 @@ from hypothesis import settings
 
 from echelon.launch.local import rank_processes
 from echelon.launch.local.pool import RankPool
+from tests.file_seconds import begin_with_the_longest
 from tests.fork_template import ForkTemplate
 from tests.walks import left_to_all
 
@@ -35,10 +36,12 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow what `one_in` leaves to `make test-all`."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark as slow what `one_in` leaves to `make test-all`; workers begin with the long files."""
     for item in left_to_all(items):
         item.add_marker(pytest.mark.slow)
+    if hasattr(config, "workerinput"):
+        begin_with_the_longest(items)
 
 
 @pytest.fixture(autouse=True)
