@@ -53,9 +53,9 @@ def operator_of(plan: Plan, spec: ParameterSpec) -> str:
     if spec.layer is None:
         ends = {EMBEDDING: UNIT_EMBEDDING, HEAD: "loss", "positions.weight": "positions"}
         return ends.get(spec.name, "last norm")
-    part = spec.name.split(".", 2)[2].rsplit(".", 1)[0]
-    if part.startswith("mlp.experts."):
+    if spec.expert is not None:
         return EXPERTS
+    part = spec.name.split(".", 2)[2].rsplit(".", 1)[0]
     if part.startswith("mlp.shared."):
         return SHARED
     if part == "mlp.router":
@@ -165,6 +165,7 @@ def _by_operator(
             if plan.model.tied and UNIT_HEAD in here:
                 found.setdefault((UNIT_HEAD, "loss"), []).append(spec.name)
             continue
-        key = (unit_of(spec.name), operator_of(plan, spec))
+        unit = unit_of(spec.name) if spec.layer is None else f"layers.{spec.layer}"
+        key = (unit, operator_of(plan, spec))
         found.setdefault(key, []).append(spec.name)
     return found
