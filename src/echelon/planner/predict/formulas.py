@@ -6,7 +6,7 @@ make of it, so thousands of rows share a few hundred blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, TypeVar
 
@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from echelon.core.choices.collective_algorithms import algorithm_index
 from echelon.core.choices.context_kinds import CONTEXT_KINDS
+from echelon.cost.activations.closed_forms import BlockKindBytes, block_kind_bytes
 from echelon.cost.automatic_sums import automatic_algorithm
 from echelon.cost.seconds.from_plan import model_numbers_from_shape
 from echelon.cost.seconds.inputs import CostInputs, Terms
@@ -33,6 +34,9 @@ from echelon.planner.search.options import (
 )
 from echelon.planner.search.recompute_options import recompute_options
 from echelon.planner.search.request import SearchRequest
+
+_OPERATORS = ("selective", "redone_norm", "redone_activation", "redone_mlp")
+"""Fields of `LayoutNumbers` that say which operators run again: one number for all rows."""
 
 Record = TypeVar("Record")
 RowIndex = NDArray[np.int64]
@@ -67,26 +71,48 @@ class VectorizedFormulas:
         self._machine = request.machine_numbers(rows.world)
         # Rows of one split with one microbatch have the same blocks.
         most = int(found["microbatch"].max(initial=0)) + 1
-        self._shard: RowIndex = found["split"] * most + found["microbatch"]
+        shard: RowIndex = found["split"] * most + found["microbatch"]
+        _, self._first, self._shard = np.unique(shard, return_index=True, return_inverse=True)
         self._blocks: BlockKindSeconds | None = None
-        self._known: RowIndex = np.full(len(rows), -1, dtype=np.int64)
+        self._block_bytes: dict[tuple[float, ...], BlockKindBytes] = {}
+        self._known: RowIndex = np.full(len(self._first), -1, dtype=np.int64)
+        """Where the seconds of the blocks of a shard stand; -1 where nobody has asked."""
 
     def prepare(self, index: RowIndex) -> None:
         """Compute the blocks of these rows, once for all that share them."""
-        _, first, which = np.unique(self._shard[index], return_index=True, return_inverse=True)
-        alike = {name: self.columns[name][index[first]] for name in OF_BLOCKS}
-        self._blocks = block_kind_seconds(self._work(LayoutNumbers(**alike)))
-        self._known[index] = which
+        wanted = np.unique(self._shard[index])
+        new = wanted[self._known[wanted] < 0]
+        if not len(new):
+            return
+        shards = np.flatnonzero(self._known >= 0)
+        shards = np.concatenate([shards, new])
+        self._blocks = block_kind_seconds(self._work(LayoutNumbers(**self._of_shards(shards))))
+        self._known[shards] = np.arange(len(shards))
 
     def seconds(self, index: RowIndex, **rest: Num) -> Terms:
         """Return the seconds of prepared rows at `index`; `rest` are fields of LayoutNumbers."""
         assert self._blocks is not None
-        blocks = take_nested_entries(self._blocks, self._known[index])
+        blocks = take_nested_entries(self._blocks, self._known[self._shard[index]])
         return step_seconds(self._at(index, rest), blocks)
 
     def bytes(self, index: RowIndex, **rest: Num) -> Terms:
         """Return the bytes of rows at `index`; `rest` are fields of LayoutNumbers."""
-        return closed_form_bytes(self._at(index, rest), self._request.trainer)
+        blocks = take_nested_entries(self._bytes_of_shards(rest), self._shard[index])
+        return closed_form_bytes(self._at(index, rest), self._request.trainer, blocks)
+
+    def _bytes_of_shards(self, rest: Mapping[str, Num]) -> BlockKindBytes:
+        """Return the bytes of the blocks of all shards, with the operators that run again."""
+        again = {name: float(np.asarray(rest.get(name, 0.0))) for name in _OPERATORS}
+        key = tuple(again.values())
+        if key not in self._block_bytes:
+            every = np.arange(len(self._first), dtype=np.int64)
+            work = self._work(LayoutNumbers(**self._of_shards(every), **again))
+            self._block_bytes[key] = block_kind_bytes(work)
+        return self._block_bytes[key]
+
+    def _of_shards(self, shards: RowIndex) -> dict[str, Any]:
+        """Return the numbers that shards have, as fields of LayoutNumbers."""
+        return {name: self.columns[name][self._first[shards]] for name in OF_BLOCKS}
 
     def _at(self, index: RowIndex, rest: dict[str, Num]) -> CostInputs:
         layout: dict[str, Any] = {name: column[index] for name, column in self.columns.items()}
