@@ -17,8 +17,9 @@ where the steady seconds alone are above it.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 
 import numpy as np
@@ -41,9 +42,9 @@ from echelon.planner.search.candidate import (
     ScoredCandidate,
     best_of_groups,
 )
-from echelon.planner.search.legal_meshes import Legality, legal_meshes
 from echelon.planner.search.options import MOST_VIRTUAL, ScheduleOption, ZeroOption
 from echelon.planner.search.request import SearchRequest
+from echelon.planner.search.world_table import WorldTable, world_table
 
 _ROW_TERMS = (
     *("matmul", "attention", "memory", "host", "head"),
@@ -95,14 +96,14 @@ class SearchSweep:
         self.request = request
         self.offload = offload
         self._bounded = below < inf
-        self._legal = Legality(request.one_rank_run)
         self._options = OptionTables(request, offload=offload)
 
     def walk(self, world: int) -> None:
         """Walk every plan of `world` ranks; what is found so far stands also when interrupted."""
         request = self.request
         weight = _weight(request, world)
-        rows = legal_meshes(request, world, self._legal)
+        table = world_table(request, world)
+        rows, formulas = table.rows, table.formulas
         self.counts.refused.update(rows.refused)
         if not len(rows):
             return
@@ -110,13 +111,11 @@ class SearchSweep:
         options.set_meshes(rows)
         plans = options.num_plans()
         self.counts.seen += int(plans.sum())
-        formulas = VectorizedFormulas(request, rows)
         some = np.arange(len(rows), dtype=np.int64)
         if self._bounded:
             # A few rows are fast enough: what the others hold need not be known.
-            formulas.prepare(some)
-            some = some[weight * self._steady(formulas, some) < self.best.threshold]
-        least = self._least(formulas, some)
+            some = some[weight * self._steady(table, some) < self.best.threshold]
+        least = self._leanest(table, some)
         plans = plans[some]
         self.least_bytes = min(self.least_bytes, float(least[plans > 0].min(initial=np.inf)))
         fits = (least <= request.memory_bytes) & (plans > 0)
@@ -124,8 +123,7 @@ class SearchSweep:
         index = some[fits]
         if not len(index):
             return
-        formulas.prepare(index)
-        steady = weight * self._steady(formulas, index)
+        steady = weight * self._steady(table, index)
         order = np.argsort(steady, kind="stable")
         start, size = 0, FIRST_ROWS
         while start < len(order) and steady[order[start]] < self.best.threshold:
@@ -244,33 +242,59 @@ class SearchSweep:
                 break
         return found
 
-    def _least(self, formulas: VectorizedFormulas, index: RowIndex, **numbers: Num) -> Array:
-        """Return the least that plans of these rows can hold."""
-        pp, tp, cp = (formulas.columns[name][index] for name in ("pp", "tp", "cp"))
-        leanest: dict[str, Num] = {
-            "dp_shard": self._options.world / (pp * tp * cp),
-            "schedule": 0.0,
-            "offload": self._options.offloads,
-            **numbers,
-        }
+    def _leanest(self, table: WorldTable, index: RowIndex) -> Array:
+        """Return the least that any plan of these rows can hold."""
         found = np.full(len(index), np.inf)
-        for stage in (2.0, 3.0):
-            for again in self._options.recompute_ends:
-                held = self._held(formulas, index, **leanest, zero=stage, **again)
-                found = np.minimum(found, held)
+        for numbers in self._lean_choices():
+            wanted = partial(self._held_and_counted, table.formulas, rest=numbers)
+            name = tuple(sorted(numbers.items()))
+            found = np.minimum(found, self._to_fit(*table.held(name, index, wanted)))
         return found
 
-    def _held(self, formulas: VectorizedFormulas, index: RowIndex, **numbers: Num) -> Array:
-        found = formulas.bytes(index, **numbers)
-        total, factor = found.total, self.request.uncounted_factor
-        if factor != 1.0:
-            ours = self.request.trainer == OURS
-            counted = sum(found.terms[name] for name in counted_terms(found.terms, by_lists=ours))
-            total = counted + factor * (total - counted)
-        return broadcast_to_array(total, len(index))
+    def _least(self, formulas: VectorizedFormulas, index: RowIndex, **numbers: Num) -> Array:
+        """Return the least that plans of these rows can hold with some choices."""
+        found = np.full(len(index), np.inf)
+        for choice in self._lean_choices():
+            found = np.minimum(found, self._held(formulas, index, **{**choice, **numbers}))
+        return found
 
-    def _steady(self, formulas: VectorizedFormulas, index: RowIndex) -> Array:
-        return self._terms(formulas, index, _ROW_TERMS, recompute=0.0)
+    def _lean_choices(self) -> Iterator[dict[str, float]]:
+        """Yield choices of which one holds least, whatever else is chosen."""
+        for stage in (2.0, 3.0):
+            for again in self._options.recompute_ends:
+                yield {
+                    "zero": stage,
+                    "schedule": 0.0,
+                    "offload": self._options.offloads,
+                    **again,
+                }
+
+    def _held(self, formulas: VectorizedFormulas, index: RowIndex, **numbers: Num) -> Array:
+        return self._to_fit(*self._held_and_counted(formulas, index, numbers))
+
+    def _held_and_counted(
+        self, formulas: VectorizedFormulas, index: RowIndex, rest: Mapping[str, Num]
+    ) -> tuple[Array, Array]:
+        """Return the bytes of rows, and of these what is counted; all data ranks share them out
+        where nobody says more."""
+        numbers = {**rest}
+        if "dp_shard" not in numbers:
+            pp, tp, cp = (formulas.columns[name][index] for name in ("pp", "tp", "cp"))
+            numbers["dp_shard"] = self._options.world / (pp * tp * cp)
+        found = formulas.bytes(index, **numbers)
+        names = counted_terms(found.terms, by_lists=self.request.trainer == OURS)
+        counted = sum((found.terms[name] for name in names), 0.0)
+        count = len(index)
+        return broadcast_to_array(found.total, count), broadcast_to_array(counted, count)
+
+    def _to_fit(self, total: Array, counted: Array) -> Array:
+        """Return what must fit: more of what is not counted where that is asked."""
+        factor = self.request.uncounted_factor
+        return total if factor == 1.0 else counted + factor * (total - counted)
+
+    def _steady(self, table: WorldTable, index: RowIndex) -> Array:
+        wanted = partial(self._terms, table.formulas, names=_ROW_TERMS, recompute=0.0)
+        return table.steady(index, wanted)
 
     def _terms(
         self, formulas: VectorizedFormulas, index: RowIndex, names: tuple[str, ...], **numbers: Num
