@@ -86,20 +86,28 @@ def embedding_and_head_weights(model: ModelNumbers, layout: LayoutNumbers) -> Nu
     return embedding_weights(model, layout) + head
 
 
-def fullest_rank_bytes(work: CostInputs, blocks: BlockKindBytes | None = None) -> Terms:
-    """Return what the fullest rank holds at its peak; `blocks` are those of `work`, where known."""
-    sizes, alone = _Microbatch.of(work, blocks), np.asarray(work.layout.pp) == 1.0
-    last = _terms(work, sizes, last=True)
+def fullest_rank_bytes(
+    work: CostInputs, blocks: BlockKindBytes | None = None, ends: PipelineEnds | None = None
+) -> Terms:
+    """Return what the fullest rank holds at its peak.
+
+    `blocks` and `ends` are those of `work`, where they are known.
+    """
+    ends = pipeline_ends(work) if ends is None else ends
+    sizes, alone = _Microbatch.of(work, ends, blocks), np.asarray(work.layout.pp) == 1.0
+    last = _terms(work, sizes, ends.last, last=True)
     if np.all(alone):
         return Terms(terms=last)
-    first = _terms(work, sizes, last=False)
+    first = _terms(work, sizes, ends.first, last=False)
     fuller = (sum(last.values()) > sum(first.values())) | alone
     return Terms(terms={name: np.where(fuller, last[name], first[name]) for name in first})
 
 
 def rank_bytes(work: CostInputs, *, last: bool) -> Terms:
     """Return what the first or the last rank of a pipeline holds at its peak."""
-    return Terms(terms=_terms(work, _Microbatch.of(work), last=last))
+    ends = pipeline_ends(work)
+    held = ends.last if last else ends.first
+    return Terms(terms=_terms(work, _Microbatch.of(work, ends), held, last=last))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,16 +124,13 @@ class _Microbatch:
     """Bytes of the communicators of a rank."""
 
     @classmethod
-    def of(cls, work: CostInputs, blocks: BlockKindBytes | None = None) -> _Microbatch:
+    def of(
+        cls, work: CostInputs, ends: PipelineEnds, blocks: BlockKindBytes | None = None
+    ) -> _Microbatch:
         """Return that of `work`."""
         blocks = block_kind_bytes(work) if blocks is None else blocks
-        connects = np.any(np.asarray(work.software.connection_bytes) > 0.0)
-        return cls(
-            blocks=blocks,
-            loss=blocks.loss.of_layout(work.layout),
-            in_flight=microbatches_in_flight(work.layout),
-            nccl=nccl_bytes(work) if connects else 0.0,
-        )
+        loss = blocks.loss.of_layout(work.layout)
+        return cls(blocks=blocks, loss=loss, in_flight=ends.in_flight, nccl=ends.nccl)
 
 
 def _routed(work: CostInputs) -> Num:
@@ -141,10 +146,9 @@ def _row_gradients(work: CostInputs) -> Num:
     return work.element * work.tokens * (2.0 * _routed(work) + inner)
 
 
-def _terms(work: CostInputs, sizes: _Microbatch, *, last: bool) -> dict[str, Num]:
+def _terms(work: CostInputs, sizes: _Microbatch, held: HeldOfRank, *, last: bool) -> dict[str, Num]:
     """Return what the first or the last rank of a pipeline holds at its peak."""
     software = work.software
-    held = _held_weights(work, last=last)
     terms = _weight_terms(work, held) | _activation_terms(work, held, sizes, last=last)
     running = terms.pop("running")
     terms = _with_step(work, held, terms, running)
@@ -185,6 +189,34 @@ class HeldOfRank:
         """Return how many weights are held of what ZeRO cuts from `stage` on."""
         cut = self.shared / layout.shard + self.routed / layout.expert_shard
         return np.where(np.asarray(layout.zero) >= stage, cut, self.shared + self.routed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineEnds:
+    """Hold what plans have in common that differ in nothing but recompute, or the stage of ZeRO.
+
+    That is, the stage where anything is cut: without, a rank has fewer communicators.
+    """
+
+    first: HeldOfRank
+    last: HeldOfRank
+    in_flight: Num
+    """Microbatches of the fullest rank."""
+    nccl: Num
+    """Bytes of the communicators of a rank."""
+
+
+def pipeline_ends(work: CostInputs) -> PipelineEnds:
+    """Return the weights of the first and the last rank, and what else they have in common."""
+    last = _held_weights(work, last=True)
+    alone = np.all(np.asarray(work.layout.pp) == 1.0)
+    connects = np.any(np.asarray(work.software.connection_bytes) > 0.0)
+    return PipelineEnds(
+        first=last if alone else _held_weights(work, last=False),
+        last=last,
+        in_flight=microbatches_in_flight(work.layout),
+        nccl=nccl_bytes(work) if connects else 0.0,
+    )
 
 
 def _held_weights(work: CostInputs, *, last: bool) -> HeldOfRank:

@@ -240,10 +240,10 @@ class PlaceWalk:
             specs = stage_parameters(self._plan, part, held_experts(self._plan, self._part))
             order = WeightOrder(self._plan, self._activations.units(stage, 0), specs)
             bucket = {name: one.name for one in self.buckets for name in one.names}
-            for kind, found in ((False, order.whole), (True, order.by_operator)):
-                self._orders[stage, kind] = {
-                    key: [*_by_bucket(names, bucket)] for key, names in found.items()
-                }
+            found = order.by_operator if by_operator else order.whole
+            self._orders[stage, by_operator] = {
+                key: _by_bucket(names, bucket) for key, names in found.items()
+            }
         return self._orders[stage, by_operator]
 
     def _see(self, unit: str, operator: str, activations: float, *, written: bool = False) -> None:
