@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Protocol
 
@@ -50,12 +50,14 @@ class ContextKindHere(Protocol):
         ...
 
 
-@dataclass(slots=True)
 class Waits(RankProgress):
     """Keep when this rank waited for others, and in what."""
 
-    spans: list[Span] = field(default_factory=list[Span])
-    _begun: tuple[str, float] = ("", 0.0)
+    def __init__(self) -> None:
+        """Start with no waits."""
+        super().__init__()
+        self.spans: list[Span] = []
+        self._begun = ("", 0.0)
 
     def enter(self, collective: str, turn: int | None = None) -> None:
         """Note the start of a wait."""

@@ -31,27 +31,29 @@ FLASH = AttentionRule(kernel="flash")
 def attention_variants(load: Load, device: torch.device) -> Iterator[Named]:
     """Yield attention as the engine computes it, forward and backward."""
     length, causal = load.length, AttentionMask()
-    documents = tuple(range(0, length, max(1, length // NUM_DOCUMENTS)))
+    step = max(1, length // NUM_DOCUMENTS)
+    documents = tuple(range(0, length, step))
     window = AttentionMask(window=max(1, length // 8))
     each: DocumentStarts = (documents,) * load.sequences
+    others: DocumentStarts = tuple(
+        (0, *range(1 + number % step, length, step)) for number in range(load.sequences)
+    )
     tiled = TRAINING_PIECES.tile_rows
     for name, rule, mask, starts, tile_rows in (
         ("causal, flash", FLASH, causal, None, None),
         ("causal, cuDNN", AttentionRule(kernel="cudnn"), causal, None, None),
         (f"{len(documents)} documents", FLASH, causal, each, None),
+        (f"{len(documents)} documents, others in each sequence", FLASH, causal, others, None),
         (f"a window of {window.window}", FLASH, window, None, None),
         (f"a window of {window.window}, in tiles", FLASH, window, None, tiled),
     ):
-        pairs = (
-            sum(
-                mask.num_pairs(end - start)
-                for start, end in zip(starts[0], (*starts[0][1:], length), strict=True)
-            )
-            if starts
-            else mask.num_pairs(length)
+        pairs = sum(
+            mask.num_pairs(end - start)
+            for one in starts or ((0,),) * load.sequences
+            for start, end in zip(one, (*one[1:], length), strict=True)
         )
         # Two products forward and five backward for each pair that is visible.
-        work = 14.0 * load.sequences * pairs * load.shape.heads * load.shape.head_dim
+        work = 14.0 * pairs * load.shape.heads * load.shape.head_dim
 
         def make(
             rule: AttentionRule = rule,

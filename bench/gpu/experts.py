@@ -2,7 +2,9 @@
 
 Echelon with grouped products (one launch for all experts) and without, beside the block of
 transformers with its grouped products and eager. Forward, backward and weight gradients of one
-batch; all cases take turns, a turn being some steps in a row. `--device cpu` is a rehearsal.
+batch; all cases take turns, a turn being some steps in a row. First the outputs and the gradients
+of the input are compared: the exit is 1 where a case computes something else than the first.
+`--device cpu` is a rehearsal.
 """
 
 from __future__ import annotations
@@ -13,14 +15,17 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, cast
 
 import torch
 
+from bench.gpu.measure import profiled
 from bench.harness.spec import Size
 from bench.moe.case import BLOCK, moe_plan
 from bench.moe.spec import Variant, moe_case, parse_size
+from echelon.core.choices.kernels import Kernels
 from echelon.core.event import NoEvents
 from echelon.core.parameters import parameters
 from echelon.core.plan import Plan, Precision
@@ -32,12 +37,22 @@ from echelon.parallel.expert import grouped_matmul
 from echelon.parallel.transport.device_mesh import rank_groups
 from echelon.parallel.transport.recorder import Recorder
 
-Step = Callable[[], torch.Tensor]
+Results = tuple[torch.Tensor, ...]
+"""The output, and the gradient of the input, [N, D] both."""
+
+Step = Callable[[], Results]
+
+LARGEST_ERROR = 2e-2
+"""What a case may be off, of the largest element: sums and products of bf16 in another order."""
+
+TIES = 4
+"""Tokens that may be off by more: two experts may be as good for them as float32 can tell."""
+
 BF16 = Precision(parameters="bf16", gradients="bf16", reduction="bf16", master="fp32")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print a table per size; exit 3 where torch sees no GPU."""
+    """Print a table per size; exit 1 where outputs differ, 3 where torch sees no GPU."""
     parser = argparse.ArgumentParser(prog="python -m bench.gpu.experts", description=__doc__)
     add = parser.add_argument
     add("--device", choices=("cuda", "cpu"), default="cuda", help="where to run (cuda)")
@@ -49,20 +64,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add("--experts", type=int, default=8, help="experts, of which a token meets 2 (%(default)s)")
     add("--steps", type=int, default=5, help="timed steps in a row (5)")
     add("--repeats", type=int, default=5, help="turns of every case; the median counts (5)")
+    add("--profile", action="store_true", help="tell the longest kernels of each case, too")
     options = parser.parse_args(arguments)
     if options.device == "cuda" and not torch.cuda.is_available():
         print("not run: torch sees no CUDA device", file=sys.stderr)
         return 3
     device = torch.device(options.device)
+    wrong: list[str] = []
     for text in options.sizes.split(","):
         variant = Variant(num_experts=options.experts)
-        steps = dict(cases(parse_size(text), variant, device))
-        print("\n".join(table(text, steps, options, device)), flush=True)
-    return 0
+        made = dict(cases(parse_size(text), variant, device))
+        errors = errors_of({name: case.checked for name, case in made.items()})
+        print("\n".join(table(text, made, errors, options, device)), flush=True)
+        if options.profile:
+            print("\n".join(longest(made, device)), flush=True)
+        wrong += [f"{text}, {name}" for name, error in errors.items() if error > LARGEST_ERROR]
+    if wrong:
+        print(f"error: other results than those of the first: {'; '.join(wrong)}", file=sys.stderr)
+    return 1 if wrong else 0
 
 
-def cases(size: Size, variant: Variant, device: torch.device) -> Iterator[tuple[str, Step]]:
-    """Yield the step of each case by its name; all have the same weights and tokens."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockCase:
+    """Hold the step that is timed, and the one whose results are compared."""
+
+    step: Step
+    checked: Step
+
+
+def cases(size: Size, variant: Variant, device: torch.device) -> Iterator[tuple[str, BlockCase]]:
+    """Yield each case by its name; all have the same weights and tokens."""
     plan = moe_plan(moe_case(variant).settings(size))
     plan = replace(plan, mathematics=replace(plan.mathematics, precision=BF16))
     generator = torch.Generator(device).manual_seed(1)
@@ -72,13 +103,22 @@ def cases(size: Size, variant: Variant, device: torch.device) -> Iterator[tuple[
     )
     ours = _echelon(plan, x, dy)
     if grouped_matmul.has_grouped_kernel(x):
-        yield "Echelon, grouped products", ours
-    yield "Echelon, one expert after the other", _one_by_one(ours)
+        fused = replace(plan.layout, kernels=Kernels(provider="triton", fused=("swiglu",)))
+        fastest = _echelon(replace(plan, layout=fused), x, dy)
+        yield "Echelon, grouped products", _alike(fastest)
+        yield "Echelon, one expert after the other", _alike(_one_by_one(fastest))
+        yield "Echelon, grouped products, plain SwiGLU", _alike(ours)
+    else:
+        yield "Echelon, one expert after the other, plain SwiGLU", _alike(ours)
     try:
         for way in ("grouped_mm", "eager"):
             yield f"transformers Mixtral, {way}", _transformers(plan, way, x, dy)
     except ImportError:
         print("transformers is not installed", file=sys.stderr)
+
+
+def _alike(step: Step) -> BlockCase:
+    return BlockCase(step=step, checked=step)
 
 
 def _echelon(plan: Plan, x_ND: torch.Tensor, dy_ND: torch.Tensor) -> Step:
@@ -92,20 +132,27 @@ def _echelon(plan: Plan, x_ND: torch.Tensor, dy_ND: torch.Tensor) -> Step:
     balancer = model.balancer
     assert balancer is not None
 
-    def step() -> torch.Tensor:
+    def run(x_ND: torch.Tensor) -> torch.Tensor:
         model.store.start_step()
         balancer.start_step(1.0)
         model.store.start_backward(last=False)
-        y_ND = mixture(x_ND.detach().requires_grad_(), batch)
+        y_ND = mixture(x_ND, batch)
         y_ND.backward(dy_ND)
         model.store.run_deferred()
-        return y_ND.detach()
+        return y_ND
 
-    return step
+    return partial(_stepped, run, x_ND)
+
+
+def _stepped(run: Callable[[torch.Tensor], torch.Tensor], x_ND: torch.Tensor) -> Results:
+    x_ND = x_ND.detach().requires_grad_()
+    y_ND = run(x_ND)
+    assert x_ND.grad is not None
+    return y_ND.detach(), x_ND.grad
 
 
 def _one_by_one(step: Step) -> Step:
-    def without() -> torch.Tensor:
+    def without() -> Results:
         with _no_kernel():
             return step()
 
@@ -122,7 +169,7 @@ def _no_kernel() -> Iterator[None]:
         grouped_matmul.has_grouped_kernel = kept
 
 
-def _transformers(plan: Plan, way: str, x_ND: torch.Tensor, dy_ND: torch.Tensor) -> Step:
+def _transformers(plan: Plan, way: str, x_ND: torch.Tensor, dy_ND: torch.Tensor) -> BlockCase:
     from transformers import MixtralConfig
     from transformers.models.mixtral.modeling_mixtral import MixtralSparseMoeBlock
 
@@ -154,35 +201,75 @@ def _transformers(plan: Plan, way: str, x_ND: torch.Tensor, dy_ND: torch.Tensor)
                 block.experts.gate_up_proj[spec.expert].chunk(2)[part == "up"].copy_(values)
     block.to(x_ND.device, torch.bfloat16)
 
-    def step() -> torch.Tensor:
+    def run(x_ND: torch.Tensor) -> torch.Tensor:
         block.zero_grad()
-        y_ND: torch.Tensor = block(x_ND.detach().requires_grad_()[None])[0]
+        y_ND: torch.Tensor = block(x_ND[None])[0]
         y_ND.backward(dy_ND)
-        return y_ND.detach()
+        return y_ND
 
-    return step
+    step = partial(_stepped, run, x_ND)
+
+    def checked() -> Results:
+        # In bf16 its router takes other experts for tokens for which two are almost as good.
+        widened = block.gate.float().register_forward_pre_hook(lambda _, given: given[0].float())
+        try:
+            return step()
+        finally:
+            widened.remove()
+            block.gate.to(torch.bfloat16)
+
+    return BlockCase(step=step, checked=checked)
+
+
+def errors_of(steps: dict[str, Step]) -> dict[str, float]:
+    """Return how far the results of each step are from those of the first.
+
+    Of the largest element of a result, but for those of a few tokens (`TIES`).
+    """
+    first, *others = steps.items()
+    wanted = [one.float() for one in first[1]()]
+    errors = {first[0]: 0.0}
+    for name, step in others:
+        found = zip(step(), wanted, strict=True)
+        errors[name] = max(_error(got.float().view_as(one), one) for got, one in found)
+    return errors
+
+
+def _error(got_ND: torch.Tensor, wanted_ND: torch.Tensor) -> float:
+    off_N = (got_ND - wanted_ND).abs().amax(1).nan_to_num(torch.inf)
+    return float(off_N.sort().values[-1 - TIES] / wanted_ND.abs().max())
 
 
 def table(
-    size: str, steps: dict[str, Step], options: argparse.Namespace, device: torch.device
+    size: str,
+    made: dict[str, BlockCase],
+    errors: dict[str, float],
+    options: argparse.Namespace,
+    device: torch.device,
 ) -> list[str]:
-    """Return the lines of a table: medians over turns, and how far outputs lie from the first."""
-    outputs = {name: step().float() for name, step in steps.items()}
-    first = next(iter(outputs.values()))
-    times: dict[str, list[float]] = {name: [] for name in steps}
+    """Return the lines of a table: medians over turns, and how far results lie from the first."""
+    times: dict[str, list[float]] = {name: [] for name in made}
     for _ in range(options.repeats):
-        for name, step in steps.items():
-            times[name].append(_timed(step, options.steps, device))
+        for name, case in made.items():
+            times[name].append(_timed(case.step, options.steps, device))
     lines = [f"{size}, bf16, {options.experts} experts", ""]
     lines += ["| case | ms | spread | of the first | error |", "|---|---|---|---|---|"]
     shortest = statistics.median(next(iter(times.values())))
     for name, taken in times.items():
         middle = statistics.median(taken)
-        spread = (max(taken) - min(taken)) / middle
-        error = float((outputs[name] - first).abs().max() / first.abs().max())
-        ratio = middle / shortest
-        lines.append(f"| {name} | {middle * 1e3:.2f} | {spread:.0%} | {ratio:.3f} | {error:.1e} |")
+        spread, ratio = (max(taken) - min(taken)) / middle, middle / shortest
+        cells = (f"{middle * 1e3:.2f}", f"{spread:.0%}", f"{ratio:.3f}", f"{errors[name]:.1e}")
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
+
+
+def longest(made: dict[str, BlockCase], device: torch.device) -> Iterator[str]:
+    """Yield a table of the longest kernels of each case."""
+    for name, case in made.items():
+        launches, kernels = profiled(case.step, device.type)
+        yield f"\n{name}: {launches} launches\n\n| us | calls | kernel |\n|---|---|---|"
+        for kernel, calls, seconds in kernels:
+            yield f"| {float(str(seconds)) * 1e6:.0f} | {calls} | `{str(kernel)[:110]}` |"
 
 
 def _timed(step: Step, count: int, device: torch.device) -> float:

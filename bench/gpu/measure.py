@@ -9,6 +9,7 @@ import statistics
 import sys
 import time
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -50,7 +51,7 @@ def measure(settings: Settings) -> dict[str, Any]:
         times = [_timed(step, settings) for _ in range(settings.repeats)]
         peak = _peak_bytes(settings.device)
         last = float(step())
-        launches, kernels = _profiled(step, settings.device)
+        launches, kernels = profiled(step, settings.device)
     finally:
         close()
     return {
@@ -77,7 +78,7 @@ def _timed(step: Step, settings: Settings) -> float:
     return (time.perf_counter() - start) / settings.steps
 
 
-def _profiled(step: Step, device: str) -> tuple[int | None, list[list[object]]]:
+def profiled(step: Callable[[], object], device: str) -> tuple[int | None, list[list[object]]]:
     """Return the kernels launched by one step, and the ten that took longest: (name, calls, s).
 
     On a CPU there are no launches; operators stand for kernels.

@@ -55,9 +55,6 @@ class PlainLlama(nn.Module):
         self.blocks = nn.ModuleList(_Block(shape) for _ in range(shape.layers))
         self.norm = nn.RMSNorm(shape.hidden, eps=shape.norm_eps)
         self.head = nn.Linear(shape.hidden, shape.vocab, bias=False)
-        for weight in self.parameters():
-            if weight.ndim > 1:
-                nn.init.normal_(weight, std=shape.initial_std)
         half = torch.arange(0, shape.head_dim, 2, dtype=torch.float32) / shape.head_dim
         angle_TE = torch.outer(torch.arange(length).float(), shape.rope_theta**-half)
         self.register_buffer("cos", angle_TE.cos(), persistent=False)

@@ -11,6 +11,7 @@ from torch import nn
 
 from bench.gpu.loads import LOADS, Load, Settings
 from bench.gpu.plain import HuggingFaceLoss, PlainLlama
+from bench.gpu.weights import HUGGING_FACE_SOURCES, PLAIN_SOURCES, set_first_values
 from echelon.core.choices.kernels import FusedPiece, Kernels
 from echelon.core.cluster import Cluster, Device
 from echelon.core.event import NoEvents
@@ -27,7 +28,7 @@ Batches = list[tuple[torch.Tensor, torch.Tensor]]
 
 NUM_BATCHES = 4
 _torch: Any = torch  # its stubs hide the foreach functions
-FUSED: tuple[FusedPiece, ...] = ("norm", "residual", "rotary", "swiglu", "loss")
+FUSED: tuple[FusedPiece, ...] = ("norm", "residual", "rotary", "swiglu", "loss", "update")
 """The pieces of a Llama that are kernels of Echelon's, but in its plain case."""
 
 
@@ -45,6 +46,7 @@ def build(settings: Settings) -> tuple[Step, Callable[[], None]]:
     make = _plain if settings.case.framework == "plain" else _hugging_face
     with torch.device(settings.device):
         model = make(load)
+    _start_alike(model, settings, load)
     return _torch_step(settings, model, batches), lambda: None
 
 
@@ -83,6 +85,13 @@ def _hugging_face(load: Load) -> nn.Module:
         rms_norm_eps=shape.norm_eps,
     )
     return HuggingFaceLoss(LlamaForCausalLM(config).train())
+
+
+def _start_alike(model: nn.Module, settings: Settings, load: Load) -> None:
+    if isinstance(model, HuggingFaceLoss):
+        set_first_values(model.model, load.shape, settings.seed, HUGGING_FACE_SOURCES)
+    else:
+        set_first_values(model, load.shape, settings.seed, PLAIN_SOURCES)
 
 
 class MasterAdamW:

@@ -45,6 +45,7 @@ CASES: dict[str, tuple[str, ...]] = {
     "no gate": (*BF16, "model.gated=false", "model.norm=layernorm"),
     "recomputed": (*BF16, "recompute.policy=full"),
     "sums in bf16": (*BF16, "precision.gradients=bf16"),
+    "all in bf16": (*BF16, "precision.gradients=bf16", "precision.master=bf16"),
     "experts": (*BF16, *EXPERTS),
     "experts, whole tensors": (*BF16, *EXPERTS, WHOLE),
     "shared experts": (*BF16, *EXPERTS, "model.experts.shared_experts=1"),

@@ -19,6 +19,16 @@ def test_throughput_divides_sums_over_the_last_steps() -> None:
     assert meter.step_s == 2.0
 
 
+def test_throughput_leaves_out_the_first_step_once_there_is_a_second() -> None:
+    meter = Throughput()
+    meter.add(100, 50.0)
+    assert meter.tokens_per_s == 2.0
+    meter.add(100, 1.0)
+    assert (meter.tokens_per_s, meter.step_s) == (100.0, 1.0)
+    meter.add(300, 1.0)
+    assert meter.tokens_per_s == 200.0
+
+
 def test_the_time_left_counts_all_that_passes_and_leaves_out_the_first_step() -> None:
     now = [0.0]
     left = TimeRemaining(10, clock=lambda: now[0])

@@ -72,6 +72,8 @@ class Device:
 
     Ranks on the processors of one machine share `cores` of them: where more of a node's ranks
     compute at once, each gets its share of a core (0: every device computes by itself).
+    `capability` is NVIDIA's compute capability, 9.0 for Hopper (0: not known, or none of NVIDIA's):
+    newer GPUs have kernels that older ones have not.
     `host_bandwidth` is that of its link to the memory of the host, in bytes/s each way. `measured`
     names what was measured of our kernels on such a device (`cost/seconds/measured/kernels.toml`).
     """
@@ -82,6 +84,7 @@ class Device:
     peak_flops: tuple[tuple[str, float], ...] = ()
     efficiency: Efficiency = field(default_factory=Efficiency)
     cores: float = 0.0
+    capability: float = 0.0
     host_bandwidth: float = PCIE_4_BYTES_PER_S
     measured: str = NOT_MEASURED
 

@@ -151,5 +151,6 @@ def attention_kernel_text(plan: Plan) -> str:
         dtype=plan.mathematics.precision.parameters,
         head_dim=model.head_dim,
         soft_cap=model.soft_cap is not None,
+        capability=plan.cluster.device.capability,
     )
     return kernel_text(plan.layout.context.attention, run)

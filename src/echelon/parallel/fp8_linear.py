@@ -203,7 +203,7 @@ def add_weight_gradients(
 ) -> None:
     """Add dy^T x of what the codes stand for to the gradients of layers that read the same x."""
     parameters = [linear.weight for linear in linears]
-    made = weight_gradient(dy_NO, x_NI)
+    made = weight_gradient(dy_NO, x_NI, dtype)
     if made is None:
         split.store.add_matmul(parameters, dy_NO.numbers(dtype), x_NI.numbers(dtype))
         return

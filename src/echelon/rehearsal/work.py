@@ -45,6 +45,10 @@ _FACTORS = {
 """Where the two matrices stand among the arguments of a product."""
 
 
+_PUBLISHING = {"update_adamw": 3, "update_sgd": 3}
+"""Updates in one pass, and where the parameters stand among their arguments."""
+
+
 class Product(NamedTuple):
     """Give the sizes of a product of matrices: [rows, depth] by [depth, columns], so many times."""
 
@@ -128,6 +132,9 @@ def kernel_work(func: Any, given: Sequence[torch.Tensor], args: Any, out: Any) -
             for arg, is_written in zip(positional, written, strict=False)
             for one in tensors_in(arg if is_written else None)
         )
+    if name in _PUBLISHING:
+        # What parameters are published as is written only.
+        num_bytes -= sum(one.nbytes for one in tensors_in(positional[_PUBLISHING[name]]))
     product = _product(name, positional, out)
     if name == "_grouped_mm":
         flops = _grouped_flops(positional[0], positional[1], out)

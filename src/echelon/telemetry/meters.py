@@ -12,14 +12,21 @@ import psutil
 
 
 class Throughput:
-    """Average tokens per second over the last steps: sums are divided, rates are not averaged."""
+    """Average tokens per second over the last steps: sums are divided, rates are not averaged.
+
+    The first step warms up and is left out as soon as there is a second one.
+    """
 
     def __init__(self, window: int = 20) -> None:
         """Look at the last `window` steps."""
         self._steps: deque[tuple[int, float]] = deque(maxlen=window)
+        self._taken = 0
 
     def add(self, tokens: int, seconds: float) -> None:
         """Take one step."""
+        self._taken += 1
+        if self._taken == 2:
+            self._steps.clear()
         self._steps.append((tokens, seconds))
 
     @property

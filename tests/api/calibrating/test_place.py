@@ -78,6 +78,7 @@ def test_other_ranks_than_torchrun_started_are_told() -> None:
 def test_a_gpu_that_is_known_has_a_vendors_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
     properties = SimpleNamespace(
         major=9,
+        minor=0,
         name="NVIDIA H100 80GB HBM3",
         total_memory=85_000_000_000,
         multi_processor_count=132,
@@ -89,6 +90,7 @@ def test_a_gpu_that_is_known_has_a_vendors_peaks(monkeypatch: pytest.MonkeyPatch
     assert (place.ranks, place.backend, place.dtype) == (8, "nccl", "bf16")
     assert (place.machine.units, place.machine.asynchronous) == (132, True)
     assert place.machine.peak_flops == pytest.approx(989e12, rel=0.01)
+    assert place.machine.capability == 9.0
     with pytest.raises(ConfigError, match="1 to 8 GPUs"):
         place_here(9)
     old: Any = SimpleNamespace(**{**vars(properties), "major": 7, "name": "unheard of"})

@@ -47,7 +47,13 @@ def test_kernels_differ_in_the_heads_that_they_take() -> None:
     ("sets", "said"),
     [
         ((), "for a CPU"),
-        ((GPU, BF16), "flash, flash-3 where it is installed"),
+        (
+            (GPU, BF16),
+            "cudnn for full and causal squares, flash for windows and documents; flash-3",
+        ),
+        ((GPU, BF16, "context.attention=flash"), "flash: any window"),
+        (("cluster.preset=8xa100-80gb", BF16), "flash: any window"),
+        (("cluster.preset=8xmi300x", BF16), "flash, flash-3"),
         ((GPU,), "memory-efficient"),
         ((GPU, BF16, "model.soft_cap=30"), "plain"),
         ((GPU, BF16, "model.head_dim=36"), "plain"),

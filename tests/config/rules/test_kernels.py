@@ -64,8 +64,29 @@ def test_pieces_that_a_model_lacks_are_refused(piece: str, why: str) -> None:
     run = ["model.preset=gpt2", "model.layers=4", "cluster.preset=8xh100", "mesh.dp_shard=8"]
     run += ["batch.sequence_length=512"]
     job = load_job("llama3-8b-zero3", run)
-    assert job.plan.layout.kernels.fused == ("loss",)
+    assert job.plan.layout.kernels.fused == ("loss", "update")
     found = problems_of("llama3-8b-zero3", [*run, f'kernels.fused=["{piece}", "loss"]'])
     assert list(found) == ["no-effect"]
     assert why in found["no-effect"].message
     assert 'kernels.fused = ["loss"]' in found["no-effect"].suggestions
+
+
+@pytest.mark.parametrize(
+    ("sets", "why"),
+    [
+        (["kernels.provider=compiled"], 'kernels.provider = "compiled" has no kernel of it'),
+        (["precision.master=bf16"], 'its kernel is of fp32, and precision.master = "bf16"'),
+    ],
+)
+def test_an_update_in_one_pass_is_tritons_and_of_fp32(sets: list[str], why: str) -> None:
+    assert "update" not in load_job("llama3-8b-zero3", sets).plan.layout.kernels.fused
+    found = problems_of("llama3-8b-zero3", [*sets, 'kernels.fused=["norm", "update"]'])
+    assert list(found) == ["no-effect"]
+    assert why in found["no-effect"].message
+    assert 'kernels.fused = ["norm"]' in found["no-effect"].suggestions
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
+def test_every_optimizer_has_elements_that_are_updated_in_one_pass(optimizer: str) -> None:
+    plan = load_job("llama3-8b-zero3", [f"optimizer.kind={optimizer}"]).plan
+    assert plan.layout.kernels.of("update") == "triton"

@@ -11,6 +11,7 @@ from echelon.core.choices.attention_kernels import (
     ATTENTION_KERNELS,
     AttendedRun,
     AttentionKernel,
+    cudnn_takes_squares,
     kernel_text,
     misfits,
 )
@@ -58,6 +59,12 @@ def test_each_reason_has_its_numbers() -> None:
     ("changes", "said"),
     [
         ({}, "flash, flash-3"),
+        ({"capability": 8.0}, "flash: any window"),
+        ({"capability": 9.0}, "cudnn for full and causal squares, flash for windows"),
+        ({"capability": 10.3}, "cudnn for full and causal squares, flash for windows"),
+        ({"capability": 12.0}, "flash: any window"),
+        ({"capability": 9.0, "head_dim": 256}, "flash, flash-3"),
+        ({"capability": 9.0, "dtype": "fp32"}, "memory-efficient"),
         ({"backend": "gloo"}, "flash attention of PyTorch for a CPU"),
         ({"backend": "gloo", "soft_cap": True}, "plain"),
         ({"dtype": "fp32"}, "memory-efficient"),
@@ -70,3 +77,30 @@ def test_auto_says_what_it_is(changes: dict[str, object], said: str) -> None:
     run = replace(RUN, **changes)  # type: ignore[arg-type]
     assert kernel_text("auto", run).startswith(said)
     assert kernel_text("plain", RUN).startswith("plain: ")
+
+
+def test_only_hopper_has_the_third_flash_attention() -> None:
+    third = {
+        capability: "flash-3" in kernel_text("auto", replace(RUN, capability=capability))
+        for capability in (0.0, 8.0, 9.0, 10.0)
+    }
+    assert third == {0.0: True, 8.0: False, 9.0: True, 10.0: False}
+
+
+@pytest.mark.parametrize(
+    ("kernel", "capability", "head_dim", "taken"),
+    [
+        ("auto", 9.0, 128, True),
+        ("auto", 10.3, 64, True),
+        ("auto", 8.9, 128, False),
+        ("auto", 0.0, 128, False),
+        ("auto", 9.0, 136, False),
+        ("flash", 9.0, 128, False),
+        ("flash-3", 9.0, 128, False),
+        ("cudnn", 8.0, 128, True),
+    ],
+)
+def test_who_gives_squares_to_cudnn(
+    kernel: AttentionKernel, capability: float, head_dim: int, taken: bool
+) -> None:
+    assert cudnn_takes_squares(kernel, capability, head_dim) is taken

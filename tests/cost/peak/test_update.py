@@ -6,7 +6,7 @@ from math import prod
 
 from echelon.config.load import load_job
 from echelon.core.plan import Plan
-from echelon.cost.peak.update import UPDATE_ELEMENTS, most_update_bytes
+from echelon.cost.peak.update import NORM_ELEMENTS, UPDATE_ELEMENTS, most_update_bytes
 from echelon.layout.buckets import plan_buckets, slice_elements
 from echelon.layout.muon import muon_exchange
 from echelon.layout.stage import part_of
@@ -33,6 +33,23 @@ def test_gradients_in_few_digits_are_cast_piece_by_piece() -> None:
     buckets = plan_buckets(plan, part_of(plan, 0))
     assert most(plan) == 4 * max(slice_elements(plan, one) for one in buckets)
     assert TRAINING_PIECES.gpu_update_elements == UPDATE_ELEMENTS
+
+
+def test_an_update_in_one_pass_casts_nothing() -> None:
+    flags = ("precision.parameters=bf16", "precision.gradients=bf16", "cluster.preset=1xh100")
+    assert most(plan_of(*flags)) == 0
+    buckets = plan_buckets(plan_of(*flags), part_of(plan_of(*flags), 0))
+    longest = max(one.num_elements for one in buckets)
+    assert most(plan_of(*flags, 'kernels.fused=["norm"]')) == 4 * longest
+
+
+def test_a_cpu_widens_a_run_of_gradients_for_the_norm() -> None:
+    low = [f"precision.{one}=bf16" for one in ("parameters", "gradients", "master")]
+    plan = plan_of(*low)
+    buckets = plan_buckets(plan, part_of(plan, 0))
+    assert TRAINING_PIECES.norm_elements == NORM_ELEMENTS
+    assert most(plan) == 4 * min(NORM_ELEMENTS, max(one.num_elements for one in buckets))
+    assert most(plan_of(*low, "cluster.preset=1xh100")) == 0
 
 
 def test_muon_alone_has_its_matrices_and_one_iteration() -> None:

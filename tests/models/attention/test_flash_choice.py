@@ -11,6 +11,8 @@ import torch
 from echelon.core.errors import EnvironmentProblem
 from echelon.models.attention import flash
 from echelon.models.attention.flash import FlashAttention, flash_on
+from echelon.models.attention.fused import FusedGpuKernel
+from echelon.models.attention.local import AttentionRule, kernel_for
 
 GPU = torch.device("cuda", 0)
 
@@ -36,9 +38,29 @@ def activated(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 def test_the_third_is_taken_where_it_is_there(
     kernel: Any, asked: list[str], activated: list[str]
 ) -> None:
-    assert type(flash_on(GPU, kernel)) is FlashAttention
-    flash_on(GPU, kernel)
+    found = flash_on(GPU, kernel)
+    assert type(found) is FlashAttention
+    assert found.is_third is bool(asked)
+    assert flash_on(GPU, kernel) is found
     assert activated == asked
+
+
+@pytest.mark.parametrize("kernel", ["auto", "flash", "flash-3", "cudnn"])
+@pytest.mark.parametrize("there", [True, False])
+def test_squares_are_cudnns_where_the_third_is_not(
+    kernel: Any, there: bool, activated: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The third comes first under "auto"; a GPU is asked for its own generation."""
+    if kernel == "flash-3" and not there:
+        return
+    monkeypatch.setattr(torch.version, "hip", None)
+    if not there:
+        monkeypatch.setattr(flash, "find_spec", lambda _: None)
+    rule = AttentionRule(kernel=kernel, planned_capability=8.0)
+    chosen = kernel_for(GPU, torch.bfloat16, 64, rule)
+    assert isinstance(chosen, FusedGpuKernel)
+    assert chosen.cudnn is (kernel == "cudnn" or (kernel == "auto" and not there))
+    assert activated == (["FA3"] if there and kernel in ("auto", "flash-3") else [])
 
 
 @pytest.mark.parametrize("missing", ["package", "generation", "PyTorch"])

@@ -77,7 +77,10 @@ def test_a_rehearsal_takes_the_kernels_of_a_gpu() -> None:
         (torch.float16, (20, 20), CAUSAL, "flash"),
         (torch.bfloat16, (20, 20), EDGE, "window"),
         (torch.bfloat16, (20, 20), CAUSAL, "cudnn"),
+        (torch.bfloat16, (20, 20), CAUSAL, "auto on Hopper"),
+        (torch.bfloat16, (20, 20), EDGE, "window on Hopper"),
         (torch.bfloat16, (20, 30), FULL, "cudnn"),
+        (torch.bfloat16, (1, 1), CAUSAL, "flash on Hopper"),
         (torch.float32, (20, 20), CAUSAL, "efficient"),
         (torch.float32, (20, 30), EDGE, "efficient"),
     ],
@@ -100,9 +103,12 @@ def test_calls_for_a_gpu_fit_their_schemas(
     q, dout = (torch.empty(rows[0], 2, heads[0], 8, dtype=dtype, device="meta") for _ in range(2))
     k, v = (torch.empty(rows[1], 2, heads[1], 8, dtype=dtype, device="meta") for _ in range(2))
     scores = ScoreRule(band=band, scale=0.5)
-    kernel = kernel_for(
-        q.device, dtype, 8, AttentionRule(kernel="cudnn" if by == "cudnn" else "auto")
+    by, on_hopper, _ = by.partition(" on Hopper")
+    rule = AttentionRule(
+        kernel="cudnn" if by == "cudnn" else "auto", planned_capability=9.0 if on_hopper else 8.0
     )
+    kernel = kernel_for(q.device, dtype, 8, rule)
+    by = "cudnn" if by == "auto" else by
     out, lse = kernel.forward(q, k, v, scores)
     assert (out.shape, out.dtype) == (q.shape, dtype)
     assert (lse.shape, lse.dtype) == ((2, heads[0], rows[0]), torch.float32)

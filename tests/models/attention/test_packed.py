@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from echelon.core.attention_mask import AttentionMask, Band, PositionRun
 from echelon.layout.attention_boxes import AttentionTile
 from echelon.layout.attention_tiles import tiles_between
-from echelon.models.attention import fused, local
+from echelon.models.attention import fused, local, packed
 from echelon.models.attention.flash import FlashArguments, FlashAttention, starts_of, window_of
 from echelon.models.attention.fused import FusedGpuKernel
 from echelon.models.attention.interface import SavedAttention
@@ -18,6 +22,20 @@ from tests.models.attention.cases import MASKS, RUNS, SEQUENCES, case, expected
 from tests.models.attention.flash_reference import ReferenceFlash
 
 CAUSAL = AttentionMask()
+
+
+class Names(TorchDispatchMode):
+    """Note the name of each operator that is called."""
+
+    def __init__(self) -> None:
+        """Begin with none."""
+        super().__init__()
+        self.names: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        """Note a call, and make it."""
+        self.names.append(func.__name__.partition(".")[0])
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.fixture
@@ -73,6 +91,104 @@ def test_all_documents_of_a_batch_are_one_call(
     assert (len(flash.calls), flash.segments) == (1, documents)
     backward_tiles(q, SavedAttention(q, k, v, out, lse), pieces)
     assert (len(flash.calls), flash.segments) == (2, 2 * documents)
+
+
+LENGTH = 40
+BATCHES = {
+    "one sequence": ((0, 3, 21),),
+    "the same in each": ((0, 3, 21), (0, 3, 21)),
+    "others in each": ((0, 3, 21), (0, 1, 2, 30), (0,)),
+}
+MANY: dict[str, tuple[AttentionMask, tuple[PositionRun, ...]]] = {
+    "causal": (CAUSAL, (PositionRun(0, 1, LENGTH),)),
+    "a window": (AttentionMask(window=5), (PositionRun(0, 1, LENGTH),)),
+    "both directions": (AttentionMask(causal=False), (PositionRun(0, 1, LENGTH),)),
+    "rows that lie apart": (CAUSAL, (PositionRun(0, 1, 10), PositionRun(30, 1, 10))),
+    "rows of the end": (CAUSAL, (PositionRun(20, 1, 20),)),
+}
+
+
+def _plainly(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, hidden_BTS: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    keys, values = (x.repeat_interleave(q.shape[2] // x.shape[2], dim=2) for x in (k, v))
+    scores = torch.einsum("tbhd,sbhd->bhts", q, keys) * q.shape[-1] ** -0.5
+    scores = scores.masked_fill(hidden_BTS[:, None], float("-inf"))
+    return torch.einsum("bhts,sbhd->tbhd", scores.softmax(-1), values), scores.logsumexp(-1)
+
+
+@pytest.mark.parametrize("batch", BATCHES)
+@pytest.mark.parametrize("case", MANY)
+@pytest.mark.parametrize("in_qkv", [False, True])
+def test_documents_of_a_batch_are_attention(
+    case: str, batch: str, in_qkv: bool, flash: ReferenceFlash
+) -> None:
+    (mask, runs), starts = MANY[case], BATCHES[batch]
+    generator = torch.Generator().manual_seed(8)
+    rows = torch.cat([torch.arange(run.start, run.position(run.count)) for run in runs])
+    keys = (PositionRun(0, 1, LENGTH),)
+    # Keys of all positions as parts of one tensor: those of a sequence are not beside the next.
+    made = torch.randn(LENGTH, len(starts), 8, 8, generator=generator, dtype=torch.float64)
+    q, k, v = (x if in_qkv else x.contiguous() for x in made.split((4, 2, 2), dim=2))
+    q = q[rows] if len(rows) < LENGTH else q
+    q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+    documents_BT = torch.stack(
+        [torch.bucketize(torch.arange(LENGTH), torch.tensor(one), right=True) for one in starts]
+    )
+    ahead_TS = rows[:, None] - torch.arange(LENGTH)
+    hidden_BTS = documents_BT[:, rows, None] != documents_BT[:, None]
+    hidden_BTS |= (ahead_TS < 0) & mask.causal
+    if mask.window is not None:
+        hidden_BTS |= ahead_TS >= mask.window
+    pieces = tiles_between(runs, keys, mask, starts, None)
+    out, lse = attend_tiles(q.detach(), k.detach(), v.detach(), pieces).result()
+    wanted_out, wanted_lse = _plainly(q, k, v, hidden_BTS)
+    dout = torch.randn(out.shape, generator=generator, dtype=torch.float64)
+    found = backward_tiles(dout, SavedAttention(q, k, v, out, lse), pieces)
+    wanted = torch.autograd.grad(wanted_out, (q, k, v), dout)
+    torch.testing.assert_close(
+        (out, lse, *found), (wanted_out, wanted_lse, *wanted), rtol=0.0, atol=1e-12
+    )
+    assert len(flash.calls) <= 2 * len(pieces)
+
+
+@pytest.mark.parametrize(("batch", "copies"), [("the same in each", 0), ("others in each", 12)])
+def test_a_block_copies_no_rows_where_all_sequences_have_the_same_documents(
+    batch: str, copies: int
+) -> None:
+    """Else forward q, k, v and out; backward these, the gradient of out, and those of q, k, v."""
+    starts, run = BATCHES[batch], (PositionRun(0, 1, LENGTH),)
+    pieces = tiles_between(run, run, CAUSAL, starts, None)
+    meta, dtype = torch.device("meta"), torch.bfloat16
+    q, dout = (torch.empty(LENGTH, len(starts), 4, 8, device=meta, dtype=dtype) for _ in range(2))
+    k, v = (torch.empty(LENGTH, len(starts), 2, 8, device=meta, dtype=dtype) for _ in range(2))
+    attend_tiles(q, k, v, pieces)  # The device learns where documents start.
+    with Names() as seen:
+        out, lse = attend_tiles(q, k, v, pieces).result()
+        backward_tiles(dout, SavedAttention(q, k, v, out, lse), pieces)
+    calls = [name for name in seen.names if "flash_attention" in name]
+    assert calls == ["_flash_attention_forward", "_flash_attention_backward"]
+    assert len([name for name in seen.names if name in {"clone", "copy_", "index"}]) == copies
+    views = {"view", "slice", "transpose", "alias", "_unsafe_view", "zeros", "new_empty"}
+    assert set(seen.names) <= {*calls, *views, *({"clone", "copy_"} if copies else ())}
+
+
+def test_what_a_batch_needs_is_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[int] = []
+    found = packed.packed_calls
+
+    def counted(tiles: Sequence[AttentionTile], num_sequences: int) -> list[packed.PackedCall]:
+        read.append(num_sequences)
+        return found(tiles, num_sequences)
+
+    monkeypatch.setattr(packed, "packed_calls", counted)
+    run = (PositionRun(0, 1, LENGTH),)
+    q = torch.empty(LENGTH, 2, 4, 8, device="meta", dtype=torch.bfloat16)
+    for starts in (((0, 5), (0, 6)), ((0, 5), (0, 7)), ((0, 5), (0, 6))):
+        pieces = tiles_between(run, run, CAUSAL, starts, None)
+        for _ in range(3):
+            attend_tiles(q, q, q, pieces)
+    assert read == [2, 2]
 
 
 def test_rows_of_one_sequence_are_handed_on_without_a_copy(flash: ReferenceFlash) -> None:

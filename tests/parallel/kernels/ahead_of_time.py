@@ -22,7 +22,13 @@ from echelon.parallel.kernels import piece_formulas
 
 TARGET = ("cuda", 90, 32)
 """Hopper: an H100 or H200."""
-_TYPES = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.int64: "*i64", torch.bool: "*i1"}
+_TYPES = {
+    torch.bfloat16: "*bf16",
+    torch.float32: "*fp32",
+    torch.int32: "*i32",
+    torch.int64: "*i64",
+    torch.bool: "*i1",
+}
 _ROOM = "echelon.parallel.kernels"
 
 
@@ -39,7 +45,9 @@ class Compiled:
         """Return what stands for a launch over a grid."""
         return self._compile
 
-    def _compile(self, *args: Any, num_warps: int = 4, **constants: Any) -> None:
+    def _compile(
+        self, *args: Any, num_warps: int = 4, num_stages: int = 3, **constants: Any
+    ) -> None:
         compiler, backends = (
             import_module(f"triton.{one}") for one in ("compiler", "backends.compiler")
         )
@@ -51,9 +59,8 @@ class Compiled:
         source = compiler.ASTSource(
             fn=self.kernel, signature=signature, constexprs=constants, attrs=even
         )
-        made = compiler.compile(
-            source, target=backends.GPUTarget(*TARGET), options={"num_warps": num_warps}
-        )
+        options = {"num_warps": num_warps, "num_stages": num_stages}
+        made = compiler.compile(source, target=backends.GPUTarget(*TARGET), options=options)
         told = f"{self.name} {' '.join(map(str, constants.values()))}"
         if told not in self.seen:
             self.seen.add(told)
@@ -90,7 +97,7 @@ def compiling(tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """Yield the modules with kernels, by name, none of which launches anything."""
     modules = {
         name: import_module(f"{_ROOM}.{name}_triton")
-        for name in ("norm", "rotary", "swiglu", "cross_entropy")
+        for name in ("norm", "rotary", "swiglu", "cross_entropy", "update", "grouped_gradient")
     }
     replaced: list[tuple[Any, str, Any]] = []
     for module in modules.values():
@@ -134,6 +141,18 @@ def compile_all(hidden: int, ffn: int, heads: tuple[int, int, int], dtype: torch
         loss, at = modules["cross_entropy"], (labels, labels == 0, per_row)
         loss.row_statistics(gate_up, labels)
         loss.overwrite_with_gradient(gate_up, per_row, *at)
+        update, flat, master = modules["update"], gate_up.flatten(), torch.zeros(2 * rows * ffn)
+        for values in (None, flat):
+            moments = (master, master)
+            update.adamw(master, flat, moments, values, (0.9, 0.95, 1e-8, 1e-3, 1.0, 0.1), 1)
+            for momentum in (0.0, 0.9):
+                update.sgd(master, flat, (master,), values, (momentum, 1e-3, 1.0, 0.1))
+        ends = torch.full((1,), rows, dtype=torch.int32)
+        for kept, fresh in ((torch.float32, False), (dtype, True)):
+            sums = torch.zeros(1, ffn, hidden, dtype=kept)
+            modules["grouped_gradient"].add_grouped_gradient(
+                sums, gate_up[:, :ffn], x, ends, fresh=fresh
+            )
 
 
 if __name__ == "__main__":

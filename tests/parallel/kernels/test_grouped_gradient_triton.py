@@ -6,6 +6,7 @@ is run.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from importlib.util import find_spec
 from types import ModuleType
@@ -37,12 +38,16 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     return import_module("echelon.parallel.kernels.grouped_gradient_triton")
 
 
+@pytest.mark.parametrize("described", [True, False])
 @pytest.mark.parametrize("fresh", [True, False])
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_the_kernel_does_the_same(kernels: ModuleType, dtype: torch.dtype, fresh: bool) -> None:
+def test_the_kernel_does_the_same(
+    kernels: ModuleType, dtype: torch.dtype, fresh: bool, described: bool
+) -> None:
     sums, dy, x, ends, flat = given(dtype, DEVICE)
     wanted, sizes = exact(sums.cpu(), dy.cpu(), x.cpu(), fresh)
-    kernels.add_grouped_gradient(sums, dy, x, ends, fresh=fresh)
+    tile = replace(kernels.HOPPER_TILE, described=described)
+    kernels.add_grouped_gradient(sums, dy, x, ends, fresh=fresh, tile=tile)
     assert_sums(sums.cpu(), wanted, sizes)
     between = flat.as_strided((len(COUNTS), GAP - OUTPUTS * INPUTS), (GAP, 1), OUTPUTS * INPUTS)
     assert bool((between == 5.0).all())

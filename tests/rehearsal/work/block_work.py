@@ -24,6 +24,7 @@ BY_A_LIBRARY = (
     "_grouped_mm",
     "grouped_weight_gradient_",
     "_scaled_dot_product_flash_attention",
+    "_scaled_dot_product_cudnn_attention",
 )
 """Kernels that compute more than they move, by the beginnings of their names."""
 

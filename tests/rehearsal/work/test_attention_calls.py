@@ -12,7 +12,7 @@ from echelon.rehearsal.run import on_nccl
 from echelon.rehearsal.work import Work
 
 RUN = (
-    *("model.preset=llama3-8b", "model.layers=1", "model.vocab=1024", "cluster.preset=1xh100"),
+    *("model.preset=llama3-8b", "model.layers=1", "model.vocab=1024"),
     *("mesh.dp_shard=1", "zero.stage=0", "recompute.policy=none", "batch.sequence_length=4096"),
     *("batch.global_sequences=2", "batch.microbatch_sequences=1"),
 )
@@ -26,9 +26,12 @@ CASES: dict[str, tuple[tuple[str, ...], tuple[int, ...] | None]] = {
 }
 
 
-def work(flags: Sequence[str], documents: tuple[int, ...] | None = None) -> dict[str, Work]:
+def work(
+    flags: Sequence[str], documents: tuple[int, ...] | None = None, device: str = "h100"
+) -> dict[str, Work]:
     """Return what one microbatch gives a GPU to do, by action."""
-    plan = on_nccl(load_job("llama3-8b-zero3", (*RUN, *flags)).plan)
+    cluster = f"cluster.preset=1x{device}"
+    plan = on_nccl(load_job("llama3-8b-zero3", (*RUN, cluster, *flags)).plan)
     return dict(rehearse_rank(plan, 0, documents).work)
 
 
@@ -51,9 +54,16 @@ def test_float32_takes_pieces() -> None:
     assert not any(name.startswith("_flash") for name in found.by_name)
 
 
-def test_cudnn_is_asked_for_squares_and_flash_for_windows() -> None:
-    square = work(("context.attention=cudnn",))["BW"].by_name
+@pytest.mark.parametrize("kernel", ["auto", "cudnn"])
+def test_cudnn_is_asked_for_squares_and_flash_for_windows(kernel: str) -> None:
+    square = work((f"context.attention={kernel}",))["BW"].by_name
     assert square["_scaled_dot_product_cudnn_attention_backward"] == 2
-    window = work(("context.attention=cudnn", "model.window=1000"))["BW"].by_name
+    window = work((f"context.attention={kernel}", "model.window=1000"))["BW"].by_name
     assert window["_flash_attention_backward"] == 2
     assert not any("cudnn" in name for name in window)
+
+
+def test_a_rehearsal_takes_the_kernel_of_the_clusters_generation() -> None:
+    before = work((), device="a100-80gb")["F"].by_name
+    assert before["_scaled_dot_product_flash_attention"] == 2
+    assert not any("cudnn" in name for name in before)

@@ -150,6 +150,7 @@ def _gpus(ranks: int | None, there: int, properties: Any) -> MeasuredPlace:
         units=properties.multi_processor_count,
         peak_flops=device.get("peak_flops", {}).get(dtype),
         memory_bandwidth=device.get("memory_bandwidth"),
+        capability=float(f"{properties.major}.{properties.minor}"),
         host_bandwidth=device.get("host_bandwidth", PCIE_4_BYTES_PER_S),
     )
     wanted = there if ranks is None else _checked(ranks, there, "GPUs")

@@ -98,6 +98,7 @@ CLUSTER_SETTINGS = _settings(
         "device.host_bandwidth": (BYTES_PER_S, PCIE_4_BYTES_PER_S),
         "device.measured": (Choice(options=(NOT_MEASURED, *measured_tables())), NOT_MEASURED),
         "device.cores": (Real(), 0.0),
+        "device.capability": (Real(), 0.0),
         "device.sure": (Flag(), False),
         **{f"device.peak_flops.{dtype}": (FLOP_PER_S, "unknown") for dtype in DEVICE_DTYPES},
         **{
@@ -244,6 +245,7 @@ def _device(view: View) -> Device:
         peak_flops=_known_numbers(view, "device.peak_flops", DEVICE_DTYPES),
         efficiency=record(view, Efficiency, "device.efficiency"),
         cores=view.number("device.cores"),
+        capability=view.number("device.capability"),
     )
 
 

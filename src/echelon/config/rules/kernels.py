@@ -44,7 +44,7 @@ def fused_pieces(view: View) -> Iterator[RuleViolation]:
     if value == "auto":
         return
     pieces = cast("Sequence[str]", value)
-    auto, missing = f'{FUSED_KEY} = "auto"', missing_pieces(view)
+    auto, missing = f'{FUSED_KEY} = "auto"', missing_pieces(view, provider)
     if not pieces:
         message = f'{PROVIDER_KEY} = "{provider}" changes nothing: {FUSED_KEY} = [] names no piece'
         yield RuleViolation(rule=NO_EFFECT, key=FUSED_KEY, message=message, suggestions=(auto,))

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import cast
 
 from echelon.config.view import View
-from echelon.core.choices.kernels import FusedPiece, KernelProvider, Kernels
+from echelon.core.choices.kernels import FUSED_PIECES, FusedPiece, KernelProvider, Kernels
+from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.cluster import Cluster
 
 PROVIDER_KEY, FUSED_KEY = "kernels.provider", "kernels.fused"
@@ -22,8 +23,8 @@ def kernel_provider(view: View, cluster: Cluster) -> tuple[KernelProvider, str]:
     return "plain", "derived: the devices are processors"
 
 
-def missing_pieces(view: View) -> dict[FusedPiece, str]:
-    """Return the pieces that a model does not have, and why."""
+def missing_pieces(view: View, provider: KernelProvider) -> dict[FusedPiece, str]:
+    """Return the pieces that a run does not have, and why."""
     found: dict[FusedPiece, str] = {}
     if view.word("model.norm") != "rmsnorm":
         found["norm"] = 'model.norm = "layernorm", which PyTorch has a kernel of'
@@ -32,14 +33,20 @@ def missing_pieces(view: View) -> dict[FusedPiece, str]:
         found["rotary"] = "the model has no rotary positions"
     if not view.flag("model.gated"):
         found["swiglu"] = "the model's MLP has no gate"
+    record, master = OPTIMIZERS[view.word("optimizer.kind")], view.word("precision.master")
+    if provider != "triton":
+        found["update"] = f'{PROVIDER_KEY} = "{provider}" has no kernel of it'
+    elif master != "fp32":
+        found["update"] = f'its kernel is of fp32, and precision.master = "{master}"'
+    elif not (record.one_pass or (record.others and OPTIMIZERS[record.others].one_pass)):
+        found["update"] = f'optimizer.kind = "{record.name}" has no kernel of it'
     return found
 
 
-def pieces_of_model(view: View) -> tuple[FusedPiece, ...]:
-    """Return the pieces that a model has."""
-    every: tuple[FusedPiece, ...] = ("norm", "residual", "rotary", "swiglu", "loss")
-    missing = missing_pieces(view)
-    return tuple(one for one in every if one not in missing)
+def pieces_of_run(view: View, provider: KernelProvider) -> tuple[FusedPiece, ...]:
+    """Return the pieces that a run has."""
+    missing = missing_pieces(view, provider)
+    return tuple(one for one in FUSED_PIECES if one not in missing)
 
 
 def read_kernels(view: View, cluster: Cluster) -> tuple[Kernels, dict[str, tuple[object, str]]]:
@@ -52,6 +59,6 @@ def read_kernels(view: View, cluster: Cluster) -> tuple[Kernels, dict[str, tuple
         return Kernels(), derived
     fused = view.value(FUSED_KEY)
     if fused == "auto":
-        fused = pieces_of_model(view)
-        derived[FUSED_KEY] = list(fused), "derived: the pieces that the model has"
+        fused = pieces_of_run(view, provider)
+        derived[FUSED_KEY] = list(fused), "derived: the pieces that the run has"
     return Kernels(provider=provider, fused=tuple(cast("Sequence[FusedPiece]", fused))), derived

@@ -40,6 +40,7 @@ from echelon.config.settings.value_types import (
 from echelon.core.choices.attention_kernels import ATTENTION_KERNELS
 from echelon.core.choices.collective_algorithms import COLLECTIVE_ALGORITHMS
 from echelon.core.choices.context_kinds import CONTEXT_KINDS, PLAIN_CONTEXT_KIND
+from echelon.core.choices.kernels import FUSED_PIECES
 from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
 
 _EXTENDS = (
@@ -182,9 +183,9 @@ _LAYOUT = (
     ),
     setting(
         "kernels.fused",
-        ChoiceList(options=("norm", "residual", "rotary", "swiglu", "loss")),
+        ChoiceList(options=FUSED_PIECES),
         "auto",
-        "the pieces that are one kernel each; auto: those that the model has",
+        "the pieces that are one kernel each; auto: those that the run has",
     ),
     setting(
         "collectives.algorithm",

@@ -31,6 +31,8 @@ class OptimizerRecord:
     """The optimizer of all that is no matrix of a block; None where it takes every parameter."""
     needs_whole_matrices: bool = False
     """Whether an update takes the whole gradient of a matrix, not each element for itself."""
+    one_pass: bool = False
+    """Whether its fused update has a kernel that casts too: a `OnePassRule`."""
     is_scale_free: bool = True
     """Whether the size of an update does not follow that of the gradients."""
     gradient_behind: str = ""
@@ -55,6 +57,7 @@ OPTIMIZERS = Registry(
             settings=_ADAM_SETTINGS,
             runner="echelon.training.optimizer.adamw:AdamW",
             oracle="echelon.proof.oracle.optimizers:adamw",
+            one_pass=True,
             gradient_behind="echelon.proof.diagnose.updates:gradient_behind_adamw",
             tool_names={"megatron": "adam", "deepspeed": "AdamW", "torchtitan": "AdamW"},
         ),
@@ -66,6 +69,7 @@ OPTIMIZERS = Registry(
             settings=("momentum",),
             runner="echelon.training.optimizer.sgd:MomentumSgd",
             oracle="echelon.proof.oracle.optimizers:sgd",
+            one_pass=True,
             is_scale_free=False,
             tool_names={"megatron": "sgd", "deepspeed": "SGD"},
         ),

@@ -68,7 +68,8 @@ ATTENTION_KERNEL_TAKES = Rule(
     Each kernel of attention takes some dtypes, widths of heads and devices. FlashAttention and
     cuDNN run on GPUs, in bf16 or fp16, with heads of a multiple of 8 elements, up to 256 for
     FlashAttention and 128 for cuDNN, and have no cap on scores. "plain" takes everything. "auto",
-    the default, is the fastest kernel that takes the run; what it is, `echelon plan` says.
+    the default, is the fastest kernel that takes the run: on Hopper and Blackwell cuDNN's for
+    whole squares of attention, and FlashAttention for all else. `echelon plan` says what it is.
     """,
     example="""
     [cluster]

@@ -33,18 +33,17 @@ def fp8_row_bytes(numbers: int, precision: Precision) -> int:
 _KERNEL_BLOCK = 128
 """Numbers that share a scale in a GPU's kernel (`parallel/kernels/fp8.py`)."""
 
-_WIDE_BYTES = {True: DTYPE_BYTES["bf16"], False: DTYPE_BYTES["fp32"]}
-"""Bytes of an element that operands are widened to, on a GPU or not, at least."""
-
 
 def widened_element_bytes(precision: Precision, *, on_gpu: bool) -> int:
     """Return the bytes of what a product widens 8-bit numbers to; 0 where a kernel takes codes."""
     if not precision.is_fp8:
         return 0
-    if on_gpu:
-        taken = precision.has_tensor_scales or precision.fp8_block == _KERNEL_BLOCK
-        return 0 if taken else _WIDE_BYTES[on_gpu]
-    return max(_WIDE_BYTES[on_gpu], DTYPE_BYTES[precision.parameters])
+    if on_gpu and precision.parameters != "fp64":
+        if precision.has_tensor_scales or precision.fp8_block == _KERNEL_BLOCK:
+            return 0
+        if precision.parameters == "bf16":
+            return DTYPE_BYTES["bf16"]
+    return max(DTYPE_BYTES["fp32"], DTYPE_BYTES[precision.parameters])
 
 
 MAXIMA_OF_A_GROUP = 3

@@ -90,5 +90,5 @@ def kernel_facts(kernels: Kernels) -> Mapping[str, float]:
         "kernels": _PRODUCTS + swiglu.kernels + rotary.kernels + sum(one.kernels for one in widths),
         "fused_loss": float("loss" in kernels.fused),
         "optimizer_bytes": 0.0,
-        "casts_apart": float(kernels.provider != "triton"),
+        "casts_apart": float("update" not in kernels.fused),
     }

@@ -42,23 +42,28 @@ OWN_CORE_SHARE = 0.95
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UnfittedDevice:
-    """Say what is known of a device before anything is fitted.
-
-    `memory_bytes` are those of one rank, `dtype` what it computes in; `asynchronous` says that it
-    runs behind its host. `peak_flops` and `memory_bandwidth` are a vendor's, or None: then the best
-    that was measured; `host_bandwidth` is a vendor's, too. `cores` are those that all ranks share,
-    None where kernels timed alone and beside others tell.
-    """
+    """Say what is known of a device before anything is fitted."""
 
     name: str
+    """What it calls itself."""
     memory_bytes: int
+    """Bytes of one rank."""
     dtype: DType
+    """What it computes in."""
     asynchronous: bool
+    """Whether it runs behind its host."""
     units: int = 1
+    """Streaming multiprocessors or cores, each with a tile at a time."""
     peak_flops: float | None = None
+    """A vendor's FLOP/s; None: the best that was measured."""
     memory_bandwidth: float | None = None
+    """A vendor's bytes/s; None: the best that was measured."""
     cores: float | None = None
+    """Those that all ranks share; None: kernels timed alone and beside others tell."""
+    capability: float = 0.0
+    """The compute capability of a GPU; 0: not known."""
     host_bandwidth: float = PCIE_4_BYTES_PER_S
+    """A vendor's bytes/s of the link to the host's memory, each way."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -198,6 +203,7 @@ def _start(machine: UnfittedDevice, timed: Sequence[TimedKernel], cores: float) 
         host_bandwidth=machine.host_bandwidth,
         peak_flops=((machine.dtype, machine.peak_flops or max(flops)),),
         efficiency=Efficiency(units=machine.units),
+        capability=machine.capability,
     )
 
 

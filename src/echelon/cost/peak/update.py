@@ -16,8 +16,11 @@ from echelon.layout.stage import expert_index_of, pp_rank_of
 UPDATE_ELEMENTS = 1 << 24
 """Elements of a fused update that casts too (`gpu_update_elements` in `models/piece_sizes.py`)."""
 
+NORM_ELEMENTS = 1 << 16
+"""Gradients whose squares a CPU adds up at a time (`norm_elements` in the same file)."""
+
 WIDE_BYTES = 4
-"""Squares of a norm are added in at least float32."""
+"""Codes are made of values in at least float32, and squares added up in that."""
 
 MUON_BUCKETS = 4
 """Buckets of Muon whose pieces travel at a time (`models/piece_sizes.py`)."""
@@ -32,13 +35,17 @@ Messages = tuple[int, int, int, int]
 def most_update_bytes(plan: Plan, rank: int, buckets: Sequence[BucketPlan]) -> int:
     """Return the most bytes that the norm and an update have on a rank, matrices of Muon included.
 
-    Gradients in another dtype than the master copy are cast, a bounded number of them at a time.
+    Gradients in another dtype than the master copy are cast, a bounded number of them at a time;
+    an update in one pass casts what it reads. For the norm a CPU widens a run of gradients.
     """
     precision = plan.mathematics.precision
     gradients, master = (DTYPE_BYTES[one] for one in (precision.gradients, precision.master))
     casts = precision.gradients != precision.master
+    one_pass = plan.layout.kernels.of("update") != "plain"
+    cast = {one.name for one in buckets if not (one_pass and OPTIMIZERS[one.update].one_pass)}
     longest = {one.name: min(UPDATE_ELEMENTS, slice_elements(plan, one)) for one in buckets}
-    squares = max(longest.values(), default=0) * WIDE_BYTES * (gradients < WIDE_BYTES)
+    run = min(NORM_ELEMENTS, max(longest.values(), default=0))
+    squares = run * WIDE_BYTES * (gradients < WIDE_BYTES) * (plan.cluster.backend == "gloo")
     coded = max((longest[one.name] for one in buckets if one.fp8_squares), default=0)
     codes = coded * (max(WIDE_BYTES, DTYPE_BYTES[precision.parameters]) + CODE_BYTES)
     muon = _MuonUpdate(plan, rank, buckets)
@@ -46,7 +53,7 @@ def most_update_bytes(plan: Plan, rank: int, buckets: Sequence[BucketPlan]) -> i
     for step, name in _jobs(buckets[::-1]):
         inside, left = muon.of(step, name)
         if step == "elements":
-            inside = casts * longest[name]
+            inside = casts * (name in cast) * longest[name]
         most = max(most, now + inside)
         now += left
     return max(most * master, squares, codes)

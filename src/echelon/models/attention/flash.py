@@ -65,6 +65,10 @@ class FlashAttention:
     """Call the kernel: dense tensors are [B, T, H, hd] with lse [B, H, T]; segments are [R, H, hd]
     with lse [H, R]."""
 
+    def __init__(self, *, is_third: bool = False) -> None:
+        """Say with `is_third` that PyTorch runs its calls by FlashAttention-3."""
+        self.is_third = is_third
+
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, told: FlashArguments
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -87,8 +91,8 @@ class FlashAttention:
     ) -> Gradients:
         """Return the gradients of q, k and v in their dtype."""
         # Nothing is dropped, so the state of the random numbers is never read.
-        seed = torch.zeros(2, dtype=torch.uint64, device=dout.device)
-        unused = torch.zeros((), dtype=torch.uint64, device=dout.device)
+        seed = torch.empty(2, dtype=torch.uint64, device=dout.device)
+        unused = torch.empty((), dtype=torch.uint64, device=dout.device)
         dq, dk, dv = _backward(
             *(dout, *inputs, *outputs, told.starts_q, told.starts_k, told.most_q, told.most_k),
             *(0.0, told.causal, seed, unused),
@@ -132,11 +136,12 @@ def flash_on(device: torch.device, kernel: AttentionKernel) -> FlashAttention:
                 key="context.attention",
             )
         )
-    if there and kernel in ("auto", "flash-3"):
+    is_third = there and kernel in ("auto", "flash-3")
+    if is_third:
         attention: Any = torch.nn.attention
         # PyTorch runs its calls of flash attention by it from now on, in this process.
         attention.activate_flash_attention_impl("FA3")
-    return FlashAttention()
+    return FlashAttention(is_third=is_third)
 
 
 def has_flash_3(device: torch.device) -> bool:

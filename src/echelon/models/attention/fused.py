@@ -5,11 +5,11 @@ mask begins at the top left, for rectangles too.
 
 On CUDA it is flash where it can, memory-efficient attention elsewhere. Flash takes float16 and
 bfloat16, fewer key heads as they are, and any band in one call (`flash.py`). cuDNN's takes full and
-causal squares of the same; its causal mask is asked for squares only, for it begins at the top
-left. The memory-efficient kernel takes float32, a bias (a band), and causal rectangles from the top
-left; its key heads are repeated, and the gradients of the copies summed. It keeps the log-sum-exp
-of 32 rows at a time. Its bias has the dtype of the queries, in which float16 has no number that
-hides every score: bands of those are computed plainly.
+causal squares of the same, on Hopper and Blackwell faster; its causal mask is asked for squares
+only, for it begins at the top left. The memory-efficient kernel takes float32, a bias (a band), and
+causal rectangles from the top left; its key heads are repeated, and the gradients of the copies
+summed. It keeps the log-sum-exp of 32 rows at a time. Its bias has the dtype of the queries, in
+which float16 has no number that hides every score: bands of those are computed plainly.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ class FusedGpuKernel:
     def __init__(self, flash: FlashAttention | None, *, cudnn: bool = False) -> None:
         """Take `flash` for what it can; with `cudnn` its kernel for squares."""
         self.flash = flash
-        self._cudnn = cudnn
+        self.cudnn = cudnn
 
     def forward(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scores: ScoreRule
@@ -106,7 +106,7 @@ class FusedGpuKernel:
             q_BTHd, k_BSHd, v_BSHd = (x.transpose(0, 1) for x in (q, k, v))
             out, lse_BHT = self.flash.forward(q_BTHd, k_BSHd, v_BSHd, _told(q, k, scores))
             return out.transpose(0, 1), lse_BHT
-        elif self._cudnn:
+        elif self._by_cudnn(k):
             q, k, v = _heads_first(q, k, v)
             out, lse_BHT1, *_ = _cudnn(
                 q, k, v, None, True, 0.0, form == "causal", scale=scores.scale
@@ -128,7 +128,7 @@ class FusedGpuKernel:
                 return PlainKernel().backward(dout, attended, scores)
             return _by_efficient(dout, attended, scores)
         if _square(q, k, form):
-            return _by_square(dout, attended, scores, cudnn=self._cudnn)
+            return _by_square(dout, attended, scores, cudnn=self._by_cudnn(k))
         dout_BTHd, q_BTHd, k_BSHd, v_BSHd, out_BTHd = (
             x.transpose(0, 1) for x in (dout, q, k, attended.v, attended.out.to(dout.dtype))
         )
@@ -139,6 +139,10 @@ class FusedGpuKernel:
             _told(q, k, scores),
         )
         return AttentionGradients(*(x.transpose(0, 1) for x in found))
+
+    def _by_cudnn(self, k: torch.Tensor) -> bool:
+        """Return whether a square is cuDNN's; it takes no single key."""
+        return self.cudnn and k.shape[0] > 1
 
 
 def _square(q: torch.Tensor, k: torch.Tensor, form: KernelForm) -> bool:
@@ -165,14 +169,14 @@ def _by_square(
     lse_BHT = attended.lse.contiguous()
     # Nothing is dropped, so the state of the random numbers is never read.
     if cudnn:
-        seed = offset = torch.zeros((), dtype=torch.long, device=q.device)
+        seed = offset = torch.empty((), dtype=torch.long, device=q.device)
         found = _cudnn_backward(
             *(*tensors, lse_BHT.unsqueeze(-1), seed, offset, None, *sizes, 0.0, causal),
             scale=scores.scale,
         )
     else:
-        seed = torch.zeros(2, dtype=torch.uint64, device=q.device)
-        offset = torch.zeros((), dtype=torch.uint64, device=q.device)
+        seed = torch.empty(2, dtype=torch.uint64, device=q.device)
+        offset = torch.empty((), dtype=torch.uint64, device=q.device)
         found = _flash_backward(
             *(*tensors, lse_BHT, *sizes, 0.0, causal, seed, offset), scale=scores.scale
         )

@@ -14,7 +14,11 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from echelon.core.choices.attention_kernels import ATTENTION_KERNELS, AttentionKernel
+from echelon.core.choices.attention_kernels import (
+    ATTENTION_KERNELS,
+    AttentionKernel,
+    cudnn_takes_squares,
+)
 from echelon.layout.attention_boxes import AttentionTile
 from echelon.models.attention.flash import flash_on
 from echelon.models.attention.fused import HEAD_DIM_MULTIPLE, FusedCpuKernel, FusedGpuKernel
@@ -25,17 +29,22 @@ from echelon.models.attention.interface import (
     slice_tile,
 )
 from echelon.models.attention.online_softmax import OnlineSoftmax
-from echelon.models.attention.packed import attend_packed, backward_packed, packed_calls
+from echelon.models.attention.packed import attend_packed, backward_packed, placed_calls
 from echelon.models.attention.plain import PlainKernel
 from echelon.models.precision import LOW_PRECISION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionRule:
-    """Say what a model and a plan ask of attention: a cap on scores, and a kernel."""
+    """Say what a model and a plan ask of attention: a cap on scores, and a kernel.
+
+    A rehearsal takes the kernels of a GPU with `planned_capability`, that of the plan's cluster; a
+    run asks the GPU that it is on.
+    """
 
     soft_cap: float | None = None
     kernel: AttentionKernel = "auto"
+    planned_capability: float = 0.0
 
 
 NO_CAP = AttentionRule()
@@ -57,13 +66,17 @@ def kernel_for(
     if not fused or not (on_meta or (device.type == "cuda" and torch.version.hip is None)):
         return PlainKernel()
     has_flash = on_meta or torch.cuda.get_device_capability(device) >= (8, 0)
-    cudnn = ATTENTION_KERNELS["cudnn"]
     if dtype in LOW_PRECISION and has_flash and head_dim <= ATTENTION_KERNELS["flash"].max_head_dim:
-        return FusedGpuKernel(
-            flash_on(device, rule.kernel),
-            cudnn=rule.kernel == "cudnn" and head_dim <= cudnn.max_head_dim,
-        )
+        flash = flash_on(device, rule.kernel)
+        capability = rule.planned_capability if on_meta else _capability(device)
+        squares = not flash.is_third and cudnn_takes_squares(rule.kernel, capability, head_dim)
+        return FusedGpuKernel(flash, cudnn=squares)
     return FusedGpuKernel(None)
+
+
+def _capability(device: torch.device) -> float:
+    major, minor = torch.cuda.get_device_capability(device)
+    return float(f"{major}.{minor}")
 
 
 def takes_any_band(q: torch.Tensor, rule: AttentionRule) -> bool:
@@ -82,7 +95,7 @@ def attend_tiles(
     """Return `into`, or a new merge, with the attention of q [T,B,H,hd] over k, v [S,B,K,hd]."""
     merged = OnlineSoftmax(q.shape, q.dtype, q.device) if into is None else into
     kernel = kernel_for(q.device, q.dtype, q.shape[-1], rule)
-    for call in packed_calls(tiles, q.shape[1]) if kernel.flash is not None else ():
+    for call in placed_calls(tiles, q, k) if kernel.flash is not None else ():
         assert kernel.flash is not None
         attend_packed(q, k, v, call, kernel.flash, merged)
         tiles = ()
@@ -109,7 +122,7 @@ def backward_tiles(
     if into is None and len(tiles) == 1 and tiles[0].covers(q.shape[0], k.shape[0]):
         return kernel.backward(dout, attended, _scores(q, tiles[0], rule))
     total = into
-    for call in packed_calls(tiles, q.shape[1]) if kernel.flash is not None else ():
+    for call in placed_calls(tiles, q, k) if kernel.flash is not None else ():
         assert kernel.flash is not None
         total = backward_packed(dout, attended, call, kernel.flash, total)
         tiles = ()

@@ -1,8 +1,13 @@
 """Many boxes of attention in one call: documents of any lengths, of all sequences of a batch.
 
-Boxes that a kernel is asked for with the same window become the segments of one call: rows that lie
-side by side are handed on as they are, others are copied there and their results back. No row and
-no key is in two segments of a call, so nothing is added up twice in one place.
+Boxes that a kernel is asked for with the same window become the segments of one call. Where all
+sequences have the same, the heads of all are heads of one sequence, and rows that lie side by side
+are handed on as they are. Where each has its own, all rows are copied in the order of sequences,
+and their results back; only rows that lie apart are looked up one by one. No row and no key is in
+two segments of a call, so nothing is added up twice in one place.
+
+What a call needs on the device is made once for a batch: every block finds it again by the tuple of
+boxes, which `tiles_between` gives to all of them.
 
 Shape suffixes: T queries or keys, B sequences, H heads, hd head_dim, R rows of all segments.
 """
@@ -13,6 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import pairwise
+from typing import Any
 
 import torch
 
@@ -35,6 +41,8 @@ class PackedCall:
 
     window: tuple[int, int]
     reach: tuple[int, int]
+    alike: bool = False
+    """Whether every sequence has these segments, which are named of the first one."""
     queries: list[Span] = field(default_factory=list[Span])
     keys: list[Span] = field(default_factory=list[Span])
 
@@ -69,62 +77,138 @@ def _side(bound: int, reach: int, other: int, other_reach: int) -> int | None:
 
 
 def packed_calls(tiles: Sequence[AttentionTile], num_sequences: int) -> list[PackedCall]:
-    """Return the calls that do what the boxes do; none where they are not fewer."""
+    """Return the calls that do what the boxes do; none where they are not fewer.
+
+    Boxes that all sequences have are segments of the first one only: `PackedCall.alike`.
+    """
     if len(tiles) < 2:
         return []
+    alike = all(box.sequence is None for box in tiles)
+    sequences = range(1 if alike else num_sequences)
     boxes = [
         (sequence, box)
         for box in tiles
-        for sequence in (range(num_sequences) if box.sequence is None else (box.sequence,))
+        for sequence in (sequences if box.sequence is None else (box.sequence,))
     ]
     boxes.sort(key=lambda one: (one[0], one[1].q.start, one[1].k.start))
     calls: list[PackedCall] = []
     for sequence, box in boxes:
         if not any(call.takes(sequence, box) for call in calls):
-            calls.append(PackedCall(window_of(box), (0, 0)))
+            calls.append(PackedCall(window_of(box), (0, 0), alike))
             assert calls[-1].takes(sequence, box), "a box fits itself"
     return calls if len(calls) < len(tiles) else []
 
 
 class _Rows:
-    """The rows of one side of a call in a tensor [T, B, ...]: a part of it, or picked singly."""
+    """The rows of one side of a call in a tensor [T, B, ...]: here, each is looked up."""
 
-    def __init__(self, spans: Sequence[Span], num_sequences: int, device: torch.device) -> None:
+    part: slice | None = None
+    """The rows, where every sequence has the same ones and they lie side by side."""
+
+    def __init__(self, spans: Sequence[Span], device: torch.device) -> None:
         self.lengths = tuple(stop - start for _, start, stop in spans)
-        self.part: slice | None = None
-        if num_sequences == 1 and all(one[2] == next[1] for one, next in pairwise(spans)):
-            self.part = slice(spans[0][1], spans[-1][2])
-        else:
-            self.places = _places(tuple(spans), device)
-
-    def take(self, x_TBHd: torch.Tensor) -> torch.Tensor:
-        """Return [R, H, hd]."""
-        return x_TBHd[self.places] if self.part is None else x_TBHd[self.part, 0]
-
-    def take_lse(self, lse_BHT: torch.Tensor) -> torch.Tensor:
-        """Return [H, R]."""
-        if self.part is not None:
-            return lse_BHT[0, :, self.part].contiguous()
-        return lse_BHT.permute(2, 0, 1)[self.places].t().contiguous()
+        self._places: Any = _places(tuple(spans), device)
 
     def covers(self, whole_TBHd: torch.Tensor) -> bool:
         """Return whether these are all rows of a tensor."""
         return sum(self.lengths) == whole_TBHd.shape[0] * whole_TBHd.shape[1]
 
-    def all(self, part_RHd: torch.Tensor, like_TBHd: torch.Tensor) -> torch.Tensor:
-        """Return all rows where they are from, in the dtype that they have."""
-        if self.part is not None:
-            return part_RHd[:, None]
-        whole_TBHd = part_RHd.new_empty(like_TBHd.shape)
-        whole_TBHd[self.places] = part_RHd
-        return whole_TBHd
+    def take(self, x_TBHd: torch.Tensor) -> torch.Tensor:
+        """Return [R, H, hd]."""
+        return x_TBHd[self._places]
+
+    def take_lse(self, lse_BHT: torch.Tensor) -> torch.Tensor:
+        """Return [H, R], contiguous."""
+        return lse_BHT.permute(2, 0, 1)[self._places].t().contiguous()
+
+    def put(self, whole_TBHd: torch.Tensor, part_RHd: torch.Tensor) -> None:
+        """Put rows where they are from."""
+        whole_TBHd[self._places] = part_RHd
+
+    def put_lse(self, whole_BHT: torch.Tensor, part_HR: torch.Tensor) -> None:
+        """Put a log-sum-exp where its rows are from."""
+        whole_BHT.permute(2, 0, 1)[self._places] = part_HR.t()
 
     def add(self, whole_TBHd: torch.Tensor, part_RHd: torch.Tensor) -> None:
         """Add rows where they are from; each is there once, so sums have one order."""
-        if self.part is not None:
-            whole_TBHd[self.part, 0].add_(part_RHd)
+        whole_TBHd[self._places] = whole_TBHd[self._places] + part_RHd
+
+    def all(self, part_RHd: torch.Tensor, like_TBHd: torch.Tensor) -> torch.Tensor:
+        """Return rows that are all where they are from, in the dtype that they have."""
+        whole_TBHd = part_RHd.new_empty(like_TBHd.shape)
+        self.put(whole_TBHd, part_RHd)
+        return whole_TBHd
+
+    def all_lse(self, part_HR: torch.Tensor, num_sequences: int) -> torch.Tensor:
+        """Return the log-sum-exp [B, H, T] of a part of all sequences."""
+        raise NotImplementedError
+
+
+class _RowsOfEach(_Rows):
+    """The same rows of every sequence: its heads are more heads of theirs, so nothing is copied."""
+
+    def __init__(self, spans: Sequence[Span], device: torch.device) -> None:
+        self.lengths = tuple(stop - start for _, start, stop in spans)
+        if all(one[2] == after[1] for one, after in pairwise(spans)):
+            self._places = self.part = slice(spans[0][1], spans[-1][2])
         else:
-            whole_TBHd[self.places] = whole_TBHd[self.places] + part_RHd
+            self._places = _places(tuple(spans), device)[0]
+
+    def covers(self, whole_TBHd: torch.Tensor) -> bool:
+        return sum(self.lengths) == whole_TBHd.shape[0]
+
+    def take(self, x_TBHd: torch.Tensor) -> torch.Tensor:
+        return x_TBHd[self._places].flatten(1, 2)
+
+    def take_lse(self, lse_BHT: torch.Tensor) -> torch.Tensor:
+        return lse_BHT[:, :, self._places].flatten(0, 1).contiguous()
+
+    def put(self, whole_TBHd: torch.Tensor, part_RHd: torch.Tensor) -> None:
+        whole_TBHd[self._places] = self.all(part_RHd, whole_TBHd)
+
+    def put_lse(self, whole_BHT: torch.Tensor, part_HR: torch.Tensor) -> None:
+        whole_BHT[:, :, self._places] = self.all_lse(part_HR, len(whole_BHT))
+
+    def add(self, whole_TBHd: torch.Tensor, part_RHd: torch.Tensor) -> None:
+        part_RBHd = self.all(part_RHd, whole_TBHd)
+        if self.part is not None:
+            whole_TBHd[self.part].add_(part_RBHd)
+        else:
+            whole_TBHd[self._places] = whole_TBHd[self._places] + part_RBHd
+
+    def all(self, part_RHd: torch.Tensor, like_TBHd: torch.Tensor) -> torch.Tensor:
+        return part_RHd.unflatten(1, like_TBHd.shape[1:3])
+
+    def all_lse(self, part_HR: torch.Tensor, num_sequences: int) -> torch.Tensor:
+        return part_HR.unflatten(0, (num_sequences, -1))
+
+
+class _AllRows(_Rows):
+    """All rows, one sequence after the other: one copy of memory, no row is looked up."""
+
+    def __init__(self, spans: Sequence[Span], length: int) -> None:
+        self.lengths = tuple(stop - start for _, start, stop in spans)
+        self.part = slice(0, length)
+
+    def take(self, x_TBHd: torch.Tensor) -> torch.Tensor:
+        return x_TBHd.transpose(0, 1).flatten(0, 1)
+
+    def take_lse(self, lse_BHT: torch.Tensor) -> torch.Tensor:
+        return lse_BHT.transpose(0, 1).flatten(1).contiguous()
+
+    def put(self, whole_TBHd: torch.Tensor, part_RHd: torch.Tensor) -> None:
+        whole_TBHd.copy_(_turned(part_RHd, whole_TBHd))
+
+    def add(self, whole_TBHd: torch.Tensor, part_RHd: torch.Tensor) -> None:
+        whole_TBHd.add_(_turned(part_RHd, whole_TBHd))
+
+    def all_lse(self, part_HR: torch.Tensor, num_sequences: int) -> torch.Tensor:
+        return part_HR.unflatten(1, (num_sequences, -1)).transpose(0, 1)
+
+
+def _turned(part_RHd: torch.Tensor, like_TBHd: torch.Tensor) -> torch.Tensor:
+    length, num_sequences = like_TBHd.shape[:2]
+    return part_RHd.unflatten(0, (num_sequences, length)).transpose(0, 1)
 
 
 @lru_cache(maxsize=64)
@@ -135,74 +219,123 @@ def _places(spans: tuple[Span, ...], device: torch.device) -> tuple[torch.Tensor
     return start_copy(rows, device), start_copy(sequences, device)
 
 
+def _rows(
+    spans: Sequence[Span], shape: tuple[int, int], alike: bool, device: torch.device
+) -> _Rows:
+    """Return the rows of a side of [T, B, ...] with this shape."""
+    if alike:
+        return _RowsOfEach(spans, device)
+    length, num_sequences = shape
+    ends = [(b * length + start, b * length + stop) for b, start, stop in spans]
+    in_order = ends[0][0] == 0 and all(one[1] == after[0] for one, after in pairwise(ends))
+    if in_order and ends[-1][1] == length * num_sequences:
+        return _AllRows(spans, length)
+    return _Rows(spans, device)
+
+
 @dataclass(frozen=True, slots=True)
-class _Placed:
-    """Hold a call with its rows on a device, and what its kernel is told."""
+class PlacedCall:
+    """Hold a call with its rows on a device."""
 
     queries: _Rows
     keys: _Rows
-    told: FlashArguments
+    window: tuple[int, int]
 
-    @classmethod
-    def of(cls, call: PackedCall, q: torch.Tensor) -> _Placed:
-        """Return a call as it is for queries [T, B, H, hd]."""
-        queries, keys = (_Rows(one, q.shape[1], q.device) for one in (call.queries, call.keys))
-        told = FlashArguments(
+    def told(self, q: torch.Tensor) -> FlashArguments:
+        """Return what the kernel is told for queries on this device."""
+        return FlashArguments(
             scale=q.shape[-1] ** -0.5,
-            left=call.window[0],
-            right=call.window[1],
-            most_q=max(queries.lengths),
-            most_k=max(keys.lengths),
-            starts_q=starts_of(queries.lengths, q.device),
-            starts_k=starts_of(keys.lengths, q.device),
+            left=self.window[0],
+            right=self.window[1],
+            most_q=max(self.queries.lengths),
+            most_k=max(self.keys.lengths),
+            starts_q=starts_of(self.queries.lengths, q.device),
+            starts_k=starts_of(self.keys.lengths, q.device),
         )
-        return cls(queries, keys, told)
+
+
+class _Same:
+    """Compare what never changes by identity: a thousand boxes are not read again in each block."""
+
+    def __init__(self, tiles: tuple[AttentionTile, ...]) -> None:
+        self.tiles = tiles
+
+    def __hash__(self) -> int:
+        return id(self.tiles)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _Same) and self.tiles is other.tiles
+
+
+def placed_calls(
+    tiles: Sequence[AttentionTile], q: torch.Tensor, k: torch.Tensor
+) -> Sequence[PlacedCall]:
+    """Return the calls that do what the boxes do for q [T,B,H,hd] and k [S,B,K,hd].
+
+    There are none where they are not fewer. A tuple that was here lately is not read again.
+    """
+    if len(tiles) < 2:
+        return ()
+    return _placed_calls(_Same(tuple(tiles)), (q.shape[1], q.shape[0], k.shape[0]), q.device)
+
+
+@lru_cache(maxsize=64)
+def _placed_calls(
+    same: _Same, sizes: tuple[int, int, int], device: torch.device
+) -> tuple[PlacedCall, ...]:
+    num_sequences, *lengths = sizes
+    found: list[PlacedCall] = []
+    for call in packed_calls(same.tiles, num_sequences):
+        queries, keys = (
+            _rows(spans, (length, num_sequences), call.alike, device)
+            for spans, length in zip((call.queries, call.keys), lengths, strict=True)
+        )
+        found.append(PlacedCall(queries, keys, call.window))
+    return tuple(found)
 
 
 def attend_packed(
     q: torch.Tensor,
     k: torch.Tensor,
     v: torch.Tensor,
-    call: PackedCall,
+    call: PlacedCall,
     flash: FlashAttention,
     merged: OnlineSoftmax,
 ) -> None:
     """Merge the attention of all segments of a call."""
-    one = _Placed.of(call, q)
-    parts = (one.queries.take(q), one.keys.take(k), one.keys.take(v))
-    out_RHd, lse_HR = flash.forward(*parts, one.told)
-    rows = one.queries.part
-    if rows is not None:
-        merged.add(AttentionTile(rows, slice(0, k.shape[0]), FULL), out_RHd[:, None], lse_HR[None])
-        return
+    rows, keys = call.queries, call.keys
+    out_RHd, lse_HR = flash.forward(rows.take(q), keys.take(k), keys.take(v), call.told(q))
+    part, columns = rows.part, slice(0, k.shape[0])
     length, num_sequences, heads, _ = q.shape
+    if part is not None:
+        lse_BHT = rows.all_lse(lse_HR, num_sequences)
+        merged.add(AttentionTile(part, columns, FULL), rows.all(out_RHd, q), lse_BHT)
+        return
     out_TBHd = out_RHd.new_zeros(q.shape)
-    out_TBHd[one.queries.places] = out_RHd
+    rows.put(out_TBHd, out_RHd)
     lse_BHT = lse_HR.new_full((num_sequences, heads, length), float("-inf"))
-    lse_BHT.permute(2, 0, 1)[one.queries.places] = lse_HR.t()
-    whole = AttentionTile(slice(0, length), slice(0, k.shape[0]), FULL)
-    merged.add(whole, out_TBHd, lse_BHT)
+    rows.put_lse(lse_BHT, lse_HR)
+    merged.add(AttentionTile(slice(0, length), columns, FULL), out_TBHd, lse_BHT)
 
 
 def backward_packed(
     dout: torch.Tensor,
     attended: SavedAttention,
-    call: PackedCall,
+    call: PlacedCall,
     flash: FlashAttention,
     total: AttentionGradients | None,
 ) -> AttentionGradients:
     """Return `total`, or new gradients, with those of all segments of a call added."""
-    one = _Placed.of(call, attended.q)
-    q, out = one.queries.take(attended.q), one.queries.take(attended.out).to(dout.dtype)
-    inputs = (q, one.keys.take(attended.k), one.keys.take(attended.v))
-    lse_HR = one.queries.take_lse(attended.lse)
-    found = flash.backward(one.queries.take(dout), inputs, (out, lse_HR), one.told)
-    sides = (one.queries, one.keys, one.keys)
+    rows, keys = call.queries, call.keys
+    inputs = (rows.take(attended.q), keys.take(attended.k), keys.take(attended.v))
+    outputs = (rows.take(attended.out).to(dout.dtype), rows.take_lse(attended.lse))
+    found = flash.backward(rows.take(dout), inputs, outputs, call.told(attended.q))
+    sides = (rows, keys, keys)
     whole = (attended.q, attended.k, attended.v)
-    if total is None and all(rows.covers(x) for rows, x in zip(sides, whole, strict=True)):
+    if total is None and all(side.covers(x) for side, x in zip(sides, whole, strict=True)):
         parts = zip(sides, found, whole, strict=True)
-        return AttentionGradients(*(rows.all(part, like) for rows, part, like in parts))
+        return AttentionGradients(*(side.all(part, like) for side, part, like in parts))
     total = AttentionGradients.zeros(*whole) if total is None else total
-    for rows, sums, part in zip(sides, total, found, strict=True):
-        rows.add(sums, part)
+    for side, sums, part in zip(sides, total, found, strict=True):
+        side.add(sums, part)
     return total

@@ -68,6 +68,7 @@ class ContextAttention:
         """
         self._tile_rows = tile_rows
         self._kernel: AttentionKernel = plan.layout.context.attention
+        self._capability = plan.cluster.device.capability
         self._over_places = load_reference(plan.layout.context.record.runner)
         self.ring, self.ulysses, self.store = ring, ulysses, store
         self._placement = plan.placement
@@ -88,7 +89,9 @@ class ContextAttention:
     ) -> torch.Tensor:
         """Return attention of q [T,B,H,hd] over the k, v [T,B,K,hd] of all ranks, [N, H * hd]."""
         rows = q.shape[0] * q.shape[1]
-        rule = AttentionRule(soft_cap=shape.soft_cap, kernel=self._kernel)
+        rule = AttentionRule(
+            soft_cap=shape.soft_cap, kernel=self._kernel, planned_capability=self._capability
+        )
         tile_rows = None if takes_any_band(q, rule) else self._tile_rows
         if not self.exchanges:
             pieces = tiles_between(batch.runs, batch.runs, shape.mask, batch.documents, tile_rows)

@@ -56,9 +56,19 @@ class RouterLinear(torch.autograd.Function):
         store: GradientStore = ctx.store
         dy_nE = dy_nE.contiguous()
         dx_nD = (dy_nE @ weight.to(dy_nE.dtype)).to(x_nD.dtype)
-        store.defer(lambda: store.add_matmul([weight], dy_nE, x_nD.to(dy_nE.dtype)))
+        store.defer(lambda: _add_weight(store, weight, dy_nE, x_nD.to(dy_nE.dtype)))
         store.run_deferred()
         return dx_nD, None, None
+
+
+def _add_weight(
+    store: GradientStore, weight: nn.Parameter, dy_nE: torch.Tensor, x_nD: torch.Tensor
+) -> None:
+    """Add dy^T x to the gradient; where that has another dtype, it is rounded once, as a whole."""
+    if store.widens(weight, x_nD.dtype):
+        store.add(weight, dy_nE.t() @ x_nD)
+    else:
+        store.add_matmul([weight], dy_nE, x_nD)
 
 
 class AttachLoss(torch.autograd.Function):

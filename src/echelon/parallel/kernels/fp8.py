@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch.nn import functional
 
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import at_least_fp32
@@ -37,9 +38,12 @@ _LARGEST_EXPONENT = {E4M3: 9, E5M2: 16}  # of the same: 448 is 0.875 x 2^9
 _LEAST_POWER = -126  # of two that float32 has with all its digits, as it has the inverse
 _MOST_POWER = 127  # of two in float32
 _SCALED_MM: Any = getattr(torch, "_scaled_mm", None)
+_functional: Any = functional  # its stubs hide products with scales
+_SCALE_STEP = 4  # rows, and scales along the sum of a product of blocks, come in whole such
 _KERNEL_BLOCK = 128  # numbers that share a scale
 _HOPPER = (9, 0)  # compute capability
 _ADA = (8, 9)  # compute capability, the first that multiplies 8-bit numbers
+_KERNEL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)  # of steps; it adds up in float32
 _KERNEL_STEP = 16  # numbers of which the sum and the output of a product are whole multiples
 
 
@@ -123,21 +127,25 @@ def multiply(
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Return x @ weight^T in `dtype`, or x @ weight where it is `transposed`; in `out` if given."""
-    if _has_kernel(x_NI, weight_OI):
+    if _has_kernel(x_NI, weight_OI, dtype):
         made = _scaled_product(x_NI, weight_OI, dtype, transposed=transposed)
         return made if out is None else out.copy_(made)
-    on_cpu = x_NI.codes.device.type == "cpu"
-    wide = at_least_fp32(dtype) if on_cpu else torch.bfloat16
+    # What the codes stand for is exact in bf16; the sum must not have fewer digits than `dtype`.
+    narrow = dtype == torch.bfloat16 and x_NI.codes.device.type != "cpu"
+    wide = dtype if narrow else at_least_fp32(dtype)
     weight = weight_OI.numbers(wide)
     made = x_NI.numbers(wide) @ (weight if transposed else weight.t())
     return made.to(dtype) if out is None else out.copy_(made)
 
 
-def weight_gradient(dy_NO: Fp8Matrix, x_NI: Fp8Matrix) -> torch.Tensor | None:
+def weight_gradient(dy_NO: Fp8Matrix, x_NI: Fp8Matrix, dtype: torch.dtype) -> torch.Tensor | None:
     """Return dy^T x in float32 by PyTorch's kernel; None where there is none for such tiles.
 
-    The sum goes over tokens, of which zeros make a multiple of 16.
+    The sum goes over tokens, of which zeros make a multiple of 16. In a step that computes in
+    float64 there is none either: `dtype` is that of the step.
     """
+    if dtype not in _KERNEL_DTYPES:
+        return None
     widths = dy_NO.codes.shape[1], x_NI.codes.shape[1]
     if not dy_NO.is_whole or any(width % _KERNEL_STEP for width in widths):
         return None
@@ -215,9 +223,9 @@ def _odd_float32(x: torch.Tensor) -> torch.Tensor:
     return (bits | ((back != x) & ~torch.isnan(x)).to(torch.int32)).view(torch.float32)
 
 
-def _has_kernel(x: Fp8Matrix, weight: Fp8Matrix) -> bool:
+def _has_kernel(x: Fp8Matrix, weight: Fp8Matrix, dtype: torch.dtype) -> bool:
     """Return whether PyTorch multiplies such tiles in one launch, on this device."""
-    if not x.codes.shape[0]:
+    if not x.codes.shape[0] or dtype not in _KERNEL_DTYPES:
         return False
     if x.is_whole:
         whole = all(width % _KERNEL_STEP == 0 for width in weight.codes.shape)
@@ -244,20 +252,50 @@ def _is_nvidia(codes: torch.Tensor) -> bool:
 def _scaled_product(
     x_NI: Fp8Matrix, weight_OI: Fp8Matrix, dtype: torch.dtype, *, transposed: bool
 ) -> torch.Tensor:
-    """Return the product by PyTorch's kernel, which wants both with the sum's dim contiguous.
-
-    Scales of rows lie column by column.
-    """
-    codes, scales, x_scales = weight_OI.codes, weight_OI.scales, x_NI.scales
+    """Return the product by PyTorch's kernel, which wants both with the sum's dim contiguous."""
+    codes, scales = weight_OI.codes, weight_OI.scales
     if transposed:
         codes = codes.t().contiguous()
+    made = dtype if dtype == torch.bfloat16 else torch.float32
     if not x_NI.is_whole:
-        scales = (scales.t().contiguous() if transposed else scales).t()
-        x_scales = x_scales.t().contiguous().t()
-    made = torch.bfloat16 if dtype != torch.float32 else dtype
+        scales = scales.t().contiguous() if transposed else scales
+        return _product_of_blocks(x_NI, codes.t(), scales, made).to(dtype)
     return _SCALED_MM(
-        x_NI.codes, codes.t(), x_scales, scales, out_dtype=made, use_fast_accum=False
+        x_NI.codes, codes.t(), x_NI.scales, scales, out_dtype=made, use_fast_accum=False
     ).to(dtype)
+
+
+def _product_of_blocks(
+    x_NK: Fp8Matrix, codes_KO: torch.Tensor, scales_OK: torch.Tensor, made: torch.dtype
+) -> torch.Tensor:
+    """Return x @ codes by cuBLAS, whose scales of rows lie column by column, in whole fours.
+
+    Those of squares lie along the sum, a multiple of four apart: where they end before it, the
+    first of PyTorch's calls reads wrong ones, and the second takes them with what is between.
+    """
+    num_rows = x_NK.codes.shape[0]
+    missing = 0 if x_NK.codes.is_meta else -num_rows % _SCALE_STEP
+    codes, scales = x_NK.codes, x_NK.scales
+    if missing:
+        codes = functional.pad(codes.view(torch.uint8), (0, 0, 0, missing)).view(codes.dtype)
+        scales = functional.pad(scales, (0, 0, 0, missing), value=1.0)
+    scales = scales.t().contiguous().t()
+    apart = -scales_OK.shape[1] % _SCALE_STEP
+    if not apart or codes.is_meta:
+        found = _SCALED_MM(
+            codes, codes_KO, scales, scales_OK.t(), out_dtype=made, use_fast_accum=False
+        )
+    else:
+        found = _functional.scaled_mm(
+            codes,
+            codes_KO,
+            scales,
+            _functional.ScalingType.BlockWise1x128,
+            functional.pad(scales_OK, (0, apart)).t(),
+            _functional.ScalingType.BlockWise128x128,
+            output_dtype=made,
+        )
+    return found[:num_rows]
 
 
 def _tokens_last(codes_NC: torch.Tensor) -> torch.Tensor:

@@ -29,6 +29,10 @@ tl: Any = import_module("triton.language")
 _THREAD_ELEMENTS = 16
 """Elements of a row that a thread has in registers."""
 
+TILE_ELEMENTS = 4096
+"""Elements of the rows that a program of backward reads at a time: of narrow rows several, or too
+little would be on its way from memory."""
+
 
 @triton.jit
 def norm_kernel(
@@ -78,29 +82,35 @@ def norm_backward_kernel(
     around_stride,
     rows_each,
     AROUND: tl.constexpr,
+    ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
     program = tl.program_id(0).to(tl.int64)
     column = tl.arange(0, BLOCK)
     inside = column < width
     wide = inverse_R.dtype.element_ty
-    weight = tl.load(weight_D + column, mask=inside, other=0.0).to(wide)
-    total = tl.zeros([BLOCK], dtype=wide)
+    weight = tl.load(weight_D + column, mask=inside, other=0.0).to(wide)[None, :]
+    total = tl.zeros([ROWS, BLOCK], dtype=wide)
     first = program * rows_each
-    for row in range(first, tl.minimum(first + rows_each, num_rows)):
-        dy = tl.load(dy_RD + row * dy_stride + column, mask=inside, other=0.0).to(wide)
-        x = tl.load(x_RD + row * x_stride + column, mask=inside, other=0.0).to(wide)
-        inverse = tl.load(inverse_R + row)
+    last = tl.minimum(first + rows_each, num_rows)
+    for start in range(first, last, ROWS):
+        rows = start + tl.arange(0, ROWS)
+        there = (rows < last)[:, None] & inside[None, :]
+        row = rows[:, None]
+        dy = tl.load(dy_RD + row * dy_stride + column[None, :], mask=there, other=0.0).to(wide)
+        x = tl.load(x_RD + row * x_stride + column[None, :], mask=there, other=0.0).to(wide)
+        inverse = tl.load(inverse_R + rows, mask=rows < last, other=0.0)[:, None]
         x_hat = x * inverse
         total += dy * x_hat
         scaled = dy * weight
-        pull = tl.sum(scaled * x_hat, axis=0) / width
+        pull = tl.sum(scaled * x_hat, axis=1)[:, None] / width
         dx = inverse * (scaled - x_hat * pull)
         if AROUND:
-            around = around_RD + row * around_stride + column
-            dx += tl.load(around, mask=inside, other=0.0).to(wide)
-        tl.store(dx_RD + row * width + column, dx.to(dx_RD.dtype.element_ty), mask=inside)
-    tl.store(sums_PD + program * width + column, total, mask=inside)
+            around = around_RD + row * around_stride + column[None, :]
+            dx += tl.load(around, mask=there, other=0.0).to(wide)
+        place = dx_RD + row * width + column[None, :]
+        tl.store(place, dx.to(dx_RD.dtype.element_ty), mask=there)
+    tl.store(sums_PD + program * width + column, tl.sum(total, axis=0), mask=inside)
 
 
 def norm(
@@ -156,11 +166,12 @@ def norm_backward(
     sums_PD = inverse.new_empty((num_sums, width))
     strides = (dy_RD.stride(0), x_RD.stride(0), around.stride(0))
     sizes = (num_rows, width, *strides, rows_each)
-    block, warps = row_shape(width)
+    rows, block, warps = tile_shape(width)
     if num_rows:
         norm_backward_kernel[(num_sums,)](
             *(dy_RD, x_RD, inverse, weight_D, around, dx_RD, sums_PD, *sizes),
             AROUND=around_RD is not None,
+            ROWS=rows,
             BLOCK=block,
             num_warps=warps,
         )
@@ -176,3 +187,10 @@ def row_shape(width: int) -> tuple[int, int]:
     """Return the elements of a block that holds a row, a power of two, and warps for it."""
     block = 1 << max(0, width - 1).bit_length()
     return block, max(1, min(32, block // (32 * _THREAD_ELEMENTS)))
+
+
+def tile_shape(width: int) -> tuple[int, int, int]:
+    """Return how many rows a program of backward reads at a time, and of them as `row_shape`."""
+    block, _ = row_shape(width)
+    rows = max(1, TILE_ELEMENTS // block)
+    return rows, block, max(1, min(32, rows * block // (32 * _THREAD_ELEMENTS)))

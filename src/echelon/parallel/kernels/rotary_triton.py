@@ -2,8 +2,9 @@
 
 The projections lie side by side, [T, B, H + 2 K, h]. Forward reads queries and keys there and
 writes each into memory of its own; backward reads the gradients of all three, in whatever order
-attention gave them, and writes that of the projections: nothing is put side by side afterwards. A
-program of backward takes several tokens and gives one partial sum for each weight of a norm.
+attention gave them, and writes that of the projections: nothing is put side by side afterwards.
+With norms of heads a program of backward takes several tokens, and gives one partial sum for each
+weight of a norm; else it takes one.
 
 Source: Su et al., "RoFormer", 2021, section 3.2; Henry et al., "Query-Key Normalization for
 Transformers", 2020 (norms of heads); Hsu et al., "Liger Kernel", 2024.
@@ -249,7 +250,7 @@ def heads_backward(
     positions, sequences, num_q, width = dq.shape
     num_k, num_tokens = dk.shape[2], positions * sequences
     out = dq.new_empty((positions, sequences, num_q + 2 * num_k, width))
-    tokens_each, num_sums = rows_and_sums(num_tokens)
+    tokens_each, num_sums = (1, num_tokens) if normed is None else rows_and_sums(num_tokens)
     sums = tables[0].new_empty((0,) if normed is None else (num_sums, 2, width))
     x, inverse, *weights = normed or (dq, sums, dq, dq)
     x = _heads_together(x)

@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 
 from echelon.core.plan import Optimizer
-from echelon.training.optimizer.trained_ranges import FusedOperands
+from echelon.training.optimizer.one_pass import (
+    UPDATES,
+    define_update,
+    kernels_for,
+    publish,
+    scaled,
+)
+from echelon.training.optimizer.trained_ranges import FusedOperands, OnePassOperands
 
 
 class AdamW:
@@ -44,3 +51,45 @@ class AdamW:
             amsgrad=False,
             maximize=False,
         )
+
+    def update_in_one_pass(self, operands: OnePassOperands) -> None:
+        """Update a target and both moments, and the parameters that are copies of it."""
+        one, settings = operands, self._settings
+        numbers = [settings.beta1, settings.beta2, settings.eps, *one.numbers]
+        UPDATES.update_adamw(
+            one.target, one.gradient, list(one.state), one.values, numbers, self._count
+        )
+
+
+def _one_pass(
+    target: torch.Tensor,
+    gradient: torch.Tensor,
+    state: list[torch.Tensor],
+    values: torch.Tensor | None,
+    numbers: list[float],
+    count: int,
+) -> None:
+    kernels = kernels_for(target)
+    if kernels is not None:
+        kernels.adamw(target, gradient, state, values, numbers, count)
+        return
+    beta1, beta2, eps, rate, factor, weight_decay = numbers
+    rule = AdamW(Optimizer(beta1=beta1, beta2=beta2, eps=eps))
+    rule.start_update(count)
+    rule.update(
+        FusedOperands(
+            targets=[target],
+            gradients=[scaled(gradient, factor, target.dtype)],
+            state=[[one] for one in state],
+            rate=rate,
+            weight_decay=weight_decay,
+        )
+    )
+    publish(target, values)
+
+
+define_update(
+    "update_adamw(Tensor(a!) target, Tensor gradient, Tensor(b!)[] state, Tensor(c!)? values,"
+    " float[] numbers, int count) -> ()",
+    _one_pass,
+)

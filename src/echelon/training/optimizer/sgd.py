@@ -5,7 +5,14 @@ from __future__ import annotations
 import torch
 
 from echelon.core.plan import Optimizer
-from echelon.training.optimizer.trained_ranges import FusedOperands
+from echelon.training.optimizer.one_pass import (
+    UPDATES,
+    define_update,
+    kernels_for,
+    publish,
+    scaled,
+)
+from echelon.training.optimizer.trained_ranges import FusedOperands, OnePassOperands
 
 
 class MomentumSgd:
@@ -22,6 +29,11 @@ class MomentumSgd:
         """Update the targets and the momentum in one call."""
         (momenta,) = operands.state
         fused_sgd(operands, momenta, self._momentum)
+
+    def update_in_one_pass(self, operands: OnePassOperands) -> None:
+        """Update a target and its momentum, and the parameters that are copies of it."""
+        one, numbers = operands, [self._momentum, *operands.numbers]
+        UPDATES.update_sgd(one.target, one.gradient, list(one.state), one.values, numbers)
 
 
 def fused_sgd(operands: FusedOperands, momenta: list[torch.Tensor], momentum: float) -> None:
@@ -40,3 +52,33 @@ def fused_sgd(operands: FusedOperands, momenta: list[torch.Tensor], momentum: fl
         maximize=False,
         is_first_step=False,
     )
+
+
+def _one_pass(
+    target: torch.Tensor,
+    gradient: torch.Tensor,
+    state: list[torch.Tensor],
+    values: torch.Tensor | None,
+    numbers: list[float],
+) -> None:
+    kernels = kernels_for(target)
+    if kernels is not None:
+        kernels.sgd(target, gradient, state, values, numbers)
+        return
+    momentum, rate, factor, weight_decay = numbers
+    operands = FusedOperands(
+        targets=[target],
+        gradients=[scaled(gradient, factor, target.dtype)],
+        state=(),
+        rate=rate,
+        weight_decay=weight_decay,
+    )
+    fused_sgd(operands, state, momentum)
+    publish(target, values)
+
+
+define_update(
+    "update_sgd(Tensor(a!) target, Tensor gradient, Tensor(b!)[] state, Tensor(c!)? values,"
+    " float[] numbers) -> ()",
+    _one_pass,
+)

@@ -22,7 +22,7 @@ from echelon.core.plan import OptimizerKind, Plan
 from echelon.layout.muon import muon_exchange
 from echelon.layout.stage import expert_index_of, pp_rank_of
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
-from echelon.models.precision import TORCH_DTYPES
+from echelon.models.precision import TORCH_DTYPES, at_least_fp32
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.training.optimizer.muon import Muon
@@ -68,6 +68,7 @@ class SliceOptimizer:
             chunk_bytes=pieces.file_bytes,
         )
         self._pieces = pieces
+        self._one_pass = plan.layout.kernels.of("update") != "plain"
         self._buckets, self._settings = buckets, settings
         self._has_master, self._dtype = precision.has_master, TORCH_DTYPES[precision.master]
         self._rules: Mapping[OptimizerKind, ElementRule] = {
@@ -102,7 +103,7 @@ class SliceOptimizer:
         """Update the parameters from the gradients times `factor`.
 
         `updated` is called with each bucket once its slice has its new values. Gradients are
-        multiplied in place, unless they are cast.
+        multiplied in place, unless they are cast or the update is one pass.
         """
         self._num_steps += 1
         for rule in self._rules.values():
@@ -179,6 +180,7 @@ class SliceOptimizer:
                 state=tensors[:num_state],
                 scratch=bucket.offload_store is not None,
                 pieces=self._pieces,
+                one_pass=self._one_pass,
             ),
             self._ranges[bucket.name],
             rate=rate,
@@ -222,7 +224,8 @@ def local_norm_squared(
 
     `counts` says of a bucket whether this rank counts for all that hold the same.
     Runs of `run_elements` (on a CPU) are added in the gradient's own precision (at least float32),
-    the runs in float64; what is not finite stays so. The host waits for the device.
+    the runs in float64; what is not finite stays so. A GPU copies no gradient to add it up wider
+    than it is, a CPU one run at a time. The host waits for the device.
     """
     return float(sum_of_squares(buckets, counts, run_elements=run_elements))
 
@@ -234,16 +237,36 @@ def sum_of_squares(
     run_elements: int,
 ) -> torch.Tensor:
     """Return what `local_norm_squared` does as a float64 number on the device."""
-    sums: list[torch.Tensor] = []
+    mine: list[torch.Tensor] = []
+    elsewhere: list[torch.Tensor] = []
     for bucket in buckets:
         counted = bucket.counted_ranges() if counts(bucket) else []
-        sums.extend(torch.dot(run, run) for run in _runs(bucket, counted, run_elements))
+        mine.extend(_runs(bucket, counted, run_elements))
         others = ranges_between(counted, bucket.slots[-1].end)
-        sums.extend(torch.dot(run, run) * 0.0 for run in _runs(bucket, others, run_elements))
-    if not sums:
-        device = buckets[0].gradient_slice.device if buckets else None
-        return torch.zeros((), dtype=torch.float64, device=device)
-    return torch.stack(sums).double().sum()
+        elsewhere.extend(_runs(bucket, others, run_elements))
+    if elsewhere:
+        nothing = _squares(elsewhere) * 0.0
+        return _squares(mine) + nothing if mine else nothing
+    if mine:
+        return _squares(mine)
+    device = buckets[0].gradient_slice.device if buckets else None
+    return torch.zeros((), dtype=torch.float64, device=device)
+
+
+def _squares(runs: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the sum of squares of some runs, each added up in at least float32, as a float64.
+
+    A kernel of a GPU widens what it reads and writes nothing else; a CPU widens one run at a time.
+    """
+    wide = at_least_fp32(runs[0].dtype)
+    if runs[0].device.type == "cpu":
+        return (
+            torch.stack([torch.dot(one, one) for one in (run.to(wide) for run in runs)])
+            .double()
+            .sum()
+        )
+    norms = [torch.linalg.vector_norm(run, dtype=wide) for run in runs]
+    return torch.stack(norms).double().square().sum()
 
 
 def ranges_between(ranges: Sequence[slice], end: int) -> list[slice]:
@@ -260,4 +283,4 @@ def _runs(bucket: Bucket, parts: Sequence[slice], elements: int) -> Iterator[tor
     for part in parts:
         for run in gradient[bucket.within_own_slice(part)].split(length):
             if run.numel():
-                yield run if run.dtype in (torch.float32, torch.float64) else run.float()
+                yield run

@@ -1,15 +1,17 @@
 """Fused updates of a slice: which of its elements are trained, and in which calls.
 
-One call updates everything that decays and one the rest, of which a slice mostly has but one. Where
-values are also cast (a gradient to the dtype of the master copy, the copy to the parameters'), a
-call takes as much as stays in cache between the passes, and memory for no more than that.
+Where a plan asks for it an update is one pass (`one_pass.py`), a call for each range: gradients are
+read as they are, and values are written with what they are copies of. Elsewhere one call updates
+everything that decays and one the rest, of which a slice mostly has but one. Where values are also
+cast (a gradient to the dtype of the master copy, the copy to the parameters'), a call takes as much
+as stays in cache between the passes, and memory for no more than that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -87,12 +89,42 @@ class ElementRule(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OnePassOperands:
+    """What one pass updates: tensors of equal length, the gradient in a dtype of its own.
+
+    `values` are what the target is published as; None where they are the target, or written later.
+    """
+
+    target: torch.Tensor
+    gradient: torch.Tensor
+    state: Sequence[torch.Tensor]
+    values: torch.Tensor | None
+    rate: float
+    factor: float
+    weight_decay: float
+
+    @property
+    def numbers(self) -> tuple[float, float, float]:
+        """Return what is the same for all elements, whatever the rule."""
+        return self.rate, self.factor, self.weight_decay
+
+
+@runtime_checkable
+class OnePassRule(ElementRule, Protocol):
+    """Update each element in one pass, casts and scaling included (`OptimizerRecord.one_pass`)."""
+
+    def update_in_one_pass(self, operands: OnePassOperands) -> None:
+        """Update the target, its state and the values in place; the gradient stays as it is."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class UpdateSlices:
     """What one bucket's update reads and writes on this rank.
 
     `target` is what is updated: the master copy, or `values` themselves. `scratch` says that
     `values` are a buffer: where there is a master copy, all of it is written. `pieces` bound the
-    elements of a call that casts.
+    elements of a call that casts; with `one_pass`, where the rule has it, there is none.
     """
 
     gradient: torch.Tensor
@@ -101,6 +133,7 @@ class UpdateSlices:
     state: Sequence[torch.Tensor]
     scratch: bool
     pieces: PieceSizes = TRAINING_PIECES
+    one_pass: bool = False
 
 
 def update_elements(
@@ -114,6 +147,9 @@ def update_elements(
 ) -> None:
     """Update the target by `rule` from the gradient times `factor`, and the values with it."""
     target, gradient = slices.target, slices.gradient
+    if slices.one_pass and isinstance(rule, OnePassRule):
+        _update_in_one_pass(rule, slices, parts, rate, factor, weight_decay)
+        return
     casts = target is not slices.values or gradient.dtype != target.dtype
     on_cpu = target.device.type == "cpu"
     cached = slices.pieces.update_elements if on_cpu else slices.pieces.gpu_update_elements
@@ -134,4 +170,29 @@ def update_elements(
             for place in places:
                 slices.values[place] = target[place]
     if target is not slices.values and slices.scratch:
+        slices.values.copy_(target)
+
+
+def _update_in_one_pass(
+    rule: OnePassRule,
+    slices: UpdateSlices,
+    parts: Sequence[TrainedRange],
+    rate: float,
+    factor: float,
+    weight_decay: float,
+) -> None:
+    target, copies = slices.target, slices.target is not slices.values
+    for place, decays in parts:
+        rule.update_in_one_pass(
+            OnePassOperands(
+                target=target[place],
+                gradient=slices.gradient[place],
+                state=[one[place] for one in slices.state],
+                values=slices.values[place] if copies and not slices.scratch else None,
+                rate=rate,
+                factor=factor,
+                weight_decay=weight_decay if decays else 0.0,
+            )
+        )
+    if copies and slices.scratch:
         slices.values.copy_(target)

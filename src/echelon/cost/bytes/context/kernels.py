@@ -2,7 +2,9 @@
 
 The plain kernel holds blocks of scores; a GPU's memory-efficient kernel repeats key heads, and
 gives its output sequence by sequence; flash attention, and the kernel of a CPU, do neither. Flash
-attention takes a window, or all documents of a batch, in one call.
+attention takes a window, or all documents of a batch, in one call. cuDNN's kernel takes full and
+causal squares in its place, and holds what it does: the output as the queries lie, a float32
+log-sum-exp for each query and head, gradients of key heads as many as there are.
 """
 
 from __future__ import annotations
