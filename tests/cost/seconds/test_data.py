@@ -8,12 +8,14 @@ import pytest
 
 from echelon.cost.seconds.data import (
     REACHED,
+    SUM_SHARE,
     HeldWeights,
     accumulation_seconds,
     data_group_links,
     offload_seconds,
     step_collective_seconds,
     unit_gather_seconds,
+    update_bytes,
     update_seconds,
 )
 from echelon.cost.seconds.links.collectives import all_reduce_seconds
@@ -77,3 +79,12 @@ def test_an_update_moves_the_states_of_a_slice() -> None:
     adding = with_trainer(cut, adding_bytes=8.0)
     assert accumulation_seconds(adding, HELD) == pytest.approx(8.0 * 1e7 / 1e14)
     assert accumulation_seconds(cut, HELD) == 0.0
+
+
+def test_an_update_moves_the_bytes_of_its_kernels() -> None:
+    """By one kernel each state, gradient and parameter once; casts by themselves come on top."""
+    one = with_trainer(small_work(), optimizer_bytes=0.0)
+    apart = with_trainer(small_work(), optimizer_bytes=0.0, casts_apart=1.0)
+    assert float(update_bytes(one)) == 28.0 + 2.0 / SUM_SHARE
+    assert float(update_bytes(apart)) == float(update_bytes(one)) + 6.0 / SUM_SHARE + 6.0
+    assert float(update_bytes(small_work())) == 40.0

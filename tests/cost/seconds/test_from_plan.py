@@ -84,6 +84,11 @@ def test_dtypes_and_optimizer_say_how_many_bytes_a_weight_takes() -> None:
     mixed = constants_for_precision(TrainerConstants(), MIXED)
     assert (mixed.gradient_bytes, mixed.reduced_bytes, mixed.state_bytes) == (2.0, 4.0, 12.0)
     assert constants_for_precision(TrainerConstants(), SINGLE, "sgd").state_bytes == 4.0
+    # Both moments and the master are read and written, a gradient is read, a parameter written.
+    assert (mixed.update_traffic, mixed.norm_traffic) == (2 * 12.0 + 2 + 2, 2.0)
+    assert (mixed.cast_traffic, mixed.copy_traffic) == (6.0, 6.0)
+    single = constants_for_precision(TrainerConstants(), SINGLE)
+    assert (single.update_traffic, single.cast_traffic) == (2 * 8.0 + 4 + 2 * 4, 0.0)
 
 
 LINKS = (

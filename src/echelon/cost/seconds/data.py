@@ -41,8 +41,8 @@ from echelon.cost.seconds.numbers import Num
 
 HOST_UPDATE_BYTES_PER_S = 60e9
 """What the processors of a node reach of their memory while they update."""
-CAST_SHARE = 0.5
-"""What casts between dtypes, and sums of gradients for a norm, reach of the rate of an update: on
+SUM_SHARE = 0.5
+"""What casts of gradients to fp32, and sums of them for a norm, reach of the rate of an update: on
 an H200 1.9 and 2.3 TB/s of 3.8 (bench/results/2026-11-26-gpu-nvidia-h200.md, 8b-half and 3b)."""
 REACHED = 0.765
 """The share of a link's rate that copies to and from the host reach while both go at once: on an
@@ -268,8 +268,8 @@ def updated_weights(work: CostInputs, held: HeldWeights) -> Num:
 def update_bytes(work: CostInputs) -> Num:
     """Return the bytes that an update moves for a weight, as if all of them went at its rate."""
     software = work.software
-    casts = software.cast_traffic * software.casts_apart / CAST_SHARE
-    counted = software.update_traffic + casts
+    casts = software.casts_apart * (software.cast_traffic / SUM_SHARE + software.copy_traffic)
+    counted = software.update_traffic + software.norm_traffic / SUM_SHARE + casts
     return np.where(np.asarray(software.optimizer_bytes) > 0.0, software.optimizer_bytes, counted)
 
 

@@ -11,7 +11,7 @@ from echelon.core.choices.collective_algorithms import algorithm_index
 from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
 from echelon.core.cluster import Cluster, Efficiency, Link, cluster_under_load, shared_bandwidth
 from echelon.core.model_shape import ModelShape
-from echelon.core.plan import DTYPE_BYTES, Mathematics, OptimizerKind, Plan, Precision
+from echelon.core.plan import DTYPE_BYTES, OptimizerKind, Plan, Precision
 from echelon.cost.bytes.experts.memory import balanced_memory
 from echelon.cost.bytes.fp8 import CODE_BYTES, largest_number_bytes
 from echelon.cost.bytes.local_sgd import sent_element_bytes
@@ -53,7 +53,7 @@ def cost_inputs_from_plan(plan: Plan, software: TrainerConstants | None = None) 
             plan.model, mathematics.sequence_length, tp=float(plan.mesh.tp)
         ),
         machine=machine,
-        software=constants_for_run(facts, mathematics),
+        software=constants_for_precision(facts, mathematics.precision, mathematics.optimizer.kind),
         layout=layout_numbers_from_plan(plan),
     )
 
@@ -177,26 +177,14 @@ def _padding(plan: Plan) -> float:
     return balanced_memory(plan).rows_here / (dispatched_tokens(plan) * experts.top_k)
 
 
-def constants_for_run(software: TrainerConstants, mathematics: Mathematics) -> TrainerConstants:
-    """Return `software` with the bytes that the dtypes and the optimizer of a run take."""
-    precision, optimizer = mathematics.precision, mathematics.optimizer
-    clips = optimizer.clip_norm is not None
-    return constants_for_precision(software, precision, optimizer.kind, clips=clips)
-
-
 def constants_for_precision(
-    software: TrainerConstants,
-    precision: Precision,
-    optimizer: OptimizerKind = PLAIN_OPTIMIZER,
-    *,
-    clips: bool = False,
+    software: TrainerConstants, precision: Precision, optimizer: OptimizerKind = PLAIN_OPTIMIZER
 ) -> TrainerConstants:
     """Return `software` with the bytes that the dtypes and the optimizer of a run take.
 
     An update reads gradient and states, and writes states and the parameter; where no state is a
-    copy of it, it reads the parameter, too. Where it `clips`, gradients are read before for their
-    norm. As kernels of their own, casts read one dtype and write the other, and the norm is that of
-    gradients in the dtype of the states.
+    copy of it, it reads the parameter, too. Before it gradients are read for their norm. As kernels
+    of their own, casts read one dtype and write the other.
     """
     master = DTYPE_BYTES[precision.master]
     element, gradient = DTYPE_BYTES[precision.parameters], DTYPE_BYTES[precision.gradients]
@@ -213,10 +201,12 @@ def constants_for_precision(
         parameter_bytes=float(master * rests),
         update_traffic=float(
             2 * (states + master * precision.has_master)
-            + gradient * (1 + clips)
+            + gradient
             + element * (1 if precision.has_master else 2)
         ),
-        cast_traffic=float((gradient + element + 2 * master) * precision.has_master + master),
+        norm_traffic=float(gradient),
+        cast_traffic=float((gradient + master) * precision.has_master),
+        copy_traffic=float((master + element) * precision.has_master),
         copies_in_fp8=float(precision.is_fp8),
         wide_weight_gradients=float(precision.is_fp8 and not precision.has_tensor_scales),
         # The kernel of tiles multiplies e4m3 by e4m3.

@@ -107,12 +107,15 @@ class TrainerConstants:
     scattered_messages: Num = 1.0
     """Flag: messages between stages are cut over the tensor ranks."""
     optimizer_bytes: Num = 40.0
-    """Bytes of traffic of the update for each weight; 0: those of the next three."""
+    """Bytes of traffic of the update for each weight; 0: those of the next five."""
     update_traffic: Num = 28.0
     """Bytes that one kernel of an update moves for a weight: states, gradient and parameter."""
-    cast_traffic: Num = 16.0
-    """Bytes of casts between dtypes, and of sums for a norm, where these are kernels of their own.
-    They reach half of the rate of an update."""
+    norm_traffic: Num = 2.0
+    """Bytes of a gradient that are read for the norm of all of them."""
+    cast_traffic: Num = 6.0
+    """Bytes to cast a gradient to the dtype of states, where that is a kernel of its own."""
+    copy_traffic: Num = 6.0
+    """Bytes to write a parameter in its dtype, where that is a kernel of its own."""
     casts_apart: Num = 0.0
     """Flag: they are."""
     interference: Num = 0.0

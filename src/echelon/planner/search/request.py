@@ -36,7 +36,7 @@ from echelon.core.rulebook.command_line import BAD_ARGUMENT
 from echelon.core.rulebook.config import UNKNOWN_PRESET
 from echelon.core.rulebook.planner import OBJECTIVE_NEEDS_PRICE, TRAINER_RUNS_PIN, UNKNOWN_TRAINER
 from echelon.core.rules import did_you_mean
-from echelon.cost.seconds.from_plan import constants_for_run, machine_numbers_from_cluster
+from echelon.cost.seconds.from_plan import constants_for_precision, machine_numbers_from_cluster
 from echelon.cost.seconds.inputs import TrainerConstants
 from echelon.cost.seconds.matmul import product_dtype
 from echelon.cost.seconds.measured.kernels import with_measured_kernels
@@ -225,8 +225,8 @@ def _trainer_software(trainer: str, run: Plan) -> TrainerConstants:
 
     Ours takes the bytes of gradients and of their sums from the run; others have them fixed.
     """
-    software = constants_of_trainer(trainer, run.cluster)
-    found = constants_for_run(software, run.mathematics)
+    software, numbers = constants_of_trainer(trainer, run.cluster), run.mathematics
+    found = constants_for_precision(software, numbers.precision, numbers.optimizer.kind)
     found = found if trainer == OURS else replace(software, element_bytes=found.element_bytes)
     return constants_on_devices(found, run.cluster, trainer=trainer, kernels=run.layout.kernels)
 

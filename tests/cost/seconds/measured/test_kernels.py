@@ -45,14 +45,14 @@ def plan_of(case: dict[str, Any]) -> Plan:
     )
     plan = gpu_plan(settings, known_device(STEPS["device"]))
     context = replace(plan.layout.context, attention=STEPS["attention"])
-    return replace(plan, layout=replace(plan.layout, context=context))
+    kernels = replace(plan.layout.kernels, fused=tuple(STEPS["pieces"]))
+    return replace(plan, layout=replace(plan.layout, context=context, kernels=kernels))
 
 
 def work_of(case: dict[str, Any]) -> CostInputs:
-    """Return what the formulas read of a case, with the kernels of the update that ran."""
-    plan = plan_of(case)
-    software = our_constants(plan.cluster, plan.layout.kernels)
-    return cost_inputs_from_plan(plan, replace(software, casts_apart=STEPS["casts_apart"]))
+    """Return what the formulas read of a case, with the norm of gradients that ran."""
+    work = cost_inputs_from_plan(plan_of(case))
+    return replace(work, software=replace(work.software, norm_traffic=STEPS["norm_traffic"]))
 
 
 @pytest.mark.parametrize("case", STEPS["step"], ids=lambda case: case["name"])

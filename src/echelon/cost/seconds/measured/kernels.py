@@ -16,7 +16,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from echelon.core.choices.attention_kernels import ATTENTION_KERNELS
+from echelon.core.choices.attention_kernels import cudnn_takes_squares
 from echelon.core.cluster import NOT_MEASURED, Cluster
 from echelon.core.plan import Plan
 from echelon.cost.seconds.numbers import MachineNumbers
@@ -140,10 +140,8 @@ def measured_attention_kernel(plan: Plan) -> str:
 
     cuDNN's takes full and causal squares; windows and documents are left to flash attention.
     """
-    asked, model = plan.layout.context.attention, plan.model
+    asked, model, device = plan.layout.context.attention, plan.model, plan.cluster.device
     windows = model.window is not None and model.window < plan.mathematics.sequence_length
     squares = not windows and plan.mathematics.documents == "joined"
-    fits = model.head_dim <= ATTENTION_KERNELS[FASTEST].max_head_dim
-    if asked == "flash" or not fits:
-        return "flash"
-    return FASTEST if squares or asked == "flash-3" else "flash"
+    takes = cudnn_takes_squares(asked, device.capability, model.head_dim)
+    return FASTEST if asked == "flash-3" or (squares and takes) else "flash"
