@@ -135,7 +135,7 @@ class GradientSums:
         self._under_way: deque[_Sum] = deque()
         self._later = 0
         self._arriving: dict[tuple[int, ...], int] = {}
-        self.bytes = self._most = self._written = 0
+        self.bytes = self._most = 0
 
     @property
     def takes_part(self) -> bool:
@@ -163,7 +163,6 @@ class GradientSums:
             if bucket not in self._present:
                 self._present.add(bucket)
                 self._add(one.whole)
-        self._written = max(self._written, self.bytes)
         if self._missing[bucket] > 0:
             self._missing[bucket] -= 1
             if not self._missing[bucket]:
@@ -180,12 +179,7 @@ class GradientSums:
     def most(self) -> int:
         """Return the most bytes since this was asked last."""
         most, self._most = self._most, self.bytes
-        self._written = 0
         return most
-
-    def most_written(self) -> int:
-        """Return the most bytes beside a gradient that was being written since then."""
-        return self._written
 
     def _add(self, count: int) -> None:
         self.bytes += count

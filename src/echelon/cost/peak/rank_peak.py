@@ -20,7 +20,6 @@ from dataclasses import dataclass, replace
 
 from echelon.core.axis import Axis
 from echelon.core.plan import DTYPE_BYTES, Plan
-from echelon.cost.activations.expert_numbers import grouped_product_bytes
 from echelon.cost.activations.numbers import INDEX_BYTES, ActivationNumbers
 from echelon.cost.activations.peaks import Moment
 from echelon.cost.activations.timeline import RankActivations
@@ -75,10 +74,6 @@ TERMS: tuple[str, ...] = (
     "buffers",
 )
 """The terms of a peak."""
-
-
-EXPERTS_PART = ".experts."
-"""What names of matrices of routed experts have in them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -195,7 +190,6 @@ class _RankWalk:
         self._whole = WholeUnits(plan, self._part, buckets)
         self._stream = float(numbers.stream)
         self._fused_norm = bool(numbers.fused_norm)
-        self._product = grouped_product_bytes(plan) if plan.model.experts is not None else 0
         self._orders: dict[int, WeightOrder] = {}
         self._highest_of: dict[tuple[ActionKind, int], Moment] = {}
         self._best = -1.0
@@ -279,16 +273,11 @@ class _RankWalk:
             at_end = writes_at_end(one.operator, fused_norm=self._fused_norm)
             if at_end:
                 self._see(unit, one.operator, float(one.bytes))
-            product = 0
             if writes and one.backward:
                 for name in written.get((unit, one.operator), ()):
                     self._sums.write(name)
-                    product = max(product, self._product * (EXPERTS_PART in name))
-            if product and gathers:
-                # It is gone before its bucket is full: what a sum needs is not beside it.
-                self._see(unit, one.operator, float(one.bytes), written=True)
             if not at_end:
-                self._see(unit, one.operator, float(one.bytes) - product * gathers)
+                self._see(unit, one.operator, float(one.bytes))
         if gathers:
             self._whole.leave_backward(unit)
 
@@ -300,22 +289,10 @@ class _RankWalk:
             self._orders[stage] = WeightOrder(self._plan, units, specs)
         return self._orders[stage]
 
-    def _see(
-        self,
-        unit: str,
-        operator: str,
-        activations: float,
-        buffers: float = 0.0,
-        *,
-        written: bool = False,
-    ) -> None:
-        """Look at a moment: what an operator has of its microbatch, and all that is beside it.
-
-        `written`: while its gradients are written, before any sum of them begins.
-        """
+    def _see(self, unit: str, operator: str, activations: float, buffers: float = 0.0) -> None:
+        """Look at a moment: what an operator has of its microbatch, and all that is beside it."""
         beside, whole = self._beside, self._whole.bytes
-        sums = self._sums.most_written() if written else self._sums.most()
-        activations, buffers = beside.activations + activations, buffers + sums
+        activations, buffers = beside.activations + activations, buffers + self._sums.most()
         total = activations + beside.messages + buffers + whole
         if total > self._best:
             self._best = total
