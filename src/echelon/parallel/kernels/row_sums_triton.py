@@ -22,7 +22,7 @@ from echelon.models.precision import at_least_fp32
 triton: Any = import_module("triton")
 tl: Any = import_module("triton.language")
 
-_MOST_COLUMNS = 2048
+MOST_COLUMNS = 2048
 """Columns that a program takes at most."""
 
 _WIDE: Any = {torch.float32: tl.float32, torch.float64: tl.float64}
@@ -63,7 +63,7 @@ def row_sums(rows_RD: torch.Tensor, order_S: torch.Tensor, starts_n: torch.Tenso
     sums_nD = rows_RD.new_empty((num_tokens, width))
     if not sums_nD.numel():
         return sums_nD
-    columns = min(triton.next_power_of_2(width), _MOST_COLUMNS)
+    columns = min(triton.next_power_of_2(width), MOST_COLUMNS)
     row_sums_kernel[(num_tokens, triton.cdiv(width, columns))](
         *(rows_RD, order_S.contiguous(), starts_n.contiguous(), sums_nD),
         *(num_tokens, len(order_S), width, rows_RD.stride(0)),
