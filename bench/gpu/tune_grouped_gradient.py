@@ -19,20 +19,21 @@ from typing import Any
 import torch
 
 from echelon.models.piece_sizes import TRAINING_PIECES
-from echelon.parallel.expert import grouped_matmul
 from echelon.parallel.kernels.matmul import add_product
 
 TILES = (
-    (128, 128, 64, 8, 3, 8, 1, False),
-    (128, 128, 64, 8, 3, 8, 4, False),
-    (128, 128, 64, 8, 3, 8, 4, True),
-    (128, 128, 64, 4, 3, 8, 4, True),
-    (128, 256, 64, 8, 3, 8, 4, False),
-    (128, 256, 64, 8, 4, 8, 4, False),
-    (128, 256, 64, 8, 3, 8, 4, True),
-    (128, 256, 64, 8, 4, 8, 4, True),
+    (128, 128, 64, 8, 3, 8),
+    (128, 128, 64, 8, 4, 8),
+    (128, 128, 64, 4, 3, 8),
+    (128, 128, 64, 4, 4, 8),
+    (128, 128, 32, 8, 4, 8),
+    (128, 128, 64, 8, 3, 16),
+    (128, 256, 64, 8, 3, 8),
+    (128, 256, 64, 8, 4, 8),
+    (256, 128, 64, 8, 3, 8),
+    (256, 128, 64, 8, 4, 8),
 )
-"""Outputs, inputs, rows, warps, stages, tiles down, parts, described: see `GradientTile`."""
+"""Outputs, inputs, rows, warps, stages, tiles down: see `GradientTile`. The first is taken."""
 
 WAYS = (
     ("adds, float32", torch.float32, False),
@@ -75,10 +76,10 @@ def variants() -> Iterator[tuple[str, Add]]:
     """Yield what is compared, by name."""
     yield "one after the other", _one_by_one
     yield "PyTorch's grouped product alone", _grouped
-    yield "PyTorch's grouped product, as it was used", _grouped_and_copied
+    yield "PyTorch's grouped product, zeros, copied", _grouped_and_copied
     kernels: Any = import_module("echelon.parallel.kernels.grouped_gradient_triton")
     for given in TILES:
-        outputs, inputs, rows, warps, stages, down, parts, described = given
+        outputs, inputs, rows, warps, stages, down = given
         tile = kernels.GradientTile(
             outputs=outputs,
             inputs=inputs,
@@ -86,8 +87,6 @@ def variants() -> Iterator[tuple[str, Add]]:
             warps=warps,
             stages=stages,
             tiles_down=down,
-            parts=parts,
-            described=described,
         )
 
         def add(of: Operands, fresh: bool, tile: Any = tile) -> None:
@@ -95,8 +94,7 @@ def variants() -> Iterator[tuple[str, Add]]:
                 of.sum_EOI, of.dy_RO, of.x_RI, of.ends_E, fresh=fresh, tile=tile
             )
 
-        words = f"{outputs} x {inputs} x {rows}, {warps} warps, {stages} stages, {parts} parts"
-        yield words + (", described" if described else ""), add
+        yield f"{outputs} x {inputs} x {rows}, {warps} warps, {stages} stages, {down} down", add
 
 
 def _one_by_one(of: Operands, fresh: bool) -> None:
@@ -107,17 +105,22 @@ def _one_by_one(of: Operands, fresh: bool) -> None:
 
 def _grouped(of: Operands, fresh: bool) -> None:
     if 0 in of.counts:  # of which it promises nothing
-        return _grouped_and_copied(of, fresh)
-    if of.sum_EOI.dtype != torch.bfloat16 or not fresh:
-        raise NotImplementedError
-    products: Any = torch
-    products._grouped_mm(of.dy_RO.t(), of.x_RI, offs=of.ends_E)
+        _grouped_and_copied(of, fresh)
+    else:
+        _product(of, fresh)
 
 
 def _grouped_and_copied(of: Operands, fresh: bool) -> None:
+    made_EOI = _product(of, fresh)
+    empty_E = of.ends_E.diff(prepend=of.ends_E.new_zeros(1)) == 0
+    of.sum_EOI.copy_(made_EOI.masked_fill_(empty_E[:, None, None], 0))
+
+
+def _product(of: Operands, fresh: bool) -> torch.Tensor:
     if of.sum_EOI.dtype != torch.bfloat16 or not fresh:
         raise NotImplementedError
-    of.sum_EOI.copy_(grouped_matmul.weight_gradients(of.dy_RO, of.x_RI, of.ends_E))
+    products: Any = torch
+    return products._grouped_mm(of.dy_RO.t(), of.x_RI, offs=of.ends_E)
 
 
 def error_of(add: Add, dtype: torch.dtype, fresh: bool) -> float:

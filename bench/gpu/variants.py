@@ -1,9 +1,9 @@
 """Ways to run our kernels that are bound by memory, timed: `python -m bench.gpu.variants`.
 
-The update of parameters beside PyTorch's three passes, norms of gradients, and the backward kernels
-of RMSNorm and of rotations in other shapes of programs than they have. Bytes are the fewest that
-must move: so GB/s say how near to the memory's bandwidth each way comes. The way that the engine
-goes is marked "now"; the median of several turns counts.
+The update of parameters beside PyTorch's three passes, norms of gradients, sums of rows of experts
+beside PyTorch's, and backward kernels of RMSNorm and of rotations in other shapes than
+they have. Bytes are the fewest that must move: so GB/s say how near to the memory's bandwidth each
+way comes. The way that the engine goes is marked "now"; the median of several turns counts.
 """
 
 from __future__ import annotations
@@ -18,11 +18,12 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch.nn import functional as fn
 
 from bench.gpu.timings import normal
 from echelon.core.plan import Optimizer
 from echelon.cost.bytes import piece_traffic
-from echelon.parallel.kernels import norm_triton, rotary_triton, update_triton
+from echelon.parallel.kernels import norm_triton, rotary_triton, row_sums_triton, update_triton
 from echelon.training.optimizer.adamw import AdamW
 from echelon.training.optimizer.trained_ranges import UpdateSlices, update_elements
 
@@ -34,6 +35,8 @@ RUN = 1 << 24  # elements of a run that the norm adds up at a time
 WIDTHS = ((32768, 1024), (16384, 2048), (8192, 4096))  # rows and width of a norm
 HEADS = ((32768, 16, 16, 64), (16384, 32, 4, 64), (8192, 32, 8, 128))
 """Tokens, query heads, key heads and width of a head: of 0.4b, 1b and 8b."""
+MIXTURES = ((16384, 2, 2048), (16384, 2, 4096), (16384, 8, 7168))
+"""Tokens, experts of each, and width of a row."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,6 +59,8 @@ def ways(device: torch.device, scale: int = 1) -> Iterator[Way]:
         yield from _norm_backward(device, max(3, rows // scale), max(16, width // scale))
     for tokens, num_q, num_k, width in HEADS:
         yield from _heads_backward(device, max(1, tokens // scale), (num_q, num_k, width))
+    for tokens, top_k, width in MIXTURES:
+        yield from _row_sums(device, max(1, tokens // scale), top_k, max(16, width // scale))
 
 
 def _updates(device: torch.device, elements: int) -> Iterator[Way]:
@@ -149,6 +154,29 @@ def _heads_backward(
             call=lambda: rotary_triton.heads_backward((parts[0], parts[1], parts[2]), tables, None),
             module=rotary_triton,
             changes={"_BLOCK_ELEMENTS": block},
+        )
+
+
+def _row_sums(device: torch.device, tokens: int, top_k: int, width: int) -> Iterator[Way]:
+    group = f"sums of {top_k} rows of {width} for each of {tokens} tokens"
+    rows, order = normal(device, tokens * top_k, width), torch.randperm(tokens * top_k).to(device)
+    starts = torch.arange(0, len(order), top_k, device=device)
+    num_bytes = 2.0 * width * tokens * (top_k + 1)
+    yield Way(
+        group=group,
+        name="embedding_bag",
+        num_bytes=num_bytes,
+        call=lambda: fn.embedding_bag(order, rows, starts, mode="sum"),
+    )
+    for columns in (512, 1024, 2048, 4096):
+        now = columns == row_sums_triton.MOST_COLUMNS
+        yield Way(
+            group=group,
+            name=f"{columns} columns of a program{', now' * now}",
+            num_bytes=num_bytes,
+            call=lambda: row_sums_triton.row_sums(rows, order, starts),
+            module=row_sums_triton,
+            changes={"MOST_COLUMNS": columns},
         )
 
 

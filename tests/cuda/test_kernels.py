@@ -1,20 +1,21 @@
-"""Kernels that only a GPU runs, beside plain products: documents, and gradients of experts."""
+"""Kernels that only a GPU runs, beside plain ones: documents, gradients and sums of experts."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from importlib import import_module
 from importlib.util import find_spec
 from typing import Any
 
 import pytest
 import torch
+from torch.nn import functional as fn
 
 from echelon.core.attention_mask import AttentionMask, DocumentStarts, PositionRun
 from echelon.layout.attention_tiles import tiles_between
 from echelon.models.attention.local import AttentionRule, LocalAttention
 from echelon.parallel.kernels.grouped_gradient import add_grouped_gradient
+from echelon.parallel.kernels.row_sums import row_sums
 from tests.parallel.kernels.test_grouped_gradient import assert_sums, exact, given
+from tests.parallel.kernels.test_row_sums import one_after_the_other, rows_of_tokens
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),
@@ -55,14 +56,23 @@ def test_documents_of_a_batch_are_attention(mask: str, batch: str, in_qkv: bool)
 
 @pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
 @pytest.mark.parametrize("fresh", [True, False])
-@pytest.mark.parametrize("described", [True, False])
-def test_each_expert_gets_the_sum_of_its_rows(described: bool, fresh: bool) -> None:
-    kernels = import_module("echelon.parallel.kernels.grouped_gradient_triton")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_each_expert_gets_the_sum_of_its_rows(dtype: torch.dtype, fresh: bool) -> None:
     sums, dy, x, ends, _ = given(torch.bfloat16, CUDA)
+    sums = sums.to(dtype)
     wanted, sizes = exact(sums.cpu(), dy.cpu(), x.cpu(), fresh)
-    tile = replace(kernels.HOPPER_TILE, described=described)
     again = sums.clone()
-    kernels.add_grouped_gradient(sums, dy, x, ends, fresh=fresh, tile=tile)
+    for made in (sums, again):
+        add_grouped_gradient(made, dy, x, ends, fresh=fresh)
     assert_sums(sums.cpu(), wanted, sizes)
-    add_grouped_gradient(again, dy, x, ends, fresh=fresh)
-    assert_sums(again.cpu(), wanted, sizes)
+    assert torch.equal(sums, again), "the same bits on every run"
+
+
+@pytest.mark.skipif(find_spec("triton") is None, reason="needs Triton")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_rows_of_a_token_are_added_as_pytorch_adds_them(dtype: torch.dtype) -> None:
+    rows, order, starts = rows_of_tokens(dtype, CUDA)
+    made = row_sums(rows, order, starts)
+    assert torch.equal(made, fn.embedding_bag(order, rows, starts, mode="sum"))
+    assert torch.equal(made, row_sums(rows, order, starts))
+    assert torch.equal(made, one_after_the_other(rows, order, starts))

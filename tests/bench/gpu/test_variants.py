@@ -16,6 +16,7 @@ def test_every_way_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(variants, "WIDTHS", ((3, 1024),))
     monkeypatch.setattr(variants, "HEADS", ((2, 4, 2, 8),))
+    monkeypatch.setattr(variants, "MIXTURES", ((2, 2, 8),))
     seen: dict[str, int] = {}
     for way in variants.ways(DEVICE, 1 << 16):
         changes = patch.multiple(way.module, **way.changes) if way.module else patch.dict({}, {})
@@ -24,7 +25,7 @@ def test_every_way_runs(monkeypatch: pytest.MonkeyPatch) -> None:
             with changes:
                 way.call()
         assert way.num_bytes > 0
-    assert len(seen) == 4
+    assert len(seen) == 5
     assert set(seen.values()) == {1}
 
 

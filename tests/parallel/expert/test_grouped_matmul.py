@@ -67,8 +67,8 @@ def test_one_launch_gives_what_one_after_the_other_gives(monkeypatch: pytest.Mon
     monkeypatch.setattr(grouped_matmul, "has_grouped_kernel", lambda _: True)
     monkeypatch.setattr(grouped_matmul, "_GROUPED_MM", launch)
     found = computed(torch.float32)
-    # Forward, its transpose and the weights: each of gate and up together, and of down.
-    assert len(launches) == 6
+    # Forward and its transpose: each of gate and up together, and of down.
+    assert len(launches) == 4
     assert found.keys() == expected.keys()
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-5, atol=1e-6, msg=name)
@@ -100,13 +100,10 @@ def test_products_and_their_transposes(dtype: torch.dtype) -> None:
     ends_E = grouped_matmul.row_ends(COUNTS, x_RI.device)
     y_RO = grouped_matmul.grouped_matmul(x_RI, weight_EOI, ends_E)
     dx_RI = grouped_matmul.grouped_matmul(dy_RO, weight_EOI.transpose(1, 2), ends_E)
-    dw_EOI = grouped_matmul.weight_gradients(dy_RO, x_RI, ends_E)
     tolerance = {"rtol": 1e-2, "atol": 5e-2} if dtype == torch.bfloat16 else {}
     parts = zip(weight_EOI, x_RI.split(COUNTS), dy_RO.split(COUNTS), strict=True)
-    for (w, x, dy), y, dx, dw in zip(
-        parts, y_RO.split(COUNTS), dx_RI.split(COUNTS), dw_EOI, strict=True
-    ):
-        for got, wanted in ((y, x @ w.t()), (dx, dy @ w), (dw, dy.t() @ x)):
+    for (w, x, dy), y, dx in zip(parts, y_RO.split(COUNTS), dx_RI.split(COUNTS), strict=True):
+        for got, wanted in ((y, x @ w.t()), (dx, dy @ w)):
             torch.testing.assert_close(got, wanted, **tolerance)  # type: ignore[arg-type]
 
 

@@ -97,7 +97,10 @@ def compiling(tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """Yield the modules with kernels, by name, none of which launches anything."""
     modules = {
         name: import_module(f"{_ROOM}.{name}_triton")
-        for name in ("norm", "rotary", "swiglu", "cross_entropy", "update", "grouped_gradient")
+        for name in (
+            *("norm", "rotary", "swiglu", "cross_entropy", "update"),
+            *("grouped_gradient", "row_sums"),
+        )
     }
     replaced: list[tuple[Any, str, Any]] = []
     for module in modules.values():
@@ -153,6 +156,7 @@ def compile_all(hidden: int, ffn: int, heads: tuple[int, int, int], dtype: torch
             modules["grouped_gradient"].add_grouped_gradient(
                 sums, gate_up[:, :ffn], x, ends, fresh=fresh
             )
+        modules["row_sums"].row_sums(x, labels, labels)
 
 
 if __name__ == "__main__":

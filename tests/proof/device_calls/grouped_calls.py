@@ -22,8 +22,6 @@ def grouped(a: torch.Tensor, b: torch.Tensor, *, offs: torch.Tensor) -> torch.Te
     """Return products as PyTorch's `_grouped_mm` does; what is in no group is not a number."""
     assert offs.dtype == torch.int32
     parts = [slice(start, end) for start, end in pairwise([0, *offs.tolist()])]
-    if b.dim() == 2:
-        return torch.stack([a[:, part] @ b[part] for part in parts])
     made = a.new_full((len(a), b.shape[-1]), torch.nan)
     for part, matrix in zip(parts, b, strict=True):
         made[part] = a[part] @ matrix

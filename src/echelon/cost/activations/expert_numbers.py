@@ -103,31 +103,17 @@ def has_grouped_products(plan: Plan) -> bool:
 def _product(plan: Plan, parts: tuple[_Part, ...]) -> int:
     """Return what the weight gradients of experts have beside what they keep.
 
-    On a CPU that is rows that are widened, of a grouped product `grouped_product_bytes`.
+    That is rows that are widened; nothing where a product adds up in the dtype of the sum.
     """
     precision, hidden = plan.mathematics.precision, plan.model.hidden
     inner = experts_of(plan).ffn // plan.layout.experts.expert_tp
     if precision.gradients == precision.parameters:
-        return grouped_product_bytes(plan)
+        return 0
     if plan.cluster.backend == "nccl" and precision.gradients == "fp32":
         return 0
     rows = min(PRODUCT_ROWS, max((max(one.by_expert, default=0) for one in parts), default=0))
     codes = [ExpertProducts.of(plan, inner, one.by_expert).weight_gradient for one in parts]
     return rows * (2 * inner + hidden) * STATISTICS_BYTES + max(codes, default=0)
-
-
-def grouped_product_bytes(plan: Plan) -> int:
-    """Return what a grouped product for gradients of its own dtype makes before they are added.
-
-    Gate and up of all experts are the larger of the two; each is gone before a sum of its bucket
-    begins.
-    """
-    precision = plan.mathematics.precision
-    if precision.gradients != precision.parameters or not has_grouped_products(plan):
-        return 0
-    here = experts_of(plan).num_experts // plan.mesh.ep
-    inner = experts_of(plan).ffn // plan.layout.experts.expert_tp
-    return here * 2 * inner * plan.model.hidden * DTYPE_BYTES[precision.parameters]
 
 
 def _chunk(plan: Plan, part: _Part, *, deferred: bool) -> DispatchChunk:

@@ -116,11 +116,16 @@ class _Sum:
     hops: int
 
 
-SumsState: TypeAlias = (
-    "tuple[frozenset[str], frozenset[tuple[str, int]], frozenset[int], frozenset[str],"
-    "frozenset[str], tuple[tuple[str, int, int], ...],"
-    "tuple[tuple[tuple[int, ...], int], ...], tuple[int, int, int, int]]"
-)
+SumsState: TypeAlias = tuple[
+    frozenset[str],
+    frozenset[tuple[str, int]],
+    frozenset[int],
+    frozenset[str],
+    frozenset[str],
+    tuple[tuple[str, int, int], ...],
+    tuple[tuple[tuple[int, ...], int], ...],
+    tuple[int, int, int],
+]
 """All that decides what comes next of sums."""
 
 
@@ -145,7 +150,7 @@ class GradientSums:
         self._under_way: deque[_Sum] = deque()
         self._later = 0
         self._arriving: dict[tuple[int, ...], int] = {}
-        self.bytes = self._most = self._written = 0
+        self.bytes = self._most = 0
 
     @property
     def takes_part(self) -> bool:
@@ -174,7 +179,6 @@ class GradientSums:
                 if bucket not in self._present:
                     self._present.add(bucket)
                     self._add(one.whole)
-            self._written = max(self._written, self.bytes)
             now = min(count, self._missing[bucket])
             if now <= 0:
                 return
@@ -193,7 +197,7 @@ class GradientSums:
             frozenset(self._ends),
             tuple((one.bucket.plan.name, one.held, one.hops) for one in self._under_way),
             tuple(self._arriving.items()),
-            (self._later, self.bytes, self._most, self._written),
+            (self._later, self.bytes, self._most),
         )
 
     def restore(self, state: SumsState) -> None:
@@ -203,7 +207,7 @@ class GradientSums:
         self._ended, self._finished, self._ends = set(ended), set(finished), set(ends)
         self._under_way = deque(_Sum(self._by_name[name], *rest) for name, *rest in under_way)
         self._arriving = dict(arriving)
-        self._later, self.bytes, self._most, self._written = counts
+        self._later, self.bytes, self._most = counts
 
     def finish(self) -> None:
         """Learn that backward is over."""
@@ -216,12 +220,7 @@ class GradientSums:
     def most(self) -> int:
         """Return the most bytes since this was asked last."""
         most, self._most = self._most, self.bytes
-        self._written = 0
         return most
-
-    def most_written(self) -> int:
-        """Return the most bytes beside a gradient that was being written since then."""
-        return self._written
 
     def _add(self, count: int) -> None:
         self.bytes += count

@@ -14,7 +14,6 @@ from dataclasses import dataclass, replace
 from itertools import groupby
 
 from echelon.core.plan import Plan
-from echelon.cost.activations.expert_numbers import grouped_product_bytes
 from echelon.cost.activations.numbers import ActivationNumbers
 from echelon.cost.activations.peaks import Moment
 from echelon.cost.activations.timeline import ActionMoments, RankActivations
@@ -25,9 +24,6 @@ from echelon.cost.peak.whole_units import WholeState, WholeUnits
 from echelon.layout.buckets import plan_buckets
 from echelon.layout.stage import RankPart, held_experts, part_of, stage_parameters
 from echelon.schedule.action import Action, ActionKind
-
-EXPERTS_PART = ".experts."
-"""What names of matrices of routed experts have in them."""
 
 _WRITES = (ActionKind.W, ActionKind.BW)
 
@@ -77,11 +73,10 @@ class _Passed:
 
 @dataclass(frozen=True, slots=True)
 class _Written:
-    """Say how many gradients of one bucket are written one after the other, and of what."""
+    """Say how many gradients of one bucket are written one after the other."""
 
     name: str
     count: int
-    of_experts: bool
 
 
 _Order = Mapping[OperatorKey, Sequence[_Written]]
@@ -103,7 +98,6 @@ class PlaceWalk:
         self._whole = WholeUnits(plan, self._part, self.buckets)
         self._stream = float(numbers.stream)
         self._fused_norm = bool(numbers.fused_norm)
-        self._product = grouped_product_bytes(plan) if plan.model.experts is not None else 0
         self._orders: dict[tuple[int, bool], _Order] = {}
         self._highest_of: dict[tuple[ActionKind, int], Moment] = {}
         self._numbers: dict[_State, int] = {}
@@ -220,16 +214,11 @@ class PlaceWalk:
             at_end = writes_at_end(one.operator, fused_norm=self._fused_norm)
             if at_end:
                 self._see(unit, one.operator, float(one.bytes))
-            product = 0
             if writes and one.backward:
                 for gradients in written.get((unit, one.operator), ()):
                     self._sums.write(gradients.name, gradients.count)
-                    product = max(product, self._product * gradients.of_experts)
-            if product and gathers:
-                # It is gone before its bucket is full: what a sum needs is not beside it.
-                self._see(unit, one.operator, float(one.bytes), written=True)
             if not at_end:
-                self._see(unit, one.operator, float(one.bytes) - product * gathers)
+                self._see(unit, one.operator, float(one.bytes))
         if gathers:
             self._whole.leave_backward(unit)
 
@@ -246,12 +235,9 @@ class PlaceWalk:
             }
         return self._orders[stage, by_operator]
 
-    def _see(self, unit: str, operator: str, activations: float, *, written: bool = False) -> None:
-        """Look at a moment of an action: what an operator has of its microbatch, sums, and units.
-
-        `written`: while its gradients are written, before any sum of them begins.
-        """
-        sums = self._sums.most_written() if written else self._sums.most()
+    def _see(self, unit: str, operator: str, activations: float) -> None:
+        """Look at a moment of an action: what an operator has of its microbatch, sums, units."""
+        sums = self._sums.most()
         whole = float(self._whole.bytes)
         seen = self._seen
         if seen is None or activations + float(sums) + whole > seen.total:
@@ -289,7 +275,7 @@ class _Step:
 def _by_bucket(names: Sequence[str], bucket: Mapping[str, str]) -> list[_Written]:
     """Return gradients in their order, those of one bucket that follow each other together."""
     found: list[_Written] = []
-    for (_, of_experts), alike in groupby(names, key=lambda n: (bucket[n], EXPERTS_PART in n)):
+    for _, alike in groupby(names, key=lambda name: bucket[name]):
         some = [*alike]
-        found.append(_Written(some[0], len(some), of_experts))
+        found.append(_Written(some[0], len(some)))
     return found

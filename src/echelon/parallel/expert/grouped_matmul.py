@@ -89,14 +89,6 @@ def grouped_matmul(
     return _GROUPED_MM(x_RI, weight_EOI.transpose(1, 2), offs=ends_E)
 
 
-def weight_gradients(dy_RO: torch.Tensor, x_RI: torch.Tensor, ends_E: torch.Tensor) -> torch.Tensor:
-    """Return dy^T x of the rows of each expert, [E, O, I]; zero where it has none."""
-    made_EOI = _GROUPED_MM(dy_RO.t(), x_RI, offs=ends_E)
-    # That a sum of no rows is zero is no promise of the kernel.
-    empty_E = ends_E.diff(prepend=ends_E.new_zeros(1)) == 0
-    return made_EOI.masked_fill_(empty_E[:, None, None], 0)
-
-
 def _stacked_weights(
     experts: Sequence[Expert], store: GradientStore
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -181,8 +173,7 @@ class GroupedExperts:
         down: tuple[torch.Tensor, torch.Tensor],
         gate_up: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
-        widens = store.widens(self.experts[0].down.weight, down[0].dtype)
-        if widens and not isinstance(self.counts, torch.Tensor):
+        if not isinstance(self.counts, torch.Tensor):
             self._add_weights_one_by_one(store, self.counts, down, gate_up)
             return
         for groups, (dy, x) in (
@@ -198,7 +189,7 @@ class GroupedExperts:
         down: tuple[torch.Tensor, torch.Tensor],
         gate_up: tuple[torch.Tensor, torch.Tensor],
     ) -> None:
-        """Add each expert's product where it adds up: the grouped kernel gives bf16 alone."""
+        """Add each expert's product where it adds up, which is faster where they are large."""
         parts = (one.split(list(counts)) for one in (*down, *gate_up))
         for expert, dy, inner, dgate_up, x in zip(self.experts, *parts, strict=True):
             store.add_matmul([expert.down.weight], dy, inner)
@@ -215,9 +206,4 @@ def _add_to_stack(
     """Add the gradient of each expert to its sum; they lie as far apart as the matrices do."""
     sum_EOI = stacked_view(sums)
     assert sum_EOI is not None, "gradients lie in their buckets as the values do"
-    if sum_EOI.dtype != x_RI.dtype:
-        add_grouped_gradient(sum_EOI, dy_RO, x_RI, ends_E, fresh=fresh)
-    elif fresh:
-        sum_EOI.copy_(weight_gradients(dy_RO, x_RI, ends_E))
-    else:
-        sum_EOI.add_(weight_gradients(dy_RO, x_RI, ends_E))
+    add_grouped_gradient(sum_EOI, dy_RO, x_RI, ends_E, fresh=fresh)

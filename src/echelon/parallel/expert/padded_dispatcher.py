@@ -23,10 +23,10 @@ from collections.abc import Sequence
 from functools import partial
 
 import torch
-from torch.nn import functional as fn
 
 from echelon.parallel.expert.router import TokenRouting
 from echelon.parallel.expert.token_dispatcher import AwaitRows, Transfer, start_both
+from echelon.parallel.kernels.row_sums import row_sums
 from echelon.parallel.transport.collectives import Group, Pending
 
 
@@ -77,7 +77,9 @@ class PaddedTokenDispatcher:
 
         def arrive() -> tuple[torch.Tensor, torch.Tensor | None]:
             rows, gates = back()
-            x_nD = fn.embedding_bag(self._slot_nK, rows, mode="sum")
+            slot_S, each = self._slot_nK.view(-1), self._slot_nK.shape[1]
+            starts_n = torch.arange(0, len(slot_S), each, device=slot_S.device)
+            x_nD = row_sums(rows, slot_S, starts_n)
             return x_nD, None if gates is None else gates[self._slot_nK]
 
         return arrive

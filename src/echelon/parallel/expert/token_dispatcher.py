@@ -28,11 +28,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 import torch
-from torch.nn import functional as fn
 
 from echelon.models.routing import counts_of
 from echelon.parallel.expert.grouped_matmul import RowCounts, ends_of
 from echelon.parallel.expert.router import TokenRouting
+from echelon.parallel.kernels.row_sums import row_sums
 from echelon.parallel.transport.collectives import Group, Pending
 
 AwaitRows = Callable[[], tuple[torch.Tensor, torch.Tensor | None]]
@@ -125,14 +125,11 @@ class SortedAssignments:
         return rows.masked_fill(dropped, 0)
 
     def add_up(self, rows_SD: torch.Tensor) -> torch.Tensor:
-        """Return x_nD, the sums of the rows of each token; one without rows gets zeros.
-
-        One pass over the rows, with the same bits on every run, which atomic adds would not have.
-        """
+        """Return x_nD, the sums of the rows of each token; one without rows gets zeros."""
         if not len(rows_SD):
             return rows_SD.new_zeros((len(self._starts_n), rows_SD.shape[1]))
         rows_SD = self.without_dropped(rows_SD)
-        return fn.embedding_bag(self._order_S, rows_SD, self._starts_n, mode="sum")
+        return row_sums(rows_SD, self._order_S, self._starts_n)
 
 
 class FlatTokenDispatcher:

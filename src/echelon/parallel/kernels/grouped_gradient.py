@@ -1,9 +1,11 @@
-"""Gradients of the matrices of all experts, each added up in float32 where it lies, in one launch.
+"""Gradients of the matrices of all experts, each added up where it lies, in one launch.
 
 Where the host does not know how many rows each expert has, it cannot ask for one product after the
-other, and PyTorch's grouped product rounds each sum to the dtype of its rows. This one reads where
-the rows of an expert end on the device (`grouped_gradient_triton.py`), and adds in the dtype of the
-sum. On a CPU, where a number is read for nothing, it is one product after the other.
+other, and PyTorch's grouped product rounds each sum to the dtype of its rows, makes it beside what
+it is added to, and promises nothing of an expert without rows. This one reads where the rows of an
+expert end on the device (`grouped_gradient_triton.py`), adds in float32, and rounds once where the
+sum is of fewer digits. On a CPU, where a number is read for nothing, it is one product after the
+other.
 
 Shape suffixes: R rows (those of an expert side by side), E experts, O outputs, I inputs.
 """

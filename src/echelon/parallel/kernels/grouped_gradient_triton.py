@@ -25,9 +25,6 @@ triton: Any = import_module("triton")
 tl: Any = import_module("triton.language")
 
 
-DESCRIBED_BYTES = 16
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientTile:
     """Say what a program makes, and how; no result depends on it but for the order of sums."""
@@ -44,15 +41,10 @@ class GradientTile:
     """Steps over rows whose loads are under way at a time."""
     tiles_down: int
     """Tiles one below the other that programs make before those beside them."""
-    parts: int
-    """Parts in which a tile is added to the sum, a power of two."""
-    described: bool
-    """Whether rows are loaded by their descriptors, in bulk."""
 
 
-HOPPER_TILE = GradientTile(
-    outputs=128, inputs=256, rows=64, warps=8, stages=3, tiles_down=8, parts=4, described=False
-)
+HOPPER_TILE = GradientTile(outputs=128, inputs=128, rows=64, warps=8, stages=3, tiles_down=8)
+"""The fastest of those of `bench/gpu/tune_grouped_gradient.py` on an H200."""
 
 
 @triton.jit
@@ -72,8 +64,6 @@ def gradient_kernel(
     INPUTS: tl.constexpr,
     ROWS: tl.constexpr,
     DOWN: tl.constexpr,
-    PARTS: tl.constexpr,
-    DESCRIBED: tl.constexpr,
 ) -> None:
     expert = tl.program_id(1).to(tl.int64)
     tiles_across = tl.cdiv(num_inputs, INPUTS)
@@ -86,61 +76,25 @@ def gradient_kernel(
     count = (tl.load(ends_E + expert) - start).to(tl.int32)
     total = tl.zeros((OUTPUTS, INPUTS), dtype=tl.float32)
     rows = tl.arange(0, ROWS)
-    there = rows[:, None] < count % ROWS
-    if DESCRIBED:
-        first = start.to(tl.int32)
-        for _ in range(count // ROWS):
-            dy, x = dy_RO.load([first, output]), x_RI.load([first, input])
-            total = tl.dot(tl.trans(dy), x, total, input_precision="ieee")
-            first += ROWS
-        if count % ROWS > 0:
-            dy = tl.where(there, dy_RO.load([first, output]), 0.0)
-            x = tl.where(there, x_RI.load([first, input]), 0.0)
-            total = tl.dot(tl.trans(dy), x, total, input_precision="ieee")
-    else:
-        # What lies beyond the last column is computed of the first ones again, and not stored.
-        dy_places = dy_RO + (start + rows)[:, None] * dy_row + (outputs % num_outputs)[None, :]
-        x_places = x_RI + (start + rows)[:, None] * x_row + (inputs % num_inputs)[None, :]
-        for _ in range(count // ROWS):
-            dy, x = tl.load(dy_places), tl.load(x_places)
-            total = tl.dot(tl.trans(dy), x, total, input_precision="ieee")
-            dy_places += ROWS * dy_row
-            x_places += ROWS * x_row
-        if count % ROWS > 0:
-            dy = tl.load(dy_places, mask=there, other=0.0)
-            x = tl.load(x_places, mask=there, other=0.0)
-            total = tl.dot(tl.trans(dy), x, total, input_precision="ieee")
+    # What lies beyond the last column is computed of the first ones again, and not stored.
+    dy_places = dy_RO + (start + rows)[:, None] * dy_row + (outputs % num_outputs)[None, :]
+    x_places = x_RI + (start + rows)[:, None] * x_row + (inputs % num_inputs)[None, :]
+    for _ in range(count // ROWS):
+        dy, x = tl.load(dy_places), tl.load(x_places)
+        total = tl.dot(tl.trans(dy), x, total, input_precision="ieee")
+        dy_places += ROWS * dy_row
+        x_places += ROWS * x_row
+    if count % ROWS > 0:
+        there = rows[:, None] < count % ROWS
+        dy = tl.load(dy_places, mask=there, other=0.0)
+        x = tl.load(x_places, mask=there, other=0.0)
+        total = tl.dot(tl.trans(dy), x, total, input_precision="ieee")
     sum_OI = sum_EOI + expert * gap
-    # A part of the tile at a time: a program that keeps all of it beside the sums has no registers
-    # for a second one on its processor.
-    _add(sum_OI, total, outputs, inputs, num_outputs, num_inputs, sum_row, FRESH, PARTS)
-
-
-@triton.jit
-def _add(
-    sum_OI,
-    total,
-    outputs,
-    inputs,
-    num_outputs,
-    num_inputs,
-    sum_row,
-    FRESH: tl.constexpr,
-    PARTS: tl.constexpr,
-):
-    if PARTS > 1:
-        rows: tl.constexpr = total.shape[0]
-        half: tl.constexpr = total.shape[1] // 2
-        left, right = tl.split(tl.permute(tl.reshape(total, (rows, 2, half)), (0, 2, 1)))
-        first, last = tl.split(tl.permute(tl.reshape(inputs, (2, half)), (1, 0)))
-        _add(sum_OI, left, outputs, first, num_outputs, num_inputs, sum_row, FRESH, PARTS // 2)
-        _add(sum_OI, right, outputs, last, num_outputs, num_inputs, sum_row, FRESH, PARTS // 2)
-    else:
-        places = sum_OI + outputs[:, None].to(tl.int64) * sum_row + inputs[None, :]
-        inside = (outputs[:, None] < num_outputs) & (inputs[None, :] < num_inputs)
-        if not FRESH:
-            total += tl.load(places, mask=inside, other=0.0).to(tl.float32)
-        tl.store(places, total.to(sum_OI.dtype.element_ty), mask=inside)
+    places = sum_OI + outputs[:, None].to(tl.int64) * sum_row + inputs[None, :]
+    inside = (outputs[:, None] < num_outputs) & (inputs[None, :] < num_inputs)
+    if not FRESH:
+        total += tl.load(places, mask=inside, other=0.0).to(tl.float32)
+    tl.store(places, total.to(sum_EOI.dtype.element_ty), mask=inside)
 
 
 def add_grouped_gradient(
@@ -156,32 +110,14 @@ def add_grouped_gradient(
     num_experts, num_outputs, num_inputs = sum_EOI.shape
     dy_RO, x_RI = dy_RO.contiguous(), x_RI.contiguous()
     tiles = -(-num_outputs // tile.outputs) * -(-num_inputs // tile.inputs)
-    described = tile.described and all(map(_has_descriptor, (dy_RO, x_RI)))
-    dy, x = (dy_RO, x_RI) if not described else _descriptors(dy_RO, x_RI, tile)
     gradient_kernel[(tiles, num_experts)](
-        *(sum_EOI, dy, x, ends_E, num_outputs, num_inputs),
+        *(sum_EOI, dy_RO, x_RI, ends_E, num_outputs, num_inputs),
         *(sum_EOI.stride(0), sum_EOI.stride(1), dy_RO.stride(0), x_RI.stride(0)),
         FRESH=fresh,
         OUTPUTS=tile.outputs,
         INPUTS=tile.inputs,
         ROWS=tile.rows,
         DOWN=tile.tiles_down,
-        PARTS=tile.parts,
-        DESCRIBED=described,
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
-
-
-def _has_descriptor(rows: torch.Tensor) -> bool:
-    """Return whether rows lie as a descriptor wants them: where multiples of 16 bytes do."""
-    return all(
-        count * rows.element_size() % DESCRIBED_BYTES == 0
-        for count in (rows.stride(0), rows.storage_offset())
-    )
-
-
-def _descriptors(dy_RO: torch.Tensor, x_RI: torch.Tensor, tile: GradientTile) -> tuple[Any, Any]:
-    described: Any = import_module("triton.tools.tensor_descriptor").TensorDescriptor
-    dy = described.from_tensor(dy_RO, [tile.rows, tile.outputs])
-    return dy, described.from_tensor(x_RI, [tile.rows, tile.inputs])

@@ -18,6 +18,7 @@ from torch import nn
 from echelon.models.moe import Expert
 from echelon.parallel.expert import grouped_matmul
 from echelon.parallel.expert.feed_forward import ExpertFeedForward
+from echelon.parallel.kernels.grouped_gradient import add_grouped_gradient
 from echelon.parallel.tensor import TensorSplit
 from echelon.proof.claims.factor_fit import fit_part
 from echelon.training.optimizer.muon import newton_schulz
@@ -42,10 +43,6 @@ def by_launch(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> torch.Ten
 
 def transposed(x: torch.Tensor, w: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
     return grouped_matmul.grouped_matmul(x, w.transpose(1, 2).contiguous().transpose(1, 2), ends)
-
-
-def of_weights(dy: torch.Tensor, x: torch.Tensor, ends: torch.Tensor) -> torch.Tensor:
-    return grouped_matmul.weight_gradients(dy, x, ends)
 
 
 def one_after_the_other(x: torch.Tensor, w_EOI: torch.Tensor) -> torch.Tensor:
@@ -85,7 +82,9 @@ def test_a_grouped_gradient_of_weights_sums_the_rows_of_its_expert() -> None:
         values(sum(COUNTS), 32, seed=3).to(dtype),
         values(sum(COUNTS), 48, seed=4).to(dtype),
     )
-    got_EOI = of_weights(dy_RO, x_RI, grouped_matmul.row_ends(COUNTS, x_RI.device))
+    got_EOI = torch.full((len(COUNTS), 32, 48), torch.nan, dtype=dtype)
+    ends_E = grouped_matmul.row_ends(COUNTS, x_RI.device)
+    add_grouped_gradient(got_EOI, dy_RO, x_RI, ends_E, fresh=True)
     parts = zip(got_EOI, dy_RO.double().split(COUNTS), x_RI.double().split(COUNTS), strict=True)
     for got, dy, x in parts:
         if len(x):
