@@ -86,3 +86,32 @@ def test_what_messages_bring_lands_beside_until_backward_is_over() -> None:
         assert sums.bytes == 4 * max(-(-other.num_elements // 2) for other in buckets[: place + 1])
     sums.finish()
     assert sums.bytes == 0
+
+
+def test_gradients_of_a_bucket_may_be_written_together() -> None:
+    plan = plan_of(*ZERO3, *OVER_NCCL)
+    (apart, buckets), (together, _) = sums_of(plan), sums_of(plan)
+    for last in (False, True):
+        for sums in (apart, together):
+            sums.start_backward(0, last=last)
+        for bucket in buckets:
+            for name in bucket.names:
+                apart.write(name)
+            together.write(bucket.names[0], len(bucket.names))
+            assert apart.state() == together.state()
+            assert apart.most() == together.most()
+
+
+def test_sums_go_back_to_a_state() -> None:
+    sums, buckets = sums_of(plan_of(*ZERO3, *OVER_NCCL))
+    found: list[list[int]] = []
+    before = sums.state()
+    for _ in range(2):
+        sums.start_backward(0, last=True)
+        for bucket in buckets:
+            sums.write(bucket.names[0], len(bucket.names))
+        found.append([sums.bytes, sums.most()])
+        assert sums.state() != before
+        sums.restore(before)
+        assert sums.state() == before
+    assert found[0] == found[1]

@@ -94,43 +94,21 @@ def fullest_rank_bytes(
     `blocks` and `ends` are those of `work`, where they are known.
     """
     ends = pipeline_ends(work) if ends is None else ends
-    sizes, alone = _Microbatch.of(work, ends, blocks), np.asarray(work.layout.pp) == 1.0
-    last = _terms(work, sizes, ends.last, last=True)
+    blocks = block_kind_bytes(work) if blocks is None else blocks
+    loss, alone = blocks.loss.of_layout(work.layout), np.asarray(work.layout.pp) == 1.0
+    last = _terms(work, blocks, ends, loss, last=True)
     if np.all(alone):
         return Terms(terms=last)
-    first = _terms(work, sizes, ends.first, last=False)
+    first = _terms(work, blocks, ends, loss, last=False)
     fuller = (sum(last.values()) > sum(first.values())) | alone
     return Terms(terms={name: np.where(fuller, last[name], first[name]) for name in first})
 
 
 def rank_bytes(work: CostInputs, *, last: bool) -> Terms:
     """Return what the first or the last rank of a pipeline holds at its peak."""
-    ends = pipeline_ends(work)
-    held = ends.last if last else ends.first
-    return Terms(terms=_terms(work, _Microbatch.of(work, ends), held, last=last))
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Microbatch:
-    """Hold what the first and the last rank both need of a microbatch, computed once."""
-
-    blocks: BlockKindBytes
-    """Bytes that blocks keep."""
-    loss: Num
-    """Bytes that the loss has."""
-    in_flight: Num
-    """Microbatches of the fullest rank."""
-    nccl: Num
-    """Bytes of the communicators of a rank."""
-
-    @classmethod
-    def of(
-        cls, work: CostInputs, ends: PipelineEnds, blocks: BlockKindBytes | None = None
-    ) -> _Microbatch:
-        """Return that of `work`."""
-        blocks = block_kind_bytes(work) if blocks is None else blocks
-        loss = blocks.loss.of_layout(work.layout)
-        return cls(blocks=blocks, loss=loss, in_flight=ends.in_flight, nccl=ends.nccl)
+    blocks = block_kind_bytes(work)
+    loss = blocks.loss.of_layout(work.layout)
+    return Terms(terms=_terms(work, blocks, pipeline_ends(work), loss, last=last))
 
 
 def _routed(work: CostInputs) -> Num:
@@ -146,17 +124,21 @@ def _row_gradients(work: CostInputs) -> Num:
     return work.element * work.tokens * (2.0 * _routed(work) + inner)
 
 
-def _terms(work: CostInputs, sizes: _Microbatch, held: HeldOfRank, *, last: bool) -> dict[str, Num]:
+def _terms(
+    work: CostInputs, blocks: BlockKindBytes, ends: PipelineEnds, loss: Num, *, last: bool
+) -> dict[str, Num]:
     """Return what the first or the last rank of a pipeline holds at its peak."""
-    software = work.software
-    terms = _weight_terms(work, held) | _activation_terms(work, held, sizes, last=last)
+    software, held = work.software, ends.last if last else ends.first
+    terms = _weight_terms(work, held)
+    logits = np.where((np.asarray(held.both) > 0) | last, loss, 0.0)
+    terms |= _activation_terms(work, held, blocks, ends.in_flight, logits, last=last)
     running = terms.pop("running")
     terms = _with_step(work, held, terms, running)
     used = sum(terms.values(), 0.0)
     terms["slack"] = software.slack * used
     terms["context"] = software.context_bytes + 0.0 * used
     if np.any(np.asarray(software.connection_bytes) > 0.0):
-        terms["nccl"] = sizes.nccl + 0.0 * used
+        terms["nccl"] = ends.nccl + 0.0 * used
     return terms
 
 
@@ -292,13 +274,18 @@ def _weight_terms(work: CostInputs, held: HeldOfRank) -> dict[str, Num]:
 
 
 def _activation_terms(
-    work: CostInputs, held: HeldOfRank, sizes: _Microbatch, *, last: bool
+    work: CostInputs,
+    held: HeldOfRank,
+    blocks: BlockKindBytes,
+    in_flight: Num,
+    logits: Num,
+    *,
+    last: bool,
 ) -> dict[str, Num]:
     """Return what microbatches in flight keep, and what a block and the loss work with."""
     model, layout, software = work.model, work.layout, work.software
     alone = np.asarray(layout.pp) == 1.0
     stream = np.where(np.asarray(layout.sequence_parallel) > 0, layout.tp, 1.0)
-    in_flight = sizes.in_flight
     if last:
         # The last rank of a straight pipeline has one microbatch at a time in it.
         one = np.minimum(in_flight, np.maximum(1.0, in_flight - layout.pp + 1.0))
@@ -310,10 +297,10 @@ def _activation_terms(
         one = np.where(interleaved, begun, one)
         in_flight = np.where(alone, np.minimum(1.0, in_flight), one)
     plain, mixtures = held.plain, held.mixtures
-    whole, with_experts = sizes.blocks.whole, sizes.blocks.with_experts
+    whole, with_experts = blocks.whole, blocks.with_experts
     inputs = work.element * work.tokens * model.hidden / stream
     again, by_op = np.asarray(layout.recompute), np.asarray(layout.per_op) > 0
-    redone, redone_of_mixture = sizes.blocks.redone, sizes.blocks.redone_of_mixture
+    redone, redone_of_mixture = blocks.redone, blocks.redone_of_mixture
     every = plain * (whole - redone) + mixtures * (with_experts - redone_of_mixture)
     working = np.where(np.asarray(mixtures) > 0, np.maximum(whole, with_experts), whole)
     kept = in_flight * ((1.0 - again) * every + again * held.layers * inputs)
@@ -328,7 +315,6 @@ def _activation_terms(
     running = running + software.working_width * work.tokens * model.hidden
     running = running + software.working_inner * work.tokens * model.ffn / layout.tp
     running = running + np.where(np.asarray(mixtures) > 0, _row_gradients(work), 0.0)
-    logits = np.where((np.asarray(held.both) > 0) | last, sizes.loss, 0.0)
     # Either way the loss has let go of its logits when the last block runs backward.
     apart = (np.asarray(software.loss_apart) > 0) | (np.asarray(software.loss_backward) > 0)
     return {

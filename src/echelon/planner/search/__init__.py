@@ -4,6 +4,7 @@ request.py          what is asked: model, cluster, batch, trainer; defaults that
 pins.py             what a search is kept to: `--pin tp=8`, and what a trainer can run
 legal_meshes.py     every legal mesh with its microbatch, as columns of numbers, asked of `config/`
 options.py          what a mesh leaves open: ZeRO, schedule, recompute
+world_table.py      what searches of one run on so many ranks have in common
 sweep.py            walks every plan of one world size, by bounds and closed forms
 candidate.py        one plan as whole numbers; the best so far
 ranked.py           the best become Plans: timed by events, held to the byte
