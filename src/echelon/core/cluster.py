@@ -71,22 +71,29 @@ class Device:
     """Give what one device can do: dense peak FLOP/s by dtype, memory and its bandwidth.
 
     Ranks on the processors of one machine share `cores` of them: where more of a node's ranks
-    compute at once, each gets its share of a core (0: every device computes by itself).
-    `capability` is NVIDIA's compute capability, 9.0 for Hopper (0: not known, or none of NVIDIA's):
-    newer GPUs have kernels that older ones have not.
-    `host_bandwidth` is that of its link to the memory of the host, in bytes/s each way. `measured`
-    names what was measured of our kernels on such a device (`cost/seconds/measured/kernels.toml`).
+    compute at once, each gets its share of a core.
     """
 
     name: str
+    """What it calls itself."""
     memory_bytes: int
+    """Bytes that its driver offers."""
     memory_bandwidth: float
+    """Bytes/s of its memory."""
     peak_flops: tuple[tuple[str, float], ...] = ()
+    """Dense peaks in FLOP/s, by dtype."""
     efficiency: Efficiency = field(default_factory=Efficiency)
+    """How near to its peaks it comes."""
     cores: float = 0.0
+    """Cores that ranks share; 0: every device computes by itself."""
     capability: float = 0.0
+    """NVIDIA's compute capability, 9.0 for Hopper (0: not known, or none of NVIDIA's): newer GPUs
+    have kernels that older ones have not."""
     host_bandwidth: float = PCIE_4_BYTES_PER_S
+    """Bytes/s of its link to the memory of the host, each way."""
     measured: str = NOT_MEASURED
+    """What was measured of our kernels on such a device: a table of
+    `cost/seconds/measured/kernels.toml`, by which our trainer is predicted."""
 
     def flops(self, dtype: str) -> float | None:
         """Return the dense peak in FLOP/s for `dtype`, or None where it is not known."""
