@@ -6,9 +6,10 @@ PYTHON ?= python3
 PIP_FLAGS ?=
 # Tests run in a process for each core and one more, as some wait for ranks, which are processes of
 # their own; and in no more than four. A worker takes whole files, so that what the tests of a file
-# share is made once.
+# share is made once: the longest first, by tests/file_seconds.toml.
 WORKERS ?= $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile \
+	--no-loadscope-reorder
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) -c constraints.txt

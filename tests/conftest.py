@@ -5,17 +5,17 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections import defaultdict
 from collections.abc import Iterator
 from pathlib import Path
-from zlib import crc32
 
 import pytest
 from hypothesis import settings
 
 from echelon.launch.local import rank_processes
 from echelon.launch.local.pool import RankPool
+from tests.file_seconds import begin_with_the_longest
 from tests.fork_template import ForkTemplate
+from tests.walks import left_to_all
 
 
 def pytest_configure() -> None:
@@ -36,22 +36,12 @@ def pytest_configure() -> None:
 
 
 @pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Mark as slow what `one_in` leaves to `make test-all`: of each test at least one case stays.
-
-    The choice hangs on the name of a case alone, so that a case that is added changes no other's.
-    """
-    cases: dict[str, list[pytest.Item]] = defaultdict(list)
-    for item in items:
-        if item.get_closest_marker("one_in") is not None:
-            cases[item.nodeid.partition("[")[0]].append(item)
-    for of_one_test in cases.values():
-        by_chance = sorted(of_one_test, key=lambda item: crc32(item.nodeid.encode()))
-        for item in by_chance[1:]:
-            marker = item.get_closest_marker("one_in")
-            assert marker is not None
-            if crc32(item.nodeid.encode()) * marker.args[0] >= 2**32:
-                item.add_marker(pytest.mark.slow)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Mark as slow what `one_in` leaves to `make test-all`; workers begin with the long files."""
+    for item in left_to_all(items):
+        item.add_marker(pytest.mark.slow)
+    if hasattr(config, "workerinput"):
+        begin_with_the_longest(items)
 
 
 @pytest.fixture(autouse=True)

@@ -3,8 +3,9 @@
 A run on local ranks begins with a fork server, which imports torch: three seconds of CPU, and the
 tests start well over a hundred runs. Here one process per test worker imports torch and our engine
 once, and each fork server is a fork of it: with the environment, the folder and the output of the
-test that asks for it. Ranks are forked from there as in any run. Tests of launching take the real
-one (see `tests/launch/conftest.py`), and so does each command that a test starts as a process.
+test that asks for it. Ranks are forked from there as in any run. Tests of what starts ranks take
+the real one (see `tests/launch/conftest.py`), and so does each command that a test starts as a
+process.
 """
 
 from __future__ import annotations

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Sequence
+from itertools import chain
 from typing import Any
+from zlib import crc32
 
 import pytest
 
@@ -19,3 +22,53 @@ def shortened(cases: Iterable[Any], quick: Callable[[Any], bool]) -> list[Any]:
 def _slow(case: Any) -> Any:
     values = case if isinstance(case, tuple) else (case,)
     return pytest.param(*values, marks=pytest.mark.slow)
+
+
+def left_to_all(items: Sequence[pytest.Item]) -> list[pytest.Item]:
+    """Return the cases that their marker `one_in(n)` leaves to `make test-all`.
+
+    About every n-th case of a test stays, and at least one, chosen by their names alone. A test of
+    several parameters keeps more where it has to: each value that its cases share stays in one, and
+    of names like "module:name" one of each module. What is slow anyway is left out of account.
+    """
+    tests: dict[str, list[pytest.Item]] = defaultdict(list)
+    for item in items:
+        marked = item.get_closest_marker("one_in") is not None
+        if marked and item.get_closest_marker("slow") is None:
+            tests[item.nodeid.partition("[")[0]].append(item)
+    return list(chain.from_iterable(_left_of(cases) for cases in tests.values()))
+
+
+def _left_of(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
+    by_chance = sorted(cases, key=lambda item: crc32(item.nodeid.encode()))
+    having: dict[tuple[str, object], list[pytest.Item]] = defaultdict(list)
+    for case in by_chance:
+        for value in _values(case):
+            having[value].append(case)
+    missing = {value for value, those in having.items() if len(those) > 1}
+    left: list[pytest.Item] = []
+    for place, case in enumerate(by_chance):
+        marker = case.get_closest_marker("one_in")
+        assert marker is not None
+        if place and crc32(case.nodeid.encode()) * marker.args[0] >= 2**32:
+            left.append(case)
+        else:
+            missing.difference_update(_values(case))
+    while missing:
+        # The first of those that have most of what is missing.
+        case = max(left, key=lambda one: len(missing.intersection(_values(one))))
+        left.remove(case)
+        missing.difference_update(_values(case))
+    return left
+
+
+def _values(item: pytest.Item) -> set[tuple[str, object]]:
+    """Return the values of a case: those of its parameters, and what pytest names them by."""
+    called = getattr(item, "callspec", None)
+    if called is None:
+        return set()
+    names = [(str(place), name) for place, name in enumerate(called._idlist)]
+    kinds = [(place, name.partition(":")[0]) for place, name in names if ":" in name]
+    plain = (str, int, float)
+    values = [(key, value) for key, value in called.params.items() if isinstance(value, plain)]
+    return {*names, *kinds, *values}

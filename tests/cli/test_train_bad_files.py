@@ -70,6 +70,7 @@ def forge_state(checkpoint: Path, change: Callable[[dict[str, Any]], object]) ->
     (checkpoint / "index.json").write_text(json.dumps(index))
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("text", [DEEP, "{}", "[]", "null"])
 @pytest.mark.parametrize("command", ["observe", "prove", "train"])
 def test_a_plan_that_is_none(

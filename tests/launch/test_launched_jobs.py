@@ -7,6 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -34,6 +36,7 @@ def test_each_job_has_as_many_ranks_as_it_asks_for_and_all_return_the_drive() ->
     assert sorted(done.stdout.splitlines()) == [f"rank 0: {result}", f"rank 1: {result}"]
 
 
+@pytest.mark.slow  # test_launched_rank.py has a rank that raises
 def test_a_job_that_raises_ends_all_ranks_and_names_its_own() -> None:
     done = _torchrun("raise", 2)
     assert done.returncode == 1

@@ -51,6 +51,7 @@ def test_a_stopped_rank_is_named_and_ended(tmp_path: Path) -> None:
     assert "error[rank-stopped]: rank 0 (dp0): is stopped (SIGSTOP)" in done.stderr
 
 
+@pytest.mark.slow  # local ranks do the same in every run of the tests
 def test_a_rank_that_raises_with_a_collective_in_flight_is_heard_at_once(tmp_path: Path) -> None:
     done = torchrun({"target": "raise_in_flight", "step_s": 3.0}, tmp_path)
     assert done.returncode == 1
@@ -88,6 +89,7 @@ def test_a_rank_on_a_gpu_has_its_environment_before_the_driver_starts(
     assert found == expected | {"TORCH_FR_BUFFER_SIZE": "7"}
 
 
+@pytest.mark.slow  # local ranks do the same in every run of the tests
 def test_where_all_ranks_wait_the_one_whose_turn_it_is_is_named(tmp_path: Path) -> None:
     done = torchrun({"target": "wait_in_turn", "step_s": 3.0}, tmp_path)
     assert done.returncode == 1

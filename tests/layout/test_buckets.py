@@ -18,8 +18,6 @@ from echelon.layout.buckets import (
     segment_order,
     shard_degree,
     slice_elements,
-    slice_parts,
-    slot_ranges,
     stage_units,
     unit_of,
 )
@@ -231,22 +229,3 @@ def test_buckets_smaller_than_any_parameter_hold_a_unit_each() -> None:
     for size in (1, 8):
         plan = zero_plan(1, dp_shard=2, bucket_bytes=size)
         assert [bucket.units for bucket in buckets_of(plan)] == unit_buckets()
-
-
-def test_slots_lie_one_after_the_other_and_slices_share_them_out() -> None:
-    plan = zero_plan(1, dp_shard=4, tp=2, model=QWEN)
-    part = rank_part(plan, 0)
-    specs = {spec.name: spec for spec in held_parameters(plan, part)}
-    for bucket in plan_buckets(plan, part):
-        slots, size = slot_ranges(plan, bucket, specs), slice_elements(plan, bucket)
-        assert {slot.spec.name for slot in slots} == set(bucket.names)
-        assert [slot.start for slot in slots] == [0, *(slot.stop for slot in slots[:-1])]
-        assert slots[-1].stop <= bucket.num_elements
-        for slot in slots:
-            parts = slice_parts(plan, bucket, slot)
-            assert [one.start for one in parts] == [0, *(one.stop for one in parts[:-1])]
-            assert parts[-1].stop == slot.stop - slot.start
-            for one in parts:
-                assert one.bucket_start == slot.start + one.start
-                assert one.index * size <= one.bucket_start
-                assert one.bucket_start + one.stop - one.start <= (one.index + 1) * size

@@ -14,7 +14,7 @@ from echelon.core.axis import SHARD_AXES, Axis
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Optimizer, Plan, ZeroStage
 from echelon.cost.bytes.sent import bytes_sent, bytes_sent_by_axis, bytes_sent_without_muon
-from echelon.layout.buckets import plan_buckets, shard_degree, slice_elements, slot_ranges
+from echelon.layout.buckets import plan_buckets, shard_degree, slice_elements
 from echelon.layout.muon import (
     MuonExchange,
     MuonMatrix,
@@ -23,6 +23,7 @@ from echelon.layout.muon import (
     muon_exchange,
     newton_schulz_flops,
 )
+from echelon.layout.slots import slot_ranges
 from echelon.layout.stage import held_parameters, rank_part, update_rule_of
 from tests.cost.layouts import MIXED, zero_plan, zero_plans
 from tests.parallel.layouts import NANO

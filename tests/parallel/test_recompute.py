@@ -91,6 +91,7 @@ SELECTED = {
 
 
 @pytest.mark.system("S42")
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("plan", "operators"), SELECTED.values(), ids=list(SELECTED))
 def test_operators_made_again_change_no_bit(
     rank_pool: RankPool, plan: Plan, operators: tuple[RecomputedOperator, ...]

@@ -22,6 +22,7 @@ SETS = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", SETS)
 def test_rounds_cannot_hang_and_send_and_hold_what_is_planned(name: str) -> None:
     """Evidence of row B06: bytes of the step in which a round ends are those of the formulas."""

@@ -61,6 +61,7 @@ def rehearsed(plan: Plan, rank: int = 0) -> RankRehearsal:
     return rehearse_rank(on_nccl(plan), rank)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", DENSE)
 def test_a_rank_holds_and_sends_what_the_formulas_say(name: str) -> None:
     plan = on_nccl(plan_of(*DENSE[name]))
@@ -108,6 +109,7 @@ EXECUTED = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", EXECUTED)
 def test_communicators_are_given_what_they_are_given_on_gloo(
     name: str, rank_pool: RankPool

@@ -37,6 +37,7 @@ def plan_of(*flags: str, run: str = "nano") -> Plan:
     return load_job(run, flags).plan
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("run", RUNS)
 def test_the_runs_of_the_presets_hold(run: str) -> None:
     found = rehearse(plan_of(run=run), workers=1)
@@ -87,6 +88,7 @@ def test_two_rounds_stand_for_many() -> None:
     assert 0 <= extra <= 16 * 1024 * (plan.num_microbatches - few.num_microbatches)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("flags", "microbatches"),
     [

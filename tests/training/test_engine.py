@@ -76,7 +76,7 @@ PLANS |= {
 
 
 @pytest.mark.system("S01", "S04", "S39", "S40", "S41")
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("plan", PLANS.values(), ids=list(PLANS))
 def test_three_steps_equal_those_of_one_device(rank_pool: RankPool, plan: Plan) -> None:
     ranks: list[Trained] = rank_pool.run(targets.train, (plan, 3), world_size=plan.mesh.world_size)

@@ -59,6 +59,8 @@ class ParameterSpec:
 
     def local_numel(self, tp: int) -> int:
         """Return the number of elements that one of `tp` tensor ranks holds, padding included."""
+        if tp == 1 or self.split_dim is None:
+            return prod(self.shape)
         return prod(self.local_shape(tp))
 
     def local_range(self, tp: int, tp_rank: int) -> tuple[int, int]:

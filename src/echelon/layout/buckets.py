@@ -7,9 +7,11 @@ A *unit* is what a forward pass uses at a time: "embedding", one block ("layers.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import groupby
 from typing import Literal
 
 from echelon.core.axis import LOSS_AXES, SHARD_AXES
@@ -136,20 +138,18 @@ def plan_buckets(plan: Plan, part: RankPart) -> tuple[BucketPlan, ...]:
 
     No bucket is of two stages, but that of an embedding that is the head of another stage here.
     """
-    by_name = {spec.name: spec for spec in held_parameters(plan, part)}
     return tuple(
         BucketPlan(
             name=f"bucket{index}",
             kind=run.kind,
-            names=tuple(run.names),
-            num_elements=(elements := _padded(plan, [by_name[name] for name in run.names], run)),
+            names=tuple(spec.name for spec in run.specs),
+            num_elements=(elements := _padded(plan, run)),
             update=run.update,
-            units=_units(plan, part, run.names),
+            units=_units(plan, part, run.specs),
             sliced=run.sliced and zero_stage(plan, expert=run.expert) == 3,
             stages=run.stages,
             expert=run.expert,
-            fp8_squares=_squares(plan, [by_name[name] for name in run.names])
-            * (run.coded and plan.layout.zero.gather == "fp8"),
+            fp8_squares=_squares(plan, run) * (run.coded and plan.layout.zero.gather == "fp8"),
             int8_blocks=_int8_blocks(plan, elements) * run.coded,
         )
         for index, run in enumerate(_runs(plan, part))
@@ -181,7 +181,9 @@ def stage_units(part: StagePart | RankPart) -> tuple[str, ...]:
 class _Run:
     kind: BucketKind
     update: OptimizerKind
-    names: list[str]
+    specs: Sequence[ParameterSpec]
+    size: int
+    """Elements of a rank, no padding of the bucket."""
     sliced: bool
     stages: tuple[int, ...]
     expert: bool = False
@@ -204,9 +206,10 @@ def _runs(plan: Plan, part: RankPart) -> Iterator[_Run]:
     for name in at_both_ends:
         spec = next(s for s in held_parameters(plan, part) if s.name == name)
         stages = tuple(stage.stage for stage in part.stages if stage.first or stage.last)
-        sliced = _local_numel(plan, spec) >= plan.layout.zero.keep_whole_below
+        size, coded = _local_numel(plan, spec), _gathered_in_codes(plan, spec)
+        sliced = size >= plan.layout.zero.keep_whole_below
         update = update_rule_of(plan.mathematics.optimizer, spec)
-        yield _Run("whole", update, [name], sliced, stages, coded=_gathered_in_codes(plan, spec))
+        yield _Run("whole", update, [spec], size, sliced, stages, coded=coded)
 
 
 def _at_both_ends(plan: Plan, part: RankPart) -> tuple[str, ...]:
@@ -215,49 +218,98 @@ def _at_both_ends(plan: Plan, part: RankPart) -> tuple[str, ...]:
     return (EMBEDDING,) if plan.model.tied and two else ()
 
 
+@dataclass(frozen=True, slots=True)
+class _Fate:
+    """Say into which bucket a parameter goes, and how many elements of it a rank has."""
+
+    aside: BucketKind | None
+    """The kind of a side bucket; None: it fills the buckets of its kind."""
+    update: OptimizerKind
+    expert: bool
+    coded: bool
+    size: int
+
+    @classmethod
+    def of(cls, plan: Plan, part: RankPart, spec: ParameterSpec) -> _Fate:
+        """Return that of a parameter."""
+        expert, size = spec.expert is not None, _local_numel(plan, spec)
+        aside: BucketKind | None = None
+        if shared_by_ends(plan, part, spec):
+            aside = "tied"
+        elif partial_over_tensor(plan, spec):
+            aside = "partial"
+        elif zero_stage(plan, expert=expert) == 3 and size < plan.layout.zero.keep_whole_below:
+            aside = "whole"
+        update = update_rule_of(plan.mathematics.optimizer, spec)
+        return cls(aside, update, expert, _gathered_in_codes(plan, spec), size)
+
+
+class _Fates:
+    """Say the fate of every parameter of a stage: blocks of a kind are alike, and their experts."""
+
+    def __init__(self, plan: Plan, part: RankPart) -> None:
+        self._plan, self._part = plan, part
+        self._known: dict[tuple[bool, str], _Fate] = {}
+
+    def of(self, specs: Iterable[ParameterSpec]) -> Iterator[tuple[ParameterSpec, _Fate]]:
+        """Yield each of some parameters with its fate."""
+        for layer, alike in groupby(specs, key=lambda spec: spec.layer):
+            mixture = layer is not None and self._plan.model.layer_has_experts(layer)
+            for spec in alike:
+                key = mixture, _family(spec)
+                if key not in self._known:
+                    self._known[key] = _Fate.of(self._plan, self._part, spec)
+                yield spec, self._known[key]
+
+
+def _family(spec: ParameterSpec) -> str:
+    """Return the end of a name that parameters have in common which are alike in a kind of block:
+    that without the number of a routed expert, or of a block."""
+    if spec.expert is not None:
+        return spec.name.rpartition(f".{spec.expert}.")[2]
+    return spec.name if spec.layer is None else spec.name.split(".", 2)[2]
+
+
 def _stage_runs(
     plan: Plan, part: RankPart, stage: StagePart, specs: Sequence[ParameterSpec], *, small: bool
 ) -> Iterator[_Run]:
     """Yield the buckets of one stage, the first of them `small`; side buckets come last."""
-    zero, optimizer = plan.layout.zero, plan.mathematics.optimizer
-    size = DTYPE_BYTES[plan.mathematics.precision.gradients]
-    limit, first = zero.bucket_bytes // size, FIRST_BUCKET_BYTES // size
+    zero = plan.layout.zero
+    width = DTYPE_BYTES[plan.mathematics.precision.gradients]
+    limit, first = zero.bucket_bytes // width, FIRST_BUCKET_BYTES // width
     filling: dict[tuple[OptimizerKind, bool, bool], list[ParameterSpec]] = {}
-    aside: dict[tuple[BucketKind, OptimizerKind, bool, bool], list[str]] = {}
+    aside: dict[tuple[BucketKind, OptimizerKind, bool, bool], list[ParameterSpec]] = {}
+    sizes: Counter[tuple[object, ...]] = Counter()
     tied_coded = False
-    stages = (stage.stage,)
-
-    def cut(expert: bool) -> bool:
-        return zero_stage(plan, expert=expert) == 3
-
+    stages, fates = (stage.stage,), _Fates(plan, part)
+    cut = {expert: zero_stage(plan, expert=expert) == 3 for expert in (False, True)}
     for unit in _units_backward(plan, stage, specs):
-        for spec in unit:
-            update, expert = update_rule_of(optimizer, spec), spec.expert is not None
-            if shared_by_ends(plan, part, spec):
-                tied_coded = _gathered_in_codes(plan, spec)
-                aside.setdefault(("tied", update, True, False), []).append(spec.name)
-            elif partial_over_tensor(plan, spec):
-                aside.setdefault(("partial", update, False, False), []).append(spec.name)
-            elif cut(expert) and _local_numel(plan, spec) < zero.keep_whole_below:
-                aside.setdefault(("whole", update, False, expert), []).append(spec.name)
+        for spec, fate in fates.of(unit):
+            if fate.aside is not None:
+                tied = fate.aside == "tied"
+                tied_coded = fate.coded if tied else tied_coded
+                side = (fate.aside, fate.update, tied, fate.expert and fate.aside == "whole")
+                aside.setdefault(side, []).append(spec)
+                sizes[side] += fate.size
             else:
-                coded = _gathered_in_codes(plan, spec)
-                filling.setdefault((update, expert, coded), []).append(spec)
-        for (update, expert, coded), run in list(filling.items()):
-            full = cut(expert) or sum(_local_numel(plan, spec) for spec in run) >= (
-                min(limit, first) if small else limit
-            )
-            if full:
+                key = (fate.update, fate.expert, fate.coded)
+                filling.setdefault(key, []).append(spec)
+                sizes[key] += fate.size
+        for key in list(filling):
+            update, expert, coded = key
+            if cut[expert] or sizes[key] >= (min(limit, first) if small else limit):
                 small = False
-                names = [spec.name for spec in filling.pop((update, expert, coded))]
-                yield _Run("whole", update, names, True, stages, expert, coded)
-    for (update, expert, coded), run in filling.items():
-        yield _Run("whole", update, [spec.name for spec in run], True, stages, expert, coded)
+                run, size = filling.pop(key), sizes.pop(key)
+                yield _Run("whole", update, run, size, True, stages, expert, coded)
+    for key, run in filling.items():
+        update, expert, coded = key
+        yield _Run("whole", update, run, sizes[key], True, stages, expert, coded)
     for kind in ("whole", "partial", "tied"):
-        for (other, update, sliced, expert), names in aside.items():
+        for side, run in aside.items():
+            other, update, sliced, expert = side
             if other == kind:
                 coded = tied_coded and kind == "tied"
-                yield _Run(kind, update, names, sliced, stages, expert, coded)
+                yield _Run(kind, update, run, sizes[side], sliced, stages, expert, coded)
 
 
 def _local_numel(plan: Plan, spec: ParameterSpec) -> int:
@@ -273,23 +325,27 @@ def _units_backward(
     """
     gathers = 3 in (plan.layout.zero.stage, plan.layout.experts.zero_stage)
     together = plan.layout.zero.unit_blocks if gathers else 1
-    groups: dict[str, list[ParameterSpec]] = {}
-    for spec in specs:
-        key = unit_of(spec.name)
-        if spec.layer is not None:
-            key = f"blocks {part.blocks.index(spec.layer) // together}"
-        groups.setdefault(key, []).append(spec)
+    place = {layer: index // together for index, layer in enumerate(part.blocks)}
+    groups: dict[str | int, list[ParameterSpec]] = {}
+    for layer, alike in groupby(specs, key=lambda spec: spec.layer):
+        if layer is not None:
+            groups.setdefault(place[layer], []).extend(alike)
+            continue
+        for spec in alike:
+            groups.setdefault(unit_of(spec.name), []).append(spec)
     return list(groups.values())[::-1]
 
 
-def _units(plan: Plan, part: RankPart, names: Iterable[str]) -> tuple[str, ...]:
+def _units(plan: Plan, part: RankPart, specs: Sequence[ParameterSpec]) -> tuple[str, ...]:
     used: set[str] = set()
-    for name in names:
-        if name == EMBEDDING:
+    layers = {spec.layer for spec in specs}
+    used.update(f"layers.{layer}" for layer in layers if layer is not None)
+    for spec in specs if None in layers else ():
+        if spec.name == EMBEDDING:
             used.update((UNIT_EMBEDDING,) * part.first)
             used.update((UNIT_HEAD,) * (part.last and plan.model.tied))
-        else:
-            used.add(unit_of(name))
+        elif spec.layer is None:
+            used.add(unit_of(spec.name))
     return tuple(unit for unit in stage_units(part) if unit in used)
 
 
@@ -321,73 +377,20 @@ def _int8_blocks(plan: Plan, elements: int) -> int:
     return elements // block if block else 0
 
 
-def _squares(plan: Plan, specs: Sequence[ParameterSpec]) -> int:
-    """Return how many squares of `fp8_block` x `fp8_block` a rank has of these weights."""
-    size = sum(_local_numel(plan, spec) for spec in specs)
-    return size // plan.mathematics.precision.fp8_block**2
+def _squares(plan: Plan, run: _Run) -> int:
+    """Return how many squares of `fp8_block` x `fp8_block` a rank has of the weights of a run."""
+    return run.size // plan.mathematics.precision.fp8_block**2
 
 
-def _padded(plan: Plan, specs: Sequence[ParameterSpec], run: _Run) -> int:
+def _padded(plan: Plan, run: _Run) -> int:
     """Return the elements of a bucket: slices of slices (hybrid sharding) are equal too.
 
     In int8 no block of numbers with one scale is in two slices.
     """
-    size = sum(_local_numel(plan, spec) for spec in specs)
     block = plan.mathematics.precision.int8_block if run.coded else 0
-    return padded_elements(size, data_degree(plan, expert=run.expert) * max(1, block))
+    return padded_elements(run.size, data_degree(plan, expert=run.expert) * max(1, block))
 
 
 def padded_elements(size: int, degree: int) -> int:
     """Return the elements of a bucket that so many data ranks can share out evenly."""
     return -(-size // degree) * degree
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlotRange:
-    """Say that the local piece of a parameter is elements `start` to `stop` of its bucket."""
-
-    spec: ParameterSpec
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class SlicePart:
-    """Say that slice `index` of a bucket holds elements `start` to `stop` of a local parameter.
-
-    `bucket_start` is where `start` lies in the whole bucket.
-    """
-
-    index: int
-    start: int
-    stop: int
-    bucket_start: int
-
-
-def slot_ranges(
-    plan: Plan, bucket: BucketPlan, specs: dict[str, ParameterSpec]
-) -> tuple[SlotRange, ...]:
-    """Return where the parameters of `bucket` lie; `specs` are those of the stage, by name."""
-    ranges: list[SlotRange] = []
-    start = 0
-    for name in segment_order(bucket.names, specs, plan.mathematics.optimizer):
-        stop = start + specs[name].local_numel(pieces_of(plan, specs[name]))
-        ranges.append(SlotRange(spec=specs[name], start=start, stop=stop))
-        start = stop
-    return tuple(ranges)
-
-
-def slice_parts(plan: Plan, bucket: BucketPlan, slot: SlotRange) -> tuple[SlicePart, ...]:
-    """Return the part of a parameter in each slice of its bucket that touches it, in order."""
-    size = slice_elements(plan, bucket)
-    num_slices = shard_degree(plan, expert=bucket.expert)
-    first, last = slot.start // size, min(-(-slot.stop // size), num_slices)
-    parts: list[SlicePart] = []
-    for index in range(first, last):
-        start, stop = max(slot.start, index * size), min(slot.stop, (index + 1) * size)
-        parts.append(
-            SlicePart(
-                index=index, start=start - slot.start, stop=stop - slot.start, bucket_start=start
-            )
-        )
-    return tuple(parts)

@@ -17,15 +17,8 @@ from echelon.core.axis import Axis
 from echelon.core.choices.local_sgd import LocalSgd
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Plan
-from echelon.layout.buckets import (
-    UNIT_HEAD,
-    SlotRange,
-    plan_buckets,
-    slice_elements,
-    slice_index,
-    slot_ranges,
-    unit_of,
-)
+from echelon.layout.buckets import UNIT_HEAD, plan_buckets, slice_elements, slice_index, unit_of
+from echelon.layout.slots import SlotRange, slot_ranges
 from echelon.layout.stage import held_parameters, part_of
 
 

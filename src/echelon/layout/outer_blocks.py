@@ -14,8 +14,9 @@ from echelon.core.axis import Axis
 from echelon.core.choices.local_sgd import OUTER_BLOCK
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Plan
-from echelon.layout.buckets import plan_buckets, slice_elements, slice_index, slot_ranges
+from echelon.layout.buckets import plan_buckets, slice_elements, slice_index
 from echelon.layout.islands import fragment_of, plan_and_rank
+from echelon.layout.slots import slot_ranges
 from echelon.layout.stage import (
     held_parameters,
     part_of,

@@ -15,7 +15,7 @@ from itertools import groupby
 from echelon.core.axis import SHARD_AXES
 from echelon.core.choices.collective_algorithms import members_per_node
 from echelon.core.plan import Plan
-from echelon.layout.buckets import BucketPlan, zero_stage
+from echelon.layout.buckets import BucketPlan, shard_degree, zero_stage
 
 Ranks = tuple[int, ...]
 
@@ -34,7 +34,6 @@ def shard_groups(plan: Plan, *, expert: bool = False) -> tuple[Ranks, ...]:
     return plan.mesh.groups(*SHARD_AXES)
 
 
-@lru_cache(maxsize=64)
 def secondary_degree(plan: Plan, *, expert: bool = False) -> int:
     """Return over how many ranks of a node secondary slices are cut; 1 where there are none."""
     zero = plan.layout.zero
@@ -42,10 +41,15 @@ def secondary_degree(plan: Plan, *, expert: bool = False) -> int:
         return 1
     if zero_stage(plan, expert=expert) < 3 or (expert and plan.model.experts is None):
         return 1
-    return ranks_per_node(shard_groups(plan, expert=expert), plan.cluster.devices_per_node)
+    return _sharers_per_node(plan, expert=expert)
 
 
 @lru_cache(maxsize=64)
+def _sharers_per_node(plan: Plan, *, expert: bool) -> int:
+    """Return how many ranks of each node share out; 1 where nodes have unequal numbers of them."""
+    return ranks_per_node(shard_groups(plan, expert=expert), plan.cluster.devices_per_node)
+
+
 def hop_degrees(plan: Plan, *, expert: bool = False) -> tuple[int, int]:
     """Return l and k where gradients are summed over l ranks of each node, then over k nodes.
 
@@ -54,9 +58,8 @@ def hop_degrees(plan: Plan, *, expert: bool = False) -> tuple[int, int]:
     summed = zero_stage(plan, expert=expert) > 0 and plan.layout.zero.reduce != "exact"
     if not summed or (expert and plan.model.experts is None):
         return 1, 1
-    groups = shard_groups(plan, expert=expert)
-    near = ranks_per_node(groups, plan.cluster.devices_per_node)
-    return (near, len(groups[0]) // near) if near > 1 else (1, 1)
+    near = _sharers_per_node(plan, expert=expert)
+    return (near, shard_degree(plan, expert=expert) // near) if near > 1 else (1, 1)
 
 
 def node_groups(plan: Plan, *, expert: bool = False) -> tuple[Ranks, ...]:

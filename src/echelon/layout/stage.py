@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
+from typing import TypeAlias
 
 from echelon.core.axis import Axis
 from echelon.core.choices.optimizers import OPTIMIZERS
@@ -138,7 +139,7 @@ def stage_parameters(
     """
     tied = plan.model.tied
     kept: list[ParameterSpec] = []
-    for layer, specs in _by_layer(plan.model):
+    for layer, specs in _held_by_layer(plan.model, experts):
         if layer is not None:
             wanted = layer in part.blocks
         elif specs[0].name == EMBEDDING:
@@ -147,15 +148,31 @@ def stage_parameters(
             wanted = part.first
         else:
             wanted = part.last
-        if wanted and experts is not None:
-            kept += [one for one in specs if one.expert is None or one.expert in experts]
-        elif wanted:
+        if wanted:
             kept += specs
     return tuple(kept)
 
 
+_ByLayer: TypeAlias = "tuple[tuple[int | None, tuple[ParameterSpec, ...]], ...]"
+"""Parameters of a model in forward order, those of a block together."""
+
+
+@lru_cache(maxsize=64)
+def _held_by_layer(model: ModelShape, experts: range | None) -> _ByLayer:
+    """Return the parameters of a model, of routed experts those of `experts`.
+
+    Kept for a few shares: of tens of thousands of parameters a rank may have a few hundred.
+    """
+    if experts is None:
+        return _by_layer(model)
+    return tuple(
+        (layer, tuple(one for one in specs if one.expert is None or one.expert in experts))
+        for layer, specs in _by_layer(model)
+    )
+
+
 @lru_cache(maxsize=8)
-def _by_layer(model: ModelShape) -> tuple[tuple[int | None, tuple[ParameterSpec, ...]], ...]:
+def _by_layer(model: ModelShape) -> _ByLayer:
     """Return the parameters of a model in forward order, those of a block together."""
     found: list[tuple[int | None, tuple[ParameterSpec, ...]]] = []
     for layer, specs in groupby(parameters(model), key=lambda spec: spec.layer):

@@ -21,6 +21,8 @@ from echelon.launch.local.channel import Channel, channel_pair
 from echelon.launch.local.messages import ForkServerReady, ProcessExited, RankSlot, RankStarted
 from echelon.launch.local.rank_processes import RankProcess, RankProcesses, listen_on_port
 
+pytestmark = pytest.mark.usefixtures("real_fork_server")
+
 
 class MadeUpServer:
     """A thread that starts `sleep` for each rank, as the fork server forks ranks."""

@@ -1,4 +1,7 @@
-"""A run on local ranks: its logs, its signals, and how it ends."""
+"""A run on local ranks: its logs, its signals, and how it ends.
+
+The first test, and all that send signals, start the real fork server; the others fork one.
+"""
 
 from __future__ import annotations
 
@@ -34,6 +37,7 @@ def run(argument: dict[str, Any], log_dir: Path, **limits: float) -> RunOutcome:
 
 
 @pytest.mark.system("S51")
+@pytest.mark.usefixtures("real_fork_server")
 def test_a_run_returns_all_results_and_shows_the_first_rank(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

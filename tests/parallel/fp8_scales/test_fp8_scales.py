@@ -40,13 +40,13 @@ def require_proven(plan: Plan, rank_pool: RankPool) -> None:
 
 
 @pytest.mark.system("B09")
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", CASES)
 def test_float64_is_proven(name: str, rank_pool: RankPool) -> None:
     require_proven(layout(**CASES[name], precision=TENSOR), rank_pool)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", EXPERTS)
 def test_float64_is_proven_with_experts(name: str, rank_pool: RankPool) -> None:
     require_proven(in_tensors(plan_in_fp8(name)), rank_pool)
@@ -59,7 +59,7 @@ def test_bfloat16_is_proven_with_products_of_both_kinds(rank_pool: RankPool) -> 
     assert [one.precision for one in proof.passes] == ["fp64", "bf16", "bf16, fp8"]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", BYTES)
 def test_bytes_sent_held_and_kept_are_those_of_the_formulas(name: str, rank_pool: RankPool) -> None:
     found = compare_plan(in_tensors(fp8_plan(BYTES[name])), rank_pool.run)
@@ -67,7 +67,7 @@ def test_bytes_sent_held_and_kept_are_those_of_the_formulas(name: str, rank_pool
     assert found.kept > 0
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", EXPERTS)
 def test_bytes_with_experts_are_those_of_the_formulas(name: str, rank_pool: RankPool) -> None:
     assert compare_plan(in_tensors(plan_in_fp8(name)), rank_pool.run).problems == ()

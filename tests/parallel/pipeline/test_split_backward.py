@@ -103,7 +103,7 @@ def train(rank_pool: RankPool, schedule: str, pp: int, **changes: Any) -> list[T
 
 
 @pytest.mark.system("B02")
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     "changes",
     [
@@ -149,7 +149,7 @@ def varied_alone(rank_pool: RankPool) -> Callable[[int], varied_targets.Varied]:
     return train
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("schedule", EVERY)
 @pytest.mark.parametrize("pp", [2, 4])
 def test_every_schedule_takes_microbatches_of_any_length(

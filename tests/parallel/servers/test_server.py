@@ -26,6 +26,7 @@ def served_plan(num_workers: int, num_servers: int, **changes: Any) -> Plan:
 
 
 @pytest.mark.system("S06")
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(("num_workers", "num_servers"), [(2, 1), (2, 2), (4, 1), (4, 2)])
 def test_synchronous_servers_equal_one_process(
     rank_pool: RankPool, num_workers: int, num_servers: int

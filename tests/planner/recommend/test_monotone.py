@@ -32,19 +32,29 @@ def test_cases_are_drawn_alike_and_differ() -> None:
     assert all(few < many for few, many in (case.counts for case in first))
 
 
-@pytest.mark.parametrize(
-    "case",
-    [*islice((one for one in drawn_cases(1) if one.model in QUICK and one.counts[1] <= 64), 4)],
-    ids=str,
-)
-def test_more_devices_are_never_slower(case: MonotoneCase) -> None:
-    assert _wrong(case) == ()
+# By number: to draw cases takes seconds, which whoever only collects these tests need not wait for.
+@pytest.fixture(scope="module")
+def quick_cases() -> list[MonotoneCase]:
+    drawn = (one for one in drawn_cases(1) if one.model in QUICK and one.counts[1] <= 64)
+    return [*islice(drawn, 4)]
+
+
+@pytest.fixture(scope="module")
+def hundred_cases() -> list[MonotoneCase]:
+    return [*islice(drawn_cases(0), 100)]
+
+
+@pytest.mark.parametrize("number", range(4))
+def test_more_devices_are_never_slower(quick_cases: list[MonotoneCase], number: int) -> None:
+    assert _wrong(quick_cases[number]) == (), str(quick_cases[number])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", [*islice(drawn_cases(0), 100)], ids=str)
-def test_more_devices_are_never_slower_in_a_hundred_cases(case: MonotoneCase) -> None:
-    assert _wrong(case) == ()
+@pytest.mark.parametrize("number", range(100))
+def test_more_devices_are_never_slower_in_a_hundred_cases(
+    hundred_cases: list[MonotoneCase], number: int
+) -> None:
+    assert _wrong(hundred_cases[number]) == (), str(hundred_cases[number])
 
 
 def test_what_breaks_the_rule_is_named() -> None:

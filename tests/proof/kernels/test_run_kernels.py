@@ -48,7 +48,7 @@ PROVEN = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", PROVEN)
 def test_a_plan_with_kernels_is_proven(name: str, rank_pool: RankPool) -> None:
     proof = prove(with_kernels(PROVEN[name]), run_ranks=rank_pool.run)
@@ -68,6 +68,7 @@ def test_in_few_digits_too(plan: Plan, rank_pool: RankPool) -> None:
     prove(with_kernels(plan), run_ranks=rank_pool.run, own_precision=True).require()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("mutant", "told"), mutants_of(planted))
 def test_a_bug_in_a_kernel_is_caught_and_named(
     mutant: str, told: Told, rank_pool: RankPool
@@ -102,6 +103,7 @@ KEPT = {
 }
 
 
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", KEPT)
 @pytest.mark.parametrize("fused", [EVERY, ("norm", "swiglu"), ("rotary",)], ids="-".join)
 def test_kernels_keep_what_formulas_say(

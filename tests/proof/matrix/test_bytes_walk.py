@@ -69,6 +69,7 @@ REDONE: tuple[tuple[RecomputedOperator, ...], ...] = (
 
 
 @pytest.mark.system("S42")
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("operators", REDONE, ids="+".join)
 @pytest.mark.parametrize("plan", list(NEAR.values()), ids=list(NEAR))
 def test_bytes_of_operators_made_again_are_those_of_the_formulas(

@@ -52,7 +52,7 @@ PLANS: dict[str, Plan] = {
 
 
 @pytest.mark.system("B07")
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(40)
 @pytest.mark.parametrize("name", PLANS)
 def test_a_plan_in_chunks_is_proven_and_waits_for_all_that_it_uses(
     name: str, rank_pool: RankPool

@@ -47,6 +47,7 @@ PLANS = {
 
 
 @pytest.mark.system("B06")
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("name", PLANS)
 def test_islands_are_those_of_one_process(rank_pool: RankPool, name: str) -> None:
     proof = prove(PLANS[name], run_ranks=rank_pool.run, own_precision=False)
@@ -74,6 +75,7 @@ def test_the_precision_of_a_run_is_proven(rank_pool: RankPool) -> None:
     ]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("mutant", "told"), mutants_of(local_sgd))
 def test_bugs_in_outer_steps_are_caught_and_named(
     mutant: str, told: Told, rank_pool: RankPool

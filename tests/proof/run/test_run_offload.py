@@ -77,7 +77,7 @@ def resting(plan: Plan, optimizer: OffloadTarget, parameters: OffloadTarget, fol
 
 
 @pytest.mark.system("S25", "S26")
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(10)
 @pytest.mark.parametrize("name", PLANS)
 def test_offload_changes_no_bit(name: str, rank_pool: RankPool, tmp_path: Path) -> None:
     plan = shrink(PLANS[name])

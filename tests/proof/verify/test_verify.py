@@ -66,6 +66,7 @@ BUGS = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_named(bug: str, rank_pool: RankPool, tmp_path: Path) -> None:
     changes, wanted = BUGS[bug]

@@ -43,7 +43,7 @@ BUGS = (
 )
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(("part", "bug", "rule", "step", "tensor"), BUGS, ids=str)
 def test_a_bug_of_the_trainer_is_named(
     rank_pool: RankPool, part: str, bug: str, rule: str, step: int, tensor: str

@@ -7,6 +7,7 @@ import pytest
 from tests.rehearsal.work.block_work import CASES, counted, recorded
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", CASES)
 def test_the_work_of_a_block_is_what_is_recorded(name: str) -> None:
     """`python -m tests.rehearsal.work.block_work` records it anew."""

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -25,7 +26,7 @@ TINY = (
     "model.hidden=32",
     "model.ffn=48",
     "batch.sequence_length=16",
-    "batch.global_sequences=8",
+    "batch.global_sequences=4",
     "batch.microbatch_sequences=1",
     "optimizer.warmup_steps=2",
     "precision.parameters=fp64",
@@ -121,48 +122,63 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder / "data"
 
 
+Trained = Callable[[tuple[str, ...]], tuple[Path, TrainSummary]]
+
+
+@pytest.fixture(scope="module")
+def trained(rank_pool: RankPool, tmp_path_factory: pytest.TempPathFactory, data: Path) -> Trained:
+    """Return a function that trains under a layout once, and gives the run and its summary."""
+
+    @cache
+    def once(layout: tuple[str, ...]) -> tuple[Path, TrainSummary]:
+        folder = tmp_path_factory.mktemp("run")
+        return folder, train(rank_pool, folder, data, layout)
+
+    return once
+
+
 @pytest.mark.system("S54")
-def test_every_layout_takes_the_same_steps(rank_pool: RankPool, tmp_path: Path, data: Path) -> None:
-    alone = train(rank_pool, tmp_path / "alone", data, ())
-    expected = read_steps(tmp_path / "alone")
+def test_every_layout_takes_the_same_steps(trained: Trained) -> None:
+    folder, alone = trained(())
+    expected = read_steps(folder)
     assert sorted(expected) == [1, 2, 3, 4, 5, 6]
     assert alone.steps == 6
     assert not alone.stopped
-    for name, layout in STRATEGIES.items():
-        train(rank_pool, tmp_path / name, data, layout)
+    for layout in STRATEGIES.values():
+        folder, _ = trained(layout)
         for rank in range(2):
-            found = read_steps(tmp_path / name, rank)
+            found = read_steps(folder, rank)
             for step, values in expected.items():
                 assert found[step] == pytest.approx(values, rel=1e-10, abs=0)
 
 
-def test_events_name_the_phases_of_a_step(rank_pool: RankPool, tmp_path: Path, data: Path) -> None:
-    train(rank_pool, tmp_path, data, LAYOUTS["dp2"])
+def test_events_name_the_phases_of_a_step(trained: Trained) -> None:
+    folder, _ = trained(LAYOUTS["dp2"])
     for rank in range(2):
-        *_, last = (tmp_path / f"notes-{rank}.txt").read_text().splitlines()
+        *_, last = (folder / f"notes-{rank}.txt").read_text().splitlines()
         assert last == "phases load all_gather F BW all_reduce update"
 
 
 @pytest.mark.system("S52")
 def test_a_resumed_run_is_the_unbroken_one_bit_for_bit(
-    rank_pool: RankPool, tmp_path: Path, data: Path
+    rank_pool: RankPool, trained: Trained, tmp_path: Path, data: Path
 ) -> None:
     layout = LAYOUTS["tp2 sp"]
-    whole = train(rank_pool, tmp_path / "whole", data, layout)
-    middle = tmp_path / "whole" / "checkpoints" / "step-000003"
+    folder, whole = trained(layout)
+    middle = folder / "checkpoints" / "step-000003"
     resumed = train(rank_pool, tmp_path / "again", data, layout, resume=middle)
-    unbroken = read_steps(tmp_path / "whole")
+    unbroken = read_steps(folder)
     assert read_steps(tmp_path / "again") == {step: unbroken[step] for step in (4, 5, 6)}
     assert resumed.last_validation == whole.last_validation
 
 
 def test_a_run_goes_on_under_another_layout(
-    rank_pool: RankPool, tmp_path: Path, data: Path
+    rank_pool: RankPool, trained: Trained, tmp_path: Path, data: Path
 ) -> None:
-    train(rank_pool, tmp_path / "tp", data, LAYOUTS["tp2 sp"])
-    middle = tmp_path / "tp" / "checkpoints" / "step-000003"
+    folder, _ = trained(LAYOUTS["tp2 sp"])
+    middle = folder / "checkpoints" / "step-000003"
     train(rank_pool, tmp_path / "pp", data, LAYOUTS["pp2"], resume=middle)
-    before, after = read_steps(tmp_path / "tp"), read_steps(tmp_path / "pp")
+    before, after = read_steps(folder), read_steps(tmp_path / "pp")
     for step in (4, 5, 6):
         assert after[step] == pytest.approx(before[step], rel=1e-10, abs=0)
 
@@ -190,11 +206,11 @@ def test_all_of_the_data_may_be_trained_on(rank_pool: RankPool, tmp_path: Path, 
     assert summary.first_validation is None
 
 
-def test_other_data_is_not_resumed(rank_pool: RankPool, tmp_path: Path, data: Path) -> None:
-    train(rank_pool, tmp_path / "first", data, ())
+def test_other_data_is_not_resumed(rank_pool: RankPool, trained: Trained, tmp_path: Path) -> None:
+    folder, _ = trained(())
     (tmp_path / "other.txt").write_text("nothing like it\n" * 300)
     prepare([str(tmp_path / "other.txt")], tmp_path / "other", tokenizer="bytes")
-    middle = tmp_path / "first" / "checkpoints" / "step-000003"
+    middle = folder / "checkpoints" / "step-000003"
     with pytest.raises(RankFailure) as failure:
         train(rank_pool, tmp_path / "second", tmp_path / "other", (), resume=middle)
     assert failure.value.error is not None
@@ -204,10 +220,10 @@ def test_other_data_is_not_resumed(rank_pool: RankPool, tmp_path: Path, data: Pa
 ZERO3 = ("mesh.dp_shard=2", "zero.stage=3")
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("layout", [(), ZERO3, LAYOUTS["pp2"]], ids=["alone", "stage 3", "pp2"])
 def test_a_run_that_starts_from_a_file_is_the_one_whose_weights_the_file_holds(
-    rank_pool: RankPool, tmp_path: Path, data: Path, layout: Sequence[str]
+    rank_pool: RankPool, trained: Trained, tmp_path: Path, data: Path, layout: tuple[str, ...]
 ) -> None:
     other = load_job("nano", [*TINY, "train.seed=7"]).plan
     whole = {spec.name: initial_values(other.model, spec, 7) for spec in parameters(other.model)}
@@ -219,8 +235,8 @@ def test_a_run_that_starts_from_a_file_is_the_one_whose_weights_the_file_holds(
     for step, values in expected.items():
         assert found[step] == pytest.approx(values, rel=1e-10, abs=0)
     train(rank_pool, tmp_path / "again", data, (start, *layout))
-    train(rank_pool, tmp_path / "seed 0", data, layout)
-    again, without = read_steps(tmp_path / "again"), read_steps(tmp_path / "seed 0")
+    folder, _ = trained(layout)
+    again, without = read_steps(tmp_path / "again"), read_steps(folder)
     assert again[1] != without[1]
 
 

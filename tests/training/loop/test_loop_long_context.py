@@ -109,7 +109,7 @@ KINDS = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", KINDS)
 def test_documents_of_real_data_are_cut_for_context_ranks(
     rank_pool: RankPool, tmp_path: Path, data: Path, name: str

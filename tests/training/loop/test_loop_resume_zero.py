@@ -89,7 +89,7 @@ def assert_same_steps(found: Steps, unbroken: Steps, steps: Sequence[int]) -> No
         assert found[step] == pytest.approx(unbroken[step], rel=0, abs=0, nan_ok=True)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("kind", OPTIMIZERS)
 def test_a_run_goes_on_under_four_layouts_one_after_the_other(
     kind: str, rank_pool: RankPool, tmp_path: Path, data: Path
@@ -105,7 +105,7 @@ def test_a_run_goes_on_under_four_layouts_one_after_the_other(
         torch.testing.assert_close(got[name], tensor, rtol=1e-11, atol=1e-12, msg=name)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize(
     ("kind", "precision"),
     [("adamw", BF16), ("muon", BF16), ("sgd", FP16)],
@@ -168,7 +168,7 @@ def copied(shards: dict[str, list[Shard]]) -> dict[str, list[Shard]]:
     }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "layout",
     [DP2_TP2, HYBRID, (*SHARD4, "zero.keep_whole_below=500"), SHARD2_PP2],

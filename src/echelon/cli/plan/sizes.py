@@ -47,7 +47,8 @@ def plan_on_what_exists(
         return make_request(model, cluster=cluster, settings=settings, pins=pins, aim=wanted)
 
     with spinner("searching on four sizes", shown=not shown.json):
-        found = four_sizes(request_on)
+        # A table has the plan to run of each size, and no other one.
+        found = four_sizes(request_on, alone=not shown.json)
     if shown.json:
         print_json("plan", sizes_json(found))
     elif found:

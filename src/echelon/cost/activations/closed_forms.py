@@ -19,6 +19,8 @@ what our own operators keep of it, `latent.py` says.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from echelon.cost.activations.attention import attention_remade_bytes, attention_saved
@@ -33,7 +35,7 @@ from echelon.cost.activations.numbers import (
 )
 from echelon.cost.activations.units import loss_backward_bytes, loss_waiting_bytes
 from echelon.cost.seconds.inputs import CostInputs
-from echelon.cost.seconds.numbers import Num
+from echelon.cost.seconds.numbers import LayoutNumbers, Num
 from echelon.cost.seconds.pipeline import microbatches_that_wait
 
 SIZE = 2
@@ -82,23 +84,78 @@ def _redone(work: CostInputs, x: ActivationNumbers, *, mixture: bool) -> Num:
     return norms + inner + layout.redone_mlp * columns + attention
 
 
-def loss_bytes(work: CostInputs) -> Num:
-    """Return the most that a rank with the head has of logits, and of what goes with them.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossBytes:
+    """Hold the most that the loss has, which plans of one shard have in common."""
 
-    Where backward is split, one microbatch has logits, and the others that wait for W have their
-    gradients.
-    """
+    whole: Num
+    """Where backward is one pass."""
+    split: Num
+    """Of the microbatch that has logits, where backward is split."""
+    waiting: Num
+    """Of each other one that waits for W then."""
+
+    def of_layout(self, layout: LayoutNumbers) -> Num:
+        """Return the most that a rank with the head has of logits, and of what goes with them.
+
+        Where backward is split, one microbatch has logits, and the others that wait for W have
+        their gradients.
+        """
+        waiting = np.asarray(microbatches_that_wait(layout))
+        if not np.any(waiting > 0.0):
+            return self.whole
+        split = self.split + np.maximum(0.0, waiting - 1.0) * self.waiting
+        return np.where(waiting > 0.0, split, self.whole)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlockKindBytes:
+    """Hold what blocks keep and the loss has, which plans of one shard have in common."""
+
+    whole: Num
+    """Bytes that a dense block keeps."""
+    with_experts: Num
+    """Bytes that a mixture keeps."""
+    redone: Num
+    """Bytes of the former that operators which run again leave out."""
+    redone_of_mixture: Num
+    """The same of the latter."""
+    loss: LossBytes
+    """Bytes that the loss has."""
+
+
+def block_kind_bytes(work: CostInputs) -> BlockKindBytes:
+    """Return the bytes of every kind of block; a model without experts has no mixture."""
+    whole, redone = bytes_of_block(work, mixture=False)
+    with_experts, redone_of_mixture = whole, redone
+    if np.any(np.asarray(work.model.experts) > 0.0):
+        with_experts, redone_of_mixture = bytes_of_block(work, mixture=True)
+    return BlockKindBytes(
+        whole=whole,
+        with_experts=with_experts,
+        redone=redone,
+        redone_of_mixture=redone_of_mixture,
+        loss=loss_kind_bytes(work),
+    )
+
+
+def loss_kind_bytes(work: CostInputs) -> LossBytes:
+    """Return what the loss of a trainer has: where it makes logits in backward, as ours does."""
     software = work.software
     if not np.any(np.asarray(software.loss_backward) > 0.0):
-        return work.tokens * (work.model.vocab / work.layout.tp) * software.logit_held
+        held = work.tokens * (work.model.vocab / work.layout.tp) * software.logit_held
+        return LossBytes(whole=held, split=held, waiting=0.0)
     x = _loss_numbers(work)
-    waiting = microbatches_that_wait(work.layout)
-    whole: Num = loss_backward_bytes(x, split=False)
-    if not np.any(np.asarray(waiting) > 0.0):
-        return whole
-    others = np.maximum(0.0, np.asarray(waiting) - 1.0)
-    split = loss_backward_bytes(x, split=True) + others * loss_waiting_bytes(x)
-    return np.where(np.asarray(waiting) > 0.0, split, whole)
+    return LossBytes(
+        whole=loss_backward_bytes(x, split=False),
+        split=loss_backward_bytes(x, split=True),
+        waiting=loss_waiting_bytes(x),
+    )
+
+
+def loss_bytes(work: CostInputs) -> Num:
+    """Return the most that a rank with the head has of logits, and of what goes with them."""
+    return loss_kind_bytes(work).of_layout(work.layout)
 
 
 def _loss_numbers(work: CostInputs) -> ActivationNumbers:

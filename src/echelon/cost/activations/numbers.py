@@ -222,6 +222,8 @@ class ActivationNumbers:
 
     def product_bytes(self, numbers: Num) -> Num:
         """Return the bytes of so many numbers as one of our layers of a block keeps them."""
+        if not np.any(self.fp8_block):
+            return numbers * self.matmul_size
         tiles = numbers // elementwise_max(self.fp8_block, 1)
         scales = (1 - self.fp8_whole) * tiles * SCALE_BYTES
         narrow, wide = numbers * CODE_BYTES + scales, numbers * self.matmul_size

@@ -30,7 +30,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from echelon.cost.activations.closed_forms import bytes_of_block, loss_bytes
+from echelon.cost.activations.closed_forms import BlockKindBytes, block_kind_bytes
 from echelon.cost.bytes.nccl import nccl_bytes
 from echelon.cost.seconds.data import node_slice_weights
 from echelon.cost.seconds.inputs import CostInputs, Terms
@@ -86,55 +86,51 @@ def embedding_and_head_weights(model: ModelNumbers, layout: LayoutNumbers) -> Nu
     return embedding_weights(model, layout) + head
 
 
-def fullest_rank_bytes(work: CostInputs) -> Terms:
-    """Return what the fullest rank holds at its peak."""
-    sizes, alone = _Microbatch.of(work), np.asarray(work.layout.pp) == 1.0
-    last = _terms(work, sizes, last=True)
+def fullest_rank_bytes(
+    work: CostInputs, blocks: BlockKindBytes | None = None, ends: PipelineEnds | None = None
+) -> Terms:
+    """Return what the fullest rank holds at its peak.
+
+    `blocks` and `ends` are those of `work`, where they are known.
+    """
+    ends = pipeline_ends(work) if ends is None else ends
+    sizes, alone = _Microbatch.of(work, ends, blocks), np.asarray(work.layout.pp) == 1.0
+    last = _terms(work, sizes, ends.last, last=True)
     if np.all(alone):
         return Terms(terms=last)
-    first = _terms(work, sizes, last=False)
+    first = _terms(work, sizes, ends.first, last=False)
     fuller = (sum(last.values()) > sum(first.values())) | alone
     return Terms(terms={name: np.where(fuller, last[name], first[name]) for name in first})
 
 
 def rank_bytes(work: CostInputs, *, last: bool) -> Terms:
     """Return what the first or the last rank of a pipeline holds at its peak."""
-    return Terms(terms=_terms(work, _Microbatch.of(work), last=last))
+    ends = pipeline_ends(work)
+    held = ends.last if last else ends.first
+    return Terms(terms=_terms(work, _Microbatch.of(work, ends), held, last=last))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Microbatch:
     """Hold what the first and the last rank both need of a microbatch, computed once."""
 
-    whole: Num
-    """Bytes that a dense block keeps."""
-    with_experts: Num
-    """Bytes that a mixture keeps."""
-    redone: Num
-    """Bytes of the former that operators which run again leave out."""
-    redone_of_mixture: Num
-    """The same of the latter."""
+    blocks: BlockKindBytes
+    """Bytes that blocks keep."""
     loss: Num
     """Bytes that the loss has."""
     in_flight: Num
     """Microbatches of the fullest rank."""
+    nccl: Num
+    """Bytes of the communicators of a rank."""
 
     @classmethod
-    def of(cls, work: CostInputs) -> _Microbatch:
-        """Return that of `work`; a model without experts has no mixture."""
-        whole, redone = bytes_of_block(work, mixture=False)
-        with_experts: Num = whole
-        redone_of_mixture: Num = redone
-        if np.any(np.asarray(work.model.experts) > 0.0):
-            with_experts, redone_of_mixture = bytes_of_block(work, mixture=True)
-        return cls(
-            whole=whole,
-            with_experts=with_experts,
-            redone=redone,
-            redone_of_mixture=redone_of_mixture,
-            loss=loss_bytes(work),
-            in_flight=microbatches_in_flight(work.layout),
-        )
+    def of(
+        cls, work: CostInputs, ends: PipelineEnds, blocks: BlockKindBytes | None = None
+    ) -> _Microbatch:
+        """Return that of `work`."""
+        blocks = block_kind_bytes(work) if blocks is None else blocks
+        loss = blocks.loss.of_layout(work.layout)
+        return cls(blocks=blocks, loss=loss, in_flight=ends.in_flight, nccl=ends.nccl)
 
 
 def _routed(work: CostInputs) -> Num:
@@ -150,10 +146,9 @@ def _row_gradients(work: CostInputs) -> Num:
     return work.element * work.tokens * (2.0 * _routed(work) + inner)
 
 
-def _terms(work: CostInputs, sizes: _Microbatch, *, last: bool) -> dict[str, Num]:
+def _terms(work: CostInputs, sizes: _Microbatch, held: HeldOfRank, *, last: bool) -> dict[str, Num]:
     """Return what the first or the last rank of a pipeline holds at its peak."""
     software = work.software
-    held = _held_weights(work, last=last)
     terms = _weight_terms(work, held) | _activation_terms(work, held, sizes, last=last)
     running = terms.pop("running")
     terms = _with_step(work, held, terms, running)
@@ -161,7 +156,7 @@ def _terms(work: CostInputs, sizes: _Microbatch, *, last: bool) -> dict[str, Num
     terms["slack"] = software.slack * used
     terms["context"] = software.context_bytes + 0.0 * used
     if np.any(np.asarray(software.connection_bytes) > 0.0):
-        terms["nccl"] = nccl_bytes(work) + 0.0 * used
+        terms["nccl"] = sizes.nccl + 0.0 * used
     return terms
 
 
@@ -194,6 +189,34 @@ class HeldOfRank:
         """Return how many weights are held of what ZeRO cuts from `stage` on."""
         cut = self.shared / layout.shard + self.routed / layout.expert_shard
         return np.where(np.asarray(layout.zero) >= stage, cut, self.shared + self.routed)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PipelineEnds:
+    """Hold what plans have in common that differ in nothing but recompute, or the stage of ZeRO.
+
+    That is, the stage where anything is cut: without, a rank has fewer communicators.
+    """
+
+    first: HeldOfRank
+    last: HeldOfRank
+    in_flight: Num
+    """Microbatches of the fullest rank."""
+    nccl: Num
+    """Bytes of the communicators of a rank."""
+
+
+def pipeline_ends(work: CostInputs) -> PipelineEnds:
+    """Return the weights of the first and the last rank, and what else they have in common."""
+    last = _held_weights(work, last=True)
+    alone = np.all(np.asarray(work.layout.pp) == 1.0)
+    connects = np.any(np.asarray(work.software.connection_bytes) > 0.0)
+    return PipelineEnds(
+        first=last if alone else _held_weights(work, last=False),
+        last=last,
+        in_flight=microbatches_in_flight(work.layout),
+        nccl=nccl_bytes(work) if connects else 0.0,
+    )
 
 
 def _held_weights(work: CostInputs, *, last: bool) -> HeldOfRank:
@@ -287,10 +310,10 @@ def _activation_terms(
         one = np.where(interleaved, begun, one)
         in_flight = np.where(alone, np.minimum(1.0, in_flight), one)
     plain, mixtures = held.plain, held.mixtures
-    whole, with_experts = sizes.whole, sizes.with_experts
+    whole, with_experts = sizes.blocks.whole, sizes.blocks.with_experts
     inputs = work.element * work.tokens * model.hidden / stream
     again, by_op = np.asarray(layout.recompute), np.asarray(layout.per_op) > 0
-    redone, redone_of_mixture = sizes.redone, sizes.redone_of_mixture
+    redone, redone_of_mixture = sizes.blocks.redone, sizes.blocks.redone_of_mixture
     every = plain * (whole - redone) + mixtures * (with_experts - redone_of_mixture)
     working = np.where(np.asarray(mixtures) > 0, np.maximum(whole, with_experts), whole)
     kept = in_flight * ((1.0 - again) * every + again * held.layers * inputs)

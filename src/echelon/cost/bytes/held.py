@@ -31,16 +31,15 @@ from echelon.cost.bytes.threads import replica_terms
 from echelon.cost.bytes.transient import transient_terms
 from echelon.layout.buckets import (
     BucketPlan,
-    SlotRange,
     accumulates_slices,
     plan_buckets,
     slice_elements,
     slice_index,
-    slot_ranges,
 )
 from echelon.layout.islands import inner_plan, plan_and_rank
 from echelon.layout.secondary import secondary_elements
-from echelon.layout.stage import held_parameters, pp_rank_of, rank_part
+from echelon.layout.slots import SlotRange, slot_ranges
+from echelon.layout.stage import held_parameters, pieces_of, pp_rank_of, rank_part
 
 POOLS: dict[OffloadTarget, Pool] = {"none": "device", "host": "host", "nvme": "nvme"}
 """Where slices rest, for each word of a plan."""
@@ -77,9 +76,13 @@ def held_buckets(plan: Plan, pp_rank: int) -> tuple[HeldBucket, ...]:
     specs = {spec.name: spec for spec in held_parameters(plan, part)}
     found: list[HeldBucket] = []
     for bucket in plan_buckets(plan, part):
-        slots = slot_ranges(plan, bucket, specs)
-        padded = tuple(slot for slot in slots if slot.spec.padded)
-        found.append(HeldBucket(plan=bucket, real_stop=slots[-1].stop, padded=padded))
+        here = [specs[name] for name in bucket.names]
+        padded: tuple[SlotRange, ...] = ()
+        if any(spec.padded for spec in here):
+            slots = slot_ranges(plan, bucket, specs)
+            padded = tuple(slot for slot in slots if slot.spec.padded)
+        real = sum(spec.local_numel(pieces_of(plan, spec)) for spec in here)
+        found.append(HeldBucket(plan=bucket, real_stop=real, padded=padded))
     return tuple(found)
 
 

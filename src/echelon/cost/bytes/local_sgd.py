@@ -97,9 +97,10 @@ def outer_held(plan: Plan, rank: int) -> tuple[HeldTerm, ...]:
 
 def outer_step_bytes(plan: Plan, rank: int) -> int:
     """Return what the outer steps at the end of a step have beside what is held, at most."""
-    local, sizes = plan.mathematics.local_sgd, _slices(plan, rank)
+    local = plan.mathematics.local_sgd
     if not local.active or local.delay:
         return 0
+    sizes = _slices(plan, rank)
     if local.quantised:
         # Differences of all buckets, and of the largest one codes of all islands and numbers.
         each = element_bytes(plan)

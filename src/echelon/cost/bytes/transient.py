@@ -27,6 +27,7 @@ from collections.abc import Iterator, Sequence
 from math import prod
 
 from echelon.core.axis import Axis
+from echelon.core.choices.collective_algorithms import BACKEND
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.offload_file import round_up_to_pages
 from echelon.core.plan import DTYPE_BYTES, OffloadTarget, Plan
@@ -224,8 +225,10 @@ def arriving_term(plan: Plan, pp_rank: int, buckets: Buckets) -> HeldTerm:
 def arriving_elements(plan: Plan, pp_rank: int, bucket: BucketPlan) -> tuple[tuple[int, ...], int]:
     """Return who sums a bucket by messages, and what arrives beside it, at the member with most.
 
-    Data ranks sum a whole bucket, or replicas its slices.
+    Data ranks sum a whole bucket, or replicas its slices; nobody does where a library sums.
     """
+    if plan.layout.collectives.algorithm == BACKEND:
+        return (), 0
     rank = plan.mesh.rank({Axis.PP: pp_rank})
     if zero_stage(plan, expert=bucket.expert) > 0:
         ranks = plan.mesh.group(rank, Axis.DP_REPLICATE)

@@ -14,6 +14,7 @@ from collections import Counter, deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import islice
+from typing import TypeAlias
 
 from echelon.core.parameters import EMBEDDING
 from echelon.core.plan import DTYPE_BYTES, Plan
@@ -115,6 +116,14 @@ class _Sum:
     hops: int
 
 
+SumsState: TypeAlias = (
+    "tuple[frozenset[str], frozenset[tuple[str, int]], frozenset[int], frozenset[str],"
+    "frozenset[str], tuple[tuple[str, int, int], ...],"
+    "tuple[tuple[tuple[int, ...], int], ...], tuple[int, int, int, int]]"
+)
+"""All that decides what comes next of sums."""
+
+
 class GradientSums:
     """Count the bytes of buckets that fill and are summed; the most of them since it was asked."""
 
@@ -122,6 +131,7 @@ class GradientSums:
         """Begin a step with nothing under way."""
         found = [SummedBucket.from_plan(plan, part, bucket) for bucket in buckets]
         self._of = {name: one for one in found for name in one.plan.names}
+        self._by_name = {one.plan.name: one for one in found}
         self._by_stage: dict[int, list[SummedBucket]] = {}
         for one in found:
             for stage in one.plan.stages:
@@ -153,21 +163,47 @@ class GradientSums:
                 self._ends.add(name)
             self._missing[name] = one.contributions if ends or one.adds else 0
 
-    def write(self, name: str) -> None:
-        """Learn that a gradient is written."""
+    def write(self, name: str, count: int = 1) -> None:
+        """Learn that a gradient is written, and so many in all of its bucket one by one."""
         one = self._of[name]
         bucket = one.plan.name
-        if one.adds:
-            while any(other.bucket is one for other in self._under_way):
-                self._finish(self._under_way.popleft())
-            if bucket not in self._present:
-                self._present.add(bucket)
-                self._add(one.whole)
-        self._written = max(self._written, self.bytes)
-        if self._missing[bucket] > 0:
-            self._missing[bucket] -= 1
+        while count:
+            if one.adds:
+                while any(other.bucket is one for other in self._under_way):
+                    self._finish(self._under_way.popleft())
+                if bucket not in self._present:
+                    self._present.add(bucket)
+                    self._add(one.whole)
+            self._written = max(self._written, self.bytes)
+            now = min(count, self._missing[bucket])
+            if now <= 0:
+                return
+            self._missing[bucket] -= now
+            count -= now
             if not self._missing[bucket]:
                 self._is_full(one)
+
+    def state(self) -> SumsState:
+        """Return all that decides what comes next."""
+        return (
+            frozenset(self._present),
+            frozenset((name, left) for name, left in self._missing.items() if left > 0),
+            frozenset(self._ended),
+            frozenset(self._finished),
+            frozenset(self._ends),
+            tuple((one.bucket.plan.name, one.held, one.hops) for one in self._under_way),
+            tuple(self._arriving.items()),
+            (self._later, self.bytes, self._most, self._written),
+        )
+
+    def restore(self, state: SumsState) -> None:
+        """Go back to a state."""
+        present, missing, ended, finished, ends, under_way, arriving, counts = state
+        self._present, self._missing = set(present), Counter(dict(missing))
+        self._ended, self._finished, self._ends = set(ended), set(finished), set(ends)
+        self._under_way = deque(_Sum(self._by_name[name], *rest) for name, *rest in under_way)
+        self._arriving = dict(arriving)
+        self._later, self.bytes, self._most, self._written = counts
 
     def finish(self) -> None:
         """Learn that backward is over."""

@@ -11,19 +11,21 @@ At each operator of each action these are there together:
 
 When backward is over the optimizer has what `update.py` says. The terms of the highest moment add
 up to the peak; the rehearsal meets it within 2 % (`tests/rehearsal/test_peaks.py`).
+
+Places of a pipeline whose stages are of the same blocks differ in the order of their actions alone:
+they share the walk of the first of them (`place_walk.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from echelon.core.axis import Axis
+from echelon.core.choices.collective_algorithms import BACKEND
+from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.plan import DTYPE_BYTES, Plan
-from echelon.cost.activations.expert_numbers import grouped_product_bytes
 from echelon.cost.activations.numbers import INDEX_BYTES, ActivationNumbers
-from echelon.cost.activations.peaks import Moment
-from echelon.cost.activations.timeline import RankActivations
 from echelon.cost.bytes.fp8 import first_step
 from echelon.cost.bytes.held import held_buckets, held_terms
 from echelon.cost.bytes.local_sgd import (
@@ -36,18 +38,13 @@ from echelon.cost.bytes.local_sgd import (
 from echelon.cost.bytes.terms import Pool
 from echelon.cost.bytes.threads import REPLICA_GRADIENTS, REPLICA_PARAMETERS
 from echelon.cost.peak.few_rounds import with_as_full_ranks
-from echelon.cost.peak.gradient_sums import GradientSums
 from echelon.cost.peak.messages import message_counts
 from echelon.cost.peak.offload_buffers import offload_buffer_bytes
+from echelon.cost.peak.place_walk import PlaceWalk
 from echelon.cost.peak.servers import server_peak_buffers, server_terms
 from echelon.cost.peak.threads import share_of_replica, with_other_replicas
-from echelon.cost.peak.update import most_update_bytes
-from echelon.cost.peak.weight_order import WeightOrder, writes_at_end
-from echelon.cost.peak.whole_units import WholeUnits
-from echelon.layout.buckets import plan_buckets
 from echelon.layout.islands import inner_plan, plan_and_rank
-from echelon.layout.stage import held_experts, part_of, rank_part, stage_parameters
-from echelon.schedule.action import Action, ActionKind
+from echelon.layout.stage import RankPart, part_of, rank_part
 from echelon.schedule.from_plan import schedule_from_plan
 
 STATE: Mapping[str, str] = {
@@ -75,10 +72,6 @@ TERMS: tuple[str, ...] = (
     "buffers",
 )
 """The terms of a peak."""
-
-
-EXPERTS_PART = ".experts."
-"""What names of matrices of routed experts have in them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +105,7 @@ class PeakWalk:
         self._plan, self._few = plan, with_as_full_ranks(plan)
         self._schedule = schedule_from_plan(self._few)
         self._numbers: dict[int, ActivationNumbers] = {}
+        self._walks: dict[object, PlaceWalk] = {}
 
     def peak(self, rank: int) -> RankPeak:
         """Return the highest moment of a rank, in the first step or in those after it."""
@@ -139,12 +133,28 @@ class PeakWalk:
         row = self._schedule.actions[pp]
         counts = message_counts(self._few)[pp] if self._few.mesh.pp > 1 else (0,) * len(row)
         numbers = self._numbers_at(self._few.mesh.coordinates(rank)[Axis.CP])
-        found = _RankWalk(self._few, rank, numbers).highest(row, counts, outer_bytes)
-        terms = dict(found.terms)
+        part = part_of(self._few, rank)
+        walk = self._walk_of(rank, part, numbers)
+        found = walk.highest(row, counts, part, outer_bytes)
+        terms = dict(walk.resting)
+        for name, size in found.terms.items():
+            terms[name] += size
         if terms["activations"]:
             terms["activations"] += float(numbers.statistics_bytes) * self._more_losses(pp)
+        # Buffers stay once they are there, so they are there at every moment.
+        terms["buffers"] += offload_buffer_bytes(
+            self._few, walk.buckets, found.reads, pools_of_device(self._few)
+        )
         terms["buffers"] += self._tokens()
         return RankPeak(rank=rank, terms=terms, where=found.where)
+
+    def _walk_of(self, rank: int, part: RankPart, numbers: ActivationNumbers) -> PlaceWalk:
+        """Return the walk of a rank: that of another one where both are alike."""
+        alike = _likeness(self._few, rank, part)
+        if alike not in self._walks:
+            resting = resting_terms(self._few, rank)
+            self._walks[alike] = PlaceWalk(self._few, rank, numbers, resting)
+        return self._walks[alike]
 
     def by_place(self) -> list[RankPeak]:
         """Return the highest moments of the first rank at each place of the pipeline.
@@ -173,164 +183,37 @@ class PeakWalk:
         return 2 * INDEX_BYTES * self._plan.local_tokens * self._plan.num_microbatches
 
 
-@dataclass(frozen=True, slots=True)
-class _Beside:
-    """Say what there is beside an action, in bytes."""
+def _likeness(plan: Plan, rank: int, part: RankPart) -> tuple[object, ...]:
+    """Return what ranks have in common that hold the same at each action.
 
-    action: str
-    activations: float
-    messages: float
-
-
-class _RankWalk:
-    """The walk of one rank."""
-
-    def __init__(self, plan: Plan, rank: int, numbers: ActivationNumbers) -> None:
-        self._plan, self._rank = plan, rank
-        self._part = part_of(plan, rank)
-        buckets = plan_buckets(plan, self._part)
-        self._buckets = buckets
-        self._activations = RankActivations(plan, rank, numbers=numbers)
-        self._sums = GradientSums(plan, self._part, buckets)
-        self._whole = WholeUnits(plan, self._part, buckets)
-        self._stream = float(numbers.stream)
-        self._fused_norm = bool(numbers.fused_norm)
-        self._product = grouped_product_bytes(plan) if plan.model.experts is not None else 0
-        self._orders: dict[int, WeightOrder] = {}
-        self._highest_of: dict[tuple[ActionKind, int], Moment] = {}
-        self._best = -1.0
-        self._highest: dict[str, float] = {}
-        self._where = ""
-        self._beside = _Beside("", 0.0, 0.0)
-
-    def highest(
-        self, row: Sequence[Action], counts: Sequence[int], outer_bytes: int = 0
-    ) -> RankPeak:
-        """Return the highest moment of the actions of `row`, beside so many messages of each.
-
-        After the update outer steps of local SGD may have `outer_bytes`.
-        """
-        last = {
-            action.stage: place
-            for place, action in enumerate(row)
-            if action.kind in (ActionKind.W, ActionKind.BW)
-        }
-        steps = self._activations.walk(row)
-        for place, (step, count) in enumerate(zip(steps, counts, strict=True)):
-            action = step.action
-            self._beside = _Beside(str(action), float(step.others), count * self._stream)
-            self._see("", "", float(step.own))
-            if action.kind in (ActionKind.W, ActionKind.BW):
-                self._sums.start_backward(action.stage, last=last[action.stage] == place)
-            if not (self._whole.any or self._sums.takes_part):
-                self._see_highest(action, step.moments)
-            elif action.kind is ActionKind.F:
-                self._forward(step.moments)
-            else:
-                self._backward(action, step.moments)
-        self._beside = _Beside("the end of backward", 0.0, 0.0)
-        self._sums.finish()
-        self._see("", "", 0.0)
-        self._whole.end_pass()
-        self._beside = _Beside("update", 0.0, 0.0)
-        served = self._plan.mesh.servers > 0
-        update = 0 if served else most_update_bytes(self._plan, self._rank, self._buckets)
-        self._see("", "", 0.0, update)
-        self._beside = _Beside("outer steps", 0.0, 0.0)
-        self._see("", "", 0.0, outer_bytes)
-        terms = resting_terms(self._plan, self._rank)
-        for name, size in self._highest.items():
-            terms[name] += size
-        # Buffers stay once they are there, so they are there at every moment.
-        reads, pools = self._whole.most_reads, _pools(self._plan)
-        terms["buffers"] += offload_buffer_bytes(self._plan, self._buckets, reads, pools)
-        return RankPeak(rank=self._rank, terms=terms, where=self._where)
-
-    def _see_highest(self, action: Action, moments: Sequence[Moment]) -> None:
-        """Look at the highest moment alone, where nothing but activations changes."""
-        key = (action.kind, action.stage)
-        if key not in self._highest_of and moments:
-            self._highest_of[key] = max(moments, key=lambda one: float(one.bytes))
-        if key in self._highest_of:
-            highest = self._highest_of[key]
-            self._see(highest.unit, highest.operator, float(highest.bytes))
-
-    def _forward(self, moments: Sequence[Moment]) -> None:
-        unit = ""
-        for one in moments:
-            if one.unit != unit:
-                unit = one.unit
-                self._whole.enter(unit)
-            self._see(one.unit, one.operator, float(one.bytes))
-            if not one.operator:
-                self._whole.leave(unit)
-
-    def _backward(self, action: Action, moments: Sequence[Moment]) -> None:
-        writes = action.kind in (ActionKind.W, ActionKind.BW)
-        gathers = action.kind is not ActionKind.W
-        order = self._order(action.stage)
-        written = order.by_operator if action.kind is ActionKind.W else order.whole
-        unit = ""
-        for one in moments:
-            if one.unit != unit and gathers:
-                self._whole.leave_backward(unit)
-                self._whole.enter_backward(one.unit)
-            unit = one.unit
-            at_end = writes_at_end(one.operator, fused_norm=self._fused_norm)
-            if at_end:
-                self._see(unit, one.operator, float(one.bytes))
-            product = 0
-            if writes and one.backward:
-                for name in written.get((unit, one.operator), ()):
-                    self._sums.write(name)
-                    product = max(product, self._product * (EXPERTS_PART in name))
-            if product and gathers:
-                # It is gone before its bucket is full: what a sum needs is not beside it.
-                self._see(unit, one.operator, float(one.bytes), written=True)
-            if not at_end:
-                self._see(unit, one.operator, float(one.bytes) - product * gathers)
-        if gathers:
-            self._whole.leave_backward(unit)
-
-    def _order(self, stage: int) -> WeightOrder:
-        if stage not in self._orders:
-            (part,) = (one for one in self._part.stages if one.stage == stage)
-            specs = stage_parameters(self._plan, part, held_experts(self._plan, self._part))
-            units = self._activations.units(stage, 0)
-            self._orders[stage] = WeightOrder(self._plan, units, specs)
-        return self._orders[stage]
-
-    def _see(
-        self,
-        unit: str,
-        operator: str,
-        activations: float,
-        buffers: float = 0.0,
-        *,
-        written: bool = False,
-    ) -> None:
-        """Look at a moment: what an operator has of its microbatch, and all that is beside it.
-
-        `written`: while its gradients are written, before any sum of them begins.
-        """
-        beside, whole = self._beside, self._whole.bytes
-        sums = self._sums.most_written() if written else self._sums.most()
-        activations, buffers = beside.activations + activations, buffers + sums
-        total = activations + beside.messages + buffers + whole
-        if total > self._best:
-            self._best = total
-            self._where = ", ".join(word for word in (beside.action, unit, operator) if word)
-            self._highest = {
-                "activations": activations,
-                "messages": beside.messages,
-                "buffers": buffers,
-                "gathered": float(whole),
-            }
+    Owners of whole matrices differ, and who sums by messages.
+    """
+    whole = OPTIMIZERS[plan.mathematics.optimizer.kind].needs_whole_matrices
+    if whole or plan.layout.collectives.algorithm != BACKEND:
+        return (rank,)
+    recompute, first = plan.layout.recompute, part.stages[0].stage
+    stages = tuple(
+        (
+            stage.stage - first,
+            (stage.first, stage.last, stage.microbatches),
+            tuple(
+                (
+                    plan.model.layer_has_experts(layer),
+                    recompute.recomputes(layer),
+                    recompute.operators_of(layer),
+                )
+                for layer in stage.blocks
+            ),
+        )
+        for stage in part.stages
+    )
+    cp_rank = plan.mesh.coordinates(rank)[Axis.CP]
+    return cp_rank, part.expert_index, part.mirrored, stages
 
 
 def resting_terms(plan: Plan, rank: int) -> dict[str, float]:
     """Return what a device has of a rank at any moment of a step: model state, and buffers."""
-    pools = _pools(plan)
+    pools = pools_of_device(plan)
     found = dict.fromkeys(TERMS, 0.0)
     pp = plan.mesh.coordinates(rank)[Axis.PP]
     for term in held_terms(plan, held_buckets(plan, pp), rank):
@@ -340,7 +223,7 @@ def resting_terms(plan: Plan, rank: int) -> dict[str, float]:
     return found
 
 
-def _pools(plan: Plan) -> set[Pool]:
+def pools_of_device(plan: Plan) -> set[Pool]:
     """Return what is in the memory of a device; a CPU's is the memory of its host."""
     return {"device", "host"} if plan.cluster.backend == "gloo" else {"device"}
 

@@ -8,6 +8,7 @@ attention or experts send something, products run while that is under way (`para
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
 
 from echelon.core.parameters import EMBEDDING, HEAD, ParameterSpec
 from echelon.core.plan import Plan
@@ -53,9 +54,9 @@ def operator_of(plan: Plan, spec: ParameterSpec) -> str:
     if spec.layer is None:
         ends = {EMBEDDING: UNIT_EMBEDDING, HEAD: "loss", "positions.weight": "positions"}
         return ends.get(spec.name, "last norm")
-    part = spec.name.split(".", 2)[2].rsplit(".", 1)[0]
-    if part.startswith("mlp.experts."):
+    if spec.expert is not None:
         return EXPERTS
+    part = spec.name.split(".", 2)[2].rsplit(".", 1)[0]
     if part.startswith("mlp.shared."):
         return SHARED
     if part == "mlp.router":
@@ -88,11 +89,17 @@ class WeightOrder:
         experts = plan.model.experts
         self._shared = experts is not None and experts.shared_experts > 0
         self._chunks = plan.layout.experts.chunks
-        by_operator = _by_operator(plan, units, specs)
-        self.whole = _listed(self._walk(units, by_operator, split=False))
-        """What each operator of a whole backward pass writes."""
-        self.by_operator = _listed(self._walk(units, by_operator, split=True))
-        """What W writes of each operator."""
+        self._units, self._of_operators = units, _by_operator(plan, units, specs)
+
+    @cached_property
+    def whole(self) -> dict[OperatorKey, list[str]]:
+        """Return what each operator of a whole backward pass writes."""
+        return _listed(self._walk(self._units, self._of_operators, split=False))
+
+    @cached_property
+    def by_operator(self) -> dict[OperatorKey, list[str]]:
+        """Return what W writes of each operator."""
+        return _listed(self._walk(self._units, self._of_operators, split=True))
 
     def _walk(
         self,
@@ -165,6 +172,7 @@ def _by_operator(
             if plan.model.tied and UNIT_HEAD in here:
                 found.setdefault((UNIT_HEAD, "loss"), []).append(spec.name)
             continue
-        key = (unit_of(spec.name), operator_of(plan, spec))
+        unit = unit_of(spec.name) if spec.layer is None else f"layers.{spec.layer}"
+        key = (unit, operator_of(plan, spec))
         found.setdefault(key, []).append(spec.name)
     return found

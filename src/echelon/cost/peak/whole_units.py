@@ -8,12 +8,16 @@ that was gathered stays until the step ends.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TypeAlias
 
 from echelon.core.plan import Plan
 from echelon.cost.bytes.fp8 import gathered_element_bytes, int8_message_bytes
 from echelon.layout.buckets import UNIT_EMBEDDING, BucketPlan, stage_units
 from echelon.layout.secondary import secondary_elements
 from echelon.layout.stage import RankPart
+
+WholeState: TypeAlias = "tuple[frozenset[tuple[str, int]], frozenset[str], frozenset[str], int]"
+"""All that decides what comes next of whole units."""
 
 
 class WholeUnits:
@@ -40,6 +44,16 @@ class WholeUnits:
     def bytes(self) -> int:
         """Return the bytes that are whole now."""
         return sum(self._present.values())
+
+    def state(self) -> WholeState:
+        """Return all that decides what comes next."""
+        present = frozenset(self._present.items())
+        return present, frozenset(self._reads), frozenset(self._kept), self.most_reads
+
+    def restore(self, state: WholeState) -> None:
+        """Go back to a state."""
+        present, reads, kept, self.most_reads = state
+        self._present, self._reads, self._kept = dict(present), set(reads), set(kept)
 
     def enter(self, unit: str) -> None:
         """Learn that the forward pass of a unit begins."""

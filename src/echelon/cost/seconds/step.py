@@ -79,12 +79,14 @@ def step_seconds(work: CostInputs, blocks: BlockKindSeconds | None = None) -> Te
     idle = idle + np.where(np.asarray(layout.pp) > 1.0, ends - head, 0.0)
     head, idle = _on_shared_cores(work, m * each, m * head, m * ends, idle)
     held = fullest_rank_weights(work, plain, mixtures)
-    gather, scatter = _stage_three(work, blocks, plain, mixtures)
+    cut_whole = np.asarray(layout.zero) >= 3.0
+    gather, scatter = 0.0, 0.0
+    if np.any(cut_whole):
+        gather, scatter = _stage_three(work, blocks, plain, mixtures)
     messages = _messages(work)
     pace = software.pace
     reduce, regather = (pace * one for one in step_collective_seconds(work, held))
     given, taken = (pace * one for one in replica_seconds(work, held))
-    cut_whole = np.asarray(layout.zero) >= 3.0
     # At stage 2 gradients are scattered after every microbatch, at 0 and 1 once.
     times = np.where(np.asarray(layout.zero) == 2.0, m, 1.0)
     # Workers have nothing to do until servers have sent the parameters.

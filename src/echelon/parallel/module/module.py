@@ -22,8 +22,9 @@ from echelon.core.event import EventSink, NoEvents
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Plan
 from echelon.core.rulebook.module import MODULE_PARAMETERS
-from echelon.layout.buckets import BucketPlan, accumulates_slices, shard_degree, slot_ranges
+from echelon.layout.buckets import BucketPlan, accumulates_slices, shard_degree
 from echelon.layout.module_buckets import ROOT, ModuleBuckets, ModuleParameter, plan_module_buckets
+from echelon.layout.slots import slot_ranges
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.buckets import Bucket, BucketRule, BucketSlicing, make_buckets
 from echelon.parallel.data import GradientReduction

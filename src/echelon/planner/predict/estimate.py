@@ -22,7 +22,9 @@ import numpy as np
 
 from echelon.core.cluster import Cluster
 from echelon.core.plan import Mathematics, Plan
+from echelon.cost.activations.closed_forms import BlockKindBytes
 from echelon.cost.bytes.fullest_rank import (
+    PipelineEnds,
     block_weights,
     embedding_weights,
     fullest_rank_bytes,
@@ -252,9 +254,17 @@ _STATES_ON_DEVICE = 2.0
 """Buckets of offloaded state on a device at once: `zero.offload_buffers` where nobody says more."""
 
 
-def closed_form_bytes(work: CostInputs, trainer: str = OURS) -> Terms:
-    """Return what the fullest rank of a plan of a trainer holds at its peak."""
-    found = fullest_rank_bytes(work)
+def closed_form_bytes(
+    work: CostInputs,
+    trainer: str = OURS,
+    blocks: BlockKindBytes | None = None,
+    ends: PipelineEnds | None = None,
+) -> Terms:
+    """Return what the fullest rank of a plan of a trainer holds at its peak.
+
+    `blocks` and `ends` are those of `work`, where they are known.
+    """
+    found = fullest_rank_bytes(work, blocks, ends)
     layout = work.layout
     sums = np.any(np.asarray(layout.zero) >= 2.0)
     in_transfer = np.any(np.asarray(layout.offload) > 0.0)

@@ -6,7 +6,7 @@ make of it, so thousands of rows share a few hundred blocks.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any, Generic, TypeVar
 
@@ -15,7 +15,10 @@ from numpy.typing import NDArray
 
 from echelon.core.choices.collective_algorithms import algorithm_index
 from echelon.core.choices.context_kinds import CONTEXT_KINDS
+from echelon.cost.activations.closed_forms import BlockKindBytes, block_kind_bytes
 from echelon.cost.automatic_sums import automatic_algorithm
+from echelon.cost.bytes.fullest_rank import PipelineEnds, pipeline_ends
+from echelon.cost.seconds.block import block_seconds, end_seconds
 from echelon.cost.seconds.from_plan import model_numbers_from_shape
 from echelon.cost.seconds.inputs import CostInputs, Terms
 from echelon.cost.seconds.numbers import Array, LayoutNumbers, Num
@@ -33,6 +36,12 @@ from echelon.planner.search.options import (
 )
 from echelon.planner.search.recompute_options import recompute_options
 from echelon.planner.search.request import SearchRequest
+
+_OF_BYTES = ("tp", "cp", "kind", "ulysses", "expert_tp", "sequence_parallel", "microbatch")
+"""Columns of meshes on which the bytes that a block keeps depend: on fewer than its seconds."""
+
+_OPERATORS = ("selective", "redone_norm", "redone_activation", "redone_mlp")
+"""Fields of `LayoutNumbers` that say which operators run again: one number for all rows."""
 
 Record = TypeVar("Record")
 RowIndex = NDArray[np.int64]
@@ -66,27 +75,66 @@ class VectorizedFormulas:
         self.columns["gathered"] = gathered.astype(float)
         self._machine = request.machine_numbers(rows.world)
         # Rows of one split with one microbatch have the same blocks.
-        most = int(found["microbatch"].max(initial=0)) + 1
-        self._shard: RowIndex = found["split"] * most + found["microbatch"]
+        self._first, self._shard = rows_alike([found["split"], found["microbatch"]])
+        first, kept = rows_alike([found[name][self._first] for name in _OF_BYTES])
+        self._first_kept, self._kept = self._first[first], kept[self._shard]
         self._blocks: BlockKindSeconds | None = None
-        self._known: RowIndex = np.full(len(rows), -1, dtype=np.int64)
+        self._block_bytes: dict[tuple[float, ...], BlockKindBytes] = {}
+        self._known: RowIndex = np.full(len(self._first), -1, dtype=np.int64)
+        """Where the seconds of the blocks of a shard stand; -1 where nobody has asked."""
 
     def prepare(self, index: RowIndex) -> None:
         """Compute the blocks of these rows, once for all that share them."""
-        _, first, which = np.unique(self._shard[index], return_index=True, return_inverse=True)
-        alike = {name: self.columns[name][index[first]] for name in OF_BLOCKS}
-        self._blocks = block_kind_seconds(self._work(LayoutNumbers(**alike)))
-        self._known[index] = which
+        wanted = np.unique(self._shard[index])
+        new = wanted[self._known[wanted] < 0]
+        if not len(new):
+            return
+        shards = np.flatnonzero(self._known >= 0)
+        shards = np.concatenate([shards, new])
+        self._blocks = self._block_seconds(self._first[shards])
+        self._known[shards] = np.arange(len(shards))
+
+    def _block_seconds(self, index: RowIndex) -> BlockKindSeconds:
+        """Return the seconds of the blocks of rows; how experts are shared out, dense ones do not
+        depend on, nor the ends of a model."""
+        if self._request.model.experts is None:
+            return block_kind_seconds(self._work(LayoutNumbers(**self._of_blocks(index))))
+        _, first, which = np.unique(self._kept[index], return_index=True, return_inverse=True)
+        few = self._work(LayoutNumbers(**self._of_blocks(index[first])))
+        every = self._work(LayoutNumbers(**self._of_blocks(index)))
+        return BlockKindSeconds(
+            dense=take_nested_entries(block_seconds(few, mixture=False), which),
+            experts=block_seconds(every, mixture=True),
+            ends=take_nested_entries(end_seconds(few), which),
+        )
 
     def seconds(self, index: RowIndex, **rest: Num) -> Terms:
         """Return the seconds of prepared rows at `index`; `rest` are fields of LayoutNumbers."""
         assert self._blocks is not None
-        blocks = take_nested_entries(self._blocks, self._known[index])
+        blocks = take_nested_entries(self._blocks, self._known[self._shard[index]])
         return step_seconds(self._at(index, rest), blocks)
 
-    def bytes(self, index: RowIndex, **rest: Num) -> Terms:
+    def bytes(self, index: RowIndex, ends: PipelineEnds | None = None, **rest: Num) -> Terms:
         """Return the bytes of rows at `index`; `rest` are fields of LayoutNumbers."""
-        return closed_form_bytes(self._at(index, rest), self._request.trainer)
+        blocks = take_nested_entries(self._bytes_of_shards(rest), self._kept[index])
+        return closed_form_bytes(self._at(index, rest), self._request.trainer, blocks, ends)
+
+    def ends(self, index: RowIndex, **rest: Num) -> PipelineEnds:
+        """Return what the bytes of rows have in common whatever recompute and ZeRO stage are."""
+        return pipeline_ends(self._at(index, rest))
+
+    def _bytes_of_shards(self, rest: Mapping[str, Num]) -> BlockKindBytes:
+        """Return the bytes of all blocks that differ, with the operators that run again."""
+        again = {name: float(np.asarray(rest.get(name, 0.0))) for name in _OPERATORS}
+        key = tuple(again.values())
+        if key not in self._block_bytes:
+            work = self._work(LayoutNumbers(**self._of_blocks(self._first_kept), **again))
+            self._block_bytes[key] = block_kind_bytes(work)
+        return self._block_bytes[key]
+
+    def _of_blocks(self, index: RowIndex) -> dict[str, Any]:
+        """Return the numbers on which the blocks of rows depend, as fields of LayoutNumbers."""
+        return {name: self.columns[name][index] for name in OF_BLOCKS}
 
     def _at(self, index: RowIndex, rest: dict[str, Num]) -> CostInputs:
         layout: dict[str, Any] = {name: column[index] for name, column in self.columns.items()}
@@ -102,6 +150,15 @@ class VectorizedFormulas:
             software=request.software,
             layout=layout,
         )
+
+
+def rows_alike(columns: Sequence[RowIndex]) -> tuple[RowIndex, RowIndex]:
+    """Return the first row of each kind, and the kind of each row, by columns of whole numbers."""
+    joined = np.zeros(len(columns[0]), dtype=np.int64)
+    for column in columns:
+        joined = joined * (int(column.max(initial=0)) + 1) + column
+    _, first, which = np.unique(joined, return_index=True, return_inverse=True)
+    return first, which
 
 
 def take_nested_entries(record: Record, index: RowIndex) -> Record:
@@ -252,10 +309,7 @@ class _SharedLists(Generic[OptionT]):
         make: Callable[[tuple[int, ...]], Sequence[OptionT]],
         names: Sequence[str],
     ) -> None:
-        joined = np.zeros(len(keys[0]), dtype=np.int64)
-        for key in keys:
-            joined = joined * (int(key.max(initial=0)) + 1) + key
-        _, first, self._which = np.unique(joined, return_index=True, return_inverse=True)
+        first, self._which = rows_alike(keys)
         self._names = names
         self._kinds: list[OptionT] = []
         starts = [0]

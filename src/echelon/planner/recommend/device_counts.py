@@ -8,12 +8,14 @@ for being simpler must not be slower than what is preferred there (`recommend.py
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 
 from echelon.core.cluster import Cluster
 from echelon.core.parameters import num_parameters
 from echelon.planner.predict.peak_bytes import plain_number
+from echelon.planner.search.candidate import ScoredCandidate
 from echelon.planner.search.ranked import (
     PlanKey,
     RankedPlan,
@@ -42,15 +44,21 @@ on far fewer they fit less. Where rules allow none of all, few devices may do.""
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlansOnCount:
-    """Hold the first plans on a count of devices, best first, and what the best of them is worth.
+    """Hold what the best plan on a count of devices is worth, and what gives the first plans there.
 
     `offload` says whether their optimizer state is with the host.
     """
 
     devices: int
-    plans: tuple[RankedPlan, ...]
     worth: float
     offload: bool
+    pick: Callable[[int], Sequence[RankedPlan]]
+    """What gives so many of the plans, best first: each is checked, so few should be asked for."""
+
+    @property
+    def plans(self) -> Sequence[RankedPlan]:
+        """Return the first plans."""
+        return self.pick(KEPT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,13 +223,19 @@ def _best_by_count(
             sweep.walk(count)
             legal |= sweep.counts.seen > 0
             fast_enough |= sweep.counts.computed > 0
-            plans = tuple(pick_finalists(request, sweep.best.ranked(), top=KEPT).ranked)
-            if plans:
-                worth = objective_value(request, plans[0].estimate)
-                one = PlansOnCount(devices=count, plans=plans, worth=worth, offload=offload)
+            pick = partial(_first_plans, request, sweep.best.ranked())
+            for first in pick(1):
+                worth = objective_value(request, first.estimate)
+                one = PlansOnCount(devices=count, worth=worth, offload=offload, pick=pick)
                 best = one if best is None or worth < best.worth else best
         if best is not None and best.worth < limit:
             yield best
         slow = 0 if fast_enough else slow + legal
         if slow == _SLOW_COUNTS:
             return
+
+
+def _first_plans(
+    request: SearchRequest, finalists: Sequence[ScoredCandidate], count: int
+) -> Sequence[RankedPlan]:
+    return pick_finalists(request, finalists, top=count).ranked

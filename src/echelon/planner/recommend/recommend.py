@@ -86,10 +86,11 @@ def noise() -> float:
     return exp(NormalDist().inv_cdf(CONVINCED) * deviation) - 1.0
 
 
-def recommend(request: SearchRequest) -> Recommendation | SearchResult:
+def recommend(request: SearchRequest, *, alone: bool = False) -> Recommendation | SearchResult:
     """Return what to run of all plans of a request; the answer alone where there is none.
 
-    It was stopped then, or no plan fits.
+    It was stopped then, or no plan fits. Who shows the plan to run and no other one asks for it
+    `alone`: others are not looked for, nor how much faster the fastest one is.
     """
     answer = best_on_devices(surely_fitting(request))
     if answer.interrupted:
@@ -100,7 +101,7 @@ def recommend(request: SearchRequest) -> Recommendation | SearchResult:
         if answer.best is None or answer.interrupted:
             return answer
     try:
-        return recommend_from(answer, request, sure=sure)
+        return recommend_from(answer, request, sure=sure, alone=alone)
     except KeyboardInterrupt:
         return replace(answer, interrupted=True)
 
@@ -122,7 +123,7 @@ def best_on_devices(request: SearchRequest) -> SearchResult:
 
 
 def recommend_from(
-    answer: SearchResult, request: SearchRequest, *, sure: bool = True
+    answer: SearchResult, request: SearchRequest, *, sure: bool = True, alone: bool = False
 ) -> Recommendation:
     """Return what to run of an answer that has a plan; `request` takes plans that may not fit.
 
@@ -134,8 +135,10 @@ def recommend_from(
     near = _near(request, wanted, answer.ranked, offload=offload)
     base = min(near, key=lambda one: objective_value(request, one.estimate))
     first = _simplest(request, wanted, near, best.fewer)
-    fastest = _fastest(request, base, offload=base.candidate.offload)
-    others = _others(request, first, fastest, near, offload=first.candidate.offload)
+    fastest, others = first, ()
+    if not alone:
+        fastest = _fastest(request, base, offload=base.candidate.offload)
+        others = _others(request, first, fastest, near, offload=first.candidate.offload)
     rest = [one for one in _merged(answer.ranked) if one.candidate != first.candidate]
     faster = first.estimate.step_s / fastest.estimate.step_s - 1.0
     return Recommendation(

@@ -19,10 +19,13 @@ NO_SIZE = "no cluster of common devices has a plan: try shorter sequences, or fe
 """What is said where there are none."""
 
 
-def four_sizes(request_on: Callable[[str], SearchRequest]) -> list[Recommendation]:
+def four_sizes(
+    request_on: Callable[[str], SearchRequest], *, alone: bool = False
+) -> list[Recommendation]:
     """Return what to run on each of four clusters; `request_on` makes the request of a name.
 
-    They are fewer where a larger one has no plan, and none where no cluster of the device has.
+    `alone`: without the plans that somebody may prefer. They are fewer where a larger cluster has
+    no plan, and none where no cluster of the device has.
     """
     first = f"1x{common_devices()[0]}"
     found = smallest_that_fits(request_on(first))
@@ -34,7 +37,7 @@ def four_sizes(request_on: Callable[[str], SearchRequest]) -> list[Recommendatio
         names.append(smallest_cluster(first, count))
     answers: list[Recommendation] = []
     for name in names:
-        one = recommend(request_on(name))
+        one = recommend(request_on(name), alone=alone)
         if isinstance(one, Recommendation):
             answers.append(one)
         elif one.interrupted:

@@ -19,11 +19,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 
 import numpy as np
 
 from echelon.core.rulebook.planner import PLAN_FITS_MEMORY
+from echelon.cost.bytes.fullest_rank import PipelineEnds
 from echelon.cost.seconds.numbers import Array, Num
 from echelon.cost.seconds.trainer_generations import OURS
 from echelon.planner.explain.expected import interruptions_of_run
@@ -34,6 +36,7 @@ from echelon.planner.predict.formulas import (
     RowIndex,
     VectorizedFormulas,
     broadcast_to_array,
+    take_nested_entries,
 )
 from echelon.planner.search.candidate import (
     FINALISTS,
@@ -41,9 +44,9 @@ from echelon.planner.search.candidate import (
     ScoredCandidate,
     best_of_groups,
 )
-from echelon.planner.search.legal_meshes import Legality, legal_meshes
 from echelon.planner.search.options import MOST_VIRTUAL, ScheduleOption, ZeroOption
 from echelon.planner.search.request import SearchRequest
+from echelon.planner.search.world_table import BytesOfRows, WorldTable, world_table
 
 _ROW_TERMS = (
     *("matmul", "attention", "memory", "host", "head"),
@@ -95,28 +98,25 @@ class SearchSweep:
         self.request = request
         self.offload = offload
         self._bounded = below < inf
-        self._legal = Legality(request.one_rank_run)
         self._options = OptionTables(request, offload=offload)
 
     def walk(self, world: int) -> None:
         """Walk every plan of `world` ranks; what is found so far stands also when interrupted."""
         request = self.request
         weight = _weight(request, world)
-        rows = legal_meshes(request, world, self._legal)
+        table = world_table(request, world)
+        rows, formulas = table.rows, table.formulas
         self.counts.refused.update(rows.refused)
         if not len(rows):
             return
-        options = self._options
-        options.set_meshes(rows)
+        self._options = options = table.options(request, offload=self.offload)
         plans = options.num_plans()
         self.counts.seen += int(plans.sum())
-        formulas = VectorizedFormulas(request, rows)
         some = np.arange(len(rows), dtype=np.int64)
         if self._bounded:
             # A few rows are fast enough: what the others hold need not be known.
-            formulas.prepare(some)
-            some = some[weight * self._steady(formulas, some) < self.best.threshold]
-        least = self._least(formulas, some)
+            some = some[weight * self._steady(table, some) < self.best.threshold]
+        least = self._leanest(table, some)
         plans = plans[some]
         self.least_bytes = min(self.least_bytes, float(least[plans > 0].min(initial=np.inf)))
         fits = (least <= request.memory_bytes) & (plans > 0)
@@ -124,8 +124,7 @@ class SearchSweep:
         index = some[fits]
         if not len(index):
             return
-        formulas.prepare(index)
-        steady = weight * self._steady(formulas, index)
+        steady = weight * self._steady(table, index)
         order = np.argsort(steady, kind="stable")
         start, size = 0, FIRST_ROWS
         while start < len(order) and steady[order[start]] < self.best.threshold:
@@ -158,7 +157,8 @@ class SearchSweep:
             fast = wait < (room - _least_of_rows(data, shares.row, len(rows)))[orders.row]
             orders, wait = orders.kept(fast), wait[fast]
         index, numbers = rows[shares.row], shares.numbers
-        held = np.minimum(*(self._held(formulas, index, **numbers, **r) for r in ends))
+        weights = formulas.ends(index, **numbers)
+        held = np.minimum(*(self._held(formulas, index, weights, **numbers, **r) for r in ends))
         in_flight = self._least(formulas, rows[orders.row], **orders.numbers)
         for part, fits in ((shares, held <= memory), (orders, in_flight <= memory)):
             part.fits = fits
@@ -227,9 +227,11 @@ class SearchSweep:
         left = np.arange(len(index), dtype=np.int64)
         levels = self._options.recomputes
         last = len(levels) - 1
+        every = formulas.ends(index, **numbers)
         for level, option in enumerate(levels):
             part = {name: column[left] for name, column in numbers.items()}
-            held = self._held(formulas, index[left], **part, **option.numbers)
+            ends = take_nested_entries(every, left)
+            held = self._held(formulas, index[left], ends, **part, **option.numbers)
             fits = held <= memory
             found[left[fits]] = level
             left = left[~fits]
@@ -237,40 +239,80 @@ class SearchSweep:
             if level == 0 and last > 1 and len(left):
                 # What does not fit with most recompute fits with none in between.
                 part = {name: column[left] for name, column in numbers.items()}
-                held = self._held(formulas, index[left], **part, **levels[last].numbers)
+                ends = take_nested_entries(every, left)
+                held = self._held(formulas, index[left], ends, **part, **levels[last].numbers)
                 self._too_large(int((held > memory).sum()) * last)
                 left = left[held <= memory]
             if not len(left):
                 break
         return found
 
-    def _least(self, formulas: VectorizedFormulas, index: RowIndex, **numbers: Num) -> Array:
-        """Return the least that plans of these rows can hold."""
-        pp, tp, cp = (formulas.columns[name][index] for name in ("pp", "tp", "cp"))
-        leanest: dict[str, Num] = {
-            "dp_shard": self._options.world / (pp * tp * cp),
-            "schedule": 0.0,
-            "offload": self._options.offloads,
-            **numbers,
-        }
+    def _leanest(self, table: WorldTable, index: RowIndex) -> Array:
+        """Return the least that any plan of these rows can hold."""
+        choices = self._lean_choices()
+
+        def held(new: RowIndex) -> list[BytesOfRows]:
+            return self._held_leanest(table.formulas, new, {})
+
+        name = tuple(tuple(sorted(one.items())) for one in choices)
         found = np.full(len(index), np.inf)
-        for stage in (2.0, 3.0):
-            for again in self._options.recompute_ends:
-                held = self._held(formulas, index, **leanest, zero=stage, **again)
-                found = np.minimum(found, held)
+        for one in table.held(name, len(choices), index, held):
+            found = np.minimum(found, self._to_fit(one))
         return found
 
-    def _held(self, formulas: VectorizedFormulas, index: RowIndex, **numbers: Num) -> Array:
-        found = formulas.bytes(index, **numbers)
-        total, factor = found.total, self.request.uncounted_factor
-        if factor != 1.0:
-            ours = self.request.trainer == OURS
-            counted = sum(found.terms[name] for name in counted_terms(found.terms, by_lists=ours))
-            total = counted + factor * (total - counted)
-        return broadcast_to_array(total, len(index))
+    def _least(self, formulas: VectorizedFormulas, index: RowIndex, **numbers: Num) -> Array:
+        """Return the least that plans of these rows can hold with some choices."""
+        found = np.full(len(index), np.inf)
+        for one in self._held_leanest(formulas, index, numbers):
+            found = np.minimum(found, self._to_fit(one))
+        return found
 
-    def _steady(self, formulas: VectorizedFormulas, index: RowIndex) -> Array:
-        return self._terms(formulas, index, _ROW_TERMS, recompute=0.0)
+    def _lean_choices(self) -> list[dict[str, float]]:
+        """Return choices of which one holds least, whatever else is chosen."""
+        rest = {"schedule": 0.0, "offload": self._options.offloads}
+        ends = [*{tuple(one.items()): one for one in self._options.recompute_ends}.values()]
+        return [{"zero": stage, **rest, **again} for stage in (2.0, 3.0) for again in ends]
+
+    def _held_leanest(
+        self, formulas: VectorizedFormulas, index: RowIndex, numbers: Mapping[str, Num]
+    ) -> list[BytesOfRows]:
+        """Return the bytes of rows with each of the lean choices; all data ranks share them out."""
+        pp, tp, cp = (formulas.columns[name][index] for name in ("pp", "tp", "cp"))
+        shard = {"dp_shard": self._options.world / (pp * tp * cp)}
+        choices = [{**shard, **one, **numbers} for one in self._lean_choices()]
+        ends = formulas.ends(index, **choices[0])
+        return [self._bytes(formulas, index, ends, **one) for one in choices]
+
+    def _held(
+        self,
+        formulas: VectorizedFormulas,
+        index: RowIndex,
+        ends: PipelineEnds | None = None,
+        **numbers: Num,
+    ) -> Array:
+        return self._to_fit(self._bytes(formulas, index, ends, **numbers))
+
+    def _bytes(
+        self,
+        formulas: VectorizedFormulas,
+        index: RowIndex,
+        ends: PipelineEnds | None,
+        **numbers: Num,
+    ) -> BytesOfRows:
+        """Return the bytes of rows: all of them, and those that are counted."""
+        found, count = formulas.bytes(index, ends, **numbers), len(index)
+        names = counted_terms(found.terms, by_lists=self.request.trainer == OURS)
+        counted = sum(found.terms[name] for name in names)
+        return broadcast_to_array(found.total, count), broadcast_to_array(counted, count)
+
+    def _to_fit(self, held: BytesOfRows) -> Array:
+        """Return what must fit: more of what is not counted where that is asked."""
+        (total, counted), factor = held, self.request.uncounted_factor
+        return total if factor == 1.0 else counted + factor * (total - counted)
+
+    def _steady(self, table: WorldTable, index: RowIndex) -> Array:
+        wanted = partial(self._terms, table.formulas, names=_ROW_TERMS, recompute=0.0)
+        return table.steady(index, wanted)
 
     def _terms(
         self, formulas: VectorizedFormulas, index: RowIndex, names: tuple[str, ...], **numbers: Num

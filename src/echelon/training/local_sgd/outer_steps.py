@@ -21,9 +21,9 @@ import torch
 
 from echelon.core.choices.local_sgd import LocalSgd
 from echelon.core.plan import Plan
-from echelon.layout.buckets import SlotRange
 from echelon.layout.islands import fragment_of, fragment_ranges
 from echelon.layout.outer_blocks import blocks_in_stage
+from echelon.layout.slots import SlotRange
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.transport.collectives import Pending

@@ -14,13 +14,8 @@ from echelon.core.plan import DTYPE_BYTES, Plan, Zero, ZeroStage
 from echelon.cost.bytes.held import bytes_held, bytes_held_by_pool
 from echelon.cost.bytes.model_states import FP32_PRECISION, MIXED_PRECISION, model_states
 from echelon.cost.bytes.terms import HeldTerm
-from echelon.layout.buckets import (
-    accumulates_slices,
-    plan_buckets,
-    shard_degree,
-    slice_parts,
-    slot_ranges,
-)
+from echelon.layout.buckets import accumulates_slices, plan_buckets, shard_degree
+from echelon.layout.slots import slice_parts, slot_ranges
 from echelon.layout.stage import held_parameters, pp_rank_of, rank_part, update_rule_of
 from tests.cost import layouts
 from tests.cost.layouts import zero_plan, zero_plans
