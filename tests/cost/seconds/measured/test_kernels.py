@@ -120,6 +120,7 @@ def on(name: str, *settings: str) -> Plan:
         (("batch.documents=separate",), "flash"),
         (("context.attention=flash",), "flash"),
         (("context.attention=cudnn",), "cudnn"),
+        (("context.attention=plain",), "plain"),
     ],
 )
 def test_the_kernel_of_attention_is_that_of_the_plan(

@@ -3,8 +3,8 @@
 The shares in presets of devices were fitted to published runs together with the constants of other
 trainers, mostly of hundreds of devices: they say what those trainers' steps are made of. Of our own
 trainer single kernels were measured, on one device. A device whose preset names a table of
-`kernels.toml` is predicted by it for our trainer; each number there has its source and a
-band. Beside others, devices are slower than by themselves (`IN_COMPANY`).
+`kernels.toml` is predicted by it for our trainer; each number there has its source and a band.
+Beside others, devices are slower than by themselves (`IN_COMPANY`).
 """
 
 from __future__ import annotations
@@ -138,9 +138,12 @@ def with_measured_kernels(
 def measured_attention_kernel(plan: Plan) -> str:
     """Return the kernel by whose rates attention of a plan is predicted.
 
-    cuDNN's takes full and causal squares; windows and documents are left to flash attention.
+    cuDNN's takes full and causal squares; windows and documents are left to flash attention, a cap
+    on scores to plain products.
     """
     asked, model, device = plan.layout.context.attention, plan.model, plan.cluster.device
+    if asked == "plain" or model.soft_cap is not None:
+        return "plain"
     windows = model.window is not None and model.window < plan.mathematics.sequence_length
     squares = not windows and plan.mathematics.documents == "joined"
     takes = cudnn_takes_squares(asked, device.capability, model.head_dim)
