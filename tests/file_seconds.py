@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import tomllib
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Sequence
 from pathlib import Path
 from xml.etree import ElementTree
@@ -33,13 +33,13 @@ def begin_with_the_longest(items: list[pytest.Item]) -> None:
 
 def read_results(results: Path) -> dict[str, float]:
     """Return the seconds of each file in a JUnit report of pytest, the longest first."""
-    spent: Counter[str] = Counter()
+    spent: dict[str, float] = defaultdict(float)
     for case in ElementTree.parse(results).iter("testcase"):
         words = case.attrib["classname"].split(".")
         # A class of tests is a word more than the module.
         module = [word for word in words if not word[:1].isupper()]
         spent["/".join(module) + ".py"] += float(case.attrib["time"])
-    return dict(spent.most_common())
+    return dict(sorted(spent.items(), key=lambda one: -one[1]))
 
 
 def table(spent: dict[str, float]) -> str:

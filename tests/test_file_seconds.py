@@ -22,7 +22,7 @@ RESULTS = """\
 
 
 def test_long_files_come_first_and_tests_of_a_file_keep_their_order() -> None:
-    first, second, *_ = recorded()
+    first, *_, second = recorded()
     names = ["tests/no.py::b", f"{second}::b", f"{second}::a", "tests/no.py::a", f"{first}::z"]
     items: list[Any] = [SimpleNamespace(nodeid=name) for name in names]
     begin_with_the_longest(items)

@@ -50,8 +50,14 @@ def test_two_nodes_of_one_rank_have_a_network(tmp_path: Path) -> None:
     assert isinstance(cluster, Cluster)
     assert (cluster.nodes, cluster.devices_per_node) == (2, 1)
     assert [(link.name, link.degree) for link in cluster.links] == [("Gloo between hosts", 2)]
-    # What is unfinished is gone, and the same command would not write over the file.
+    # What is unfinished is gone.
     assert [path.name for path in tmp_path.iterdir()] == ["cluster.toml"]
+
+
+@pytest.mark.slow  # one process refuses as much, in test_machine.py
+def test_torchrun_writes_over_no_file(tmp_path: Path) -> None:
+    out = tmp_path / "cluster.toml"
+    out.touch()
     again = _start(["--standalone", "--nproc-per-node", "2"], out, "pretend")
     assert "error[never-overwrite]" in again.communicate(timeout=200)[1]
     assert again.returncode != 0

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from echelon.proof.matrix.bytes_walk import (
     ALLOWED,
     AS_TRAINED,
     PRECISIONS,
+    BytesComparison,
     choices,
     compare,
     compare_plan,
@@ -68,17 +71,27 @@ REDONE: tuple[tuple[RecomputedOperator, ...], ...] = (
 """Operators that are made again, beside every third block or alone."""
 
 
+@pytest.fixture(scope="module")
+def walked_near(rank_pool: RankPool) -> Callable[[str], BytesComparison]:
+    """Return a function that walks a plan of `NEAR`, once for all tests."""
+    return cache(lambda name: compare_plan(NEAR[name], rank_pool.run))
+
+
 @pytest.mark.system("S42")
 @pytest.mark.one_in(8)
 @pytest.mark.parametrize("operators", REDONE, ids="+".join)
-@pytest.mark.parametrize("plan", list(NEAR.values()), ids=list(NEAR))
+@pytest.mark.parametrize("name", NEAR)
 def test_bytes_of_operators_made_again_are_those_of_the_formulas(
-    rank_pool: RankPool, plan: Plan, operators: tuple[RecomputedOperator, ...]
+    rank_pool: RankPool,
+    walked_near: Callable[[str], BytesComparison],
+    name: str,
+    operators: tuple[RecomputedOperator, ...],
 ) -> None:
+    plan = NEAR[name]
     policy: RecomputePolicy = "full" if "activation" in operators else "selective"
     recompute = Recompute(policy=policy, every=3, operators=operators)
     redone = replace(plan, layout=replace(plan.layout, recompute=recompute))
-    kept, walked = (compare_plan(one, rank_pool.run) for one in (plan, redone))
+    kept, walked = walked_near(name), compare_plan(redone, rank_pool.run)
     assert walked.problems == ()
     assert abs(walked.peak_error) <= ALLOWED
     assert walked.kept_bytes < kept.kept_bytes
@@ -89,9 +102,11 @@ DRAWN = 4
 
 
 @pytest.mark.system("S44")
-@pytest.mark.parametrize("plan", list(NEAR.values()), ids=list(NEAR))
-def test_bytes_are_those_of_the_formulas(rank_pool: RankPool, plan: Plan) -> None:
-    walked = compare_plan(plan, rank_pool.run)
+@pytest.mark.parametrize("name", NEAR)
+def test_bytes_are_those_of_the_formulas(
+    walked_near: Callable[[str], BytesComparison], name: str
+) -> None:
+    walked = walked_near(name)
     assert walked.problems == ()
     assert min(walked.sent, walked.held, walked.kept) > 0
     assert abs(walked.peak_error) <= ALLOWED

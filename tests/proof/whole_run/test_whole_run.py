@@ -14,6 +14,7 @@ FP8: Changes = {"matmul": "fp8", "fp8_block": 8, "fp8_gradients": "e5m2"}
 WRONG = "tests.proof.whole_run.wrong_trainers"
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "plan",
     [

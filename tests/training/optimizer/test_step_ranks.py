@@ -97,6 +97,7 @@ def test_slices_become_what_one_device_computes(
     assert all(rank.padding for rank in ranks)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_muon_sends_what_the_formula_says(updated: Update, layout: str) -> None:
     plan, ranks = updated(layout, "muon")

@@ -99,7 +99,7 @@ def test_ranks_allocate_what_is_stated(
     rank_pool: RankPool, case: tuple[DType, int, bool], kind: tuple[ContextKind, int]
 ) -> None:
     dtype, sequences, causal = case
-    plan = context_plan(*kind, dtype=dtype, sequences=sequences, causal=causal)
+    plan = context_plan(*kind, length=1024, dtype=dtype, sequences=sequences, causal=causal)
     for rank, found in enumerate(rank_pool.run(attention_allocates, plan, world_size=4)):
         compare(plan, rank, found, tight=not causal)
 
