@@ -131,19 +131,23 @@ def joined_ranks(
 ) -> Iterator[RankContext]:
     """Hold the process group of all ranks open, and yield what a target knows of its place.
 
+    A rank that was started again has a process group of its own: torch lets nobody into that of
+    the others.
+
     It is destroyed whatever happens inside; what is raised there ends it without waiting for what
     NCCL has in flight, so an error must be told to others inside. `timeout_s` bounds every
     collective: without it a lost rank costs half an hour.
     """
+    attempt = progress.attempt
     # Without `device_id`: with it torch makes the communicator of all ranks here, and every later
     # group as a split of it at once (docs of init_process_group), in which all ranks take part,
     # members or not. Ours are opened one by one, in one order, where a wait for others is marked;
     # and the world's would take memory, though groups of the same ranks have one of their own.
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        store=PrefixStore("group", store),
-        rank=rank,
-        world_size=len(labels),
+        store=PrefixStore(f"group/{rank}/{attempt}" if attempt else "group", store),
+        rank=0 if attempt else rank,
+        world_size=1 if attempt else len(labels),
         timeout=timedelta(seconds=timeout_s),
     )
     try:

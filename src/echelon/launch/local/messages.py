@@ -72,6 +72,18 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ElasticRanks:
+    """Say which ranks a job goes on without, as long as enough of them are there."""
+
+    ranks: tuple[int, ...]
+    """Those that may be lost."""
+    least: int
+    """How many of them must be there: with fewer the job ends."""
+    restarts: int
+    """How often each of them is started again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RankJob:
     """Ask a rank to call `target(context, argument)` in a fresh process group."""
 
@@ -95,6 +107,10 @@ class RankJob:
     """The plugins that the supervisor has loaded."""
     rings: str = ""
     """The folder of the rings of fingerprints; "" where ranks leave none."""
+    elastic: ElasticRanks | None = None
+    """Ranks that the job goes on without; None where every rank is needed."""
+    attempt: int = 0
+    """How often this rank was started again."""
 
     @property
     def world_size(self) -> int:
