@@ -186,15 +186,11 @@ def _labels(job: Job) -> tuple[str, ...]:
 
 
 def _options(job: Job) -> LaunchOptions:
-    from echelon.launch.local.messages import ElasticRanks, Limits
+    from echelon.launch.local.messages import Limits, elastic_workers
     from echelon.launch.local.supervisor import LaunchOptions
     from echelon.telemetry.observer import chief_rank
 
-    updates, mesh = job.plan.mathematics.updates, job.plan.mesh
-    elastic = None
-    if updates.min_workers != "all":
-        workers = tuple(range(mesh.num_workers))
-        elastic = ElasticRanks(ranks=workers, least=updates.min_workers, restarts=updates.restarts)
+    elastic = elastic_workers(job.plan)
     # Calls of ranks that come and go are not those of one program.
     desync_s = job.train.desync_after_s or None if elastic is None else None
     return LaunchOptions(

@@ -104,4 +104,20 @@ class AppliedGradient:
         return cls(worker=worker, step=step - 1, read=read, version=version)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerChange:
+    """Say that a worker was lost, or is there (again), at which version of this server."""
+
+    worker: int
+    """The worker."""
+    attempt: int
+    """How often it had been started again by then."""
+    step: int
+    """Steps that it had done, or the number of those before the one that it begins with."""
+    version: int
+    """Updates that this server had made."""
+    there: bool
+    """Whether it is there from now on."""
+
+
 _EVENT_NAME = re.compile(r"worker (\d+) step (\d+) read (\d+) applied (\d+)", re.ASCII)

@@ -253,3 +253,15 @@ WORKERS_ARE_THERE = Rule(
     bad="kill -9 of every worker within a second",
     fixed="echelon train run.toml --resume runs/first",
 )
+
+PROVE_LOST_WORKER = Rule(
+    id="prove-lost-worker",
+    why="""
+    A worker that is lost in the middle of a push leaves servers with parts of its gradient. Every
+    server applies it, or none does: each tells the same of which worker was there for which steps.
+    One that was started again goes on with steps that nobody has taken, at the step that all
+    servers say.
+    """,
+    bad="apply(range) when the range is whole",
+    fixed="apply(range) when every server has its range whole",
+)

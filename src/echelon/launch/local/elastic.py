@@ -100,7 +100,7 @@ class ElasticWatch:
         next_ = "it is started again" if returns else "it is not started again"
         say_if_possible(
             f"{rank_name(rank, seen.label)}: {cause}\nthe run goes on with {there} of "
-            f"{len(self._elastic.ranks)} such ranks; {next_}",
+            f"{len(self._elastic.ranks)} {self._elastic.called}; {next_}",
             sys.stderr,
         )
         for one in every:

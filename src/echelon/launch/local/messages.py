@@ -18,6 +18,7 @@ from typing import Any
 from echelon.core.choices.registry import loaded_plugins
 from echelon.core.cluster import Backend
 from echelon.core.errors import ConfigError
+from echelon.core.plan import Plan
 from echelon.core.rulebook.launch import TARGET_NOT_FOUND
 
 
@@ -81,6 +82,21 @@ class ElasticRanks:
     """How many of them must be there: with fewer the job ends."""
     restarts: int
     """How often each of them is started again."""
+    called: str = "ranks"
+    """What they are called."""
+
+
+def elastic_workers(plan: Plan) -> ElasticRanks | None:
+    """Return the workers without which a run of a plan goes on; None where it needs all ranks."""
+    updates = plan.mathematics.updates
+    if updates.min_workers == "all":
+        return None
+    return ElasticRanks(
+        ranks=tuple(range(plan.mesh.num_workers)),
+        least=updates.min_workers,
+        restarts=updates.restarts,
+        called="workers",
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

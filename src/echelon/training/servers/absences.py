@@ -7,9 +7,8 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from echelon.core.plan import Plan
+from echelon.core.choices.updates import WorkerChange
 from echelon.launch.context import LostRank
-from echelon.training.servers.members import Change
 
 NOT_TOLD = "its connection broke"
 
@@ -29,6 +28,10 @@ class Absence:
     """The first step, from 1, whose gradient of this worker counts nowhere."""
     last_step: int
     """The last one; less than the first where it missed none."""
+    first_row: int
+    """The first row, from 0, of each of their global batches that it would have read."""
+    last_row: int
+    """The last one."""
     returned: bool
     """Whether it was taken in again."""
 
@@ -37,22 +40,25 @@ class Absence:
         """Return how many steps it missed."""
         return max(0, self.last_step - self.first_step + 1)
 
-    def rows(self, plan: Plan) -> tuple[int, int]:
-        """Return the first and the last row of each global batch that it should have read."""
-        share = plan.mathematics.global_sequences // plan.mesh.num_workers
-        return self.worker * share, (self.worker + 1) * share - 1
+    @property
+    def num_sequences(self) -> int:
+        """Return how many sequences count nowhere."""
+        return self.num_steps * (self.last_row - self.first_row + 1)
 
-    def says(self, plan: Plan) -> str:
+    def says(self) -> str:
         """Return what became of it."""
         then = f"back with step {self.last_step + 1}" if self.returned else "not back"
         if not self.num_steps:
             return f"worker {self.worker}: {self.cause}; {then}, no step missed"
-        first, last = self.rows(plan)
         return (
-            f"worker {self.worker}: {self.cause}; {then}; rows {first} to {last} of the batches of "
-            f"steps {self.first_step} to {self.last_step} "
-            f"({self.num_steps * (last - first + 1)} sequences) count nowhere"
+            f"worker {self.worker}: {self.cause}; {then}; its {self.num_sequences} sequences of "
+            f"steps {self.first_step} to {self.last_step} (rows {self.first_row} to "
+            f"{self.last_row} of each batch) count nowhere"
         )
+
+
+_Untold = tuple[float, WorkerChange]
+"""When a change was noted, and which."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -60,11 +66,16 @@ class AbsenceLog:
     """Keep who was lost and who came back."""
 
     num_workers: int
-    _changes: list[Change] = field(default_factory=list[Change])
-    _untold: deque[tuple[float, Change]] = field(default_factory=deque[tuple[float, Change]])
+    """Workers of a run that lost none."""
+    share: int
+    """Rows of each global batch that each of them reads."""
+    _changes: list[WorkerChange] = field(default_factory=list[WorkerChange])
+    _untold: deque[tuple[float, WorkerChange]] = field(
+        default_factory=deque[tuple[float, WorkerChange]]
+    )
     _lost_before: set[int] = field(default_factory=set[int])
 
-    def note(self, change: Change) -> None:
+    def note(self, change: WorkerChange) -> None:
         """Take one change; those of a worker come in their order."""
         self._changes.append(change)
         self._untold.append((time.monotonic(), change))
@@ -93,47 +104,35 @@ class AbsenceLog:
         """Return the absences in a run that ended after `steps` steps, in the order of losses."""
         causes = _causes(lost)
         started = min((one.step for one in self._changes if one.there), default=0)
+        # Who was never there is lost before the first step.
+        away = dict.fromkeys(range(self.num_workers), (0, started))
         found: list[Absence] = []
-        open_: dict[int, Change] = {}
-        first: set[int] = set()
         for one in self._changes:
             if not one.there:
-                open_[one.worker] = one
-            elif one.worker in open_:
-                found.append(_absence(open_.pop(one.worker), one.step, causes, returned=True))
-            elif one.step > started and one.worker not in first:
-                found.append(_never(one.worker, started, one.step, causes, returned=True))
-            first.add(one.worker)
-        for worker in sorted(set(range(self.num_workers)) - first):
-            found.append(_never(worker, started, steps, causes, returned=False))
-        found += [_absence(one, steps, causes, returned=False) for one in open_.values()]
+                away[one.worker] = (one.attempt, one.step)
+                continue
+            attempt, since = away.pop(one.worker)
+            if since < one.step or attempt < one.attempt:
+                cause = causes.get((one.worker, attempt), NOT_TOLD)
+                found.append(self._absence(one.worker, cause, since, one.step, returned=True))
+        for worker, (attempt, since) in away.items():
+            cause = causes.get((worker, attempt), NOT_TOLD)
+            found.append(self._absence(worker, cause, since, steps, returned=False))
         return found
+
+    def _absence(
+        self, worker: int, cause: str, since: int, until: int, *, returned: bool
+    ) -> Absence:
+        return Absence(
+            worker=worker,
+            cause=cause,
+            first_step=since + 1,
+            last_step=until,
+            first_row=worker * self.share,
+            last_row=(worker + 1) * self.share - 1,
+            returned=returned,
+        )
 
 
 def _causes(lost: Iterable[LostRank]) -> dict[tuple[int, int], str]:
     return {(one.rank, one.attempt): one.cause for one in lost}
-
-
-def _absence(
-    lost: Change, until: int, causes: dict[tuple[int, int], str], *, returned: bool
-) -> Absence:
-    return Absence(
-        worker=lost.worker,
-        cause=causes.get((lost.worker, lost.attempt), NOT_TOLD),
-        first_step=lost.step + 1,
-        last_step=until,
-        returned=returned,
-    )
-
-
-def _never(
-    worker: int, start: int, until: int, causes: dict[tuple[int, int], str], *, returned: bool
-) -> Absence:
-    """Return the absence of a worker that was lost before the first step."""
-    return Absence(
-        worker=worker,
-        cause=causes.get((worker, 0), NOT_TOLD),
-        first_step=start + 1,
-        last_step=until,
-        returned=returned,
-    )

@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 
+from echelon.core.choices.updates import WorkerChange
 from echelon.core.event import Event
 from echelon.launch.context import LostRank, RankContext
 from echelon.models.batch import TokenBatch
@@ -23,7 +24,7 @@ from echelon.parallel.transport.device_mesh import EventQueue
 from echelon.training.engine import StepResult
 from echelon.training.learning_rate import learning_rate
 from echelon.training.servers.absences import Absence, AbsenceLog
-from echelon.training.servers.members import Change, ElasticServed
+from echelon.training.servers.members import ElasticServed
 from echelon.training.servers.served import Answer
 from echelon.training.servers.server import AsynchronousServer
 
@@ -51,8 +52,9 @@ class ElasticServer(AsynchronousServer):
         )
         self._links: PairLinks | None = None
         self._lost: Sequence[LostRank] = ()
-        self.absences = AbsenceLog(num_workers=mesh.num_workers)
-        self.changes: list[Change] = []
+        share = self.plan.mathematics.global_sequences // mesh.num_workers
+        self.absences = AbsenceLog(num_workers=mesh.num_workers, share=share)
+        self.changes: list[WorkerChange] = []
 
     def connect(self, context: RankContext, message_s: float, meets: Callable[[int], bool]) -> None:
         """Learn where workers are met, and after which steps the loop needs everything at rest."""
@@ -110,7 +112,6 @@ class ElasticServer(AsynchronousServer):
         Return who was lost and who came since the last time: the first server tells it.
         """
         self.served.meet(step, self._who_is_here)
-        self._tell()
         return self.absences.news(self._lost) if self.served.decides else ()
 
     def close(self) -> None:
@@ -220,7 +221,7 @@ class ElasticServer(AsynchronousServer):
                 Event(kind=kind, name=name, start=now, end=now, rank=self.groups.rank)
             )
 
-    def _told(self, change: Change) -> str:
+    def _told(self, change: WorkerChange) -> str:
         if change.there:
             return f"worker {change.worker} begins with step {change.step + 1}"
         return f"worker {change.worker} has done {change.step} steps"

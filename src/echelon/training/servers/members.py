@@ -19,6 +19,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 
+from echelon.core.choices.updates import WorkerChange
 from echelon.core.errors import RunFailed
 from echelon.core.rulebook.servers import WORKERS_ARE_THERE
 from echelon.parallel.servers.messages import ASKS_TO_STOP
@@ -30,22 +31,6 @@ LOOKS_EVERY_S = 0.2
 
 def _no_step(_: int) -> bool:
     return False
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Change:
-    """Say that a worker was lost, or is there (again), at which version of this server."""
-
-    worker: int
-    """The worker."""
-    attempt: int
-    """How often it had been started again by then."""
-    step: int
-    """Steps that it had done, or the number of those before the one that it begins with."""
-    version: int
-    """Updates that this server had made."""
-    there: bool
-    """Whether it is there from now on."""
 
 
 @dataclass(slots=True)
@@ -64,7 +49,7 @@ class ElasticServed(Served):
     """Steps after which all have met, or need not."""
     ended: bool = False
     """Whether no step follows."""
-    changes: deque[Change] = field(default_factory=deque[Change])
+    changes: deque[WorkerChange] = field(default_factory=deque[WorkerChange])
     """Who came and who was lost, and is not told yet."""
     pushes: dict[int, int] = field(default_factory=dict[int, int])
     """Pushes of each step."""
@@ -217,7 +202,12 @@ class ElasticServed(Served):
         return workers or range(len(self.clocks))
 
     def _note(self, worker: int, attempt: int, *, there: bool) -> None:
-        step = self.clocks[worker]
         self.changes.append(
-            Change(worker=worker, attempt=attempt, step=step, version=self.version, there=there)
+            WorkerChange(
+                worker=worker,
+                attempt=attempt,
+                step=self.clocks[worker],
+                version=self.version,
+                there=there,
+            )
         )
