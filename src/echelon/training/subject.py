@@ -228,13 +228,17 @@ class EngineSubject:
         return self.engine.changes if isinstance(self.engine, ElasticServer) else ()
 
     def die_when_pushed(self) -> None:
-        """Have this worker killed in its next step, the first server having its whole gradient."""
+        """Have this worker killed in its next step, at the end of its push.
+
+        Of several servers the first has its whole gradient then, and the others have not.
+        """
         engine = self.engine
         assert isinstance(engine, ElasticWorker), "the run goes on without it"
 
         def end(loss: float, norm_squared: float, stop_after: int) -> None:
-            first = engine.messages.pairs[0]
-            send_numbers(first, SERVER, END, loss, norm_squared, stop_after).wait()
+            first, *others = engine.messages.pairs
+            if others:
+                send_numbers(first, SERVER, END, loss, norm_squared, stop_after).wait()
             os.kill(os.getpid(), signal.SIGKILL)
 
         engine.messages.end = end

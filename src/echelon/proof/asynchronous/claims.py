@@ -43,8 +43,9 @@ class AsynchronousEvidence:
         return [self.ranks[rank] for rank in self.plan.mesh.server_ranks]
 
     def was_there(self, worker: int, step: int) -> bool:
-        """Return whether a worker did a step, as the first server tells."""
-        return step in steps_there(self.servers[0].changes, worker, self.num_steps)
+        """Return whether a worker did a step, as all servers tell."""
+        told = (steps_there(one.changes, worker, self.num_steps) for one in self.servers)
+        return all(step in steps for steps in told)
 
     def was_lost(self, rank: int) -> bool:
         """Return whether a rank was lost: what it sent until then nobody knows."""
@@ -60,14 +61,14 @@ def judge_asynchronous(evidence: AsynchronousEvidence) -> tuple[ClaimResult, ...
             _nothing_dropped,
         ),
         (
-            server_rules.PROVE_APPLIED_ONCE,
-            "each server applies each worker's gradient of each step once, in one order",
-            _applied_once,
-        ),
-        (
             server_rules.PROVE_LOST_WORKER,
             "a lost worker's gradient counts on all servers or on none, and it comes back",
             _lost,
+        ),
+        (
+            server_rules.PROVE_APPLIED_ONCE,
+            "each server applies each worker's gradient of each step once, in one order",
+            _applied_once,
         ),
         (
             server_rules.PROVE_STALENESS_BOUND,
