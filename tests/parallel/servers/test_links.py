@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from threading import Thread
 
 import pytest
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from echelon.core.event import NoEvents
+from echelon.launch.process_group import Store
 from echelon.parallel.servers.links import PairLinks, WorkerLost, broken_pairs
 from echelon.parallel.transport.recorder import Recorder
 from tests.parallel.servers.test_server import served_plan
 
 
 @pytest.fixture
-def links() -> Iterator[tuple[PairLinks, PairLinks]]:
-    """Yield the links of two servers of two workers."""
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+def store() -> Store:
+    """Return a store that lives as long as the test."""
+    return TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+
+
+@pytest.fixture
+def links(store: Store) -> tuple[PairLinks, PairLinks]:
+    """Return the links of two servers of two workers."""
     plan = served_plan(2, 2)
     first, second = (
         PairLinks(
@@ -25,7 +30,7 @@ def links() -> Iterator[tuple[PairLinks, PairLinks]]:
         )
         for rank in (2, 3)
     )
-    yield first, second
+    return first, second
 
 
 @pytest.mark.parametrize("second_has_it", [True, False])
