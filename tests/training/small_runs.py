@@ -60,6 +60,9 @@ class Notes:
     def saved(self, step: int, path: Path) -> None:
         pass
 
+    def noted(self, step: int, text: str) -> None:
+        pass
+
     def close(self) -> None:
         self._file.close()
 

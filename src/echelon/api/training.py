@@ -17,8 +17,10 @@ from typing import TYPE_CHECKING, Any
 from echelon.api.given_plan import GivenPlan, plan_from_given
 from echelon.config.job import DataSettings, Job, ObserveSettings, TrainSettings
 from echelon.config.rules.plan import require_trainable
+from echelon.core.errors import EnvironmentProblem
 from echelon.core.optional import optional_package
 from echelon.core.plan import Plan
+from echelon.core.rulebook.servers import LOST_WORKERS_NEED_OUR_LAUNCHER
 
 if TYPE_CHECKING:
     from echelon.launch.context import RankContext
@@ -117,6 +119,7 @@ def _train_here(job: Job, resume: Path | None, say: Callable[[str], None]) -> Tr
     from echelon.core.serialize import to_json
     from echelon.launch.local.supervisor import run_ranks
     from echelon.launch.process_group import require_devices
+    from echelon.telemetry.observer import chief_rank
 
     mesh, backend = job.plan.mesh, job.plan.cluster.backend
     require_devices(backend, mesh.world_size, set_by=job.source_of("cluster.preset"))
@@ -134,7 +137,8 @@ def _train_here(job: Job, resume: Path | None, say: Callable[[str], None]) -> Tr
             log_dir=run.logs,
             options=_options(job),
         )
-        result = TrainResult(run=run.path, data=Path(task.data), summary=outcome.require()[0])
+        summary = outcome.require()[chief_rank(job.plan)]
+        result = TrainResult(run=run.path, data=Path(task.data), summary=summary)
         trace_run(job, run.path, say=say)
         return result
 
@@ -143,6 +147,16 @@ def _train_joined(job: Job, resume: Path | None) -> TrainResult:
     from echelon.launch.environment import read_launched_rank
     from echelon.launch.launched_rank import run_launched_rank
 
+    if job.plan.mathematics.updates.is_elastic:
+        raise EnvironmentProblem(
+            LOST_WORKERS_NEED_OUR_LAUNCHER.problem(
+                f"servers.min_workers = {job.plan.mathematics.updates.min_workers}, and torchrun "
+                "has started the ranks",
+                key="servers.min_workers",
+                set_by=job.source_of("servers.min_workers"),
+                suggestions=('servers.min_workers = "all"', "echelon train without torchrun"),
+            )
+        )
     place = read_launched_rank()
     # The last rank of a host finds the bytes of all of them, before any rank has reserved its own.
     _require_offload_dir(job, range(place.rank - place.local_rank, place.rank + 1))
@@ -172,11 +186,19 @@ def _labels(job: Job) -> tuple[str, ...]:
 
 
 def _options(job: Job) -> LaunchOptions:
-    from echelon.launch.local.messages import Limits
+    from echelon.launch.local.messages import Limits, elastic_workers
     from echelon.launch.local.supervisor import LaunchOptions
+    from echelon.telemetry.observer import chief_rank
 
-    limits = Limits(step_s=job.train.step_timeout_s, desync_s=job.train.desync_after_s or None)
-    return LaunchOptions(backend=job.plan.cluster.backend, limits=limits)
+    elastic = elastic_workers(job.plan)
+    # Calls of ranks that come and go are not those of one program.
+    desync_s = job.train.desync_after_s or None if elastic is None else None
+    return LaunchOptions(
+        backend=job.plan.cluster.backend,
+        limits=Limits(step_s=job.train.step_timeout_s, desync_s=desync_s),
+        shown_rank=chief_rank(job.plan),
+        elastic=elastic,
+    )
 
 
 def train_joined_rank(context: RankContext, argument: Mapping[str, Any]) -> TrainResult:

@@ -56,4 +56,5 @@ def result_text(result: TrainResult, job: Job) -> str:
         facts.append(("validation", both))
     if summary.checkpoint is not None:
         facts.append(("checkpoint", summary.checkpoint))
+    facts += [("lost", one.says()) for one in summary.absences]
     return "".join(f"{name:<12}{text}\n" for name, text in facts)

@@ -20,6 +20,20 @@ UnfinishedWait = tuple[str, int | None, int]
 number of its fingerprint (0: it has none)."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LostRank:
+    """Say that a rank was lost without which the run goes on."""
+
+    rank: int
+    """Which one."""
+    attempt: int
+    """How often it had been started again before."""
+    cause: str
+    """How it was lost, in words."""
+    returns: bool
+    """Whether it is started again."""
+
+
 class RankProgress:
     """Say how far the main thread of a rank is; read by a thread, so every write is one store.
 
@@ -29,17 +43,20 @@ class RankProgress:
     of the device: that is a wait for whatever operation the device has not come past.
     """
 
-    __slots__ = ("_stop", "_wait", "count", "doing", "ring")
+    __slots__ = ("_stop", "_wait", "attempt", "count", "doing", "lost", "ring")
 
     def __init__(self) -> None:
         """Start at nothing done."""
         self._stop = threading.Event()
         self.ring: FingerprintRing | None
+        self.lost: list[LostRank]
         self.reset()
 
     def reset(self) -> None:
         """Forget everything: a new job begins."""
         self.ring = None
+        self.lost = []  # a thread appends to it
+        self.attempt = 0
         self.count = 0
         self.doing = ""
         self._wait: tuple[str, int | None, Callable[[], UnfinishedWait | None] | None]
@@ -125,6 +142,7 @@ class RankContext:
     """Hold what a target needs to know of its place; the process group is already there.
 
     `store` is shared by the ranks of this job only. `label` says where the rank sits in the mesh.
+    One that was started again (`attempt`) is alone in its process group.
     """
 
     rank: int
@@ -133,6 +151,11 @@ class RankContext:
     store: Store
     progress: RankProgress
     label: str = ""
+
+    @property
+    def attempt(self) -> int:
+        """Return how often this rank was started again."""
+        return self.progress.attempt
 
     def stop_requested(self) -> bool:
         """Return whether this rank was asked to stop: others may not know yet, so agree first."""

@@ -17,10 +17,13 @@ from datetime import timedelta
 from itertools import count
 from typing import Any
 
+from echelon.core.errors import EnvironmentProblem
+from echelon.core.rulebook.servers import LOST_WORKERS_NEED_OUR_LAUNCHER
 from echelon.launch.context import RankContext
 from echelon.launch.environment import read_launched_rank, read_node_size
 from echelon.launch.launched_rank import JoinedLaunch, run_joined, wait_for_ranks
 from echelon.launch.local.messages import (
+    ElasticRanks,
     TargetFunction,
     TargetReference,
     find_target,
@@ -77,13 +80,21 @@ class LaunchedPool:
         *,
         labels: Sequence[str] = (),
         timeout_s: float = JOB_TIMEOUT_S,
+        elastic: ElasticRanks | None = None,
     ) -> list[Any]:
         """Return ``target(context, argument)`` of the first ranks, in their order.
 
         Arguments and results are pickled; ranks have the labels of the launch. A rank that fails
-        ends all of them.
+        ends all of them: EnvironmentProblem where some are to be `elastic`.
         """
         assert not labels, "a launch has labels already"
+        if elastic is not None:
+            raise EnvironmentProblem(
+                LOST_WORKERS_NEED_OUR_LAUNCHER.problem(
+                    "a job that goes on without lost ranks, where torchrun has started the ranks",
+                    suggestions=("the same command without torchrun",),
+                )
+            )
         number = next(self._jobs)
         job = _LaunchedJob(
             target=name_target(target),

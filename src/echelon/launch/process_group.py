@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -32,6 +33,7 @@ __all__ = [
     "joined_ranks",
     "open_launch_store",
     "open_world_size",
+    "own_connection",
     "require_devices",
 ]
 
@@ -47,6 +49,14 @@ def join_store(port: int, timeout_s: float, host: str = LOCAL_HOST) -> Store:
     """Return a client of the store at `host`:`port`."""
     timeout = timedelta(seconds=timeout_s)
     return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
+
+
+def own_connection(store: Store) -> Store:
+    """Return the same store over a connection of its own, for another thread.
+
+    While one waits in a store, no other can ask it anything over the same connection.
+    """
+    return cast(Any, store).clone()  # torch's types do not know it
 
 
 def open_launch_store(launched: LaunchedRank, timeout_s: float) -> Store:
@@ -131,19 +141,23 @@ def joined_ranks(
 ) -> Iterator[RankContext]:
     """Hold the process group of all ranks open, and yield what a target knows of its place.
 
+    A rank that was started again has a process group of its own: torch lets nobody into that of
+    the others.
+
     It is destroyed whatever happens inside; what is raised there ends it without waiting for what
     NCCL has in flight, so an error must be told to others inside. `timeout_s` bounds every
     collective: without it a lost rank costs half an hour.
     """
+    attempt = progress.attempt
     # Without `device_id`: with it torch makes the communicator of all ranks here, and every later
     # group as a split of it at once (docs of init_process_group), in which all ranks take part,
     # members or not. Ours are opened one by one, in one order, where a wait for others is marked;
     # and the world's would take memory, though groups of the same ranks have one of their own.
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        store=PrefixStore("group", store),
-        rank=rank,
-        world_size=len(labels),
+        store=PrefixStore(f"group/{rank}/{attempt}" if attempt else "group", store),
+        rank=0 if attempt else rank,
+        world_size=1 if attempt else len(labels),
         timeout=timedelta(seconds=timeout_s),
     )
     try:

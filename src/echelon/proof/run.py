@@ -16,8 +16,9 @@ from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
 from echelon.core.rulebook.servers import ASYNCHRONOUS_ORDER_IS_NOT_KNOWN
 from echelon.core.version import __version__
+from echelon.launch.local.messages import ElasticRanks, elastic_workers
 from echelon.layout.islands import inner_plan
-from echelon.proof.asynchronous.claims import evidence_of, judge_asynchronous
+from echelon.proof.asynchronous.claims import evidence_of, judge_asynchronous, losses_text
 from echelon.proof.asynchronous.mistakes import diagnose_asynchronous
 from echelon.proof.asynchronous.record import read_rank
 from echelon.proof.claims.checks import Evidence
@@ -60,6 +61,9 @@ _ASYNCHRONOUS = "echelon.proof.asynchronous.record:run_asynchronous"
 LEAST_REPLAYED_STEPS = 4
 """Steps of each worker in an asynchronous run: enough for them to part."""
 
+STEPS_WITH_A_LOSS = 16
+"""Steps of a run in which a worker is lost: enough for it to be started again, and to come back."""
+
 
 class RankRunner(Protocol):
     """Start ranks that call ``target(context, argument)`` in one process group, and wait.
@@ -68,9 +72,19 @@ class RankRunner(Protocol):
     """
 
     def __call__(
-        self, target: str, argument: object, world_size: int, /, *, labels: Sequence[str]
+        self,
+        target: str,
+        argument: object,
+        world_size: int,
+        /,
+        *,
+        labels: Sequence[str],
+        elastic: ElasticRanks | None = None,
     ) -> object:
-        """Return when all ranks have; raise what the first failing rank raised."""
+        """Return when all ranks have; raise what the first failing rank raised.
+
+        Ranks that are `elastic` are dropped when they are lost, and started again.
+        """
         ...
 
 
@@ -105,7 +119,8 @@ def prove(
                 )
             )
         exact = shrink(plan, precision="fp64", names_apart=True)
-        steps = max(LEAST_REPLAYED_STEPS, num_steps(exact))
+        elastic = plan.mathematics.updates.is_elastic
+        steps = max(STEPS_WITH_A_LOSS if elastic else LEAST_REPLAYED_STEPS, num_steps(exact))
         one = _replayed(exact, steps, run_ranks=run_ranks, subject=subject)
         return _proof(plan, exact, subject, steps, (one,))
     variants = _variants(plan, own_precision=own_precision)
@@ -153,7 +168,9 @@ def _replayed(plan: Plan, steps: int, *, run_ranks: RankRunner, subject: str) ->
             "num_steps": steps,
             "directory": directory,
         }
-        run_ranks(_ASYNCHRONOUS, told, mesh.world_size, labels=labels)
+        run_ranks(
+            _ASYNCHRONOUS, told, mesh.world_size, labels=labels, elastic=elastic_workers(plan)
+        )
         ranks = [read_rank(Path(directory), rank) for rank in range(mesh.world_size)]
     evidence = evidence_of(plan, steps, ranks)
     results = judge_asynchronous(evidence)
@@ -162,7 +179,8 @@ def _replayed(plan: Plan, steps: int, *, run_ranks: RankRunner, subject: str) ->
         precision=plan.mathematics.precision.parameters,
         claims=results,
         diagnosis=diagnose_asynchronous(evidence, results),
-        note=f"the recorded order was replayed; the largest staleness was {stale}",
+        note=f"the recorded order was replayed; the largest staleness was {stale}"
+        + losses_text(evidence),
     )
 
 

@@ -126,6 +126,10 @@ class Console:
         """Say that a checkpoint was committed."""
         self.say(f"step {step}/{self._total}  saved {path}")
 
+    def noted(self, step: int, text: str) -> None:
+        """Say what else happened by the end of a step."""
+        self.say(f"step {step}/{self._total}  {text}")
+
     def close(self) -> None:
         """Take the bar away, and print the last step where its line was not due."""
         if self._waiting is not None:

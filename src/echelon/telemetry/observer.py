@@ -1,8 +1,9 @@
 """The observer of one rank: training calls it, and it writes files and prints lines.
 
 Every rank writes its events and, when it ends, how much memory it came to use (a line of
-logs/rank-0000.jsonl); rank 0 also writes metrics.jsonl and prints the step line. Of experts, one
-rank of each pipeline stage writes the loads of its layers (routing.jsonl).
+logs/rank-0000.jsonl); rank 0 also writes metrics.jsonl and prints the step line, or the first
+server where workers may be lost. Of experts, one rank of each pipeline stage writes the loads of
+its layers (routing.jsonl).
 """
 
 from __future__ import annotations
@@ -37,7 +38,15 @@ _TOLD = (
 
 def observe_rank(job: Job, run_dir: Path, rank: int) -> RunObserver:
     """Return the observer of `rank`: what training is given by name."""
-    return ChiefObserver(job, run_dir) if rank == 0 else RankObserver(job, run_dir, rank)
+    if rank == chief_rank(job.plan):
+        return ChiefObserver(job, run_dir, rank)
+    return RankObserver(job, run_dir, rank)
+
+
+def chief_rank(plan: Plan) -> int:
+    """Return the rank that tells of a run: the first that it never goes on without."""
+    elastic = plan.mathematics.updates.is_elastic
+    return plan.mesh.server_ranks[0] if elastic else 0
 
 
 class RankObserver:
@@ -81,6 +90,9 @@ class RankObserver:
     def saved(self, step: int, path: Path) -> None:
         """Learn that a checkpoint was committed: the chief writes it down."""
 
+    def noted(self, step: int, text: str) -> None:
+        """Learn what else happened: the chief writes it down."""
+
     def close(self) -> None:
         """Write what is left, and the peak memory of this rank."""
         if self._closed:
@@ -100,11 +112,11 @@ class RankObserver:
 
 
 class ChiefObserver(RankObserver):
-    """Write metrics.jsonl and print the step line as well: what rank 0 does."""
+    """Write metrics.jsonl and print the step line as well: what one rank of a run does."""
 
-    def __init__(self, job: Job, run_dir: Path) -> None:
-        """Open the files of rank 0, and note the start."""
-        super().__init__(job, run_dir, rank=0)
+    def __init__(self, job: Job, run_dir: Path, rank: int = 0) -> None:
+        """Open the files of `rank`, and note the start."""
+        super().__init__(job, run_dir, rank)
         self._console = Console(log_every=job.observe.log_every, total_steps=job.train.steps)
         self._throughput, self._left = Throughput(), TimeRemaining(job.train.steps)
         self._flops_per_s = peak_flops(job.plan)
@@ -145,6 +157,11 @@ class ChiefObserver(RankObserver):
         """Write and print that a checkpoint was committed."""
         self._write("checkpoint", step=step, path=str(path))
         self._console.saved(step, path)
+
+    def noted(self, step: int, text: str) -> None:
+        """Write and print what else happened."""
+        self._write("note", step=step, text=text)
+        self._console.noted(step, text)
 
     def close(self) -> None:
         """Write what is left, and take the progress bar away."""

@@ -24,6 +24,7 @@ from echelon.core.serialize import from_json
 from echelon.launch.context import RankContext
 from echelon.launch.handshake import check_same_state
 from echelon.models.batch import TokenBatch
+from echelon.parallel.completion.completion import LoneCompletion
 from echelon.parallel.offload.copy_streams import make_copy_streams
 from echelon.parallel.transport.recorder import Recorder, clock_of
 from echelon.parallel.weights import Shard
@@ -50,7 +51,11 @@ from echelon.training.data.feed import BatchFeed
 from echelon.training.diagnosis import explain_not_finite
 from echelon.training.expert_state import ROUTER_BIAS, tells_routing
 from echelon.training.observer import ObserverFactory, RunObserver
+from echelon.training.servers.absences import Absence
+from echelon.training.servers.elastic_server import ElasticServer
+from echelon.training.servers.elastic_worker import ElasticWorker
 from echelon.training.servers.engine import make_engine
+from echelon.training.servers.server import AsynchronousServer
 from echelon.training.servers.worker import AsynchronousWorker
 from echelon.training.weights.files import find_weights
 from echelon.training.weights.load import load_weights
@@ -83,6 +88,8 @@ class TrainSummary:
     last_validation: float | None
     num_validations: int
     checkpoint: str | None
+    absences: tuple[Absence, ...] = ()
+    """What workers missed that were lost, where the run went on without them."""
 
 
 class TrainLoop:
@@ -102,7 +109,8 @@ class TrainLoop:
         self.identity = RunIdentity.from_plan(plan, dataset.index.tokenizer.hash)
         clock = clock_of(context.device)
         recorder = Recorder(context.rank, observer.sink, context.progress, clock)
-        self.engine = make_engine(plan, recorder, context.device)
+        completion = LoneCompletion() if context.attempt else None
+        self.engine = make_engine(plan, recorder, context.device, completion)
         if isinstance(self.engine, AsynchronousWorker):
             self.engine.tokens_of_step = self._tokens
         self.exchange = self.engine.groups.everyone
@@ -116,7 +124,7 @@ class TrainLoop:
 
     def run(self) -> TrainSummary:
         """Take the steps that are left, validate and save where the job says so."""
-        job, start = self.job, self._begin()
+        job, start = self.job, self._start()
         step, stopped, loss, outer = start, False, None, self.engine.outer
         first = last = self._validate(start) if job.train.validate_every != "never" else None
         num_validations = 0 if first is None else 1
@@ -144,6 +152,10 @@ class TrainLoop:
                 last, num_validations = self._validate(step), num_validations + 1
             if job.checkpoint.saves_after(step) or stopped or step == job.train.steps:
                 self._save(step)
+            if isinstance(self.engine, ElasticServer):
+                ends = stopped or step == job.train.steps
+                for text in self.engine.go_on(step, ends=ends):
+                    self.observer.noted(step, text)
             if outer is not None and (stopped or step == job.train.steps):
                 loss = outer.mean_loss(result.loss, result.tokens)
         return TrainSummary(
@@ -154,7 +166,33 @@ class TrainLoop:
             last_validation=last,
             num_validations=num_validations,
             checkpoint=None if self.saved is None else str(self.saved),
+            absences=self._absences(step),
         )
+
+    def _start(self) -> int:
+        """Be ready for the first step, and return the steps that are done.
+
+        In a run that goes on without lost workers, servers begin and workers come to them.
+        """
+        engine, context, limit = self.engine, self.context, self.job.train.step_timeout_s
+        if isinstance(engine, ElasticWorker):
+            done = engine.join(context, limit)
+            return self.job.train.steps if done is None else done
+        step = self._begin()
+        if isinstance(engine, ElasticServer):
+            engine.connect(context, limit, self._meets)
+            engine.begin(step)
+        return step
+
+    def _absences(self, steps: int) -> tuple[Absence, ...]:
+        engine = self.engine
+        return tuple(engine.absent(steps)) if isinstance(engine, ElasticServer) else ()
+
+    def _meets(self, step: int) -> bool:
+        """Return whether something is done after `step` steps while no gradient is under way."""
+        job = self.job
+        ends = step == job.train.steps
+        return ends or job.checkpoint.saves_after(step) or job.train.validates_after(step)
 
     def _begin(self) -> int:
         """Start from the seed, a file or a checkpoint; return the steps that are done."""
@@ -191,9 +229,12 @@ class TrainLoop:
                     )
                 )
             self.engine.resume(position)
-        mesh = self.job.plan.mesh
-        labels = tuple(mesh.label(rank) for rank in range(mesh.world_size))
-        check_same_state(self.context, digests(shared_state(self.engine)), labels)
+            if isinstance(self.engine, AsynchronousServer):
+                self.engine.served.clocks = [step] * self.job.plan.mesh.num_workers
+        if not self.job.plan.mathematics.updates.is_elastic:
+            mesh = self.job.plan.mesh
+            labels = tuple(mesh.label(rank) for rank in range(mesh.world_size))
+            check_same_state(self.context, digests(shared_state(self.engine)), labels)
         return step
 
     def _state(self) -> Mapping[str, Mapping[str, list[Shard]]]:
@@ -244,6 +285,8 @@ class TrainLoop:
         return total / max(1.0, tokens)
 
     def _save(self, step: int) -> None:
+        if isinstance(self.engine, ElasticWorker):
+            return  # servers hold all that is saved, and wait for no worker
         self.context.progress.mark(f"checkpoint after step {step}")
         if self.engine.outer is not None:
             self.engine.outer.settle()

@@ -76,6 +76,10 @@ class RunObserver(Protocol):
         """Learn that a checkpoint was committed."""
         ...
 
+    def noted(self, step: int, text: str) -> None:
+        """Learn what else happened by the end of a step, in words."""
+        ...
+
     def close(self) -> None:
         """Write out what is left; nothing follows."""
         ...

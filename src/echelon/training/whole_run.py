@@ -70,6 +70,10 @@ class WholeRunObserver:
         """Keep where a checkpoint lies."""
         self.told.append({"kind": "saved", "step": step, "path": str(path)})
 
+    def noted(self, step: int, text: str) -> None:
+        """Keep what else happened."""
+        self.told.append({"kind": "note", "step": step, "text": text})
+
     def close(self) -> None:
         """Leave what was kept: whoever made this writes it."""
 

@@ -68,6 +68,22 @@ class MutantSubject:
         """Return what an asynchronous server applied."""
         return self._subject.applied()
 
+    def begin(self, place: RankContext, num_steps: int) -> int:
+        """Begin a run that goes on without lost workers."""
+        return self._subject.begin(place, num_steps)
+
+    def go_on(self, step: int) -> None:
+        """Let workers go on."""
+        self._subject.go_on(step)
+
+    def changes(self) -> Any:
+        """Return who came and was lost."""
+        return self._subject.changes()
+
+    def die_when_pushed(self) -> None:
+        """Have this worker killed in its next step."""
+        self._subject.die_when_pushed()
+
     def watch_sums(self, see: Any) -> None:
         """Let sums be compared as they are made."""
         self._subject.watch_sums(see)

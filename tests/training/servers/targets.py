@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import time
 from collections.abc import Mapping
 from typing import Any
 
+import pytest
 import torch
 
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.proof.oracle.batches import global_batch
+from echelon.training.engine import StepResult
+from echelon.training.loop import train_rank
+from echelon.training.servers.worker import AsynchronousWorker
 from echelon.training.subject import build
 
 Held = Mapping[str, list[tuple[tuple[int, ...], torch.Tensor]]]
@@ -36,3 +43,23 @@ def engine_kind(context: RankContext, argument: Any) -> str:
     name = type(subject.engine).__name__
     subject.close()
     return name
+
+
+def train_and_lose(context: RankContext, argument: Any) -> Any:
+    """Train as `task` says; rank `rank` is killed before step `step` of its first start.
+
+    Others take their time after that, so that it may come back before the run ends.
+    """
+    patch = pytest.MonkeyPatch()
+    take = AsynchronousWorker.step
+
+    def step(self: AsynchronousWorker, batches: Any, number: int, **named: Any) -> StepResult:
+        if number >= argument["step"] and not context.attempt:
+            if context.rank == argument["rank"]:
+                os.kill(os.getpid(), signal.SIGKILL)
+            time.sleep(argument["pause_s"])
+        return take(self, batches, number, **named)
+
+    with patch.context() as changed:
+        changed.setattr(AsynchronousWorker, "step", step)
+        return train_rank(context, argument["task"])

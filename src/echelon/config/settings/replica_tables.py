@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from echelon.config.settings.value_types import COUNT, FROM_ZERO, Choice, Integer, Real, setting
-from echelon.core.choices.updates import DEFAULT_MAX_STALENESS
+from echelon.core.choices.updates import DEFAULT_MAX_STALENESS, DEFAULT_RESTARTS
 
 SERVERS = (
     setting(
@@ -29,6 +29,18 @@ SERVERS = (
         Real(maximum=10.0),
         0.0,
         "asynchronous: the learning rate is divided by (1 + staleness) to this power",
+    ),
+    setting(
+        "servers.min_workers",
+        Integer(words=("all",)),
+        "all",
+        "asynchronous: with fewer workers the run ends; others are dropped when they are lost",
+    ),
+    setting(
+        "servers.restarts",
+        FROM_ZERO,
+        DEFAULT_RESTARTS,
+        "times that each lost worker is started again, where min_workers lets the run go on",
     ),
 )
 

@@ -168,3 +168,100 @@ SERVERS_HOLD_DENSE_MODELS = Rule(
     bad='preset = "mixtral-8x7b"',
     fixed='preset = "nano"',
 )
+
+SERVERS_MIN_WORKERS = Rule(
+    id="servers-min-workers",
+    why="""
+    `servers.min_workers` says with how few workers a run goes on when others are lost. A run that
+    starts with fewer would end at once.
+    """,
+    example="""
+    [mesh]
+    dp_replicate = 2
+    [batch]
+    global_sequences = 4
+    [servers]
+    count = 1
+    updates = "asynchronous"
+    %s
+    """,
+    bad="min_workers = 3",
+    fixed="min_workers = 1",
+)
+
+LOST_WORKERS_NEED_OWN_UPDATES = Rule(
+    id="lost-workers-need-own-updates",
+    why="""
+    A run goes on without a lost worker where each gradient is an update of its own: what the others
+    push means the same without it. Synchronous servers, and asynchronous ones with a bound of 0,
+    update with the sum over all workers: without one of them it is no gradient of the global batch,
+    and everyone waits for it.
+    """,
+    example="""
+    [mesh]
+    dp_replicate = 2
+    [batch]
+    global_sequences = 4
+    [servers]
+    count = 1
+    min_workers = 1
+    %s
+    """,
+    bad='updates = "synchronous"',
+    fixed='updates = "asynchronous"',
+)
+
+LOST_WORKERS_NEED_OUR_LAUNCHER = Rule(
+    id="lost-workers-need-our-launcher",
+    why="""
+    torchrun ends all of its processes when one has failed, and starts all of them again or none. So
+    `servers.min_workers` works where Echelon starts the ranks itself, on one machine.
+    """,
+    bad="torchrun --nproc-per-node 3 -m echelon train run.toml      # servers.min_workers = 1",
+    fixed="echelon train run.toml",
+)
+
+LOST_WORKERS_LEAVE_NO_VALIDATION = Rule(
+    id="lost-workers-leave-no-validation",
+    why="""
+    Validation is a sum over all ranks: each reads its share of the held-out batches, and all wait
+    for it. Where a run goes on without lost workers nobody may wait for one, so it is not validated
+    while it trains. Its checkpoints can be: `echelon train` from one with `min_workers = "all"`.
+    """,
+    example="""
+    [mesh]
+    dp_replicate = 2
+    [batch]
+    global_sequences = 4
+    [servers]
+    count = 1
+    updates = "asynchronous"
+    min_workers = 1
+    [train]
+    %s
+    """,
+    bad="validate_every = 50",
+    fixed='validate_every = "never"',
+)
+
+WORKERS_ARE_THERE = Rule(
+    id="workers-are-there",
+    why="""
+    Servers need at least one worker. Where the last one is lost while another is still being
+    started again, nobody is there to go on, and the run ends; it goes on from its last checkpoint.
+    """,
+    bad="kill -9 of every worker within a second",
+    fixed="echelon train run.toml --resume runs/first",
+)
+
+PROVE_LOST_WORKER = Rule(
+    id="prove-lost-worker",
+    why="""
+    A worker that is lost in the middle of a push leaves servers with parts of its gradient. Every
+    server applies it, or none does: each tells the same of which worker was there for which steps.
+    One that was started again goes on with steps that nobody has taken, at the step that all
+    servers say.
+    """,
+    bad="apply(range) when the range is whole",
+    fixed="apply(range) when every server has its range whole",
+)

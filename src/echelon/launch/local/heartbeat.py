@@ -14,7 +14,7 @@ import time
 from dataclasses import replace
 from typing import NoReturn
 
-from echelon.launch.context import RankProgress
+from echelon.launch.context import LostRank, RankProgress
 from echelon.launch.local.channel import Channel
 from echelon.launch.local.messages import ExitRequest, Heartbeat, Notice, RankJob
 from echelon.launch.local.output import say_if_possible
@@ -57,6 +57,8 @@ class HeartbeatThread(threading.Thread):
             case Notice.LEAVE_GROUP | Notice.NO_MORE_JOBS:
                 self._working = False
                 self.inbox.put(message)
+            case LostRank():
+                self._progress.lost.append(message)
             case Notice.STOP:
                 self._progress.request_stop()
             case Notice.TELL_STACKS:

@@ -9,7 +9,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from echelon.launch.context import LostRank
 from echelon.launch.desync.watch import DesyncWatch
+from echelon.launch.local.elastic import ElasticWatch
 from echelon.launch.local.meetings import MeetingWatch, where_lost
 from echelon.launch.local.messages import (
     ExitRequest,
@@ -53,9 +55,15 @@ _CANNOT_END = (FaultKind.STOPPED, FaultKind.SILENT)
 
 
 def run_job(
-    processes: RankProcesses, job: RankJob, each_poll: Callable[[], None] = lambda: None
+    processes: RankProcesses,
+    job: RankJob,
+    each_poll: Callable[[], None] = lambda: None,
+    tell_lost: Callable[[LostRank], None] = lambda _: None,
 ) -> list[object]:
-    """Return what the first ranks of `processes` return from `job`; see `JobMonitor.results`."""
+    """Return what the first ranks of `processes` return from `job`; see `JobMonitor.results`.
+
+    `tell_lost` is told of each rank that is lost and without which the job goes on.
+    """
     ranks = processes.ranks[: job.world_size]
     for process in ranks:
         process.send(job)
@@ -64,11 +72,14 @@ def run_job(
         folder, after_s = Path(job.rings), job.limits.desync_s
         desync = DesyncWatch(folder, job.number, job.world_size, after_s)
     try:
-        results = JobMonitor(processes, job.labels, job.limits, desync).results(each_poll)
+        monitor = JobMonitor(processes, job.labels, job.limits, desync)
+        if job.elastic is not None:
+            monitor.elastic = ElasticWatch(processes, job, job.elastic, tell_lost)
+        results = monitor.results(each_poll)
     finally:
         if desync is not None:
             desync.close()
-    for process in ranks:
+    for process in processes.ranks[: job.world_size]:
         process.send(Notice.LEAVE_GROUP)
     return results
 
@@ -87,6 +98,7 @@ class JobMonitor:
         now = time.monotonic()
         self._processes = processes
         self._limits, self._desync = limits, desync
+        self.elastic: ElasticWatch | None = None
         self._began = self._polled_at = self._checked_at = self._asked_at = now
         self._meetings = MeetingWatch(limits.still_s) if limits.still_s is not None else None
         self._seen = [
@@ -112,14 +124,18 @@ class JobMonitor:
                 self._look_for_stuck()
                 self._look_for_meetings()
             fault = self._settled()
+            if self.elastic is not None:
+                fault = self.elastic.look(fault, self._seen)
             if fault is not None:
                 raise self._end(fault)
-            if all(seen.returned for seen in self._seen):
+            if all(seen.returned or seen.dropped for seen in self._seen):
                 return [seen.value for seen in self._seen]
 
     def _read_messages(self) -> None:
         for process, message in self._processes.listen(_POLL_S, len(self._seen)):
-            self._take(self._seen[process.rank], message)
+            seen = self._seen[process.rank]
+            if not seen.dropped:
+                self._take(seen, message)
         now = time.monotonic()
         asleep = now - self._polled_at
         if asleep > _SUSPENDED_S:
@@ -155,7 +171,7 @@ class JobMonitor:
     def _look_at(self, seen: RankStatus) -> None:
         """Note the exit of one rank."""
         now = time.monotonic()
-        if seen.fault is not None:
+        if seen.fault is not None or seen.dropped:
             return
         if seen.process.exit_code is not None:
             seen.fault = exit_fault(seen, seen.process.exit_code, now)
@@ -167,7 +183,7 @@ class JobMonitor:
     def _look_for_stop(self, seen: RankStatus) -> None:
         """Note that one rank is stopped or silent."""
         now = time.monotonic()
-        if seen.fault is not None:
+        if seen.fault is not None or seen.dropped:
             return
         if seen.process.stopped():
             seen.stopped_since = seen.stopped_since or now

@@ -10,7 +10,13 @@ from typing import Any
 
 from echelon.core.cluster import Backend
 from echelon.launch.local.job_monitor import run_job
-from echelon.launch.local.messages import Limits, RankJob, TargetFunction, name_target
+from echelon.launch.local.messages import (
+    ElasticRanks,
+    Limits,
+    RankJob,
+    TargetFunction,
+    name_target,
+)
 from echelon.launch.local.rank_processes import RankProcesses
 
 JOB_TIMEOUT_S = 120.0
@@ -56,11 +62,13 @@ class RankPool(AbstractContextManager["RankPool"]):
         *,
         labels: Sequence[str] = (),
         timeout_s: float = JOB_TIMEOUT_S,
+        elastic: ElasticRanks | None = None,
     ) -> list[Any]:
         """Return ``target(context, argument)`` of every rank, in the order of ranks.
 
         `target` is ``"package.module:function"`` or a top-level function. Arguments and results
-        are pickled. RankFailure names the rank that failed first and carries its traceback.
+        are pickled. RankFailure names the rank that failed first and carries its traceback. The
+        job goes on without ranks that are `elastic`, but the first, which hosts the store.
         """
         if not 1 <= world_size <= self._max_world:
             raise ValueError(f"world size {world_size} in a pool of {self._max_world} ranks")
@@ -77,6 +85,7 @@ class RankPool(AbstractContextManager["RankPool"]):
                 port=self._processes.store_port,
                 limits=Limits(step_s=timeout_s, job_s=timeout_s, still_s=self._still_s),
                 introduce=False,
+                elastic=elastic,
             )
             return run_job(self._processes, job)
         except BaseException:

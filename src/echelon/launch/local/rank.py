@@ -129,6 +129,7 @@ def _work(
     hosted: Store | None,
 ) -> None:
     progress.reset()
+    progress.attempt = job.attempt
     _reset_process_state()
     try:
         use_plugins(job.plugins)
@@ -141,7 +142,7 @@ def _work(
             # Without room for a ring the run goes on: it only cannot be compared.
             with contextlib.suppress(OSError):
                 progress.ring = FingerprintRing(ring_path(Path(job.rings), job.number, slot.rank))
-        if job.introduce:
+        if job.introduce and not job.attempt:
             check_same_start(
                 store, rank=slot.rank, labels=job.labels, argument=job.argument, timeout_s=timeout_s
             )

@@ -141,6 +141,8 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
     """What ranks talk over; those on GPUs get an environment for them."""
     preloaded: tuple[str, ...] = ()
     """Modules that every rank will need: imported once, before the ranks are forked."""
+    store_rank: int = 0
+    """The rank that hosts the store: one that the others do not go on without."""
     ranks: list[RankProcess] = field(default_factory=list[RankProcess])
     """The processes that live, by rank."""
     store_port: int = 0
@@ -174,14 +176,23 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
                 pass
         if any(rank.send_failed or rank.exit_code is not None for rank in self.ranks):
             self.discard(after_s=0.0)
+        assert self.store_rank < count or self.ranks, "the rank that hosts the store is there"
         listener = None if self.ranks else listen_on_port(self.port)
         try:
+            if listener is not None:
+                self.store_port = listener.getsockname()[1]
             control = self._ready_fork_server()
             while len(self.ranks) < count:
-                self._spawn(control, len(self.ranks), listener)
+                self.ranks.append(self._spawn(control, len(self.ranks), listener))
         finally:
             if listener is not None:
                 listener.close()
+
+    def respawn(self, rank: int) -> RankProcess:
+        """Start a rank again whose process has ended or was told to; return the new process."""
+        self.ranks[rank].channel.close()
+        self.ranks[rank] = self._spawn(self._ready_fork_server(), rank, None)
+        return self.ranks[rank]
 
     def listen(self, timeout_s: float, most: int) -> Iterator[tuple[RankProcess, object]]:
         """Yield what the first `most` ranks say within `timeout_s`; exits are only noted."""
@@ -260,12 +271,11 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
             raise EnvironmentProblem(LAUNCHER_LOST.problem(ready.problem))
         return self._control
 
-    def _spawn(self, control: Channel, rank: int, listener: socket.socket | None) -> None:
+    def _spawn(self, control: Channel, rank: int, listener: socket.socket | None) -> RankProcess:
         channel, theirs = channel_pair(send_timeout_s=_SEND_TIMEOUT_S)
         descriptors = [theirs.fileno()]
-        if rank == 0:
+        if rank == self.store_rank:
             assert listener is not None
-            self.store_port = listener.getsockname()[1]
             descriptors.append(listener.fileno())
         log_path = self.log_dir / log_name(rank)
         slot = RankSlot(
@@ -285,7 +295,7 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
         except RunFailed:
             channel.close()
             raise
-        self.ranks.append(RankProcess(rank=rank, pid=pid, channel=channel, log_path=log_path))
+        return RankProcess(rank=rank, pid=pid, channel=channel, log_path=log_path)
 
     def _await(self, control: Channel, kind: type[M]) -> M:
         deadline = time.monotonic() + _START_TIMEOUT_S

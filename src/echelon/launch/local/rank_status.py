@@ -65,11 +65,15 @@ class RankStatus:
     """What its threads were doing."""
     fault: RankFault | None = None
     """What went wrong on it."""
+    attempt: int = 0
+    """How often it was started again."""
+    dropped: bool = False
+    """Whether the job goes on without it."""
 
     @property
     def open(self) -> bool:
         """Return whether the rank still works, as far as is known."""
-        return not self.returned and self.fault is None
+        return not self.returned and not self.dropped and self.fault is None
 
     @property
     def place(self) -> str:
@@ -83,7 +87,7 @@ def view_of(seen: RankStatus) -> RankView:
         rank=seen.process.rank,
         label=seen.label,
         pid=seen.process.pid,
-        returned=seen.returned,
+        returned=seen.returned or seen.dropped,
         doing=seen.heartbeat.doing,
         count=seen.heartbeat.count,
         stacks=seen.stack,

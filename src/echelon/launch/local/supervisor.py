@@ -19,10 +19,12 @@ from typing import Any, Literal
 from echelon.core.cluster import Backend
 from echelon.core.errors import RunFailed
 from echelon.core.rulebook.launch import RUN_INTERRUPTED
+from echelon.launch.context import LostRank
 from echelon.launch.desync.ring import ring_folder
 from echelon.launch.environment import wanted_port
 from echelon.launch.local.job_monitor import run_job
 from echelon.launch.local.messages import (
+    ElasticRanks,
     Limits,
     Notice,
     RankJob,
@@ -86,13 +88,15 @@ def handle_stop_signals(handler: Handler) -> Iterator[None]:
 class LaunchOptions:
     """Say how ranks talk, how long they may be quiet, and whose output the terminal shows.
 
-    `port` is where local ranks meet: "auto" takes MASTER_PORT, or any free port without it.
+    `port` is where local ranks meet: "auto" takes MASTER_PORT, or any free port without it. Where
+    ranks are `elastic`, the run goes on without some; the first of the others hosts the store.
     """
 
     backend: Backend = "gloo"
     limits: Limits = field(default_factory=Limits)
     port: int | Literal["auto"] = "auto"
     shown_rank: int | None = 0
+    elastic: ElasticRanks | None = None
 
 
 DEFAULT_OPTIONS = LaunchOptions()
@@ -103,13 +107,15 @@ class RunOutcome:
     """Say how a run ended: what the ranks returned, or which one failed first.
 
     Under torchrun each process knows its own `rank` and result only; started here, `rank` is 0 and
-    `results` holds those of all ranks. `stop_requested` is True after Ctrl-C or SIGTERM.
+    `results` holds those of all ranks. `stop_requested` is True after Ctrl-C or SIGTERM. `lost`
+    are ranks without which the run went on: the result of one that did not come back is None.
     """
 
     results: tuple[Any, ...]
     failure: RankFailure | None = None
     stop_requested: bool = False
     rank: int = 0
+    lost: tuple[LostRank, ...] = ()
 
     def require(self) -> tuple[Any, ...]:
         """Return the results; raise what failed: the user's error as it was, or a RankFailure."""
@@ -144,6 +150,9 @@ def run_ranks(
     named = name_target(target)
     port = wanted_port() if options.port == "auto" else options.port
     stop = StopSignals()
+    lost: list[LostRank] = []
+    elastic = options.elastic
+    needed = [one for one in range(world_size) if elastic is None or one not in elastic.ranks]
     with (
         _log_directory(log_dir) as logs,
         _ring_directory(options.limits) as rings,
@@ -156,6 +165,7 @@ def run_ranks(
             shown_rank=options.shown_rank,
             backend=options.backend,
             preloaded=_own_module(named),
+            store_rank=needed[0],
         )
         try:
             with processes:
@@ -170,8 +180,9 @@ def run_ranks(
                     limits=options.limits,
                     introduce=True,
                     rings=rings,
+                    elastic=elastic,
                 )
-                results = run_job(processes, job, lambda: stop.pass_on(processes))
+                results = run_job(processes, job, lambda: stop.pass_on(processes), lost.append)
                 processes.let_leave()
         except RankFailure as failure:
             _tell_others(failure, names)
@@ -180,7 +191,9 @@ def run_ranks(
             raise RunFailed(
                 RUN_INTERRUPTED.problem("interrupted twice; every rank was ended at once")
             ) from None
-    return RunOutcome(results=tuple(results), stop_requested=stop.received is not None)
+    return RunOutcome(
+        results=tuple(results), stop_requested=stop.received is not None, lost=tuple(lost)
+    )
 
 
 def _tell_others(failure: RankFailure, labels: tuple[str, ...]) -> None:

@@ -46,7 +46,10 @@ ASKS_TO_STOP = -1
 """What stands for the step to stop after where a worker asks to: the first server says which."""
 
 LEAVES = -1.0
-"""The step of a worker that says that none follows."""
+"""The step of a worker that says that none follows, and of an answer to one that comes too late."""
+
+JOINS = -2.0
+"""The step of a worker that asks to be taken in, where a run goes on without lost workers."""
 
 
 def send_numbers(pair: Group, to: int, tag: int, *numbers: float) -> Pending:
@@ -77,28 +80,38 @@ class WorkerMessages(GradientPush):
     def __init__(self, plan: Plan, groups: RankGroups) -> None:
         """Start with nothing under way."""
         super().__init__(plan, groups)
-        self._pairs: Sequence[Group] = [
-            groups.server_links.pairs[r] for r in plan.mesh.server_ranks
-        ]
+        pairs = groups.server_links.pairs
+        # Workers of an elastic run meet their servers when they join.
+        self.pairs: Sequence[Group] = [pairs[r] for r in plan.mesh.server_ranks if r in pairs]
         self.versions = [0] * plan.mesh.servers
         self.started = False
+
+    def join(self, attempt: int, buckets: Sequence[Bucket]) -> Reply:
+        """Ask every server to take this worker in; return what the first answers.
+
+        The parameters are in their place then. What stands for the loss is the step to begin with.
+        """
+        for pair in self.pairs:
+            send_numbers(pair, SERVER, BEGIN, JOINS, attempt, 0.0).wait()
+        self.started = True
+        return self.pull(buckets)[0]
 
     def begin(self, step: int, tokens: int) -> None:
         """Tell every server which step begins here, and with which of its versions."""
         self.started = True
-        for pair, version in zip(self._pairs, self.versions, strict=True):
+        for pair, version in zip(self.pairs, self.versions, strict=True):
             send_numbers(pair, SERVER, BEGIN, step, version, tokens).wait()
 
     def end(self, loss: float, norm_squared: float, stop_after: int) -> None:
         """Tell every server that all gradients of the step are under way."""
-        for pair in self._pairs:
+        for pair in self.pairs:
             send_numbers(pair, SERVER, END, loss, norm_squared, stop_after).wait()
 
     def pull(self, buckets: Sequence[Bucket]) -> list[Reply]:
         """Return what each server answers, its range of every bucket being in its place."""
         found: list[Reply] = []
         arriving: list[Pending] = []
-        for server, pair in enumerate(self._pairs):
+        for server, pair in enumerate(self.pairs):
             for bucket in buckets:
                 part = self._ranges[bucket.index][server]
                 if part:
@@ -110,7 +123,7 @@ class WorkerMessages(GradientPush):
                             tag=FIRST_BUCKET + bucket.index,
                         )
                     )
-        for server, pair in enumerate(self._pairs):
+        for server, pair in enumerate(self.pairs):
             version, loss, stop_after = receive_numbers(pair, SERVER, END)
             self.versions[server] = int(version)
             found.append(Reply(version=int(version), loss=loss, stop_after=int(stop_after)))
@@ -121,14 +134,14 @@ class WorkerMessages(GradientPush):
     def leave(self) -> None:
         """Tell every server that no step follows; one that is lost need not hear it."""
         if self.started:
-            for pair in self._pairs:
+            for pair in self.pairs:
                 with suppress(RuntimeError):
                     send_numbers(pair, SERVER, BEGIN, LEAVES, 0.0, 0.0).wait()
 
     def _push(self, bucket: Bucket) -> Pending:
         whole = bucket.gradients.to(self._dtype)  # itself, where the dtype is the same
         sends: list[Pending] = []
-        for pair, part in zip(self._pairs, self._ranges[bucket.index], strict=True):
+        for pair, part in zip(self.pairs, self._ranges[bucket.index], strict=True):
             if part:
                 piece = whole[part.start : part.stop]
                 tag = FIRST_BUCKET + bucket.index

@@ -164,9 +164,11 @@ def rank_groups(plan: Plan, recorder: Recorder, completion: Completion | None = 
     whole = OPTIMIZERS[plan.mathematics.optimizer.kind].needs_whole_matrices
     by_sequence = has_experts and shares_sequences(plan)
     tensor = over(Axis.TP.value, mesh.groups(Axis.TP))
-    apart = plan.mathematics.updates.is_asynchronous
+    updates = plan.mathematics.updates
+    # Nobody may wait for a worker that can be lost: servers are together, and workers alone.
+    elastic, server_ranks = updates.is_elastic, [tuple(mesh.server_ranks)]
     all_ranks = [tuple(range(mesh.world_size))]
-    world = over("world", all_ranks)
+    world = over("world", server_ranks if elastic else all_ranks)
     groups = RankGroups(
         rank=rank,
         recorder=recorder,
@@ -174,10 +176,12 @@ def rank_groups(plan: Plan, recorder: Recorder, completion: Completion | None = 
         everyone=world if everyone is None else everyone,
         islands=over(Axis.DP_REPLICATE.value, ()) if islands is None else islands,
         world=world,
-        servers=over(SERVERS_AXIS, all_ranks, needed=mesh.servers > 0),
-        server_peers=over(SERVERS_AXIS, [tuple(mesh.server_ranks)], needed=apart),
+        servers=over(SERVERS_AXIS, all_ranks, needed=mesh.servers > 0 and not elastic),
+        server_peers=over(SERVERS_AXIS, server_ranks, needed=updates.is_asynchronous),
         server_links=_server_links(plan, recorder, completion),
-        data=over("dp", mesh.groups(*LOSS_AXES), gradients=True),
+        data=maker.unconnected("dp", mesh.groups(*LOSS_AXES))
+        if elastic
+        else over("dp", mesh.groups(*LOSS_AXES), gradients=True),
         shard=over(Axis.DP_SHARD.value, mesh.groups(*SHARD_AXES), needed=slices),
         shard_within=over(SHARD_WITHIN_AXIS, node_groups(plan)),
         shard_across=over(SHARD_ACROSS_AXIS, across_groups(plan)),
@@ -236,6 +240,12 @@ class GroupMaker:
             group.sum_by(sum_group(self._plan, mine, self._recorder.rank))
         return group
 
+    def unconnected(self, axis: str, groups: _Ranks) -> Group:
+        """Return the group of this rank as a place only: its members never call one another."""
+        rank = self._recorder.rank
+        mine = next((ranks for ranks in groups if rank in ranks), (rank,))
+        return self._completion.group(axis, mine, None, self._recorder)
+
     def between_stages(
         self, name: str, groups: _Ranks, *, needed: bool = True, messages: bool = False
     ) -> Group:
@@ -278,8 +288,11 @@ def _server_links(plan: Plan, recorder: Recorder, completion: Completion) -> Ser
     """
     mesh, events = plan.mesh, deque[Event]()
     found: dict[int, Group] = {}
-    if plan.mathematics.updates.is_asynchronous:
-        told = recorder.beside(_Queue(events)) if mesh.is_server(recorder.rank) else recorder
+    updates = plan.mathematics.updates
+    if updates.is_elastic:
+        return ServerLinks(pairs=found, events=events)
+    if updates.is_asynchronous:
+        told = recorder.beside(EventQueue(events)) if mesh.is_server(recorder.rank) else recorder
         for pair in product(range(mesh.num_workers), mesh.server_ranks):
             made = completion.communicator(f"{SERVERS_AXIS} {pair}", pair, recorder.rank)
             if recorder.rank in pair:
@@ -289,7 +302,7 @@ def _server_links(plan: Plan, recorder: Recorder, completion: Completion) -> Ser
 
 
 @dataclass(frozen=True, slots=True)
-class _Queue:
+class EventQueue:
     """Take events of several threads."""
 
     events: deque[Event]

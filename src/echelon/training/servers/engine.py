@@ -7,14 +7,18 @@ from typing import Any
 from echelon.core.plan import Plan
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.engine import TrainEngine
+from echelon.training.servers.elastic_server import ElasticServer
+from echelon.training.servers.elastic_worker import ElasticWorker
 from echelon.training.servers.server import AsynchronousServer
 from echelon.training.servers.worker import AsynchronousWorker
 
 
 def make_engine(plan: Plan, recorder: Recorder, *args: Any, **named: Any) -> TrainEngine:
     """Return the engine of the recorder's rank; the arguments are those of `TrainEngine`."""
-    kind = TrainEngine
-    if plan.mathematics.updates.is_asynchronous:
-        server = plan.mesh.is_server(recorder.rank)
+    kind, updates = TrainEngine, plan.mathematics.updates
+    server = plan.mesh.is_server(recorder.rank)
+    if updates.is_elastic:
+        kind = ElasticServer if server else ElasticWorker
+    elif updates.is_asynchronous:
         kind = AsynchronousServer if server else AsynchronousWorker
     return kind(plan, recorder, *args, **named)

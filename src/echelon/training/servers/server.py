@@ -7,7 +7,7 @@ the loop does between steps (validation, checkpoints) finds every worker at the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
 from threading import Thread
 from typing import Any
@@ -47,7 +47,8 @@ class AsynchronousServer(TrainEngine):
         """Build the server as any rank is built; its threads begin with the first step."""
         super().__init__(*args, **named)
         mesh = self.plan.mesh
-        self._pairs = [self.groups.server_links.pairs[rank] for rank in range(mesh.num_workers)]
+        pairs = self.groups.server_links.pairs
+        self._pairs = [pairs[rank] for rank in range(mesh.num_workers) if rank in pairs]
         self._threads: list[Thread] = []
         self.served = Served(
             updates=self.plan.mathematics.updates,
@@ -108,10 +109,7 @@ class AsynchronousServer(TrainEngine):
     def resume(self, position: Any) -> None:
         """Go on from `position`."""
         super().resume(position)
-        updates = self.plan.mathematics.updates
-        done = self.num_updates // updates.per_clock(self.plan.mesh.num_workers)
         self.served.version = self.num_updates
-        self.served.clocks = [done] * self.plan.mesh.num_workers
 
     def close(self) -> None:
         """Wait for workers to leave, as long as that may take."""
@@ -121,8 +119,11 @@ class AsynchronousServer(TrainEngine):
         super().close()
 
     def _start(self) -> None:
-        for worker, pair in enumerate(self._pairs):
-            thread = Thread(target=self._serve, args=(worker, pair), daemon=True)
+        self._start_threads((self._serve, one) for one in enumerate(self._pairs))
+
+    def _start_threads(self, work: Iterable[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
+        for function, arguments in work:
+            thread = Thread(target=function, args=arguments, daemon=True)
             thread.start()
             self._threads.append(thread)
 

@@ -120,3 +120,63 @@ def test_a_run_file_gives_its_servers_again(small: Path, tmp_path: Path) -> None
     again = load_job(write(tmp_path, resolved_toml(job)))
     assert again.content_hash() == job.content_hash()
     assert again.plan.mathematics.updates.damping == 0.5
+
+
+ASYNCHRONOUS = [*TWO_WORKERS, "servers.updates=asynchronous"]
+NOT_VALIDATED = 'train.validate_every="never"'
+
+
+def test_a_run_starts_with_as_many_workers_as_it_needs(small: Path) -> None:
+    """S07: refused before any process starts."""
+    found = problems_of(small, [*ASYNCHRONOUS, "servers.min_workers=3", NOT_VALIDATED])
+
+    problem = found["servers-min-workers"]
+    assert "servers.min_workers = 3, and there are 2 workers" in problem.message
+    assert problem.suggestions == ('servers.min_workers = "all"', "servers.min_workers = 1")
+
+
+@pytest.mark.parametrize(
+    ("sets", "works"),
+    [
+        (TWO_WORKERS, 'servers.updates = "asynchronous"'),
+        ([*ASYNCHRONOUS, "servers.max_staleness=0"], "servers.max_staleness = 1"),
+    ],
+)
+def test_updates_that_wait_for_all_workers_need_all_of_them(
+    small: Path, sets: list[str], works: str
+) -> None:
+    """S07: a sum over all workers is none without one."""
+    found = problems_of(small, [*sets, "servers.min_workers=1", NOT_VALIDATED])
+
+    problem = found["lost-workers-need-own-updates"]
+    assert "servers.min_workers = 1 of 2 workers" in problem.message
+    assert works in problem.suggestions
+
+
+def test_validation_waits_for_all_workers(small: Path) -> None:
+    """S07: so a run that goes on without some is not validated."""
+    found = problems_of(small, [*ASYNCHRONOUS, "servers.min_workers=1", "train.validate_every=5"])
+    problem = found["lost-workers-leave-no-validation"]
+    assert problem.suggestions[0] == 'train.validate_every = "never"'
+
+
+@pytest.mark.parametrize(
+    "sets",
+    [["servers.min_workers=1"], ["servers.restarts=2"], [*ASYNCHRONOUS, "servers.restarts=2"]],
+)
+def test_restarts_of_workers_that_end_the_run_have_no_effect(small: Path, sets: list[str]) -> None:
+    """S07: a setting without effect is an error."""
+    assert "no-effect" in problems_of(small, [*sets, NOT_VALIDATED])
+
+
+def test_all_workers_are_their_number(small: Path, tmp_path: Path) -> None:
+    """S07: a run that needs as many as it has needs all; others stand in the resolved run.toml."""
+    assert not load_job(
+        small, [*ASYNCHRONOUS, "servers.min_workers=2"]
+    ).plan.mathematics.updates.is_elastic
+    sets = [*ASYNCHRONOUS, "servers.min_workers=1", "servers.restarts=3", NOT_VALIDATED]
+    job = load_job(small, sets)
+    again = load_job(write(tmp_path, resolved_toml(job)))
+    assert again.content_hash() == job.content_hash()
+    updates = again.plan.mathematics.updates
+    assert (updates.min_workers, updates.restarts, updates.is_elastic) == (1, 3, True)
