@@ -12,6 +12,7 @@ from tests.inference.cases import PROMPTS
 from tests.inference.runs import COUNT, generation_plan, split_name, written
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     ("name", "split"),
     [
