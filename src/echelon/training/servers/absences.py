@@ -118,7 +118,7 @@ class AbsenceLog:
         for worker, (attempt, since) in away.items():
             cause = causes.get((worker, attempt), NOT_TOLD)
             found.append(self._absence(worker, cause, since, steps, returned=False))
-        return found
+        return sorted(found, key=lambda one: (one.first_step, one.worker))
 
     def _absence(
         self, worker: int, cause: str, since: int, until: int, *, returned: bool

@@ -143,7 +143,12 @@ def server_settings_without_effect(view: View) -> Iterator[RuleViolation]:
     elif not view.integer(STALENESS_KEY):
         because = f"with {STALENESS_KEY} = 0 no gradient is stale"
         yield from setting_without_effect(view, DAMPING_KEY, because, {STALENESS_KEY: 1})
-    if view.integer(COUNT_KEY) and min_workers_of(view) == "all":
+    if min_workers_of(view) != "all":
+        because = f"with {MIN_WORKERS_KEY} calls of ranks that come and go are not compared"
+        yield from setting_without_effect(
+            view, "train.desync_after_s", because, {MIN_WORKERS_KEY: "all"}
+        )
+    elif view.integer(COUNT_KEY):
         because = f"with {MIN_WORKERS_KEY} of all workers the run ends with the first that is lost"
         yield from setting_without_effect(view, RESTARTS_KEY, because, {MIN_WORKERS_KEY: 1})
 
