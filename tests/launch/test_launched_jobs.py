@@ -6,6 +6,13 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from echelon.core.errors import EnvironmentProblem
+from echelon.launch.launched_jobs import LaunchedPool
+from echelon.launch.local.messages import ElasticRanks
 
 ROOT = Path(__file__).parents[2]
 
@@ -39,3 +46,13 @@ def test_a_job_that_raises_ends_all_ranks_and_names_its_own() -> None:
     assert done.returncode == 1
     assert "error[rank-raised]: rank 1: ValueError: the loss of my life" in done.stderr
     assert "rank 0 stops for rank 1: ValueError" in done.stderr
+
+
+def test_ranks_of_torchrun_are_all_needed() -> None:
+    """S07: torchrun ends all of its processes when one fails."""
+    pool = LaunchedPool(cast(Any, None))
+    with pytest.raises(EnvironmentProblem) as refused:
+        pool.run(
+            "tests.launch.targets:add_ranks", elastic=ElasticRanks(ranks=(1,), least=0, restarts=0)
+        )
+    assert refused.value.rules == ("lost-workers-need-our-launcher",)

@@ -18,9 +18,9 @@ from echelon.core.rulebook.servers import ASYNCHRONOUS_ORDER_IS_NOT_KNOWN
 from echelon.core.version import __version__
 from echelon.launch.local.messages import ElasticRanks, elastic_workers
 from echelon.layout.islands import inner_plan
-from echelon.proof.asynchronous.claims import evidence_of, judge_asynchronous
+from echelon.proof.asynchronous.claims import evidence_of, judge_asynchronous, losses_text
 from echelon.proof.asynchronous.mistakes import diagnose_asynchronous
-from echelon.proof.asynchronous.record import AsynchronousRank, read_rank
+from echelon.proof.asynchronous.record import read_rank
 from echelon.proof.claims.checks import Evidence
 from echelon.proof.claims.choice_errors import with_ties_of_ranks
 from echelon.proof.claims.claims import ClaimResult, judge, judge_races
@@ -179,19 +179,9 @@ def _replayed(plan: Plan, steps: int, *, run_ranks: RankRunner, subject: str) ->
         precision=plan.mathematics.precision.parameters,
         claims=results,
         diagnosis=diagnose_asynchronous(evidence, results),
-        note=f"the recorded order was replayed; the largest staleness was {stale}{_losses(ranks)}",
+        note=f"the recorded order was replayed; the largest staleness was {stale}"
+        + losses_text(evidence),
     )
-
-
-def _losses(ranks: Sequence[AsynchronousRank]) -> str:
-    """Return who was killed and came back, as the last server tells; "" where nobody was."""
-    told: list[str] = []
-    for one in ranks[-1].changes:
-        if not one.there:
-            told.append(f"worker {one.worker} was killed in step {one.step + 1}")
-        elif one.attempt:
-            told.append(f"came back with step {one.step + 1}")
-    return f"; {', '.join(told)}" if told else ""
 
 
 def _proof(

@@ -8,7 +8,7 @@ import pytest
 from torch.distributed import TCPStore  # pyright: ignore[reportPrivateImportUsage]
 
 from echelon.core.event import NoEvents
-from echelon.launch.process_group import Store
+from echelon.launch.process_group import Store, own_connection
 from echelon.parallel.servers.links import PairLinks, WorkerLost, broken_pairs
 from echelon.parallel.transport.recorder import Recorder
 from tests.parallel.servers.test_server import served_plan
@@ -26,7 +26,10 @@ def links(store: Store) -> tuple[PairLinks, PairLinks]:
     plan = served_plan(2, 2)
     first, second = (
         PairLinks(
-            plan=plan, store=store.clone(), recorder=Recorder(rank, NoEvents()), message_s=20.0
+            plan=plan,
+            store=own_connection(store),
+            recorder=Recorder(rank, NoEvents()),
+            message_s=20.0,
         )
         for rank in (2, 3)
     )

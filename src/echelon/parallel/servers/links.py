@@ -21,7 +21,7 @@ from datetime import timedelta
 
 from echelon.core.plan import Plan
 from echelon.cost.bytes.servers import SERVERS_AXIS
-from echelon.launch.process_group import PrefixStore, Store
+from echelon.launch.process_group import PrefixStore, Store, own_connection
 from echelon.parallel.transport.pair import Pair
 from echelon.parallel.transport.recorder import Recorder
 
@@ -65,7 +65,7 @@ class PairLinks:
         """Return the same links over a connection of their own."""
         return PairLinks(
             plan=self.plan,
-            store=self.store.clone(),
+            store=own_connection(self.store),
             recorder=self.recorder,
             message_s=self.message_s,
         )

@@ -8,7 +8,7 @@ and meets the rank that was started again in a new pair.
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -35,7 +35,7 @@ class Pair(Group):
         super().__init__(axis, ranks, recorder.rank, None, recorder)
         self._limit = timedelta(seconds=message_s)
         limit = timedelta(seconds=MEETS_WITHIN_S)
-        self._ends = ProcessGroupGloo(store, self.index, len(ranks), limit)
+        self._ends: Any = ProcessGroupGloo(store, self.index, len(ranks), limit)
 
     def send(self, tensor: torch.Tensor, index: int, *, name: str, tag: int) -> Pending:
         """Send `tensor` to the other end; it must live until `wait`."""

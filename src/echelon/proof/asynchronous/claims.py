@@ -297,3 +297,14 @@ def evidence_of(
     return AsynchronousEvidence(
         plan=plan, num_steps=num_steps, ranks=ranks, final=final, losses=replay.losses
     )
+
+
+def losses_text(evidence: AsynchronousEvidence) -> str:
+    """Return who was killed and came back, as the first server tells; "" where nobody was."""
+    told: list[str] = []
+    for one in evidence.servers[0].changes:
+        if not one.there:
+            told.append(f"worker {one.worker} was killed in step {one.step + 1}")
+        elif one.attempt:
+            told.append(f"came back with step {one.step + 1}")
+    return f"; {', '.join(told)}" if told else ""

@@ -105,7 +105,9 @@ class AbsenceLog:
         causes = _causes(lost)
         started = min((one.step for one in self._changes if one.there), default=0)
         # Who was never there is lost before the first step.
-        away = dict.fromkeys(range(self.num_workers), (0, started))
+        away: dict[int, tuple[int, int]] = {
+            worker: (0, started) for worker in range(self.num_workers)
+        }
         found: list[Absence] = []
         for one in self._changes:
             if not one.there:
