@@ -153,7 +153,8 @@ class TrainLoop:
             if job.checkpoint.saves_after(step) or stopped or step == job.train.steps:
                 self._save(step)
             if isinstance(self.engine, ElasticServer):
-                for text in self.engine.go_on(step):
+                ends = stopped or step == job.train.steps
+                for text in self.engine.go_on(step, ends=ends):
                     self.observer.noted(step, text)
             if outer is not None and (stopped or step == job.train.steps):
                 loss = outer.mean_loss(result.loss, result.tokens)

@@ -221,7 +221,7 @@ class EngineSubject:
     def go_on(self, step: int) -> None:
         """Let workers go on after so many steps."""
         if isinstance(self.engine, ElasticServer):
-            self.engine.go_on(step)
+            self.engine.go_on(step, ends=self.engine.served.loop_meets(step))
 
     def changes(self) -> Sequence[WorkerChange]:
         """Return who came and was lost on a server; nobody in a run that ends with the first."""

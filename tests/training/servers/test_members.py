@@ -169,3 +169,20 @@ def test_workers_that_leave_are_not_lost() -> None:
         server.leave(worker)
     assert server.error is None
     assert all(change.there for change in server.changes)
+
+
+def test_nobody_comes_in_where_the_run_ends() -> None:
+    """S07: who waits is told so, and no meeting is called for it."""
+    server = served(bound=2, meets=lambda step: step == 1)
+    server.lose(1, 0)
+    came = Waiting(lambda: server.arrive(1, 1, lambda: False))
+    assert came.waits()
+    held = Waiting(lambda: server.take(push(0, 0, 0)))
+    assert held.waits()
+
+    server.end()
+    server.meet(1, dict)
+
+    assert came.result() is None
+    assert held.result().version == 1
+    assert server.there == {0}

@@ -106,12 +106,15 @@ class ElasticServer(AsynchronousServer):
             microbatch_losses={},
         )
 
-    def go_on(self, step: int) -> Sequence[str]:
+    def go_on(self, step: int, *, ends: bool) -> Sequence[str]:
         """Let workers go on after `step` steps, and take in who waits if all meet there.
 
-        Return who was lost and who came since the last time: the first server tells it.
+        Where the run `ends` nobody comes in. Return who was lost and who came since the last time:
+        the first server tells it.
         """
-        self.served.meet(step, self._who_is_here)
+        if ends:
+            self.served.end()
+        self.served.meet(step, dict if ends else self._who_is_here)
         return self.absences.news(self._lost) if self.served.decides else ()
 
     def close(self) -> None:
@@ -180,9 +183,11 @@ class ElasticServer(AsynchronousServer):
             while True:
                 with broken_pairs():
                     push = self._receive(worker, pair)
-                if push is None:
+                if push is None and self.served.ended:
                     self.served.leave(worker)
                     return True
+                if push is None:
+                    raise WorkerLost("it ends before the run does")
                 if not links.applies(worker, attempt, push.step):
                     raise WorkerLost("another server has not the whole of its gradient")
                 answer = self.served.take(push)

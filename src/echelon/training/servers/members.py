@@ -192,7 +192,7 @@ class ElasticServed(Served):
 
     def _call_meeting(self) -> None:
         """Choose a step to meet after, where somebody waits and this server chooses."""
-        if self.decides and self.waiting and self.there and not self.stop_after:
+        if self.decides and self.waiting and self.there and not (self.stop_after or self.ended):
             self.pause_after = self.pause_after or self._in_two_steps()
 
     def _in_two_steps(self) -> int:
