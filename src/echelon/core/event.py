@@ -12,6 +12,8 @@ ATTEND = "attend"
 MULTIPLY = "multiply"
 APPLY = "apply"
 """The kind of a gradient that a server applied; `core/choices/updates.py` has its name."""
+LOST, THERE = "lost", "there"
+"""The kinds in which a server says that a worker is lost, or there (again)."""
 
 BESIDE_MESSAGES = frozenset({ATTEND, MULTIPLY})
 """The kinds of work inside of an action that messages hide behind, step by step."""
@@ -26,7 +28,8 @@ class Event:
     `send`), a pipeline action (`F`, `B`, `W`, `BW`), the attention to one block of keys inside of
     one (`attend`, of context ranks), the product of one chunk of rows (`multiply`, of tensor ranks
     that overlap), what a rank does before and after them in a step (`load` the batch, `update` the
-    parameters), or that a parameter server did with a worker's gradient (`apply`)."""
+    parameters), or that a parameter server did with a worker's gradient (`apply`) or learned of a
+    worker (`lost`, `there`)."""
     name: str
     """What it was done to: a bucket, a unit, a tensor."""
     axis: str = ""

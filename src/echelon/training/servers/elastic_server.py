@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from echelon.core.choices.updates import WorkerChange
-from echelon.core.event import Event
+from echelon.core.event import LOST, THERE, Event
 from echelon.launch.context import LostRank, RankContext
 from echelon.models.batch import TokenBatch
 from echelon.parallel.servers.links import PairLinks, WorkerLost, broken_pairs
@@ -27,9 +27,6 @@ from echelon.training.servers.absences import Absence, AbsenceLog
 from echelon.training.servers.members import ElasticServed
 from echelon.training.servers.served import Answer
 from echelon.training.servers.server import AsynchronousServer
-
-LOST, THERE = "lost", "there"
-"""The kinds of events in which a server writes down who is not there, and who is again."""
 
 _LOOKS_EVERY_S = 0.05
 
