@@ -1,13 +1,11 @@
 """The numbers that formulas of activations read, and what such a formula gives.
 
 Every number is of one rank and one microbatch. Each may be a NumPy array: the formulas add,
-multiply and take the larger of two, so one formula stands for one plan and for arrays of plans.
-Flags are 0 or 1 and are multiplied by.
+multiply and take the larger of two, so one stands for arrays of plans, too. Flags are 0 or 1.
 
 Letters: N tokens of a microbatch on a context rank, n those of the residual stream here (N / tp
-where the stream is split, else N), D hidden width, H query and K key/value heads of a tensor rank,
-h the width of a head, F inner width and V vocabulary of a tensor rank, s the bytes of an element,
-w = max(4, s) those of a statistic.
+where it is split), D hidden width, H query and K key/value heads of a tensor rank, h the width of a
+head, F inner width and V vocabulary of one, s bytes of an element, w = max(4, s) of a statistic.
 """
 
 from __future__ import annotations
