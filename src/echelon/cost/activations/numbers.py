@@ -222,11 +222,11 @@ class ActivationNumbers:
 
     def product_bytes(self, numbers: Num) -> Num:
         """Return the bytes of so many numbers as one of our layers of a block keeps them."""
+        wide = numbers * self.matmul_size
         if not np.any(self.fp8_block):
-            return numbers * self.matmul_size
+            return wide
         tiles = numbers // elementwise_max(self.fp8_block, 1)
-        scales = (1 - self.fp8_whole) * tiles * SCALE_BYTES
-        narrow, wide = numbers * CODE_BYTES + scales, numbers * self.matmul_size
+        narrow = numbers * CODE_BYTES + (1 - self.fp8_whole) * tiles * SCALE_BYTES
         return self.in_fp8 * narrow + (1 - self.in_fp8) * wide
 
     def copied_bytes(self, numbers: Num) -> Num:
@@ -260,9 +260,8 @@ class ActivationNumbers:
 
     def chunk_rows(self, rows: Num, width: Num) -> Num:
         """Return how many of `rows` rows are widened at a time."""
-        return -elementwise_max(
-            -rows, -elementwise_max(1, self.chunk_elements // elementwise_max(width, 1))
-        )
+        most = elementwise_max(1, self.chunk_elements // elementwise_max(width, 1))
+        return -elementwise_max(-rows, -most)
 
     def widened_bytes(self, width: Num, rows: Num) -> Num:
         """Return what a weight gradient has that adds up in a wider dtype and widens its operands.

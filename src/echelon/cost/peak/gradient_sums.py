@@ -116,11 +116,16 @@ class _Sum:
     hops: int
 
 
-SumsState: TypeAlias = (
-    "tuple[frozenset[str], frozenset[tuple[str, int]], frozenset[int], frozenset[str],"
-    "frozenset[str], tuple[tuple[str, int, int], ...],"
-    "tuple[tuple[tuple[int, ...], int], ...], tuple[int, int, int, int]]"
-)
+SumsState: TypeAlias = tuple[
+    frozenset[str],
+    frozenset[tuple[str, int]],
+    frozenset[int],
+    frozenset[str],
+    frozenset[str],
+    tuple[tuple[str, int, int], ...],
+    tuple[tuple[tuple[int, ...], int], ...],
+    tuple[int, int, int, int],
+]
 """All that decides what comes next of sums."""
 
 
@@ -201,7 +206,9 @@ class GradientSums:
         present, missing, ended, finished, ends, under_way, arriving, counts = state
         self._present, self._missing = set(present), Counter(dict(missing))
         self._ended, self._finished, self._ends = set(ended), set(finished), set(ends)
-        self._under_way = deque(_Sum(self._by_name[name], *rest) for name, *rest in under_way)
+        self._under_way = deque(
+            _Sum(self._by_name[name], held, hops) for name, held, hops in under_way
+        )
         self._arriving = dict(arriving)
         self._later, self.bytes, self._most, self._written = counts
 
