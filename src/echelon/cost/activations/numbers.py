@@ -315,8 +315,7 @@ class ActivationNumbers:
         precision = plan.mathematics.precision
         size = DTYPE_BYTES[precision.parameters]
         heads, kv_heads = model.heads // tp, model.kv_heads // tp
-        degree = plan.layout.context.ulysses_degree
-        gpu = on_gpu(plan)
+        degree, gpu = plan.layout.context.ulysses_degree, on_gpu(plan)
         adds_wider = gpu and size < STATISTICS_BYTES and precision.gradients == "fp32"
         forward, first, run, rest = attention_working_bytes(plan, cp_rank, pieces)
         return cls(
