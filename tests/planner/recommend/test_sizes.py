@@ -24,6 +24,10 @@ def test_sizes_begin_with_the_smallest_and_double() -> None:
     assert [one.num_devices for one in clusters] == [1, 2, 4, 8]
     assert {one.device.name for one in clusters} == {"H100 SXM 80 GB"}
     assert all(one.first.fits > 0.9 for one in found)
+    alone = four_sizes(request_on, alone=True)
+    assert [one.first for one in alone] == [one.first for one in found]
+    assert not any(one.others for one in alone)
+    assert any(one.others for one in found)
 
 
 def test_a_size_without_a_plan_is_left_out_and_an_interruption_ends_all(
@@ -31,13 +35,13 @@ def test_a_size_without_a_plan_is_left_out_and_an_interruption_ends_all(
 ) -> None:
     answers = [*four_sizes(request_on)]
     empty = replace(answers[0].answer, ranked=(), interrupted=False)
-    monkeypatch.setattr(sizes, "recommend", lambda _: empty)
+    monkeypatch.setattr(sizes, "recommend", lambda _, *, alone: empty)
     assert four_sizes(request_on) == []
     stopped = replace(empty, interrupted=True)
-    monkeypatch.setattr(sizes, "recommend", lambda _: stopped)
+    monkeypatch.setattr(sizes, "recommend", lambda _, *, alone: stopped)
     with pytest.raises(KeyboardInterrupt):
         four_sizes(request_on)
-    monkeypatch.setattr(sizes, "recommend", lambda _: answers[0])
+    monkeypatch.setattr(sizes, "recommend", lambda _, *, alone: answers[0])
     assert len(four_sizes(request_on)) == 4
     monkeypatch.setattr(sizes, "smallest_that_fits", lambda _: None)
     assert four_sizes(request_on) == []

@@ -220,11 +220,11 @@ class ActivationNumbers:
 
     def product_bytes(self, numbers: Num) -> Num:
         """Return the bytes of so many numbers as one of our layers of a block keeps them."""
+        wide = numbers * self.matmul_size
         if not np.any(self.fp8_block):
-            return numbers * self.matmul_size
+            return wide
         tiles = numbers // elementwise_max(self.fp8_block, 1)
-        scales = (1 - self.fp8_whole) * tiles * SCALE_BYTES
-        narrow, wide = numbers * CODE_BYTES + scales, numbers * self.matmul_size
+        narrow = numbers * CODE_BYTES + (1 - self.fp8_whole) * tiles * SCALE_BYTES
         return self.in_fp8 * narrow + (1 - self.in_fp8) * wide
 
     def copied_bytes(self, numbers: Num) -> Num:
@@ -258,9 +258,8 @@ class ActivationNumbers:
 
     def chunk_rows(self, rows: Num, width: Num) -> Num:
         """Return how many of `rows` rows are widened at a time."""
-        return -elementwise_max(
-            -rows, -elementwise_max(1, self.chunk_elements // elementwise_max(width, 1))
-        )
+        most = elementwise_max(1, self.chunk_elements // elementwise_max(width, 1))
+        return -elementwise_max(-rows, -most)
 
     def widened_bytes(self, width: Num, rows: Num) -> Num:
         """Return what a weight gradient has that adds up in a wider dtype and widens its operands.
@@ -314,8 +313,7 @@ class ActivationNumbers:
         precision = plan.mathematics.precision
         size = DTYPE_BYTES[precision.parameters]
         heads, kv_heads = model.heads // tp, model.kv_heads // tp
-        degree = plan.layout.context.ulysses_degree
-        gpu = on_gpu(plan)
+        degree, gpu = plan.layout.context.ulysses_degree, on_gpu(plan)
         adds_wider = gpu and size < STATISTICS_BYTES and precision.gradients == "fp32"
         forward, first, run, rest = attention_working_bytes(plan, cp_rank, pieces)
         return cls(

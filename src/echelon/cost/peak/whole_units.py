@@ -16,7 +16,7 @@ from echelon.layout.buckets import UNIT_EMBEDDING, BucketPlan, stage_units
 from echelon.layout.secondary import secondary_elements
 from echelon.layout.stage import RankPart
 
-WholeState: TypeAlias = "tuple[frozenset[tuple[str, int]], frozenset[str], frozenset[str], int]"
+WholeState: TypeAlias = tuple[frozenset[tuple[str, int]], frozenset[str], frozenset[str], int]
 """All that decides what comes next of whole units."""
 
 

@@ -41,7 +41,7 @@ _OF_BYTES = ("tp", "cp", "kind", "ulysses", "expert_tp", "sequence_parallel", "m
 """Columns of meshes on which the bytes that a block keeps depend: on fewer than its seconds."""
 
 _OPERATORS = ("selective", "redone_norm", "redone_activation", "redone_mlp")
-"""Fields of `LayoutNumbers` that say which operators run again: one number for all rows."""
+"""Fields of `LayoutNumbers` that say which operators run again."""
 
 Record = TypeVar("Record")
 RowIndex = NDArray[np.int64]
@@ -116,16 +116,19 @@ class VectorizedFormulas:
 
     def bytes(self, index: RowIndex, ends: PipelineEnds | None = None, **rest: Num) -> Terms:
         """Return the bytes of rows at `index`; `rest` are fields of LayoutNumbers."""
-        blocks = take_nested_entries(self._bytes_of_shards(rest), self._kept[index])
+        again = {name: rest.get(name, 0.0) for name in _OPERATORS}
+        blocks = None
+        if not any(np.ndim(value) for value in again.values()):
+            known = self._block_bytes_with({name: float(value) for name, value in again.items()})
+            blocks = take_nested_entries(known, self._kept[index])
         return closed_form_bytes(self._at(index, rest), self._request.trainer, blocks, ends)
 
     def ends(self, index: RowIndex, **rest: Num) -> PipelineEnds:
         """Return what the bytes of rows have in common whatever recompute and ZeRO stage are."""
         return pipeline_ends(self._at(index, rest))
 
-    def _bytes_of_shards(self, rest: Mapping[str, Num]) -> BlockKindBytes:
+    def _block_bytes_with(self, again: Mapping[str, float]) -> BlockKindBytes:
         """Return the bytes of all blocks that differ, with the operators that run again."""
-        again = {name: float(np.asarray(rest.get(name, 0.0))) for name in _OPERATORS}
         key = tuple(again.values())
         if key not in self._block_bytes:
             work = self._work(LayoutNumbers(**self._of_blocks(self._first_kept), **again))
