@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -83,7 +82,7 @@ def test_what_ends_a_run_without_a_race_is_told_as_it_is(tmp_path: Path) -> None
 
 
 def test_a_run_that_a_race_ends_is_a_failed_proof(tmp_path: Path) -> None:
-    def fail(target: str, argument: object, world_size: int, /, *, labels: Sequence[str]) -> None:
+    def fail(target: str, argument: object, world_size: int, /, **_: object) -> None:
         assert isinstance(argument, dict)
         assert argument["late"], "the other run may hang on the race"
         race_file(Path(argument["directory"]), 0, 1).write_text(RACE.to_json() + "\n")

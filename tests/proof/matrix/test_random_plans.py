@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -43,7 +42,7 @@ def drawing(patch: pytest.MonkeyPatch, settings: Settings) -> None:
     patch.setattr(random_plans, "draw_settings", lambda random, offload_dir: settings)
 
 
-def no_ranks(target: str, argument: object, world_size: int, /, *, labels: Sequence[str]) -> object:
+def no_ranks(target: str, argument: object, world_size: int, /, **_: object) -> object:
     """Stand for ranks that end in a traceback."""
     raise RuntimeError("a rank fell over")
 
@@ -76,7 +75,7 @@ def test_ranks_that_fall_over_are_a_finding(monkeypatch: pytest.MonkeyPatch) -> 
 def test_late_completion_is_asked_for_and_told(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[bool] = []
 
-    def told(target: str, argument: object, world_size: int, /, *, labels: Sequence[str]) -> object:
+    def told(target: str, argument: object, world_size: int, /, **_: object) -> object:
         assert isinstance(argument, dict)
         asked.append(argument["late"])
         raise RuntimeError("a rank fell over")
