@@ -125,7 +125,7 @@ def test_a_run_goes_on_without_a_killed_worker_and_takes_it_in_again(
     assert not any(one.is_running() for one in (worker, other, *servers))
     (absence,) = json.loads(out)["absences"]
     assert (absence["worker"], absence["returned"]) == (0, True)
-    assert (absence["first_row"], absence["last_row"]) == (0, 3)
+    assert (absence["first_row"], absence["last_row"]) == (0, 1)
     found = [json.loads(line) for line in Path("runs/nano/metrics.jsonl").read_text().splitlines()]
     notes = [entry["text"] for entry in found if entry["kind"] == "note"]
     assert f"worker 0 is lost after {absence['first_step'] - 1} steps: killed" in notes[0]

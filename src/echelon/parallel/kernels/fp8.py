@@ -40,6 +40,7 @@ _MOST_POWER = 127  # of two in float32
 _SCALED_MM: Any = getattr(torch, "_scaled_mm", None)
 _functional: Any = functional  # its stubs hide products with scales
 _SCALE_STEP = 4  # rows, and scales along the sum of a product of blocks, come in whole such
+_SCALE_BYTES_STEP = 16  # of the address of a scale
 _KERNEL_BLOCK = 128  # numbers that share a scale
 _HOPPER = (9, 0)  # compute capability
 _ADA = (8, 9)  # compute capability, the first that multiplies 8-bit numbers
@@ -151,13 +152,12 @@ def weight_gradient(dy_NO: Fp8Matrix, x_NI: Fp8Matrix, dtype: torch.dtype) -> to
         return None
     if not dy_NO.codes.shape[0] or not _device_multiplies(dy_NO.codes):
         return None
-    return _SCALED_MM(
+    return _product_of_wholes(
         _tokens_last(dy_NO.codes),
         _tokens_last(x_NI.codes).t(),
         dy_NO.scales,
         x_NI.scales,
-        out_dtype=torch.float32,
-        use_fast_accum=False,
+        torch.float32,
     )
 
 
@@ -260,9 +260,22 @@ def _scaled_product(
     if not x_NI.is_whole:
         scales = scales.t().contiguous() if transposed else scales
         return _product_of_blocks(x_NI, codes.t(), scales, made).to(dtype)
-    return _SCALED_MM(
-        x_NI.codes, codes.t(), x_NI.scales, scales, out_dtype=made, use_fast_accum=False
-    ).to(dtype)
+    return _product_of_wholes(x_NI.codes, codes.t(), x_NI.scales, scales, made).to(dtype)
+
+
+def _product_of_wholes(
+    left: torch.Tensor,
+    right: torch.Tensor,
+    left_scale: torch.Tensor,
+    right_scale: torch.Tensor,
+    made: torch.dtype,
+) -> torch.Tensor:
+    """Return the product of codes with one scale each, which cuBLAS wants at whole 16 bytes."""
+    scales = [
+        one.clone() if one.is_cuda and one.data_ptr() % _SCALE_BYTES_STEP else one
+        for one in (left_scale, right_scale)
+    ]
+    return _SCALED_MM(left, right, *scales, out_dtype=made, use_fast_accum=False)
 
 
 def _product_of_blocks(
