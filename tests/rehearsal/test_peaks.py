@@ -186,7 +186,7 @@ def test_a_plan_says_the_peak_of_each_place(name: str) -> None:
 
 
 def _nothing_filling(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(GradientSums, "write", lambda self, name: None)
+    monkeypatch.setattr(GradientSums, "write", lambda self, name, count=1: None)
 
 
 def _nothing_whole(monkeypatch: pytest.MonkeyPatch) -> None:
