@@ -139,10 +139,6 @@ class _Rows:
         self.put(whole_TBHd, part_RHd)
         return whole_TBHd
 
-    def all_lse(self, part_HR: torch.Tensor, num_sequences: int) -> torch.Tensor:
-        """Return the log-sum-exp [B, H, T] of a part of all sequences."""
-        raise NotImplementedError
-
 
 class _RowsOfEach(_Rows):
     """The same rows of every sequence: its heads are more heads of theirs, so nothing is copied."""
@@ -180,6 +176,7 @@ class _RowsOfEach(_Rows):
         return part_RHd.unflatten(1, like_TBHd.shape[1:3])
 
     def all_lse(self, part_HR: torch.Tensor, num_sequences: int) -> torch.Tensor:
+        """Return the log-sum-exp [B, H, R] of rows of all sequences."""
         return part_HR.unflatten(0, (num_sequences, -1))
 
 
@@ -203,6 +200,7 @@ class _AllRows(_Rows):
         whole_TBHd.add_(_turned(part_RHd, whole_TBHd))
 
     def all_lse(self, part_HR: torch.Tensor, num_sequences: int) -> torch.Tensor:
+        """Return the log-sum-exp [B, H, T] of all rows of all sequences."""
         return part_HR.unflatten(1, (num_sequences, -1)).transpose(0, 1)
 
 
@@ -307,7 +305,7 @@ def attend_packed(
     out_RHd, lse_HR = flash.forward(rows.take(q), keys.take(k), keys.take(v), call.told(q))
     part, columns = rows.part, slice(0, k.shape[0])
     length, num_sequences, heads, _ = q.shape
-    if part is not None:
+    if isinstance(rows, _RowsOfEach | _AllRows) and part is not None:
         lse_BHT = rows.all_lse(lse_HR, num_sequences)
         merged.add(AttentionTile(part, columns, FULL), rows.all(out_RHd, q), lse_BHT)
         return
