@@ -84,7 +84,7 @@ def exhaustive(request: SearchRequest, world: int) -> Exhaustive:
     numbers["virtual"] = np.array([one.virtual for one in orders], dtype=float)
     for name in again[0].numbers:
         numbers[name] = np.array([one.numbers[name] for one in again])
-    held = broadcast_to_array(formulas.bytes(index, **numbers).total, len(index))
+    held = broadcast_to_array(formulas.bytes(index, None, **numbers).total, len(index))
     seconds = broadcast_to_array(formulas.seconds(index, **numbers).total, len(index))
     fits = held <= request.memory_bytes
     best: dict[tuple[int, str, int], float] = {}
