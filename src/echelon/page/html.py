@@ -1,0 +1,54 @@
+"""Write a document into the page: one file, nothing loaded, nothing of the data ever run.
+
+The document is JSON in a script element that no browser runs. ``<``, ``>`` and ``&`` are escaped in
+it, so that no text, ``</script>`` included, can end the element; numbers that JSON does not have
+(NaN, infinities) become null.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from html import escape
+from importlib.resources import files
+from math import isfinite
+from pathlib import Path
+from typing import Any
+
+from echelon.config.files.new_file import write_new
+from echelon.page.document import PageDocument
+
+DATA = "<!--echelon:data-->"
+"""Where the built page wants its document."""
+TITLE = "<title>Echelon</title>"
+_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+
+
+def page_html(document: PageDocument) -> str:
+    """Return the page of a document."""
+    template = files("echelon.page").joinpath("page.html").read_text(encoding="utf-8")
+    assert template.count(DATA) == 1, "the built page has one place for its document"
+    data = f'<script type="application/json" id="echelon-data">{document_json(document)}</script>'
+    titled = template.replace(TITLE, f"<title>{escape(document.title)}</title>")
+    return titled.replace(DATA, data)
+
+
+def document_json(document: PageDocument) -> str:
+    """Return a document as JSON that is safe inside of HTML."""
+    text = json.dumps(_plain(asdict(document)), ensure_ascii=False, separators=(",", ":"))
+    return "".join(_ESCAPES.get(char, char) for char in text)
+
+
+def write_page(document: PageDocument, path: Path, *, key: str = "--html") -> None:
+    """Write the page of a document to a new file; ConfigError where there is one."""
+    write_new(path, page_html(document), key=key)
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(name): _plain(one) for name, one in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(one) for one in value]
+    return value

@@ -1,0 +1,71 @@
+"""The figure of a mesh on a cluster: ranks on nodes, and the links of each axis."""
+
+from __future__ import annotations
+
+from echelon.core.axis import Axis
+from echelon.core.mesh import Mesh
+from echelon.core.plan import Plan
+from echelon.core.units import decimal_bytes
+from echelon.page.document import Section
+from echelon.page.figures import DataTable, MeshAxis, MeshDigit, MeshFigure
+from echelon.planner.view.mesh_map import AxisFact, MeshMap, mesh_map
+
+
+def mesh_section(plan: Plan) -> Section:
+    """Return the part of the page that says where ranks are and what their groups travel over."""
+    found = mesh_map(plan.mesh, plan.cluster, expert_tp=plan.layout.experts.expert_tp)
+    cluster, mesh = found.head()
+    head, *rows = found.rows()
+    return Section(
+        id="mesh",
+        title="Where ranks are",
+        summary=f"{mesh}, on {cluster}. Choose a rank to see its groups.",
+        figure=_figure(plan, found),
+        table=DataTable(head=head, rows=tuple(rows), right=(1, 2, 4, 5)),
+        notes=found.shared_ways(),
+    )
+
+
+def _figure(plan: Plan, found: MeshMap) -> MeshFigure:
+    mesh = plan.mesh
+    return MeshFigure(
+        cluster=plan.cluster.name,
+        device=plan.cluster.device.name,
+        ranks=mesh.world_size,
+        devices_per_node=plan.cluster.devices_per_node,
+        axes=tuple(_axis(mesh, fact, found.expert_tp) for fact in reversed(found.facts)),
+        words=found.parts(),
+    )
+
+
+def _axis(mesh: Mesh, fact: AxisFact, expert_tp: int) -> MeshAxis:
+    link = fact.link
+    told = f"{link.name}, {decimal_bytes(link.bandwidth)}/s each way" if link else "no link"
+    return MeshAxis(
+        name=fact.axis.value,
+        degree=fact.degree,
+        digits=_digits(mesh, fact.axis, expert_tp),
+        link=told,
+        where=fact.where,
+    )
+
+
+def _digits(mesh: Mesh, axis: Axis, expert_tp: int) -> tuple[MeshDigit, ...]:
+    """Return the digits that an axis varies; `ep` takes the innermost ranks of its fold."""
+    if axis is not Axis.EP:
+        return (MeshDigit(degree=mesh.degree(axis), stride=_stride(mesh, axis)),)
+    left, found = mesh.ep, list[MeshDigit]()
+    for part in reversed(mesh.expert_fold(expert_tp=expert_tp)):
+        degree = min(mesh.degree(part), left)
+        if degree > 1:
+            found.append(MeshDigit(degree=degree, stride=_stride(mesh, part)))
+        left //= degree
+    return tuple(reversed(found))
+
+
+def _stride(mesh: Mesh, axis: Axis) -> int:
+    """Return by how many ranks two neighbours on an axis differ."""
+    stride = 1
+    for inner in mesh.order[mesh.order.index(axis) + 1 :]:
+        stride *= mesh.degree(inner)
+    return stride

@@ -1,0 +1,79 @@
+"""The figure of a pipeline's schedule: what each of its ranks does in a step, planned or measured."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from echelon.core.event import Event
+from echelon.core.plan import Plan
+from echelon.page.document import Section
+from echelon.page.figures import DataTable, ScheduleChart, ScheduleFigure, ScheduleLane
+from echelon.telemetry.bubble import IdleCause, RankBubble, bubble_from_timelines
+from echelon.telemetry.timeline import Timeline
+
+KINDS = ("F", "B", "W", "BW")
+KIND_WORDS = ("forward", "input gradient", "weight gradient", "backward")
+
+def schedule_section(plan: Plan, charts: Sequence[ScheduleChart]) -> Section:
+    """Return the part that draws charts of one pipeline under one another."""
+    said = "; ".join(f"{one.name}: {one.span_text}, {one.bubble_text}" for one in charts)
+    pipeline = plan.layout.pipeline
+    return Section(
+        id="schedule",
+        title="The schedule of a pipeline",
+        summary=f"{pipeline.schedule}, {plan.mesh.pp} ranks, {plan.num_microbatches} microbatches. "
+        f"{said}.",
+        figure=ScheduleFigure(kinds=KIND_WORDS, charts=tuple(charts)),
+        table=DataTable(
+            head=("chart", "rank", "actions", "idle"),
+            rows=tuple(
+                (chart.name, lane.label, str(len(lane.kinds)), lane.idle_text)
+                for chart in charts
+                for lane in chart.lanes
+            ),
+            right=(2,),
+        ),
+    )
+
+def chart_from_timelines(name: str, timelines: Sequence[Timeline]) -> ScheduleChart:
+    """Return the chart of pipelines in one step, a lane for each of their ranks."""
+    bubble = bubble_from_timelines(timelines)
+    idle = {one.rank: one for one in bubble.ranks}
+    span = max(timeline.span_s for timeline in timelines)
+    lanes = [
+        _lane(timeline, rank, idle[rank])
+        for timeline in timelines
+        for rank in timeline.pipeline.ranks
+    ]
+    return ScheduleChart(
+        name=name,
+        lanes=tuple(lanes),
+        span_s=span,
+        span_text=f"{span:.4g} s",
+        bubble_text=f"ranks are idle for {100 * bubble.total_fraction:.1f} % of the time",
+    )
+
+def _lane(timeline: Timeline, rank: int, bubble: RankBubble) -> ScheduleLane:
+    own = sorted((one for one in timeline.actions if one.rank == rank), key=_start)
+    return ScheduleLane(
+        label=f"rank {rank}",
+        kinds=tuple(KINDS.index(one.kind) for one in own),
+        stages=tuple(one.stage or 0 for one in own),
+        microbatches=tuple(one.microbatch or 0 for one in own),
+        starts=tuple(one.start for one in own),
+        ends=tuple(one.end for one in own),
+        idle_text=_idle_text(bubble),
+    )
+
+def _start(event: Event) -> float:
+    return event.start
+
+def _idle_text(bubble: RankBubble) -> str:
+    """Return the causes of a rank's idle time, the longest first."""
+    causes = sorted(
+        ((seconds, cause) for cause, seconds in bubble.idle_s.items() if seconds > 0),
+        key=lambda pair: -pair[0],
+    )
+    return ", ".join(f"{cause.value} {seconds:.4g} s" for seconds, cause in causes) or "never"
+
+ALL_CAUSES = tuple(cause.value for cause in IdleCause)

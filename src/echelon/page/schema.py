@@ -1,0 +1,26 @@
+"""The JSON Schema of a page's document, generated from its records: ``python -m echelon.page.schema``.
+
+`web/src/document.schema.json` is this, and the TypeScript types come from that file; a test
+compares it, so that Python and the page cannot differ.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from pydantic import TypeAdapter
+
+from echelon.page.document import PageDocument
+
+
+def document_schema() -> dict[str, Any]:
+    """Return the JSON Schema of what `html.py` writes: every member is there."""
+    schema = TypeAdapter(PageDocument).json_schema(mode="serialization")
+    for record in (schema, *schema["$defs"].values()):
+        record["required"] = list(record["properties"])
+    return schema
+
+
+if __name__ == "__main__":
+    print(json.dumps(document_schema(), indent=2))

@@ -1,0 +1,65 @@
+// The seconds of a step: each bar starts where the one before it ended.
+
+import type { WaterfallFigure, WaterfallRow } from "../document";
+import { el } from "../dom";
+import { legend } from "./legend";
+
+const TONES: Record<string, [string, string]> = {
+  compute: ["compute", "var(--compute)"],
+  communication: ["exposed communication", "var(--communication)"],
+  idle: ["idle", "var(--idle)"],
+  other: ["other", "var(--k7)"],
+};
+
+export function waterfall(host: HTMLElement, found: WaterfallFigure): void {
+  const most = Math.max(found.high, found.total, Number.MIN_VALUE);
+  const share = (seconds: number) => `${(100 * seconds) / most}%`;
+  const tones = [...new Set(found.rows.flatMap((row) => row.parts.map((part) => part.tone)))];
+  host.append(
+    legend(tones.map((tone) => ({ name: TONES[tone]![0], fill: TONES[tone]![1] }))),
+    el("div", { class: "rows" }, ...found.rows.map((row) => bar(row, share)), total(found, share)),
+  );
+}
+
+function bar(row: WaterfallRow, share: (seconds: number) => string): Node {
+  const parts = row.parts.map((part) =>
+    el("span", {
+      class: "part",
+      style: `width:${share(part.seconds)};background:${TONES[part.tone]![1]}`,
+      title: `${row.label}: ${row.text}, ${TONES[part.tone]![0]}`,
+    }),
+  );
+  return el(
+    "div",
+    { class: "row" },
+    el("span", { class: "label" }, row.label),
+    el(
+      "span",
+      { class: "bar", "aria-hidden": "true" },
+      el("span", { class: "gap", style: `width:${share(row.start)}` }),
+      ...parts,
+    ),
+    el("span", { class: "value" }, row.text),
+    el("span", { class: "share" }, row.share_text),
+  );
+}
+
+function total(found: WaterfallFigure, share: (seconds: number) => string): Node {
+  return el(
+    "div",
+    { class: "row total" },
+    el("span", { class: "label" }, "step"),
+    el(
+      "span",
+      { class: "bar", "aria-hidden": "true" },
+      el("span", {
+        class: "band",
+        style: `left:${share(found.low)};width:${share(found.high - found.low)}`,
+        title: `Four of five measured runs: ${found.band_text}`,
+      }),
+      el("span", { class: "limit", style: `left:${share(found.total)}` }),
+    ),
+    el("span", { class: "value" }, found.total_text),
+    el("span", { class: "share" }, ""),
+  );
+}
