@@ -19,6 +19,7 @@ TAKES = {
     "--svg": "file",
     "--csv": "file",
     "--figures": "folder",
+    "--html": "page",
     "--traces": "folder",
     "--from": "FILE",
     "--to": "read it",

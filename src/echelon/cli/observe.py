@@ -14,7 +14,7 @@ from cyclopts import Parameter
 
 from echelon.api.observing import observe as observe_run
 from echelon.api.observing import observe_experts, observe_schedule
-from echelon.cli.flags import Json, argument_problem
+from echelon.cli.flags import Json, argument_problem, require_new_files, require_suffix
 from echelon.cli.output import WIDEST, note, page_columns, print_result
 from echelon.config.files.new_file import write_new
 from echelon.core.errors import ConfigError, Problem
@@ -49,6 +49,9 @@ def observe(
     svg: Annotated[
         Path | None, Parameter(help="Draw it into this file too, which must be new.")
     ] = None,
+    html: Annotated[
+        Path | None, Parameter(help="Write the page of the run to this file, which must be new.")
+    ] = None,
     json: Json = False,
 ) -> int:
     """Say what a run did; with --schedule, draw its pipeline and say why ranks were idle.
@@ -59,6 +62,14 @@ def observe(
     traces/measured.json.gz with the three steps up to the one that is drawn.
     """
     _require_fitting_flags(schedule, experts, step, svg)
+    require_suffix("--html", html, (".html",))
+    require_new_files({"--html": html})
+    if html is not None:
+        from echelon.page.html import write_page
+        from echelon.page.run import run_page
+
+        write_page(run_page(run), html)
+        note(f"written: {html}")
     if experts:
         return show_experts(run, step, json)
     if not schedule:

@@ -197,10 +197,5 @@ class HeatFigure:
 
 
 Figure: TypeAlias = (
-    MeshFigure
-    | BarsFigure
-    | WaterfallFigure
-    | ScheduleFigure
-    | LinesFigure
-    | HeatFigure
+    MeshFigure | BarsFigure | WaterfallFigure | ScheduleFigure | LinesFigure | HeatFigure
 )

@@ -21,7 +21,13 @@ from echelon.page.document import PageDocument
 DATA = "<!--echelon:data-->"
 """Where the built page wants its document."""
 TITLE = "<title>Echelon</title>"
-_ESCAPES = {"<": "\\u003c", ">": "\\u003e", "&": "\\u0026", "\u2028": "\\u2028", "\u2029": "\\u2029"}
+_ESCAPES = {
+    "<": "\\u003c",
+    ">": "\\u003e",
+    "&": "\\u0026",
+    "\u2028": "\\u2028",
+    "\u2029": "\\u2029",
+}
 
 
 def page_html(document: PageDocument) -> str:

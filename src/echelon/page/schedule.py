@@ -14,6 +14,7 @@ from echelon.telemetry.timeline import Timeline
 KINDS = ("F", "B", "W", "BW")
 KIND_WORDS = ("forward", "input gradient", "weight gradient", "backward")
 
+
 def schedule_section(plan: Plan, charts: Sequence[ScheduleChart]) -> Section:
     """Return the part that draws charts of one pipeline under one another."""
     said = "; ".join(f"{one.name}: {one.span_text}, {one.bubble_text}" for one in charts)
@@ -35,6 +36,7 @@ def schedule_section(plan: Plan, charts: Sequence[ScheduleChart]) -> Section:
         ),
     )
 
+
 def chart_from_timelines(name: str, timelines: Sequence[Timeline]) -> ScheduleChart:
     """Return the chart of pipelines in one step, a lane for each of their ranks."""
     bubble = bubble_from_timelines(timelines)
@@ -53,6 +55,7 @@ def chart_from_timelines(name: str, timelines: Sequence[Timeline]) -> ScheduleCh
         bubble_text=f"ranks are idle for {100 * bubble.total_fraction:.1f} % of the time",
     )
 
+
 def _lane(timeline: Timeline, rank: int, bubble: RankBubble) -> ScheduleLane:
     own = sorted((one for one in timeline.actions if one.rank == rank), key=_start)
     return ScheduleLane(
@@ -65,8 +68,10 @@ def _lane(timeline: Timeline, rank: int, bubble: RankBubble) -> ScheduleLane:
         idle_text=_idle_text(bubble),
     )
 
+
 def _start(event: Event) -> float:
     return event.start
+
 
 def _idle_text(bubble: RankBubble) -> str:
     """Return the causes of a rank's idle time, the longest first."""
@@ -75,5 +80,6 @@ def _idle_text(bubble: RankBubble) -> str:
         key=lambda pair: -pair[0],
     )
     return ", ".join(f"{cause.value} {seconds:.4g} s" for seconds, cause in causes) or "never"
+
 
 ALL_CAUSES = tuple(cause.value for cause in IdleCause)

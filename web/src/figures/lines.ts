@@ -3,6 +3,7 @@
 import { extent } from "d3-array";
 import { scaleLinear } from "d3-scale";
 import type { LinesFigure } from "../document";
+import { bytesTicks } from "../bytes";
 import { drawn, el, svg } from "../dom";
 import { legend, tint } from "./legend";
 
@@ -24,8 +25,9 @@ function draw(found: LinesFigure, width: number): SVGElement {
   const x = scaleLinear([found.steps[0] ?? 0, found.steps[found.steps.length - 1] ?? 1], [MARGIN.left, width - MARGIN.right]);
   const y = scaleLinear([low ?? 0, high ?? 1], [HEIGHT - MARGIN.bottom, MARGIN.top]).nice();
   const root = svg("svg", { viewBox: `0 0 ${width} ${HEIGHT}`, width, height: HEIGHT, role: "img", "aria-label": `${found.unit} by step` });
-  const format = y.tickFormat(5);
-  for (const tick of y.ticks(5)) {
+  const bytes = found.unit === "bytes" ? bytesTicks(y.domain() as [number, number]) : null;
+  const format = bytes?.format ?? y.tickFormat(5);
+  for (const tick of bytes?.ticks ?? y.ticks(5)) {
     root.append(
       svg("line", { class: "grid", x1: MARGIN.left, x2: width - MARGIN.right, y1: y(tick), y2: y(tick) }),
       svg("text", { class: "tick", x: MARGIN.left - 6, y: y(tick) + 4, "text-anchor": "end" }, format(tick)),
@@ -34,7 +36,7 @@ function draw(found: LinesFigure, width: number): SVGElement {
   for (const tick of x.ticks(width > 600 ? 8 : 4).filter(Number.isInteger)) {
     root.append(svg("text", { class: "tick", x: x(tick), y: HEIGHT - 6, "text-anchor": "middle" }, `${tick}`));
   }
-  root.append(svg("text", { class: "tick", x: MARGIN.left, y: MARGIN.top + 2 }, found.unit));
+  root.append(svg("text", { class: "tick", x: MARGIN.left, y: MARGIN.top + 2 }, bytes?.unit ?? found.unit));
   found.series.forEach((one, place) => {
     root.append(svg("path", { class: "series", d: path(found.steps, one.values, x, y), stroke: tint(place) }));
   });

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from echelon.cli.flags import Json, Settings, bad_argument
+from echelon.cli.flags import Json, Settings, bad_argument, require_new_files, require_suffix
 from echelon.cli.output import print_json, spinner
 from echelon.interop.tools import trainer_names
 
@@ -54,6 +54,9 @@ Detail = Annotated[
 Figures = Annotated[
     Path | None, Parameter(help="Draw memory, step and mesh of the best into this new folder.")
 ]
+Html = Annotated[
+    Path | None, Parameter(help="Write the page of the plan to this file, which must be new.")
+]
 Trainer = Annotated[
     str,
     Parameter(
@@ -88,6 +91,7 @@ def plan(
     why: Why = False,
     detail: Detail = False,
     figures: Figures = None,
+    html: Html = None,
     settings: Settings = (),
     json: AsJson = False,
 ) -> int:
@@ -100,6 +104,8 @@ def plan(
     from echelon.planner.search.request import asks_what_exists
 
     columns = page_columns()
+    require_suffix("--html", html, (".html",))
+    require_new_files({"--html": html})
     anywhere = cluster is None and not search and asks_what_exists(run, settings)
     if cluster is None and not search and not anywhere:
         asked: dict[str, object] = {
@@ -110,6 +116,8 @@ def plan(
         _require_search(asked)
         fits = _show(run, settings, json=json, columns=columns)
         _explain(run, settings, why=why, figures=figures, columns=columns)
+        if html is not None:
+            _write_page(run, settings, html)
         return 0 if fits else 1
     from echelon.cli.plan.search import SearchOutputOptions, run_search
     from echelon.planner.search.request import SearchAim
@@ -120,7 +128,13 @@ def plan(
         trainer=trainer,
     )
     shown = SearchOutputOptions(
-        front=objective == "front", detail=detail, output=out, why=why, figures=figures, json=json
+        front=objective == "front",
+        detail=detail,
+        output=out,
+        why=why,
+        figures=figures,
+        html=html,
+        json=json,
     )
     if anywhere:
         from echelon.cli.plan.sizes import plan_on_what_exists
@@ -173,6 +187,19 @@ def _explain(
         )
     if figures is not None:
         note(draw(plan, estimated.seconds, estimated.bytes, figures).rstrip("\n"))
+
+
+def _write_page(run: str, settings: tuple[str, ...], html: Path) -> None:
+    """Write the page of a run's plan, and say where it is: on stderr."""
+    from echelon.cli.output import note
+    from echelon.config.files.times_file import unit_times_from_job
+    from echelon.config.load import load_job
+    from echelon.page.html import write_page
+    from echelon.page.plan import plan_page
+
+    job = load_job(run, settings)
+    write_page(plan_page(job.plan, unit_times_from_job(job)), html)
+    note(f"written: {html}")
 
 
 def _require_search(flags: dict[str, object]) -> None:

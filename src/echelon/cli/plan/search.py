@@ -29,6 +29,7 @@ class SearchOutputOptions:
     output: Path | None
     why: bool
     figures: Path | None
+    html: Path | None
     json: bool
 
 
@@ -86,6 +87,13 @@ def run_search(
             print("\n" + explanation_text(reasons, columns=columns), end="")
     if answer.best is not None:
         _write_outputs(answer, shown)
+        if shown.html is not None:
+            from echelon.page.html import write_page
+            from echelon.page.search import search_page
+
+            asked = _command(model, cluster, settings, pins, request)
+            write_page(search_page(found, asked), shown.html)
+            note(f"written: {shown.html}")
     if answer.interrupted:
         note(
             f"interrupted: {answer.num_computed:,} plans computed of {answer.num_legal:,} met so "

@@ -1,0 +1,358 @@
+"""The page of a run, from its folder alone: what it was planned to do, and what it did.
+
+Where the folder has a proof or a rehearsal, they are parts of the page, too. Of many steps so many
+are drawn that the page stays small: evenly spaced ones, the last among them.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from echelon.core.errors import ConfigError, EchelonError
+from echelon.core.plan import Plan
+from echelon.core.rulebook.observe import EVENTS_READABLE
+from echelon.core.serialize import decode_json
+from echelon.core.units import binary_bytes, short_count
+from echelon.core.version import __version__
+from echelon.page.document import Fact, PageDocument, Section
+from echelon.page.figures import BarRow, BarsFigure, DataTable, LineSeries, LinesFigure
+from echelon.page.mesh import mesh_section
+from echelon.page.plan import memory_section, sent_section, step_section, subject_of_plan
+from echelon.page.proof import proof_sections
+from echelon.page.rehearsal import rehearsal_sections
+from echelon.page.schedule import chart_from_timelines, schedule_section
+from echelon.planner.predict.estimate import Estimate, estimate_plan
+from echelon.telemetry.bound import Bound, StepBound
+from echelon.telemetry.events import METRICS_FILE
+from echelon.telemetry.json_lines import LogEntry, last_of_each_step, read_entries
+from echelon.telemetry.run_directory import RunDirectory, open_run
+from echelon.telemetry.schedule_report import read_schedule_report
+from echelon.telemetry.summary import RunSummary, summarize_run
+
+MOST_POINTS = 800
+"""Steps that a line is drawn through."""
+MOST_ROWS = 40
+"""Steps that a table lists."""
+MOST_RANKS = 16
+"""Ranks that have a line of their own."""
+
+
+def run_page(path: Path) -> PageDocument:
+    """Return the page of a run folder; ConfigError where it is none, or its files are damaged."""
+    run = open_run(path)
+    plan, summary = run.plan(), summarize_run(path)
+    estimate = estimate_plan(plan)
+    return PageDocument(
+        title=f"{run.name}: run",
+        subject=subject_of_plan(plan),
+        verdict=_verdict(summary),
+        good=summary.steps >= summary.total_steps,
+        facts=tuple(_facts(summary, estimate)),
+        sections=tuple(_sections(run, plan, summary, estimate)),
+        made_by=f"Echelon {__version__}",
+    )
+
+
+def _verdict(summary: RunSummary) -> str:
+    done = "finished" if summary.steps >= summary.total_steps else "is not finished"
+    learned = ""
+    if summary.first_loss is not None and summary.last_loss is not None:
+        learned = f": loss {summary.first_loss:.4f} to {summary.last_loss:.4f}"
+    return f"The run {done}, {summary.steps:,} of {summary.total_steps:,} steps{learned}."
+
+
+def _facts(summary: RunSummary, estimate: Estimate) -> Iterator[Fact]:
+    if summary.step_s is not None:
+        ratio = summary.step_s / estimate.step_s
+        yield Fact(
+            name="step, median",
+            value=f"{summary.step_s:.4g} s",
+            note=f"predicted {estimate.step_s:.4g} s: {ratio:.2f} times",
+        )
+    if summary.tokens_per_s is not None:
+        yield Fact(name="tokens/s", value=short_count(summary.tokens_per_s), note="median")
+    if summary.peak_bytes is not None:
+        yield Fact(name="most memory of a rank", value=binary_bytes(summary.peak_bytes))
+    if summary.last_validation is not None and summary.first_validation is not None:
+        yield Fact(
+            name="validation loss",
+            value=f"{summary.last_validation:.4f}",
+            note=f"first {summary.first_validation:.4f}",
+        )
+    if summary.bound is not None:
+        share = summary.bound.share(summary.bound.seconds[summary.bound.binds])
+        yield Fact(name="bound by", value=summary.bound.binds.value, note=f"{100 * share:.1f} %")
+    if summary.starts > 1:
+        yield Fact(name="started", value=f"{summary.starts} times")
+
+
+def _sections(
+    run: RunDirectory, plan: Plan, summary: RunSummary, estimate: Estimate
+) -> Iterator[Section]:
+    entries = read_entries(run.path / METRICS_FILE)
+    steps = last_of_each_step(one for one in entries if one.text("kind") == "step")
+    validations = last_of_each_step(one for one in entries if one.text("kind") == "validation")
+    if steps:
+        yield from _curves(steps, validations, estimate)
+    if summary.bound is not None:
+        yield _bound_section(summary.bound)
+    if plan.mesh.pp > 1:
+        # A run without events has no measured schedule; the rest of the page stands.
+        with suppress(EchelonError):
+            report = read_schedule_report(run.path)
+            measured = report.measured[report.step][:1]
+            charts = [
+                chart_from_timelines("planned", report.planned[:1]),
+                chart_from_timelines(f"measured, step {report.step}", measured),
+            ]
+            yield schedule_section(plan, charts)
+    yield step_section(estimate)
+    yield memory_section(plan, estimate)
+    if plan.mesh.world_size > 1:
+        yield mesh_section(plan)
+        yield sent_section(plan)
+    for name, sections_of in _BESIDE.items():
+        if (path := run.path / name).is_file():
+            yield from _read(path, sections_of)
+    yield _again_section(run)
+
+
+def _curves(
+    steps: Sequence[LogEntry], validations: Sequence[LogEntry], estimate: Estimate
+) -> Iterator[Section]:
+    drawn = sampled(steps, MOST_POINTS)
+    numbers = tuple(step.whole("step") for step in drawn)
+    losses = _series("loss", drawn, "loss")
+    by_step = {one.whole("step"): one.number("loss") for one in validations}
+    checked = LineSeries(name="validation loss", values=tuple(map(by_step.get, numbers)))
+    yield Section(
+        id="loss",
+        title="Loss",
+        summary=_moves("The loss", losses.values),
+        figure=LinesFigure(
+            unit="loss",
+            steps=numbers,
+            series=(losses, checked) if any(v is not None for v in checked.values) else (losses,),
+            planned=None,
+            planned_text="",
+        ),
+        table=_table(steps),
+    )
+    yield _line_section("norm", "Gradient norm", "norm", drawn, "grad_norm")
+    yield _line_section("rate", "Learning rate", "rate", drawn, "learning_rate")
+    yield _line_section(
+        "seconds",
+        "Seconds of each step",
+        "s",
+        drawn,
+        "step_s",
+        planned=(estimate.step_s, f"{estimate.step_s:.4g} s"),
+    )
+    yield from _rank_lines(drawn, "waits", "Waits of each rank", "s", "rank_waits_s")
+    yield from _rank_lines(drawn, "used", "Memory of each rank", "bytes", "rank_used_bytes")
+    if routed := [step for step in drawn if "imbalance" in step.values]:
+        title = "Load of experts: the busiest over the mean"
+        yield _line_section("experts", title, "x", routed, "imbalance")
+
+
+def sampled(steps: Sequence[LogEntry], most: int) -> list[LogEntry]:
+    """Return `most` steps at most, evenly spaced, with the first and the last."""
+    if len(steps) <= most:
+        return list(steps)
+    last = len(steps) - 1
+    places = sorted({round(place * last / (most - 1)) for place in range(most)})
+    return [steps[place] for place in places]
+
+
+def _series(name: str, steps: Sequence[LogEntry], key: str) -> LineSeries:
+    return LineSeries(name=name, values=tuple(step.number(key) for step in steps))
+
+
+def _plain(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def _moves(name: str, values: Sequence[float | None], text: Callable[[float], str] = _plain) -> str:
+    there = [value for value in values if value is not None]
+    if not there:
+        return f"{name} was not written."
+    first, last, least, most = map(text, (there[0], there[-1], min(there), max(there)))
+    return f"{name} goes from {first} to {last}; the least is {least}, the most {most}."
+
+
+def _line_section(
+    id: str,
+    title: str,
+    unit: str,
+    steps: Sequence[LogEntry],
+    key: str,
+    planned: tuple[float, str] | None = None,
+) -> Section:
+    series = _series(title.lower(), steps, key)
+    return Section(
+        id=id,
+        title=title,
+        summary=_moves(title, series.values),
+        figure=LinesFigure(
+            unit=unit,
+            steps=tuple(step.whole("step") for step in steps),
+            series=(series,),
+            planned=None if planned is None else planned[0],
+            planned_text="" if planned is None else planned[1],
+        ),
+    )
+
+
+def _rank_lines(
+    steps: Sequence[LogEntry], id: str, title: str, unit: str, key: str
+) -> Iterator[Section]:
+    """Yield a line for each of the first ranks, where steps say something of each rank."""
+    rows = [_list(step.values.get(key)) for step in steps]
+    count = max(map(len, rows), default=0)
+    if not count:
+        return
+    shown = range(min(count, MOST_RANKS))
+    text = binary_bytes if unit == "bytes" else _plain
+    series = tuple(
+        LineSeries(
+            name=f"rank {rank}",
+            values=tuple(row[rank] if rank < len(row) else None for row in rows),
+        )
+        for rank in shown
+    )
+    more = f" The first {len(shown)} of {count} ranks are drawn." if len(shown) < count else ""
+    yield Section(
+        id=id,
+        title=title,
+        summary=_moves(title, [value for one in series for value in one.values], text) + more,
+        figure=LinesFigure(
+            unit=unit,
+            steps=tuple(step.whole("step") for step in steps),
+            series=series,
+            planned=None,
+            planned_text="",
+        ),
+    )
+
+
+def _list(value: object) -> list[float | None]:
+    if not isinstance(value, list):
+        return []
+    return [float(one) if isinstance(one, int | float) else None for one in value]
+
+
+def _table(steps: Sequence[LogEntry]) -> DataTable:
+    keys = ("loss", "grad_norm", "learning_rate", "step_s")
+    return DataTable(
+        head=("step", "loss", "gradient norm", "learning rate", "seconds", "tokens"),
+        rows=tuple(
+            (
+                f"{step.whole('step'):,}",
+                *("-" if (v := step.number(key)) is None else f"{v:.6g}" for key in keys),
+                f"{step.whole('tokens'):,}",
+            )
+            for step in sampled(steps, MOST_ROWS)
+        ),
+        right=(0, 1, 2, 3, 4, 5),
+    )
+
+
+def _bound_section(bound: StepBound) -> Section:
+    kinds = tuple(one.value for one in Bound)
+    values = tuple(bound.seconds[one] for one in Bound)
+    total = sum(values)
+    texts = tuple(f"{value:.4g} s" for value in values)
+    steps = f"{bound.steps[0]} to {bound.steps[-1]}"
+    return Section(
+        id="bound",
+        title="What a step spends its time on, as measured",
+        summary=f"{bound.binds.value} binds: {100 * bound.share(bound.seconds[bound.binds]):.1f} % "
+        f"of a rank's step, {100 * bound.share(bound.margin_s):.1f} points more than "
+        f"{bound.second.value} (medians of steps {steps}).",
+        figure=BarsFigure(
+            kinds=kinds,
+            limit=0.0,
+            limit_text="",
+            rows=(
+                BarRow(
+                    label="a rank's step",
+                    values=values,
+                    texts=texts,
+                    total=total,
+                    total_text=f"{total:.4g} s",
+                    share_text="",
+                    over=False,
+                ),
+            ),
+        ),
+        table=DataTable(
+            head=("what", "seconds", "share"),
+            rows=tuple(
+                (name, text, f"{100 * value / total:.1f} %" if total else "-")
+                for name, text, value in zip(kinds, texts, values, strict=True)
+            ),
+            right=(1, 2),
+        ),
+    )
+
+
+def _again_section(run: RunDirectory) -> Section:
+    """Return how the run is done again: the command that started it, and where it ran."""
+    where = _environment(run)
+    command = where.get("command")
+    words = [str(word) for word in command] if isinstance(command, list) else []
+    started = [shlex.join(["echelon", *words[1:]])] if words else []
+    packages = where.get("packages")
+    versions = (
+        ", ".join(f"{name} {version}" for name, version in packages.items() if version)
+        if isinstance(packages, dict)
+        else ""
+    )
+    return Section(
+        id="again",
+        title="How to do it again",
+        summary=f"Echelon {where.get('echelon', '?')}, Python {where.get('python', '?')}, "
+        f"{versions or 'packages not written'}; {where.get('platform', 'platform not written')}.",
+        commands=(*started, f"echelon train {run.name}/run.toml", f"echelon prove {run.name}"),
+    )
+
+
+_BESIDE: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Section]]] = {
+    "proof.json": proof_sections,
+    "rehearsal.json": rehearsal_sections,
+}
+"""What other commands leave in the folder of a run, and the parts that it fills."""
+
+
+def _read(
+    path: Path, sections_of: Callable[[Mapping[str, Any]], Sequence[Section]]
+) -> Sequence[Section]:
+    """Return the parts that a file fills; ConfigError where it was changed after it was written."""
+    try:
+        return sections_of(decode_json(path.read_text(encoding="utf-8")))
+    except (KeyError, TypeError, ValueError, AttributeError, IndexError) as error:
+        raise ConfigError(
+            EVENTS_READABLE.problem(
+                f"{path} is not what Echelon writes: {type(error).__name__}: {error}",
+                suggestions=[f"remove {path.name}, or write it again"],
+            )
+        ) from error
+
+
+def _environment(run: RunDirectory) -> Mapping[str, Any]:
+    """Return what the run says that it ran on; nothing where it does not."""
+    path = run.path / "environment.json"
+    if not path.is_file():
+        return {}
+
+    def known(found: Mapping[str, Any]) -> Sequence[Section]:
+        kept.update(found)
+        return ()
+
+    kept: dict[str, Any] = {}
+    _read(path, known)
+    return kept
