@@ -22,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check compiled-tests format docs readme prove-matrix walk-plans walk-clusters walk-devices walk-rehearsals clean
+.PHONY: help setup demo test test-all check compiled-tests format docs web readme prove-matrix walk-plans walk-clusters walk-devices walk-rehearsals clean
 
 help: ## show the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-22s %s\n", $$1, $$2 }'
@@ -59,6 +59,10 @@ docs: $(VENV)/installed-docs ## build the site into build/site: a dead link or a
 	$(BIN)/python -m tests.docs.doc_site stage
 	$(BIN)/zensical build --clean --strict
 	$(BIN)/python -m tests.docs.doc_site check
+
+web: $(VENV)/installed-dev ## build the page of reports, src/echelon/page/page.html, from web/ (needs npm)
+	$(BIN)/python -m echelon.page.schema > web/src/document.schema.json
+	cd web && npm ci --no-audit --no-fund && npm run --silent types && npm run --silent build
 
 readme: $(VENV)/installed-dev ## write the blocks of pages that show output, and the generated pages, again
 	$(BIN)/python -m tests.docs.readme

@@ -18,11 +18,16 @@ from echelon.config.load import load_job
 from echelon.core.errors import EXIT_STOPPED_WITH_CHECKPOINT
 from echelon.core.optional import optional_package
 from echelon.launch.host import available_memory_bytes
+from echelon.page.html import write_page
+from echelon.page.run import run_page
 
 LARGE = ("mesh.pp=2", "mesh.dp_replicate=2", "mesh.tp=2", "mesh.sequence_parallel=true")
 SMALL = ("mesh.pp=1", "mesh.dp_replicate=2", "mesh.tp=2", "mesh.sequence_parallel=true")
 QUIET = ("observe.log_every=25",)
 LARGE_MEMORY_BYTES = 6 * 2**30
+
+REPORT_FILE = "report.html"
+"""The page of the demo, in the folder of its run."""
 
 GOAL = 0.6
 """What is left of the first validation loss once a model has learned something."""
@@ -51,6 +56,7 @@ def demo(*, settings: Settings = ()) -> int:
     _title(f"3. The run: {job.train.steps} steps on the source of Python's standard library")
     result = train_job(job, say=note)
     proof.write(result.run / PROOF_FILE)
+    write_page(run_page(result.run), result.run / REPORT_FILE)
     if result.summary.stopped:
         note(f"go on: echelon train {result.run}/run.toml --resume {result.run}")
         return EXIT_STOPPED_WITH_CHECKPOINT
@@ -77,6 +83,7 @@ def _conclude(job: Job, result: TrainResult) -> int:
     first, last = result.summary.first_validation, result.summary.last_validation
     _title("5. What to try next")
     print(NEXT.format(run=result.run))
+    print(f"report: {result.run / REPORT_FILE}  (plan, proof and run in one page: open it)\n")
     if first is None or last is None or result.summary.num_validations == 1:
         times = "not validated" if first is None else "validated only once"
         note(f"the model was {times}, so nobody knows whether it learned")

@@ -1,4 +1,4 @@
-"""The page of a plan: where ranks are, what they hold and send, and where the seconds of a step go."""
+"""The page of a plan: where ranks are, what they hold and send, where the seconds of a step go."""
 
 from __future__ import annotations
 

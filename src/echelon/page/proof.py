@@ -1,7 +1,7 @@
-"""The part of the page that a proof fills: each claim in each precision, and the first wrong tensor.
+"""The part of the page that a proof fills: its claims by precision, and the first wrong tensor.
 
-It is read from `proof.json`, as `prove` writes it: `claims_section` takes that object, so a proof
-that was just made and one in the folder of a run look the same.
+It is read from the object that `proof.json` holds, so a proof that was just made and one in the
+folder of a run look the same.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ def proof_page(proof: Mapping[str, Any]) -> PageDocument:
             Fact(name="steps", value=str(proof["num_steps"])),
             Fact(name="seed", value=str(proof["seed"])),
             Fact(name="tensors and numbers compared", value=f"{_compared(proof):,}"),
-            Fact(name="subject", value=str(proof["subject"])),
         ),
         sections=proof_sections(proof),
         made_by=f"Echelon {__version__}",
@@ -62,7 +61,7 @@ def _claims_section(proof: Mapping[str, Any]) -> Section:
     return Section(
         id="proof",
         title="The proof",
-        summary=f"{holds} of {of} claims hold, beside one process, over {proof['num_steps']} steps.",
+        summary=f"{holds} of {of} claims hold beside one process, over {proof['num_steps']} steps.",
         table=DataTable(
             head=_HEAD,
             rows=tuple(_row(precision, claim) for precision, claim in _claims(proof)),
@@ -134,7 +133,9 @@ def _row(precision: str, claim: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _error(value: object) -> str:
-    return f"{value:.1e}" if isinstance(value, float | int) else str(value)
+    if not isinstance(value, float | int):
+        return str(value)
+    return f"{value:.1e}" if value else "0"
 
 
 def _world_size(proof: Mapping[str, Any]) -> int:

@@ -93,7 +93,7 @@ def _facts(summary: RunSummary, estimate: Estimate) -> Iterator[Fact]:
 def _sections(
     run: RunDirectory, plan: Plan, summary: RunSummary, estimate: Estimate
 ) -> Iterator[Section]:
-    entries = read_entries(run.path / METRICS_FILE)
+    entries = [*read_entries(run.path / METRICS_FILE)]
     steps = last_of_each_step(one for one in entries if one.text("kind") == "step")
     validations = last_of_each_step(one for one in entries if one.text("kind") == "validation")
     if steps:

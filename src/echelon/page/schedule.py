@@ -1,4 +1,4 @@
-"""The figure of a pipeline's schedule: what each of its ranks does in a step, planned or measured."""
+"""The figure of a pipeline's schedule: what each of its ranks does, planned or measured."""
 
 from __future__ import annotations
 

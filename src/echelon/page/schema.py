@@ -1,4 +1,4 @@
-"""The JSON Schema of a page's document, generated from its records: ``python -m echelon.page.schema``.
+"""The JSON Schema of a page's document, from its records: ``python -m echelon.page.schema``.
 
 `web/src/document.schema.json` is this, and the TypeScript types come from that file; a test
 compares it, so that Python and the page cannot differ.

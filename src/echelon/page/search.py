@@ -1,4 +1,4 @@
-"""The page of a search: the plan to run, why it, what else somebody may prefer, what was refused."""
+"""The page of a search: the plan to run, and why; what else there is, and what was refused."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ from echelon.cli.output import note, print_json, spinner
 if TYPE_CHECKING:
     from echelon.core.errors import ConfigError
     from echelon.core.plan import Plan
+    from echelon.planner.recommend.recommend import Recommendation
     from echelon.planner.search.request import SearchAim
     from echelon.planner.search.search import SearchResult
 
@@ -87,13 +88,7 @@ def run_search(
             print("\n" + explanation_text(reasons, columns=columns), end="")
     if answer.best is not None:
         _write_outputs(answer, shown)
-        if shown.html is not None:
-            from echelon.page.html import write_page
-            from echelon.page.search import search_page
-
-            asked = _command(model, cluster, settings, pins, request)
-            write_page(search_page(found, asked), shown.html)
-            note(f"written: {shown.html}")
+        _write_page(found, shown.html, _command(model, cluster, settings, pins, request))
     if answer.interrupted:
         note(
             f"interrupted: {answer.num_computed:,} plans computed of {answer.num_legal:,} met so "
@@ -138,6 +133,17 @@ def _command(
     if aim.trainer != OURS:
         words += ["--trainer", aim.trainer]
     return shlex.join(words)
+
+
+def _write_page(found: Recommendation | SearchResult, html: Path | None, asked: str) -> None:
+    """Write the page of the best plan, where there is to be one, and say where it is."""
+    if html is None:
+        return
+    from echelon.page.html import write_page
+    from echelon.page.search import search_page
+
+    write_page(search_page(found, asked), html)
+    note(f"written: {html}")
 
 
 def _write_outputs(answer: SearchResult, shown: SearchOutputOptions) -> None:

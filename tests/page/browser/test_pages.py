@@ -1,0 +1,75 @@
+"""Every page in a real browser: it loads nothing, says nothing, fits, and can be read by all."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.page.browser.conftest import WIDTHS, Opener
+from tests.page.browser.documents import documents
+
+pytestmark = pytest.mark.timeout(120)
+NAMES = ("plan", "run", "proof", "rehearsal", "hostile")
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_loads_without_an_error_and_asks_for_nothing(name: str, opened: Opener) -> None:
+    document = documents()[name]
+    found = opened(document)
+    page = found.page
+    assert found.problems == []
+    assert [url for url in found.requests if not url.startswith(("file:", "data:"))] == []
+    assert len(found.requests) == 1
+    assert page.inner_text("#verdict") == document.verdict
+    assert page.title() == document.title
+    assert page.locator("main > section").count() == len(document.sections)
+    # Every part is there, also those that hold hostile text, which made no element of its own.
+    assert page.locator("img").count() == 0
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_is_as_wide_as_its_window(name: str, width: int, opened: Opener) -> None:
+    page = opened(documents()[name], width=width).page
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    # Nothing is cut off: each canvas is inside of its figure.
+    wide = "[...document.querySelectorAll('canvas')].map((c) => c.getBoundingClientRect().right)"
+    assert all(right <= width for right in page.evaluate(wide))
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", NAMES)
+def test_a_page_has_no_serious_fault_of_access(name: str, scheme: str, opened: Opener) -> None:
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe-core")
+    page = opened(documents()[name], color_scheme=scheme).page
+    for details in page.locator("details").all():
+        details.evaluate("(one) => { one.open = true; }")
+    # The policy of the page lets no script in but its own: axe-core comes by the debugger.
+    found = axe.Axe().run(page).response["violations"]
+    serious = [one for one in found if one["impact"] in ("serious", "critical")]
+    assert [(one["id"], [node["target"] for node in one["nodes"]][:3]) for one in serious] == []
+
+
+def test_colors_follow_the_system_and_print_leaves_controls_out(opened: Opener) -> None:
+    document = documents()["plan"]
+    paper = "getComputedStyle(document.body).backgroundColor"
+    light = opened(document, color_scheme="light").page
+    assert light.evaluate(paper) == "rgb(255, 255, 255)"
+    assert opened(document, color_scheme="dark").page.evaluate(paper) != "rgb(255, 255, 255)"
+    light.emulate_media(media="print")
+    assert not light.locator(".controls").first.is_visible()
+    assert light.locator("#memory .bar").first.is_visible()
+
+
+def test_the_keyboard_reaches_every_control(opened: Opener) -> None:
+    page = opened(documents()["plan"]).page
+    wanted = page.locator("a, button, input, select, canvas[tabindex], summary").count()
+    reached = set[str]()
+    mark = "(() => { const e = document.activeElement; e.dataset.seen ??= Math.random(); return "
+    mark += "e === document.body ? '' : e.dataset.seen; })()"
+    for _ in range(3 * wanted):
+        page.keyboard.press("Tab")
+        reached.add(page.evaluate(mark))
+    controls = "a, button, input, select, canvas[tabindex], summary"
+    missed = f"[...document.querySelectorAll('{controls}')].filter((e) => !e.dataset.seen).length"
+    assert page.evaluate(missed) == 0
+    assert len(reached - {""}) >= wanted
