@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from echelon.page.figures import DataTable, Figure
@@ -39,14 +39,23 @@ class Section:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PageDocument:
-    """Hold a whole page: its verdict in one sentence, whether that is good news, its parts."""
+    """Hold a whole page."""
 
     schema: int = SCHEMA
+    """The version of what a document is."""
     kind: Literal["report"] = "report"
+    """What kind of page it is."""
     title: str
+    """The name of what it is about, and which of its sides is shown."""
     subject: str
+    """What it is about: model, ranks, cluster, hash."""
     verdict: str
+    """The answer in one sentence."""
     good: bool
+    """Whether the answer is good news."""
     facts: tuple[Fact, ...] = ()
-    sections: tuple[Section, ...] = field(default=())
+    """The numbers that stand right below the verdict."""
+    sections: tuple[Section, ...] = ()
+    """The parts, in order."""
     made_by: str
+    """The version that wrote it."""
