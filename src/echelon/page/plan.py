@@ -44,7 +44,8 @@ def plan_page(plan: Plan, times: UnitTimes | None = None) -> PageDocument:
     return PageDocument(
         title=f"{plan.name}: plan",
         subject=subject_of_plan(plan),
-        **_verdict(plan, estimate),
+        verdict=_verdict(plan, estimate),
+        good=_fits(plan, estimate),
         facts=tuple(_facts(plan, estimate)),
         sections=(*plan_sections(plan, estimate, times),),
         made_by=f"Echelon {__version__}",
@@ -85,18 +86,20 @@ def plan_sections(
         )
 
 
-def _verdict(plan: Plan, estimate: Estimate) -> dict[str, object]:
-    """Return the sentence at the top, and whether it is good news."""
+def _fits(plan: Plan, estimate: Estimate) -> bool:
+    return estimate.bytes_held <= plan.cluster.device.memory_bytes
+
+
+def _verdict(plan: Plan, estimate: Estimate) -> str:
+    """Return the sentence at the top."""
     memory = plan.cluster.device.memory_bytes
     held = estimate.bytes_held
     share = f"{100 * held / memory:.1f} %" if memory else "-"
-    fits = held <= memory
-    says = "fits" if fits else "does not fit"
-    return {
-        "verdict": f"The plan {says}: its fullest rank holds {binary_bytes(held)} of "
-        f"{binary_bytes(memory)} ({share}), and a step takes {estimate.step_s:.4g} s.",
-        "good": fits,
-    }
+    says = "fits" if _fits(plan, estimate) else "does not fit"
+    return (
+        f"The plan {says}: its fullest rank holds {binary_bytes(held)} of {binary_bytes(memory)} "
+        f"({share}), and a step takes {estimate.step_s:.4g} s."
+    )
 
 
 def _facts(plan: Plan, estimate: Estimate) -> Iterator[Fact]:

@@ -14,7 +14,7 @@ from echelon.page.document import Fact, PageDocument, Section
 from echelon.page.figures import DataTable, HeatFigure, HeatRow
 
 _HEAD = ("claim", "precision", "compared", "off by", "may be off by", "worst", "holds")
-MOST_RANKS_SHOWN = 64
+MOST_RANKS_SHOWN = 64  # ranks
 
 
 def proof_page(proof: Mapping[str, Any]) -> PageDocument:

@@ -13,7 +13,7 @@ from echelon.core.version import __version__
 from echelon.page.document import Fact, PageDocument, Section
 from echelon.page.figures import BarRow, BarsFigure, DataTable, LineSeries, LinesFigure
 
-MOST_RANKS = 24
+MOST_RANKS = 24  # ranks
 
 
 def rehearsal_page(found: Mapping[str, Any]) -> PageDocument:
