@@ -27,6 +27,7 @@ from echelon.planner.explain.bands import (
     tokens_per_s_band,
 )
 from echelon.planner.lint.checks import lint
+from echelon.planner.lint.fits import plan_fits
 from echelon.planner.predict.estimate import Estimate, estimate_plan
 from echelon.planner.predict.stage_rows import place_head, sent_by_axis, stage_rows
 from echelon.planner.view.memory import MemoryBars, memory_bars, memory_rows_from_plan
@@ -45,7 +46,7 @@ def plan_page(plan: Plan, times: UnitTimes | None = None) -> PageDocument:
         title=f"{plan.name}: plan",
         subject=subject_of_plan(plan),
         verdict=_verdict(plan, estimate),
-        good=_fits(plan, estimate),
+        good=plan_fits(plan),
         facts=tuple(_facts(plan, estimate)),
         sections=(*plan_sections(plan, estimate, times),),
         made_by=f"Echelon {__version__}",
@@ -86,16 +87,12 @@ def plan_sections(
         )
 
 
-def _fits(plan: Plan, estimate: Estimate) -> bool:
-    return estimate.bytes_held <= plan.cluster.device.memory_bytes
-
-
 def _verdict(plan: Plan, estimate: Estimate) -> str:
     """Return the sentence at the top."""
     memory = plan.cluster.device.memory_bytes
     held = estimate.bytes_held
     share = f"{100 * held / memory:.1f} %" if memory else "-"
-    says = "fits" if _fits(plan, estimate) else "does not fit"
+    says = "fits" if plan_fits(plan) else "does not fit"
     return (
         f"The plan {says}: its fullest rank holds {binary_bytes(held)} of {binary_bytes(memory)} "
         f"({share}), and a step takes {estimate.step_s:.4g} s."

@@ -147,10 +147,11 @@ def plan(
 
 def _show(run: str, settings: tuple[str, ...], *, json: bool, columns: int) -> bool:
     """Print what a run holds and sends, and return whether it fits."""
-    from echelon.cli.plan.report import plan_fits, plan_json, plan_text
+    from echelon.cli.plan.report import plan_json, plan_text
     from echelon.config.files.times_file import unit_times_from_job
     from echelon.config.load import load_job
     from echelon.config.stage_placement import search_note_of_job
+    from echelon.planner.lint.fits import plan_fits
 
     with spinner("planning", shown=not json):
         job = load_job(run, settings)

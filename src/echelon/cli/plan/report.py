@@ -21,7 +21,6 @@ from echelon.cli.plan.memory import memory_parts, run_places
 from echelon.cli.plan.pipeline import pipeline_json, pipeline_parts
 from echelon.cli.plan.servers import (
     count_text,
-    most_held_by_server,
     server_parts,
     servers_json,
     updates_text,
@@ -47,7 +46,7 @@ from echelon.layout.muon import STAGE_AXES
 from echelon.layout.secondary import node_groups
 from echelon.planner.answer.estimate import estimate_json, rate_lines, terms_beside
 from echelon.planner.lint.checks import lint, lint_rows
-from echelon.planner.lint.memory import DOES_NOT_FIT
+from echelon.planner.lint.fits import plan_fits
 from echelon.planner.predict.estimate import estimate_plan
 from echelon.planner.predict.stage_rows import (
     StageRow,
@@ -99,13 +98,6 @@ def groups(plan: Plan) -> dict[str, tuple[tuple[int, ...], ...]]:
         found[SERVERS_AXIS] = (tuple(range(plan.mesh.world_size)),)
         del found["dp"]
     return found | expert_groups(plan) | {axis: ranks for axis, ranks in nodes.items() if ranks}
-
-
-def plan_fits(plan: Plan) -> bool:
-    """Return whether every rank's device has room for what it holds, activations included."""
-    held = max(most_held_bytes(plan, stage_rows(plan)), most_held_by_server(plan))
-    too_full = any(finding.id == DOES_NOT_FIT for finding in lint(plan))
-    return held <= plan.cluster.device.memory_bytes and not too_full
 
 
 def plan_json(plan: Plan, times: UnitTimes | None = None) -> dict[str, Any]:

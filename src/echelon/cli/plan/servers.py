@@ -45,12 +45,6 @@ def _losses_text(plan: Plan) -> str:
     return f"; goes on with {updates.min_workers} of {workers} workers, {again}"
 
 
-def most_held_by_server(plan: Plan) -> int:
-    """Return what the server that holds most holds between steps; 0 where there is none."""
-    ranks = plan.mesh.server_ranks
-    return max((sum(term.bytes for term in bytes_held(plan, rank)) for rank in ranks), default=0)
-
-
 def servers_json(plan: Plan) -> list[dict[str, Any]]:
     """Return what each server holds and sends, and the bytes of the model that go through it."""
     return [
