@@ -32,10 +32,20 @@ def model_flops_per_token(
 
     With `all_experts` they are what they would be if each token met every expert.
     """
+    multiplied = multiplied_weights(shape, all_experts=all_experts)
+    return flops_of_weights(multiplied, shape, sequence_length)
+
+
+def multiplied_weights(shape: ModelShape, *, all_experts: bool = False) -> int:
+    """Return the weights that a token is multiplied with."""
     looked_up = sum(prod(s.shape) for s in parameters(shape) if s.name in EMBEDDING_TABLES)
     head = shape.vocab * shape.hidden if shape.tied else 0
     met = num_parameters(shape) if all_experts else num_active_parameters(shape)
-    multiplied = met - looked_up + head
+    return met - looked_up + head
+
+
+def flops_of_weights(multiplied: int, shape: ModelShape, sequence_length: int) -> float:
+    """Return the FLOPs of a token that is multiplied with so many weights, attention included."""
     keys_per_query = attended_positions(shape, sequence_length)
     return 6.0 * multiplied + 12.0 * shape.layers * attention_width(shape) * keys_per_query
 

@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from echelon.core.choices.registry import load_reference
 from echelon.cost.seconds.numbers import LayoutNumbers, Num
 from echelon.schedule.build import SCHEDULES
-from echelon.schedule.builder import Builder
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,21 +126,30 @@ def schedule_index(schedule: str) -> float:
     return float(list(SCHEDULES).index(_WRITTEN_OUT.get(schedule, schedule)))
 
 
-def schedule_is(layout: LayoutNumbers, has: Callable[[type[Builder]], bool]) -> NDArray[np.bool_]:
-    """Return whether a pipeline's schedule is of a kind, for ranks in a pipeline."""
-    wanted = [index for index, builder in enumerate(SCHEDULES.values()) if has(builder)]
-    found = np.isin(np.asarray(layout.schedule), wanted)
-    return np.asarray(found & (np.asarray(layout.pp) > 1.0))
-
-
 def crosses_itself(layout: LayoutNumbers) -> NDArray[np.bool_]:
     """Return whether each rank of a pipeline has the weights of two stages, one its mirror's."""
-    return schedule_is(layout, lambda builder: builder.stage_copies > 1)
+    return _schedule_is(layout, _crossing())
 
 
 def has_both_ends(layout: LayoutNumbers) -> NDArray[np.bool_]:
     """Return whether the first rank of a pipeline has the embedding and the head."""
-    return schedule_is(layout, lambda builder: builder.ends_on_first_rank)
+    return _schedule_is(layout, _bent())
+
+
+def _schedule_is(layout: LayoutNumbers, wanted: Sequence[int]) -> NDArray[np.bool_]:
+    """Return whether a pipeline's schedule is one of these, for ranks in a pipeline."""
+    found = np.isin(np.asarray(layout.schedule), wanted)
+    return np.asarray(found & (np.asarray(layout.pp) > 1.0))
+
+
+def _crossing() -> list[int]:
+    """Return the schedules of which each rank has the weights of two stages, by their places."""
+    return [at for at, builder in enumerate(SCHEDULES.values()) if builder.stage_copies > 1]
+
+
+def _bent() -> list[int]:
+    """Return the schedules whose first rank has both ends of the model, by their places."""
+    return [at for at, builder in enumerate(SCHEDULES.values()) if builder.ends_on_first_rank]
 
 
 def bubble_seconds(layout: LayoutNumbers, forward: Num, inputs: Num, weights: Num) -> Num:
@@ -176,6 +184,10 @@ def microbatches_that_wait(layout: LayoutNumbers) -> Num:
 
 def _closed_forms() -> list[ClosedForms]:
     return [load_reference(builder.closed_forms) for builder in SCHEDULES.values()]
+
+
+TABLES_OF_SCHEDULES = (_closed_forms, _crossing, _bent)
+"""What depends on nothing but which schedules there are."""
 
 
 def _select(layout: LayoutNumbers, each: Sequence[Callable[[], Num]]) -> Num:

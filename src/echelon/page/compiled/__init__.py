@@ -1,0 +1,14 @@
+"""A small, strict compiler: formulas of `cost/` and rules of `config/` as JavaScript for the page.
+
+It reads the source of live functions, from a few entries on, with what they call, and writes one
+module (`web/src/compiled/formulas.js`). What it does not know it refuses with file and line, so
+that nothing is compiled silently wrong. In the page every quantity is one number: what is only
+there for arrays of plans is left out.
+
+source.py       the syntax tree of a live function or class, and refusals
+names.py        what is reached, and what it is called
+constants.py    live values as JavaScript
+expressions.py  expressions      statements.py  statements, functions, classes
+calls.py        calls: of Python, of NumPy, of what is compiled
+module.py       the whole module: ``python -m echelon.page.compiled.module``
+"""

@@ -1,0 +1,182 @@
+"""What the controls of the explorer choose among, as numbers: models, clusters, kinds.
+
+Models and clusters are presets. What our trainer is on a cluster, and what its devices reach of
+their peaks, is asked of `cost/` for each model and is in lists in which each record stands once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from echelon.config.cluster.settings import read_typed_cluster
+from echelon.config.load import load_job
+from echelon.core.axis import Axis
+from echelon.core.choices.context_kinds import CONTEXT_KINDS
+from echelon.core.cluster import Cluster
+from echelon.core.mesh import Mesh
+from echelon.core.model_shape import ModelShape
+from echelon.core.plan import Plan
+from echelon.core.units import decimal_bytes
+from echelon.cost.seconds.flops import multiplied_weights
+from echelon.cost.seconds.from_plan import cost_inputs_from_plan, peak_flops
+from echelon.cost.seconds.pipeline import schedule_index
+from echelon.schedule.build import SCHEDULES
+from echelon.schedule.builder import Builder
+
+CONTEXTS = tuple(name for name, kind in CONTEXT_KINDS.items() if kind.exchange != "inner")
+"""Kinds whose degree of exchange follows from cp."""
+MOST_VIRTUAL = 16  # stages of a rank
+CONTEXT_DEGREES = tuple(2**power for power in range(7))
+LENGTHS = tuple(2**power for power in range(8, 21))
+"""Degrees of cp, and tokens of a sequence: of each kind each rank gets an equal part."""
+RECOMPUTES = ("none", "selective", "full")
+PROCESSORS = "laptop"
+GPUS = "8xh100"
+"""Clusters on which a model is looked at once: what differs between others is no kernel of ours."""
+
+
+@dataclass(slots=True)
+class Table:
+    """Hold records, each of which stands once."""
+
+    rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    places: dict[str, int] = field(default_factory=dict[str, int])
+
+    def place(self, record: dict[str, Any]) -> int:
+        """Return where a record stands."""
+        key = repr(record)
+        if key not in self.places:
+            self.places[key] = len(self.rows)
+            self.rows.append(record)
+        return self.places[key]
+
+
+def explorer_tables(models: Sequence[str], clusters: Sequence[str]) -> dict[str, Any]:
+    """Return the tables of the page; ConfigError where a model or a cluster is not known."""
+    machines, software = Table(), Table()
+    plans = {name: _plans(name) for name in models}
+    found = [read_typed_cluster(name, "--cluster") for name in clusters]
+    return {
+        "models": [_model(name, plans[name][PROCESSORS]) for name in models],
+        "clusters": [
+            _cluster(cluster, {name: each for name, each in plans.items()}, machines, software)
+            for cluster in found
+        ],
+        "machines": machines.rows,
+        "software": software.rows,
+        "schedules": {name: schedule_index(name) for name in SCHEDULES},
+        "schedule_facts": {name: _schedule(builder) for name, builder in SCHEDULES.items()},
+        "context_kinds": {
+            name: {
+                "exchanges_heads": CONTEXT_KINDS[name].exchange == "all",
+                "gathers_keys": CONTEXT_KINDS[name].gathers_keys,
+            }
+            for name in CONTEXTS
+        },
+        "recomputes": list(RECOMPUTES),
+        "context_degrees": list(CONTEXT_DEGREES),
+        "lengths": list(LENGTHS),
+    }
+
+
+def _plans(name: str) -> dict[str, Plan]:
+    """Return a run of a model on one device, of processors and of GPUs, whatever it reads."""
+    batch = ("batch.global_sequences=1", "batch.sequence_length=64", "batch.microbatch_sequences=1")
+    return {
+        cluster: load_job(name, (*batch, f'cluster.preset="{cluster}"')).plan
+        for cluster in (PROCESSORS, GPUS)
+    }
+
+
+def _model(name: str, plan: Plan) -> dict[str, Any]:
+    return {
+        "name": name,
+        "shape": asdict(plan.model),
+        "multiplied": multiplied_weights(plan.model),
+    }
+
+
+def _schedule(builder: type[Builder]) -> dict[str, Any]:
+    """Return what a schedule needs of ranks, stages and microbatches."""
+    return {
+        "places": builder.places,
+        "even_ranks": not builder.fits_ranks(1),
+        "virtual": [False, *(builder.fits_virtual_stages(n) for n in range(1, MOST_VIRTUAL + 1))],
+        "per_rank": builder.microbatches_per_rank,
+        "multiple": builder.microbatch_multiple,
+    }
+
+
+def _cluster(
+    cluster: Cluster, plans: dict[str, dict[str, Plan]], machines: Table, software: Table
+) -> dict[str, Any]:
+    gpus = cluster.backend == "nccl"
+    runs = {
+        name: replace(each[GPUS if gpus else PROCESSORS], cluster=cluster)
+        for name, each in plans.items()
+    }
+    precision = next(iter(runs.values())).mathematics.precision
+    return {
+        "name": cluster.name,
+        "device": cluster.device.name,
+        "gpus": gpus,
+        "devices": cluster.num_devices,
+        "devices_per_node": cluster.devices_per_node,
+        "memory_bytes": float(cluster.device.memory_bytes),
+        "peak_flops": peak_flops(cluster, precision.parameters),
+        "links": [
+            {
+                "name": link.name,
+                "degree": link.degree,
+                "words": f"{decimal_bytes(link.bandwidth)}/s each way",
+            }
+            for link in cluster.links
+        ],
+        "software": {
+            name: software.place(asdict(cost_inputs_from_plan(plan).software))
+            for name, plan in runs.items()
+        },
+        "machines": {name: [*_machines(plan, machines)] for name, plan in runs.items()},
+    }
+
+
+def _machines(plan: Plan, machines: Table) -> Iterator[dict[str, Any]]:
+    """Yield where the rates of a device are, from so many ranks on."""
+    cluster, model = plan.cluster, plan.model
+    lengths = {False: 1, True: model.max_positions}
+    last: dict[bool, int] = {}
+    for ranks in range(1, max(2, cluster.devices_per_node if _shares(cluster) else 2) + 1):
+        if ranks > cluster.num_devices:
+            break
+        for hidden, length in lengths.items():
+            if hidden and not _hides(model):
+                continue
+            run = _with_ranks(plan, ranks, max(length, 2 * (model.window or 0) if hidden else 1))
+            place = machines.place(asdict(cost_inputs_from_plan(run).machine))
+            if last.get(hidden) != place:
+                last[hidden] = place
+                yield {"ranks": ranks, "hidden": hidden, "place": place}
+
+
+def _shares(cluster: Cluster) -> bool:
+    """Return whether the ranks of a node share cores."""
+    return cluster.backend == "gloo"
+
+
+def _hides(model: ModelShape) -> bool:
+    return model.window is not None and model.window < model.max_positions
+
+
+def _with_ranks(plan: Plan, ranks: int, length: int) -> Plan:
+    layout = replace(plan.layout, mesh=Mesh(dp_replicate=ranks))
+    mathematics = replace(
+        plan.mathematics, global_sequences=ranks, sequence_length=length
+    )
+    return replace(plan, layout=layout, mathematics=mathematics)
+
+
+def axes_of_tables() -> tuple[str, ...]:
+    """Return the axes that the page has a control of, outermost first."""
+    return tuple(axis.value for axis in (*Mesh().order, Axis.EP))

@@ -1,0 +1,84 @@
+"""Random settings of the explorer, most of them such that they make a plan."""
+
+from __future__ import annotations
+
+from functools import cache
+from random import Random
+from typing import Any
+
+from echelon.page.explorer.inputs import Controls
+from echelon.page.explorer.rules import broken_rules
+from echelon.page.explorer.tables import CONTEXT_DEGREES, LENGTHS, explorer_tables
+
+MODELS = (
+    *("llama3.1-405b", "llama3-8b", "mixtral-8x7b", "deepseek-v3", "mistral-7b", "gpt2"),
+    *("qwen3-30b-a3b", "qwen3-0.6b", "gpt3-175b", "nano"),
+)
+CLUSTERS = ("16384xh100", "64xa100-80gb", "8xl40s", "72xgb200", "laptop", "1xh200")
+
+TIDY = 0.75
+"""Share of settings that are mended where they break a rule for no interesting reason."""
+
+Settings = tuple[Controls, dict[str, Any], dict[str, Any]]
+"""Controls, the record of a model, and that of a cluster."""
+
+
+@cache
+def tables() -> dict[str, Any]:
+    """Return the tables of some models and clusters."""
+    return explorer_tables(MODELS, CLUSTERS)
+
+
+def random_settings(random: Random) -> Settings:
+    """Return controls of a model on a cluster, legal or not."""
+    pick = random.choice
+    model, cluster = pick(tables()["models"]), pick(tables()["clusters"])
+    heads, devices = model["shape"]["kv_heads"], cluster["devices"]
+    tp, cp, pp = pick((1, 2, 3, 4, 8)), pick((1, 1, 1, *CONTEXT_DEGREES)), pick((1, 1, 2, 3, 4, 8))
+    replicas, shards, microbatch = pick((1, 1, 2, 3)), pick((1, 2, 8, 64)), pick((1, 1, 2, 4))
+    zero, schedule, virtual = pick((0, 1, 2, 3)), pick((*tables()["schedules"],)), pick((1, 1, 2, 3))
+    split = tp > 1 and pick((True, False))
+    rounds = pick((1, 2, 8, 32, 33))
+    if random.random() < TIDY:
+        # What breaks a rule most often is mended.
+        tp = pick([n for n in (1, 2, 4, 8) if heads % n == 0])
+        split = split and tp > 1
+        facts = tables()["schedule_facts"][schedule]
+        virtual = facts["virtual"].index(True)
+        pp = 2 * pp if facts["even_ranks"] and pp % 2 else pp
+        while pp * virtual > model["shape"]["layers"]:
+            pp //= 2
+        pp, cp = (pp, cp) if pp * tp * cp <= devices else (max(1, devices // tp), 1)
+        while pp * tp * cp * replicas * shards > devices and replicas * shards > 1:
+            shards, replicas = (shards // 2, replicas) if shards > 1 else (1, 1)
+        zero = zero if shards * cp > 1 else 0
+        shards, replicas = (1, shards * replicas) if zero == 0 else (shards, replicas)
+        rounds = 2 * pp * pick((1, 2, 4))
+    controls = Controls(
+        pp=max(1, pp),
+        dp_replicate=replicas,
+        dp_shard=shards,
+        cp=cp,
+        tp=tp,
+        ep=pick((1, 2, 4, 8, 3)) if model["shape"]["experts"] or random.random() < 0.05 else 1,
+        zero=zero,
+        schedule=schedule,
+        virtual=virtual,
+        microbatch=microbatch,
+        sequences=replicas * shards * microbatch * rounds + (random.random() < 0.05),
+        length=pick((1024, 1024, 2048, *LENGTHS[:7])),
+        recompute=pick(tuple(tables()["recomputes"])),
+        context=pick((*tables()["context_kinds"],)) if cp > 1 or random.random() < 0.05 else "ring",
+        sequence_parallel=split or random.random() < 0.02,
+    )
+    return controls, model, cluster
+
+
+def legal_settings(seed: int, count: int) -> list[Settings]:
+    """Return so many settings that make a plan."""
+    random, found = Random(seed), list[Settings]()
+    while len(found) < count:
+        one = random_settings(random)
+        if not broken_rules(tables(), *one):
+            found.append(one)
+    return found

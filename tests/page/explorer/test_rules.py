@@ -1,0 +1,91 @@
+"""What the page says of its controls is what every finder of a run finds."""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from echelon.config.load import load_job
+from echelon.config.model.settings import derive_model, expand_model
+from echelon.config.rules.finders import FINDERS
+from echelon.config.rules.violations import find_violations
+from echelon.config.setting_layers import gather_layers
+from echelon.config.view import View
+from echelon.core.errors import ConfigError
+from echelon.cost.seconds.from_plan import cost_inputs_from_plan
+from echelon.page.explorer.inputs import inputs_of_controls
+from echelon.page.explorer.rules import broken_rules, run_text
+from tests.page.explorer.random_controls import legal_settings, random_settings, tables
+
+
+def found_by_finders(path: Path) -> list[str]:
+    """Return the rules that a run file breaks, without what would mend them, which takes long."""
+    merged = gather_layers(path, (), None).merged()
+    merged, problems = expand_model(merged)
+    assert not problems
+    merged.update(derive_model(View(entries=merged, wrong=frozenset()), "run"))
+    found = find_violations(View(entries=merged, wrong=frozenset()), FINDERS)
+    return sorted(one.broken_rule[0] for one in found)
+
+
+def agree_on_rules(tmp_path: Path, seed: int, count: int) -> Counter[str]:
+    """Compare the rules that random settings break; return how often each was broken."""
+    random, seen = Random(seed), Counter[str]()
+    for _ in range(count):
+        controls, model, cluster = random_settings(random)
+        path = tmp_path / "run.toml"
+        text = run_text(controls, model, cluster)
+        if controls.cp == 1:
+            text += f'\n[context]\nkind = "{controls.context}"\n'
+        path.write_text(text, encoding="utf-8")
+        broken = sorted(one.rule for one in broken_rules(tables(), controls, model, cluster))
+        assert broken == found_by_finders(path), text
+        seen.update(broken or ["none"])
+    return seen
+
+
+def test_rules_are_those_of_the_finders(tmp_path: Path) -> None:
+    seen = agree_on_rules(tmp_path, seed=1, count=150)
+    assert seen["none"] >= 5
+    assert len(seen) >= 12
+
+
+@pytest.mark.slow
+def test_rules_are_those_of_the_finders_of_many(tmp_path: Path) -> None:
+    seen = agree_on_rules(tmp_path, seed=2, count=2000)
+    assert len(seen) >= 18
+
+
+def agree_on_inputs(tmp_path: Path, seed: int, count: int) -> None:
+    for controls, model, cluster in legal_settings(seed, count):
+        path = tmp_path / "run.toml"
+        path.write_text(run_text(controls, model, cluster), encoding="utf-8")
+        plan = load_job(path).plan
+        assert plan.mesh.world_size == controls.ranks
+        assert plan.layout.pipeline.schedule == controls.schedule
+        assert inputs_of_controls(tables(), controls, model, cluster) == cost_inputs_from_plan(plan)
+
+
+def test_what_formulas_read_is_what_they_read_of_the_plan_of_the_run_file(tmp_path: Path) -> None:
+    agree_on_inputs(tmp_path, seed=3, count=25)
+
+
+@pytest.mark.slow
+def test_what_formulas_read_is_that_of_many_plans(tmp_path: Path) -> None:
+    agree_on_inputs(tmp_path, seed=4, count=300)
+
+
+def test_a_run_that_breaks_a_rule_is_no_plan(tmp_path: Path) -> None:
+    (controls, model, cluster), *_ = (
+        one
+        for one in map(random_settings, [Random(5)] * 100)
+        if [b.rule for b in broken_rules(tables(), *one)] == ["tp-divides-kv-heads"]
+    )
+    path = tmp_path / "run.toml"
+    path.write_text(run_text(controls, model, cluster), encoding="utf-8")
+    with pytest.raises(ConfigError) as caught:
+        load_job(path)
+    assert [one.rule for one in caught.value.problems] == ["tp-divides-kv-heads"]
