@@ -34,7 +34,7 @@ RECORDS = (
 )
 VERBS = (
     *("bisect", "calibrate_machine", "calibrate_model", "calibrate_run", "compare"),
-    *("compare_strategies", "export"),
+    *("compare_strategies", "explore", "export"),
     *("generate", "import_run", "merge_calibrations", "observe", "observe_experts"),
     *("observe_schedule", "parallelize", "plan", "prove", "rehearse", "strategy", "train"),
     "verify",

@@ -54,6 +54,7 @@ __all__ = [
     "collectives",
     "compare",
     "compare_strategies",
+    "explore",
     "export",
     "generate",
     "import_run",
@@ -78,6 +79,7 @@ if TYPE_CHECKING:
     from echelon.api.calibrating.run import calibrate_run
     from echelon.api.comparing import compare, compare_strategies
     from echelon.api.converting import export, import_run
+    from echelon.api.exploring import explore
     from echelon.api.generating import Generated, generate
     from echelon.api.observing import observe, observe_experts, observe_schedule
     from echelon.api.parallelizing import parallelize
@@ -133,6 +135,7 @@ else:
         "compare": "echelon.api.comparing",
         "compare_strategies": "echelon.api.comparing",
         "export": "echelon.api.converting",
+        "explore": "echelon.api.exploring",
         "generate": "echelon.api.generating",
         "import_run": "echelon.api.converting",
         "merge_calibrations": "echelon.api.calibrating.merge",

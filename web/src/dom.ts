@@ -34,23 +34,38 @@ function set(made: Element, attributes: Attributes): void {
   }
 }
 
+// What is drawn by width, with how it is drawn again; what has left the page is forgotten.
+const live = new Map<HTMLElement, { again: (anew: boolean) => void; forget: () => void }>();
+
+function redraw(anew: boolean): void {
+  for (const one of live.values()) one.again(anew);
+}
+
+// Figures follow what the system says of colors.
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => redraw(true));
+addEventListener("beforeprint", () => redraw(false));
+
 // Draw again whenever the width of the host changes; the first time at once.
 export function drawn(host: HTMLElement, draw: (width: number) => void): void {
+  for (const one of [...live.values()]) one.forget();
   let last = -1;
-  const again = () => {
+  let there = false;
+  const again = (anew: boolean) => {
+    there ||= host.isConnected;
     const width = Math.floor(host.clientWidth);
-    if (width > 0 && width !== last) {
+    if (width > 0 && (anew || width !== last)) {
       last = width;
       draw(width);
     }
   };
-  new ResizeObserver(again).observe(host);
-  // Figures follow what the system says of colors.
-  matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => {
-    last = -1;
-    again();
-  });
-  addEventListener("beforeprint", again);
+  const observer = new ResizeObserver(() => again(false));
+  observer.observe(host);
+  const forget = () => {
+    if (!there || host.isConnected) return;
+    observer.disconnect();
+    live.delete(host);
+  };
+  live.set(host, { again, forget });
 }
 
 export function color(name: string): string {

@@ -41,6 +41,10 @@ COMMANDS = {
     ),
     "compare": ("echelon.cli.compare.command:compare", "Show what differs between two plans."),
     "plan": ("echelon.cli.plan.command:plan", "Check a run; show what its ranks hold and send."),
+    "explore": (
+        "echelon.cli.explore:explore",
+        "Write a page in which a plan follows its controls.",
+    ),
     "prove": ("echelon.cli.prove:prove", "Prove that a plan computes what one device computes."),
     "rehearse": (
         "echelon.cli.rehearse:rehearse",

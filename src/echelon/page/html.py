@@ -13,10 +13,11 @@ from html import escape
 from importlib.resources import files
 from math import isfinite
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from echelon.config.files.new_file import write_new
 from echelon.page.document import PageDocument
+from echelon.page.explorer.document import ExplorerDocument
 
 DATA = "<!--echelon:data-->"
 """Where the built page wants its document."""
@@ -30,7 +31,10 @@ _ESCAPES = {
 }
 
 
-def page_html(document: PageDocument) -> str:
+AnyDocument: TypeAlias = PageDocument | ExplorerDocument
+
+
+def page_html(document: AnyDocument) -> str:
     """Return the page of a document."""
     template = files("echelon.page").joinpath("page.html").read_text(encoding="utf-8")
     assert template.count(DATA) == 1, "the built page has one place for its document"
@@ -39,13 +43,13 @@ def page_html(document: PageDocument) -> str:
     return titled.replace(DATA, data)
 
 
-def document_json(document: PageDocument) -> str:
+def document_json(document: AnyDocument) -> str:
     """Return a document as JSON that is safe inside of HTML."""
     text = json.dumps(_plain(asdict(document)), ensure_ascii=False, separators=(",", ":"))
     return "".join(_ESCAPES.get(char, char) for char in text)
 
 
-def write_page(document: PageDocument, path: Path, *, key: str = "--html") -> None:
+def write_page(document: AnyDocument, path: Path, *, key: str = "--html") -> None:
     """Write the page of a document to a new file; ConfigError where there is one."""
     write_new(path, page_html(document), key=key)
 

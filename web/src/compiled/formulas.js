@@ -30,6 +30,23 @@ split = ($rt.truth(controls.sequence_parallel) ? "sequence_parallel = true\n" : 
 return $rt.add($rt.add($rt.join("[model]\npreset = \"", $rt.str($rt.item(model, "name")), "\"\n\n[cluster]\npreset = \"", $rt.str($rt.item(cluster, "name")), "\"\n\n[mesh]\npp = ", $rt.str(controls.pp), "\ndp_replicate = ", $rt.str(controls.dp_replicate), "\ndp_shard = ", $rt.str(controls.dp_shard), "\ncp = ", $rt.str(controls.cp), "\ntp = ", $rt.str(controls.tp), "\nep = ", $rt.str(controls.ep), "\n", $rt.str(split), "\n[zero]\nstage = ", $rt.str(controls.zero), "\n"), ($rt.eq(controls.zero, 3) ? "reshard_after_forward = \"always\"\n" : "")), $rt.join("\n[pipeline]\nschedule = \"", $rt.str(controls.schedule), "\"\nvirtual_stages = ", $rt.str(controls.virtual), "\n\n[batch]\nglobal_sequences = ", $rt.str(controls.sequences), "\nmicrobatch_sequences = ", $rt.str(controls.microbatch), "\nsequence_length = ", $rt.str(controls.length), "\n\n[recompute]\npolicy = \"", $rt.str(controls.recompute), "\"\n", $rt.str(context)));
 }
 
+function $mesh_axes(controls, cluster) {
+let degree, found, name, stride;
+
+found = [];
+stride = controls.ranks;
+for ([name, degree] of $rt.iter([["pp", controls.pp], ["dp_replicate", controls.dp_replicate], ["dp_shard", controls.dp_shard], ["cp", controls.cp], ["tp", controls.tp]])) {
+stride = $rt.floordiv(stride, degree);
+if (($rt.number(degree) > $rt.number(1))) {
+$rt.append(found, $_axis(name, degree, stride, controls.ranks, cluster));
+}
+}
+if (($rt.number(controls.ep) > $rt.number(1))) {
+$rt.append(found, $_axis("ep", controls.ep, 1, controls.ranks, cluster));
+}
+return found;
+}
+
 function $inputs_of_controls(tables, controls, model, cluster) {
 let machine, rates, shape, software;
 
@@ -230,6 +247,21 @@ function* $_devices(controls, cluster) {
 if (($rt.number(controls.ranks) > $rt.number($rt.item(cluster, "devices")))) {
 yield new $Broken({ rule: "fits-cluster", message: $rt.join("the mesh has ", $rt.str(controls.ranks), " ranks, but ", $rt.str($rt.item(cluster, "name")), " has ", $rt.str($rt.item(cluster, "devices")), " devices") });
 }
+}
+
+function $_axis(name, degree, stride, ranks, cluster) {
+let across, link, links, told, where;
+links = $rt.item(cluster, "links");
+told = "no link";
+for (link of $rt.iter(links)) {
+told = $rt.join($rt.str($rt.item(link, "name")), ", ", $rt.str($rt.item(link, "words")));
+if ($rt.eq($num_across(degree, stride, ranks, $rt.item(link, "degree")), 0)) {
+break;
+}
+}
+across = $num_across(degree, stride, ranks, $rt.item(cluster, "devices_per_node"));
+where = ($rt.eq(across, $rt.floordiv(ranks, degree)) ? "crosses" : "some cross");
+return new $MeshAxis({ name: name, degree: degree, digits: [new $MeshDigit({ degree: degree, stride: stride })], link: told, where: ($rt.eq(across, 0) ? "in a node" : where) });
 }
 
 function $machine_place(controls, model, cluster) {
@@ -496,6 +528,21 @@ function* $_cut(rule, degree, what, count) {
 if ($rt.truth($rt.mod(count, degree))) {
 yield new $Broken({ rule: rule, message: $rt.join("tp = ", $rt.str(degree), ", but the model has ", $rt.str(what), " = ", $rt.str(count), " (", $rt.str(count), " % ", $rt.str(degree), " = ", $rt.str($rt.mod(count, degree)), ")") });
 }
+}
+
+function $num_across(degree, stride, ranks, block) {
+let first, found, last, start;
+
+found = 0;
+for (start of $rt.iter($rt.range(0, ranks, $rt.mul(degree, stride)))) {
+for (first of $rt.iter($rt.range(start, $rt.add(start, stride)))) {
+last = $rt.add(first, $rt.mul(stride, (degree - 1)));
+if (!$rt.eq($rt.floordiv(first, block), $rt.floordiv(last, block))) {
+found = $rt.add(found, 1);
+}
+}
+}
+return found;
 }
 
 function $mean_keys_per_query(shape, length) {
@@ -2189,6 +2236,23 @@ this.message = $rt.required(of.message, 'message');
 }
 }
 
+class $MeshAxis {
+constructor(of) {
+this.name = $rt.required(of.name, 'name');
+this.degree = $rt.required(of.degree, 'degree');
+this.digits = $rt.required(of.digits, 'digits');
+this.link = $rt.required(of.link, 'link');
+this.where = $rt.required(of.where, 'where');
+}
+}
+
+class $MeshDigit {
+constructor(of) {
+this.degree = $rt.required(of.degree, 'degree');
+this.stride = $rt.required(of.stride, 'stride');
+}
+}
+
 class $ModelNumbers {
 constructor(of) {
 this.layers = $rt.required(of.layers, 'layers');
@@ -2775,3 +2839,5 @@ export { $predict as predict };
 export { $broken_rules as broken_rules };
 
 export { $run_text as run_text };
+
+export { $mesh_axes as mesh_axes };

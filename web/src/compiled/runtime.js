@@ -155,9 +155,10 @@ export const lcm = (...values) =>
   values.reduce((a, b) => (a && b ? (a / gcd(a, b)) * b : 0), 1);
 
 export function range(...ends) {
-  const [from, to] = ends.length === 1 ? [0, ends[0]] : ends;
+  const [from, to, step] = ends.length === 1 ? [0, ends[0], 1] : [ends[0], ends[1], ends[2] ?? 1];
+  if (!(step > 0)) fail("a range that does not rise");
   const found = [];
-  for (let place = from; place < to; place++) found.push(place);
+  for (let place = from; place < to; place += step) found.push(place);
   return found;
 }
 

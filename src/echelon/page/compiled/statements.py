@@ -209,6 +209,8 @@ def _statement(scope: Scope, node: ast.stmt) -> str:
             return f"throw {expression(scope, node.exc)};"
         case ast.Assert():
             return f"$rt.assert({truth(scope, node.test)}, {ast.unparse(node.test)!r});"
+        case ast.Break():
+            return "break;"
         case ast.Continue():
             return "continue;"
         case ast.Pass():

@@ -10,13 +10,14 @@ from echelon.cost.seconds import pipeline
 from echelon.page.compiled.module import module_text
 from echelon.page.compiled.names import Program
 from echelon.page.explorer.inputs import controls_of_record, predict
+from echelon.page.explorer.mesh import mesh_axes
 from echelon.page.explorer.rules import broken_rules, run_text
 
 
 def explorer_program() -> Program:
     """Return what the page computes."""
     return Program(
-        entries=(controls_of_record, predict, broken_rules, run_text),
+        entries=(controls_of_record, predict, broken_rules, run_text, mesh_axes),
         evaluated=pipeline.TABLES_OF_SCHEDULES,
         read=frozenset(
             ("ranks", "step_s", "bytes_held", "tokens_per_s_per_device", "mfu"),

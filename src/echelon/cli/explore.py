@@ -1,0 +1,36 @@
+"""`echelon explore`: a page with controls, in which memory and seconds of a plan follow at once.
+
+Exit codes: 0 the page is written; 2 wrong input.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from echelon.cli.flags import require_new_files, require_suffix
+from echelon.cli.output import note
+
+
+def explore(
+    *,
+    html: Annotated[
+        Path, Parameter(help="Write the page of the explorer to this file, which must be new.")
+    ],
+    model: Annotated[str, Parameter(help="The preset of a model at which controls start.")] = (
+        "llama3-8b"
+    ),
+    cluster: Annotated[
+        str, Parameter(help="Where they start: COUNTxDEVICE such as 8xh100, or a cluster's file.")
+    ] = "64xh100",
+) -> int:
+    """Write a page whose controls are model, cluster, mesh, ZeRO, schedule, batch and recompute."""
+    require_suffix("--html", html, (".html",))
+    require_new_files({"--html": html})
+    from echelon.api.exploring import explore as write
+
+    write(html, model=model, cluster=cluster)
+    note(f"written: {html}")
+    return 0

@@ -1,0 +1,1 @@
+export function mapped(value: unknown): unknown;

@@ -1,0 +1,95 @@
+// What is computed, as the records that the figures of a report draw.
+
+import type { BarsFigure, DataTable, MeshFigure, WaterfallFigure } from "../document";
+import { mesh_axes } from "../compiled/formulas.js";
+import type { Controls, Prediction, Table } from "../compiled/formulas.js";
+import type { ClusterRecord } from "./state";
+
+const BYTES = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
+const COMPUTE = new Set(["matmul", "attention", "memory", "head", "recompute", "optimizer"]);
+const SENT = new Set(["tensor", "context", "expert", "messages", "gather", "gradients"]);
+// Of the step: smaller terms are one bar.
+const LEAST = 0.005;
+
+export function bytesText(bytes: number): string {
+  let power = 0;
+  while (bytes / 1024 ** power >= 1024 && power < BYTES.length - 1) power++;
+  return `${(bytes / 1024 ** power).toFixed(power ? 2 : 0)} ${BYTES[power]}`;
+}
+
+export const secondsText = (seconds: number) => `${Number(seconds.toPrecision(4))} s`;
+export const shareText = (part: number) => `${(100 * part).toFixed(1)} %`;
+
+export function memoryFigure(found: Prediction, cluster: ClusterRecord): BarsFigure {
+  const kinds = [...found.bytes].filter(([, held]) => held > 0);
+  const total = found.bytes_held;
+  return {
+    kind: "bars",
+    kinds: kinds.map(([name]) => name),
+    limit: cluster.memory_bytes,
+    limit_text: bytesText(cluster.memory_bytes),
+    rows: [
+      {
+        label: "fullest rank",
+        values: kinds.map(([, held]) => held),
+        texts: kinds.map(([, held]) => bytesText(held)),
+        total,
+        total_text: bytesText(total),
+        share_text: cluster.memory_bytes > 0 ? shareText(total / cluster.memory_bytes) : "",
+        over: total > cluster.memory_bytes,
+      },
+    ],
+  };
+}
+
+export function stepFigure(found: Prediction): WaterfallFigure {
+  const total = found.step_s;
+  const terms = [...found.seconds].filter(([, seconds]) => seconds > 0);
+  const large = terms.filter(([, seconds]) => seconds >= LEAST * total);
+  const small = terms.filter(([, seconds]) => seconds < LEAST * total);
+  const rows = large.map(([label, seconds]) => ({ label, parts: [{ tone: toneOf(label), seconds }] }));
+  if (small.length) {
+    rows.push({ label: "other", parts: small.map(([name, seconds]) => ({ tone: toneOf(name), seconds })) });
+  }
+  let start = 0;
+  return {
+    kind: "waterfall",
+    rows: rows.map((row) => {
+      const seconds = row.parts.reduce((sum, part) => sum + part.seconds, 0);
+      start += seconds;
+      return { ...row, start: start - seconds, text: secondsText(seconds), share_text: shareText(seconds / total) };
+    }),
+    total,
+    total_text: secondsText(total),
+    low: total,
+    high: total,
+    band_text: secondsText(total),
+  };
+}
+
+function toneOf(term: string): "compute" | "communication" | "idle" {
+  if (COMPUTE.has(term)) return "compute";
+  return SENT.has(term) ? "communication" : "idle";
+}
+
+export function meshFigure(controls: Controls, cluster: ClusterRecord, table: Table): MeshFigure {
+  return {
+    kind: "mesh",
+    cluster: cluster.name,
+    device: cluster.device,
+    ranks: controls.ranks,
+    devices_per_node: cluster.devices_per_node,
+    axes: mesh_axes(controls, table),
+    words: [],
+  };
+}
+
+export function termsTable(
+  head: string,
+  terms: Map<string, number>,
+  total: number,
+  text: (value: number) => string,
+): DataTable {
+  const rows = [...terms].map(([name, value]) => [name, text(value), shareText(value / total)]);
+  return { head: ["term", head, "share"], rows: [...rows, ["total", text(total), "100.0 %"]], right: [1, 2] };
+}
