@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from echelon.page.document import PageDocument
+from echelon.page.explorer.document import ExplorerDocument
 from echelon.page.html import write_page
 
 if TYPE_CHECKING:
@@ -65,7 +66,9 @@ def opened(browser: Browser, tmp_path: Path) -> Iterator[Opener]:
     """Open the page of a document, without a network, at a width and in colors."""
     contexts = []
 
-    def open_it(document: PageDocument, *, width: int = 1000, **options: Any) -> OpenPage:
+    def open_it(
+        document: PageDocument | ExplorerDocument, *, width: int = 1000, **options: Any
+    ) -> OpenPage:
         path = tmp_path / f"page{len(contexts)}.html"
         write_page(document, path)
         context = browser.new_context(
