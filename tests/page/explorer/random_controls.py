@@ -36,7 +36,11 @@ def random_settings(random: Random) -> Settings:
     heads, devices = model["shape"]["kv_heads"], cluster["devices"]
     tp, cp, pp = pick((1, 2, 3, 4, 8)), pick((1, 1, 1, *CONTEXT_DEGREES)), pick((1, 1, 2, 3, 4, 8))
     replicas, shards, microbatch = pick((1, 1, 2, 3)), pick((1, 2, 8, 64)), pick((1, 1, 2, 4))
-    zero, schedule, virtual = pick((0, 1, 2, 3)), pick((*tables()["schedules"],)), pick((1, 1, 2, 3))
+    zero, schedule, virtual = (
+        pick((0, 1, 2, 3)),
+        pick((*tables()["schedules"],)),
+        pick((1, 1, 2, 3)),
+    )
     split = tp > 1 and pick((True, False))
     rounds = pick((1, 2, 8, 32, 33))
     if random.random() < TIDY:

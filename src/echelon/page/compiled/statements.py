@@ -39,7 +39,7 @@ def class_text(kind: type, name: str, reached: Reached) -> str:
     if is_dataclass(kind):
         members.append(_constructor(kind, reached))
     for owner in kind.__mro__[:-1]:
-        if owner.__module__.startswith("echelon."):
+        if owner.__module__ not in ("abc", "builtins", "typing"):
             members += _members(owner, reached, {one.split("(")[0] for one in members})
     body = "\n".join(members)
     return f"class {name} {{\n{body}\n}}"
@@ -195,7 +195,9 @@ def _statement(scope: Scope, node: ast.stmt) -> str:
         case ast.For():
             if node.orelse:
                 refuse(scope.path, node, "a loop with else")
-            head = f"for ({pattern(scope, node.target)} of $rt.iter({expression(scope, node.iter)}))"
+            head = (
+                f"for ({pattern(scope, node.target)} of $rt.iter({expression(scope, node.iter)}))"
+            )
             return "\n".join([f"{head} {{", *_block(scope, node.body), "}"])
         case ast.FunctionDef():
             if _is_generator(node) or node.decorator_list:
@@ -229,4 +231,3 @@ def _loose(scope: Scope, node: ast.expr) -> str:
     if isinstance(node, ast.YieldFrom):
         return f"yield* $rt.iter({expression(scope, node.value)});"
     return f"{expression(scope, node)};"
-

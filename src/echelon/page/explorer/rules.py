@@ -153,9 +153,7 @@ def _pipeline(tables: Record, controls: Controls, shape: ModelShape) -> Iterator
 
 def _zero(controls: Controls, shape: ModelShape) -> Iterator[Broken]:
     if controls.tp == 1 and controls.sequence_parallel:
-        yield Broken(
-            rule=NO_EFFECT.id, message="sequence parallelism splits over tp, and tp = 1"
-        )
+        yield Broken(rule=NO_EFFECT.id, message="sequence parallelism splits over tp, and tp = 1")
     shard, cp = controls.dp_shard, controls.cp
     if controls.zero > 0 and shard * cp == 1:
         yield Broken(

@@ -171,9 +171,7 @@ def _hides(model: ModelShape) -> bool:
 
 def _with_ranks(plan: Plan, ranks: int, length: int) -> Plan:
     layout = replace(plan.layout, mesh=Mesh(dp_replicate=ranks))
-    mathematics = replace(
-        plan.mathematics, global_sequences=ranks, sequence_length=length
-    )
+    mathematics = replace(plan.mathematics, global_sequences=ranks, sequence_length=length)
     return replace(plan, layout=layout, mathematics=mathematics)
 
 
