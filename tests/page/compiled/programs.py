@@ -32,7 +32,7 @@ def truths(a: float, b: float) -> list[Any]:
     rows = {"a": a} if a else {}
     return [
         *(0 < a < b, a == b, not a, a and b, a or b, bool(rows), len(rows)),
-        *(a in (1.0, 2.0), None if a > b else 1, 0.0 or "none"),
+        *(a in (1.0, 2.0), None if a > b else 1, (a - a) or "none"),
     ]
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, is_dataclass
 from math import isinf, isnan
-from types import FunctionType, MethodType
+from types import FunctionType
 from typing import Any
 
 import numpy as np
@@ -26,14 +26,8 @@ def constant_text(value: Any, reached: Reached) -> str:
         return json.dumps(str(value))
     if isinstance(value, int | float):
         return _number(float(value) if isinstance(value, float) else value)
-    if isinstance(value, np.ufunc) and value.__name__ in UFUNCS:
-        return f"$rt.{UFUNCS[value.__name__]}"
-    if isinstance(value, FunctionType):
-        return reached.program.given.get(value) or reached.function(value)
-    if isinstance(value, MethodType):
-        raise NotCompiled(f"the bound method {value.__qualname__} stands as a value")
-    if isinstance(value, type):
-        return reached.program.given.get(value) or reached.class_(value)
+    if callable(value):
+        return _callable(value, reached)
     if is_dataclass(value):
         return _record(value, reached)
     if isinstance(value, Mapping):
@@ -44,6 +38,16 @@ def constant_text(value: Any, reached: Reached) -> str:
     if isinstance(value, Iterable):
         return f"[{', '.join(constant_text(one, reached) for one in value)}]"
     raise NotCompiled(f"a value of {type(value).__name__} has no counterpart in the page")
+
+
+def _callable(value: Any, reached: Reached) -> str:
+    if isinstance(value, np.ufunc) and value.__name__ in UFUNCS:
+        return f"$rt.{UFUNCS[value.__name__]}"
+    if isinstance(value, FunctionType):
+        return reached.program.given.get(value) or reached.function(value)
+    if isinstance(value, type):
+        return reached.program.given.get(value) or reached.class_(value)
+    raise NotCompiled(f"{getattr(value, '__qualname__', value)} stands as a value")
 
 
 def _number(value: float) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import ast
 import inspect
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cached_property
 from types import FunctionType
+from typing import Any
 
 from echelon.page.compiled.calls import call
 from echelon.page.compiled.constants import constant_text
@@ -78,7 +79,7 @@ def _members(kind: type, reached: Reached, there: set[str]) -> Iterator[str]:
             continue
         if isinstance(vars(kind)[node.name], property | cached_property):
             head = f"get {word}"
-        elif marks == {"classmethod"} or marks == {"staticmethod"}:
+        elif marks in ({"classmethod"}, {"staticmethod"}):
             head = f"static {head}"
         elif marks:
             refuse(path, node, f"the decorator {marks}")
@@ -166,61 +167,70 @@ def _only_numbers(node: ast.stmt) -> bool | None:
 
 
 def _statement(scope: Scope, node: ast.stmt) -> str:
-    match node:
-        case ast.Return():
-            return f"return {'undefined' if node.value is None else expression(scope, node.value)};"
-        case ast.Assign():
-            value = expression(scope, node.value)
-            if len(node.targets) == 1 and isinstance(node.targets[0], ast.Tuple):
-                count = len(node.targets[0].elts)
-                return f"{pattern(scope, node.targets[0])} = $rt.unpack({value}, {count});"
-            if len(node.targets) == 1 and isinstance(node.targets[0], ast.Subscript):
-                owner, key = node.targets[0].value, node.targets[0].slice
-                place = f"{expression(scope, owner)}, {expression(scope, key)}"
-                return f"$rt.setitem({place}, {value});"
-            return f"{' = '.join([*(pattern(scope, one) for one in node.targets), value])};"
-        case ast.AnnAssign():
-            if node.value is None:
-                return ""
-            return f"{pattern(scope, node.target)} = {expression(scope, node.value)};"
-        case ast.AugAssign():
-            both = ast.BinOp(left=node.target, op=node.op, right=node.value)
-            value = expression(scope, ast.copy_location(both, node))
-            return f"{pattern(scope, node.target)} = {value};"
-        case ast.If():
-            lines = [f"if ({truth(scope, node.test)}) {{", *_block(scope, node.body)]
-            if node.orelse:
-                lines += ["} else {", *_block(scope, node.orelse)]
-            return "\n".join([*lines, "}"])
-        case ast.For():
-            if node.orelse:
-                refuse(scope.path, node, "a loop with else")
-            head = (
-                f"for ({pattern(scope, node.target)} of $rt.iter({expression(scope, node.iter)}))"
-            )
-            return "\n".join([f"{head} {{", *_block(scope, node.body), "}"])
-        case ast.FunctionDef():
-            if _is_generator(node) or node.decorator_list:
-                refuse(scope.path, node, "a generator inside of a function")
-            return _function(scope, node, f"function {local_name(node.name)}")
-        case ast.Expr():
-            return _loose(scope, node.value)
-        case ast.Raise():
-            if node.exc is None or node.cause is not None:
-                refuse(scope.path, node, "raising what was caught")
-            return f"throw {expression(scope, node.exc)};"
-        case ast.Assert():
-            return f"$rt.assert({truth(scope, node.test)}, {ast.unparse(node.test)!r});"
-        case ast.Break():
-            return "break;"
-        case ast.Continue():
-            return "continue;"
-        case ast.Pass():
-            return ""
-        case ast.Delete():
-            return ""
-        case _:
-            refuse(scope.path, node, f"{type(node).__name__} has no counterpart in the page")
+    make = _KINDS.get(type(node))
+    if make is None:
+        refuse(scope.path, node, f"{type(node).__name__} has no counterpart in the page")
+    return make(scope, node)
+
+
+def _return(scope: Scope, node: ast.Return) -> str:
+    return f"return {'undefined' if node.value is None else expression(scope, node.value)};"
+
+
+def _assign(scope: Scope, node: ast.Assign) -> str:
+    value, first = expression(scope, node.value), node.targets[0]
+    if len(node.targets) == 1 and isinstance(first, ast.Tuple):
+        return f"{pattern(scope, first)} = $rt.unpack({value}, {len(first.elts)});"
+    if len(node.targets) == 1 and isinstance(first, ast.Subscript):
+        place = f"{expression(scope, first.value)}, {expression(scope, first.slice)}"
+        return f"$rt.setitem({place}, {value});"
+    return f"{' = '.join([*(pattern(scope, one) for one in node.targets), value])};"
+
+
+def _annotated(scope: Scope, node: ast.AnnAssign) -> str:
+    if node.value is None:
+        return ""
+    return f"{pattern(scope, node.target)} = {expression(scope, node.value)};"
+
+
+def _augmented(scope: Scope, node: ast.AugAssign) -> str:
+    both = ast.BinOp(left=node.target, op=node.op, right=node.value)
+    value = expression(scope, ast.copy_location(both, node))
+    return f"{pattern(scope, node.target)} = {value};"
+
+
+def _if(scope: Scope, node: ast.If) -> str:
+    lines = [f"if ({truth(scope, node.test)}) {{", *_block(scope, node.body)]
+    if node.orelse:
+        lines += ["} else {", *_block(scope, node.orelse)]
+    return "\n".join([*lines, "}"])
+
+
+def _for(scope: Scope, node: ast.For) -> str:
+    if node.orelse:
+        refuse(scope.path, node, "a loop with else")
+    head = f"for ({pattern(scope, node.target)} of $rt.iter({expression(scope, node.iter)}))"
+    return "\n".join([f"{head} {{", *_block(scope, node.body), "}"])
+
+
+def _inner(scope: Scope, node: ast.FunctionDef) -> str:
+    if _is_generator(node) or node.decorator_list:
+        refuse(scope.path, node, "a generator inside of a function")
+    return _function(scope, node, f"function {local_name(node.name)}")
+
+
+def _raise(scope: Scope, node: ast.Raise) -> str:
+    if node.exc is None or node.cause is not None:
+        refuse(scope.path, node, "raising what was caught")
+    return f"throw {expression(scope, node.exc)};"
+
+
+def _assert(scope: Scope, node: ast.Assert) -> str:
+    return f"$rt.assert({truth(scope, node.test)}, {ast.unparse(node.test)!r});"
+
+
+def _expression(scope: Scope, node: ast.Expr) -> str:
+    return _loose(scope, node.value)
 
 
 def _loose(scope: Scope, node: ast.expr) -> str:
@@ -231,3 +241,20 @@ def _loose(scope: Scope, node: ast.expr) -> str:
     if isinstance(node, ast.YieldFrom):
         return f"yield* $rt.iter({expression(scope, node.value)});"
     return f"{expression(scope, node)};"
+
+
+_KINDS: Mapping[type[ast.stmt], Callable[[Scope, Any], str]] = {
+    ast.Return: _return,
+    ast.Assign: _assign,
+    ast.AnnAssign: _annotated,
+    ast.AugAssign: _augmented,
+    ast.If: _if,
+    ast.For: _for,
+    ast.FunctionDef: _inner,
+    ast.Expr: _expression,
+    ast.Raise: _raise,
+    ast.Assert: _assert,
+    ast.Break: lambda _, __: "break;",
+    ast.Continue: lambda _, __: "continue;",
+    ast.Pass: lambda _, __: "",
+}
