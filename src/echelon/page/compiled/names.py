@@ -9,12 +9,13 @@ from typing import Any
 
 RESERVED = frozenset(
     (
-        "arguments await break case catch class const continue debugger default delete do "
-        "else enum eval export extends false finally for function if implements import in "
-        "instanceof interface let new null package private protected public return static "
-        "super switch this throw true try typeof var void while with yield Map Number "
-        "Math Array Object String "
-    ).split()  # noqa: SIM905
+        *("arguments", "await", "break", "case", "catch", "class", "const", "continue"),
+        *("debugger", "default", "delete", "do", "else", "enum", "eval", "export", "extends"),
+        *("false", "finally", "for", "function", "if", "implements", "import", "in", "instanceof"),
+        *("interface", "let", "new", "null", "package", "private", "protected", "public"),
+        *("return", "static", "super", "switch", "this", "throw", "true", "try", "typeof", "var"),
+        *("void", "while", "with", "yield", "Map", "Number", "Math", "Array", "Object", "String"),
+    )
 )
 """Words that a variable can't have as its name in JavaScript, or that the module reads."""
 
