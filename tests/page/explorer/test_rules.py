@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -15,8 +16,6 @@ from echelon.config.rules.violations import find_violations
 from echelon.config.setting_layers import gather_layers
 from echelon.config.view import View
 from echelon.core.errors import ConfigError
-from echelon.cost.seconds.from_plan import cost_inputs_from_plan
-from echelon.page.explorer.inputs import inputs_of_controls
 from echelon.page.explorer.rules import broken_rules, run_text
 from tests.page.explorer.random_controls import legal_settings, random_settings, tables
 
@@ -59,33 +58,13 @@ def test_rules_are_those_of_the_finders_of_many(tmp_path: Path) -> None:
     assert len(seen) >= 18
 
 
-def agree_on_inputs(tmp_path: Path, seed: int, count: int) -> None:
-    for controls, model, cluster in legal_settings(seed, count):
-        path = tmp_path / "run.toml"
-        path.write_text(run_text(controls, model, cluster), encoding="utf-8")
-        plan = load_job(path).plan
-        assert plan.mesh.world_size == controls.ranks
-        assert plan.layout.pipeline.schedule == controls.schedule
-        assert inputs_of_controls(tables(), controls, model, cluster) == cost_inputs_from_plan(plan)
-
-
-def test_what_formulas_read_is_what_they_read_of_the_plan_of_the_run_file(tmp_path: Path) -> None:
-    agree_on_inputs(tmp_path, seed=3, count=25)
-
-
-@pytest.mark.slow
-def test_what_formulas_read_is_that_of_many_plans(tmp_path: Path) -> None:
-    agree_on_inputs(tmp_path, seed=4, count=300)
-
-
 def test_a_run_that_breaks_a_rule_is_no_plan(tmp_path: Path) -> None:
-    (controls, model, cluster), *_ = (
-        one
-        for one in map(random_settings, [Random(5)] * 100)
-        if [b.rule for b in broken_rules(tables(), *one)] == ["tp-divides-kv-heads"]
-    )
+    legal = legal_settings(5, 30)
+    controls, model, cluster = next(one for one in legal if one[1]["name"] == "llama3-8b")
     path = tmp_path / "run.toml"
-    path.write_text(run_text(controls, model, cluster), encoding="utf-8")
+    path.write_text(
+        run_text(replace(controls, length=1024 * 1024), model, cluster), encoding="utf-8"
+    )
     with pytest.raises(ConfigError) as caught:
         load_job(path)
-    assert [one.rule for one in caught.value.problems] == ["tp-divides-kv-heads"]
+    assert "sequence-fits-positions" in [one.rule for one in caught.value.problems]
