@@ -18,7 +18,7 @@ from echelon.page.explorer.inputs import Controls
 from echelon.page.explorer.rules import broken_rules
 from echelon.page.explorer.tables import explorer_tables
 
-COUNTS = (8, 64, 1024, 16384)
+COUNTS = (8, 64, 1024, 16384)  # devices
 DEVICES = ("a100-80gb", "h100", "h200", "b200", "mi300x")
 """What the page offers beside the cluster that is asked for."""
 MODEL, CLUSTER = "llama3-8b", "64xh100"
