@@ -14,7 +14,13 @@ from cyclopts import Parameter
 
 from echelon.api.observing import observe as observe_run
 from echelon.api.observing import observe_experts, observe_schedule
-from echelon.cli.flags import Json, argument_problem, require_new_files, require_suffix
+from echelon.cli.flags import (
+    Json,
+    argument_problem,
+    bad_argument,
+    require_new_files,
+    require_suffix,
+)
 from echelon.cli.output import WIDEST, note, page_columns, print_result
 from echelon.config.files.new_file import write_new
 from echelon.core.errors import ConfigError, Problem
@@ -52,6 +58,9 @@ def observe(
     html: Annotated[
         Path | None, Parameter(help="Write the page of the run to this file, which must be new.")
     ] = None,
+    serve: Annotated[
+        bool, Parameter(negative="", help="Serve that page to this machine, and follow the run.")
+    ] = False,
     json: Json = False,
 ) -> int:
     """Say what a run did; with --schedule, draw its pipeline and say why ranks were idle.
@@ -62,6 +71,8 @@ def observe(
     traces/measured.json.gz with the three steps up to the one that is drawn.
     """
     _require_fitting_flags(schedule, experts, step, svg)
+    if serve and (schedule or experts or json):
+        raise bad_argument("--serve is a page of everything", f"echelon observe {run} --serve")
     require_suffix("--html", html, (".html",))
     require_new_files({"--html": html})
     if html is not None:
@@ -70,6 +81,8 @@ def observe(
 
         write_page(run_page(run), html)
         note(f"written: {html}")
+    if serve:
+        return _serve(run)
     if experts:
         return show_experts(run, step, json)
     if not schedule:
@@ -93,6 +106,24 @@ def observe(
         lambda: report_text(report, width=page_columns(_PIPED), columns=page_columns(WIDEST)),
         as_json=json,
     )
+    return 0
+
+
+def _serve(run: Path) -> int:
+    """Serve the page of a run until the user ends it."""
+    from threading import Event as Signal
+
+    from echelon.page.run import run_page
+    from echelon.page.serve import served_run
+
+    run_page(run)  # What cannot be shown is refused before anything listens.
+    with served_run(run) as link:
+        print(link, flush=True)
+        note("the page follows the run, read-only, for this machine alone; Ctrl-C ends it")
+        try:
+            Signal().wait()
+        except KeyboardInterrupt:
+            return 0
     return 0
 
 
