@@ -47,4 +47,4 @@ def summed(*, each: int, algorithm: str = "hierarchical", **chosen: Any) -> Plan
 def last_chunk_not_passed_on(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """End phase 2 of the ring one step early: each rank keeps its own part of one chunk."""
     gather = ring.gather_phase
-    patch.setattr(ring, "gather_phase", lambda *given: gather(*given)[:-1])
+    patch.setattr(ring, "gather_phase", lambda *given, **named: gather(*given, **named)[:-1])

@@ -65,6 +65,15 @@ def summed_here(parts: list[list[int]], plans: list[tuple[Step, ...]]) -> list[l
     return values
 
 
+def tiers_sent(steps: tuple[Step, ...], member: SumGroup) -> tuple[int, int]:
+    """Return how many elements a member sends inside of its node, and to other nodes."""
+    tiers = [0, 0]
+    for step in steps:
+        for other, part in step.sends:
+            tiers[member.nodes[other] != member.nodes[member.place]] += part.length
+    return tiers[0], tiers[1]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summed:
     """What one rank gave, got, and recorded, and what was there before it waited."""
