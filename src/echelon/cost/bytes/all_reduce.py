@@ -19,7 +19,7 @@ What arrives to be added lands beside the tensor, E elements of a ring chunk by 
     halving-doubling  the block of n/2 chunks that i is in
     hierarchical      (l-1) c, or a chunk of the ring across nodes
 
-n equal slices of p bytes are summed, or gathered, with n-1 of them sent, inside of nodes and across:
+n equal slices of p bytes are summed, or gathered; n-1 of them are sent, inside of nodes and across:
 
     backend, tree     to each other member: (l-1) p and (n-l) p
     ring              all to the next member
@@ -188,6 +188,32 @@ def sum_group(plan: Plan, ranks: tuple[int, ...], rank: int) -> SumGroup:
         place=ranks.index(rank),
         nodes=tuple(one // node for one in ranks),
     )
+
+
+def slices_sent(plan: Plan, ranks: tuple[int, ...], rank: int, piece: int) -> tuple[int, int]:
+    """Return what `rank` sends to sum, or to gather, slices of `piece` bytes, and how much far.
+
+    To other nodes, that is.
+    """
+    near, far = sum_group(plan, ranks, rank).slice_bytes_by_tier(piece)
+    return near + far, far
+
+
+def sums_sent(
+    plan: Plan, ranks: tuple[int, ...], rank: int, elements: Iterable[int], size: int
+) -> tuple[int, int]:
+    """Return what `rank` sends to sum tensors of so many elements of `size` bytes, and how much of
+    it to other nodes."""
+    group = sum_group(plan, ranks, rank)
+    tiers = [group.bytes_by_tier(count, size) for count in elements]
+    return sum(map(sum, tiers)), sum(far for _, far in tiers)
+
+
+def pairs_sent(plan: Plan, ranks: tuple[int, ...], rank: int, piece: int) -> tuple[int, int]:
+    """Return what `rank` sends where each hands `piece` bytes to all others, and how much far."""
+    node = plan.cluster.devices_per_node
+    beyond = sum(other // node != rank // node for other in ranks)
+    return (len(ranks) - 1) * piece, beyond * piece
 
 
 def _chunk(count: int, index: int, chunks: int) -> int:

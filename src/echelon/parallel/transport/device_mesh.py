@@ -220,12 +220,10 @@ class GroupMaker:
         self._collective: list[tuple[str, Communicator]] = []
         self._count = 0
 
-    def over(
-        self, axis: str, groups: _Ranks, *, needed: bool = True, sums: bool = False
-    ) -> Group:
+    def over(self, axis: str, groups: _Ranks, *, needed: bool = True, sums: bool = False) -> Group:
         """Return the group of this rank; one of its own where it is in none, or none is needed.
 
-        One that `sums` gradients, rows or slices does so, and gathers, by the algorithm of the plan.
+        One that `sums` does so, and scatters and gathers, by the algorithm of the plan.
         """
         self._count += 1
         mine: tuple[int, ...] = (self._recorder.rank,)
