@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from echelon.core.axis import Axis
 from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.cost.bytes.all_reduce import slices_sent, sums_sent
 from echelon.layout.stage import StagePart, part_of
 
 _NUMBER_BYTES = 8  # of a token id, and of the largest logit beside it

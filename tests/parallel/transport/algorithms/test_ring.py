@@ -30,7 +30,10 @@ def test_phase_2_without_its_last_chunk_leaves_each_member_a_part_of_a_sum() -> 
     size = 4
     whole, places = Part(0, 12), range(size)
     plans = [
-        (*scatter_phase(places, one, whole.chunks(size)), *gather_phase(places, one, whole.chunks(size))[:-1])
+        (
+            *scatter_phase(places, one, whole.chunks(size)),
+            *gather_phase(places, one, whole.chunks(size))[:-1],
+        )
         for one in places
     ]
     sums = summed_here([[1] * 12 for _ in places], plans)
