@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections import Counter
 from typing import Any
 
@@ -24,31 +25,36 @@ Tiers = tuple[int, int]
 def tiers_of_step(context: RankContext, plan_json: str) -> Tiers:
     """Return what one rank sends in its second step: inside of its node, and to others.
 
-    Of collectives. Sums that are left to the library count as it is told of; rows that go to
-    experts, of which tokens decide, do not.
+    Of collectives. Sums that are left to the library count as it is told of; exchanges of any sizes
+    do not: rows that go to experts, and keys around a ring.
     """
     plan = Plan.from_json(plan_json)
     node, sent = plan.cluster.devices_per_node, Counter[bool]()
     send, start = GlooPeers.send, Group._start_sum
+    lock, exchanging = threading.Lock(), set[threading.Thread]()
 
     def counted(peers: GlooPeers, tensor: torch.Tensor, member: int) -> Any:
         far = peers.ranks[member] // node != context.rank // node
-        sent[far] += tensor.nbytes
+        if threading.current_thread() not in exchanging:
+            with lock:
+                sent[far] += tensor.nbytes
         return send(peers, tensor, member)
 
     def by_the_library(group: Group, tensor: torch.Tensor) -> Any:
         sums = group._sums
         if sums is not None and sums.algorithm == BACKEND:
             for far, count in enumerate(sums.bytes_by_tier(tensor.numel(), tensor.element_size())):
-                sent[bool(far)] += count
+                with lock:
+                    sent[bool(far)] += count
         return start(group, tensor)
 
     def not_counted(sends: Any, receives: Any, peers: GlooPeers) -> Any:
-        before = Counter(sent)
-        found = exchange(sends, receives, peers)
-        sent.clear()
-        sent.update(before)
-        return found
+        # The threads of communicators send what counts at the same time.
+        exchanging.add(threading.current_thread())
+        try:
+            return exchange(sends, receives, peers)
+        finally:
+            exchanging.clear()
 
     exchange = collectives.start_gloo_exchange
     subject: Any = build(context, plan)

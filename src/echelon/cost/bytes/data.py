@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from echelon.core.axis import LOSS_AXES, SHARD_AXES, Axis
+from echelon.core.axis import LOSS_AXES, Axis
 from echelon.core.choices.collective_algorithms import COLLECTIVE_ALGORITHMS
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.bytes.all_reduce import slices_sent, sum_group, sums_sent
@@ -42,10 +42,9 @@ from echelon.layout.secondary import (
     hop_degrees,
     secondary_degree,
     secondary_elements,
-    shard_groups,
 )
 from echelon.layout.stage import RankPart
-from echelon.schedule.from_plan import stage_placement_from_plan
+from echelon.layout.sum_groups import end_ranks, gradient_ranks, mirror_ranks, shard_ranks
 
 COUNT_BYTES = 8
 """The token count that data ranks exchange: one int64."""
@@ -126,9 +125,7 @@ def partial_bytes(plan: Plan, buckets: Buckets, rank: int) -> SentTerm:
 def tied_bytes(plan: Plan, buckets: Buckets, rank: int) -> SentTerm:
     """Return what the two ends of a pipeline send to add up the gradient of a tied embedding."""
     tied = [bucket for bucket in buckets if bucket.kind == "tied"]
-    placement, pipe = stage_placement_from_plan(plan), plan.mesh.group(rank, Axis.PP)
-    ends = pipe[placement.stage_ranks[0]], pipe[placement.stage_ranks[-1]]
-    each, far = _sums_of_slices(plan, tied, ends, rank) if tied else (0, 0)
+    each, far = _sums_of_slices(plan, tied, end_ranks(plan, rank), rank) if tied else (0, 0)
     return SentTerm(
         axis=Axis.PP.value,
         name="tied embedding",
@@ -141,8 +138,7 @@ def tied_bytes(plan: Plan, buckets: Buckets, rank: int) -> SentTerm:
 
 def mirrored_bytes(plan: Plan, part: RankPart, buckets: Buckets, rank: int) -> SentTerm:
     """Return what two ranks that hold copies of the same stages send to add up gradients."""
-    pipe = plan.mesh.group(rank, Axis.PP)
-    pair = tuple(sorted((rank, pipe[-1 - pipe.index(rank)])))
+    pair = mirror_ranks(plan, rank)
     each, far = _sums_of_slices(plan, buckets, pair, rank) if part.mirrored else (0, 0)
     return SentTerm(
         axis=Axis.PP.value,
@@ -188,21 +184,6 @@ def _all_reduced(plan: Plan, buckets: Buckets, rank: int, *, expert: bool) -> Se
         formula=_TREE_FORMULA if algorithm == "tree" else "2 (n-1)/n G s",
         source=COLLECTIVE_ALGORITHMS[algorithm].source,
     )
-
-
-def gradient_ranks(plan: Plan, rank: int, *, expert: bool) -> tuple[int, ...]:
-    """Return the ranks that sum the gradients of `rank`."""
-    if not expert:
-        return plan.mesh.group(rank, *LOSS_AXES)
-    groups = plan.mesh.expert_data_groups(expert_tp=plan.layout.experts.expert_tp)
-    return next(ranks for ranks in groups if rank in ranks)
-
-
-def shard_ranks(plan: Plan, rank: int, *, expert: bool) -> tuple[int, ...]:
-    """Return the ranks that hold the other slices of what `rank` has slices of."""
-    if not expert:
-        return plan.mesh.group(rank, *SHARD_AXES)
-    return next(ranks for ranks in shard_groups(plan, expert=True) if rank in ranks)
 
 
 def _scattered(
