@@ -41,7 +41,9 @@ PLANS: dict[str, Plan] = {
     "pipeline and shards": summed(pp=2, dp=4, each=2, zero={"stage": 2}, tied=True),
     "context and shards": summed(dp=2, each=2, zero={"stage": 3}, mesh={"cp": 2}),
     "shards of experts": on_nodes(
-        plan_of(model=MIXTRAL, dp_shard=8, ep=2, zero=Zero(stage=3), experts=ExpertLayout(zero_stage=3)),
+        plan_of(
+            model=MIXTRAL, dp_shard=8, ep=2, zero=Zero(stage=3), experts=ExpertLayout(zero_stage=3)
+        ),
         4,
     ),
     "ring of shards": summed(dp=3, each=3, algorithm="ring", zero={"stage": 3}),
