@@ -1,4 +1,4 @@
-"""What ranks really send inside of nodes and between them: every message is counted as it leaves."""
+"""What ranks send inside of nodes and between them: every message is counted as it leaves."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients summed by messages are proven alone and beside every other split, to the byte."""
+"""Sums and gathers by messages are proven alone and beside every other split, to the byte."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ def test_sums_that_complete_late_are_the_same_bits(rank_pool: RankPool) -> None:
 
 
 @pytest.mark.parametrize(("mutant", "told"), mutants_of(collectives))
-def test_a_last_chunk_that_is_not_passed_on_is_caught_and_named(
+def test_a_bug_in_the_steps_is_caught_and_named(
     mutant: str, told: Told, rank_pool: RankPool
 ) -> None:
     assert_caught(mutant, told, rank_pool)

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from echelon.core.axis import LOSS_AXES, Axis
 from echelon.core.choices.collective_algorithms import COLLECTIVE_ALGORITHMS
 from echelon.core.plan import DTYPE_BYTES, Plan
-from echelon.cost.bytes.all_reduce import slices_sent, sum_group, sums_sent
+from echelon.cost.bytes.all_reduce import pairs_sent, slices_sent, sum_group, sums_sent
 from echelon.cost.bytes.fp8 import (
     gathered_element_bytes,
     gathered_piece_bytes,
@@ -86,7 +86,7 @@ def data_bytes(
     than a chunk's odd element.
     """
     rank = plan.mesh.rank({Axis.PP: part.pp_rank}) if rank is None else rank
-    counted, counted_far = slices_sent(plan, plan.mesh.group(rank, *LOSS_AXES), rank, COUNT_BYTES)
+    counted, counted_far = pairs_sent(plan, plan.mesh.group(rank, *LOSS_AXES), rank, COUNT_BYTES)
     count = SentTerm(
         axis=DATA_AXIS,
         name="token count",

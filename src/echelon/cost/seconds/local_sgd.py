@@ -15,8 +15,8 @@ import numpy as np
 
 from echelon.cost.seconds.data import HeldWeights
 from echelon.cost.seconds.inputs import CostInputs
-from echelon.cost.seconds.links.collectives import sum_seconds
-from echelon.cost.seconds.links.exchanges import library_group_links, slices_seconds
+from echelon.cost.seconds.links.collectives import all_gather_seconds, sum_seconds
+from echelon.cost.seconds.links.exchanges import library_group_links, pairwise_group_links
 from echelon.cost.seconds.matmul import memory_seconds
 from echelon.cost.seconds.numbers import Num
 
@@ -32,7 +32,9 @@ def outer_seconds(work: CostInputs, held: HeldWeights, step_s: Num) -> Num:
     inner = layout.tp * layout.shard * layout.pp
     size = layout.outer_bytes * weights / layout.fragments
     summed = sum_seconds(library_group_links(work, layout.dp_replicate, inner), size, layout.sums)
-    gathered = slices_seconds(work, layout.dp_replicate, inner, layout.dp_replicate * size)
+    gathered = all_gather_seconds(
+        pairwise_group_links(work, layout.dp_replicate, inner), layout.dp_replicate * size
+    )
     travels = work.software.pace * np.where(
         np.asarray(layout.outer_gathers) > 0.0, gathered, summed
     )

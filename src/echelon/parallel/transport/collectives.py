@@ -120,18 +120,16 @@ class Group:
         self._group = None if communicator is None else communicator.process_group
         self._buffer_pool = BufferPool(torch.device("cpu"))
         self._sums: SumGroup | None = None
+        self._slices: SumGroup | None = None
 
-    def sum_by(self, sums: SumGroup) -> None:
-        """Sum, scatter and gather by the algorithm that `sums` names from now on.
+    def sum_by(self, sums: SumGroup, *, slices: bool = True) -> None:
+        """Sum by the algorithm that `sums` names from now on; all members call it alike.
 
-        All members call it alike. An algorithm that scatters nothing leaves that as it is.
+        So are `slices` scattered and gathered, by an algorithm that does that. A group that gathers
+        a few numbers alone leaves them to direct exchanges, which take one hop.
         """
         self._sums = sums
-
-    @property
-    def _slices(self) -> SumGroup | None:
-        """Return by what slices are summed and gathered, where not by direct exchanges."""
-        return self._sums if self._sums is not None and self._sums.scatters else None
+        self._slices = sums if slices and sums.scatters else None
 
     def _sum_bytes(self, tensor: torch.Tensor) -> int:
         """Return the bytes that this member sends to sum `tensor`."""

@@ -163,7 +163,7 @@ def rank_groups(plan: Plan, recorder: Recorder, completion: Completion | None = 
     replicas = mesh.groups(Axis.DP_REPLICATE)
     whole = OPTIMIZERS[plan.mathematics.optimizer.kind].needs_whole_matrices
     by_sequence = has_experts and shares_sequences(plan)
-    tensor = over(Axis.TP.value, mesh.groups(Axis.TP), sums=True)
+    tensor = over(Axis.TP.value, mesh.groups(Axis.TP), slices=True)
     updates = plan.mathematics.updates
     # Nobody may wait for a worker that can be lost: servers are together, and workers alone.
     elastic, server_ranks = updates.is_elastic, [tuple(mesh.server_ranks)]
@@ -182,8 +182,8 @@ def rank_groups(plan: Plan, recorder: Recorder, completion: Completion | None = 
         data=maker.unconnected("dp", mesh.groups(*LOSS_AXES))
         if elastic
         else over("dp", mesh.groups(*LOSS_AXES), sums=True),
-        shard=over(Axis.DP_SHARD.value, mesh.groups(*SHARD_AXES), needed=slices, sums=True),
-        shard_within=over(SHARD_WITHIN_AXIS, node_groups(plan), sums=True),
+        shard=over(Axis.DP_SHARD.value, mesh.groups(*SHARD_AXES), needed=slices, slices=True),
+        shard_within=over(SHARD_WITHIN_AXIS, node_groups(plan), slices=True),
         shard_across=over(SHARD_ACROSS_AXIS, across_groups(plan)),
         replicate=over(
             Axis.DP_REPLICATE.value, replicas, needed=slices or expert_slices, sums=True
@@ -220,10 +220,19 @@ class GroupMaker:
         self._collective: list[tuple[str, Communicator]] = []
         self._count = 0
 
-    def over(self, axis: str, groups: _Ranks, *, needed: bool = True, sums: bool = False) -> Group:
+    def over(
+        self,
+        axis: str,
+        groups: _Ranks,
+        *,
+        needed: bool = True,
+        sums: bool = False,
+        slices: bool = False,
+    ) -> Group:
         """Return the group of this rank; one of its own where it is in none, or none is needed.
 
-        One that `sums` does so, and scatters and gathers, by the algorithm of the plan.
+        One that `sums` does so by the algorithm of the plan; one of `slices` scatters and gathers
+        by it, too.
         """
         self._count += 1
         mine: tuple[int, ...] = (self._recorder.rank,)
@@ -234,8 +243,9 @@ class GroupMaker:
             if self._recorder.rank in ranks:
                 mine, found = ranks, self._shared.get(ranks)
         group = self._completion.group(axis, mine, found, self._recorder)
-        if sums:
-            group.sum_by(sum_group(self._plan, mine, self._recorder.rank))
+        if sums or slices:
+            how = sum_group(self._plan, mine, self._recorder.rank)
+            group.sum_by(how, slices=slices)
         return group
 
     def unconnected(self, axis: str, groups: _Ranks) -> Group:
@@ -259,7 +269,7 @@ class GroupMaker:
                 mine, found = ranks, made
         group = self._completion.group(Axis.PP.value, mine, found, self._recorder)
         if not messages:
-            group.sum_by(sum_group(self._plan, mine, self._recorder.rank))
+            group.sum_by(sum_group(self._plan, mine, self._recorder.rank), slices=False)
         return group
 
     def _of_all_islands(self, groups: _Ranks) -> _Ranks:
@@ -369,9 +379,9 @@ def _expert_groups(plan: Plan, maker: GroupMaker) -> dict[str, Group]:
         ),
         "expert_within": maker.over("ep_within", [ranks for one in nodes for ranks in one]),
         "expert_data": maker.over(EXPERT_DATA_AXIS, copies, sums=True),
-        "expert_shard": maker.over(EXPERT_SHARD_AXIS, slices, sums=True),
+        "expert_shard": maker.over(EXPERT_SHARD_AXIS, slices, slices=True),
         "expert_shard_within": maker.over(
-            EXPERT_SHARD_WITHIN_AXIS, node_groups(plan, expert=True), sums=True
+            EXPERT_SHARD_WITHIN_AXIS, node_groups(plan, expert=True), slices=True
         ),
         "expert_shard_across": maker.over(
             EXPERT_SHARD_ACROSS_AXIS, across_groups(plan, expert=True)
