@@ -57,7 +57,7 @@ PLANS: dict[str, Plan] = {
 
 
 @pytest.mark.system("S12")
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", PLANS)
 def test_a_plan_is_proven(name: str, rank_pool: RankPool) -> None:
     proof = prove(PLANS[name], run_ranks=rank_pool.run, own_precision=False)
@@ -65,13 +65,13 @@ def test_a_plan_is_proven(name: str, rank_pool: RankPool) -> None:
     assert all(claim.compared > 0 for one in proof.passes for claim in one.claims)
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", PLANS)
 def test_bytes_sent_and_held_are_those_of_the_formulas(name: str, rank_pool: RankPool) -> None:
     assert not compare_plan(PLANS[name], rank_pool.run).problems
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", PLANS)
 def test_what_leaves_a_node_is_that_of_the_formula(name: str, rank_pool: RankPool) -> None:
     plan = PLANS[name]
