@@ -23,7 +23,12 @@ from echelon.cost.bytes.quantised_sums import (
     quantised_sum_copies,
     second_hop_copies,
 )
-from echelon.cost.bytes.transient import BUCKETS_IN_FLIGHT, arriving_elements
+from echelon.cost.bytes.transient import (
+    BUCKETS_IN_FLIGHT,
+    ArrivingSum,
+    adds_slices_itself,
+    arriving_sums,
+)
 from echelon.layout.buckets import (
     BucketPlan,
     accumulates_slices,
@@ -62,10 +67,8 @@ class SummedBucket:
     """What comes on top while a sum in two hops ends; else 0."""
     hops: int
     """Sums over other axes that follow in the last microbatch."""
-    members: tuple[int, ...] = ()
-    """Who sums it by messages, or its slices."""
-    arriving: int = 0
-    """What lands beside it then, until backward is over; 0 where a library sums."""
+    arriving: tuple[ArrivingSum, ...] = ()
+    """What lands beside it where it is summed by messages, until backward is over."""
 
     @classmethod
     def from_plan(cls, plan: Plan, part: RankPart, bucket: BucketPlan) -> SummedBucket:
@@ -75,12 +78,11 @@ class SummedBucket:
         size, wire = DTYPE_BYTES[precision.gradients], DTYPE_BYTES[precision.reduction]
         stage, adds = zero_stage(plan, expert=expert), accumulates_slices(plan, expert=expert)
         cut = slice_elements(plan, bucket) * wire if stage else 0
-        gloo = plan.cluster.backend == "gloo" and stage > 0
+        itself = adds_slices_itself(plan, expert)
         codes = quantised_sum_copies(plan, bucket)
         sizes = [plan.mesh.dp_replicate if stage else 1, 2 if part.mirrored else 1]
         sizes.append(plan.mesh.tp if bucket.kind == "partial" else 1)
         sizes.append(2 if bucket.kind == "tied" else 1)
-        members, arriving = arriving_elements(plan, part.pp_rank, bucket)
         return cls(
             plan=bucket,
             contributions=_contributions(plan, part, bucket),
@@ -89,7 +91,7 @@ class SummedBucket:
             # Codes are made of gradients as they are.
             cast=bucket.num_elements * wire if casts and not codes else 0,
             slice=cut,
-            others=codes or ((shard_degree(plan, expert=expert) - 1) * cut if gloo else 0),
+            others=codes or ((shard_degree(plan, expert=expert) - 1) * cut if itself else 0),
             alone=stage > 0 and shard_degree(plan, expert=expert) == 1,
             casts=casts,
             # Room for what is received comes when codes are made.
@@ -97,8 +99,7 @@ class SummedBucket:
             # What was sent is gone by then.
             second=max(0, second_hop_copies(plan, bucket) - codes // 2),
             hops=sum(size > 1 for size in sizes),
-            members=members,
-            arriving=arriving * wire,
+            arriving=arriving_sums(plan, part, bucket),
         )
 
 
@@ -234,10 +235,11 @@ class GradientSums:
         held = one.cast + one.others + (one.slice if added or one.casts else 0)
         self._add(held + one.first)
         self._add(-one.first)
-        if last:
-            here = self._arriving.get(one.members, 0)
-            self._arriving[one.members] = max(here, one.arriving)
-            self._add(self._arriving[one.members] - here)
+        for landing in one.arriving:
+            if last or landing.each_time:
+                here = self._arriving.get(landing.ranks, 0)
+                self._arriving[landing.ranks] = max(here, landing.bytes)
+                self._add(self._arriving[landing.ranks] - here)
         if one.alone:
             held -= one.cast
             self._add(-one.cast)
