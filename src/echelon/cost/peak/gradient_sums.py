@@ -206,9 +206,7 @@ class GradientSums:
             frozenset(self._ended),
             frozenset(self._finished),
             frozenset(self._ends),
-            tuple(
-                (one.bucket.plan.name, one.held, one.hops, one.begun) for one in self._under_way
-            ),
+            tuple((one.bucket.plan.name, one.held, one.hops, one.begun) for one in self._under_way),
             tuple(self._arriving.items()),
             (self._later, self.bytes, self._most),
         )

@@ -130,9 +130,7 @@ class QuantisedSums:
         # A copy: sums of the slices of other nodes need not stay until these have theirs.
         return SecondHop(pending, came, sums[far.index].clone())
 
-    def finish(
-        self, hop: SecondHop, whole: torch.Tensor, target: torch.Tensor, name: str
-    ) -> None:
+    def finish(self, hop: SecondHop, whole: torch.Tensor, target: torch.Tensor, name: str) -> None:
         """Wait for what comes from other nodes, and add it up."""
         hop.pending.wait()
         far, total = self._far, hop.own
