@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from echelon.core.choices.context_kinds import CONTEXT_KINDS
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.rulebook.command_line import BAD_ARGUMENT
+from echelon.core.rulebook.config import NO_EFFECT
 from echelon.core.rulebook.planner import UNKNOWN_PIN
 from echelon.core.rules import did_you_mean
 from echelon.interop.abilities import ToolAbilities
@@ -216,6 +217,14 @@ def read_pins(texts: Iterable[str], settings: Iterable[str] = ()) -> Pins:
             continue
         values[name] = tuple(value for value in found if value is not None)
         pinned[name], flags[name] = text, typed
+    if "int8_block" in values and "int8" not in values.get("gather", ()):
+        problems.append(
+            NO_EFFECT.problem(
+                f"{flags['int8_block']} changes nothing: no matrix is rounded to int8",
+                set_by=flags["int8_block"],
+                suggestions=("--pin gather=int8",),
+            )
+        )
     if problems:
         raise ConfigError(problems)
     return Pins(values=values, texts=pinned, typed=flags)

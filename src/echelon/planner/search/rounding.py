@@ -11,7 +11,7 @@ from itertools import product
 from typing import cast
 
 from echelon.config.settings.schema import SETTINGS
-from echelon.core.plan import Precision, ReduceKind
+from echelon.core.plan import Plan, Precision, ReduceKind
 from echelon.cost.seconds.from_plan import gathered_weight_bytes, summed_weight_bytes
 from echelon.planner.search.pins import Pins
 
@@ -65,6 +65,12 @@ def rounding_options(pins: Pins, precision: Precision) -> tuple[Rounding, ...]:
         rounding_of(gather, block, str(reduce), precision)
         for (gather, block), reduce in product(dict.fromkeys(kinds), sums)
     )
+
+
+def rounding_of_plan(plan: Plan) -> Rounding:
+    """Return how a plan rounds."""
+    zero, precision = plan.layout.zero, plan.mathematics.precision
+    return rounding_of(zero.gather, precision.int8_block, zero.reduce, precision)
 
 
 def rounding_of(gather: str, block: int, reduce: str, precision: Precision) -> Rounding:
