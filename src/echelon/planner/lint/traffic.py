@@ -170,8 +170,8 @@ def _gathers_cross_nodes(plan: Plan) -> LintMatch | None:
     if instead > (1.0 - _WORTH) * takes or held > room:
         return None
     return (
-        f"every gather crosses nodes: a step of {takes:,.3g} s would take {instead:,.3g} s with all "
-        f"but the first inside of them, and hold {held / 1e9:,.1f} GB; no number changes",
+        f"every gather crosses nodes: a step of {takes:,.3g} s would take {instead:,.3g} s with "
+        f"all but the first inside of them, and hold {held / 1e9:,.1f} GB; no number changes",
         "zero.secondary = true",
     )
 
@@ -211,9 +211,9 @@ def _exact_over_slow_links(plan: Plan) -> LintMatch | None:
 def _gathers_in_int8(plan: Plan) -> bool:
     """Return whether all matrices are gathered as they are, and have rows of whole blocks."""
     model, mesh, zero = plan.model, plan.mesh, plan.layout.zero
-    stages = {zero.stage} | (
-        {plan.layout.experts.zero_stage} if model.experts is not None else set()
-    )
+    stages = {zero.stage}
+    if model.experts is not None:
+        stages.add(plan.layout.experts.zero_stage)
     exact = zero.gather == "parameters" and not plan.mathematics.precision.is_fp8
     if stages != {MOST_STAGE} or not exact or zero.keep_whole_below or model.latent is not None:
         return False
