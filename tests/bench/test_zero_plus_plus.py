@@ -42,7 +42,6 @@ def take_turns(context: RankContext, argument: Mapping[str, Any]) -> Any:
     )
 
 
-@pytest.mark.system("B05")
 def test_every_case_takes_turns_and_slices_in_nodes_have_the_same_losses(
     rank_pool: RankPool,
 ) -> None:

@@ -47,7 +47,6 @@ def exchanges(entries: Sequence[Entry], members: int) -> list[tuple[str, int]]:
     return found[len(found) // 2 :]
 
 
-@pytest.mark.system("B05")
 def test_a_second_hop_is_under_way_while_the_next_buckets_fill() -> None:
     entries = rehearse_rank(on_nccl(load_job("nano", (*WIDE, *CODES)).plan), 0).entries
     first, second = exchanges(entries, 8), exchanges(entries, 2)
