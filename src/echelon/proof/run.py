@@ -129,15 +129,13 @@ def prove(
     ranges = range_cases(variants[-1].plan) if len(variants) > 1 and not local else []
     rounded = with_rounded_sums(variants[0].plan, plan)
     shrunk = [*(one.plan for one in (*variants, *ranges)), *rounded]
+    counts = [one.num_steps for one in variants] + [1] * len(ranges)
+    counts += [ROUNDED_STEPS] * len(rounded)
     with tempfile.TemporaryDirectory(prefix="echelon-prove-") as directory:
         argument = {
             "plans": [offloaded_to(one, directory).to_json() for one in shrunk],
             "subject": subject,
-            "num_steps": [
-                *(one.num_steps for one in variants),
-                *(1 for _ in ranges),
-                *(ROUNDED_STEPS for _ in rounded),
-            ],
+            "num_steps": counts,
         }
         labels = [plan.mesh.label(rank) for rank in range(plan.mesh.world_size)]
 
@@ -147,8 +145,12 @@ def prove(
 
         late_runs: Sequence[LateRun | None] = [None] * len(variants)
         if late:
-            plans = [one.plan for one in variants]
-            late_runs = run_late(partial(run_into, late=True), plans, Path(directory, "late"))
+            late_runs = run_late(
+                partial(run_into, late=True),
+                [one.plan for one in variants],
+                Path(directory, "late"),
+                rounded=dict(enumerate(rounded, len(variants) + len(ranges))),
+            )
         if any(one is not None and one.races for one in late_runs):
             ranges, rounded = [], []
         else:
@@ -353,15 +355,11 @@ def _island_passes(run: IslandRun, late: LateRun | None, *, broken: bool) -> lis
 
 def _judge_ranges(ranges: Sequence[RangeCase], directory: Path, *, first: int) -> ClaimResult:
     """Return the claim about numbers that are large or tiny; `first` is the number of its plan."""
-    return judge_ranges(
-        [
-            (
-                case,
-                ObservedRun(case.plan, read_results(directory, number, case.plan.mesh.world_size)),
-            )
-            for number, case in enumerate(ranges, start=first)
-        ]
-    )
+    found = [
+        (case, ObservedRun(case.plan, read_results(directory, number, case.plan.mesh.world_size)))
+        for number, case in enumerate(ranges, start=first)
+    ]
+    return judge_ranges(found)
 
 
 def _raced_passes(plan: Plan, reference: Plan, late: LateRun | None) -> list[ProofPass]:
