@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import nn
@@ -22,7 +25,9 @@ def tied() -> nn.Module:
 
 def test_shared_tensors_are_counted_and_copied_once() -> None:
     model = tied()
-    assert len(state_of(model)) == len({id(one) for one in model.state_dict(keep_vars=True).values()})
+    assert len(state_of(model)) == len(
+        {id(one) for one in model.state_dict(keep_vars=True).values()}
+    )
     assert len(trained_tensors(model)) == 4
     copies = ModuleCopies(model, [CPU] * 3)
     size = sum(one.nbytes for one in state_of(model))
@@ -63,9 +68,13 @@ def test_a_parameter_that_was_replaced_has_changed() -> None:
         copies.require_unchanged()
 
 
+def compiled() -> Any:
+    return torch.compile(nn.Linear(2, 2), backend="eager")
+
+
 def compiled_in_place() -> nn.Module:
     model = nn.Sequential(nn.Linear(2, 2))
-    model[0].compile()
+    model[0].compile(backend="eager")
     return model
 
 
@@ -85,13 +94,16 @@ def partly_elsewhere() -> nn.Module:
         (on_meta, "weight is on the meta device"),
         (partly_elsewhere, "1.weight is on the meta device"),
         (lambda: nn.LazyLinear(2), "weight has no shape yet"),
-        (lambda: torch.compile(nn.Linear(2, 2)), "the module is compiled by torch.compile"),
-        (compiled_in_place, "0 is compiled by torch.compile"),
-        (lambda: ec.threaded(nn.Linear(2, 2), replicas=2), "the module is a ThreadedModule already"),
+        pytest.param(compiled, "the module is compiled by torch.compile", marks=pytest.mark.slow),
+        pytest.param(compiled_in_place, "0 is compiled by torch.compile", marks=pytest.mark.slow),
+        (
+            lambda: ec.threaded(nn.Linear(2, 2), replicas=2),
+            "the module is a ThreadedModule already",
+        ),
         (lambda: nn.Sequential(nn.DataParallel(nn.Linear(2, 2))), "0 is a DataParallel already"),
     ],
 )
-def test_a_module_that_cannot_be_copied(make, told: str) -> None:  # noqa: ANN001
+def test_a_module_that_cannot_be_copied(make: Callable[[], nn.Module], told: str) -> None:
     with pytest.raises(ec.ConfigError) as caught:
         ec.threaded(make(), devices=["cpu", "cpu"])
     assert set(caught.value.rules) == {"threaded-module"}

@@ -183,9 +183,7 @@ def test_bytes_of_arguments_with_gradients_and_of_those_that_all_get() -> None:
     assert (x.grad - (1 + shift)).abs().max() <= LIMIT
     assert (shift.grad - x.sum(0)).abs().max() <= LIMIT
     moved, numbers = ByRows(cut=5 * 24, each=24), ByRows(cut=5 * 24, each=8)
-    one = ThreadedPass(
-        rows=5, inputs=moved, outputs=numbers, seeds=numbers, input_gradients=moved
-    )
+    one = ThreadedPass(rows=5, inputs=moved, outputs=numbers, seeds=numbers, input_gradients=moved)
     terms = step_bytes(ThreadedStep(replicas=2, state=0, passes=[one]))
     assert threaded.sent == {term.name: term.bytes for term in terms}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict, UserDict, namedtuple
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,7 +45,11 @@ def rows(count: int, width: int = 2) -> torch.Tensor:
 def test_tensors_are_cut_in_whatever_they_are() -> None:
     note = object()
     found = read(
-        rows(5), [rows(5), {"a": (rows(5), 3)}], pair=Pair(rows(5), None), note=note, n=torch.ones(())
+        rows(5),
+        [rows(5), {"a": (rows(5), 3)}],
+        pair=Pair(rows(5), None),
+        note=note,
+        n=torch.ones(()),
     )
     assert found.rows == (3, 2)
     args, kwargs = given(found, 1)
@@ -83,7 +88,7 @@ def test_another_dim_is_cut() -> None:
         (lambda: read(rows(4), state=(1, {torch.ones(2)})), "state[1] is a set with tensors"),
     ],
 )
-def test_a_batch_that_cannot_be_cut(call, told: str) -> None:  # noqa: ANN001
+def test_a_batch_that_cannot_be_cut(call: Callable[[], Arguments], told: str) -> None:
     with pytest.raises(ec.ConfigError) as caught:
         call()
     assert caught.value.rules == ("threaded-batch",)

@@ -116,9 +116,7 @@ def step_bytes(step: ThreadedStep) -> tuple[SentTerm, ...]:
     pairs = list(zip(step.passes, rows, strict=True))
 
     def term(name: str, sent: int, formula: str) -> SentTerm:
-        return SentTerm(
-            axis=THREADS_AXIS, name=name, each=sent, formula=formula, source=_SOURCE
-        )
+        return SentTerm(axis=THREADS_AXIS, name=name, each=sent, formula=formula, source=_SOURCE)
 
     return (
         term("replicate", max(others, default=0) * step.state, "(A-1) (P + U)"),

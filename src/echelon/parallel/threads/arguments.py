@@ -36,7 +36,9 @@ def devices_of(
     if found[0].type == "cuda" and replicas > torch.cuda.device_count():
         there = torch.cuda.device_count()
         raise _refused(
-            "replicas", f"replicas = {replicas}, and this host has {there} GPUs", f"replicas={there}"
+            "replicas",
+            f"replicas = {replicas}, and this host has {there} GPUs",
+            f"replicas={there}",
         )
     return found
 
@@ -50,10 +52,14 @@ def _listed(devices: Sequence[Place]) -> list[torch.device]:
     found: list[torch.device] = []
     for one in devices:
         try:
-            found.append(_numbered(torch.device("cuda", one) if type(one) is int else torch.device(one)))
+            found.append(
+                _numbered(torch.device("cuda", one) if type(one) is int else torch.device(one))
+            )
         except (RuntimeError, TypeError) as error:
             told = str(error).partition("\n")[0]
-            raise _refused("devices", f"{one!r} is no device: {told}", "'cpu'", "'cuda:0'") from None
+            raise _refused(
+                "devices", f"{one!r} is no device: {told}", "'cpu'", "'cuda:0'"
+            ) from None
     problems = list(_misplaced(found))
     if problems:
         raise ConfigError(problems)
@@ -104,7 +110,9 @@ def require_cut(module: nn.Module, dim: int, whole: Sequence[str]) -> None:
     for name in whole:
         if name not in names:
             near = did_you_mean(name, names) or names
-            message = f"whole names {name!r}, which is no argument of {type(module).__name__}.forward"
+            message = (
+                f"whole names {name!r}, which is no argument of {type(module).__name__}.forward"
+            )
             raise _refused("whole", message, *near)
 
 

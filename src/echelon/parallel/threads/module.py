@@ -219,9 +219,7 @@ class _ReplicaPass:
         for place, derivative in zip(self.outputs.tensors, derivatives, strict=True):
             if derivative is None:
                 continue
-            parts = zip(
-                self.outputs.parts(place), self.outputs.cut(place, derivative), strict=True
-            )
+            parts = zip(self.outputs.parts(place), self.outputs.cut(place, derivative), strict=True)
             for index, (root, seed) in enumerate(parts):
                 if root.requires_grad:
                     roots[index].append(root)

@@ -236,4 +236,4 @@ def _unlike(path: str, values: Sequence[Any], dim: int) -> Iterator[tuple[str, t
             yield f"{path} is {told} on the replicas", ("return it as a tensor",)
     elif any(one is not values[0] for one in values):
         kind = type(values[0]).__name__
-        yield f"{path} is a {kind} on each replica, which is not joined", ("tensors of it",)
+        yield f"{path} is a {kind} on each replica, which is not joined", ("tensors of it", "None")
