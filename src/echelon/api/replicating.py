@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 Replicated = TypeVar("Replicated", bound="nn.Module")
 
 
-def threaded(  # noqa: PLR0913 - each is one choice of the caller, by its name
+def threaded(
     module: Replicated,
     *,
     replicas: int | None = None,

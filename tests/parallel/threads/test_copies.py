@@ -1,4 +1,4 @@
-"""A copy of a module's tree for each replica: what is shared stays shared; what cannot be copied."""
+"""A module as each replica has it: what is shared stays shared; what cannot be copied."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from echelon.parallel.threads.copies import ModuleCopies, state_of, trained_tens
 CPU = torch.device("cpu")
 
 
-def tied() -> nn.Module:
+def tied() -> Any:
     model = nn.ModuleDict({"a": nn.Linear(3, 3), "b": nn.Linear(3, 3), "n": nn.BatchNorm1d(3)})
     model["b"].weight = model["a"].weight
     model["again"] = model["a"]
@@ -33,7 +33,7 @@ def test_shared_tensors_are_counted_and_copied_once() -> None:
     size = sum(one.nbytes for one in state_of(model))
     assert [copies.extend(2), copies.extend(2), copies.extend(3)] == [size, 0, size]
     for index in range(3):
-        here = copies.replica(index)[0]
+        here: Any = copies.replica(index)[0]
         assert here["a"].weight is here["b"].weight
         assert here["again"] is here["a"]
         assert [one.requires_grad for one in here.parameters()] == [
@@ -47,13 +47,13 @@ def test_shared_tensors_are_counted_and_copied_once() -> None:
 
 
 def test_modes_and_hooks_are_those_of_now() -> None:
-    model = nn.Sequential(nn.Dropout(0.5), nn.Identity())
+    model: Any = nn.Sequential(nn.Dropout(0.5), nn.Identity())
     copies = ModuleCopies(model, [CPU] * 2)
     copies.extend(2)
     model.eval()
     model[0].p = 0.25
     model[1].register_forward_hook(lambda _, __, out: out + 1)
-    here = copies.replica(1)[0]
+    here: Any = copies.replica(1)[0]
     assert not here[0].training
     assert here[0].p == 0.25
     assert here(torch.ones(2)).tolist() == [2, 2]
