@@ -68,7 +68,12 @@ def train(
         from echelon.config.settings.value_types import toml_text
 
         over = [] if data is None else [f"data.source={toml_text(data)}"]
-        job = load_job(run, [*over, *settings], world_size=launched_world_size())
+        job = load_job(
+            run,
+            [*over, *settings],
+            world_size=launched_world_size(),
+            servers=launched_servers(),
+        )
     return train_job(job, resume=None if resume is None else Path(resume))
 
 
@@ -90,6 +95,13 @@ def launched_world_size() -> int | None:
     from echelon.launch.environment import is_launched, read_launched_rank
 
     return read_launched_rank().world_size if is_launched() else None
+
+
+def launched_servers() -> int | None:
+    """Return how many of them TF_CONFIG has started as parameter servers; None where it has not."""
+    from echelon.launch.environment import is_launched, read_launched_rank
+
+    return read_launched_rank().servers if is_launched() else None
 
 
 def train_job(
@@ -144,7 +156,7 @@ def _train_here(job: Job, resume: Path | None, say: Callable[[str], None]) -> Tr
 
 
 def _train_joined(job: Job, resume: Path | None) -> TrainResult:
-    from echelon.launch.environment import read_launched_rank
+    from echelon.launch.environment import check_servers, read_launched_rank
     from echelon.launch.launched_rank import run_launched_rank
 
     if job.plan.mathematics.updates.is_elastic:
@@ -158,6 +170,7 @@ def _train_joined(job: Job, resume: Path | None) -> TrainResult:
             )
         )
     place = read_launched_rank()
+    check_servers(place, job.plan.mesh.servers)
     # The last rank of a host finds the bytes of all of them, before any rank has reserved its own.
     _require_offload_dir(job, range(place.rank - place.local_rank, place.rank + 1))
     if resume is None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from echelon.api.training import TrainResult, launched_world_size, train_job
+from echelon.api.training import TrainResult, launched_servers, launched_world_size, train_job
 from echelon.cli.flags import Json, RunFile, Settings
 from echelon.cli.output import note, print_result
 from echelon.config.job import Job
@@ -27,7 +27,7 @@ def train(
     json: Json = False,
 ) -> int:
     """Train a run; Ctrl-C stops it at a step, with a checkpoint to go on from (exit 75)."""
-    job = load_job(run, settings, world_size=launched_world_size())
+    job = load_job(run, settings, world_size=launched_world_size(), servers=launched_servers())
     result = train_job(job, resume=resume, say=note)
     if result.rank == 0:
         places = {"run": str(result.run), "data": str(result.data)}
