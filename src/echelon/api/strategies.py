@@ -48,7 +48,8 @@ def strategy(name: str, *, ranks: int | None = None) -> DistributionStrategy:
         history = model.fit(data="stdlib")
 
     `ranks` are the ranks (of "threads" the replicas, of "parameter-server" the workers) that it is
-    for: by default those that have been started, or 1. Raises ConfigError where there is no such strategy.
+    for: by default those that have been started, or 1. Raises ConfigError where there is no such
+    strategy.
     """
     record = find_strategy(name)
     if record is None:

@@ -37,8 +37,8 @@ TF_CONFIG_FORM = Rule(
     id="tf-config-form",
     why="""
     TF_CONFIG is JSON with two tables: "cluster" lists HOST:PORT addresses by role (chief, worker,
-    ps), "task" says which of them this process is. The chief, or worker 0 without one, is rank 0; the
-    others follow in their order, and all of them meet at its address. Each process has the same
+    ps), "task" says which of them this process is. The chief, or worker 0 without one, is rank 0;
+    the others follow in their order, and all of them meet at its address. Each process has the same
     cluster and a task of its own.
     """,
     bad="""TF_CONFIG='{"cluster": {"worker": ["h0", "h1"]}, "task": {"type": "worker"}}'""",
