@@ -21,6 +21,7 @@ from echelon.launch.environment import (
     VARIABLES,
     check_servers,
     is_launched,
+    read_evaluator,
     read_launched_rank,
     read_node_size,
 )
@@ -123,6 +124,11 @@ def test_an_evaluator_is_no_rank_and_ranks_do_not_mind_it() -> None:
     """S53, L8: its task is refused by a rule; a rank beside it is what it is without it."""
     cluster = {**TWO, "evaluator": ["e:1"]}
     assert read_launched_rank({TF_CONFIG: config(cluster, "chief")}).world_size == 3
+    assert read_evaluator({TF_CONFIG: config(cluster, "chief")}) is None
+    assert read_evaluator({}) is None
+    beside = read_evaluator({TF_CONFIG: config(TWO, "evaluator")})
+    assert beside is not None
+    assert (beside.rank, beside.world_size, beside.master_addr) == (3, 3, "h0")
     for listed in (TWO, cluster):
         for ask in (read_launched_rank, read_node_size):
             with pytest.raises(EnvironmentProblem, match="evaluator 0, which is no rank") as caught:
@@ -193,10 +199,11 @@ def started(
     tf_config: str,
     words: Mapping[str, Any],
     command: Sequence[str] = ("script.py", "MultiWorkerMirroredStrategy"),
+    settings: Sequence[str] = TINY,
 ) -> subprocess.Popen[str]:
     clean = {k: v for k, v in os.environ.items() if k not in VARIABLES}
     return subprocess.Popen(
-        [sys.executable, *command, *TINY],
+        [sys.executable, *command, *settings],
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
@@ -250,6 +257,31 @@ def test_a_chief_a_worker_and_a_server_run_from_it(
     sets = ["mesh.dp_replicate=2", "servers.count=1", "train.run_name=here"]
     here = ec.train("nano", data="words.txt", settings=[*TINY, *sets])
     assert list(step_losses(here.run)) == pytest.approx(losses[0], rel=1e-6)
+
+
+@pytest.mark.slow
+@pytest.mark.system("S53")
+def test_an_evaluator_follows_the_checkpoints_of_the_ranks(tmp_path: Path) -> None:
+    """S53, L8: a chief and a server train; the evaluator finds the losses that they validate."""
+    (tmp_path / "words.txt").write_text("the quick brown fox jumps over the lazy dog\n" * 400)
+    ports = [f"127.0.0.1:{port}" for port in free_ports(2)]
+    cluster = {"chief": ports[:1], "ps": ports[1:]}
+    sets = [*TINY, 'data.source="words.txt"', "servers.count=1", "train.validate_every=2"]
+    sets += ["checkpoint.every=2", 'checkpoint.keep="all"', "data.validation_fraction=0.2"]
+    words = [word for one in sets for word in ("--set", one)]
+    command = ("-m", "echelon", "train", "nano", "--json", *words)
+    tasks = [
+        started(tmp_path, config(cluster, role), {}, command, ())
+        for role in ("evaluator", "ps", "chief")
+    ]
+    told = [one.communicate(timeout=250) for one in tasks]
+    assert [one.returncode for one in tasks] == [0, 0, 0], told
+    found = json.loads(told[0][0])["checkpoints"]
+    last = json.loads(told[2][0])
+    assert found[-1]["step"] == 4
+    assert found[-1]["validation"] == pytest.approx(last["last_validation"], rel=1e-5)
+    assert Path(found[-1]["path"]).parent.parent.name == Path(last["run"]).name
+    assert f"step-000004: validation {found[-1]['validation']:.4f}" in told[0][1]
 
 
 def test_a_wrong_config_ends_before_any_rank_starts(tmp_path: Path) -> None:

@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 JOINED_RANK = "echelon.api.training:train_joined_rank"
 TRAIN_RANK = "echelon.training.loop:train_rank"
-_TASK = "task"
+TASK_KEY = "task"
+"""Where rank 0 tells the other ranks in the store what they do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -230,7 +231,7 @@ def train_joined_rank(context: RankContext, argument: Mapping[str, Any]) -> Trai
     resume = argument["resume"]
     run, task = prepare_run(job, None if resume is None else Path(resume), say=lambda _: None)
     with run.locked():
-        context.store.set(_TASK, json.dumps(to_json(task)))
+        context.store.set(TASK_KEY, json.dumps(to_json(task)))
         trace_plan(job, run.path)
         result = _train_rank(context, task)
         trace_run(job, run.path)
@@ -242,8 +243,8 @@ def _hear_task(context: RankContext, job: Job) -> RankTask:
     from echelon.training.loop import RankTask
 
     with context.progress.waits_for("rank 0 to prepare the run"):
-        context.store.wait([_TASK], timedelta(seconds=job.train.step_timeout_s))
-    return from_json(RankTask, json.loads(context.store.get(_TASK)))
+        context.store.wait([TASK_KEY], timedelta(seconds=job.train.step_timeout_s))
+    return from_json(RankTask, json.loads(context.store.get(TASK_KEY)))
 
 
 def _train_rank(context: RankContext, task: RankTask) -> TrainResult:

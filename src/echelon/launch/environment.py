@@ -17,7 +17,7 @@ from echelon.core.rulebook.launch import (
     TF_CONFIG_SERVERS,
 )
 from echelon.launch.host import num_usable_cores
-from echelon.launch.tf_config import TF_CONFIG, read_tf_config, require_rank
+from echelon.launch.tf_config import EVALUATOR, TF_CONFIG, TFCluster, read_tf_config, require_rank
 
 LOCAL_HOST = "127.0.0.1"
 """Where local ranks meet."""
@@ -206,14 +206,26 @@ def read_launched_rank(environment: Mapping[str, str] = os.environ) -> LaunchedR
     return replace(place, servers=told.servers)
 
 
+def read_evaluator(environment: Mapping[str, str] = os.environ) -> LaunchedRank | None:
+    """Return the launch that this process evaluates, if TF_CONFIG says so; its rank is none."""
+    if not environment.get(TF_CONFIG):
+        return None
+    cluster = read_tf_config(environment[TF_CONFIG])
+    return _place_in(cluster, environment) if cluster.role == EVALUATOR else None
+
+
 def _rank_of_tf_config(environment: Mapping[str, str]) -> LaunchedRank:
     cluster = read_tf_config(environment[TF_CONFIG])
     require_rank(cluster)
+    return _place_in(cluster, environment)
+
+
+def _place_in(cluster: TFCluster, environment: Mapping[str, str]) -> LaunchedRank:
     host, _, port = cluster.ranks[0].rpartition(":")
-    rank = cluster.rank
+    rank = len(cluster.ranks) if cluster.role == EVALUATOR else cluster.rank
     return LaunchedRank(
         rank=rank,
-        local_rank=cluster.on_host_of(rank).index(rank),
+        local_rank=0 if cluster.role == EVALUATOR else cluster.on_host_of(rank).index(rank),
         world_size=len(cluster.ranks),
         master_addr=host,
         master_port=int(port),

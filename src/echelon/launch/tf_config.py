@@ -39,10 +39,11 @@ RANKS: tuple[Role, ...] = (CHIEF, WORKER, SERVER)
 """The roles that are ranks, in the order of ranks."""
 
 ROLE_WAYS = (
+    "echelon train, which follows the checkpoints of the ranks in this process",
     "train.validate_every = 100: the ranks that train validate",
     f"unset {TF_CONFIG}",
 )
-"""What there is in the place of an evaluator."""
+"""What an evaluator can do, and what there is in its place."""
 _LARGEST_PORT = 65535  # of TCP
 _EXAMPLE = (
     'TF_CONFIG=\'{"cluster": {"worker": ["127.0.0.1:29500", "127.0.0.1:29501"]}, '

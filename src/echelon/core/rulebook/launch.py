@@ -51,17 +51,17 @@ TF_CONFIG_FORM = Rule(
 TF_CONFIG_ROLE = Rule(
     id="tf-config-role",
     why="""
-    The chief, workers and parameter servers (ps) are ranks. An evaluator is none: in TensorFlow it
-    watches checkpoints beside them. Here the ranks that train validate every so many steps
-    (train.validate_every), each its share, so its process has nothing to do.
+    The chief, workers and parameter servers (ps) are ranks. An evaluator is none: it watches the
+    checkpoints of a run beside them, which `echelon train` does in its process. Whatever else ranks
+    do together, it has no part in.
     """,
     bad="""
     TF_CONFIG='{"cluster": {"worker": ["h0:2222", "h1:2222"]},
-                "task": {"type": "evaluator", "index": 0}}'
+                "task": {"type": "evaluator", "index": 0}}' echelon generate runs/nano
     """,
     fixed="""
     TF_CONFIG='{"cluster": {"worker": ["h0:2222", "h1:2222"]},
-                "task": {"type": "worker", "index": 1}}'
+                "task": {"type": "evaluator", "index": 0}}' echelon train run.toml
     """,
 )
 
