@@ -30,7 +30,8 @@ if TYPE_CHECKING:
 
 JOINED_RANK = "echelon.api.training:train_joined_rank"
 TRAIN_RANK = "echelon.training.loop:train_rank"
-_TASK = "task"
+TASK_KEY = "task"
+"""Where rank 0 tells the other ranks in the store what they do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +69,12 @@ def train(
         from echelon.config.settings.value_types import toml_text
 
         over = [] if data is None else [f"data.source={toml_text(data)}"]
-        job = load_job(run, [*over, *settings], world_size=launched_world_size())
+        job = load_job(
+            run,
+            [*over, *settings],
+            world_size=launched_world_size(),
+            servers=launched_servers(),
+        )
     return train_job(job, resume=None if resume is None else Path(resume))
 
 
@@ -90,6 +96,13 @@ def launched_world_size() -> int | None:
     from echelon.launch.environment import is_launched, read_launched_rank
 
     return read_launched_rank().world_size if is_launched() else None
+
+
+def launched_servers() -> int | None:
+    """Return how many of them TF_CONFIG has started as parameter servers; None where it has not."""
+    from echelon.launch.environment import is_launched, read_launched_rank
+
+    return read_launched_rank().servers if is_launched() else None
 
 
 def train_job(
@@ -144,7 +157,7 @@ def _train_here(job: Job, resume: Path | None, say: Callable[[str], None]) -> Tr
 
 
 def _train_joined(job: Job, resume: Path | None) -> TrainResult:
-    from echelon.launch.environment import read_launched_rank
+    from echelon.launch.environment import check_servers, read_launched_rank
     from echelon.launch.launched_rank import run_launched_rank
 
     if job.plan.mathematics.updates.is_elastic:
@@ -158,6 +171,7 @@ def _train_joined(job: Job, resume: Path | None) -> TrainResult:
             )
         )
     place = read_launched_rank()
+    check_servers(place, job.plan.mesh.servers)
     # The last rank of a host finds the bytes of all of them, before any rank has reserved its own.
     _require_offload_dir(job, range(place.rank - place.local_rank, place.rank + 1))
     if resume is None:
@@ -217,7 +231,7 @@ def train_joined_rank(context: RankContext, argument: Mapping[str, Any]) -> Trai
     resume = argument["resume"]
     run, task = prepare_run(job, None if resume is None else Path(resume), say=lambda _: None)
     with run.locked():
-        context.store.set(_TASK, json.dumps(to_json(task)))
+        context.store.set(TASK_KEY, json.dumps(to_json(task)))
         trace_plan(job, run.path)
         result = _train_rank(context, task)
         trace_run(job, run.path)
@@ -229,8 +243,8 @@ def _hear_task(context: RankContext, job: Job) -> RankTask:
     from echelon.training.loop import RankTask
 
     with context.progress.waits_for("rank 0 to prepare the run"):
-        context.store.wait([_TASK], timedelta(seconds=job.train.step_timeout_s))
-    return from_json(RankTask, json.loads(context.store.get(_TASK)))
+        context.store.wait([TASK_KEY], timedelta(seconds=job.train.step_timeout_s))
+    return from_json(RankTask, json.loads(context.store.get(TASK_KEY)))
 
 
 def _train_rank(context: RankContext, task: RankTask) -> TrainResult:

@@ -20,6 +20,10 @@ UnfinishedWait = tuple[str, int | None, int]
 number of its fingerprint (0: it has none)."""
 
 
+COMPILING = "compiling kernels"
+"""What a rank is at while PyTorch's compiler works: no time limit of a job counts that."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostRank:
     """Say that a rank was lost without which the run goes on."""

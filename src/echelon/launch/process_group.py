@@ -124,6 +124,11 @@ def require_devices(backend: Backend, num_ranks: int, *, set_by: str = "") -> No
         )
 
 
+def target_store(store: Store) -> Store:
+    """Return what ranks tell one another about their work, in the store of a job or a launch."""
+    return PrefixStore("target", store)
+
+
 def open_world_size() -> int | None:
     """Return how many ranks the process group has that is open here; None where none is."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else None
@@ -165,7 +170,7 @@ def joined_ranks(
             rank=rank,
             world_size=len(labels),
             device=device,
-            store=PrefixStore("target", store),
+            store=target_store(store),
             progress=progress,
             label=labels[rank],
         )

@@ -24,6 +24,7 @@ from echelon.parallel.apply import apply_plan
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.expert import LayerLoad
+from echelon.parallel.kernels.compile_marks import CompileMarks
 from echelon.parallel.rank_model import RankModel
 from echelon.parallel.servers.server import server_model
 from echelon.parallel.threads.stage import with_replicas
@@ -87,6 +88,7 @@ class TrainEngine:
         what is large is worked through in `pieces`.
         """
         self._pieces = pieces
+        self._compiling = CompileMarks.of_plan(plan, recorder.mark)
         whole = plan
         self.groups: RankGroups = rank_groups(plan, recorder, completion)
         plan, _ = plan_and_rank(plan, recorder.rank)
@@ -382,10 +384,9 @@ class TrainEngine:
     def close(self) -> None:
         """Give back what rests outside of the device; waits for no other rank."""
         self.optimizer.store.close()
-        if self.model.parameter_store is not None:
-            self.model.parameter_store.close()
-        if self.model.replicas is not None:
-            self.model.replicas.close()
+        self.model.close()
+        if self._compiling is not None:
+            self._compiling.close()
 
     def _shards(self, flats: Mapping[str, torch.Tensor]) -> dict[str, list[Shard]]:
         held = [bucket for bucket in self.model.buckets if bucket.name in flats]

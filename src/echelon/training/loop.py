@@ -126,7 +126,7 @@ class TrainLoop:
         """Take the steps that are left, validate and save where the job says so."""
         job, start = self.job, self._start()
         step, stopped, loss, outer = start, False, None, self.engine.outer
-        first = last = self._validate(start) if job.train.validate_every != "never" else None
+        first = last = self.validate(start) if job.train.validate_every != "never" else None
         num_validations = 0 if first is None else 1
         while step < job.train.steps and not stopped:
             began = time.perf_counter()
@@ -149,7 +149,7 @@ class TrainLoop:
                 )
             )
             if job.train.validates_after(step) and not stopped:
-                last, num_validations = self._validate(step), num_validations + 1
+                last, num_validations = self.validate(step), num_validations + 1
             if job.checkpoint.saves_after(step) or stopped or step == job.train.steps:
                 self._save(step)
             if isinstance(self.engine, ElasticServer):
@@ -271,7 +271,7 @@ class TrainLoop:
             made.append(whole.cut(runs, rows.documents))
         return made
 
-    def _validate(self, step: int) -> float:
+    def validate(self, step: int) -> float:
         """Return the mean loss over the tokens of the validation batches."""
         self.context.progress.mark(f"validation after step {step}")
         wanted = self.job.train.validation_batches

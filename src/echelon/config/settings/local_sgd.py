@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import cast
 
-from echelon.config.entries import Entry
 from echelon.config.view import View
 from echelon.core.choices.local_sgd import LocalSgd, OuterGradients
-from echelon.core.errors import ConfigError
-from echelon.core.rulebook.planner import SEARCH_SPLITS_ONE_TRAINING
 
 EVERY_KEY, ISLANDS_KEY = "local_sgd.every", "local_sgd.islands"
 RATE_KEY, MOMENTUM_KEY = "local_sgd.outer_learning_rate", "local_sgd.outer_momentum"
@@ -49,16 +45,3 @@ def read_local_sgd(view: View) -> tuple[LocalSgd, dict[str, tuple[object, str]]]
         delay=view.integer("local_sgd.delay"),
     )
     return local, derived
-
-
-def require_one_training(settings: Mapping[str, Entry]) -> None:
-    """Raise ConfigError where a search is asked about islands: their number is mathematics."""
-    entry = settings.get(EVERY_KEY)
-    if entry is not None and entry.value != 0:
-        problem = SEARCH_SPLITS_ONE_TRAINING.problem(
-            f"{EVERY_KEY} = {entry.value}, and a search chooses mesh.dp_replicate",
-            key=EVERY_KEY,
-            set_by=entry.source,
-            suggestions=(f"{EVERY_KEY} = 0", "a run with a mesh, without --cluster and --search"),
-        )
-        raise ConfigError([problem])

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from echelon.launch.context import LostRank
+from echelon.launch.context import COMPILING, LostRank
 from echelon.launch.desync.watch import DesyncWatch
 from echelon.launch.local.elastic import ElasticWatch
 from echelon.launch.local.meetings import MeetingWatch, where_lost
@@ -145,6 +145,8 @@ class JobMonitor:
                 seen.moved_at += asleep
                 seen.heard_at += asleep
                 seen.stopped_since = seen.asked_at = None
+        elif any(seen.open and seen.heartbeat.doing == COMPILING for seen in self._seen):
+            self._began += asleep  # what a compiler takes is no time of the job
         self._polled_at = now
 
     def _take(self, seen: RankStatus, message: object) -> None:
