@@ -26,9 +26,9 @@ import psutil
 from echelon.core.errors import RunFailed
 from echelon.launch.context import RankProgress
 from echelon.launch.desync.exchange import DesyncExchange
+from echelon.launch.desync.findings import Finding
 from echelon.launch.desync.fingerprint import Activity
-from echelon.launch.desync.verdict import Finding
-from echelon.launch.desync.watch import KnownRank, fault_of
+from echelon.launch.desync.watch import KnownRank, fault_of, note_of
 from echelon.launch.desync.wording import at_length
 from echelon.launch.local.messages import Limits
 from echelon.launch.local.output import say_if_possible
@@ -163,8 +163,8 @@ class Watchdog(threading.Thread):
             self._report(self.publish_fault(fault))
         elif fault.summary not in self._told:
             self._told.add(fault.summary)
-            who = rank_name(fault.rank, self._labels[fault.rank])
-            say_if_possible(f"note: {who}: {fault.summary}\n{fault.detail}", sys.stderr)
+            label = self._labels[fault.rank]
+            say_if_possible(note_of(fault, label, self._limits.step_s), sys.stderr)
 
     def _known(self) -> KnownRank:
         """Return what this rank knows of itself, beside its ring."""

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import socket
+import struct
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +17,7 @@ import torch
 from echelon.core.event import NoEvents
 from echelon.core.plan import Plan, Zero
 from echelon.launch.context import RankContext
+from echelon.launch.desync.connections import tcp_sockets
 from echelon.models.batch import TokenBatch
 from echelon.parallel.transport.collectives import Group, Pending
 from echelon.parallel.transport.recorder import Recorder
@@ -37,6 +42,10 @@ class Mistake:
     rank: int
     group: str
     place: int = 0
+
+
+_ATTACH_FILTER = 26
+"""``SO_ATTACH_FILTER`` of Linux, which no module of Python names (socket(7))."""
 
 
 class Silent:
@@ -110,6 +119,9 @@ class Planted:
                 Group.all_reduce(group, torch.zeros(3), name="one more")
                 return own(*given, **named)
             case "cut":
+                cut_connections()
+                return own(*given, **named)
+            case "silent":
                 self.is_cut = True
                 alike = given[1] if kind == "all_gather" else given[0]
                 alike = None if kind == "exchange" else alike
@@ -148,6 +160,22 @@ class Planted:
             torch.zeros((one.shape[0] * longer, *one.shape[1:]), dtype=dtype) for one in given
         ]
         return getattr(Group, kind)(self.group, *others, **named)
+
+
+def cut_connections() -> None:
+    """Cut this rank off: the system drops, without a word, whatever comes from other ranks.
+
+    Nothing is acknowledged then, as when a cable is pulled. A launcher's store is left alone.
+    """
+    store = int(os.environ.get("MASTER_PORT", "0"))
+    drop_all = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
+    program = struct.pack("HL", 1, ctypes.addressof(drop_all))
+    found = 0
+    for one in tcp_sockets(without={store}):
+        with one:
+            one.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
+            found += 1
+    assert found, "ranks are connected by TCP"
 
 
 def _form(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype]:

@@ -11,9 +11,9 @@ from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUs
 
 from echelon.launch.desync import exchange
 from echelon.launch.desync.exchange import DesyncExchange
+from echelon.launch.desync.findings import Finding
 from echelon.launch.desync.fingerprint import Activity
 from echelon.launch.desync.ring import FingerprintRing
-from echelon.launch.desync.verdict import Finding
 from echelon.launch.desync.watch import KnownRank
 
 LABELS = ("dp0", "dp1", "dp2")

@@ -11,12 +11,12 @@ Where they say nothing either, all that differ are named and none is judged.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from itertools import pairwise
 
+from echelon.launch.desync.cut import between, cut_link
+from echelon.launch.desync.findings import Finding, Verdict
 from echelon.launch.desync.fingerprint import (
     Activity,
     Channel,
@@ -31,26 +31,6 @@ MOVING_S = 0.3
 """How far apart the rings of one host are read, at most."""
 
 
-class Finding(StrEnum):
-    """Name what is wrong."""
-
-    OPERATION = "operation"
-    ORDER = "order"
-    EXTRA = "extra"
-    SHAPE = "shape"
-    DTYPE = "dtype"
-    APART = "apart"
-    RETURNED = "returned"
-    RAISED = "raised"
-    GONE = "gone"
-    UNKNOWN = "unknown"
-    LATE = "late"
-    LINK = "link"
-
-
-UNCERTAIN = frozenset({Finding.LATE, Finding.LINK, Finding.UNKNOWN})
-"""What time may mend: a rank that still computes, a link that is slow, a rank that is not heard."""
-
 _ENDED: Mapping[Activity, Finding] = {
     Activity.RAISED: Finding.RAISED,
     Activity.GONE: Finding.GONE,
@@ -60,34 +40,6 @@ _ENDED: Mapping[Activity, Finding] = {
     Activity.WAITS: Finding.LATE,
 }
 """What a rank that waits in no operation is found to be; what explains most comes first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """Say who is odd, and which two operations do not meet."""
-
-    finding: Finding
-    """What is wrong."""
-    odd: tuple[int, ...]
-    """The ranks that are odd; all that differ, where none can be judged."""
-    others: tuple[int, ...]
-    """The ranks that agree with each other; () where none can be judged."""
-    its: Fingerprint | None
-    """What the first odd rank called, or called last."""
-    theirs: Fingerprint | None
-    """What the others called, or wait in."""
-    kin: tuple[int, ...] = ()
-    """Ranks of other groups by which it was judged, where the members are as many on each side."""
-
-    @property
-    def certain(self) -> bool:
-        """Return whether no time would mend it."""
-        return self.finding not in UNCERTAIN
-
-    @property
-    def judged(self) -> bool:
-        """Return whether a majority says who is odd."""
-        return bool(self.others)
 
 
 def decide(ranks: Sequence[RankEvidence]) -> Verdict | None:
@@ -195,7 +147,8 @@ def _kind_of(
 def find_stall(ranks: Sequence[RankEvidence], moving_s: float = MOVING_S) -> Verdict | None:
     """Return whom the ranks that wait are waiting for in the end; None where something moves.
 
-    A rank that has waited for less than `moving_s` may be about to go on.
+    A rank that has waited for less than `moving_s` may be about to go on. Where data still arrives,
+    a link is slow and not cut, and nobody is named before the time is up (`moving_s` 0).
     """
     by_rank = {one.rank: one for one in ranks}
     waits = {one.rank: one.waiting for one in ranks if one.waiting is not None}
@@ -208,7 +161,7 @@ def find_stall(ranks: Sequence[RankEvidence], moving_s: float = MOVING_S) -> Ver
         return None
     delivered = [rank for rank in waits if not missing[rank]]
     if delivered:
-        return _cut_link(delivered, waits, by_rank)
+        return cut_link(delivered, waits, ranks, moving=moving_s > 0)
     return _circle(missing, waits, ranks)
 
 
@@ -242,6 +195,10 @@ def _absent(
     waiting = sorted(rank for rank in waits if odd in missing[rank])
     theirs = waits[waiting[0]]
     together = tuple(rank for rank in waiting if waits[rank].channel == theirs.channel)
+    if there is None or there.activity is Activity.UNKNOWN:
+        cut = between((odd, *waiting), waits, list(by_rank.values()))
+        if cut is not None:
+            return cut
     return Verdict(
         finding=_ENDED[Activity.UNKNOWN if there is None else there.activity],
         odd=(odd,),
@@ -249,36 +206,6 @@ def _absent(
         its=None if there is None else there.last,
         theirs=theirs,
     )
-
-
-def _cut_link(
-    delivered: Sequence[int],
-    waits: Mapping[int, Fingerprint],
-    by_rank: Mapping[int, RankEvidence],
-) -> Verdict:
-    """Return the rank whose messages do not arrive, where all members have called an operation."""
-    awaited = Counter[int]()
-    for rank in delivered:
-        one, call = by_rank[rank], waits[rank]
-        ends = [end for end in call.ends or () if end != rank]
-        awaited.update([one.awaits] if one.awaits is not None else ends)
-    first, *rest = awaited.most_common(2) or [(None, 0)]
-    if first[0] is not None and first[1] > 1 and not (rest and rest[0][1] == first[1]):
-        odd = (first[0],)
-        others = tuple(sorted(rank for rank in delivered if rank != first[0]))
-    else:
-        odd, others = tuple(sorted({*delivered, *awaited})), ()
-    its = _same_call(by_rank.get(odd[0]), waits[delivered[0]])
-    theirs = waits[others[0]] if others else _same_call(by_rank.get(odd[-1]), its)
-    return Verdict(finding=Finding.LINK, odd=odd, others=others, its=its, theirs=theirs)
-
-
-def _same_call(one: RankEvidence | None, call: Fingerprint | None) -> Fingerprint | None:
-    """Return what a rank did for its part of an operation."""
-    if one is None or call is None:
-        return None
-    here = (one for one in one.fingerprints if one.channel == call.channel)
-    return next((one for one in here if one.sequence == call.sequence), None)
 
 
 def _circle(
