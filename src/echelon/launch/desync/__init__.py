@@ -11,4 +11,5 @@ links.py         which links are cut, by what connections say at both ends
 wording.py       the verdict in words
 watch.py         the comparison by a supervisor, who reads the rings of local ranks
 exchange.py      the comparison under torchrun, by way of the launcher's store
+alone.py         what a rank says that reaches no store
 """

@@ -30,7 +30,7 @@ TOLD = 96
 """How many of its last operations a rank tells: a step of most plans, and less than 100 KB."""
 _COLLECT_S = 1.4
 _POLL_S = 0.1
-_AGAIN_S = 10.0
+_AGAIN_S = 5.0
 _SOON_S = 2.0
 """When to ask again those who may only have been too busy to answer."""
 _APART_S = 2.0

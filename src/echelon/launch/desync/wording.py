@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
+from echelon.launch.desync.connections import StalledConnection
 from echelon.launch.desync.findings import Finding, Verdict
 from echelon.launch.desync.fingerprint import Fingerprint, RankEvidence
 from echelon.launch.root_cause import rank_name
@@ -148,16 +149,20 @@ def _links(verdict: Verdict, ranks: Sequence[RankEvidence]) -> Iterator[str]:
             fact = next((one for one in link.facts if one.rank == rank), None)
             if fact is None:
                 continue
-            found = fact.connection
-            packets = "1 packet" if found.packets == 1 else f"{found.packets} packets"
-            times = "once" if found.repeats == 1 else f"{found.repeats} times"
             others = ", ".join(place(other) for other in fact.others)
-            yield (
-                f"{place(rank)} has sent {packets} to {others} and again {times}, from "
-                f"{found.local} to {found.peer}, and heard nothing for {found.silent_s:.1f} s"
-            )
+            yield f"{place(rank)} has sent {unacknowledged(fact.connection, others)}"
     if len(verdict.links) > _MOST_LINKS:
         yield f"and {len(verdict.links) - _MOST_LINKS} more links are cut"
+
+
+def unacknowledged(one: StalledConnection, to: str) -> str:
+    """Return what has been sent `to` somebody in vain."""
+    packets = "1 packet" if one.packets == 1 else f"{one.packets} packets"
+    times = "once" if one.repeats == 1 else f"{one.repeats} times"
+    return (
+        f"{packets} to {to} and again {times}, from {one.local} to {one.peer}, "
+        f"and heard nothing for {one.silent_s:.1f} s"
+    )
 
 
 def _reason(verdict: Verdict) -> str:
