@@ -102,8 +102,9 @@ class Watchdog(threading.Thread):
                 progress.ring.path,
                 rank=rank,
                 label=labels[rank],
-                after_s=limits.desync_s,
+                limits=limits,
                 ticked_at=lambda: self._ticked_at,
+                end=self._exit,
             )
             self._exchange = DesyncExchange(
                 store, progress.ring, rank=rank, host=self._host, after_s=limits.desync_s

@@ -68,7 +68,7 @@ class Planted:
         """Take over the calls of `group`."""
         self.group, self.mistake = group, mistake
         self.step = self.count = 0
-        self.is_cut = False
+        self.is_silent = False
         self.past: list[tuple[str, torch.Size, torch.dtype, str]] = []
         for name in CALLS:
             own = getattr(group, name)
@@ -90,10 +90,13 @@ class Planted:
         wrong = self.step == FIRST_WRONG and place == self.mistake.place
         if self.mistake.case == "dtype" and self.step >= FIRST_WRONG:
             wrong = place == self.mistake.place
-        wrong = wrong or self.is_cut
+        wrong = wrong or self.is_silent
         if not wrong:
             return own(*given, **named)
         tell_time()
+        if self.mistake.case == "silent":
+            self.is_silent = True
+            return self.silently(kind, given, named)
         return self.wrongly(kind, own, *given, **named)
 
     def wrongly(self, kind: str, own: Callable[..., Any], *given: Any, **named: Any) -> Any:
@@ -121,15 +124,16 @@ class Planted:
             case "cut":
                 cut_connections()
                 return own(*given, **named)
-            case "silent":
-                self.is_cut = True
-                alike = given[1] if kind == "all_gather" else given[0]
-                alike = None if kind == "exchange" else alike
-                name = named["name"].partition(" from ")[0]
-                number = group._begun(kind, name, alike, self.ends(kind, given))
-                work: Any = Silent()
-                return self.pending(Pending(work, recorder=group.recorder, number=number), named)
         raise AssertionError(self.mistake.case)
+
+    def silently(self, kind: str, given: Any, named: dict[str, Any]) -> Pending:
+        """Begin a call, and send nothing, as of a transport of which the system tells nothing."""
+        alike = given[1] if kind == "all_gather" else given[0]
+        alike = None if kind == "exchange" else alike
+        name = named["name"].partition(" from ")[0]
+        number = self.group._begun(kind, name, alike, self.ends(kind, given))
+        work: Any = Silent()
+        return self.pending(Pending(work, recorder=self.group.recorder, number=number), named)
 
     def ends(self, kind: str, given: Any) -> tuple[int, int] | None:
         """Return the ends of a message."""

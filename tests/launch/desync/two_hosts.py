@@ -40,6 +40,7 @@ class TwoHosts:
             env={**environment, "GLOO_SOCKET_IFNAME": f"{name}-d"},
             stdout=output,
             stderr=output,
+            start_new_session=True,
         )
 
     def cut(self) -> None:

@@ -46,6 +46,8 @@ class Verdict:
     """What the others called, or wait in."""
     kin: tuple[int, ...] = ()
     """Ranks of other groups by which it was judged, where the members are as many on each side."""
+    likely: bool = False
+    """Whether nobody is judged, and only the first of `odd` left what it did itself before."""
     links: tuple[CutLink, ...] = ()
     """The links that are seen to carry nothing."""
 

@@ -6,7 +6,8 @@ rank waits for the members that have not called the same operation, and these ma
 
 Who is odd: the members that differ from what strictly more of them called. Where no call has more,
 as in a group of two, ranks of other groups that made the same calls until then vote, too (`kin`).
-Where they say nothing either, all that differ are named and none is judged.
+Where they say nothing either, all that differ are named and none is judged; first the one that did
+something else than it did itself before, if there is exactly one.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from echelon.launch.desync.fingerprint import (
     RankEvidence,
     partners,
 )
-from echelon.launch.desync.kin import alone, are_kin, by_number, departure, most
+from echelon.launch.desync.kin import alone, are_kin, by_number, departure, likely, most
 
 MOVING_S = 0.3
 """How far apart the rings of one host are read, at most."""
@@ -88,16 +89,30 @@ def _judged(calls: Mapping[int, Fingerprint], ranks: Sequence[RankEvidence]) -> 
         best = most(more)
         kin = () if best is None else tuple(sorted({*more[best]} - {*votes[best]}))
     if best is None:
-        differing = [by[0] for by in votes.values()]
-        its, theirs = calls[differing[0]], calls[differing[1]]
-        finding, odd, others = _difference(its, theirs), tuple(sorted(calls)), ()
-    else:
-        odd = tuple(rank for rank in sorted(calls) if calls[rank].content != best)
-        others = tuple(votes[best])
-        its, theirs = calls[odd[0]], calls[others[0]]
-        programs = {one.rank: one for one in ranks}
-        finding = _kind_of(its, theirs, programs[odd[0]], programs[others[0]])
+        return _unjudged([by[0] for by in votes.values()], calls, ranks)
+    odd = tuple(rank for rank in sorted(calls) if calls[rank].content != best)
+    others = tuple(votes[best])
+    its, theirs = calls[odd[0]], calls[others[0]]
+    programs = {one.rank: one for one in ranks}
+    finding = _kind_of(its, theirs, programs[odd[0]], programs[others[0]])
     return Verdict(finding=finding, odd=odd, others=others, its=its, theirs=theirs, kin=kin)
+
+
+def _unjudged(
+    differing: Sequence[int], calls: Mapping[int, Fingerprint], ranks: Sequence[RankEvidence]
+) -> Verdict:
+    """Return all that made `calls`; first the one that is likely to be odd, by its own past."""
+    first = likely({rank: call.number for rank, call in calls.items()}, ranks)
+    differing = sorted(differing, key=lambda rank: rank != first)
+    its, theirs = calls[differing[0]], calls[differing[1]]
+    return Verdict(
+        finding=_difference(its, theirs),
+        odd=tuple(sorted(calls, key=lambda rank: (rank != first, rank))),
+        others=(),
+        its=its,
+        theirs=theirs,
+        likely=first is not None,
+    )
 
 
 def _with_kin(
@@ -229,16 +244,20 @@ def _circle(
     votes: dict[tuple[Channel, int], list[int]] = defaultdict(list)
     for rank, call in waits.items():
         votes[(call.channel, call.sequence)].append(rank)
-    best = most(votes)
+    best, is_likely = most(votes), False
     if best is None:
-        odd, others = tuple(circle), ()
+        first = likely({rank: waits[rank].number for rank in circle}, ranks)
+        is_likely = first is not None
+        odd, others = tuple(sorted(circle, key=lambda rank: (rank != first, rank))), ()
         its, theirs = waits[odd[0]], waits[odd[1]]
     else:
         others = tuple(sorted(votes[best]))
         theirs = waits[others[0]]
         odd = tuple(sorted(rank for rank in partners(theirs) if rank not in others))
         its = waits[odd[0]]
-    return Verdict(finding=Finding.APART, odd=odd, others=others, its=its, theirs=theirs)
+    return Verdict(
+        finding=Finding.APART, odd=odd, others=others, its=its, theirs=theirs, likely=is_likely
+    )
 
 
 def _shortest_circle(missing: Mapping[int, tuple[int, ...]]) -> list[int]:

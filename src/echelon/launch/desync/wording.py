@@ -44,7 +44,8 @@ def summary(verdict: Verdict, ranks: Sequence[RankEvidence]) -> str:
     """Return one sentence about the first odd rank, without its name in front."""
     names = {one.rank: rank_name(one.rank, one.label) for one in ranks}
     plural = len(verdict.others) > 1
-    its, theirs = verdict.its, verdict.theirs
+    its = verdict.its
+    theirs = verdict.theirs or (its if verdict.links else None)
     words = {
         "its": told(its),
         "theirs": told(theirs),
@@ -65,6 +66,8 @@ def summary(verdict: Verdict, ranks: Sequence[RankEvidence]) -> str:
         text = (_NO_LINK if verdict.links else _BOTH[verdict.finding]).format(**words)
         more = _listed(verdict.odd[1:], names)
         nobody = "" if verdict.finding is Finding.LINK else ", and nobody says which is odd"
+        if verdict.likely:
+            nobody = f", and most likely rank {verdict.odd[0]} is odd: it left what it did before"
         return f"and {more} {text}{nobody}"
     text = _DOES[verdict.finding].format(**words)
     if len(verdict.odd) > 1:
@@ -168,6 +171,11 @@ def unacknowledged(one: StalledConnection, to: str) -> str:
 def _reason(verdict: Verdict) -> str:
     if verdict.finding is Finding.LINK:
         return "every member has called it: the link between them is cut, or very slow"
+    if verdict.likely:
+        return (
+            f"as many ranks do the one as the other, but rank {verdict.odd[0]} did something else "
+            "here in each step before, and the others did what they always do"
+        )
     if not verdict.judged:
         return "as many ranks do the one as the other: nobody can be judged"
     if verdict.finding in _ENDED:
