@@ -172,14 +172,19 @@ def cut_connections() -> None:
     Nothing is acknowledged then, as when a cable is pulled. A launcher's store is left alone.
     """
     store = int(os.environ.get("MASTER_PORT", "0"))
-    drop_all = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
-    program = struct.pack("HL", 1, ctypes.addressof(drop_all))
     found = 0
     for one in tcp_sockets(without={store}):
         with one:
-            one.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
+            deafen(one)
             found += 1
     assert found, "ranks are connected by TCP"
+
+
+def deafen(one: socket.socket) -> None:
+    """Drop whatever comes to a socket, before the system acknowledges it."""
+    drop_all = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
+    program = struct.pack("HL", 1, ctypes.addressof(drop_all))
+    one.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
 
 
 def _form(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
