@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import re
 import socket
 import struct
 import time
@@ -254,6 +255,8 @@ def leave(case: str) -> None:
             raise ValueError("the planted error")
         case "loop":
             endless_loop()
+        case "native":
+            native_loop()
 
 
 def endless_loop() -> None:
@@ -261,3 +264,8 @@ def endless_loop() -> None:
     count = 0
     while count >= 0:
         count += 1
+
+
+def native_loop() -> None:
+    """Compute for ever without letting any other thread of this process run."""
+    re.fullmatch("(a|a)*b", "a" * 80)

@@ -40,8 +40,8 @@ GROUPS = {
 }
 """By layout the group whose call goes wrong, the rank, and which of its calls in a step."""
 BY_GROUP = ("operation", "order", "shape", "dtype", "missing", "extra", "cut")
-BY_RANK = ("return", "exception", "loop")
-CASES = (*BY_GROUP[:-1], *BY_RANK, "cut")
+BY_RANK = ("return", "exception", "loop", "native")
+CASES = (*BY_GROUP[:-1], *BY_RANK[:3], "cut")
 ANY_SIZES = ("cp", "ep")
 """Their groups exchange tensors of any sizes: no shape or dtype of one must be that of another."""
 GRACE_S = 2.0
@@ -115,11 +115,17 @@ def can_be(layout: str, case: str) -> bool:
 
 
 def train(
-    layout: str, mistake: Mistake | None, *, after_s: float, folder: Path | None, **more: object
+    layout: str,
+    mistake: Mistake | None,
+    *,
+    after_s: float,
+    step_s: float,
+    folder: Path | None,
+    **more: object,
 ) -> RunOutcome:
     """Return how a run ends whose ranks compare calls after so long; logs go into `folder`."""
     world = plan_for(layout).mesh.world_size
-    limits = Limits(step_s=after_s + 5.0, desync_s=after_s)
+    limits = Limits(step_s=step_s, desync_s=after_s)
     return run_ranks(
         TARGET,
         {"layout": layout, "mistake": None if mistake is None else asdict(mistake), **more},
@@ -136,7 +142,14 @@ def naming_of(layout: str, case: str, after_s: float) -> Naming:
     with tempfile.TemporaryDirectory() as name:
         try:
             sys.stderr = terminal
-            outcome = train(layout, mistake, after_s=after_s, folder=Path(name), steps=100_000)
+            outcome = train(
+                layout,
+                mistake,
+                after_s=after_s,
+                step_s=after_s + 5.0,
+                folder=Path(name),
+                steps=100_000,
+            )
         finally:
             sys.stderr = stream
         log = (Path(name) / f"rank-{mistake.rank:04d}.log").read_text()
