@@ -33,6 +33,8 @@ FIRST_WRONG = 3
 WRONG_AT = "mistake made at"
 """Stands before the time of the mistake, on the monotonic clock, in what its rank prints."""
 STEPS = 400
+SLOW_S = 4.0
+"""How long a rank computes that is only slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -226,7 +228,9 @@ def train_wrongly(context: RankContext, argument: Mapping[str, Any]) -> str:
             planted.begin(step)
         if mine and mistake is not None and not mistake.group and step == FIRST_WRONG:
             tell_time()
-            if mistake.case != "link":  # which a test cuts from outside
+            if mistake.case == "slow":
+                compute(SLOW_S)
+            elif mistake.case != "link":  # which a test cuts from outside
                 leave(mistake.case)
                 return "left"
         engine.step(_batches(engine, step), step)
@@ -257,6 +261,13 @@ def leave(case: str) -> None:
             endless_loop()
         case "native":
             native_loop()
+
+
+def compute(seconds: float) -> None:
+    """Compute for some time, as a rank does that reads slowly or saves."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
 
 
 def endless_loop() -> None:

@@ -98,6 +98,18 @@ def test_a_run_without_a_mistake_is_left_alone(
     assert "note: " not in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_a_rank_that_is_only_slow_is_told_and_the_run_ends_well(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    outcome = train("dp", Mistake(case="slow", rank=2, group=""), steps=8)
+    assert outcome.require() == ("ended",) * 4
+    said = capsys.readouterr().err
+    assert said.startswith("note: rank 2 (dp2): is not waiting: it is at planted.py:")
+    assert said.count("note: ") == 1
+    assert "error" not in said.replace("no error yet", "")
+
+
 def test_with_two_ranks_both_are_named_and_nobody_is_judged() -> None:
     failure = train("dp-pair", mistake_of("dp-pair", "operation")).failure
     assert failure is not None
