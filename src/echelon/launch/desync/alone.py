@@ -23,7 +23,7 @@ from echelon.launch.root_cause import FaultKind, RankFailure, RankFault, rank_na
 _LOOK_S = 0.5
 _DEAF_S = 3.0
 """How long a look of the watchdog at the store may take: it asks others for answers, too."""
-_MOST = 4
+_MOST = 4  # connections that are told
 
 
 class RankAlone(threading.Thread):

@@ -20,12 +20,16 @@ from pathlib import Path
 _DESCRIPTORS = Path("/proc/self/fd")
 _INFO = struct.Struct("=8B24I")
 """``struct tcp_info`` up to ``tcpi_total_retrans``."""
-_STATE, _REPEATS = 0, 2
-_UNACKNOWLEDGED, _DATA_CAME, _WORD_CAME = 8 + 4, 8 + 11, 8 + 12
-_ESTABLISHED = 1
+_STATE = 0  # place in it: `tcpi_state`
+_REPEATS = 2  # `tcpi_retransmits`: how often in a row
+_UNACKNOWLEDGED = 12  # `tcpi_unacked`
+_DATA_CAME = 19  # `tcpi_last_data_recv`, milliseconds ago
+_WORD_CAME = 20  # `tcpi_last_ack_recv`, milliseconds ago
+_ESTABLISHED = 1  # a state
 _SILENT_MS = 500
-"""How long an acknowledgement must be missing: some round trips of the longest link."""
+"""How many milliseconds an acknowledgement must be missing: several round trips of a long link."""
 _ARRIVES_MS = 300
+"""How many milliseconds ago data may have come that still arrives."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

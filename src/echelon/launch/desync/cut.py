@@ -46,14 +46,14 @@ def between(
         return None
     by_rank = {one.rank: one for one in ranks}
     shared = common_end(links)
-    if shared is None:
-        odd, others = links[0].ends, ()
-    else:
+    odd: tuple[int, ...] = links[0].ends
+    others: tuple[int, ...] = ()
+    if shared is not None:
         odd = (shared,)
         others = tuple(sorted({end for link in links for end in link.ends} - {shared}))
     wait = waits.get(odd[0])
     mates = [rank for rank in others if wait is not None and rank in partners(wait)]
-    other = (mates or others or odd[1:])[0]
+    other = [*mates, *others, *odd[1:]][0]
     calls = [waits[rank] for rank in (odd[0], other, *concerned) if rank in waits]
     call = next((one for one in calls if {odd[0], other} <= {*partners(one)}), calls[0])
     its, theirs = (
