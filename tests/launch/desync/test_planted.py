@@ -12,12 +12,10 @@ import pytest
 
 from echelon.launch.local.supervisor import RunOutcome
 from tests.launch.desync.planted import Mistake
-from tests.launch.desync.table import CASES, GROUPS, can_be, mistake_of
+from tests.launch.desync.table import CASES, GROUPS, TOLD_AS_NOTE, can_be, mistake_of
 from tests.launch.desync.table import train as train_with
 
 AFTER_S = 1.0
-TOLD_AS_NOTE = ("loop", "native", "cut", "silent")
-"""What time may mend, as far as anyone knows: it is told at once, and ends at the step timeout."""
 QUICK = {("dp", "operation"), ("tp-dp", "shape"), ("pp-dp", "missing"), ("dp", "loop")}
 MORE = [("dp", "native"), ("dp", "silent"), ("cp", "silent")]
 """A loop that holds the interpreter, and a link of which the system tells nothing."""
