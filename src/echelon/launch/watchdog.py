@@ -171,6 +171,7 @@ class Watchdog(threading.Thread):
         if self._done or due is None or due > 0:
             return
         verdict, evidence = self._exchange.compare(self._labels, self._known)
+        self._ticked_at = time.monotonic()  # it was no sleep of this process
         if verdict is None or self._store.check([_FAULT]):
             return
         fault = fault_of(verdict, evidence)

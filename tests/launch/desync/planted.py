@@ -28,7 +28,7 @@ from tests.parallel.layouts import GPT2, MIXTRAL, plan_of
 from tests.parallel.one_device import make_rows
 
 CALLS = ("all_reduce", "all_gather", "reduce_scatter", "exchange", "send", "receive")
-FIRST_WRONG = 3
+FIRST_WRONG = 5
 """The step in which the mistake is made: there is a past then."""
 WRONG_AT = "mistake made at"
 """Stands before the time of the mistake, on the monotonic clock, in what its rank prints."""

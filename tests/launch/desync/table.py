@@ -4,7 +4,7 @@
     --layouts dp,tp        only these (`planted.LAYOUTS`)
     --cases cut,loop       only these
 
-A row is a run that trains on real ranks, one of which goes wrong in its fourth step: the rank that
+A row is a run that trains on real ranks, one of which goes wrong in its sixth step: the rank that
 is named first, whether it is the right one, whether two calls and their lines are told, and the
 seconds from the wrong call to the verdict or the note. Exit 1 where a name is wrong, or took longer
 than `--after` + 2 s, which holds on a machine that does nothing else.

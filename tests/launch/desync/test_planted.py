@@ -1,6 +1,6 @@
 """Ten mistakes on real ranks of every layout: the rank, both operations and both lines are named.
 
-Each run trains on four CPU ranks (or two), one of which goes wrong in its fourth step. A few cases
+Each run trains on four CPU ranks (or two), one of which goes wrong in its sixth step. A few cases
 run by default, all of them in `make test-all`.
 """
 
