@@ -176,7 +176,14 @@ def run_joined(
     stores = [
         launch_store(one, limits.join_s) for one in (place, replace(place, store_is_hosted=True))
     ]
-    watchdog = Watchdog(stores[1], rank=place.rank, labels=names, progress=progress, limits=limits)
+    watchdog = Watchdog(
+        stores[1],
+        rank=place.rank,
+        labels=names,
+        progress=progress,
+        limits=limits,
+        store_port=place.master_port,
+    )
     faults = FaultReport(watchdog, place.rank)
     # A launcher sends several signals for one Ctrl-C, and kills those that take too long itself.
     with handle_stop_signals(lambda *_: progress.request_stop()):

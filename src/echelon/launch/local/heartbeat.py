@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from echelon.launch.context import LostRank, RankProgress
+from echelon.launch.desync.connections import own_connections
 from echelon.launch.local.channel import Channel
 from echelon.launch.local.messages import ExitRequest, Heartbeat, Notice, RankJob
 from echelon.launch.local.output import say_if_possible
@@ -69,6 +70,7 @@ class HeartbeatThread(threading.Thread):
                     waiting=now.waiting or stacks.waiting,
                     turn=now.turn,
                     unfinished=now.unfinished,
+                    connections=own_connections(),
                 )
                 self._channel.send(told)
             case ExitRequest(reason=reason):

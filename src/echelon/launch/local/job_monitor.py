@@ -10,7 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from echelon.launch.context import COMPILING, LostRank
-from echelon.launch.desync.watch import DesyncWatch
+from echelon.launch.desync.watch import DesyncWatch, note_of
 from echelon.launch.local.elastic import ElasticWatch
 from echelon.launch.local.meetings import MeetingWatch, where_lost
 from echelon.launch.local.messages import (
@@ -263,8 +263,9 @@ class JobMonitor:
         if certain:
             seen.fault = fault
         else:
-            who = rank_name(fault.rank, seen.label)
-            say_if_possible(f"note: {who}: {fault.summary}\n{fault.detail}", sys.stderr)
+            if seen.open and seen.stack is None:
+                fault = replace(fault, detail=f"{fault.detail}\n{self._dump(seen)}".rstrip())
+            say_if_possible(note_of(fault, seen.label, self._limits.step_s), sys.stderr)
 
     def _look_for_meetings(self) -> None:
         """Find a rank that others wait for in vain, while nothing in the whole job moves."""

@@ -20,6 +20,7 @@ from echelon.core.cluster import Backend
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
 from echelon.core.rulebook.launch import TARGET_NOT_FOUND
+from echelon.launch.desync.connections import Connections
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,6 +176,7 @@ class ThreadStacks:
     `call` is what the main thread waits in if it does not compute, `place` the line of the user's
     program that it is at, `asleep` whether this line sleeps. `unfinished` is the fingerprint of the
     operation that its device has not come past, where its host reads from the device.
+    `connections` tells what its TCP connections say.
     """
 
     text: str
@@ -184,6 +186,7 @@ class ThreadStacks:
     place: str = ""
     asleep: bool = False
     unfinished: int | None = None
+    connections: Connections | None = None
 
 
 @dataclass(frozen=True, slots=True)
