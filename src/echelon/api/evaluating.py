@@ -41,7 +41,7 @@ def follow_run(
     resumed = -1 if task.resume is None else read_index(Path(task.resume)).step
     evaluator = CheckpointEvaluator(task)
     try:
-        for one in evaluator.follow(lambda: _has_ended(store), after=resumed):
+        for one in evaluator.follow(lambda: run_has_ended(store), after=resumed):
             every.append(one)
             found(one)
     finally:
@@ -67,7 +67,7 @@ def _hear(job: Job, place: LaunchedRank) -> tuple[Store, RankTask]:
         raise EnvironmentProblem(RANK_NEVER_JOINED.problem(message)) from error
 
 
-def _has_ended(store: Store) -> bool:
+def run_has_ended(store: Store) -> bool:
     """Return whether all ranks have ended: they say so, or the one that hosts the store is gone."""
     from echelon.launch.launched_rank import ALL_DONE
 
