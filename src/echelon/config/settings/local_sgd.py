@@ -7,11 +7,12 @@ from typing import cast
 
 from echelon.config.entries import Entry
 from echelon.config.view import View
-from echelon.core.choices.local_sgd import LocalSgd, OuterGradients
+from echelon.core.choices.local_sgd import AllIslands, LocalSgd, OuterGradients
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook.planner import SEARCH_SPLITS_ONE_TRAINING
 
 EVERY_KEY, ISLANDS_KEY = "local_sgd.every", "local_sgd.islands"
+MIN_ISLANDS_KEY, RESTARTS_KEY = "local_sgd.min_islands", "local_sgd.restarts"
 RATE_KEY, MOMENTUM_KEY = "local_sgd.outer_learning_rate", "local_sgd.outer_momentum"
 
 NESTEROV = (0.7, 0.9)
@@ -47,8 +48,16 @@ def read_local_sgd(view: View) -> tuple[LocalSgd, dict[str, tuple[object, str]]]
         gradients=cast("OuterGradients", view.word("local_sgd.gradients")),
         fragments=view.integer("local_sgd.fragments"),
         delay=view.integer("local_sgd.delay"),
+        min_islands=min_islands_of(view),
+        restarts=view.integer(RESTARTS_KEY),
     )
     return local, derived
+
+
+def min_islands_of(view: View) -> int | AllIslands:
+    """Return with how many islands a run goes on; a number that is that of all is "all"."""
+    value = view.value(MIN_ISLANDS_KEY)
+    return "all" if value in ("all", view.integer("mesh.dp_replicate")) else cast(int, value)
 
 
 def require_one_training(settings: Mapping[str, Entry]) -> None:
