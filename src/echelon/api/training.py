@@ -186,11 +186,12 @@ def _labels(job: Job) -> tuple[str, ...]:
 
 
 def _options(job: Job) -> LaunchOptions:
-    from echelon.launch.local.messages import Limits, elastic_workers
+    from echelon.launch.local.elastic_ranks import elastic_ranks
+    from echelon.launch.local.messages import Limits
     from echelon.launch.local.supervisor import LaunchOptions
     from echelon.telemetry.observer import chief_rank
 
-    elastic = elastic_workers(job.plan)
+    elastic = elastic_ranks(job.plan)
     # Calls of ranks that come and go are not those of one program.
     desync_s = job.train.desync_after_s or None if elastic is None else None
     return LaunchOptions(

@@ -22,8 +22,8 @@ from echelon.core.rulebook.servers import LOST_WORKERS_NEED_OUR_LAUNCHER
 from echelon.launch.context import RankContext
 from echelon.launch.environment import read_launched_rank, read_node_size
 from echelon.launch.launched_rank import JoinedLaunch, run_joined, wait_for_ranks
+from echelon.launch.local.elastic_ranks import ElasticRanks
 from echelon.launch.local.messages import (
-    ElasticRanks,
     TargetFunction,
     TargetReference,
     find_target,

@@ -16,7 +16,7 @@ from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
 from echelon.core.rulebook.servers import ASYNCHRONOUS_ORDER_IS_NOT_KNOWN
 from echelon.core.version import __version__
-from echelon.launch.local.messages import ElasticRanks, elastic_workers
+from echelon.launch.local.elastic_ranks import ElasticRanks, elastic_ranks
 from echelon.layout.islands import inner_plan
 from echelon.proof.asynchronous.claims import evidence_of, judge_asynchronous, losses_text
 from echelon.proof.asynchronous.mistakes import diagnose_asynchronous
@@ -168,9 +168,7 @@ def _replayed(plan: Plan, steps: int, *, run_ranks: RankRunner, subject: str) ->
             "num_steps": steps,
             "directory": directory,
         }
-        run_ranks(
-            _ASYNCHRONOUS, told, mesh.world_size, labels=labels, elastic=elastic_workers(plan)
-        )
+        run_ranks(_ASYNCHRONOUS, told, mesh.world_size, labels=labels, elastic=elastic_ranks(plan))
         ranks = [read_rank(Path(directory), rank) for rank in range(mesh.world_size)]
     evidence = evidence_of(plan, steps, ranks)
     results = judge_asynchronous(evidence)
