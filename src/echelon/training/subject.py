@@ -116,7 +116,8 @@ class EngineSubject:
         self.events = EventList()
         clock = clock_of(place.device)
         recorder = Recorder(place.rank, self.events, place.progress, clock)
-        completion = completion or (LoneCompletion() if place.attempt else None)
+        lone = place.attempt and plan.mathematics.updates.is_elastic
+        completion = completion or (LoneCompletion() if lone else None)
         self.engine = make_engine(plan, recorder, place.device, completion, pieces=pieces)
         self.engine.on_gradients = self._keep_gradients
         if isinstance(self.engine, AsynchronousServer):
