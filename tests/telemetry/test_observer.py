@@ -14,7 +14,7 @@ from echelon.core.choices.updates import Updates
 from echelon.core.errors import ConfigError
 from echelon.core.event import Event
 from echelon.telemetry.json_lines import read_entries
-from echelon.telemetry.observer import chief_rank, observe_rank, peak_flops
+from echelon.telemetry.observer import observe_rank, peak_flops, telling_ranks
 from echelon.telemetry.summary import summarize_run
 from tests.telemetry.runs import facts, make_job, make_run, read_events
 
@@ -146,7 +146,7 @@ def test_a_run_that_may_lose_its_first_rank_is_told_by_its_first_server(
 ) -> None:
     """S07: who writes metrics and prints; what else happened is a line of both."""
     run, job = make_run(tmp_path), make_job(steps=10, log_every=2)
-    assert chief_rank(job.plan) == 0
+    assert telling_ranks(job.plan) == (0,)
     layout, numbers = job.plan.layout, job.plan.mathematics
     mesh = replace(layout.mesh, dp_replicate=2, servers=2)
     updates = Updates(kind="asynchronous", min_workers=1)
@@ -155,7 +155,7 @@ def test_a_run_that_may_lose_its_first_rank_is_told_by_its_first_server(
         layout=replace(layout, mesh=mesh),
         mathematics=replace(numbers, updates=updates),
     )
-    assert chief_rank(plan) == 2
+    assert telling_ranks(plan) == (2,)
     served = replace(job, plan=plan)
     observers = [observe_rank(served, run.path, rank) for rank in range(4)]
     for one in observers:

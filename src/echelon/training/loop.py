@@ -151,7 +151,7 @@ class TrainLoop:
                     result,
                     step_s=time.perf_counter() - began,
                     # What other islands counted is theirs; data has about as many everywhere.
-                    tokens=result.tokens * self.engine.groups.islands.size,
+                    tokens=result.tokens * self._num_islands(step),
                     loads=result.loads if tells_routing(self.engine.groups) else {},
                 )
             )
@@ -193,14 +193,23 @@ class TrainLoop:
         if isinstance(engine, ElasticIsland):
             engine.connect(context, limit, self.job.train.steps)
             if context.attempt:
-                return engine.come_in()
+                done = engine.come_in()
+                self.observer.speaks(False)
+                return done
         step = self._begin()
         if isinstance(engine, ElasticIsland):
             engine.meets.meetings.begin(step)
+            self.observer.speaks(engine.meets.speaks_of(step))
         if isinstance(engine, ElasticServer):
             engine.connect(context, limit, self._meets)
             engine.begin(step)
         return step
+
+    def _num_islands(self, step: int) -> int:
+        """Return how many islands took a step."""
+        if isinstance(self.engine, ElasticIsland):
+            return self.engine.meets.num_there(step)
+        return self.engine.groups.islands.size
 
     def _absences(self, steps: int) -> tuple[Absence | AbsentIsland, ...]:
         engine = self.engine

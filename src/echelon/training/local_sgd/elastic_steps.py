@@ -72,9 +72,16 @@ class ElasticOuterSteps(OuterSteps):
 
         Who comes in at its end has not taken it.
         """
-        met, meeting = self.meetings, self.met_after(step)
-        there = met.there if meeting is None else meeting.members
-        return not met.place and met.island.index == min(there)
+        met = self.meetings
+        return not met.place and met.island.index == min(self._there_in(step))
+
+    def num_there(self, step: int) -> int:
+        """Return how many islands took the step after which so many are done."""
+        return len(self._there_in(step))
+
+    def _there_in(self, step: int) -> Mapping[int, Stay]:
+        meeting = self.met_after(step)
+        return self.meetings.there if meeting is None else meeting.members
 
     @property
     def saves_first(self) -> bool:
