@@ -259,13 +259,13 @@ class EngineSubject:
 
         self.engine.meets.on_sums = end
 
-    def wait_for_return(self, step: int, limit_s: float) -> None:
-        """Let the meeting after so many steps wait for somebody at the door, at most so long."""
+    def wait_for_return(self, step: int, islands: int, limit_s: float) -> None:
+        """Let the meeting after so many steps wait for all `islands`, at most so long."""
         assert isinstance(self.engine, ElasticIsland), "islands come back"
         began: list[float] = []
 
         def holds(meeting: Meeting) -> bool:
-            if meeting.step != step or meeting.joins:
+            if meeting.step != step or len(meeting.members) + len(meeting.joins) == islands:
                 return False
             began.append(time.monotonic())
             return time.monotonic() - began[0] < limit_s

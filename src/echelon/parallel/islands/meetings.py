@@ -190,6 +190,9 @@ class IslandMeetings:
             with self.recorder.waiting("the ranks of this place in other islands"):
                 self._group = StoreGroup(axis, ranks, self.recorder, place, self.message_s)
             self._group_members = meeting.members
+            self._group.lose_by(
+                lambda: any(self.is_lost(one, stay) for one, stay in meeting.members.items())
+            )
         return self._group
 
     def leave_group(self) -> None:

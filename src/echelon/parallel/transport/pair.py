@@ -7,7 +7,8 @@ operation, and meet the rank that was started again, or go on without it, in a n
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from typing import Any, cast
 
@@ -24,6 +25,10 @@ MEETS_WITHIN_S = 30.0
 """Seconds in which all members must come, once the first is there."""
 
 
+LOOKS_EVERY_S = 0.5
+"""Seconds for which a sum is waited for before it is asked who is lost."""
+
+
 class StoreGroup(Group):
     """Ranks that talk over Gloo; an operation may take `message_s`."""
 
@@ -38,8 +43,13 @@ class StoreGroup(Group):
         self._limit = timedelta(seconds=message_s)
         limit = timedelta(seconds=MEETS_WITHIN_S)
         self._ends: Any = None
+        self._is_lost: Callable[[], bool] = _nobody
         if len(ranks) > 1:
             self._ends = ProcessGroupGloo(store, self.index, len(ranks), limit)
+
+    def lose_by(self, is_lost: Callable[[], bool]) -> None:
+        """Ask `is_lost` while a sum is waited for: a connection may not tell that its end died."""
+        self._is_lost = is_lost
 
     def all_reduce(
         self, tensor: torch.Tensor, *, name: str, async_op: bool = False, op: ReduceOp = "sum"
@@ -50,7 +60,10 @@ class StoreGroup(Group):
         require_contiguous(name, tensor)
         assert op == "sum", "members find no largest numbers"
         start = self.recorder.now()
-        work = _Patient(self._ends.allreduce([tensor], dist.AllreduceOptions()), self._limit)
+        options = dist.AllreduceOptions()
+        options.timeout = self._limit
+        started = self._ends.allreduce([tensor], options)
+        work = _Watchful(started, self._limit, self._is_lost)
         sent = all_reduce_bytes(tensor.nbytes, self.size)
         record = self._event("all_reduce", name, sent, start)
         return self._pending(cast(dist.Work, work), name, record, async_op, 0)
@@ -72,6 +85,10 @@ class StoreGroup(Group):
         require_contiguous(name, tensor)
         work = cast(dist.Work, _Patient(self._ends.recv([tensor], index, tag), self._limit))
         return Pending(work, self.recorder.received, name=name, recorder=self.recorder)
+
+
+def _nobody() -> bool:
+    return False
 
 
 class Pair(StoreGroup):
@@ -97,3 +114,24 @@ class _Patient:
     def wait(self) -> None:
         """Return when it has ended; RuntimeError where a member is lost."""
         self._inner.wait(self._limit)
+
+
+class _Watchful(_Patient):
+    """Wait for a sum while all members live."""
+
+    def __init__(self, work: dist.Work, limit: timedelta, is_lost: Callable[[], bool]) -> None:
+        super().__init__(work, limit)
+        self._is_lost = is_lost
+
+    def wait(self) -> None:
+        """Return when it has ended; RuntimeError where a member is lost, or it takes too long."""
+        until = time.monotonic() + self._limit.total_seconds()
+        while True:
+            try:
+                self._inner.wait(timedelta(seconds=LOOKS_EVERY_S))
+                return
+            except RuntimeError:
+                # It says as much of a wait that was too short as of a sum that failed.
+                over = self._is_lost() or time.monotonic() > until
+                if self._inner.is_completed() or over:
+                    raise

@@ -131,16 +131,20 @@ def _same_meetings(evidence: LostIslandEvidence) -> Iterator[Check]:
         same = told.get(record.step) == (record.members, record.joins)
         problem = "" if same else f"{record.members} met there, or {told.get(record.step)}"
         yield exact_check(record.step - 1, f"meeting on rank {record.rank}", problem, record.rank)
-    last = local.islands - 1
-    lost_at, back_at = LOST_IN_ROUND * local.every, BACK_IN_ROUND * local.every
+    last, lost_at = local.islands - 1, LOST_IN_ROUND * local.every
+    back_at = next((one.step for one in evidence.met if last in one.joins), None)
     for one in evidence.met:
-        there = one.step < lost_at or (one.step > back_at and local.restarts > 0)
+        there = one.step < lost_at or (back_at is not None and one.step > back_at)
         wanted = tuple(range(local.islands if there else last))
         problem = "" if one.members == wanted else f"{one.members} met instead of {wanted}"
         yield exact_check(one.step - 1, "islands that met", problem)
-        joins = (last,) if one.step == back_at and local.restarts else ()
+        joins = (last,) if one.step == back_at else ()
         problem = "" if one.joins == joins else f"{one.joins} came in instead of {joins}"
         yield exact_check(one.step - 1, "islands that came in", problem)
+    if local.restarts:
+        late = back_at is None or back_at > BACK_IN_ROUND * local.every or back_at % local.every
+        problem = f"it came in after step {back_at}" if late else ""
+        yield exact_check(lost_at - 1, f"return of island {last}", problem)
 
 
 def _replayed(evidence: LostIslandEvidence) -> Iterator[Check]:

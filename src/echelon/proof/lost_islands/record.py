@@ -92,7 +92,8 @@ def run_with_a_loss(context: RankContext, argument: Mapping[str, Any]) -> None:
         if last_of_all and not context.attempt:
             subject.die_at_meeting(LOST_IN_ROUND * local.every)
         if local.restarts:
-            subject.wait_for_return(BACK_IN_ROUND * local.every, COMES_WITHIN_S)
+            back_at = BACK_IN_ROUND * local.every
+            subject.wait_for_return(back_at, local.islands, COMES_WITHIN_S)
         for step in range(done, steps):
             report = subject.step(global_batch(plan, step), step)
             notes.take(step, report)
