@@ -24,6 +24,6 @@ def island_lines(plan: Plan) -> Iterator[str]:
     fewer = sum(one.bytes for one in outer_bytes(plan, 0, ends, present=local.islands - 1))
     back = f", {decimal_bytes(rejoin_bytes(plan, 0))} to one that comes back" * (local.restarts > 0)
     yield (
-        f"islands  goes on with {local.min_islands} of {local.islands} islands, {again}; rank 0 sends "
-        f"{decimal_bytes(fewer)} where one is missing at the end of a round{back}"
+        f"islands  goes on with {local.min_islands} of {local.islands} islands, {again}; rank 0 "
+        f"sends {decimal_bytes(fewer)} where one is missing at the end of a round{back}"
     )
