@@ -30,7 +30,7 @@ from echelon.telemetry.summary import RunSummary
 from echelon.telemetry.timeline import Timeline
 from echelon.telemetry.trace import MEASURED, PLANNED, trace_path
 
-_NOTES_SHOWN = 8
+_NOTES_SHOWN = 8  # notes
 _PIPED = 100  # columns of a drawing that no terminal shows
 
 

@@ -187,7 +187,12 @@ def run_ranks(
                 processes.let_leave()
         except RankFailure as failure:
             _tell_others(failure, names)
-            return RunOutcome(results=(), failure=failure, stop_requested=stop.received is not None)
+            return RunOutcome(
+                results=(),
+                failure=failure,
+                stop_requested=stop.received is not None,
+                lost=tuple(lost),
+            )
         except KeyboardInterrupt:
             raise RunFailed(
                 RUN_INTERRUPTED.problem("interrupted twice; every rank was ended at once")

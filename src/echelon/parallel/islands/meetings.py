@@ -140,7 +140,9 @@ class IslandMeetings:
     holds: Callable[[Meeting], bool] | None = None
     """What a proof asks whether to let a meeting begin yet."""
     _group: StoreGroup | None = None
+    """The ranks of this place in the islands that met last."""
     _group_members: Mapping[int, Stay] = field(default_factory=dict[int, Stay])
+    """Which islands those are."""
 
     def begin(self, step: int) -> None:
         """Meet all islands that begin a run after so many steps."""

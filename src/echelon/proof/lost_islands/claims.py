@@ -23,7 +23,7 @@ from echelon.proof.lost_islands.record import (
     MOMENTUM,
     MeetingRecord,
 )
-from echelon.proof.lost_islands.replay import MetIslands, Replay
+from echelon.proof.lost_islands.replay import MeetingReplay, MetIslands
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.optimizers import global_norm
 
@@ -40,7 +40,7 @@ class LostIslandEvidence:
     records: Sequence[MeetingRecord]
     met: Sequence[MetIslands]
     """Who met, as the first island tells, which is not lost."""
-    replay: Replay
+    replay: MeetingReplay
 
     def island_of(self, rank: int) -> int:
         """Return the island of a rank."""
@@ -61,7 +61,7 @@ def lost_island_evidence(
         num_steps=num_steps,
         records=records,
         met=met,
-        replay=Replay(plan, met).run(),
+        replay=MeetingReplay(plan, met).run(),
     )
 
 
@@ -171,7 +171,7 @@ def _replayed(evidence: LostIslandEvidence) -> Iterator[Check]:
 
 
 def errors_of(
-    replay: Replay, record: MeetingRecord, island: int
+    replay: MeetingReplay, record: MeetingRecord, island: int
 ) -> Mapping[tuple[str, str], float]:
     """Return the largest relative error of the pieces of each tensor of a record."""
     found: dict[tuple[str, str], float] = {}

@@ -8,34 +8,34 @@ from echelon.core.axis import Axis
 from echelon.proof.claims.claims import ClaimResult, first_failure
 from echelon.proof.diagnose.diagnosis import Diagnosis
 from echelon.proof.lost_islands.claims import LostIslandEvidence, errors_of
-from echelon.proof.lost_islands.replay import Mistake, Replay
+from echelon.proof.lost_islands.replay import MeetingMistake, MeetingReplay
 
 EXPLAINED = 1e-8
 """What a mistake may leave unexplained, relative: others leave far more."""
 
 MISTAKES = (
-    Mistake(
+    MeetingMistake(
         name="absent counted",
         says="the sum over the islands that met is divided by the number of all, though one was "
         "not there",
         divides_by_all=True,
     ),
-    Mistake(
+    MeetingMistake(
         name="momentum not given",
         says="an island that comes back begins without the outer momentum of the others",
         no_momentum=True,
     ),
-    Mistake(
+    MeetingMistake(
         name="parameters not given",
         says="an island that comes back goes on from the first values of the run",
         own_values=True,
     ),
-    Mistake(
+    MeetingMistake(
         name="momentum reset",
         says="the outer momentum begins anew where others meet than before",
         momentum_anew=True,
     ),
-    Mistake(
+    MeetingMistake(
         name="islands",
         says="what islands moved is added up, and not divided by the number of those that met",
         adds_up=True,
@@ -69,17 +69,20 @@ def diagnose_lost_island(
     )
 
 
-def _explaining(evidence: LostIslandEvidence) -> Mistake | None:
+def _explaining(evidence: LostIslandEvidence) -> MeetingMistake | None:
     """Return the mistake whose replay gives what islands have, where the right one does not."""
     if _largest_error(evidence, evidence.replay) < EXPLAINED:
         return None
     for mistake in MISTAKES:
-        if _largest_error(evidence, Replay(evidence.plan, evidence.met, mistake).run()) < EXPLAINED:
+        if (
+            _largest_error(evidence, MeetingReplay(evidence.plan, evidence.met, mistake).run())
+            < EXPLAINED
+        ):
             return mistake
     return None
 
 
-def _largest_error(evidence: LostIslandEvidence, replay: Replay) -> float:
+def _largest_error(evidence: LostIslandEvidence, replay: MeetingReplay) -> float:
     return max(
         error
         for record in evidence.records

@@ -23,9 +23,14 @@ from echelon.parallel.weights import Shard
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.ranks import find_factory
 
-LOST_IN_ROUND, BACK_IN_ROUND, NUM_ROUNDS = 2, 3, 5
-"""The round, from 1, in whose meeting an island is lost, that at whose end it comes back, and how
-many there are: momentum is there before, and is used after."""
+LOST_IN_ROUND = 2
+"""The round, from 1, in whose meeting an island is lost: there is momentum before it."""
+
+BACK_IN_ROUND = 3
+"""The round at whose end it is waited for."""
+
+NUM_ROUNDS = 5
+"""How many there are: momentum that was given is used in those after."""
 
 COMES_WITHIN_S = 90.0
 """How long the others wait for an island to be started again."""

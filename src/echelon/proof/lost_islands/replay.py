@@ -25,7 +25,7 @@ Tensors = Mapping[str, torch.Tensor]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mistake:
+class MeetingMistake:
     """Say what a replay does otherwise; the right one does nothing so."""
 
     name: str = ""
@@ -44,7 +44,7 @@ class Mistake:
     """Whether all islands forget their momentum where others met than before."""
 
 
-RIGHT = Mistake()
+RIGHT = MeetingMistake()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,12 +57,12 @@ class MetIslands:
 
 
 @dataclass(slots=True)
-class Replay:
-    """Replay recorded meetings of `plan`, in their order, with a mistake."""
+class MeetingReplay:
+    """MeetingReplay recorded meetings of `plan`, in their order, with a mistake."""
 
     plan: Plan
     met: Sequence[MetIslands]
-    mistake: Mistake = RIGHT
+    mistake: MeetingMistake = RIGHT
     held: dict[tuple[int, int, str], dict[str, torch.Tensor]] = field(
         default_factory=dict[tuple[int, int, str], dict[str, torch.Tensor]]
     )
@@ -70,7 +70,7 @@ class Replay:
     losses: dict[tuple[int, int], float] = field(default_factory=dict[tuple[int, int], float])
     """The mean loss of a step (from 0) of an island, by (step, island): of those that count."""
 
-    def run(self) -> Replay:
+    def run(self) -> MeetingReplay:
         """Take all steps up to the last meeting."""
         local, plan = self.plan.mathematics.local_sgd, self.plan
         runs = {i: OracleRun(island_plan(plan, i)) for i in range(local.islands)}
