@@ -186,6 +186,7 @@ def test_who_is_the_first_island_writes_what_another_could_not(tmp_path: Path) -
         second.stepped(replace(facts(step), islands=met))
         if step < 4:  # then the first is lost
             first.stepped(replace(facts(step), islands=met))
+    first.close()
     second.speaks(True)
     second.stepped(replace(facts(6), islands=(1,)))
     second.noted(6, "island 0 is lost")

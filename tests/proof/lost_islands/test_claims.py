@@ -74,9 +74,9 @@ def test_what_is_right_holds_and_each_wrong_record_breaks_its_claim() -> None:
         return failed(judge_lost_island(lost_island_evidence(PLAN, MET[-1].step, told)))
 
     assert not broken(0)
-    assert broken(1, members=(1,)) == {"prove-lost-island"}
+    assert "prove-lost-island" in broken(1, members=(1,))
     assert broken(0, sent=every[0].sent + 8) == {"prove-bytes-sent"}
-    few = {step: ids[:1] for step, ids in every[0].samples.items()}
+    few = dict.fromkeys(every[0].samples, (-1,))
     assert broken(0, samples=few) == {"prove-nothing-dropped"}
     piece = every[2].pieces[0]
     off = replace(piece, values=piece.values + torch.full_like(piece.values, 1e-6))

@@ -15,7 +15,11 @@ from echelon.proof.lost_islands.record import VALUES, _Notes, read_records
 def notes(folder: Path, rank: int, attempt: int) -> _Notes:
     """Return the notes of a rank that has one piece."""
     shard = Shard(
-        tensor=torch.full((2, 3), float(rank)), global_shape=(4, 3), offset=(2, 0), primary=True
+        name="head.weight",
+        tensor=torch.full((2, 3), float(rank)),
+        global_shape=(4, 3),
+        offset=(2, 0),
+        primary=True,
     )
     subject: Any = SimpleNamespace(
         met=lambda step: ([0, 1], [1] if attempt else [], 1),
