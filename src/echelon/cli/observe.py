@@ -36,6 +36,7 @@ from echelon.telemetry.summary import RunSummary
 from echelon.telemetry.timeline import Timeline
 from echelon.telemetry.trace import MEASURED, PLANNED, trace_path
 
+_NOTES_SHOWN = 8  # notes
 _PIPED = 100  # columns of a drawing that no terminal shows
 
 
@@ -263,12 +264,7 @@ def summary_text(summary: RunSummary) -> str:
             if one.num_applied
             else (f"worker {one.worker}", "no gradient was applied, or there are no events")
         )
-    if (rounds := summary.rounds) is not None:
-        told = (
-            f"{rounds.rounds} of {rounds.every} steps; rank 0 sent {rounds.mean_bytes:,.0f} bytes"
-        )
-        planned = f"({rounds.planned_bytes:,.0f} by the formulas)"
-        facts.append(("rounds", f"{told} over dp_replicate in a mean step {planned}"))
+    facts += _round_facts(summary)
     if summary.step_s is not None and summary.tokens_per_s is not None:
         rate = short_count(summary.tokens_per_s)
         facts.append(("step", f"{_ms(summary.step_s)} ms, {rate} tokens/s (medians)"))
@@ -279,6 +275,24 @@ def summary_text(summary: RunSummary) -> str:
     if summary.checkpoints:
         facts.append(("checkpoints", _list(summary.checkpoints)))
     return "".join(f"{name:<12}{text}\n" for name, text in facts)
+
+
+def _round_facts(summary: RunSummary) -> list[tuple[str, str]]:
+    """Return how islands met, and which workers or islands were lost and came back."""
+    facts: list[tuple[str, str]] = []
+    if (rounds := summary.rounds) is not None:
+        told = (
+            f"{rounds.rounds} of {rounds.every} steps; rank 0 sent {rounds.mean_bytes:,.0f} bytes"
+        )
+        planned = f"({rounds.planned_bytes:,.0f} by the formulas)"
+        facts.append(("rounds", f"{told} over dp_replicate in a mean step {planned}"))
+        if rounds.short_rounds:
+            fewer = f"{rounds.short_rounds} with fewer than {rounds.islands} islands"
+            facts.append(("", f"{fewer}, {rounds.fewest} at the least"))
+    facts += [("note", text) for text in summary.notes[:_NOTES_SHOWN]]
+    if (more := len(summary.notes) - _NOTES_SHOWN) > 0:
+        facts.append(("", f"and {more} more notes in metrics.jsonl"))
+    return facts
 
 
 def _bound_facts(bound: StepBound) -> list[tuple[str, str]]:

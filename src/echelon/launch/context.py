@@ -53,13 +53,13 @@ class RankProgress:
         """Start at nothing done."""
         self._stop = threading.Event()
         self.ring: FingerprintRing | None
-        self.lost: list[LostRank]
+        # A thread sets it with each job, and appends to it.
+        self.lost: list[LostRank] = []
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything: a new job begins."""
+        """Forget everything but who is lost: a new job begins."""
         self.ring = None
-        self.lost = []  # a thread appends to it
         self.attempt = 0
         self.count = 0
         self.doing = ""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, cast
 
@@ -25,6 +26,7 @@ from echelon.launch.context import RankContext, RankProgress
 from echelon.launch.environment import LOCAL_HOST, LaunchedRank
 
 __all__ = [
+    "GroupPlace",
     "PrefixStore",
     "Store",
     "device_of",
@@ -134,8 +136,20 @@ def open_world_size() -> int | None:
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPlace:
+    """Say which process group a rank joins, and its place there."""
+
+    name: str
+    """What it is called in the store."""
+    rank: int
+    """Which of its ranks this one is."""
+    world_size: int
+    """How many it has."""
+
+
 @contextmanager
-def joined_ranks(
+def joined_ranks(  # noqa: PLR0913 - each is one fact of the launch, by its name
     store: Store,
     device: torch.device,
     *,
@@ -143,26 +157,26 @@ def joined_ranks(
     labels: Sequence[str],
     progress: RankProgress,
     timeout_s: float,
+    place: GroupPlace | None = None,
 ) -> Iterator[RankContext]:
     """Hold the process group of all ranks open, and yield what a target knows of its place.
 
-    A rank that was started again has a process group of its own: torch lets nobody into that of
-    the others.
+    Or that of `place`, of some of them.
 
     It is destroyed whatever happens inside; what is raised there ends it without waiting for what
     NCCL has in flight, so an error must be told to others inside. `timeout_s` bounds every
     collective: without it a lost rank costs half an hour.
     """
-    attempt = progress.attempt
+    place = place or GroupPlace(name="group", rank=rank, world_size=len(labels))
     # Without `device_id`: with it torch makes the communicator of all ranks here, and every later
     # group as a split of it at once (docs of init_process_group), in which all ranks take part,
     # members or not. Ours are opened one by one, in one order, where a wait for others is marked;
     # and the world's would take memory, though groups of the same ranks have one of their own.
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        store=PrefixStore(f"group/{rank}/{attempt}" if attempt else "group", store),
-        rank=0 if attempt else rank,
-        world_size=1 if attempt else len(labels),
+        store=PrefixStore(place.name, store),
+        rank=place.rank,
+        world_size=place.world_size,
         timeout=timedelta(seconds=timeout_s),
     )
     try:

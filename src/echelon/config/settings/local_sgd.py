@@ -5,9 +5,10 @@ from __future__ import annotations
 from typing import cast
 
 from echelon.config.view import View
-from echelon.core.choices.local_sgd import LocalSgd, OuterGradients
+from echelon.core.choices.local_sgd import AllIslands, LocalSgd, OuterGradients
 
 EVERY_KEY, ISLANDS_KEY = "local_sgd.every", "local_sgd.islands"
+MIN_ISLANDS_KEY, RESTARTS_KEY = "local_sgd.min_islands", "local_sgd.restarts"
 RATE_KEY, MOMENTUM_KEY = "local_sgd.outer_learning_rate", "local_sgd.outer_momentum"
 
 NESTEROV = (0.7, 0.9)
@@ -43,5 +44,13 @@ def read_local_sgd(view: View) -> tuple[LocalSgd, dict[str, tuple[object, str]]]
         gradients=cast("OuterGradients", view.word("local_sgd.gradients")),
         fragments=view.integer("local_sgd.fragments"),
         delay=view.integer("local_sgd.delay"),
+        min_islands=min_islands_of(view),
+        restarts=view.integer(RESTARTS_KEY),
     )
     return local, derived
+
+
+def min_islands_of(view: View) -> int | AllIslands:
+    """Return with how many islands a run goes on; a number that is that of all is "all"."""
+    value = view.value(MIN_ISLANDS_KEY)
+    return "all" if value in ("all", view.integer("mesh.dp_replicate")) else cast(int, value)

@@ -148,7 +148,13 @@ def rank_groups(plan: Plan, recorder: Recorder, completion: Completion | None = 
     completion = completion or Completion()
     maker = GroupMaker(plan, recorder, completion)
     everyone = islands = None
-    if plan.mathematics.local_sgd.active:
+    if plan.mathematics.local_sgd.is_elastic:
+        # Nobody may wait for an island that can be lost: each is a world of its own.
+        islands = maker.unconnected(Axis.DP_REPLICATE.value, plan.mesh.groups(Axis.DP_REPLICATE))
+        plan, rank = plan_and_rank(plan, recorder.rank)
+        recorder = recorder.within(recorder.rank - rank)
+        maker = GroupMaker(plan, recorder, completion)
+    elif plan.mathematics.local_sgd.active:
         everyone = maker.over("everyone", [tuple(range(plan.mesh.world_size))])
         replicas = plan.mesh.groups(Axis.DP_REPLICATE)
         islands = maker.over(Axis.DP_REPLICATE.value, replicas, sums=True)
