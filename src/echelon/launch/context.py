@@ -38,6 +38,18 @@ class LostRank:
     """Whether it is started again."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPlace:
+    """Say which process group a rank joins, and its place there."""
+
+    name: str
+    """What it is called in the store."""
+    rank: int
+    """Which of its ranks this one is."""
+    world_size: int
+    """How many it has."""
+
+
 class RankProgress:
     """Say how far the main thread of a rank is; read by a thread, so every write is one store.
 

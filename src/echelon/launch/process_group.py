@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, cast
 
@@ -22,11 +21,10 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from echelon.core.cluster import Backend
 from echelon.core.errors import EnvironmentProblem
 from echelon.core.rulebook.launch import ENOUGH_DEVICES, PORT_IN_USE, RANK_NEVER_JOINED
-from echelon.launch.context import RankContext, RankProgress
+from echelon.launch.context import GroupPlace, RankContext, RankProgress
 from echelon.launch.environment import LOCAL_HOST, LaunchedRank
 
 __all__ = [
-    "GroupPlace",
     "PrefixStore",
     "Store",
     "device_of",
@@ -134,18 +132,6 @@ def target_store(store: Store) -> Store:
 def open_world_size() -> int | None:
     """Return how many ranks the process group has that is open here; None where none is."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupPlace:
-    """Say which process group a rank joins, and its place there."""
-
-    name: str
-    """What it is called in the store."""
-    rank: int
-    """Which of its ranks this one is."""
-    world_size: int
-    """How many it has."""
 
 
 @contextmanager

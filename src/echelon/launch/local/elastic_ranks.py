@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from echelon.core.plan import Plan
-from echelon.launch.process_group import GroupPlace
+from echelon.launch.context import GroupPlace
 from echelon.layout.islands import islands_of
 
 

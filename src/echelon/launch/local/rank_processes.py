@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import psutil
 
@@ -37,7 +37,9 @@ from echelon.launch.local.messages import (
     RankStarted,
 )
 from echelon.launch.local.output import log_name
-from echelon.launch.process_group import Store, host_store
+
+if TYPE_CHECKING:
+    from echelon.launch.process_group import Store
 
 _BACKLOG = 1024  # connections
 _SEND_TIMEOUT_S = 10.0
@@ -187,6 +189,9 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
             if listener is not None:
                 self.store_port = listener.getsockname()[1]
                 if host is None:
+                    # torch is imported by a launcher that hosts a store, and by no other.
+                    from echelon.launch.process_group import host_store
+
                     self._store = host_store(self.store_port, listener.detach())
             control = self._ready_fork_server()
             while len(self.ranks) < count:
