@@ -1,28 +1,20 @@
-"""What fingerprints cost, and how soon a mistake is named: `python -m bench.desync`.
+"""What fingerprints cost: `python -m bench.desync`.
 
-    python -m bench.desync                   the cost: steps with and without, by turns
-    python -m bench.desync --named 10        seconds from a mistake to its name, `desync_after_s` 10
+How soon mistakes are named tells `python -m tests.launch.desync.table`.
 
-The cost: the ranks of one run take steps with fingerprints and without by turns, so that whatever
+The ranks of one run take steps with fingerprints and without by turns, so that whatever
 else the machine does meets both. Told are the medians of a step's wall and CPU seconds on the
 slowest rank, the median of the ratios of neighbouring steps, and, as those scatter by more than
 what is looked for, the CPU seconds of the fingerprints alone: of one operation in a loop, times the
 operations of a step. Exit 1 where the latter are 1 % of a step or more.
-
-How soon: mistakes on ranks of `tests/launch/desync/planted.py`, from the call that is wrong to the
-verdict or the note that names it. Exit 1 where one takes longer than `desync_after_s` + 2 s.
 """
 
 from __future__ import annotations
 
 import argparse
-import io
 import sys
-import tempfile
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict
-from pathlib import Path
+from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
@@ -40,33 +32,14 @@ from echelon.parallel.transport.recorder import Recorder
 from echelon.proof.oracle.batches import global_batch
 from echelon.training.engine import TrainEngine
 from echelon.training.subject import rank_batches
-from tests.launch.desync.planted import WRONG_AT, Mistake, plan_for
 
 ONE_PERCENT = 0.01
-GRACE_S = 2.0
 SPLITS: Mapping[str, tuple[str, ...]] = {
     "dp 2": ("mesh.pp=1", "mesh.tp=1", "mesh.sequence_parallel=false", "mesh.dp_replicate=2"),
     "tp 2": ("mesh.pp=1", "mesh.tp=2", "mesh.dp_replicate=1"),
     "pp 2": ("mesh.pp=2", "mesh.tp=1", "mesh.sequence_parallel=false", "mesh.dp_replicate=1"),
 }
 """What nano.toml is split over."""
-NAMED: Sequence[tuple[str, str, str, int, int]] = (
-    ("dp", "operation", "data", 2, 0),
-    ("dp", "order", "data", 2, 1),
-    ("dp", "shape", "data", 2, 1),
-    ("dp", "dtype", "data", 2, 1),
-    ("dp", "missing", "data", 2, 1),
-    ("dp", "extra", "data", 2, 1),
-    ("dp", "return", "", 2, 0),
-    ("dp", "exception", "", 2, 0),
-    ("dp", "loop", "", 2, 0),
-    ("dp", "cut", "data", 2, 0),
-    ("tp-dp", "shape", "tensor", 3, 1),
-    ("pp-dp", "missing", "pipe_forward", 3, 0),
-    ("cp", "cut", "ring", 2, 1),
-    ("ep", "missing", "expert", 1, 1),
-)
-"""Layout, mistake, group, rank, and which call of the group in a step."""
 _LOOP = 20_000
 
 
@@ -156,59 +129,12 @@ def cost(pairs: int) -> bool:
     return good
 
 
-class _Stamped(io.StringIO):
-    """Take what is written to the terminal, and the time of the first note."""
-
-    at: float | None = None
-
-    def write(self, text: str, /) -> int:
-        """Keep the time of a note."""
-        if "note: " in text and self.at is None:
-            self.at = time.monotonic()
-        return super().write(text)
-
-
-def named(after_s: float) -> bool:
-    """Print how long each mistake went without a name; return whether none was too long."""
-    print("| run | mistake | named after (s) | as |")
-    good = True
-    for layout, case, group, rank, place in NAMED:
-        mistake = Mistake(case=case, rank=rank, group=group, place=place)
-        world, terminal, stream = plan_for(layout).mesh.world_size, _Stamped(), sys.stderr
-        with tempfile.TemporaryDirectory() as folder:
-            try:
-                sys.stderr = terminal
-                outcome = run_ranks(
-                    "tests.launch.desync.planted:train_wrongly",
-                    {"layout": layout, "mistake": asdict(mistake), "steps": 4000},
-                    world_size=world,
-                    log_dir=Path(folder),
-                    options=LaunchOptions(
-                        limits=Limits(step_s=after_s + 5.0, desync_s=after_s), shown_rank=None
-                    ),
-                )
-            finally:
-                sys.stderr = stream
-            log = (Path(folder) / f"rank-{rank:04d}.log").read_text()
-        failure = outcome.failure
-        assert failure is not None, "a mistake was made"
-        told = next(line for line in log.splitlines() if line.startswith(WRONG_AT))
-        at, as_what = terminal.at, "note"
-        if at is None:
-            at, as_what = failure.fault.at, failure.fault.kind.value
-        took = at - float(told.removeprefix(WRONG_AT))
-        good = good and took < after_s + GRACE_S
-        print(f"| {layout} | {case} | {took:.1f} | {as_what} |", flush=True)
-    return good
-
-
 def main() -> int:
     """Measure what is asked for."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--pairs", type=int, default=60, help="steps with, and as many without")
-    parser.add_argument("--named", type=float, metavar="SECONDS", help="desync_after_s of mistakes")
     options = parser.parse_args()
-    good = cost(options.pairs) if options.named is None else named(options.named)
+    good = cost(options.pairs)
     say("within what is allowed" if good else "ABOVE what is allowed")
     return 0 if good else 1
 

@@ -121,7 +121,7 @@ def _step(engine: TrainEngine, events: EventList, axis: str, step: int) -> list[
     batches = batches_of(engine.plan, engine.data_rank, step)
     events.events.clear()
     replicas = engine.model.replicas
-    workers = [] if replicas is None else [one.seconds for one in replicas]
+    workers = [] if replicas is None else [one.seconds for one in replicas.threads]
     before = [(one.wall_s, one.blocked_s) for one in workers]
     timed = [0.0, 0.0]
     if replicas is None:

@@ -36,8 +36,8 @@ VERBS = (
     *("bisect", "calibrate_machine", "calibrate_model", "calibrate_run", "compare"),
     *("compare_strategies", "explore", "export"),
     *("generate", "import_run", "merge_calibrations", "observe", "observe_experts"),
-    *("observe_schedule", "parallelize", "plan", "prove", "rehearse", "strategy", "train"),
-    "verify",
+    *("observe_schedule", "parallelize", "plan", "prove", "rehearse", "strategy"),
+    *("threaded", "train", "verify"),
 )
 
 # A user's file: every public name, and the type that a checker must see.
@@ -55,6 +55,7 @@ from echelon.api.calibrating.run import RunCalibration
 from echelon.api.converting import ExportedRun
 from echelon.api.converting import ImportedRun
 from echelon.config.files.times_file import TimesFile
+from echelon.parallel.threads.module import ThreadedModule
 from echelon.planner.answer.estimated import EstimatedPlan
 from echelon.planner.explain.compare import PlanComparison
 from echelon.proof.bisect.verdict import Bisection
@@ -126,6 +127,10 @@ assert_type(ec.calibrate_model("nano", out="times.json"), TimesFile)
 assert_type(ec.calibrate_run(run.run, out="cluster.toml"), RunCalibration)
 assert_type(ec.collectives.all_reduce(nn.Linear(2, 2).weight), Tensor)
 assert_type(ec.parallelize(nn.Linear(2, 2), plan), tuple[nn.Linear, ModuleOptimizer])
+on_threads = ec.threaded(nn.Linear(2, 2), replicas=2)
+assert_type(on_threads, ThreadedModule[nn.Linear])
+assert_type(on_threads.module, nn.Linear)
+assert_type(on_threads.sent["gather"], int)
 with ec.strategy("mirrored", ranks=2).scope() as scope:
     assert_type(scope.num_replicas_in_sync, int)
     scoped = scope.model("nano")
@@ -165,6 +170,7 @@ ec.observe(step=3)
 ec.export("nano", "gpipe")
 ec.calibrate_model("nano")
 ec.parallelize(None, ec.plan("nano"))
+ec.threaded(3, replicas=2)
 """
 
 

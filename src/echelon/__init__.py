@@ -67,6 +67,7 @@ __all__ = [
     "prove",
     "rehearse",
     "strategy",
+    "threaded",
     "train",
     "verify",
 ]
@@ -85,6 +86,7 @@ if TYPE_CHECKING:
     from echelon.api.parallelizing import parallelize
     from echelon.api.planning import bisect, plan, prove
     from echelon.api.rehearsing import rehearse
+    from echelon.api.replicating import threaded
     from echelon.api.strategies import DistributionStrategy, strategy
     from echelon.api.training import TrainResult, train
     from echelon.api.verifying import verify
@@ -148,6 +150,7 @@ else:
         "bisect": "echelon.api.planning",
         "rehearse": "echelon.api.rehearsing",
         "strategy": "echelon.api.strategies",
+        "threaded": "echelon.api.replicating",
         "train": "echelon.api.training",
         "verify": "echelon.api.verifying",
     }

@@ -48,6 +48,15 @@ def functions(rank: int, size: int) -> dict[str, Function]:
         found["hierarchical"] = lambda x: ec.collectives.all_reduce(
             x, algorithm="hierarchical", ranks_per_node=2
         )
+        for each in (ec.collectives.all_gather, ec.collectives.reduce_scatter):
+            found[f"{each.__name__} halving-doubling"] = lambda x, each=each: each(
+                x, algorithm="halving-doubling"
+            )
+            found[f"{each.__name__} hierarchical"] = lambda x, each=each: each(
+                x, algorithm="hierarchical", ranks_per_node=2
+            )
+    for each in (ec.collectives.all_gather, ec.collectives.reduce_scatter):
+        found[f"{each.__name__} ring"] = lambda x, each=each: each(x, algorithm="ring")
     return found
 
 
@@ -117,6 +126,8 @@ def refused(context: RankContext, _: None) -> dict[str, str]:
         "algorithm": lambda: api.all_reduce(x, algorithm="star"),
         "nodes": lambda: api.all_reduce(x, algorithm="hierarchical", ranks_per_node=2),
         "unnamed": lambda: api.all_reduce(x, algorithm="hierarchical"),
+        "tree": lambda: api.all_gather(x, algorithm="tree"),
+        "useless slices": lambda: api.all_gather(x, ranks_per_node=2),
         "useless": lambda: api.all_reduce(x, ranks_per_node=2),
     }
     said: dict[str, str] = {}

@@ -43,3 +43,14 @@ def test_torchrun_cannot_go_on_without_a_lost_worker(monkeypatch: pytest.MonkeyP
     with pytest.raises(EnvironmentProblem) as refused:
         ec.train("nano", settings=[*servers, "servers.min_workers=1", never])
     assert refused.value.rules == ("lost-workers-need-our-launcher",)
+
+
+def test_torchrun_cannot_go_on_without_a_lost_island(monkeypatch: pytest.MonkeyPatch) -> None:
+    """B06: the same of islands of local SGD."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
+    for name, value in zip(names, ("1", "2", "1", "127.0.0.1", "29500"), strict=True):
+        monkeypatch.setenv(name, value)
+    islands = ("mesh.dp_replicate=2", "local_sgd.every=50", "local_sgd.min_islands=1")
+    with pytest.raises(EnvironmentProblem) as refused:
+        ec.train("nano", settings=[*islands, 'train.validate_every="never"'])
+    assert refused.value.rules == ("lost-islands-need-our-launcher",)

@@ -188,3 +188,17 @@ def come_and_go(context: RankContext, argument: dict[str, Any]) -> dict[str, Any
         time.sleep(0.05)
     told = [[one.rank, one.attempt, one.cause, one.returns] for one in context.progress.lost]
     return {"attempt": attempt, "group": dist.get_world_size(), "lost": told}
+
+
+def compile_for_long(context: RankContext, argument: float) -> int:
+    """Be in PyTorch's compiler for so many seconds, on one rank; the other waits for it."""
+    from torch._dynamo.callback import CallbackTrigger, callback_handler
+
+    from echelon.parallel.kernels.compile_marks import CompileMarks
+
+    marks = CompileMarks(context.progress.mark)
+    if context.rank == 0:
+        with callback_handler.install_callbacks(CallbackTrigger.DYNAMO, "0/0"):
+            time.sleep(argument)
+    marks.close()
+    return context.rank

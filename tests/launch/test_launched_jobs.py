@@ -12,7 +12,7 @@ import pytest
 
 from echelon.core.errors import EnvironmentProblem
 from echelon.launch.launched_jobs import LaunchedPool
-from echelon.launch.local.messages import ElasticRanks
+from echelon.launch.local.elastic_ranks import ElasticRanks
 
 ROOT = Path(__file__).parents[2]
 
@@ -57,3 +57,7 @@ def test_ranks_of_torchrun_are_all_needed() -> None:
             "tests.launch.targets:add_ranks", elastic=ElasticRanks(ranks=(1,), least=0, restarts=0)
         )
     assert refused.value.rules == ("lost-workers-need-our-launcher",)
+    islands = ElasticRanks(ranks=(0, 1), least=1, restarts=0, apart=True)
+    with pytest.raises(EnvironmentProblem) as refused:
+        pool.run("tests.launch.targets:add_ranks", elastic=islands)
+    assert refused.value.rules == ("lost-islands-need-our-launcher",)

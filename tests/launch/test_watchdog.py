@@ -9,12 +9,16 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import Path
 
 import pytest
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 from echelon.launch import watchdog
 from echelon.launch.context import RankProgress
+from echelon.launch.desync import exchange
+from echelon.launch.desync.connections import Connections, StalledConnection
+from echelon.launch.desync.ring import FingerprintRing
 from echelon.launch.local.messages import Limits
 from echelon.launch.process_group import Store
 from echelon.launch.root_cause import FaultKind, RankFault
@@ -134,3 +138,49 @@ def test_a_lost_store_ends_the_rank_unless_it_is_done(capsys: pytest.CaptureFixt
     done.finish()
     done.run()
     assert capsys.readouterr().err == ""
+
+
+STALLED = StalledConnection(
+    local="10.0.0.1:7", peer="10.0.0.2:9", packets=1, repeats=3, silent_s=2.5
+)
+
+
+def waiting_rank(folder: Path) -> RankProgress:
+    """Return the progress of rank 0, which waits for rank 1 in a sum."""
+    progress = RankProgress()
+    ring = progress.ring = FingerprintRing(folder / "ring")
+    group = ring.group("dp", "dp", (0, 1))
+    ring.wait(ring.issue((group, 1, ring.text("all_reduce"), ring.text("grads"), 0, 0, 0, -1, -1)))
+    progress.enter("grads")
+    return progress
+
+
+def test_a_host_that_is_silent_behind_silent_connections_is_a_cut_link(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(watchdog, "SILENT_S", 0.05)
+    monkeypatch.setattr(exchange, "_COLLECT_S", 0.1)
+    known = Connections(ends=("10.0.0.1:7",), stalled=(STALLED,))
+    monkeypatch.setattr(watchdog, "own_connections", lambda without: known)
+    store = HashStore()
+    beat(store, host="elsewhere")
+    said = end_of(watch(store, waiting_rank(tmp_path), desync_s=60.0).run, capsys)
+    assert "error[link-carries]: rank 0 (dp0): and rank 1 (dp1) do not reach each other" in said
+    assert "has sent 1 packet to rank 1 (dp1) and again 3 times, from 10.0.0.1:7 to" in said
+
+
+def test_a_cut_link_is_a_note_until_a_step_is_too_long(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    monkeypatch.setattr(exchange, "_COLLECT_S", 0.1)
+    monkeypatch.setattr(exchange, "_SOON_S", 0.0)
+    monkeypatch.setattr(exchange, "_AGAIN_S", 0.0)
+    known = Connections(ends=("10.0.0.1:7",), stalled=(STALLED,))
+    monkeypatch.setattr(watchdog, "own_connections", lambda without: known)
+    store = HashStore()
+    beat(store, host="elsewhere")
+    progress = waiting_rank(tmp_path)
+    said = end_of(watch(store, progress, desync_s=0.01, step_s=0.5).run, capsys)
+    assert said.startswith("note: rank 0 (dp0): and rank 1 (dp1) do not reach each other")
+    assert said.count("note: ") == 1
+    assert said.index("no error yet") < said.index("error[link-carries]: rank 0 (dp0): and rank 1")

@@ -66,8 +66,9 @@ def test_the_nodes_that_a_token_reaches() -> None:
     # It may choose from four of eight groups of 32; in half of the cases one is on a given node.
     reached = 0.5 * (1 - comb(96, 8) / comb(128, 8))
     assert balanced_pairs(plan, 8).leaving == ceil(8 * 7 * reached) == 26
-    # Its own node is as likely as each of the seven others.
-    assert even_pairs(plan, 8) == 26 + 4
+    # Its own node is as likely as each of the seven others: 26 / 7, rounded down, so that 26 of 29
+    # that are dealt to the eight in turn leave.
+    assert even_pairs(plan, 8) == 26 + 3
     assert even_pairs(plan, 1) == 8
 
 

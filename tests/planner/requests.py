@@ -8,7 +8,10 @@ from itertools import product
 
 import numpy as np
 
+from echelon.core.axis import SHARD_AXES
+from echelon.core.mesh import Mesh
 from echelon.cost.seconds.pipeline import schedule_index
+from echelon.layout.secondary import ranks_per_node
 from echelon.planner.predict.formulas import VectorizedFormulas, broadcast_to_array
 from echelon.planner.search.legal_meshes import Legality, expert_fold_degrees, legal_meshes
 from echelon.planner.search.options import (
@@ -78,7 +81,7 @@ def exhaustive(request: SearchRequest, world: int) -> Exhaustive:
     index = np.array(row, dtype=np.int64)
     numbers = {
         name: np.array([getattr(one, name) for one in shares], dtype=float)
-        for name in ("zero", "dp_replicate", "dp_shard", "reshard", "offload")
+        for name in ("zero", "dp_replicate", "dp_shard", "reshard", "offload", "secondary")
     }
     numbers["schedule"] = np.array([schedule_index(one.name) for one in orders])
     numbers["virtual"] = np.array([one.virtual for one in orders], dtype=float)
@@ -106,6 +109,11 @@ def _plans_of(
         for share in zero_options(one["dp"], one["cp"], one["ep"], inner, offload=False)
         if share.reshard
     ]
+    shares += [
+        replace(share, secondary=1)
+        for share in shares
+        if share.zero == 3 and _keeps_secondary_slices(request, one, share)
+    ]
     orders = [
         ScheduleOption(name, virtual, 1, 1)
         for name, virtual in product(SCHEDULES, range(1, MOST_VIRTUAL + 1))
@@ -118,3 +126,19 @@ def _plans_of(
     for share, order in product(shares, orders):
         for again in recompute_options(request):
             yield row, share, order, again
+
+
+def _keeps_secondary_slices(request: SearchRequest, row: dict[str, int], share: ZeroOption) -> bool:
+    """Return whether the nodes of a mesh have something to keep, by the ranks of its groups."""
+    mesh = Mesh(
+        pp=row["pp"],
+        dp_replicate=share.dp_replicate,
+        dp_shard=share.dp_shard,
+        cp=row["cp"],
+        tp=row["tp"],
+        ep=row["ep"],
+    )
+    groups = [mesh.groups(*SHARD_AXES)]
+    if request.model.experts is not None:
+        groups.append(mesh.expert_shard_groups(expert_tp=row["expert_tp"]))
+    return any(ranks_per_node(one, request.cluster.devices_per_node) > 1 for one in groups)

@@ -10,11 +10,12 @@ from pathlib import Path
 import pytest
 
 from echelon.cli.observe import summary_text
+from echelon.core.choices.local_sgd import LocalSgd
 from echelon.core.choices.updates import Updates
 from echelon.core.errors import ConfigError
 from echelon.core.event import Event
 from echelon.telemetry.json_lines import read_entries
-from echelon.telemetry.observer import chief_rank, observe_rank, peak_flops
+from echelon.telemetry.observer import observe_rank, peak_flops, telling_ranks
 from echelon.telemetry.summary import summarize_run
 from tests.telemetry.runs import facts, make_job, make_run, read_events
 
@@ -146,7 +147,7 @@ def test_a_run_that_may_lose_its_first_rank_is_told_by_its_first_server(
 ) -> None:
     """S07: who writes metrics and prints; what else happened is a line of both."""
     run, job = make_run(tmp_path), make_job(steps=10, log_every=2)
-    assert chief_rank(job.plan) == 0
+    assert telling_ranks(job.plan) == (0,)
     layout, numbers = job.plan.layout, job.plan.mathematics
     mesh = replace(layout.mesh, dp_replicate=2, servers=2)
     updates = Updates(kind="asynchronous", min_workers=1)
@@ -155,7 +156,7 @@ def test_a_run_that_may_lose_its_first_rank_is_told_by_its_first_server(
         layout=replace(layout, mesh=mesh),
         mathematics=replace(numbers, updates=updates),
     )
-    assert chief_rank(plan) == 2
+    assert telling_ranks(plan) == (2,)
     served = replace(job, plan=plan)
     observers = [observe_rank(served, run.path, rank) for rank in range(4)]
     for one in observers:
@@ -164,3 +165,55 @@ def test_a_run_that_may_lose_its_first_rank_is_told_by_its_first_server(
     notes = [e for e in read_entries(run.path / "metrics.jsonl") if e.text("kind") == "note"]
     assert [(one.whole("step"), one.text("text")) for one in notes] == [(3, "worker 0 is lost")]
     assert "step 3/10  worker 0 is lost" in capsys.readouterr().err
+
+
+def test_who_is_the_first_island_writes_what_another_could_not(tmp_path: Path) -> None:
+    """B06: each step once, in order, whichever island told of it; one start."""
+    run, job = make_run(tmp_path), make_job(steps=10)
+    local = LocalSgd(every=2, islands=2, min_islands=1)
+    mesh = replace(job.plan.layout.mesh, dp_replicate=2, replicas_outermost=True)
+    plan = replace(
+        job.plan,
+        layout=replace(job.plan.layout, mesh=mesh),
+        mathematics=replace(job.plan.mathematics, local_sgd=local),
+    )
+    assert telling_ranks(plan) == (0, 1)
+    first, second = (observe_rank(replace(job, plan=plan), run.path, rank) for rank in (0, 1))
+    first.speaks(True)
+    second.speaks(False)
+    for step in range(1, 6):
+        met = (0, 1) if step % 2 == 0 else ()
+        second.stepped(replace(facts(step), islands=met))
+        if step < 4:  # then the first is lost
+            first.stepped(replace(facts(step), islands=met))
+    first.close()
+    second.speaks(True)
+    second.stepped(replace(facts(6), islands=(1,)))
+    second.noted(6, "island 0 is lost")
+    # It comes back, and is the first once more.
+    back = observe_rank(replace(job, plan=plan), run.path, 0)
+    back.speaks(False)
+    second.speaks(False)
+    back.speaks(True)
+    for one in (back, second):
+        one.stepped(facts(7))
+        one.noted(7, "island 0 is back")
+        one.close()
+
+    entries = list(read_entries(run.path / "metrics.jsonl"))
+    assert [one.text("kind") for one in entries if one.text("kind") != "step"] == [
+        "start",
+        "note",
+        "note",
+    ]
+    steps = [one for one in entries if one.text("kind") == "step"]
+    assert [one.whole("step") for one in steps] == [1, 2, 3, 4, 5, 6, 7]
+    assert [one.values.get("islands") for one in steps] == [
+        None,
+        [0, 1],
+        None,
+        [0, 1],
+        None,
+        [1],
+        None,
+    ]

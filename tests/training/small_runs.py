@@ -63,6 +63,9 @@ class Notes:
     def noted(self, step: int, text: str) -> None:
         pass
 
+    def speaks(self, now: bool) -> None:
+        pass
+
     def close(self) -> None:
         self._file.close()
 

@@ -12,6 +12,30 @@ function start(): void {
   const data = document.getElementById("echelon-data");
   if (!root) return;
   root.replaceChildren(...shown(data?.textContent ?? null));
+  if (data?.dataset.live) follow(root, data.dataset.live, data.textContent ?? "");
+}
+
+const ASK_MS = 3000;
+
+// Ask for newer documents, and draw again where one differs; what was unfolded stays so.
+function follow(root: HTMLElement, address: string, first: string): void {
+  let last = first;
+  const again = async () => {
+    try {
+      const answer = await fetch(address, { cache: "no-store" });
+      const text = answer.ok ? await answer.text() : last;
+      if (text !== last) {
+        const open = [...root.querySelectorAll("details")].map((one) => one.open);
+        root.replaceChildren(...shown(text));
+        root.querySelectorAll("details").forEach((one, place) => (one.open = open[place] ?? false));
+        last = text;
+      }
+    } catch {
+      // Whoever served it has ended: the last state stays.
+    }
+    setTimeout(again, ASK_MS);
+  };
+  setTimeout(again, ASK_MS);
 }
 
 function shown(text: string | null): Node[] {

@@ -8,8 +8,9 @@
 `group` is a process group of torch that this process is in; None is all ranks. Each function is
 linear in the tensors of all ranks, and its backward is its transpose; backward can be
 differentiated again. Every rank of the group must call the same functions in the same order, also
-backward. `algorithm` says how an all-reduce is made: "backend", or over Gloo "ring", "tree",
-"halving-doubling" (2, 4, 8, ... ranks) or "hierarchical" (with `ranks_per_node`).
+backward. `algorithm` says how an all-reduce, an all-gather or a reduce-scatter is made, and its
+backward: "backend", or over Gloo "ring", "halving-doubling" (2, 4, 8, ... ranks), "hierarchical"
+(with `ranks_per_node`), and of an all-reduce "tree".
 """
 
 from __future__ import annotations
@@ -57,33 +58,45 @@ def all_reduce(
     ours = _group(group)
     from echelon.parallel.transport.differentiable import ALL_REDUCE, moved
 
-    if algorithm != BACKEND:
-        _sum_by(ours, algorithm, ranks_per_node)
-    elif ranks_per_node is not None:
-        raise _refused('ranks_per_node changes nothing with algorithm="backend"')
+    _sum_by(ours, algorithm, ranks_per_node)
     return moved(x, ours, ALL_REDUCE)
 
 
-def all_gather(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
+def all_gather(
+    x: Tensor,
+    group: ProcessGroup | None = None,
+    *,
+    algorithm: str = BACKEND,
+    ranks_per_node: int | None = None,
+) -> Tensor:
     """Return the rows [n, ...] of all ranks, [N, ...] with N = ranks x n, in the order of ranks.
 
-    Backward is a reduce-scatter of the gradient.
+    Backward is a reduce-scatter of the gradient. ConfigError where the algorithm cannot be.
     """
     ours = _group(group)
     _require_rows(x)
+    _move_slices_by(ours, algorithm, ranks_per_node)
     from echelon.parallel.transport.differentiable import ALL_GATHER, moved
 
     return moved(x, ours, ALL_GATHER)
 
 
-def reduce_scatter(x: Tensor, group: ProcessGroup | None = None) -> Tensor:
+def reduce_scatter(
+    x: Tensor,
+    group: ProcessGroup | None = None,
+    *,
+    algorithm: str = BACKEND,
+    ranks_per_node: int | None = None,
+) -> Tensor:
     """Return this rank's rows, [N / ranks, ...], of the sum of `x` [N, ...] over the ranks.
 
-    Backward is an all-gather of the gradient. ConfigError where the ranks do not divide N.
+    Backward is an all-gather of the gradient. ConfigError where the ranks do not divide N, and
+    where the algorithm cannot be.
     """
     ours = _group(group)
     _require_rows(x)
     _require_divides(x, ours.size)
+    _move_slices_by(ours, algorithm, ranks_per_node)
     from echelon.parallel.transport.differentiable import REDUCE_SCATTER, moved
 
     return moved(x, ours, REDUCE_SCATTER)
@@ -163,9 +176,23 @@ def _group(group: ProcessGroup | None) -> Group:
     return joined_group(group)
 
 
+def _move_slices_by(group: Group, algorithm: str, ranks_per_node: int | None) -> None:
+    _sum_by(group, algorithm, ranks_per_node)
+    if algorithm != BACKEND and not COLLECTIVE_ALGORITHMS[algorithm].scatters:
+        others = [name for name, one in COLLECTIVE_ALGORITHMS.items() if one.scatters]
+        raise _refused(
+            f'algorithm = "{algorithm}" sums whole tensors, and scatters and gathers nothing',
+            *(f'algorithm = "{name}"' for name in others),
+        )
+
+
 def _sum_by(group: Group, algorithm: str, ranks_per_node: int | None) -> None:
     from echelon.cost.bytes.all_reduce import SumGroup
 
+    if algorithm == BACKEND:
+        if ranks_per_node is not None:
+            raise _refused('ranks_per_node changes nothing with algorithm="backend"')
+        return
     if algorithm not in COLLECTIVE_ALGORITHMS:
         raise _refused(f"algorithm = {algorithm!r} is none of {', '.join(COLLECTIVE_ALGORITHMS)}")
     if (algorithm == HIERARCHICAL) != (ranks_per_node is not None):

@@ -9,6 +9,7 @@ from echelon.api.given_plan import GivenPlan, plan_from_given
 from echelon.core.errors import ConfigError
 from echelon.core.optional import optional_package
 from echelon.core.rulebook.threads import THREADS_ARE_NOT_REHEARSED
+from echelon.layout.islands import without_losses
 
 if TYPE_CHECKING:
     from echelon.rehearsal.result import Rehearsal
@@ -54,4 +55,7 @@ def rehearse(
             )
         )
     folder = None if traces is None else Path(traces)
+    if found.mathematics.local_sgd.is_elastic:
+        # Losses are of a run; the calls of a step are those of islands that lose none.
+        found = without_losses(found)
     return rehearse_plan(found, workers=workers, whole=whole, traces=folder)

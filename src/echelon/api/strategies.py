@@ -9,13 +9,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from echelon.api.parallelizing import parallelize
 from echelon.api.planning import prove
-from echelon.api.training import TrainResult, launched_world_size, train
+from echelon.api.training import TrainResult, launched_servers, launched_world_size, train
 from echelon.config.load import load_job
 from echelon.core.choices.strategies import STRATEGIES, StrategyRecord
 from echelon.core.choices.strategy_names import find_strategy, known_name
@@ -47,8 +47,9 @@ def strategy(name: str, *, ranks: int | None = None) -> DistributionStrategy:
             model = scope.model("nano")
         history = model.fit(data="stdlib")
 
-    `ranks` are the ranks (of "threads" the replicas) that it is for: by default those that have
-    been started, or 1. Raises ConfigError where there is no such strategy.
+    `ranks` are the ranks (of "threads" the replicas, of "parameter-server" the workers) that it is
+    for: by default those that have been started, or 1. Raises ConfigError where there is no such
+    strategy.
     """
     record = find_strategy(name)
     if record is None:
@@ -56,6 +57,9 @@ def strategy(name: str, *, ranks: int | None = None) -> DistributionStrategy:
             STRATEGY_KNOWN.problem(_why_none(name), key="name", suggestions=_near(name))
         )
     started = None if record.on_threads else _started_ranks()
+    if started is not None and record.servers:
+        record = replace(record, servers=launched_servers() or record.servers)
+        started = max(started - record.servers, 1)
     count = ranks if ranks is not None else started or 1
     if count < 1 or (started is not None and count != started):
         said = "" if started is None else f", and {started} have been started"

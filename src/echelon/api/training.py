@@ -20,6 +20,7 @@ from echelon.config.rules.plan import require_trainable
 from echelon.core.errors import EnvironmentProblem
 from echelon.core.optional import optional_package
 from echelon.core.plan import Plan
+from echelon.core.rulebook.lost_islands import LOST_ISLANDS_NEED_OUR_LAUNCHER
 from echelon.core.rulebook.servers import LOST_WORKERS_NEED_OUR_LAUNCHER
 
 if TYPE_CHECKING:
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
 
 JOINED_RANK = "echelon.api.training:train_joined_rank"
 TRAIN_RANK = "echelon.training.loop:train_rank"
-_TASK = "task"
+TASK_KEY = "task"
+"""Where rank 0 tells the other ranks in the store what they do."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,7 +70,12 @@ def train(
         from echelon.config.settings.value_types import toml_text
 
         over = [] if data is None else [f"data.source={toml_text(data)}"]
-        job = load_job(run, [*over, *settings], world_size=launched_world_size())
+        job = load_job(
+            run,
+            [*over, *settings],
+            world_size=launched_world_size(),
+            servers=launched_servers(),
+        )
     return train_job(job, resume=None if resume is None else Path(resume))
 
 
@@ -90,6 +97,13 @@ def launched_world_size() -> int | None:
     from echelon.launch.environment import is_launched, read_launched_rank
 
     return read_launched_rank().world_size if is_launched() else None
+
+
+def launched_servers() -> int | None:
+    """Return how many of them TF_CONFIG has started as parameter servers; None where it has not."""
+    from echelon.launch.environment import is_launched, read_launched_rank
+
+    return read_launched_rank().servers if is_launched() else None
 
 
 def train_job(
@@ -119,7 +133,7 @@ def _train_here(job: Job, resume: Path | None, say: Callable[[str], None]) -> Tr
     from echelon.core.serialize import to_json
     from echelon.launch.local.supervisor import run_ranks
     from echelon.launch.process_group import require_devices
-    from echelon.telemetry.observer import chief_rank
+    from echelon.telemetry.observer import telling_ranks
 
     mesh, backend = job.plan.mesh, job.plan.cluster.backend
     require_devices(backend, mesh.world_size, set_by=job.source_of("cluster.preset"))
@@ -137,16 +151,28 @@ def _train_here(job: Job, resume: Path | None, say: Callable[[str], None]) -> Tr
             log_dir=run.logs,
             options=_options(job),
         )
-        summary = outcome.require()[chief_rank(job.plan)]
+        results = outcome.require()
+        # One that did not come back to a run, or too late, has none.
+        summary = next(one for rank in telling_ranks(job.plan) if (one := results[rank]))
         result = TrainResult(run=run.path, data=Path(task.data), summary=summary)
         trace_run(job, run.path, say=say)
         return result
 
 
 def _train_joined(job: Job, resume: Path | None) -> TrainResult:
-    from echelon.launch.environment import read_launched_rank
+    from echelon.launch.environment import check_servers, read_launched_rank
     from echelon.launch.launched_rank import run_launched_rank
 
+    if job.plan.mathematics.local_sgd.is_elastic:
+        least = job.plan.mathematics.local_sgd.min_islands
+        raise EnvironmentProblem(
+            LOST_ISLANDS_NEED_OUR_LAUNCHER.problem(
+                f"local_sgd.min_islands = {least}, and torchrun has started the ranks",
+                key="local_sgd.min_islands",
+                set_by=job.source_of("local_sgd.min_islands"),
+                suggestions=('local_sgd.min_islands = "all"', "echelon train without torchrun"),
+            )
+        )
     if job.plan.mathematics.updates.is_elastic:
         raise EnvironmentProblem(
             LOST_WORKERS_NEED_OUR_LAUNCHER.problem(
@@ -158,6 +184,7 @@ def _train_joined(job: Job, resume: Path | None) -> TrainResult:
             )
         )
     place = read_launched_rank()
+    check_servers(place, job.plan.mesh.servers)
     # The last rank of a host finds the bytes of all of them, before any rank has reserved its own.
     _require_offload_dir(job, range(place.rank - place.local_rank, place.rank + 1))
     if resume is None:
@@ -186,17 +213,18 @@ def _labels(job: Job) -> tuple[str, ...]:
 
 
 def _options(job: Job) -> LaunchOptions:
-    from echelon.launch.local.messages import Limits, elastic_workers
+    from echelon.launch.local.elastic_ranks import elastic_ranks
+    from echelon.launch.local.messages import Limits
     from echelon.launch.local.supervisor import LaunchOptions
-    from echelon.telemetry.observer import chief_rank
+    from echelon.telemetry.observer import telling_ranks
 
-    elastic = elastic_workers(job.plan)
+    elastic = elastic_ranks(job.plan)
     # Calls of ranks that come and go are not those of one program.
     desync_s = job.train.desync_after_s or None if elastic is None else None
     return LaunchOptions(
         backend=job.plan.cluster.backend,
         limits=Limits(step_s=job.train.step_timeout_s, desync_s=desync_s),
-        shown_rank=chief_rank(job.plan),
+        shown_rank=telling_ranks(job.plan),
         elastic=elastic,
     )
 
@@ -217,7 +245,7 @@ def train_joined_rank(context: RankContext, argument: Mapping[str, Any]) -> Trai
     resume = argument["resume"]
     run, task = prepare_run(job, None if resume is None else Path(resume), say=lambda _: None)
     with run.locked():
-        context.store.set(_TASK, json.dumps(to_json(task)))
+        context.store.set(TASK_KEY, json.dumps(to_json(task)))
         trace_plan(job, run.path)
         result = _train_rank(context, task)
         trace_run(job, run.path)
@@ -229,8 +257,8 @@ def _hear_task(context: RankContext, job: Job) -> RankTask:
     from echelon.training.loop import RankTask
 
     with context.progress.waits_for("rank 0 to prepare the run"):
-        context.store.wait([_TASK], timedelta(seconds=job.train.step_timeout_s))
-    return from_json(RankTask, json.loads(context.store.get(_TASK)))
+        context.store.wait([TASK_KEY], timedelta(seconds=job.train.step_timeout_s))
+    return from_json(RankTask, json.loads(context.store.get(TASK_KEY)))
 
 
 def _train_rank(context: RankContext, task: RankTask) -> TrainResult:
@@ -242,4 +270,5 @@ def _train_rank(context: RankContext, task: RankTask) -> TrainResult:
     run = RunDirectory(Path(task.run_dir))
     keep_log(run.logs, context.rank, "nccl" if context.device.type == "cuda" else "gloo")
     summary = train_rank(context, to_json(task))
+    assert summary is not None, "no rank comes back under torchrun"
     return TrainResult(run=run.path, data=Path(task.data), summary=summary, rank=context.rank)

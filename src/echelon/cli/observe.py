@@ -14,7 +14,13 @@ from cyclopts import Parameter
 
 from echelon.api.observing import observe as observe_run
 from echelon.api.observing import observe_experts, observe_schedule
-from echelon.cli.flags import Json, argument_problem, require_new_files, require_suffix
+from echelon.cli.flags import (
+    Json,
+    argument_problem,
+    bad_argument,
+    require_new_files,
+    require_suffix,
+)
 from echelon.cli.output import WIDEST, note, page_columns, print_result
 from echelon.config.files.new_file import write_new
 from echelon.core.errors import ConfigError, Problem
@@ -30,6 +36,7 @@ from echelon.telemetry.summary import RunSummary
 from echelon.telemetry.timeline import Timeline
 from echelon.telemetry.trace import MEASURED, PLANNED, trace_path
 
+_NOTES_SHOWN = 8  # notes
 _PIPED = 100  # columns of a drawing that no terminal shows
 
 
@@ -52,6 +59,9 @@ def observe(
     html: Annotated[
         Path | None, Parameter(help="Write the page of the run to this file, which must be new.")
     ] = None,
+    serve: Annotated[
+        bool, Parameter(negative="", help="Serve that page to this machine, and follow the run.")
+    ] = False,
     json: Json = False,
 ) -> int:
     """Say what a run did; with --schedule, draw its pipeline and say why ranks were idle.
@@ -62,6 +72,8 @@ def observe(
     traces/measured.json.gz with the three steps up to the one that is drawn.
     """
     _require_fitting_flags(schedule, experts, step, svg)
+    if serve and (schedule or experts or json):
+        raise bad_argument("--serve is a page of everything", f"echelon observe {run} --serve")
     require_suffix("--html", html, (".html",))
     require_new_files({"--html": html})
     if html is not None:
@@ -70,6 +82,8 @@ def observe(
 
         write_page(run_page(run), html)
         note(f"written: {html}")
+    if serve:
+        return _serve(run)
     if experts:
         return show_experts(run, step, json)
     if not schedule:
@@ -93,6 +107,24 @@ def observe(
         lambda: report_text(report, width=page_columns(_PIPED), columns=page_columns(WIDEST)),
         as_json=json,
     )
+    return 0
+
+
+def _serve(run: Path) -> int:
+    """Serve the page of a run until the user ends it."""
+    from threading import Event as Signal
+
+    from echelon.page.run import run_page
+    from echelon.page.serve import served_run
+
+    run_page(run)  # What cannot be shown is refused before anything listens.
+    with served_run(run) as link:
+        print(link, flush=True)
+        note("the page follows the run, read-only, for this machine alone; Ctrl-C ends it")
+        try:
+            Signal().wait()
+        except KeyboardInterrupt:
+            return 0
     return 0
 
 
@@ -232,12 +264,7 @@ def summary_text(summary: RunSummary) -> str:
             if one.num_applied
             else (f"worker {one.worker}", "no gradient was applied, or there are no events")
         )
-    if (rounds := summary.rounds) is not None:
-        told = (
-            f"{rounds.rounds} of {rounds.every} steps; rank 0 sent {rounds.mean_bytes:,.0f} bytes"
-        )
-        planned = f"({rounds.planned_bytes:,.0f} by the formulas)"
-        facts.append(("rounds", f"{told} over dp_replicate in a mean step {planned}"))
+    facts += _round_facts(summary)
     if summary.step_s is not None and summary.tokens_per_s is not None:
         rate = short_count(summary.tokens_per_s)
         facts.append(("step", f"{_ms(summary.step_s)} ms, {rate} tokens/s (medians)"))
@@ -248,6 +275,24 @@ def summary_text(summary: RunSummary) -> str:
     if summary.checkpoints:
         facts.append(("checkpoints", _list(summary.checkpoints)))
     return "".join(f"{name:<12}{text}\n" for name, text in facts)
+
+
+def _round_facts(summary: RunSummary) -> list[tuple[str, str]]:
+    """Return how islands met, and which workers or islands were lost and came back."""
+    facts: list[tuple[str, str]] = []
+    if (rounds := summary.rounds) is not None:
+        told = (
+            f"{rounds.rounds} of {rounds.every} steps; rank 0 sent {rounds.mean_bytes:,.0f} bytes"
+        )
+        planned = f"({rounds.planned_bytes:,.0f} by the formulas)"
+        facts.append(("rounds", f"{told} over dp_replicate in a mean step {planned}"))
+        if rounds.short_rounds:
+            fewer = f"{rounds.short_rounds} with fewer than {rounds.islands} islands"
+            facts.append(("", f"{fewer}, {rounds.fewest} at the least"))
+    facts += [("note", text) for text in summary.notes[:_NOTES_SHOWN]]
+    if (more := len(summary.notes) - _NOTES_SHOWN) > 0:
+        facts.append(("", f"and {more} more notes in metrics.jsonl"))
+    return facts
 
 
 def _bound_facts(bound: StepBound) -> list[tuple[str, str]]:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from echelon.api.training import TrainResult, launched_world_size, train_job
+from echelon.api.evaluating import follow_run
+from echelon.api.training import TrainResult, launched_servers, launched_world_size, train_job
 from echelon.cli.flags import Json, RunFile, Settings
 from echelon.cli.output import note, print_result
 from echelon.config.job import Job
 from echelon.config.load import load_job
 from echelon.core.errors import EXIT_STOPPED_WITH_CHECKPOINT
+from echelon.launch.environment import LaunchedRank, read_evaluator
+
+if TYPE_CHECKING:
+    from echelon.training.evaluator import CheckpointLoss
 
 
 def train(
@@ -27,7 +32,10 @@ def train(
     json: Json = False,
 ) -> int:
     """Train a run; Ctrl-C stops it at a step, with a checkpoint to go on from (exit 75)."""
-    job = load_job(run, settings, world_size=launched_world_size())
+    if (place := read_evaluator()) is not None:
+        job = load_job(run, settings, world_size=place.world_size, servers=place.servers)
+        return _evaluate(job, place, as_json=json)
+    job = load_job(run, settings, world_size=launched_world_size(), servers=launched_servers())
     result = train_job(job, resume=resume, say=note)
     if result.rank == 0:
         places = {"run": str(result.run), "data": str(result.data)}
@@ -40,6 +48,26 @@ def train(
         if result.summary.stopped:
             note(f"go on: echelon train {result.run}/run.toml --resume {result.run}")
     return EXIT_STOPPED_WITH_CHECKPOINT if result.summary.stopped else 0
+
+
+def _evaluate(job: Job, place: LaunchedRank, *, as_json: bool) -> int:
+    """Validate the checkpoints of the ranks, as the evaluator of TF_CONFIG; a line for each."""
+
+    def tell(one: CheckpointLoss) -> None:
+        note(f"{one.path.name}: validation {one.loss:.4f}")
+
+    found = follow_run(job, place, tell)
+    print_result(
+        "train",
+        lambda: {
+            "checkpoints": [
+                {"step": one.step, "path": str(one.path), "validation": one.loss} for one in found
+            ]
+        },
+        lambda: "".join(f"{one.path.name:<16}validation {one.loss:.4f}\n" for one in found),
+        as_json=as_json,
+    )
+    return 0
 
 
 def result_text(result: TrainResult, job: Job) -> str:

@@ -37,8 +37,8 @@ from echelon.config.model.settings import (
     model_problems,
 )
 from echelon.config.rules.finders import FINDERS
-from echelon.config.rules.violations import find_problems
-from echelon.config.rules.world_size import world_size_is_product
+from echelon.config.rules.violations import ViolationFinder, find_problems
+from echelon.config.rules.world_size import servers_are_ps_tasks, world_size_is_product
 from echelon.config.setting_layers import SettingLayers, gather_layers
 from echelon.config.settings.collectives import read_collectives
 from echelon.config.settings.context import read_context
@@ -60,7 +60,9 @@ from echelon.core.rulebook.config import MISSING_SETTING
 PARTS_OF_MODEL = tuple(f"model.{part}" for part in PARTS)
 
 
-def resolve(gathered: SettingLayers, run_name: str, world_size: int | None) -> Job:
+def resolve(
+    gathered: SettingLayers, run_name: str, world_size: int | None, servers: int | None = None
+) -> Job:
     """Return the Job, or raise ConfigError with every problem that was found.
 
     Where each value is legal and only their combination is not, it is an InfeasiblePlan.
@@ -89,7 +91,11 @@ def resolve(gathered: SettingLayers, run_name: str, world_size: int | None) -> J
     if isinstance(cluster, list):
         problems.extend(cluster)
         legal_by_themselves = False
-    started = () if world_size is None else (world_size_is_product(world_size),)
+    started: list[ViolationFinder] = []
+    if world_size is not None:
+        started.append(world_size_is_product(world_size))
+        if servers is not None:
+            started.append(servers_are_ps_tasks(servers, world_size))
     problems.extend(find_problems(view, (*FINDERS[:-1], *started, FINDERS[-1])))
     if problems:
         raise (InfeasiblePlan if legal_by_themselves else ConfigError)(problems)
@@ -227,17 +233,19 @@ def load_job(
     sets: Sequence[str] = (),
     *,
     world_size: int | None = None,
+    servers: int | None = None,
     typed: Mapping[str, Entry] | None = None,
 ) -> Job:
     """Return the Job of a run file (or of the preset of this name) with `sets` on top.
 
     `sets` are "table.key=value" strings, `typed` what else was typed, with its origin.
-    `world_size` is the number of ranks that a launcher has started, where one has. Raises
-    ConfigError, with all problems that there are; InfeasiblePlan where only the combination is at
-    fault.
+    `world_size` is the number of ranks that a launcher has started, where one has, `servers` how
+    many of them it has started as parameter servers, where it says. Raises ConfigError, with all
+    problems that there are; InfeasiblePlan where only the combination is at fault.
     """
     load_installed_plugins()
-    return resolve(gather_layers(source, sets, typed), run_name_of(source), world_size)
+    layers = gather_layers(source, sets, typed)
+    return resolve(layers, run_name_of(source), world_size, servers)
 
 
 def run_name_of(source: Path | str) -> str:

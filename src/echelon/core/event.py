@@ -13,7 +13,10 @@ MULTIPLY = "multiply"
 APPLY = "apply"
 """The kind of a gradient that a server applied; `core/choices/updates.py` has its name."""
 LOST, THERE = "lost", "there"
-"""The kinds in which a server says that a worker is lost, or there (again)."""
+"""The kinds in which a server says that a worker is lost, or there (again), and an island of local
+SGD the same of other islands."""
+MEET = "meet"
+"""The kind in which an island that may be lost says which islands met."""
 
 BESIDE_MESSAGES = frozenset({ATTEND, MULTIPLY})
 """The kinds of work inside of an action that messages hide behind, step by step."""
@@ -29,7 +32,7 @@ class Event:
     one (`attend`, of context ranks), the product of one chunk of rows (`multiply`, of tensor ranks
     that overlap), what a rank does before and after them in a step (`load` the batch, `update` the
     parameters), or that a parameter server did with a worker's gradient (`apply`) or learned of a
-    worker (`lost`, `there`)."""
+    worker (`lost`, `there`), or that islands met (`meet`)."""
     name: str
     """What it was done to: a bucket, a unit, a tensor."""
     axis: str = ""

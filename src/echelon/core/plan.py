@@ -270,7 +270,7 @@ class Context:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Collectives:
-    """Say how data-parallel ranks sum their gradients (`core/choices/collective_algorithms.py`)."""
+    """Say how ranks sum and gather (`core/choices/collective_algorithms.py`)."""
 
     algorithm: CollectiveAlgorithm = BACKEND
 

@@ -20,6 +20,10 @@ UnfinishedWait = tuple[str, int | None, int]
 number of its fingerprint (0: it has none)."""
 
 
+COMPILING = "compiling kernels"
+"""What a rank is at while PyTorch's compiler works: no time limit of a job counts that."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LostRank:
     """Say that a rank was lost without which the run goes on."""
@@ -32,6 +36,18 @@ class LostRank:
     """How it was lost, in words."""
     returns: bool
     """Whether it is started again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPlace:
+    """Say which process group a rank joins, and its place there."""
+
+    name: str
+    """What it is called in the store."""
+    rank: int
+    """Which of its ranks this one is."""
+    world_size: int
+    """How many it has."""
 
 
 class RankProgress:
@@ -49,13 +65,13 @@ class RankProgress:
         """Start at nothing done."""
         self._stop = threading.Event()
         self.ring: FingerprintRing | None
-        self.lost: list[LostRank]
+        # A thread sets it with each job, and appends to it.
+        self.lost: list[LostRank] = []
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything: a new job begins."""
+        """Forget everything but who is lost: a new job begins."""
         self.ring = None
-        self.lost = []  # a thread appends to it
         self.attempt = 0
         self.count = 0
         self.doing = ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from echelon.core.cluster import Backend
@@ -14,9 +14,10 @@ from echelon.core.rulebook.launch import (
     LAUNCHED_WORLD_SIZE,
     RANK_ENVIRONMENT,
     TF_CONFIG_AGREES,
+    TF_CONFIG_SERVERS,
 )
 from echelon.launch.host import num_usable_cores
-from echelon.launch.tf_config import TF_CONFIG, read_tf_config
+from echelon.launch.tf_config import EVALUATOR, TF_CONFIG, TFCluster, read_tf_config, require_rank
 
 LOCAL_HOST = "127.0.0.1"
 """Where local ranks meet."""
@@ -149,6 +150,8 @@ class LaunchedRank:
     master_port: int
     attempt: str = "0"
     store_is_hosted: bool = False
+    servers: int | None = None
+    """How many of the ranks, the last ones, are parameter servers; None where nobody said."""
 
 
 def zero_stage_asked_of_accelerate(environment: Mapping[str, str] = os.environ) -> tuple[int, str]:
@@ -200,20 +203,34 @@ def read_launched_rank(environment: Mapping[str, str] = os.environ) -> LaunchedR
                 suggestions=(f"unset {TF_CONFIG}", f"unset {RANK} {WORLD_SIZE}"),
             )
         )
-    return place
+    return replace(place, servers=told.servers)
+
+
+def read_evaluator(environment: Mapping[str, str] = os.environ) -> LaunchedRank | None:
+    """Return the launch that this process evaluates, if TF_CONFIG says so; its rank is none."""
+    if not environment.get(TF_CONFIG):
+        return None
+    cluster = read_tf_config(environment[TF_CONFIG])
+    return _place_in(cluster, environment) if cluster.role == EVALUATOR else None
 
 
 def _rank_of_tf_config(environment: Mapping[str, str]) -> LaunchedRank:
     cluster = read_tf_config(environment[TF_CONFIG])
+    require_rank(cluster)
+    return _place_in(cluster, environment)
+
+
+def _place_in(cluster: TFCluster, environment: Mapping[str, str]) -> LaunchedRank:
     host, _, port = cluster.ranks[0].rpartition(":")
-    rank = cluster.rank
+    rank = len(cluster.ranks) if cluster.role == EVALUATOR else cluster.rank
     return LaunchedRank(
         rank=rank,
-        local_rank=cluster.on_host_of(rank).index(rank),
+        local_rank=0 if cluster.role == EVALUATOR else cluster.on_host_of(rank).index(rank),
         world_size=len(cluster.ranks),
         master_addr=host,
         master_port=int(port),
         attempt=_attempt(environment),
+        servers=cluster.servers,
     )
 
 
@@ -257,6 +274,7 @@ def read_node_size(environment: Mapping[str, str] = os.environ) -> int:
     """Return how many ranks the launcher started on this node; EnvironmentProblem without it."""
     if not environment.get(LOCAL_WORLD_SIZE) and environment.get(TF_CONFIG):
         cluster = read_tf_config(environment[TF_CONFIG])
+        require_rank(cluster)
         return len(cluster.on_host_of(cluster.rank))
     if not environment.get(LOCAL_WORLD_SIZE):
         raise EnvironmentProblem(
@@ -294,6 +312,20 @@ def check_world_size(place: LaunchedRank, mesh_world_size: int) -> None:
                 f"{place.world_size} ranks were started, but the mesh has {mesh_world_size}",
                 set_by=f"{WORLD_SIZE}={place.world_size}",
                 suggestions=[f"--nproc-per-node {mesh_world_size} on one host"],
+            )
+        )
+
+
+def check_servers(place: LaunchedRank, servers: int) -> None:
+    """Raise EnvironmentProblem unless as many ranks were started as servers as the plan has."""
+    if place.servers not in (None, servers):
+        raise EnvironmentProblem(
+            TF_CONFIG_SERVERS.problem(
+                f"{TF_CONFIG} has {place.servers} ps tasks of {place.world_size}, but "
+                f"servers.count = {servers}",
+                key="servers.count",
+                set_by=TF_CONFIG,
+                suggestions=(f"servers.count = {place.servers}", f"{servers} ps tasks"),
             )
         )
 

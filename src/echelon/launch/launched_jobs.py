@@ -18,12 +18,13 @@ from itertools import count
 from typing import Any
 
 from echelon.core.errors import EnvironmentProblem
+from echelon.core.rulebook.lost_islands import LOST_ISLANDS_NEED_OUR_LAUNCHER
 from echelon.core.rulebook.servers import LOST_WORKERS_NEED_OUR_LAUNCHER
 from echelon.launch.context import RankContext
 from echelon.launch.environment import read_launched_rank, read_node_size
 from echelon.launch.launched_rank import JoinedLaunch, run_joined, wait_for_ranks
+from echelon.launch.local.elastic_ranks import ElasticRanks
 from echelon.launch.local.messages import (
-    ElasticRanks,
     TargetFunction,
     TargetReference,
     find_target,
@@ -89,8 +90,10 @@ class LaunchedPool:
         """
         assert not labels, "a launch has labels already"
         if elastic is not None:
+            apart = elastic.apart
+            rule = LOST_ISLANDS_NEED_OUR_LAUNCHER if apart else LOST_WORKERS_NEED_OUR_LAUNCHER
             raise EnvironmentProblem(
-                LOST_WORKERS_NEED_OUR_LAUNCHER.problem(
+                rule.problem(
                     "a job that goes on without lost ranks, where torchrun has started the ranks",
                     suggestions=("the same command without torchrun",),
                 )

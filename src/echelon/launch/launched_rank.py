@@ -43,6 +43,8 @@ from echelon.launch.process_group import (
 from echelon.launch.root_cause import FaultKind, RankFailure, RankFault
 from echelon.launch.watchdog import WATCHDOG_INTERVAL_S, Watchdog
 
+ALL_DONE = "all-done"
+"""What is in the store when all ranks have ended."""
 _VERDICT_S = 8.0
 _READ_S = 2.5 * WATCHDOG_INTERVAL_S
 
@@ -172,10 +174,16 @@ def run_joined(
     # A rank that hosts the store talks to it over a second connection: the first may block. After
     # a restart torchrun keeps its store, and Gloo would connect to the addresses of the dead.
     stores = [
-        PrefixStore(f"echelon/{place.attempt}", open_launch_store(one, limits.join_s))
-        for one in (place, replace(place, store_is_hosted=True))
+        launch_store(one, limits.join_s) for one in (place, replace(place, store_is_hosted=True))
     ]
-    watchdog = Watchdog(stores[1], rank=place.rank, labels=names, progress=progress, limits=limits)
+    watchdog = Watchdog(
+        stores[1],
+        rank=place.rank,
+        labels=names,
+        progress=progress,
+        limits=limits,
+        store_port=place.master_port,
+    )
     faults = FaultReport(watchdog, place.rank)
     # A launcher sends several signals for one Ctrl-C, and kills those that take too long itself.
     with handle_stop_signals(lambda *_: progress.request_stop()):
@@ -211,8 +219,13 @@ def run_joined(
     return RunOutcome(results=(result,), stop_requested=progress.stop_requested(), rank=place.rank)
 
 
+def launch_store(place: LaunchedRank, timeout_s: float) -> Store:
+    """Return the store of this attempt of a launch."""
+    return PrefixStore(f"echelon/{place.attempt}", open_launch_store(place, timeout_s))
+
+
 def wait_for_ranks(store: Store, world_size: int, timeout_s: float) -> None:
     """Wait until so many ranks have come here."""
     if store.add("done", 1) == world_size:
-        store.set("all-done", "1")
-    store.wait(["all-done"], timedelta(seconds=timeout_s))
+        store.set(ALL_DONE, "1")
+    store.wait([ALL_DONE], timedelta(seconds=timeout_s))

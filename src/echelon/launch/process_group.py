@@ -21,7 +21,7 @@ from torch.distributed.distributed_c10d import PrefixStore, Store
 from echelon.core.cluster import Backend
 from echelon.core.errors import EnvironmentProblem
 from echelon.core.rulebook.launch import ENOUGH_DEVICES, PORT_IN_USE, RANK_NEVER_JOINED
-from echelon.launch.context import RankContext, RankProgress
+from echelon.launch.context import GroupPlace, RankContext, RankProgress
 from echelon.launch.environment import LOCAL_HOST, LaunchedRank
 
 __all__ = [
@@ -124,13 +124,18 @@ def require_devices(backend: Backend, num_ranks: int, *, set_by: str = "") -> No
         )
 
 
+def target_store(store: Store) -> Store:
+    """Return what ranks tell one another about their work, in the store of a job or a launch."""
+    return PrefixStore("target", store)
+
+
 def open_world_size() -> int | None:
     """Return how many ranks the process group has that is open here; None where none is."""
     return dist.get_world_size() if dist.is_available() and dist.is_initialized() else None
 
 
 @contextmanager
-def joined_ranks(
+def joined_ranks(  # noqa: PLR0913 - each is one fact of the launch, by its name
     store: Store,
     device: torch.device,
     *,
@@ -138,26 +143,26 @@ def joined_ranks(
     labels: Sequence[str],
     progress: RankProgress,
     timeout_s: float,
+    place: GroupPlace | None = None,
 ) -> Iterator[RankContext]:
     """Hold the process group of all ranks open, and yield what a target knows of its place.
 
-    A rank that was started again has a process group of its own: torch lets nobody into that of
-    the others.
+    Or that of `place`, of some of them.
 
     It is destroyed whatever happens inside; what is raised there ends it without waiting for what
     NCCL has in flight, so an error must be told to others inside. `timeout_s` bounds every
     collective: without it a lost rank costs half an hour.
     """
-    attempt = progress.attempt
+    place = place or GroupPlace(name="group", rank=rank, world_size=len(labels))
     # Without `device_id`: with it torch makes the communicator of all ranks here, and every later
     # group as a split of it at once (docs of init_process_group), in which all ranks take part,
     # members or not. Ours are opened one by one, in one order, where a wait for others is marked;
     # and the world's would take memory, though groups of the same ranks have one of their own.
     dist.init_process_group(
         "nccl" if device.type == "cuda" else "gloo",
-        store=PrefixStore(f"group/{rank}/{attempt}" if attempt else "group", store),
-        rank=0 if attempt else rank,
-        world_size=1 if attempt else len(labels),
+        store=PrefixStore(place.name, store),
+        rank=place.rank,
+        world_size=place.world_size,
         timeout=timedelta(seconds=timeout_s),
     )
     try:
@@ -165,7 +170,7 @@ def joined_ranks(
             rank=rank,
             world_size=len(labels),
             device=device,
-            store=PrefixStore("target", store),
+            store=target_store(store),
             progress=progress,
             label=labels[rank],
         )

@@ -4,8 +4,9 @@
      "task": {"type": "worker", "index": 0}}
 
 The chief is rank 0, workers follow in their order; without a chief worker 0 is the first rank.
-Ranks meet at the address of the first one. A rank is known by its place: those of one host, by the
-text of its address, are local ranks of it, in the order of ranks.
+Parameter servers ("ps") are the last ranks. Ranks meet at the address of the first one. A rank is
+known by its place: those of one host, by the text of its address, are local ranks of it, in the
+order of ranks. An evaluator is no rank, and no rank needs to know of it.
 
 Source: TensorFlow, "Multi-worker training with Keras", section on TF_CONFIG. What a platform adds
 beside these two tables is left alone.
@@ -34,7 +35,15 @@ ROLES: Mapping[str, Role] = {
     EVALUATOR: EVALUATOR,
 }
 """What a task may be called, and what it is; TensorFlow 1 called the chief master."""
+RANKS: tuple[Role, ...] = (CHIEF, WORKER, SERVER)
+"""The roles that are ranks, in the order of ranks."""
 
+ROLE_WAYS = (
+    "echelon train, which follows the checkpoints of the ranks in this process",
+    "train.validate_every = 100: the ranks that train validate",
+    f"unset {TF_CONFIG}",
+)
+"""What an evaluator can do, and what there is in its place."""
 _LARGEST_PORT = 65535  # of TCP
 _EXAMPLE = (
     'TF_CONFIG=\'{"cluster": {"worker": ["127.0.0.1:29500", "127.0.0.1:29501"]}, '
@@ -52,14 +61,19 @@ class TFCluster:
 
     @property
     def ranks(self) -> tuple[str, ...]:
-        """Return the addresses of the ranks: the chief's, then those of the workers."""
-        return (*self.addresses.get(CHIEF, ()), *self.addresses.get(WORKER, ()))
+        """Return the addresses of the ranks: the chief's, those of the workers, the servers'."""
+        return tuple(address for role in RANKS for address in self.addresses.get(role, ()))
 
     @property
     def rank(self) -> int:
-        """Return the rank of this task, which is a chief or a worker."""
-        before = len(self.addresses.get(CHIEF, ())) if self.role == WORKER else 0
-        return before + self.index
+        """Return the rank of this task, which is no evaluator."""
+        before = RANKS[: RANKS.index(self.role)]
+        return sum(len(self.addresses.get(role, ())) for role in before) + self.index
+
+    @property
+    def servers(self) -> int:
+        """Return how many of the ranks are parameter servers: the last ones."""
+        return len(self.addresses.get(SERVER, ()))
 
     def on_host_of(self, rank: int) -> list[int]:
         """Return the ranks on the host of `rank`, in their order."""
@@ -68,18 +82,7 @@ class TFCluster:
 
 
 def read_tf_config(text: str) -> TFCluster:
-    """Return the cluster of a TF_CONFIG in which this process is a rank.
-
-    EnvironmentProblem has every problem: what is no such JSON, and roles that are no ranks.
-    """
-    cluster = _parsed(text)
-    problems = list(_role_problems(cluster))
-    if problems:
-        raise EnvironmentProblem(problems)
-    return cluster
-
-
-def _parsed(text: str) -> TFCluster:
+    """Return the cluster of a TF_CONFIG; EnvironmentProblem has every problem of it."""
     problems: list[Problem] = []
     table = _json_of(text, problems)
     addresses = _addresses_of(table.get("cluster"), problems) if table is not None else {}
@@ -89,6 +92,18 @@ def _parsed(text: str) -> TFCluster:
     if problems:
         raise EnvironmentProblem(problems)
     return TFCluster(addresses=addresses, role=role, index=index)
+
+
+def require_rank(cluster: TFCluster) -> None:
+    """Raise EnvironmentProblem where a task is an evaluator, which is no rank."""
+    if cluster.role == EVALUATOR:
+        raise EnvironmentProblem(
+            TF_CONFIG_ROLE.problem(
+                f"this task is {EVALUATOR} {cluster.index}, which is no rank",
+                key=TF_CONFIG,
+                suggestions=ROLE_WAYS,
+            )
+        )
 
 
 def _problem(message: str) -> Problem:
@@ -165,24 +180,3 @@ def _task_problems(
         yield _problem(f'its "task" is {role} {index}, and "cluster" has {count} of these')
     if not addresses.get(CHIEF) and not addresses.get(WORKER):
         yield _problem('"cluster" has neither a chief nor a worker')
-
-
-def _role_problems(cluster: TFCluster) -> Iterator[Problem]:
-    """Yield what a cluster has that is no rank."""
-    servers = cluster.addresses.get(SERVER, ())
-    if servers:
-        yield TF_CONFIG_ROLE.problem(
-            f"{TF_CONFIG} has {len(servers)} ps (parameter server) task"
-            f"{'s' * (len(servers) > 1)}, and here servers are the last ranks",
-            key=TF_CONFIG,
-            suggestions=(
-                f"{len(servers)} more workers, the last ones, and servers.count = {len(servers)}",
-                "zero.stage = 3, which shares parameters out",
-            ),
-        )
-    if cluster.role == EVALUATOR or EVALUATOR in cluster.addresses:
-        yield TF_CONFIG_ROLE.problem(
-            f"{TF_CONFIG} has an evaluator, and the ranks that train evaluate by themselves",
-            key=TF_CONFIG,
-            suggestions=("train.validate_every = 100, on a cluster without an evaluator",),
-        )

@@ -25,10 +25,12 @@ import psutil
 
 from echelon.core.errors import RunFailed
 from echelon.launch.context import RankProgress
+from echelon.launch.desync.alone import RankAlone
+from echelon.launch.desync.connections import own_connections
 from echelon.launch.desync.exchange import DesyncExchange
+from echelon.launch.desync.findings import Finding
 from echelon.launch.desync.fingerprint import Activity
-from echelon.launch.desync.verdict import Finding
-from echelon.launch.desync.watch import KnownRank, fault_of
+from echelon.launch.desync.watch import KnownRank, fault_of, note_of
 from echelon.launch.desync.wording import at_length
 from echelon.launch.local.messages import Limits
 from echelon.launch.local.output import say_if_possible
@@ -71,8 +73,9 @@ class Watchdog(threading.Thread):
         labels: tuple[str, ...],
         progress: RankProgress,
         limits: Limits,
+        store_port: int = 0,
     ) -> None:
-        """Prepare the thread; `store` must be a connection of its own."""
+        """Prepare the thread; `store` must be a connection of its own, to `store_port`."""
         super().__init__(name="watchdog", daemon=True)
         now = time.monotonic()
         self._store = store
@@ -91,14 +94,26 @@ class Watchdog(threading.Thread):
         self._done = False
         self._ticked_at = now
         self._told: set[str] = set()
+        self._store_port = store_port
         self._exchange: DesyncExchange | None = None
+        self._alone: RankAlone | None = None
         if progress.ring is not None and limits.desync_s is not None:
+            self._alone = RankAlone(
+                progress.ring.path,
+                rank=rank,
+                label=labels[rank],
+                limits=limits,
+                ticked_at=lambda: self._ticked_at,
+                end=self._exit,
+            )
             self._exchange = DesyncExchange(
                 store, progress.ring, rank=rank, host=self._host, after_s=limits.desync_s
             )
 
     def run(self) -> None:
         """Beat and watch until this rank is done and left, or another one failed."""
+        if self._alone is not None:
+            self._alone.start()
         try:
             while True:
                 self._tick()
@@ -156,20 +171,26 @@ class Watchdog(threading.Thread):
         if self._done or due is None or due > 0:
             return
         verdict, evidence = self._exchange.compare(self._labels, self._known)
+        self._ticked_at = time.monotonic()  # it was no sleep of this process
         if verdict is None or self._store.check([_FAULT]):
             return
         fault = fault_of(verdict, evidence)
-        if verdict.certain:
+        cut = verdict.finding is Finding.LINK and self._waits_too_long(now)
+        if verdict.certain or cut:
             self._report(self.publish_fault(fault))
         elif fault.summary not in self._told:
             self._told.add(fault.summary)
-            who = rank_name(fault.rank, self._labels[fault.rank])
-            say_if_possible(f"note: {who}: {fault.summary}\n{fault.detail}", sys.stderr)
+            label = self._labels[fault.rank]
+            say_if_possible(note_of(fault, label, self._limits.step_s), sys.stderr)
 
     def _known(self) -> KnownRank:
         """Return what this rank knows of itself, beside its ring."""
         stacks = stacks_of_process(self._main)
-        stacks = replace(stacks, unfinished=self._progress.unfinished)
+        stacks = replace(
+            stacks,
+            unfinished=self._progress.unfinished,
+            connections=own_connections(without={self._store_port}),
+        )
         return KnownRank(
             rank=self._rank,
             label=self._labels[self._rank],
@@ -180,12 +201,16 @@ class Watchdog(threading.Thread):
         )
 
     def _explained(self, fault: RankFault) -> RankFault:
-        """Return what calls that do not meet have ended a process in, or the fault as it is."""
-        if self._exchange is None or fault.kind is not FaultKind.KILLED:
+        """Return what explains that a process is gone, or cannot be heard; or the fault as it is.
+
+        Calls that do not meet may have ended it, or its link be cut.
+        """
+        ended = {FaultKind.KILLED: Activity.GONE, FaultKind.SILENT: Activity.UNKNOWN}
+        if self._exchange is None or fault.kind not in ended:
             return fault
 
         def gone(rank: int) -> Activity | None:
-            return Activity.GONE if rank == fault.rank else None
+            return ended[fault.kind] if rank == fault.rank else None
 
         verdict, evidence = self._exchange.compare(self._labels, self._known, gone)
         if verdict is None:
@@ -193,7 +218,7 @@ class Watchdog(threading.Thread):
         found = fault_of(verdict, evidence)
         if verdict.finding is Finding.GONE:
             return replace(fault, detail=found.detail)
-        return found if verdict.certain else fault
+        return found if verdict.certain or verdict.links else fault
 
     def _watch_next(self, now: float) -> None:
         if self._next == self._rank:

@@ -145,16 +145,24 @@ def _beside_own(between: NDArray[np.int64], place: int) -> RowCounts:
 
 
 def balanced_rows(plan: Plan, degree: int) -> RowCounts:
-    """Return the rows of a rank if each of `degree` sends to each as many; rounded up."""
-    rows = -(-kept_assignments(plan) * (degree - 1) // degree)
+    """Return the rows of a rank if each of `degree` sends to each as many.
+
+    Rows of each chunk that are left over leave.
+    """
+    chunks = plan.layout.experts.chunks
+    each = kept_assignments(plan) // chunks
+    rows = chunks * (each - each // degree)
     return RowCounts(leaving=rows, arriving=rows)
 
 
 def balanced_pairs(plan: Plan, num_nodes: int) -> RowCounts:
-    """Return the pairs of a token and another node if each choice is as likely; rounded up."""
-    experts = experts_of(plan)
-    tokens = Fraction(kept_assignments(plan), experts.top_k)
-    pairs = ceil(tokens * (num_nodes - 1) * (1 - _misses(experts, num_nodes)))
+    """Return the pairs of a token and another node if each choice is as likely.
+
+    They are rounded up in each chunk.
+    """
+    experts, chunks = experts_of(plan), plan.layout.experts.chunks
+    tokens = Fraction(kept_assignments(plan) // chunks, experts.top_k)
+    pairs = chunks * ceil(tokens * (num_nodes - 1) * (1 - _misses(experts, num_nodes)))
     return RowCounts(leaving=pairs, arriving=pairs)
 
 
@@ -162,8 +170,10 @@ def even_pairs(plan: Plan, num_nodes: int) -> int:
     """Return the pairs of a token and a node, its own too, if each choice is as likely."""
     if num_nodes == 1:
         return dispatched_tokens(plan)
-    others = balanced_pairs(plan, num_nodes).leaving
-    return others + -(-others // (num_nodes - 1))
+    chunks = plan.layout.experts.chunks
+    others = balanced_pairs(plan, num_nodes).leaving // chunks
+    # Its own are rounded down: rows that are left over go to others (`balanced_rows`).
+    return chunks * (others + others // (num_nodes - 1))
 
 
 def _misses(experts: Experts, num_nodes: int) -> Fraction:

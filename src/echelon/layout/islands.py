@@ -75,6 +75,12 @@ def island_plan(plan: Plan, index: int) -> Plan:
     )
 
 
+def without_losses(plan: Plan) -> Plan:
+    """Return a plan whose islands end together: what it computes where it loses none."""
+    undisturbed = plan.mathematics.local_sgd.undisturbed()
+    return replace(plan, mathematics=replace(plan.mathematics, local_sgd=undisturbed))
+
+
 def inner_plan(plan: Plan) -> Plan:
     """Return the plan of the first island, which has all that islands have in common."""
     return island_plan(plan, 0) if plan.mathematics.local_sgd.active else plan

@@ -22,6 +22,7 @@ from echelon.page.explorer.document import ExplorerDocument
 DATA = "<!--echelon:data-->"
 """Where the built page wants its document."""
 TITLE = "<title>Echelon</title>"
+_POLICY = "default-src 'none';"
 _ESCAPES = {
     "<": "\\u003c",
     ">": "\\u003e",
@@ -34,11 +35,15 @@ _ESCAPES = {
 AnyDocument: TypeAlias = PageDocument | ExplorerDocument
 
 
-def page_html(document: AnyDocument) -> str:
-    """Return the page of a document."""
+def page_html(document: AnyDocument, *, live: bool = False) -> str:
+    """Return the page of a document; a `live` one asks where it came from for newer ones."""
     template = files("echelon.page").joinpath("page.html").read_text(encoding="utf-8")
     assert template.count(DATA) == 1, "the built page has one place for its document"
-    data = f'<script type="application/json" id="echelon-data">{document_json(document)}</script>'
+    asks = ' data-live="document.json"' if live else ""
+    begin = f'<script type="application/json" id="echelon-data"{asks}>'
+    data = f"{begin}{document_json(document)}</script>"
+    if live:
+        template = template.replace(_POLICY, f"{_POLICY} connect-src 'self';")
     titled = template.replace(TITLE, f"<title>{escape(document.title)}</title>")
     return titled.replace(DATA, data)
 

@@ -10,7 +10,7 @@ import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from echelon.core.errors import ConfigError, EchelonError
 from echelon.core.plan import Plan
@@ -32,6 +32,8 @@ from echelon.telemetry.json_lines import LogEntry, last_of_each_step, read_entri
 from echelon.telemetry.run_directory import RunDirectory, open_run
 from echelon.telemetry.schedule_report import read_schedule_report
 from echelon.telemetry.summary import RunSummary, summarize_run
+
+T = TypeVar("T")
 
 MOST_POINTS = 800
 """Steps that a line is drawn through."""
@@ -159,7 +161,7 @@ def _curves(
         yield _line_section("experts", title, "x", routed, "imbalance")
 
 
-def sampled(steps: Sequence[LogEntry], most: int) -> list[LogEntry]:
+def sampled(steps: Sequence[T], most: int) -> list[T]:
     """Return `most` steps at most, evenly spaced, with the first and the last."""
     if len(steps) <= most:
         return list(steps)

@@ -4,7 +4,8 @@ Split: the samples of the global batch; at ZeRO stages 1 to 3 the sums, too: a s
 Sent:  stage 0: one all-reduce per bucket and step; stages 1 to 3: one reduce-scatter per bucket,
        after every microbatch or once per step (`zero.accumulate`), and under hybrid sharding one
        all-reduce of the slice over the replicas; with `zero.reduce`, codes in two hops in place of
-       the reduce-scatter (`transport/quantised_sums.py`). Each starts as soon as backward has
+       the reduce-scatter (`transport/quantised_sums.py`), of which the second begins when the next
+       bucket is full. Each starts as soon as backward has
        filled its bucket, and runs while backward goes on.
 Bytes: `data_bytes` in `cost/bytes/data.py`.
 Must divide: microbatch_sequences x dp | global_sequences.
@@ -46,7 +47,7 @@ from echelon.parallel.gradients import Reduction
 from echelon.parallel.offload import OffloadStore
 from echelon.parallel.transport.collectives import Group, Pending
 from echelon.parallel.transport.device_mesh import RankGroups
-from echelon.parallel.transport.quantised_sums import QuantisedSums
+from echelon.parallel.transport.quantised_sums import HopSum, QuantisedSums
 
 MAX_IN_FLIGHT = 2
 """Buckets whose sum may be under way while others fill, where something waits for their end."""
@@ -117,6 +118,11 @@ class _PendingSum:
     target: torch.Tensor
     next_groups: list[Group]
     add: bool
+
+    def begin_second_hop(self) -> None:
+        """Start the second hop of a sum that takes two, once the first one is over."""
+        if isinstance(self.pending, HopSum):
+            self.pending.begin_second_hop()
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +202,16 @@ class GradientReduction(Reduction):
             bucket.gradients[bucket.slots[-1].end :] = 0
 
     def bucket_is_full(self, bucket: Bucket, *, last: bool) -> None:
-        """Start to sum a bucket whose last gradient has just been written."""
+        """Start to sum a bucket whose last gradient has just been written.
+
+        The first hop of the sum before it had the time since then, and its second one begins.
+        """
+        before = self._pending[-1] if self._pending else None
         self._pending.append(
             self._start_first_sum(bucket, self._later_groups(bucket) if last else [])
         )
+        if before is not None:
+            before.begin_second_hop()
         # A sum that has a next hop is not left waiting behind one that has none: its hop comes at
         # the same place on every transport, whether sums have copies there or not.
         while (beyond := len(self._pending) - MAX_IN_FLIGHT) > 0 and (
@@ -209,6 +221,8 @@ class GradientReduction(Reduction):
 
     def finish(self) -> None:
         """Return when this rank's gradients are the sums over all ranks, and `then` is done."""
+        for pending_sum in self._pending:
+            pending_sum.begin_second_hop()
         for flights in (self._pending, self._later):
             while flights:
                 self._finish_sum(flights.popleft())

@@ -60,6 +60,13 @@ class RankModel:
         for replica in () if self.replicas is None else self.replicas.others:
             yield replica.decoder
 
+    def close(self) -> None:
+        """Give back what rests outside of the device, and end the threads of replicas."""
+        if self.parameter_store is not None:
+            self.parameter_store.close()
+        if self.replicas is not None:
+            self.replicas.close()
+
 
 def empty_stages(
     plan: Plan, part: RankPart, operations: RankOperations, completion: Completion | None = None

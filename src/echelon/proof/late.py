@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from inspect import signature
 from pathlib import Path
 from typing import Any
@@ -24,12 +24,24 @@ class LateRun:
     """Hold what the ranks found in one precision, and all that they said.
 
     `observed` is None where the run ended with an error, of which a race was the cause, in this
-    precision or in another.
+    precision or in another. `rounded` is the run of the plan that sums in codes, where there is
+    one; races and operations are those of both.
     """
 
     races: tuple[Race, ...]
     num_operations: tuple[int, ...]
     observed: ObservedRun | None
+    rounded: ObservedRun | None = None
+
+    def joined(self, rounded: LateRun) -> LateRun:
+        """Return this run with that of the plan that sums in codes."""
+        pairs = zip(self.num_operations, rounded.num_operations, strict=True)
+        return replace(
+            self,
+            races=(*self.races, *rounded.races),
+            num_operations=tuple(map(sum, pairs)),
+            rounded=rounded.observed,
+        )
 
 
 def require_late_subject(subject: str, factory: Callable[..., Any]) -> None:
@@ -45,12 +57,18 @@ def require_late_subject(subject: str, factory: Callable[..., Any]) -> None:
 
 
 def run_late(
-    run_into: Callable[[Path], None], plans: Sequence[Plan], directory: Path
+    run_into: Callable[[Path], None],
+    plans: Sequence[Plan],
+    directory: Path,
+    *,
+    rounded: Mapping[int, Plan] | None = None,
 ) -> list[LateRun]:
     """Run the ranks with late completion and return what they found, plan by plan.
 
+    `rounded` is the plan that sums in codes, by its place in the run: it goes with the first plan.
     What makes a rank fail after it has found a race is told as that race.
     """
+    every = {**dict(enumerate(plans)), **(rounded or {})}
     directory.mkdir()
     failure: RunFailed | None = None
     try:
@@ -58,7 +76,7 @@ def run_late(
     except RunFailed as error:
         failure = error
     found: list[LateRun] = []
-    for number, plan in enumerate(plans):
+    for number, plan in every.items():
         ranks = range(plan.mesh.world_size)
         races = [race for rank in ranks for race in _races(race_file(directory, number, rank))]
         results = () if failure is not None else read_results(directory, number, len(ranks))
@@ -71,7 +89,10 @@ def run_late(
         )
     if failure is not None and not any(run.races for run in found):
         raise failure
-    return found
+    kept, beside = found[: len(plans)], found[len(plans) :]
+    for one in beside:
+        kept[0] = kept[0].joined(one)
+    return kept
 
 
 def _races(path: Path) -> list[Race]:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -16,11 +15,7 @@ from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
 from echelon.core.rulebook.servers import ASYNCHRONOUS_ORDER_IS_NOT_KNOWN
 from echelon.core.version import __version__
-from echelon.launch.local.messages import ElasticRanks, elastic_workers
-from echelon.layout.islands import inner_plan
-from echelon.proof.asynchronous.claims import evidence_of, judge_asynchronous, losses_text
-from echelon.proof.asynchronous.mistakes import diagnose_asynchronous
-from echelon.proof.asynchronous.record import read_rank
+from echelon.layout.islands import inner_plan, without_losses
 from echelon.proof.claims.checks import Evidence
 from echelon.proof.claims.choice_errors import with_ties_of_ranks
 from echelon.proof.claims.claims import ClaimResult, judge, judge_races
@@ -47,6 +42,7 @@ from echelon.proof.oracle.loss_scale import (
 )
 from echelon.proof.oracle.oracle import OracleStep, run_oracle
 from echelon.proof.ranks import find_factory, read_results
+from echelon.proof.replays import RankRunner, replayed, run_with_a_lost_island
 from echelon.proof.shrink import same_dtypes, shrink, without_8_bits
 from echelon.proof.shrink_schedule import num_rounded_steps, num_steps
 from echelon.proof.sum_bounds import NUM_STEPS as ROUNDED_STEPS
@@ -56,36 +52,12 @@ OUR_ENGINE = "echelon.training.subject:build"
 """The subject that is proven when none is named."""
 
 _TARGET = "echelon.proof.ranks:run_subject"
-_ASYNCHRONOUS = "echelon.proof.asynchronous.record:run_asynchronous"
 
 LEAST_REPLAYED_STEPS = 4
 """Steps of each worker in an asynchronous run: enough for them to part."""
 
 STEPS_WITH_A_LOSS = 16
 """Steps of a run in which a worker is lost: enough for it to be started again, and to come back."""
-
-
-class RankRunner(Protocol):
-    """Start ranks that call ``target(context, argument)`` in one process group, and wait.
-
-    `launch.pool.RankPool.run` is one.
-    """
-
-    def __call__(
-        self,
-        target: str,
-        argument: object,
-        world_size: int,
-        /,
-        *,
-        labels: Sequence[str],
-        elastic: ElasticRanks | None = None,
-    ) -> object:
-        """Return when all ranks have; raise what the first failing rank raised.
-
-        Ranks that are `elastic` are dropped when they are lost, and started again.
-        """
-        ...
 
 
 def prove(
@@ -121,23 +93,26 @@ def prove(
         exact = shrink(plan, precision="fp64", names_apart=True)
         elastic = plan.mathematics.updates.is_elastic
         steps = max(STEPS_WITH_A_LOSS if elastic else LEAST_REPLAYED_STEPS, num_steps(exact))
-        one = _replayed(exact, steps, run_ranks=run_ranks, subject=subject)
+        one = replayed(exact, steps, run_ranks=run_ranks, subject=subject)
         return _proof(plan, exact, subject, steps, (one,))
+    lost: tuple[ProofPass, ...] = ()
+    whole = plan
+    if plan.mathematics.local_sgd.is_elastic:
+        lost = (run_with_a_lost_island(plan, run_ranks=run_ranks, subject=subject),)
+        plan = without_losses(plan)
     variants = _variants(plan, own_precision=own_precision)
     # Numbers that are large or tiny are those of one step: the islands of it are trainings alike.
     local = plan.mathematics.local_sgd.active
     ranges = range_cases(variants[-1].plan) if len(variants) > 1 and not local else []
     rounded = with_rounded_sums(variants[0].plan, plan)
     shrunk = [*(one.plan for one in (*variants, *ranges)), *rounded]
+    counts = [one.num_steps for one in variants] + [1] * len(ranges)
+    counts += [ROUNDED_STEPS] * len(rounded)
     with tempfile.TemporaryDirectory(prefix="echelon-prove-") as directory:
         argument = {
             "plans": [offloaded_to(one, directory).to_json() for one in shrunk],
             "subject": subject,
-            "num_steps": [
-                *(one.num_steps for one in variants),
-                *(1 for _ in ranges),
-                *(ROUNDED_STEPS for _ in rounded),
-            ],
+            "num_steps": counts,
         }
         labels = [plan.mesh.label(rank) for rank in range(plan.mesh.world_size)]
 
@@ -147,41 +122,18 @@ def prove(
 
         late_runs: Sequence[LateRun | None] = [None] * len(variants)
         if late:
-            plans = [one.plan for one in variants]
-            late_runs = run_late(partial(run_into, late=True), plans, Path(directory, "late"))
+            late_runs = run_late(
+                partial(run_into, late=True),
+                [one.plan for one in variants],
+                Path(directory, "late"),
+                rounded=dict(enumerate(rounded, len(variants) + len(ranges))),
+            )
         if any(one is not None and one.races for one in late_runs):
             ranges, rounded = [], []
         else:
             run_into(Path(directory))
         passes = _judge(variants, ranges, rounded, Path(directory), late_runs)
-    return _proof(plan, variants[0].plan, subject, variants[0].num_steps, passes)
-
-
-def _replayed(plan: Plan, steps: int, *, run_ranks: RankRunner, subject: str) -> ProofPass:
-    """Return the claims of a run of asynchronous servers, and of its replay in one process."""
-    mesh = plan.mesh
-    labels = [mesh.label(rank) for rank in range(mesh.world_size)]
-    with tempfile.TemporaryDirectory(prefix="echelon-prove-") as directory:
-        told = {
-            "plan": plan.to_json(),
-            "subject": subject,
-            "num_steps": steps,
-            "directory": directory,
-        }
-        run_ranks(
-            _ASYNCHRONOUS, told, mesh.world_size, labels=labels, elastic=elastic_workers(plan)
-        )
-        ranks = [read_rank(Path(directory), rank) for rank in range(mesh.world_size)]
-    evidence = evidence_of(plan, steps, ranks)
-    results = judge_asynchronous(evidence)
-    stale = max((one.version - one.read for said in ranks for one in said.applied), default=0)
-    return ProofPass(
-        precision=plan.mathematics.precision.parameters,
-        claims=results,
-        diagnosis=diagnose_asynchronous(evidence, results),
-        note=f"the recorded order was replayed; the largest staleness was {stale}"
-        + losses_text(evidence),
-    )
+    return _proof(whole, variants[0].plan, subject, variants[0].num_steps, (*passes, *lost))
 
 
 def _proof(
@@ -353,15 +305,11 @@ def _island_passes(run: IslandRun, late: LateRun | None, *, broken: bool) -> lis
 
 def _judge_ranges(ranges: Sequence[RangeCase], directory: Path, *, first: int) -> ClaimResult:
     """Return the claim about numbers that are large or tiny; `first` is the number of its plan."""
-    return judge_ranges(
-        [
-            (
-                case,
-                ObservedRun(case.plan, read_results(directory, number, case.plan.mesh.world_size)),
-            )
-            for number, case in enumerate(ranges, start=first)
-        ]
-    )
+    found = [
+        (case, ObservedRun(case.plan, read_results(directory, number, case.plan.mesh.world_size)))
+        for number, case in enumerate(ranges, start=first)
+    ]
+    return judge_ranges(found)
 
 
 def _raced_passes(plan: Plan, reference: Plan, late: LateRun | None) -> list[ProofPass]:

@@ -2,13 +2,14 @@
 
 Every rank writes its events and, when it ends, how much memory it came to use (a line of
 logs/rank-0000.jsonl); rank 0 also writes metrics.jsonl and prints the step line, or the first
-server where workers may be lost. Of experts, one rank of each pipeline stage writes the loads of
-its layers (routing.jsonl).
+server where workers may be lost, or the first island that is there. Of experts, one rank of each
+pipeline stage writes the loads of its layers (routing.jsonl).
 """
 
 from __future__ import annotations
 
 import time
+from collections import deque
 from contextlib import closing
 from pathlib import Path
 
@@ -16,9 +17,10 @@ from echelon.config.job import Job
 from echelon.core.event import EventSink, NoEvents
 from echelon.core.plan import Plan
 from echelon.cost.seconds.flops import model_flops_per_token
+from echelon.layout.islands import islands_of
 from echelon.telemetry.console import Console, StepLine
 from echelon.telemetry.events import METRICS_FILE, START, STEP, EventWriter, step_mark
-from echelon.telemetry.json_lines import JsonLines
+from echelon.telemetry.json_lines import JsonLines, read_entries
 from echelon.telemetry.meters import (
     MemoryReading,
     Throughput,
@@ -38,15 +40,21 @@ _TOLD = (
 
 def observe_rank(job: Job, run_dir: Path, rank: int) -> RunObserver:
     """Return the observer of `rank`: what training is given by name."""
-    if rank == chief_rank(job.plan):
-        return ChiefObserver(job, run_dir, rank)
-    return RankObserver(job, run_dir, rank)
+    if rank not in telling_ranks(job.plan):
+        return RankObserver(job, run_dir, rank)
+    if job.plan.mathematics.local_sgd.is_elastic:
+        return IslandObserver(job, run_dir, rank)
+    return ChiefObserver(job, run_dir, rank)
 
 
-def chief_rank(plan: Plan) -> int:
-    """Return the rank that tells of a run: the first that it never goes on without."""
-    elastic = plan.mathematics.updates.is_elastic
-    return plan.mesh.server_ranks[0] if elastic else 0
+def telling_ranks(plan: Plan) -> tuple[int, ...]:
+    """Return the rank that tells of a run: the first that it never goes on without.
+
+    Of islands that may be lost those of which one does at a time.
+    """
+    if plan.mathematics.local_sgd.is_elastic:
+        return tuple(island.first_rank for island in islands_of(plan))
+    return (plan.mesh.server_ranks[0] if plan.mathematics.updates.is_elastic else 0,)
 
 
 class RankObserver:
@@ -93,6 +101,9 @@ class RankObserver:
     def noted(self, step: int, text: str) -> None:
         """Learn what else happened: the chief writes it down."""
 
+    def speaks(self, now: bool) -> None:
+        """Learn whether this rank tells of the run: where none may be lost the chief does."""
+
     def close(self) -> None:
         """Write what is left, and the peak memory of this rank."""
         if self._closed:
@@ -117,10 +128,15 @@ class ChiefObserver(RankObserver):
     def __init__(self, job: Job, run_dir: Path, rank: int = 0) -> None:
         """Open the files of `rank`, and note the start."""
         super().__init__(job, run_dir, rank)
-        self._console = Console(log_every=job.observe.log_every, total_steps=job.train.steps)
         self._throughput, self._left = Throughput(), TimeRemaining(job.train.steps)
         self._flops_per_s = peak_flops(job.plan)
-        self._metrics = JsonLines(run_dir / METRICS_FILE)
+        self._open()
+
+    def _open(self) -> None:
+        """Begin to tell of a run from its start."""
+        job = self.job
+        self._console = Console(log_every=job.observe.log_every, total_steps=job.train.steps)
+        self._metrics = JsonLines(self.run_dir / METRICS_FILE)
         self._write(START, plan_hash=job.plan.content_hash(), steps=job.train.steps)
 
     def stepped(self, facts: StepFacts) -> None:
@@ -128,13 +144,17 @@ class ChiefObserver(RankObserver):
         super().stepped(facts)
         self._throughput.add(facts.tokens, facts.step_s)
         self._left.step(facts.step)
+        self._tell(facts)
+
+    def _tell(self, facts: StepFacts) -> None:
         memory = self.memory()
         beside = {
             "mark": step_mark(facts.step, facts.rank_waits_s),
             "peak_bytes": memory.peak_bytes,
         }
         told = {key: beside[key] if key in beside else getattr(facts, key) for key in _TOLD}
-        self._write(STEP, **told, **routing_entry(facts.routing))
+        met = {"islands": list(facts.islands)} if facts.islands else {}
+        self._write(STEP, **told, **met, **routing_entry(facts.routing))
         self._console.step(
             StepLine(
                 facts=facts,
@@ -182,6 +202,71 @@ class ChiefObserver(RankObserver):
     def _write(self, kind: str, **entry: object) -> None:
         self._metrics.add({"kind": kind, "time": time.time(), **entry})
         self._metrics.flush()
+
+
+class IslandObserver(ChiefObserver):
+    """Tell of a run while its island is the first of those that are there.
+
+    Another island may be lost before it has written all lines of a round, or of the meeting before:
+    so these are kept, and whoever takes over writes those that are not in the file.
+    """
+
+    def __init__(self, job: Job, run_dir: Path, rank: int) -> None:
+        """Open what is of `rank` alone."""
+        self._speaks: bool | None = None
+        self._kept: deque[StepFacts] = deque()
+        self._met = self._met_before = 0
+        super().__init__(job, run_dir, rank)
+
+    def _open(self) -> None:
+        """Wait until it is known who tells."""
+
+    def speaks(self, now: bool) -> None:
+        """Begin to tell, or leave it to another; who does so at first notes the start."""
+        if now and self._speaks is None:
+            super()._open()
+        elif now and not self._speaks:
+            self._take_over()
+        elif not now and self._speaks:
+            self._console.close()
+            self._metrics.close()
+        self._speaks = now
+
+    def saved(self, step: int, path: Path) -> None:
+        """Write and print that a checkpoint was committed, where this rank tells."""
+        if self._speaks:
+            super().saved(step, path)
+
+    def noted(self, step: int, text: str) -> None:
+        """Write and print what else happened, where this rank tells."""
+        if self._speaks:
+            super().noted(step, text)
+
+    def close(self) -> None:
+        """Write what is left."""
+        if self._speaks:
+            super().close()
+        else:
+            RankObserver.close(self)
+
+    def _tell(self, facts: StepFacts) -> None:
+        if self._speaks:
+            super()._tell(facts)
+        self._kept.append(facts)
+        if facts.islands:
+            self._met_before, self._met = self._met, facts.step
+        while self._kept[0].step <= self._met_before:
+            self._kept.popleft()
+
+    def _take_over(self) -> None:
+        """Go on with the lines of another, who may be lost."""
+        path, job = self.run_dir / METRICS_FILE, self.job
+        self._console = Console(log_every=job.observe.log_every, total_steps=job.train.steps)
+        self._metrics = JsonLines(path)
+        steps = [one.whole("step") for one in read_entries(path) if one.text("kind") == STEP]
+        for facts in self._kept:
+            if not steps or facts.step > steps[-1]:
+                super()._tell(facts)
 
 
 def peak_flops(plan: Plan) -> float | None:

@@ -67,6 +67,8 @@ class RunSummary:
     """How stale the gradients of each worker of asynchronous servers were."""
     rounds: RoundSummary | None = None
     """How the islands of local SGD met, where there are some."""
+    notes: tuple[str, ...] = ()
+    """What else happened: workers or islands that were lost and came back."""
 
 
 def step_losses(run_dir: Path) -> tuple[float, ...]:
@@ -113,6 +115,7 @@ def summarize_run(run_dir: Path) -> RunSummary:
         bound=read_bound(run_dir, plan),
         staleness=staleness_of_run(run_dir, plan),
         rounds=summarize_rounds(run_dir, plan),
+        notes=tuple(entry.text("text") for entry in by_kind.get("note", [])),
     )
 
 

@@ -225,5 +225,5 @@ def _first(engine: TrainEngine, mine: NonFiniteFinding | None) -> NonFiniteFindi
 
 
 def _who(engine: TrainEngine) -> str:
-    rank, place = engine.groups.recorder.rank, engine.groups.rank
+    rank, place = engine.groups.recorder.run_rank, engine.groups.rank
     return f"rank {rank} ({engine.plan.mesh.label(place)})"

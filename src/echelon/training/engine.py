@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import isfinite
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -24,6 +24,7 @@ from echelon.parallel.apply import apply_plan
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.expert import LayerLoad
+from echelon.parallel.kernels.compile_marks import CompileMarks
 from echelon.parallel.rank_model import RankModel
 from echelon.parallel.servers.server import server_model
 from echelon.parallel.threads.stage import with_replicas
@@ -72,6 +73,9 @@ class StepResult(StepFacts):
 class TrainEngine:
     """Hold one rank's part of a run and take steps."""
 
+    outer_kind: ClassVar[type[OuterSteps]] = OuterSteps
+    """What takes the outer steps of an island of local SGD."""
+
     def __init__(
         self,
         plan: Plan,
@@ -87,6 +91,7 @@ class TrainEngine:
         what is large is worked through in `pieces`.
         """
         self._pieces = pieces
+        self._compiling = CompileMarks.of_plan(plan, recorder.mark)
         whole = plan
         self.groups: RankGroups = rank_groups(plan, recorder, completion)
         plan, _ = plan_and_rank(plan, recorder.rank)
@@ -101,12 +106,9 @@ class TrainEngine:
         )
         if plan.layout.threads.on:
             self.model = with_replicas(plan, self.model, self.groups, device, pieces)
+        mine = self.model.buckets if self._updates else ()
         self.optimizer = SliceOptimizer(
-            self.model.buckets if self._updates else (),
-            plan,
-            groups=self.groups,
-            device=device,
-            pieces=pieces,
+            mine, plan, groups=self.groups, device=device, pieces=pieces
         )
         if has_master and self._updates:
             # Weights are copies of the masters: a rank's own slice, and the rest is gathered.
@@ -118,7 +120,7 @@ class TrainEngine:
         self.outer: OuterSteps | None = None
         if whole.mathematics.local_sgd.active:
             masters = self._masters() if has_master else {}
-            self.outer = OuterSteps(whole, self.model.buckets, masters, self.groups, device)
+            self.outer = self.outer_kind(whole, self.model.buckets, masters, self.groups, device)
         self.loss_scale = LossScale(plan.mathematics.precision)
         self.num_updates = 0
         self.schedule = schedule_from_plan(plan)
@@ -359,16 +361,16 @@ class TrainEngine:
         self.optimizer.set_num_steps(self.num_updates)
         self.refresh()
 
-    def refresh(self) -> None:
+    def refresh(self, *, slices: bool = False) -> None:
         """Take over values that were written from outside: master copies, codes of slices.
 
-        What servers hold goes to their workers.
+        What servers hold goes to their workers, and `slices` to the ranks that gather them.
         """
         masters = self._masters()
         for bucket in self.model.buckets[::-1]:
             if bucket.name in masters:
                 bucket.value_slice.copy_(masters[bucket.name])
-            if bucket.name in masters or self.is_server:
+            if bucket.name in masters or self.is_server or slices:
                 self.model.gathering.updated(bucket)
         self.model.gathering.end_update()
         self.model.codes.refresh()
@@ -382,10 +384,9 @@ class TrainEngine:
     def close(self) -> None:
         """Give back what rests outside of the device; waits for no other rank."""
         self.optimizer.store.close()
-        if self.model.parameter_store is not None:
-            self.model.parameter_store.close()
-        if self.model.replicas is not None:
-            self.model.replicas.close()
+        self.model.close()
+        if self._compiling is not None:
+            self._compiling.close()
 
     def _shards(self, flats: Mapping[str, torch.Tensor]) -> dict[str, list[Shard]]:
         held = [bucket for bucket in self.model.buckets if bucket.name in flats]

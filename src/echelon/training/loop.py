@@ -18,8 +18,6 @@ from typing import Any, cast
 import torch
 
 from echelon.config.job import Job
-from echelon.core.errors import CheckpointError
-from echelon.core.rulebook.checkpoint import CHECKPOINT_UNDAMAGED
 from echelon.core.serialize import from_json
 from echelon.launch.context import RankContext
 from echelon.launch.handshake import check_same_state
@@ -29,16 +27,10 @@ from echelon.parallel.offload.copy_streams import make_copy_streams
 from echelon.parallel.transport.recorder import Recorder, clock_of
 from echelon.parallel.weights import Shard
 from echelon.training.checkpoint.communicator import run_on_all_ranks
-from echelon.training.checkpoint.identity import RunIdentity, data_problems
-from echelon.training.checkpoint.index import STATE_FILE
+from echelon.training.checkpoint.identity import RunIdentity
 from echelon.training.checkpoint.islands import (
-    checkpoint_state,
-    position_of,
     shared_state,
-    told_position,
 )
-from echelon.training.checkpoint.load import load_checkpoint
-from echelon.training.checkpoint.save import Snapshot, save_checkpoint
 from echelon.training.data.batches import (
     BatchLayout,
     GlobalBatch,
@@ -50,7 +42,10 @@ from echelon.training.data.dataset import TokenDataset
 from echelon.training.data.feed import BatchFeed
 from echelon.training.diagnosis import explain_not_finite
 from echelon.training.expert_state import ROUTER_BIAS, tells_routing
+from echelon.training.local_sgd.absences import AbsentIsland
+from echelon.training.local_sgd.elastic_engine import ElasticIsland
 from echelon.training.observer import ObserverFactory, RunObserver
+from echelon.training.run_checkpoints import RunCheckpoints
 from echelon.training.servers.absences import Absence
 from echelon.training.servers.elastic_server import ElasticServer
 from echelon.training.servers.elastic_worker import ElasticWorker
@@ -88,8 +83,8 @@ class TrainSummary:
     last_validation: float | None
     num_validations: int
     checkpoint: str | None
-    absences: tuple[Absence, ...] = ()
-    """What workers missed that were lost, where the run went on without them."""
+    absences: tuple[Absence | AbsentIsland, ...] = ()
+    """What workers or islands missed that were lost, where the run went on without them."""
 
 
 class TrainLoop:
@@ -109,11 +104,15 @@ class TrainLoop:
         self.identity = RunIdentity.from_plan(plan, dataset.index.tokenizer.hash)
         clock = clock_of(context.device)
         recorder = Recorder(context.rank, observer.sink, context.progress, clock)
-        completion = LoneCompletion() if context.attempt else None
+        lone = context.attempt and plan.mathematics.updates.is_elastic
+        completion = LoneCompletion() if lone else None
         self.engine = make_engine(plan, recorder, context.device, completion)
         if isinstance(self.engine, AsynchronousWorker):
             self.engine.tokens_of_step = self._tokens
         self.exchange = self.engine.groups.everyone
+        self.checkpoints = RunCheckpoints(
+            job, Path(task.run_dir), self.engine, self.identity, self.data_hash
+        )
         self.feed = BatchFeed(
             self._load,
             context.device,
@@ -122,11 +121,16 @@ class TrainLoop:
         )
         self.saved: Path | None = None
 
-    def run(self) -> TrainSummary:
-        """Take the steps that are left, validate and save where the job says so."""
+    def run(self) -> TrainSummary | None:
+        """Take the steps that are left, validate and save where the job says so.
+
+        None of a rank that comes back when the run is over.
+        """
         job, start = self.job, self._start()
+        if start is None:
+            return None
         step, stopped, loss, outer = start, False, None, self.engine.outer
-        first = last = self._validate(start) if job.train.validate_every != "never" else None
+        first = last = self.validate(start) if job.train.validate_every != "never" else None
         num_validations = 0 if first is None else 1
         while step < job.train.steps and not stopped:
             began = time.perf_counter()
@@ -139,25 +143,32 @@ class TrainLoop:
             if not result.finite and not self.job.plan.mathematics.updates.is_asynchronous:
                 raise explain_not_finite(self.engine, batches, step + 1, result)
             step, loss, stopped = result.step, result.loss, result.stop_requests > 0
+            island = self.engine if isinstance(self.engine, ElasticIsland) else None
+            if island is not None:
+                self.observer.speaks(island.meets.speaks_of(step))
             self.observer.stepped(
                 replace(
                     result,
                     step_s=time.perf_counter() - began,
                     # What other islands counted is theirs; data has about as many everywhere.
-                    tokens=result.tokens * self.engine.groups.islands.size,
+                    tokens=result.tokens * self._num_islands(step),
                     loads=result.loads if tells_routing(self.engine.groups) else {},
                 )
             )
             if job.train.validates_after(step) and not stopped:
-                last, num_validations = self._validate(step), num_validations + 1
+                last, num_validations = self.validate(step), num_validations + 1
             if job.checkpoint.saves_after(step) or stopped or step == job.train.steps:
                 self._save(step)
+            for text in () if island is None else island.meets.news():
+                self.observer.noted(step, text)
             if isinstance(self.engine, ElasticServer):
                 ends = stopped or step == job.train.steps
                 for text in self.engine.go_on(step, ends=ends):
                     self.observer.noted(step, text)
             if outer is not None and (stopped or step == job.train.steps):
                 loss = outer.mean_loss(result.loss, result.tokens)
+                if island is not None:
+                    island.meets.end()
         return TrainSummary(
             steps=step,
             stopped=stopped and step < job.train.steps,
@@ -169,23 +180,41 @@ class TrainLoop:
             absences=self._absences(step),
         )
 
-    def _start(self) -> int:
+    def _start(self) -> int | None:
         """Be ready for the first step, and return the steps that are done.
 
-        In a run that goes on without lost workers, servers begin and workers come to them.
+        In a run that goes on without lost workers, servers begin and workers come to them. None on
+        an island that was started again, and comes back when the run is over.
         """
         engine, context, limit = self.engine, self.context, self.job.train.step_timeout_s
         if isinstance(engine, ElasticWorker):
             done = engine.join(context, limit)
             return self.job.train.steps if done is None else done
+        if isinstance(engine, ElasticIsland):
+            engine.connect(context, limit, self.job.train.steps)
+            if context.attempt:
+                done = engine.come_in()
+                self.observer.speaks(False)
+                return done
         step = self._begin()
+        if isinstance(engine, ElasticIsland):
+            engine.meets.meetings.begin(step)
+            self.observer.speaks(engine.meets.speaks_of(step))
         if isinstance(engine, ElasticServer):
             engine.connect(context, limit, self._meets)
             engine.begin(step)
         return step
 
-    def _absences(self, steps: int) -> tuple[Absence, ...]:
+    def _num_islands(self, step: int) -> int:
+        """Return how many islands took a step."""
+        if isinstance(self.engine, ElasticIsland):
+            return self.engine.meets.num_there(step)
+        return self.engine.groups.islands.size
+
+    def _absences(self, steps: int) -> tuple[Absence | AbsentIsland, ...]:
         engine = self.engine
+        if isinstance(engine, ElasticIsland):
+            return tuple(engine.meets.absences(steps))
         return tuple(engine.absent(steps)) if isinstance(engine, ElasticServer) else ()
 
     def _meets(self, step: int) -> bool:
@@ -208,37 +237,15 @@ class TrainLoop:
             if self.engine.outer is not None:
                 self.engine.outer.begin()
         elif self.task.resume is not None:
-            path = Path(self.task.resume)
-            loaded = load_checkpoint(
-                path,
-                wanted=self._state(),
-                identity=self.identity,
-                exchange=self.exchange,
-                accept=("optimizer.total_steps",),
-            )
-            ends = self.job.data.epoch_end
-            if other := list(data_problems(loaded.state, self.data_hash, ends, where=str(path))):
-                raise CheckpointError(other)
-            step = loaded.step
-            position = position_of(loaded.state.get("engine", {}), self.engine.groups)
-            if not _has_entries(position, self.engine.position()):
-                raise CheckpointError(
-                    CHECKPOINT_UNDAMAGED.problem(
-                        f"{path / STATE_FILE} does not say where the optimizer stands: its entry "
-                        f"'engine' needs {', '.join(self.engine.position())}"
-                    )
-                )
-            self.engine.resume(position)
+            step = self.checkpoints.load(Path(self.task.resume))
             if isinstance(self.engine, AsynchronousServer):
                 self.engine.served.clocks = [step] * self.job.plan.mesh.num_workers
-        if not self.job.plan.mathematics.updates.is_elastic:
+        numbers = self.job.plan.mathematics
+        if not (numbers.updates.is_elastic or numbers.local_sgd.is_elastic):
             mesh = self.job.plan.mesh
             labels = tuple(mesh.label(rank) for rank in range(mesh.world_size))
             check_same_state(self.context, digests(shared_state(self.engine)), labels)
         return step
-
-    def _state(self) -> Mapping[str, Mapping[str, list[Shard]]]:
-        return checkpoint_state(self.engine)
 
     def _load(self, step: int) -> list[TokenBatch]:
         recorder, seed = self.engine.groups.recorder, self.job.plan.mathematics.seed
@@ -271,7 +278,7 @@ class TrainLoop:
             made.append(whole.cut(runs, rows.documents))
         return made
 
-    def _validate(self, step: int) -> float:
+    def validate(self, step: int) -> float:
         """Return the mean loss over the tokens of the validation batches."""
         self.context.progress.mark(f"validation after step {step}")
         wanted = self.job.train.validation_batches
@@ -288,46 +295,11 @@ class TrainLoop:
         if isinstance(self.engine, ElasticWorker):
             return  # servers hold all that is saved, and wait for no worker
         self.context.progress.mark(f"checkpoint after step {step}")
-        if self.engine.outer is not None:
-            self.engine.outer.settle()
-        snapshot = Snapshot(
-            step=step,
-            state={
-                "step": step,
-                "tokens_seen": step * self.engine.plan.tokens_per_step,
-                "data_hash": self.data_hash,
-                "epoch_end": self.job.data.epoch_end,
-                "seed": self.engine.plan.mathematics.seed,
-                "engine": told_position(self.engine.position(), self.engine.groups),
-            },
-            shards=self._state(),
-        )
-        self.saved = save_checkpoint(
-            Path(self.task.run_dir) / "checkpoints",
-            snapshot,
-            identity=self.identity,
-            exchange=self.exchange,
-            keep=self.job.checkpoint.keep,
-        )
+        self.saved = self.checkpoints.save(step)
         self.observer.saved(step, self.saved)
 
 
-def _has_entries(found: Any, wanted: Mapping[str, Any]) -> bool:
-    """Return whether a JSON value is an object with the entries of `wanted`, of their kinds."""
-    if not isinstance(found, dict):
-        return False
-    entries = cast("dict[str, Any]", found)
-    for key, value in wanted.items():
-        entry = entries.get(key)
-        kind = int | float if isinstance(value, float) else type(value)
-        if not isinstance(entry, kind):
-            return False
-        if isinstance(value, dict) and not _has_entries(entry, cast("dict[str, Any]", value)):
-            return False
-    return True
-
-
-def train_rank(context: RankContext, argument: Any) -> TrainSummary:
+def train_rank(context: RankContext, argument: Any) -> TrainSummary | None:
     """Train one rank of the task that `argument` holds as JSON: what a launcher calls."""
     task = from_json(RankTask, argument)
     module, _, name = task.observer.partition(":")
@@ -337,8 +309,9 @@ def train_rank(context: RankContext, argument: Any) -> TrainSummary:
         loop = TrainLoop(context, task, observer)
         try:
             summary = loop.run()
-            # What the last update sends must arrive before this rank ends.
-            loop.engine.finish()
+            if summary is not None:
+                # What the last update sends must arrive before this rank ends.
+                loop.engine.finish()
             return summary
         finally:
             loop.engine.close()

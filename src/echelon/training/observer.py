@@ -48,6 +48,8 @@ class StepFacts:
     """Sums over the experts of the whole model; a dense model has none."""
     loads: Mapping[int, LayerLoad]
     """Loads of the layers of this rank; to an observer, of those of which it is the one to tell."""
+    islands: tuple[int, ...] = ()
+    """The islands of local SGD that met at its end, where some may be lost; else none."""
     step_s: float = 0.0
     """Seconds that this rank took, its batch read: known when all of the step is over."""
 
@@ -78,6 +80,10 @@ class RunObserver(Protocol):
 
     def noted(self, step: int, text: str) -> None:
         """Learn what else happened by the end of a step, in words."""
+        ...
+
+    def speaks(self, now: bool) -> None:
+        """Learn whether this rank tells of the run: of islands that may be lost the first does."""
         ...
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -21,6 +22,7 @@ from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.models.piece_sizes import PROOF_PIECES, TRAINING_PIECES, PieceSizes
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.completion.completion import Completion, LoneCompletion
+from echelon.parallel.islands.meetings import Meeting
 from echelon.parallel.offload.store import storage_bytes
 from echelon.parallel.servers.messages import END, SERVER, send_numbers
 from echelon.parallel.transport.collectives import Group
@@ -29,6 +31,7 @@ from echelon.parallel.weights import Shard
 from echelon.schedule.action import ActionKind
 from echelon.training.activation_recorder import ActivationRecorder, RecordedActivation
 from echelon.training.engine import TrainEngine
+from echelon.training.local_sgd.elastic_engine import ElasticIsland
 from echelon.training.local_sgd.outer_steps import GRADIENTS
 from echelon.training.routing_recorder import RecordedRouting, RoutingRecorder
 from echelon.training.servers.elastic_server import ElasticServer
@@ -116,7 +119,8 @@ class EngineSubject:
         self.events = EventList()
         clock = clock_of(place.device)
         recorder = Recorder(place.rank, self.events, place.progress, clock)
-        completion = completion or (LoneCompletion() if place.attempt else None)
+        lone = place.attempt and plan.mathematics.updates.is_elastic
+        completion = completion or (LoneCompletion() if lone else None)
         self.engine = make_engine(plan, recorder, place.device, completion, pieces=pieces)
         self.engine.on_gradients = self._keep_gradients
         if isinstance(self.engine, AsynchronousServer):
@@ -210,6 +214,13 @@ class EngineSubject:
     def begin(self, place: RankContext, num_steps: int) -> int:
         """Begin a run that goes on without lost workers, or come into it; return the steps done."""
         engine = self.engine
+        if isinstance(engine, ElasticIsland):
+            engine.connect(place, MESSAGE_S, num_steps)
+            if not place.attempt:
+                engine.meets.meetings.begin(0)
+                return 0
+            done = engine.come_in()
+            return num_steps if done is None else done
         if isinstance(engine, ElasticWorker):
             done = engine.join(place, MESSAGE_S)
             return num_steps if done is None else done
@@ -226,6 +237,40 @@ class EngineSubject:
     def changes(self) -> Sequence[WorkerChange]:
         """Return who came and was lost on a server; nobody in a run that ends with the first."""
         return self.engine.changes if isinstance(self.engine, ElasticServer) else ()
+
+    def met(self, step: int) -> tuple[list[int], list[int], int] | None:
+        """Return which islands met after so many steps, which came in, and how often it failed.
+
+        None where none met, or none may be lost.
+        """
+        engine = self.engine
+        met = engine.meets.met_after(step) if isinstance(engine, ElasticIsland) else None
+        if met is None:
+            return None
+        return sorted(met.members), sorted(met.joins), int(met.key.rsplit("/", 1)[1])
+
+    def die_at_meeting(self, step: int) -> None:
+        """Have this rank killed in the meeting after so many steps, when it has begun to send."""
+        assert isinstance(self.engine, ElasticIsland), "the run goes on without it"
+
+        def end(done: int) -> None:
+            if done == step:
+                os.kill(os.getpid(), signal.SIGKILL)
+
+        self.engine.meets.on_sums = end
+
+    def wait_for_return(self, step: int, islands: int, limit_s: float) -> None:
+        """Let the meeting after so many steps wait for all `islands`, at most so long."""
+        assert isinstance(self.engine, ElasticIsland), "islands come back"
+        began: list[float] = []
+
+        def holds(meeting: Meeting) -> bool:
+            if meeting.step != step or len(meeting.members) + len(meeting.joins) == islands:
+                return False
+            began.append(time.monotonic())
+            return time.monotonic() - began[0] < limit_s
+
+        self.engine.meets.meetings.holds = holds
 
     def die_when_pushed(self) -> None:
         """Have this worker killed in its next step, at the end of its push.

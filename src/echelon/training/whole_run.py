@@ -74,6 +74,9 @@ class WholeRunObserver:
         """Keep what else happened."""
         self.told.append({"kind": "note", "step": step, "text": text})
 
+    def speaks(self, now: bool) -> None:
+        """Learn who tells of the run: every rank keeps what it says."""
+
     def close(self) -> None:
         """Leave what was kept: whoever made this writes it."""
 

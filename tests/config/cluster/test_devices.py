@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
 from echelon.config.cluster.devices import common_devices, device_preset_from_name
+from echelon.config.cluster.file import cluster_toml
 from echelon.config.presets import preset_names
 from echelon.core.cluster import Cluster
-from tests.config.cluster.boxes import BOXES, LINKS, boxes_problems, read_boxes
+from tests.config.cluster.boxes import BOXES, LINKS, boxes_problems, cluster_of, read_boxes
 
 
 @pytest.mark.parametrize(
@@ -47,6 +49,42 @@ def test_a_number_of_a_device_in_another_unit_is_questioned(
     assert problem.suggestions == ((works,) if works else ()) + ("sure = true in [device]",)
     meant = text.replace("[device]\n", "[device]\nsure = true\n")
     assert isinstance(read_boxes(tmp_path, meant), Cluster)
+
+
+@pytest.mark.parametrize("name", ["8xh100", "16xh200+hdr", "8xgh200", "8xh800"])
+def test_an_efficiency_that_was_changed_is_refused_beside_measured_kernels(
+    tmp_path: Path, name: str
+) -> None:
+    """What a preset prints is right; a number of one's own needs a device without measurements."""
+    printed = cluster_toml(cluster_of(name))
+    assert 'measured = "hopper"' in printed
+    assert read_boxes(tmp_path, printed) == cluster_of(name)
+    changed = re.sub(r"(?m)^matmul = .*$", "matmul = 0.8", printed)
+    (problem,) = boxes_problems(tmp_path, changed)
+    assert problem.rule == "measured-or-efficiency"
+    assert problem.key == "device.efficiency.matmul"
+    assert 'device.efficiency.matmul = 0.8, but device.measured = "hopper"' in problem.message
+    usual = cluster_of(name).device.efficiency.matmul
+    assert any(f"matmul = {usual:g}," in one for one in problem.suggestions)
+    ours = read_boxes(tmp_path, changed.replace('measured = "hopper"\n', ""))
+    assert isinstance(ours, Cluster)
+    assert ours.device.efficiency.matmul == 0.8
+    # A number that holds beside measured kernels, and a file without any.
+    launched = re.sub(r"(?m)^launch_s = .*$", "launch_s = 9e-6", printed)
+    slower = re.sub(r"(?m)^memory = .*$", "memory = 0.3", printed)
+    faster = re.sub(r"(?m)^memory = .*$", "memory = 0.99", printed)
+    bare = re.sub(r"(?s)\[device.efficiency\].*?\n\n", "", printed)
+    for text in (launched, slower, bare):
+        assert isinstance(read_boxes(tmp_path, text), Cluster)
+    assert [one.key for one in boxes_problems(tmp_path, faster)] == ["device.efficiency.memory"]
+
+
+def test_an_unknown_device_with_measured_kernels_has_no_efficiency_of_its_own(
+    tmp_path: Path,
+) -> None:
+    text = BOXES + 'measured = "hopper"\n[device.efficiency]\nmatmul = 0.6\ntile = 64\n' + LINKS
+    (problem,) = boxes_problems(tmp_path, text)
+    assert (problem.rule, problem.key) == ("measured-or-efficiency", "device.efficiency.matmul")
 
 
 def test_a_processor_is_held_to_what_processors_do(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from echelon.config.cluster.file import cluster_toml
 from echelon.config.load import load_job
-from echelon.core.cluster import Cluster
+from echelon.core.cluster import NOT_MEASURED, Cluster
 from tests.config.cluster.boxes import BOXES, LINKS, boxes_problems, cluster_of, read_boxes
 
 ROOT = Path(__file__).parents[3]
@@ -52,6 +52,7 @@ def test_a_written_cluster_is_read_back_as_the_same(tmp_path: Path, name: str) -
         memory_bandwidth=cluster.device.memory_bandwidth * (1 + 2**-52),
         peak_flops=(("fp32", 1e16), ("bf16", 2e14 / 3)),
         efficiency=third,
+        measured=NOT_MEASURED,
     )
     links = tuple(
         replace(link, bandwidth=link.bandwidth / 3, latency_s=1e-5 / 7) for link in cluster.links

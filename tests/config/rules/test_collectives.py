@@ -11,6 +11,7 @@ from tests.config.cluster.boxes import BOXES, LINKS
 from tests.config.problems import SMALL, problems_of, write
 
 SUMS = "collectives.algorithm"
+HEADS = ("model.heads=8", "model.kv_heads=8")
 TWO_NODES = BOXES.replace("= 4", "= 2").replace("[device]", 'backend = "gloo"\n[device]')
 TWO_NODES += LINKS.replace("degree = 4", "degree = 2") + "bandwidth = 1e9\n"
 
@@ -48,6 +49,24 @@ def test_a_hierarchy_needs_several_ranks_on_several_nodes(small: Path) -> None:
 def test_an_algorithm_for_sums_that_nobody_makes_has_no_effect(small: Path) -> None:
     assert list(problems_of(small, [f"{SUMS}=ring"])) == ["no-effect"]
     assert not problems_of(small, [f"{SUMS}=backend"])
+    slices = ["mesh.dp_shard=2", "zero.stage=2", "batch.global_sequences=8"]
+    for algorithm in ("ring", "halving-doubling"):
+        assert not problems_of(small, [f"{SUMS}={algorithm}", *slices])
+    found = problems_of(small, [f"{SUMS}=tree", *slices])
+    assert list(found) == ["no-effect"]
+    assert "slices, which a tree neither sums nor gathers" in found["no-effect"].message
+
+
+def test_rows_of_tensor_ranks_and_slices_that_cross_nodes_have_a_hierarchy(tmp_path: Path) -> None:
+    write(tmp_path, TWO_NODES, "boxes.toml")
+    file = write(tmp_path, SMALL + '[cluster]\nfile = "boxes.toml"')
+    assert not problems_of(file, [f"{SUMS}=hierarchical", "mesh.tp=4", *HEADS])
+    slices = ["mesh.dp_shard=4", "zero.stage=3", "batch.global_sequences=16"]
+    assert not problems_of(file, [f"{SUMS}=hierarchical", *slices])
+    assert load_job(str(file), slices).plan.layout.collectives.algorithm == "hierarchical"
+    found = problems_of(file, [f"{SUMS}=hierarchical", "mesh.tp=2", *HEADS])
+    assert list(found) == ["hierarchy-needs-even-nodes"]
+    assert "the 2 ranks that hold pieces of the same layers" in str(found)
 
 
 def test_auto_is_hierarchical_where_groups_cross_nodes_over_gloo(tmp_path: Path) -> None:

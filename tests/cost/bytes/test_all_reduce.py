@@ -6,6 +6,7 @@ import pytest
 
 from echelon.core.plan import DTYPE_BYTES
 from echelon.cost.bytes.all_reduce import SumGroup, sum_group
+from echelon.cost.bytes.gather_tiers import collective_tiers
 from echelon.cost.bytes.sent import bytes_sent
 from echelon.cost.bytes.terms import all_reduce_bytes
 from echelon.cost.bytes.transient import transient_terms
@@ -93,3 +94,73 @@ def test_a_plan_holds_what_arrives_while_gradients_are_summed(zero: dict[str, in
     assert held[0] == held[1]
     peaks = [PeakWalk(one).peak(0).bytes for one in (plan, flat)]
     assert peaks[1] <= peaks[0] <= peaks[1] + largest * size
+
+
+def test_slices_by_tier_by_hand() -> None:
+    # Four slices of 5 bytes on two nodes: three are sent, inside and across.
+    nodes = (0, 0, 1, 1)
+    sent = {
+        name: [member(name, place, nodes).slice_bytes_by_tier(5) for place in range(4)]
+        for name in ("backend", "tree", "ring", "halving-doubling", "hierarchical")
+    }
+    assert sent["backend"] == sent["tree"] == [(5, 10)] * 4
+    assert sent["ring"] == [(15, 0), (0, 15), (15, 0), (0, 15)]
+    assert sent["halving-doubling"] == [(5, 10)] * 4
+    assert sent["hierarchical"] == [(10, 5)] * 4
+
+
+def test_slices_beside_a_sum_by_hand() -> None:
+    four, six = (0, 0, 1, 1), (0, 0, 0, 1, 1, 1)
+    beside = [
+        member(name, 0, four).slices_beside()
+        for name in ("backend", "ring", "halving-doubling", "hierarchical")
+    ]
+    assert beside == [3, 2, 3, 3]
+    # Two others of the node send two slices each.
+    assert member("hierarchical", 0, six).slices_beside() == 4
+    assert member("ring", 0, (0, 1)).slices_beside() == 1
+
+
+def test_a_plan_with_slices_on_two_nodes_sends_half_as_much_between_them() -> None:
+    zero = {"stage": 3}
+    plan, flat = (
+        summed(dp=4, each=2, algorithm=one, zero=zero) for one in ("hierarchical", "backend")
+    )
+    for rank in range(4):
+        (near, far), (flat_near, flat_far) = (
+            collective_tiers(one, rank)["dp_shard"] for one in (plan, flat)
+        )
+        assert near + far == flat_near + flat_far
+        assert 2 * far == flat_far > 0
+        # The row of a step and the count of tokens go straight.
+        assert {axis for axis in collective_tiers(plan, rank)} == {"dp_shard", "dp", "world"}
+
+
+def test_rows_of_tensor_ranks_on_two_nodes_send_less_between_them() -> None:
+    for scattered in (False, True):
+        plans = [
+            summed(tp=4, each=2, algorithm=one, sequence_parallel=scattered)
+            for one in ("hierarchical", "backend")
+        ]
+        found = [[collective_tiers(one, rank)["tp"] for rank in range(4)] for one in plans]
+        total, flat = (tuple(map(sum, zip(*one, strict=True))) for one in found)
+        assert sum(total) == sum(flat)
+        assert total[1] < flat[1]
+
+
+def test_a_plan_holds_what_arrives_while_slices_and_rows_are_summed() -> None:
+    names = ("hierarchical", "backend")
+    shards = [summed(dp=4, each=2, algorithm=one, zero={"stage": 2}) for one in names]
+    found = [{term.name: term.bytes for term in transient_terms(one, 0)} for one in shards]
+    largest = max(
+        slice_elements(shards[0], b) for b in plan_buckets(shards[0], rank_part(shards[0], 0))
+    )
+    size = DTYPE_BYTES[shards[0].mathematics.precision.reduction]
+    # Three slices at a time, and no longer three for each bucket that is under way.
+    assert found[0].pop("arriving chunks of sums") == 3 * largest * size
+    assert found[0].get("gradients being summed", 0) < found[1]["gradients being summed"]
+    rows = [summed(tp=4, each=2, algorithm=one) for one in names]
+    stream = rows[0].local_tokens * rows[0].model.hidden
+    peaks = [PeakWalk(one).peak(0).bytes for one in rows]
+    element = DTYPE_BYTES[rows[0].mathematics.precision.parameters]
+    assert peaks[0] - peaks[1] == stream // 2 * element

@@ -19,6 +19,7 @@ from echelon.cost.bytes.local_sgd import (
     outer_bytes_by_tier,
     outer_held,
     outer_step_bytes,
+    rejoin_bytes,
     sent_element_bytes,
 )
 from echelon.cost.bytes.sent import bytes_sent, bytes_sent_by_axis
@@ -95,3 +96,31 @@ def test_codes_are_a_byte_and_a_scale_of_a_block() -> None:
     assert sent["scales of outer gradients"] % 8 == 0
     assert sent["largest of outer blocks"] > 0
     assert sent_element_bytes(plan) == 1 + 8 / 128
+
+
+def test_a_meeting_of_fewer_islands_and_a_return_by_hand() -> None:
+    """B06: 2 (k-1)/k of the slices, none of one alone; all that is agreed on to who is back."""
+    plan = sharded(outer="nesterov", islands=2, min_islands=1, every=4)
+    elements = sum(held.bytes for held in outer_held(plan, 0) if "parameters" in held.name) // 4
+    ends = 3
+    alone, both = (
+        sum(term.bytes for term in outer_bytes(plan, 0, ends, present=count)) for count in (1, 2)
+    )
+
+    assert alone == 0
+    assert both == outer_bytes(plan, 0, ends)[0].bytes
+    assert 0 < both <= elements * 4
+    # No row of who asks to stop: that goes through the store.
+    assert [term.name for term in outer_bytes(plan, 0, ends)] == ["outer gradients"]
+    assert (
+        rejoin_bytes(plan, 0) == 2 * elements * 4 == sum(one.bytes for one in outer_held(plan, 0))
+    )
+    # All sums of a meeting are there at a time.
+    assert outer_step_bytes(plan, 0) == both
+    plain = replace(
+        plan,
+        mathematics=replace(
+            plan.mathematics, local_sgd=replace(plan.mathematics.local_sgd, outer="sgd")
+        ),
+    )
+    assert rejoin_bytes(plain, 0) == elements * 4

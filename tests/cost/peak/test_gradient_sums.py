@@ -115,3 +115,20 @@ def test_sums_go_back_to_a_state() -> None:
         sums.restore(before)
         assert sums.state() == before
     assert found[0] == found[1]
+
+
+def test_a_second_hop_takes_the_place_of_the_first_with_the_sum_after_it() -> None:
+    nodes = ("cluster.preset=16xh100", "model.tied=false", "batch.global_sequences=32")
+    hops = ("mesh.dp_shard=16", "zero.stage=3", "zero.reduce=int8")
+    plan = plan_of(*nodes, *hops)
+    sums, buckets = sums_of(plan)
+    made = [SummedBucket.from_plan(plan, rank_part(plan, 0), one) for one in buckets]
+    assert all(0 < one.far < one.others for one in made)
+    sums.start_backward(0, last=True)
+    for place, one in enumerate(buckets):
+        sums.write(one.names[0], len(one.names))
+        # Of the three last sums one is in its first hop, one in its second, and one has ended.
+        before = made[place - 1].whole + made[place - 1].far if place else 0
+        assert sums.bytes == made[place].whole + made[place].others + before
+    sums.finish()
+    assert sums.bytes == 0

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
+from echelon.launch.desync.findings import Finding, Verdict
 from echelon.launch.desync.fingerprint import Activity, RankEvidence
-from echelon.launch.desync.verdict import Finding, Verdict, decide
+from echelon.launch.desync.verdict import decide
 from tests.launch.desync.programs import PAST, STEP, TWO_BY_TWO, one_group, run_of
 
 RIGHT = "dp all_gather tokens 1 int64"

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import ctypes
+import os
+import re
+import socket
+import struct
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,6 +18,7 @@ import torch
 from echelon.core.event import NoEvents
 from echelon.core.plan import Plan, Zero
 from echelon.launch.context import RankContext
+from echelon.launch.desync.connections import tcp_sockets
 from echelon.models.batch import TokenBatch
 from echelon.parallel.transport.collectives import Group, Pending
 from echelon.parallel.transport.recorder import Recorder
@@ -22,11 +28,13 @@ from tests.parallel.layouts import GPT2, MIXTRAL, plan_of
 from tests.parallel.one_device import make_rows
 
 CALLS = ("all_reduce", "all_gather", "reduce_scatter", "exchange", "send", "receive")
-FIRST_WRONG = 3
+FIRST_WRONG = 5
 """The step in which the mistake is made: there is a past then."""
 WRONG_AT = "mistake made at"
 """Stands before the time of the mistake, on the monotonic clock, in what its rank prints."""
 STEPS = 400
+SLOW_S = 4.0
+"""How long a rank computes that is only slow."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +45,10 @@ class Mistake:
     rank: int
     group: str
     place: int = 0
+
+
+_ATTACH_FILTER = 26
+"""``SO_ATTACH_FILTER`` of Linux, which no module of Python names (socket(7))."""
 
 
 class Silent:
@@ -59,7 +71,7 @@ class Planted:
         """Take over the calls of `group`."""
         self.group, self.mistake = group, mistake
         self.step = self.count = 0
-        self.is_cut = False
+        self.is_silent = False
         self.past: list[tuple[str, torch.Size, torch.dtype, str]] = []
         for name in CALLS:
             own = getattr(group, name)
@@ -81,10 +93,13 @@ class Planted:
         wrong = self.step == FIRST_WRONG and place == self.mistake.place
         if self.mistake.case == "dtype" and self.step >= FIRST_WRONG:
             wrong = place == self.mistake.place
-        wrong = wrong or self.is_cut
+        wrong = wrong or self.is_silent
         if not wrong:
             return own(*given, **named)
         tell_time()
+        if self.mistake.case == "silent":
+            self.is_silent = True
+            return self.silently(kind, given, named)
         return self.wrongly(kind, own, *given, **named)
 
     def wrongly(self, kind: str, own: Callable[..., Any], *given: Any, **named: Any) -> Any:
@@ -110,14 +125,18 @@ class Planted:
                 Group.all_reduce(group, torch.zeros(3), name="one more")
                 return own(*given, **named)
             case "cut":
-                self.is_cut = True
-                alike = given[1] if kind == "all_gather" else given[0]
-                alike = None if kind == "exchange" else alike
-                name = named["name"].partition(" from ")[0]
-                number = group._begun(kind, name, alike, self.ends(kind, given))
-                work: Any = Silent()
-                return self.pending(Pending(work, recorder=group.recorder, number=number), named)
+                cut_connections()
+                return own(*given, **named)
         raise AssertionError(self.mistake.case)
+
+    def silently(self, kind: str, given: Any, named: dict[str, Any]) -> Pending:
+        """Begin a call, and send nothing, as of a transport of which the system tells nothing."""
+        alike = given[1] if kind == "all_gather" else given[0]
+        alike = None if kind == "exchange" else alike
+        name = named["name"].partition(" from ")[0]
+        number = self.group._begun(kind, name, alike, self.ends(kind, given))
+        work: Any = Silent()
+        return self.pending(Pending(work, recorder=self.group.recorder, number=number), named)
 
     def ends(self, kind: str, given: Any) -> tuple[int, int] | None:
         """Return the ends of a message."""
@@ -148,6 +167,27 @@ class Planted:
             torch.zeros((one.shape[0] * longer, *one.shape[1:]), dtype=dtype) for one in given
         ]
         return getattr(Group, kind)(self.group, *others, **named)
+
+
+def cut_connections() -> None:
+    """Cut this rank off: the system drops, without a word, whatever comes from other ranks.
+
+    Nothing is acknowledged then, as when a cable is pulled. A launcher's store is left alone.
+    """
+    store = int(os.environ.get("MASTER_PORT", "0"))
+    found = 0
+    for one in tcp_sockets(without={store}):
+        with one:
+            deafen(one)
+            found += 1
+    assert found, "ranks are connected by TCP"
+
+
+def deafen(one: socket.socket) -> None:
+    """Drop whatever comes to a socket, before the system acknowledges it."""
+    drop_all = ctypes.create_string_buffer(struct.pack("HBBI", 0x06, 0, 0, 0))
+    program = struct.pack("HL", 1, ctypes.addressof(drop_all))
+    one.setsockopt(socket.SOL_SOCKET, _ATTACH_FILTER, program)
 
 
 def _form(tensor: torch.Tensor) -> tuple[torch.Size, torch.dtype]:
@@ -188,8 +228,11 @@ def train_wrongly(context: RankContext, argument: Mapping[str, Any]) -> str:
             planted.begin(step)
         if mine and mistake is not None and not mistake.group and step == FIRST_WRONG:
             tell_time()
-            leave(mistake.case)
-            return "left"
+            if mistake.case == "slow":
+                compute(SLOW_S)
+            elif mistake.case != "link":  # which a test cuts from outside
+                leave(mistake.case)
+                return "left"
         engine.step(_batches(engine, step), step)
         time.sleep(0.01)
     return "ended"
@@ -216,6 +259,15 @@ def leave(case: str) -> None:
             raise ValueError("the planted error")
         case "loop":
             endless_loop()
+        case "native":
+            native_loop()
+
+
+def compute(seconds: float) -> None:
+    """Compute for some time, as a rank does that reads slowly or saves."""
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        pass
 
 
 def endless_loop() -> None:
@@ -223,3 +275,8 @@ def endless_loop() -> None:
     count = 0
     while count >= 0:
         count += 1
+
+
+def native_loop() -> None:
+    """Compute for ever without letting any other thread of this process run."""
+    re.fullmatch("(a|a)*b", "a" * 80)

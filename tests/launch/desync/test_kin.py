@@ -11,6 +11,8 @@ from echelon.launch.desync.kin import (
     are_kin,
     by_number,
     departure,
+    left_own_past,
+    likely,
     most,
     past_in_common,
 )
@@ -74,3 +76,32 @@ def test_of_a_circle_the_one_that_left_its_kin_is_alone() -> None:
     assert alone([0, 2], [ranks[0], ranks[1], ranks[2]]) is None
     both = [*ranks[:2], run_of(2, [*PAST, OTHER], TWO_BY_TWO), ranks[3]]
     assert alone([2, 3], both) is None
+
+
+LONG, NEXT = [*PAST, *PAST], "dp all_gather tokens 1 int64"
+
+
+def test_a_rank_leaves_what_it_did_at_each_like_place_before() -> None:
+    after = len(LONG) + 1
+    assert left_own_past(program(0, [*LONG, NEXT]), after) is False
+    assert left_own_past(program(0, [*LONG, ONE]), after) is True
+    assert left_own_past(program(0, [*LONG, ONE]), after + 1) is None, "it has not come there"
+    # Once before is no habit, and neither is what changed already.
+    assert left_own_past(program(0, [*PAST, ONE]), len(PAST) + 1) is None
+    changed = [*LONG, *LONG[:9], OTHER, *LONG]
+    assert left_own_past(program(0, [*changed, ONE]), len(changed) + 1) is None
+
+
+def test_only_one_that_left_its_own_past_beside_others_that_did_not_is_likely() -> None:
+    groups, after = one_group(2), len(LONG) + 1
+
+    def of(*calls: str) -> int | None:
+        ranks = [run_of(rank, [*LONG, call], groups) for rank, call in enumerate(calls)]
+        return likely(dict.fromkeys(range(len(calls)), after), ranks)
+
+    assert of(NEXT, ONE) == 1
+    assert of(ONE, NEXT) == 0
+    assert of(ONE, OTHER) is None
+    assert of(NEXT, NEXT) is None
+    short = [run_of(0, [*LONG, ONE], groups), run_of(1, [NEXT], groups)]
+    assert likely({0: after, 1: 1}, short) is None, "the past of rank 1 tells nothing"

@@ -13,6 +13,7 @@ import pytest
 from echelon.launch.desync import ring
 from echelon.launch.desync.ring import (
     NOTHING,
+    RING_BYTES,
     SLOTS,
     FingerprintRing,
     RingReader,
@@ -143,3 +144,9 @@ def test_folders_of_rings_are_removed() -> None:
     remove_ring(alone.path)
     assert not alone.path.parent.exists()
     remove_ring(alone.path)
+
+
+def test_its_memory_is_what_the_guide_says(written: FingerprintRing) -> None:
+    guide = Path(__file__).parents[3] / "docs" / "guides" / "hangs.md"
+    assert written.path.stat().st_size == RING_BYTES
+    assert f"{RING_BYTES:,} bytes of the host's memory" in guide.read_text()

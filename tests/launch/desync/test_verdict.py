@@ -9,8 +9,10 @@ from typing import Any
 import pytest
 
 from echelon.launch.desync import kin, verdict
+from echelon.launch.desync.findings import Finding
 from echelon.launch.desync.fingerprint import Activity, Fingerprint, RankEvidence
-from echelon.launch.desync.verdict import Finding, decide, find_mismatch, find_stall
+from echelon.launch.desync.verdict import decide, find_mismatch, find_stall
+from echelon.launch.desync.wording import detail, summary
 from tests.launch.desync.cases import CASES, Case
 from tests.launch.desync.programs import PAST, TWO_BY_TWO, one_group, run_of
 
@@ -64,6 +66,31 @@ def test_a_device_has_come_no_further_than_its_first_unfinished_operation() -> N
     link = decide(hosts)
     assert link is not None
     assert link.finding is Finding.LINK
+
+
+def test_of_a_pair_the_one_that_left_its_own_past_is_named_first() -> None:
+    past = [*PAST, *PAST]
+    wrong, right = "dp all_reduce tokens 1 int64", "dp all_gather tokens 1 int64"
+    ranks = [run_of(rank, [*past, (right, wrong)[rank]], one_group(2)) for rank in (0, 1)]
+    found = decide(ranks)
+    assert found is not None
+    assert (found.finding, found.odd, found.likely) == (Finding.OPERATION, (1, 0), True)
+    assert found.its is not None
+    assert found.its.kind == "all_reduce"
+    assert not found.judged, "its own past is no witness"
+    assert summary(found, ranks) == (
+        "and rank 0 (r0) call different operations, all_reduce tokens and all_gather tokens, and "
+        "most likely rank 1 is odd: it left what it did before"
+    )
+    assert "did something else here in each step before" in detail(found, ranks)
+    # Where both wait for one another in different groups, too.
+    apart = [
+        run_of(0, [*past, right], one_group(2)),
+        run_of(1, [*past, "world all_reduce log 1 float32"], one_group(2)),
+    ]
+    found = decide(apart)
+    assert found is not None
+    assert (found.finding, found.odd, found.likely) == (Finding.APART, (1, 0), True)
 
 
 def test_what_time_may_mend_is_not_certain() -> None:

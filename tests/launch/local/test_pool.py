@@ -73,6 +73,13 @@ def test_a_stuck_rank_is_named_with_its_stack(rank_pool: RankPool, world_size: i
     assert still_works(rank_pool)
 
 
+@pytest.mark.slow
+def test_a_rank_that_compiles_is_not_stuck(rank_pool: RankPool) -> None:
+    """Its time is none of the job's either."""
+    rank_pool.run(targets.compile_for_long, 0.0, 2, timeout_s=100.0)  # loads the compiler
+    assert rank_pool.run(targets.compile_for_long, 6.0, 2, timeout_s=2.5) == [0, 1]
+
+
 def test_a_timeout_of_others_leads_to_the_rank_they_waited_for(rank_pool: RankPool) -> None:
     with pytest.raises(RankFailure, match=r"time\.sleep\(1000\)") as caught:
         rank_pool.run(targets.impatient, None, 2)

@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import TYPE_CHECKING
+
 import pytest
 
+from echelon.page.serve import served_run
 from tests.page.browser.conftest import WIDTHS, Opener
 from tests.page.browser.documents import documents
+from tests.page.test_run import steps, written
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser
 
 pytestmark = pytest.mark.timeout(120)
 NAMES = ("plan", "run", "proof", "rehearsal", "hostile")
@@ -44,8 +52,9 @@ def test_a_page_has_no_serious_fault_of_access(name: str, scheme: str, opened: O
     for details in page.locator("details").all():
         details.evaluate("(one) => { one.open = true; }")
     # The policy of the page lets no script in but its own: axe-core comes by the debugger.
-    found = axe.Axe().run(page).response["violations"]
-    serious = [one for one in found if one["impact"] in ("serious", "critical")]
+    found = axe.Axe().run(page).response
+    assert len(found["passes"]) > 10
+    serious = [one for one in found["violations"] if one["impact"] in ("serious", "critical")]
     assert [(one["id"], [node["target"] for node in one["nodes"]][:3]) for one in serious] == []
 
 
@@ -73,3 +82,16 @@ def test_the_keyboard_reaches_every_control(opened: Opener) -> None:
     missed = f"[...document.querySelectorAll('{controls}')].filter((e) => !e.dataset.seen).length"
     assert page.evaluate(missed) == 0
     assert len(reached - {""}) >= wanted
+
+
+def test_a_served_page_draws_what_is_new(browser: Browser, tmp_path: Path) -> None:
+    run = written(tmp_path, steps(2))
+    with served_run(run) as link:
+        page = browser.new_page()
+        page.goto(link)
+        page.locator("#verdict", has_text="2 of 2 steps").wait_for()
+        page.locator("#loss details").evaluate("(one) => { one.open = true; }")
+        (run / "metrics.jsonl").write_text(steps(5))
+        page.locator("#verdict", has_text="5 of 5 steps").wait_for()
+        assert page.locator("#loss details").evaluate("(one) => one.open")
+        page.close()

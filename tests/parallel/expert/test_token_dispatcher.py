@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
 import torch
 
 from echelon.core.event import EventList
+from echelon.core.experts import ExpertLayout
+from echelon.core.model_shape import Experts
+from echelon.layout.expert_load import (
+    RowCounts,
+    balanced_pairs,
+    balanced_rows,
+    even_pairs,
+    kept_assignments,
+)
 from echelon.parallel.expert.router import TokenRouting
 from echelon.parallel.expert.token_dispatcher import (
     FlatTokenDispatcher,
     SortedAssignments,
     Transfer,
+    even_counts,
     start_both,
 )
 from echelon.parallel.transport.collectives import Group, Pending
 from echelon.parallel.transport.recorder import Recorder
+from tests.parallel.layouts import MIXTRAL, plan_of
 
 CHOSEN_nK = torch.tensor([[2, 0], [1, 2], [0, 2]])
 
@@ -78,3 +94,31 @@ def test_rows_and_gates_set_out_together_and_are_arranged_when_both_are_there() 
     assert told[2:] == ["wait move", "wait move.gates", "arrange move", "arrange move.gates"]
     assert (float(rows), gates) == (1.0, torch.tensor([2.0]))
     assert start_both(start, torch.zeros(1), None, "move")()[1] is None
+
+
+@pytest.mark.parametrize("chunks", [1, 2, 3])
+@pytest.mark.parametrize("degree", [2, 3, 4, 6])
+def test_rows_that_a_rehearsal_deals_are_the_balanced_ones(degree: int, chunks: int) -> None:
+    # 18 rows of a rank, which neither chunks nor ranks need divide.
+    experts = Experts(num_experts=12, top_k=3, ffn=8)
+    plan = plan_of(
+        model=replace(MIXTRAL, experts=experts),
+        dp_shard=degree,
+        ep=degree,
+        sequence_length=6,
+        microbatch_sequences=1,
+        experts=ExpertLayout(chunks=chunks),
+    )
+    assert kept_assignments(plan) == 18
+    rows, pairs = (whole // chunks for whole in (18, even_pairs(plan, degree)))
+    for place in range(degree):
+        group = cast("Group", SimpleNamespace(size=degree, index=place))
+        leaving, arriving = (
+            int(way.sum() - way[place].sum()) * chunks for way in even_counts(rows, 12, group)
+        )
+        assert balanced_rows(plan, degree) == RowCounts(leaving=leaving, arriving=arriving)
+        # Pairs of a token and a node are dealt so that as many leave as are balanced.
+        away, _ = (
+            int(way.sum() - way[place].sum()) * chunks for way in even_counts(pairs, 12, group)
+        )
+        assert balanced_pairs(plan, degree).leaving == away

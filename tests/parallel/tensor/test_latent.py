@@ -90,7 +90,7 @@ def test_bytes_of_a_block_are_those_of_the_formula(
     one_block = replace(LATENT, layers=1)
     layout = replace(plan.layout, pipeline=replace(plan.layout.pipeline, stages=((0,),)))
     alone = replace(plan, layout=layout, mathematics=replace(plan.mathematics, model=one_block))
-    terms = tensor_bytes(alone, rank_part(alone, 0), ())
+    terms = tensor_bytes(alone, rank_part(alone, 0), (), 0)
     wanted = sum(t.bytes for t in terms if t.name.startswith(("blocks", "latent vectors")))
     assert [sent(one) for one in run(rank_pool, plan)] == [wanted] * tp
     # By hand: 16 tokens of 8 bytes; widths 32, and 12, 8 and 4.

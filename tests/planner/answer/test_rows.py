@@ -16,7 +16,7 @@ GUIDE = Path(__file__).resolve().parents[3] / "docs" / "guides" / "plan.md"
 NAMES = frozenset(
     {
         *("preferred_for", "plan", "context", "optimizer_offload", "schedule", "timed"),
-        "recompute_operators",
+        *("recompute_operators", "gather", "reduce"),
     }
 )
 

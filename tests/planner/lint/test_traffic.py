@@ -9,6 +9,11 @@ from echelon.planner.lint.traffic import TRAFFIC as LINTS
 from tests.handbook.guides.situations import plan_of
 from tests.planner.lint.cured import assert_found_and_cured
 
+MANY_NODES = (
+    "llama3-8b 128xh100 mesh.dp_shard=128 zero.stage=3 precision.parameters=bf16 "
+    "batch.global_sequences=256 batch.microbatch_sequences=1 batch.sequence_length=2048"
+)
+
 CASES = {
     "zero-3-many-microbatches": (
         "llama2-7b 8xh100 mesh.dp_shard=8 zero.stage=3",
@@ -39,6 +44,11 @@ CASES = {
         "llama2-7b 16xh100 mesh.dp_shard=16 zero.stage=3",
         "llama2-7b 16xh100 mesh.dp_shard=8 mesh.dp_replicate=2 zero.stage=3",
     ),
+    "gathers-cross-nodes": (MANY_NODES, f"{MANY_NODES} zero.secondary=true"),
+    "exact-over-slow-links": (
+        MANY_NODES,
+        f"{MANY_NODES} zero.secondary=true zero.gather=int8 zero.reduce=int8",
+    ),
 }
 
 
@@ -65,3 +75,15 @@ def test_every_lint_has_a_case() -> None:
 def test_chunks_are_proposed_only_where_the_estimate_says_so(settings: str) -> None:
     found = [one.id for one in lint(plan_of(settings))]
     assert "products-wait-for-rows" not in found
+
+
+def test_rounding_is_priced_and_left_to_the_reader() -> None:
+    (found,) = [one for one in lint(plan_of(MANY_NODES)) if one.id == "exact-over-slow-links"]
+    assert "% less with zero.gather" in found.message
+    assert "numbers change" in found.do
+
+
+def test_nothing_is_said_of_nodes_where_there_is_one() -> None:
+    one_node = "llama3-8b 8xh100 mesh.dp_shard=8 zero.stage=3 precision.parameters=bf16"
+    found = {one.id for one in lint(plan_of(one_node))}
+    assert not found & {"gathers-cross-nodes", "exact-over-slow-links"}

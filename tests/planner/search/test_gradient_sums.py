@@ -13,17 +13,16 @@ RING = "collectives.algorithm=ring"
 PIN = ("dp_shard=1", "cp=1")
 
 
-def test_plans_that_sum_gradients_sum_them_as_the_run_says() -> None:
+def test_plans_that_sum_do_so_as_the_run_says() -> None:
     request = make_request(
         "nano", cluster="4xcpu", settings=[RING], pins=PIN, aim=SearchAim(top=20)
     )
     found = [one.plan for one in search(request).ranked]
     plans = [plan for plan in found if plan is not None]
-    sums = {plan.mesh.dp_replicate > 1: plan.layout.collectives.algorithm for plan in plans}
-    assert sums == {True: "ring", False: "backend"}
     for plan in plans:
-        expected = "ring" if plan.mesh.dp_replicate > 1 else "backend"
-        assert plan.layout.collectives.algorithm == expected
+        share = plan.mesh.dp_replicate > 1 or plan.mesh.tp > 1
+        share |= plan.model.tied and plan.mesh.pp > 1
+        assert plan.layout.collectives.algorithm == ("ring" if share else "backend")
     plain = make_request("nano", cluster="4xcpu", pins=PIN)
     assert searched_sums(request) != searched_sums(plain)
 
@@ -51,4 +50,5 @@ def test_other_problems_of_a_plan_are_still_told() -> None:
     with pytest.raises(ConfigError) as refused:
         request.job({"mesh.dp_replicate": 3})
     assert "halving-needs-power-of-two" in refused.value.rules
-    assert request.job({"mesh.tp": 2}).plan.layout.collectives.algorithm == "backend"
+    assert request.job({"mesh.tp": 2}).plan.layout.collectives.algorithm == "halving-doubling"
+    assert request.job({}).plan.layout.collectives.algorithm == "backend"

@@ -34,11 +34,21 @@ def test_pins_are_read_by_their_own_names_and_by_those_of_settings() -> None:
         ("sequence-parallel=on", (1,)),
         ("context=ulysses", ("ulysses",)),
         ("reshard=never", (0,)),
+        ("zero.secondary=true", (1,)),
+        ("zero.gather=int8,parameters", ("int8", "parameters")),
+        ("zero.reduce=int4", ("int4",)),
         ("batch.microbatch_sequences=1,2", (1, 2)),
     ],
 )
 def test_words_become_values(text: str, values: tuple[object, ...]) -> None:
     assert next(iter(read_pins([text]).values.values())) == values
+
+
+def test_a_block_of_int8_needs_gathers_in_int8() -> None:
+    assert read_pins(["gather=int8", "int8_block=64"]).values_of("int8_block") == (64,)
+    with pytest.raises(ConfigError) as caught:
+        read_pins(["int8_block=64"])
+    assert caught.value.rules == ("no-effect",)
 
 
 def test_every_pin_that_is_none_is_told_with_what_would_be() -> None:

@@ -20,6 +20,10 @@ from tests.planner.requests import MIXTURE, SMALL, exhaustive, small
         (8, 3.0, SMALL),
         (6, 3.5, SMALL),
         (8, 4.5, MIXTURE),
+        # Two nodes: ZeRO 3 may keep slices in each of them.
+        (16, 1.2, SMALL),
+        pytest.param(16, 80.0, SMALL, marks=pytest.mark.slow),
+        pytest.param(16, 1.6, MIXTURE, marks=pytest.mark.slow),
     ],
 )
 def test_a_sweep_finds_the_best_of_all_plans(

@@ -84,6 +84,18 @@ class MutantSubject:
         """Have this worker killed in its next step."""
         self._subject.die_when_pushed()
 
+    def met(self, step: int) -> Any:
+        """Return which islands met."""
+        return self._subject.met(step)
+
+    def die_at_meeting(self, step: int) -> None:
+        """Have this rank killed in a meeting."""
+        self._subject.die_at_meeting(step)
+
+    def wait_for_return(self, step: int, islands: int, limit_s: float) -> None:
+        """Let a meeting wait for all islands."""
+        self._subject.wait_for_return(step, islands, limit_s)
+
     def watch_sums(self, see: Any) -> None:
         """Let sums be compared as they are made."""
         self._subject.watch_sums(see)

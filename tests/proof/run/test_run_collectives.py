@@ -1,4 +1,4 @@
-"""Gradients summed by messages are proven alone and beside every other split, to the byte."""
+"""Sums and gathers by messages are proven alone and beside every other split, to the byte."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from typing import Any
 
 import pytest
 
-from echelon.core.plan import Plan
+from echelon.core.experts import ExpertLayout
+from echelon.core.plan import Plan, Zero
+from echelon.cost.bytes.sent import bytes_sent
 from echelon.launch.local.pool import RankPool
 from echelon.proof.matrix.bytes_walk import compare_plan
 from echelon.proof.run import prove
@@ -14,6 +16,7 @@ from tests.parallel.layouts import MIXTRAL, plan_of
 from tests.proof.mutants.planting import Told, mutants_of
 from tests.proof.planted import assert_caught
 from tests.proof.run import collectives
+from tests.proof.run.collective_tiers import tiers_run
 from tests.proof.run.collectives import on_nodes, summed
 
 REPLICAS: dict[str, Any] = {"mesh": {"dp_replicate": 4, "dp_shard": 2}, "each": 4, "dp": 8}
@@ -29,6 +32,24 @@ PLANS: dict[str, Plan] = {
     "pipeline": summed(pp=2, dp=4, each=2),
     "context": summed(dp=2, mesh={"cp": 2}, each=2),
     "experts": on_nodes(plan_of(model=MIXTRAL, dp_shard=8, ep=2), 4),
+    **{f"shards {stage}": summed(zero={"stage": stage}, dp=4, each=2) for stage in (1, 2, 3)},
+    "2x4 shards": summed(zero={"stage": 3}, dp=8, each=4),
+    "secondary": summed(zero={"stage": 3, "secondary": True}, dp=4, each=2),
+    "tensor over nodes": summed(tp=4, each=2),
+    "sequence over nodes": summed(tp=4, each=2, sequence_parallel=True),
+    "tensor and shards": summed(tp=4, dp=2, each=2, zero={"stage": 3}, sequence_parallel=True),
+    "pipeline and shards": summed(pp=2, dp=4, each=2, zero={"stage": 2}, tied=True),
+    "context and shards": summed(dp=2, each=2, zero={"stage": 3}, mesh={"cp": 2}),
+    "shards of experts": on_nodes(
+        plan_of(
+            model=MIXTRAL, dp_shard=8, ep=2, zero=Zero(stage=3), experts=ExpertLayout(zero_stage=3)
+        ),
+        4,
+    ),
+    "ring of shards": summed(dp=3, each=3, algorithm="ring", zero={"stage": 3}),
+    "ring of tensor ranks": summed(tp=2, pp=2, tied=True, each=4, algorithm="ring"),
+    "halving of shards": summed(dp=4, each=4, algorithm="halving-doubling", zero={"stage": 2}),
+    "tree of tensor ranks": summed(tp=2, dp=2, each=2, algorithm="tree", zero={"stage": 1}),
     "ring": summed(dp=3, each=3, algorithm="ring"),
     "tree": summed(dp=3, each=3, algorithm="tree"),
     "halving": summed(dp=4, each=4, algorithm="halving-doubling"),
@@ -36,7 +57,7 @@ PLANS: dict[str, Plan] = {
 
 
 @pytest.mark.system("S12")
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", PLANS)
 def test_a_plan_is_proven(name: str, rank_pool: RankPool) -> None:
     proof = prove(PLANS[name], run_ranks=rank_pool.run, own_precision=False)
@@ -44,10 +65,20 @@ def test_a_plan_is_proven(name: str, rank_pool: RankPool) -> None:
     assert all(claim.compared > 0 for one in proof.passes for claim in one.claims)
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", PLANS)
 def test_bytes_sent_and_held_are_those_of_the_formulas(name: str, rank_pool: RankPool) -> None:
     assert not compare_plan(PLANS[name], rank_pool.run).problems
+
+
+@pytest.mark.one_in(12)
+@pytest.mark.parametrize("name", PLANS)
+def test_what_leaves_a_node_is_that_of_the_formula(name: str, rank_pool: RankPool) -> None:
+    plan = PLANS[name]
+    for rank, (near, far) in enumerate(tiers_run(plan, rank_pool)):
+        terms = [one for one in bytes_sent(plan, rank) if one.far is not None]
+        beyond = sum(one.count * one.far for one in terms if one.far is not None)
+        assert (near, far) == (sum(one.bytes for one in terms) - beyond, beyond), rank
 
 
 def test_sums_that_complete_late_are_the_same_bits(rank_pool: RankPool) -> None:
@@ -55,7 +86,7 @@ def test_sums_that_complete_late_are_the_same_bits(rank_pool: RankPool) -> None:
 
 
 @pytest.mark.parametrize(("mutant", "told"), mutants_of(collectives))
-def test_a_last_chunk_that_is_not_passed_on_is_caught_and_named(
+def test_a_bug_in_the_steps_is_caught_and_named(
     mutant: str, told: Told, rank_pool: RankPool
 ) -> None:
     assert_caught(mutant, told, rank_pool)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from echelon.core.serialize import to_json
-from echelon.launch.local.messages import elastic_workers
+from echelon.launch.local.elastic_ranks import elastic_ranks
 from echelon.launch.local.pool import RankPool
 from echelon.training.checkpoint.index import STATE_FILE
 from echelon.training.loop import RankTask
@@ -57,7 +57,7 @@ def run(
         argument,
         mesh.world_size,
         labels=[mesh.label(rank) for rank in range(mesh.world_size)],
-        elastic=elastic_workers(job.plan),
+        elastic=elastic_ranks(job.plan),
     )
 
 

@@ -8,18 +8,20 @@ one process. The answer is on stdout, and in `--json`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from echelon.api.comparing import compare as compare_runs
 from echelon.cli.compare.strategies import compare_with_one_process
-from echelon.cli.flags import Json, Settings, bad_argument
+from echelon.cli.flags import Json, Settings, bad_argument, require_new_files, require_suffix
 from echelon.cli.other_tools import AnyRun
-from echelon.cli.output import page_columns, print_result
+from echelon.cli.output import note, page_columns, print_result
 from echelon.config.settings.value_types import toml_text
 from echelon.core.units import binary_bytes, decimal_bytes, duration, short_count
-from echelon.planner.explain.compare import PlanComparison, SettingDifference
+from echelon.page.comparison import comparison_page, verdict_of_comparison, what_changes
+from echelon.planner.explain.compare import PlanComparison
 from echelon.planner.view.text_layout import WIDTH, fit_page, table
 
 WIDEST_VALUE = 22  # columns of a value on a page of 80
@@ -37,6 +39,10 @@ def compare(
     ] = None,
     ranks: Annotated[int | None, Parameter(help="Ranks of each strategy, 2 by default.")] = None,
     settings: Settings = (),
+    html: Annotated[
+        Path | None,
+        Parameter(help="Write the page of two plans or runs to this file, which must be new."),
+    ] = None,
     json: Json = False,
 ) -> int:
     """Compare two plans: settings that differ, whether the mathematics do, bytes held and sent.
@@ -44,7 +50,11 @@ def compare(
     With --strategies, split the run in each of these ways, prove it, and show how far loss,
     gradients and parameters are from one process, and which sums are taken in another order.
     """
+    require_suffix("--html", html, (".html",))
+    require_new_files({"--html": html})
     if strategies is not None:
+        if html is not None:
+            raise bad_argument("--html is the page of two plans", f"echelon compare {a} nano-zero3")
         if b is not None:
             example = f"echelon compare {a} --strategies {strategies}"
             raise bad_argument("--strategies compares with one process, not with a plan B", example)
@@ -56,6 +66,11 @@ def compare(
         example = f"echelon compare {a} --strategies all --ranks 2"
         raise bad_argument("--ranks and --set are about --strategies", example)
     found = compare_runs(a, b)
+    if html is not None:
+        from echelon.page.html import write_page
+
+        write_page(comparison_page(found, a, b), html)
+        note(f"written: {html}")
     columns = page_columns()
     print_result(
         "compare",
@@ -83,7 +98,7 @@ def comparison_json(found: PlanComparison, a: str, b: str) -> dict[str, object]:
         "same_mathematics": found.same_mathematics,
         "same_layout": found.same_layout,
         "differences": [
-            {"setting": one.setting, "a": one.a, "b": one.b, "changes": _changes(one)}
+            {"setting": one.setting, "a": one.a, "b": one.b, "changes": what_changes(one)}
             for one in found.differences
         ],
     }
@@ -101,11 +116,11 @@ def _parts(found: PlanComparison, a: str, b: str, columns: int) -> Iterator[str]
         for name, (run, side) in sides.items()
         for count in (side.plan.mesh.world_size,)
     )
-    yield _verdict(found)
+    yield verdict_of_comparison(found)
     if found.differences:
         widest = WIDEST_VALUE + max(0, columns - WIDTH) // 2
         rows = [
-            (one.setting, _short(one.a, widest), _short(one.b, widest), _changes(one))
+            (one.setting, _short(one.a, widest), _short(one.b, widest), what_changes(one))
             for one in found.differences
         ]
         yield table(("setting", "A", "B", "changes"), rows, columns)
@@ -120,22 +135,6 @@ def _parts(found: PlanComparison, a: str, b: str, columns: int) -> Iterator[str]
         title, text = titles[part]
         if any((*ours.values(), *theirs[part].values())):
             yield f"{title}\n\n{_terms(ours, theirs[part], text, columns)}"
-
-
-def _verdict(found: PlanComparison) -> str:
-    if not found.same_mathematics:
-        count = sum(one.changes_numbers for one in found.differences)
-        settings = "1 setting changes" if count == 1 else f"{count} settings change"
-        return f"Other mathematics: {settings} the numbers of a run."
-    if found.same_layout:
-        return "The same mathematics and the same layout."
-    return "The same mathematics in another layout: both must give the same numbers."
-
-
-def _changes(one: SettingDifference) -> str:
-    if one.setting == "cluster":
-        return "cluster"
-    return "numbers" if one.changes_numbers else "layout"
 
 
 def _short(value: object, widest: int) -> str:

@@ -17,6 +17,7 @@ from echelon.cli.plan.experts import (
     experts_json,
     sent_letters,
 )
+from echelon.cli.plan.islands import island_lines
 from echelon.cli.plan.memory import memory_parts, run_places
 from echelon.cli.plan.pipeline import pipeline_json, pipeline_parts
 from echelon.cli.plan.servers import (
@@ -226,6 +227,7 @@ def _head(plan: Plan) -> Iterator[str]:
     yield from expert_lines(plan)
     if plan.mesh.servers:
         yield f"servers  {updates_text(plan)}"
+    yield from island_lines(plan)
     if layout.kernels.fused:
         yield f"kernels  {layout.kernels.provider}: {', '.join(layout.kernels.fused)}"
     elif plan.cluster.backend == "nccl":

@@ -9,15 +9,16 @@ from __future__ import annotations
 
 import re
 import tomllib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any, cast
 
 from echelon.config.presets import Preset, preset_names, read_preset
 from echelon.config.settings.value_types import toml_text
-from echelon.core.cluster import Backend, Device
+from echelon.core.cluster import Backend, Device, Efficiency
 from echelon.core.names import contains_name
+from echelon.cost.seconds.measured.kernels import replaced_efficiencies
 
 VARIANT = r"-(\d+gb|pcie)$"
 """What stands after a device in the name of a preset: one of its memories, or its board."""
@@ -67,6 +68,30 @@ def device_table(preset: Preset) -> dict[str, Any]:
 
 def _memory(preset: Preset) -> int:
     return cast(int, device_table(preset)["memory_bytes"])
+
+
+def changed_efficiencies(device: Device, given: Collection[str]) -> Mapping[str, float]:
+    """Return the efficiencies that are `given` and predict nothing of our trainer: key, and usual.
+
+    Where kernels were measured, these predict other trainers alone: as the preset of such a device
+    has them, they were fitted for that, and a file that was printed is right. Another number is
+    somebody's own, meant for our trainer too. The usual one is that of the preset nearest by name.
+    """
+    presets = (read_preset("clusters", name) for name in preset_names("clusters"))
+    tables = [device_table(one) for one in presets if one is not None]
+    alike = [one for one in tables if one.get("measured") == device.measured]
+    mine = device_preset_from_name(device.name, device.memory_bytes)
+    alike.sort(key=lambda one: mine is None or one != device_table(mine))
+    found: list[dict[str, float]] = []
+    for table in alike:
+        fitted = cast("Mapping[str, float]", table.get("efficiency", {}))
+        usual = {
+            name: float(fitted.get(name, getattr(Efficiency(), name)))
+            for name in replaced_efficiencies(device)
+            if name in given
+        }
+        found.append({n: u for n, u in usual.items() if getattr(device.efficiency, n) != u})
+    return {} if {} in found or not found else found[0]
 
 
 Scales = Sequence[tuple[float, str]]

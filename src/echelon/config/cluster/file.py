@@ -20,6 +20,7 @@ from echelon.config.cluster.devices import suspect_device_numbers
 from echelon.config.cluster.link_checks import (
     ALL,
     device_problems,
+    efficiency_problems,
     link_degrees,
     tier_problems,
     unit_problems,
@@ -205,6 +206,7 @@ def _cluster(view: View, links: list[View], where: str) -> Cluster | list[Proble
     problems += unit_problems(links, degrees, per_node, where, device.name)
     if not view.flag("device.sure"):
         problems += device_problems(device, backend, where)
+    problems += efficiency_problems(device, _names_in(view, "device.efficiency"), where)
     if problems:
         return problems
     return Cluster(
@@ -220,6 +222,12 @@ def _cluster(view: View, links: list[View], where: str) -> Cluster | list[Proble
         backend=backend,
         trainer=(*_known_numbers(view, "trainer", TRAINER_CONSTANTS), *_step_error(view)),
     )
+
+
+def _names_in(view: View, table: str) -> frozenset[str]:
+    """Return what a file gives of a table, defaults that it repeats included."""
+    parts = (key.rpartition(".") for key in view.entries)
+    return frozenset(name for found, _, name in parts if found == table)
 
 
 def _link(view: View, degree: int, per_node: int) -> Link:

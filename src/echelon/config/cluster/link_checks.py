@@ -7,12 +7,13 @@ link of this name has is questioned too.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from typing import cast
 
 from echelon.config.cluster.devices import (
     SECONDS,
+    changed_efficiencies,
     device_preset_from_name,
     likely_unit,
     suspect_device_numbers,
@@ -31,6 +32,7 @@ from echelon.core.rulebook.cluster import (
     CLUSTER_UNITS,
     INTERFACES_BETWEEN_NODES,
     LINK_BANDWIDTH_IN_BITS,
+    MEASURED_OR_EFFICIENCY,
     TIERS_DIVIDE_CLUSTER,
 )
 from echelon.core.rulebook.mesh import LINKS_JOIN_CLUSTER
@@ -58,6 +60,22 @@ def device_problems(device: Device, backend: Backend, where: str) -> Iterator[Pr
             key=key,
             set_by=where,
             suggestions=[*suggestions, "sure = true in [device]"],
+        )
+
+
+def efficiency_problems(device: Device, given: Collection[str], where: str) -> Iterator[Problem]:
+    """Yield that efficiencies were changed where measured kernels stand in their place."""
+    for name, usual in changed_efficiencies(device, given).items():
+        ways = (
+            'measured = "none" in [device], or no such line',
+            f"{name} = {usual:g}, which is for other trainers",
+        )
+        yield MEASURED_OR_EFFICIENCY.problem(
+            f"device.efficiency.{name} = {getattr(device.efficiency, name):g}, but "
+            f'device.measured = "{device.measured}" predicts our trainer in its place',
+            key=f"device.efficiency.{name}",
+            set_by=where,
+            suggestions=ways,
         )
 
 

@@ -1,4 +1,4 @@
-"""Which algorithm can sum the gradients of a run: by its backend, its groups and its nodes."""
+"""Which algorithm can sum what ranks of a run share: by its backend, its groups and its nodes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,11 @@ from collections.abc import Iterator
 
 from echelon.config.cluster.settings import cluster_of
 from echelon.config.rules.violations import RuleViolation, setting_without_effect
-from echelon.config.settings.collectives import ALGORITHM_KEY, summing_groups
+from echelon.config.settings.collectives import (
+    ALGORITHM_KEY,
+    groups_of_algorithm,
+    summing_groups,
+)
 from echelon.config.view import View
 from echelon.core.choices.collective_algorithms import (
     BACKEND,
@@ -37,8 +41,12 @@ def own_sums_need_gloo(view: View) -> Iterator[RuleViolation]:
 
 def sums_are_made(view: View) -> Iterator[RuleViolation]:
     """Yield an algorithm for sums that nobody makes."""
+    chosen = view.word(ALGORITHM_KEY)
     if not summing_groups(view):
-        because = "each gradient is on one data-parallel rank, and nothing is summed"
+        because = "each gradient is on one rank, and nothing is summed"
+        yield from setting_without_effect(view, ALGORITHM_KEY, because, allowed=(BACKEND,))
+    elif chosen in COLLECTIVE_ALGORITHMS and not groups_of_algorithm(view, chosen):
+        because = f"all that ranks share are slices, which a {chosen} neither sums nor gathers"
         yield from setting_without_effect(view, ALGORITHM_KEY, because, allowed=(BACKEND,))
 
 
@@ -90,4 +98,4 @@ COLLECTIVE_PLAN_FINDERS = (own_sums_need_gloo, halving_needs_power_of_two)
 """Rules without which ranks could not sum."""
 
 COLLECTIVE_FINDERS = (*COLLECTIVE_PLAN_FINDERS, hierarchy_needs_even_nodes, sums_are_made)
-"""Rules about how gradients are summed."""
+"""Rules about how ranks sum and gather."""

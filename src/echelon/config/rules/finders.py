@@ -24,6 +24,10 @@ from echelon.config.rules.model_parts import PART_FINDERS
 from echelon.config.rules.pipeline import PIPELINE_FINDERS, pipeline_settings_without_effect
 from echelon.config.rules.precision import PRECISION_FINDERS
 from echelon.config.rules.replicas.local_sgd import LOCAL_SGD_FINDERS, LOCAL_SGD_PLAN_FINDERS
+from echelon.config.rules.replicas.lost_islands import (
+    LOST_ISLAND_FINDERS,
+    LOST_ISLAND_PLAN_FINDERS,
+)
 from echelon.config.rules.replicas.servers import SERVER_FINDERS, SERVER_PLAN_FINDERS
 from echelon.config.rules.replicas.threads import THREAD_FINDERS
 from echelon.config.rules.stages import STAGE_FINDERS
@@ -54,6 +58,7 @@ FINDERS: tuple[ViolationFinder, ...] = (
     *KERNEL_FINDERS,
     *COLLECTIVE_FINDERS,
     *LOCAL_SGD_FINDERS,
+    *LOST_ISLAND_FINDERS,
     *OPTIMIZER_FINDERS,
     *PRECISION_FINDERS,
     *FP8_FINDERS,
@@ -75,6 +80,7 @@ PLAN_FINDERS: tuple[ViolationFinder, ...] = (
     fused_pieces,
     *COLLECTIVE_PLAN_FINDERS,
     *LOCAL_SGD_PLAN_FINDERS,
+    *LOST_ISLAND_PLAN_FINDERS,
     *SERVER_PLAN_FINDERS,
     *TENSOR_FINDERS,
     *EXPERT_FINDERS,

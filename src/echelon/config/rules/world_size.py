@@ -9,9 +9,11 @@ from math import log2, prod
 from echelon.config.cluster.settings import cluster_of, smallest_cluster
 from echelon.config.rules.suggestions import Trial
 from echelon.config.rules.violations import RuleViolation, ViolationFinder
+from echelon.config.settings.servers import COUNT_KEY
 from echelon.config.view import View, mesh_of
 from echelon.core.axis import MESH_AXES
 from echelon.core.mesh import Mesh
+from echelon.core.rulebook.launch import TF_CONFIG_SERVERS
 from echelon.core.rulebook.mesh import FITS_CLUSTER, WORLD_SIZE_IS_PRODUCT
 from echelon.core.rules import nearest_divisors
 
@@ -34,6 +36,24 @@ def world_size_is_product(world_size: int) -> ViolationFinder:
                     lambda trial: suggest_meshes(trial, world_size),
                     f"{mesh.world_size} ranks",
                 ),
+            )
+
+    return find
+
+
+def servers_are_ps_tasks(tasks: int, world_size: int) -> ViolationFinder:
+    """Return what finds another number of servers than TF_CONFIG has started as such."""
+
+    def find(view: View) -> Iterator[RuleViolation]:
+        count = view.integer(COUNT_KEY)
+        if count != tasks:
+            yield RuleViolation(
+                rule=TF_CONFIG_SERVERS,
+                key=COUNT_KEY,
+                message=f"TF_CONFIG has {tasks} ps tasks and {world_size - tasks} others, but "
+                f"{COUNT_KEY} = {count}",
+                set_by=(COUNT_KEY,),
+                suggestions=(f"{COUNT_KEY} = {tasks}", f"{count} ps tasks"),
             )
 
     return find

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import cast
 
-from echelon.config.entries import Entry
 from echelon.config.view import View
-from echelon.core.choices.local_sgd import LocalSgd, OuterGradients
-from echelon.core.errors import ConfigError
-from echelon.core.rulebook.planner import SEARCH_SPLITS_ONE_TRAINING
+from echelon.core.choices.local_sgd import AllIslands, LocalSgd, OuterGradients
 
 EVERY_KEY, ISLANDS_KEY = "local_sgd.every", "local_sgd.islands"
+MIN_ISLANDS_KEY, RESTARTS_KEY = "local_sgd.min_islands", "local_sgd.restarts"
 RATE_KEY, MOMENTUM_KEY = "local_sgd.outer_learning_rate", "local_sgd.outer_momentum"
 
 NESTEROV = (0.7, 0.9)
@@ -47,18 +44,13 @@ def read_local_sgd(view: View) -> tuple[LocalSgd, dict[str, tuple[object, str]]]
         gradients=cast("OuterGradients", view.word("local_sgd.gradients")),
         fragments=view.integer("local_sgd.fragments"),
         delay=view.integer("local_sgd.delay"),
+        min_islands=min_islands_of(view),
+        restarts=view.integer(RESTARTS_KEY),
     )
     return local, derived
 
 
-def require_one_training(settings: Mapping[str, Entry]) -> None:
-    """Raise ConfigError where a search is asked about islands: their number is mathematics."""
-    entry = settings.get(EVERY_KEY)
-    if entry is not None and entry.value != 0:
-        problem = SEARCH_SPLITS_ONE_TRAINING.problem(
-            f"{EVERY_KEY} = {entry.value}, and a search chooses mesh.dp_replicate",
-            key=EVERY_KEY,
-            set_by=entry.source,
-            suggestions=(f"{EVERY_KEY} = 0", "a run with a mesh, without --cluster and --search"),
-        )
-        raise ConfigError([problem])
+def min_islands_of(view: View) -> int | AllIslands:
+    """Return with how many islands a run goes on; a number that is that of all is "all"."""
+    value = view.value(MIN_ISLANDS_KEY)
+    return "all" if value in ("all", view.integer("mesh.dp_replicate")) else cast(int, value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from echelon.config.settings.value_types import COUNT, FROM_ZERO, Choice, Integer, Real, setting
+from echelon.core.choices.local_sgd import DEFAULT_RESTARTS as DEFAULT_ISLAND_RESTARTS
 from echelon.core.choices.updates import DEFAULT_MAX_STALENESS, DEFAULT_RESTARTS
 
 SERVERS = (
@@ -80,4 +81,16 @@ LOCAL_SGD = (
     ),
     setting("local_sgd.fragments", COUNT, 1, "parts of the model that meet in steps of their own"),
     setting("local_sgd.delay", FROM_ZERO, 0, "steps from a meeting to its outer step"),
+    setting(
+        "local_sgd.min_islands",
+        Integer(words=("all",)),
+        "all",
+        "with fewer islands the run ends; others are left out when they are lost",
+    ),
+    setting(
+        "local_sgd.restarts",
+        FROM_ZERO,
+        DEFAULT_ISLAND_RESTARTS,
+        "times that each lost island is started again, where min_islands lets the run go on",
+    ),
 )

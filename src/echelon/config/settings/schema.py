@@ -191,7 +191,7 @@ _LAYOUT = (
         "collectives.algorithm",
         Choice(options=("auto", *COLLECTIVE_ALGORITHMS)),
         "auto",
-        "how gradients are summed; auto: hierarchical over Gloo where that is faster, else backend",
+        "how ranks sum and gather; auto: hierarchical over Gloo where that is faster, else backend",
     ),
     setting("threads.replicas", DEGREE, 1, "replicas of the model on threads of one process"),
 )

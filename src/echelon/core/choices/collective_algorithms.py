@@ -1,8 +1,9 @@
-"""The ways in which ranks sum a tensor (all-reduce), each as one record.
+"""The ways in which ranks sum a tensor, scatter a sum and gather slices, each as one record.
 
 n is the size of a group, l how many of its members each node holds, k = n / l its nodes, M the
 bytes that are summed. Which one a group takes follows from its ranks alone, so every member, the
-byte formulas and the rules come to the same answer.
+byte formulas and the rules come to the same answer. A tree sums and scatters nothing: where
+slices are summed or gathered, pairs of ranks exchange them, as with the backend.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class CollectiveAlgorithmRecord:
     sent: str
     """What is sent, and when."""
     bytes: str
-    """Bytes that a rank sends."""
+    """Bytes that a rank sends for an all-reduce; half of them for either of the other two."""
     divides: str
     """What must divide."""
     source: str
@@ -38,8 +39,17 @@ class CollectiveAlgorithmRecord:
     """What a group must be."""
     runner: str = ""
     """"module:function" that makes the steps of one member; "" where the backend sums."""
+    scatter_runner: str = ""
+    """The same of a reduce-scatter; "" where pairs of ranks exchange slices."""
+    gather_runner: str = ""
+    """The same of an all-gather; there is one where there is a reduce-scatter."""
     tool_names: Mapping[str, str] = field(default_factory=dict[str, str])
     """Its names in other tools, by the names of the tools."""
+
+    @property
+    def scatters(self) -> bool:
+        """Return whether slices are summed and gathered by it, too."""
+        return bool(self.scatter_runner)
 
 
 BACKEND = "backend"
@@ -67,6 +77,8 @@ COLLECTIVE_ALGORITHMS = Registry(
             divides="nothing",
             source="Patarasuk and Yuan, Bandwidth optimal all-reduce algorithms, 2009",
             runner=f"{_ROOM}.ring:ring_steps",
+            scatter_runner=f"{_ROOM}.ring:ring_scatter_steps",
+            gather_runner=f"{_ROOM}.ring:ring_gather_steps",
         ),
         CollectiveAlgorithmRecord(
             name="tree",
@@ -86,6 +98,8 @@ COLLECTIVE_ALGORITHMS = Registry(
             source="Rabenseifner, Optimization of Collective Reduction Operations, 2004",
             need="power of two",
             runner=f"{_ROOM}.halving_doubling:halving_doubling_steps",
+            scatter_runner=f"{_ROOM}.halving_doubling:halving_steps",
+            gather_runner=f"{_ROOM}.halving_doubling:doubling_steps",
         ),
         CollectiveAlgorithmRecord(
             name=HIERARCHICAL,
@@ -96,6 +110,8 @@ COLLECTIVE_ALGORITHMS = Registry(
             source="Thakur et al., 2005; Patarasuk and Yuan, 2009, on each level",
             need="even nodes",
             runner=f"{_ROOM}.hierarchical:hierarchical_steps",
+            scatter_runner=f"{_ROOM}.hierarchical:hierarchical_scatter_steps",
+            gather_runner=f"{_ROOM}.hierarchical:hierarchical_gather_steps",
         ),
     ),
 )

@@ -16,9 +16,13 @@ from typing import Literal
 
 OuterOptimizerKind = Literal["sgd", "nesterov"]
 OuterGradients = Literal["fp32", "int8", "fp8"]
+AllIslands = Literal["all"]
 
 OUTER_BLOCK = 128
 """Consecutive numbers of a parameter, row by row, that share a scale in 8 bits."""
+
+DEFAULT_RESTARTS = 1
+"""Times that each lost island is started again, where nobody says."""
 
 LATE_MERGE = 0.5
 """Share of an island's own parameters in what it goes on with, where an outer step comes late: the
@@ -46,6 +50,11 @@ class LocalSgd:
     """Parts of the model, each of which meets in its own step of a round."""
     delay: int = 0
     """Steps after a meeting at whose end its outer step is taken."""
+    min_islands: int | AllIslands = "all"
+    """With how few islands a run goes on, where others are lost; "all" ends with the first."""
+    restarts: int = DEFAULT_RESTARTS
+    """How often each lost island is started again. Neither changes what a run computes that loses
+    none."""
     island: int = 0
     """In the plan of one island (`layout/islands.py`): which of them it is."""
 
@@ -60,6 +69,11 @@ class LocalSgd:
         return self.islands > 1 and not self.active
 
     @property
+    def is_elastic(self) -> bool:
+        """Return whether a run goes on without an island that is lost."""
+        return self.active and self.min_islands != "all"
+
+    @property
     def quantised(self) -> bool:
         """Return whether outer gradients travel in 8 bits."""
         return self.gradients != "fp32"
@@ -68,6 +82,10 @@ class LocalSgd:
     def own_share(self) -> float:
         """Return the share of its own parameters that an island keeps in an outer step."""
         return LATE_MERGE if self.delay else 0.0
+
+    def undisturbed(self) -> LocalSgd:
+        """Return what a run does that loses none and need not be ready for it."""
+        return replace(self, min_islands="all", restarts=DEFAULT_RESTARTS)
 
     def part(self, island: int) -> LocalSgd:
         """Return what the plan of one island says: which one it is, and no meetings."""
@@ -96,3 +114,19 @@ class LocalSgd:
         if layer is not None:
             return layer % self.fragments
         return self.fragments - 1 if is_last else 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class IslandChange:
+    """Say that an island was lost, or is in the run (again), at a meeting."""
+
+    island: int
+    """The island."""
+    attempt: int
+    """How often it had been started again by then."""
+    step: int
+    """Steps that were done when it last met the others, or that were done when it came in."""
+    there: bool
+    """Whether it is in the run from now on."""
+    cause: str = ""
+    """How it was lost."""

@@ -28,3 +28,15 @@ class Threads:
     def on(self) -> bool:
         """Return whether there is more than the primary."""
         return self.replicas > 1
+
+
+def replica_rows(rows: int, replicas: int) -> tuple[int, ...]:
+    """Return how many of `rows` each replica takes that has any, the primary first.
+
+    All but the last take as many, as `torch.chunk` cuts: 10 rows for 4 are 3, 3, 3, 1, and 5 are 2,
+    2, 1, with a replica that has none. No rows are the primary's.
+    """
+    each = -(-rows // replicas)
+    if not each:
+        return (0,)
+    return tuple(min(each, rows - first) for first in range(0, rows, each))

@@ -43,6 +43,24 @@ CLUSTER_UNITS = Rule(
     fixed="latency_s = 8e-6",
 )
 
+MEASURED_OR_EFFICIENCY = Rule(
+    id="measured-or-efficiency",
+    why="""
+    Where kernels of a device were measured (`measured` in [device]), their rates predict our
+    trainer, and [device.efficiency] predicts other trainers alone. A file that was printed from a
+    preset has both, and is right. An efficiency that was changed is meant for our trainer too,
+    which it would not reach: say that nothing was measured, and it does.
+    """,
+    example="""
+    [device]
+    %s
+    [device.efficiency]
+    matmul = 0.6
+    """,
+    bad='measured = "hopper"',
+    fixed='measured = "none"',
+)
+
 TIERS_DIVIDE_CLUSTER = Rule(
     id="tiers-divide-cluster",
     why="""

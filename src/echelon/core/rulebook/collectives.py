@@ -1,4 +1,4 @@
-"""Rules about how ranks sum their gradients."""
+"""Rules about how ranks sum and gather."""
 
 from echelon.core.rules import Rule
 
@@ -26,8 +26,8 @@ HALVING_NEEDS_POWER_OF_TWO = Rule(
     id="halving-needs-power-of-two",
     why="""
     Recursive halving pairs each rank with the one n/2 places away, then n/4, down to its neighbour:
-    every group that sums gradients must have 2, 4, 8, ... ranks (Rabenseifner, 2004). A ring sends
-    as few bytes for any number of ranks.
+    every group that sums gradients, slices of them or rows must have 2, 4, 8, ... ranks
+    (Rabenseifner, 2004). A ring sends as few bytes for any number of ranks.
     """,
     example="""
     [mesh]
@@ -44,9 +44,10 @@ HALVING_NEEDS_POWER_OF_TWO = Rule(
 HIERARCHY_NEEDS_EVEN_NODES = Rule(
     id="hierarchy-needs-even-nodes",
     why="""
-    A hierarchical all-reduce scatters inside of each node, sums across nodes, and gathers inside:
-    a group that sums gradients must have the same number of ranks, two or more, on each of two or
-    more nodes. Inside of one node, or with one rank on each, there is nothing to divide.
+    A hierarchical all-reduce scatters inside of each node, sums across nodes, and gathers inside;
+    one that scatters or gathers slices does a part of that. Some group that sums gradients, slices
+    of them or rows must have the same number of ranks, two or more, on each of two or more nodes.
+    Inside of one node, or with one rank on each, there is nothing to divide.
     """,
     example="""
     [mesh]

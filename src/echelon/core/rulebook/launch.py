@@ -36,9 +36,9 @@ RANK_ENVIRONMENT = Rule(
 TF_CONFIG_FORM = Rule(
     id="tf-config-form",
     why="""
-    TF_CONFIG is JSON with two tables: "cluster" lists HOST:PORT addresses by role (chief, worker),
-    "task" says which of them this process is. The chief, or worker 0 without one, is rank 0; the
-    others follow in their order, and all of them meet at its address. Each process has the same
+    TF_CONFIG is JSON with two tables: "cluster" lists HOST:PORT addresses by role (chief, worker,
+    ps), "task" says which of them this process is. The chief, or worker 0 without one, is rank 0;
+    the others follow in their order, and all of them meet at its address. Each process has the same
     cluster and a task of its own.
     """,
     bad="""TF_CONFIG='{"cluster": {"worker": ["h0", "h1"]}, "task": {"type": "worker"}}'""",
@@ -51,18 +51,34 @@ TF_CONFIG_FORM = Rule(
 TF_CONFIG_ROLE = Rule(
     id="tf-config-role",
     why="""
-    A chief and workers are ranks. Parameter servers (ps) are ranks here too: the last of them, as
-    many as servers.count says, so they are listed as the last workers. An evaluator watches
-    checkpoints in TensorFlow; here the ranks that train validate every so many steps
-    (train.validate_every), each its share.
+    The chief, workers and parameter servers (ps) are ranks. An evaluator is none: it watches the
+    checkpoints of a run beside them, which `echelon train` does in its process. Whatever else ranks
+    do together, it has no part in.
     """,
     bad="""
-    TF_CONFIG='{"cluster": {"worker": ["h0:2222"], "ps": ["h1:2222"]},
-                "task": {"type": "ps", "index": 0}}'
+    TF_CONFIG='{"cluster": {"worker": ["h0:2222", "h1:2222"]},
+                "task": {"type": "evaluator", "index": 0}}' echelon generate runs/nano
     """,
     fixed="""
     TF_CONFIG='{"cluster": {"worker": ["h0:2222", "h1:2222"]},
-                "task": {"type": "worker", "index": 1}}'
+                "task": {"type": "evaluator", "index": 0}}' echelon train run.toml
+    """,
+)
+
+TF_CONFIG_SERVERS = Rule(
+    id="tf-config-servers",
+    why="""
+    Tasks of the role ps are parameter servers: ranks after those of the chief and the workers. The
+    plan says how many there are, as it says how many ranks its mesh has: servers.count is the
+    number of ps tasks, and the degrees of the mesh multiply to that of the others.
+    """,
+    bad="""
+    TF_CONFIG='{"cluster": {"worker": ["h0:2222", "h1:2222"], "ps": ["h2:2222"]}, ...}' \\
+        echelon train run.toml --set mesh.dp_replicate=2
+    """,
+    fixed="""
+    TF_CONFIG='{"cluster": {"worker": ["h0:2222", "h1:2222"], "ps": ["h2:2222"]}, ...}' \\
+        echelon train run.toml --set mesh.dp_replicate=2 --set servers.count=1
     """,
 )
 

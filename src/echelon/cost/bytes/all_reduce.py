@@ -1,5 +1,7 @@
 """Bytes that one member sends to sum a tensor, by algorithm, exact for any size and any member.
 
+And to scatter a sum or to gather slices, which takes the same bytes either way.
+
 n is the size of the group, l how many of its members each node holds, k = n / l, E the elements,
 and chunk(i, m, E) how many of them chunk i of m has: floor((i+1) E / m) - floor(i E / m).
 
@@ -17,15 +19,31 @@ What arrives to be added lands beside the tensor, E elements of a ring chunk by 
     halving-doubling  the block of n/2 chunks that i is in
     hierarchical      (l-1) c, or a chunk of the ring across nodes
 
+n equal slices of p bytes are summed, or gathered; n-1 of them are sent, inside of nodes and across:
+
+    backend, tree     to each other member: (l-1) p and (n-l) p
+    ring              all to the next member
+    halving-doubling  n/2, n/4, ..., 1 slices to members that far away
+    hierarchical      k (l-1) p and (k-1) p
+
+To be summed, of slices there are beside the tensor, partial sums and what arrives,
+
+    backend, tree     n-1
+    ring              2, of two members 1
+    halving-doubling  n/2 and n/4, of two members 1
+    hierarchical      k (l-1), or k + 1 where that is more
+
 Source: Patarasuk and Yuan, 2009; Thakur et al., 2005; Rabenseifner, 2004.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 
 from echelon.core.choices.collective_algorithms import (
     BACKEND,
+    COLLECTIVE_ALGORITHMS,
     HIERARCHICAL,
     algorithm_of_group,
     members_per_node,
@@ -74,14 +92,59 @@ class SumGroup:
             own = _chunk(count, index, local)
             near = count - own + (local - 1) * own
             return near * element_bytes, _ring(own, node, size // local) * element_bytes
-        near = far = 0
         sends = _tree if self.algorithm == "tree" else _halving
-        for other, sent in sends(count, place, size):
+        near, far = self._by_tier(sends(count, place, size))
+        return near * element_bytes, far * element_bytes
+
+    @property
+    def scatters(self) -> bool:
+        """Return whether steps of messages sum and gather slices, too; pairs of members if not."""
+        return COLLECTIVE_ALGORITHMS[self.algorithm].scatters and self.size > 1
+
+    def slice_bytes_by_tier(self, piece: int) -> tuple[int, int]:
+        """Return what it sends to scatter a sum into slices of `piece` bytes, or to gather them.
+
+        Inside of its node, and to other nodes.
+        """
+        sends = ((other, count * piece) for other, count in self._slices_sent())
+        return self._by_tier(sends)
+
+    def _slices_sent(self) -> Iterator[tuple[int, int]]:
+        """Yield to whom it sends slices, and how many."""
+        place, size = self.place, self.size
+        if self.algorithm == "ring":
+            yield place + 1, size - 1
+        elif self.algorithm == "halving-doubling":
+            yield from ((place ^ 1 << bit, 1 << bit) for bit in range(size.bit_length() - 1))
+        elif self.algorithm == HIERARCHICAL:
+            local = self.per_node
+            node = place // local * local
+            near = (one for one in range(node, node + local) if one != place)
+            yield from ((one, size // local) for one in near)
+            yield place + local, size // local - 1
+        else:
+            yield from ((one, 1) for one in range(size) if one != place)
+
+    def slices_beside(self) -> int:
+        """Return how many slices are beside the tensor of which a sum is scattered."""
+        size, local = self.size, self.per_node
+        if not self.scatters or size == 2:
+            return size - 1
+        if self.algorithm == "ring":
+            return 2
+        if self.algorithm == HIERARCHICAL:
+            nodes = size // local
+            return max((local - 1) * nodes, nodes + 1)
+        return size // 2 + size // 4
+
+    def _by_tier(self, sends: Iterable[tuple[int, int]]) -> tuple[int, int]:
+        near = far = 0
+        for other, sent in sends:
             if self._leaves_node(other):
                 far += sent
             else:
                 near += sent
-        return near * element_bytes, far * element_bytes
+        return near, far
 
     def arriving_elements(self, num_elements: int) -> int:
         """Return the most elements that arrive at one time to be added to those that are here.
@@ -125,6 +188,32 @@ def sum_group(plan: Plan, ranks: tuple[int, ...], rank: int) -> SumGroup:
         place=ranks.index(rank),
         nodes=tuple(one // node for one in ranks),
     )
+
+
+def slices_sent(plan: Plan, ranks: tuple[int, ...], rank: int, piece: int) -> tuple[int, int]:
+    """Return what `rank` sends to sum, or to gather, slices of `piece` bytes, and how much far.
+
+    To other nodes, that is.
+    """
+    near, far = sum_group(plan, ranks, rank).slice_bytes_by_tier(piece)
+    return near + far, far
+
+
+def sums_sent(
+    plan: Plan, ranks: tuple[int, ...], rank: int, elements: Iterable[int], size: int
+) -> tuple[int, int]:
+    """Return what `rank` sends to sum tensors of so many elements of `size` bytes, and how much of
+    it to other nodes."""
+    group = sum_group(plan, ranks, rank)
+    tiers = [group.bytes_by_tier(count, size) for count in elements]
+    return sum(map(sum, tiers)), sum(far for _, far in tiers)
+
+
+def pairs_sent(plan: Plan, ranks: tuple[int, ...], rank: int, piece: int) -> tuple[int, int]:
+    """Return what `rank` sends where each hands `piece` bytes to all others, and how much far."""
+    node = plan.cluster.devices_per_node
+    beyond = sum(other // node != rank // node for other in ranks)
+    return (len(ranks) - 1) * piece, beyond * piece
 
 
 def _chunk(count: int, index: int, chunks: int) -> int:

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from echelon.core.axis import LOSS_AXES, Axis
 from echelon.core.choices.collective_algorithms import COLLECTIVE_ALGORITHMS
 from echelon.core.plan import DTYPE_BYTES, Plan
-from echelon.cost.bytes.all_reduce import sum_group
+from echelon.cost.bytes.all_reduce import pairs_sent, slices_sent, sum_group, sums_sent
 from echelon.cost.bytes.fp8 import (
     gathered_element_bytes,
     gathered_piece_bytes,
@@ -38,8 +38,13 @@ from echelon.layout.buckets import (
 )
 from echelon.layout.module_buckets import ModuleBuckets
 from echelon.layout.muon import MuonExchange, muon_elements
-from echelon.layout.secondary import hop_degrees, secondary_degree, secondary_elements
+from echelon.layout.secondary import (
+    hop_degrees,
+    secondary_degree,
+    secondary_elements,
+)
 from echelon.layout.stage import RankPart
+from echelon.layout.sum_groups import end_ranks, gradient_ranks, mirror_ranks, shard_ranks
 
 COUNT_BYTES = 8
 """The token count that data ranks exchange: one int64."""
@@ -81,10 +86,12 @@ def data_bytes(
     than a chunk's odd element.
     """
     rank = plan.mesh.rank({Axis.PP: part.pp_rank}) if rank is None else rank
+    counted, counted_far = pairs_sent(plan, plan.mesh.group(rank, *LOSS_AXES), rank, COUNT_BYTES)
     count = SentTerm(
         axis=DATA_AXIS,
         name="token count",
-        each=all_gather_bytes(COUNT_BYTES, plan.mesh.degree(*LOSS_AXES)),
+        each=counted,
+        far=counted_far,
         formula="(n-1) x 8",
         source="the loss has one denominator, known before backward",
     )
@@ -94,41 +101,50 @@ def data_bytes(
         if zero_stage(plan, expert=expert) == 0:
             terms.append(_all_reduced(plan, alike, rank, expert=expert))
         else:
-            terms += _scattered(plan, part, alike, expert)
-            terms += _gathered(plan, part, alike)
+            terms += _scattered(plan, part, alike, expert, rank)
+            terms += _gathered(plan, part, alike, rank)
             terms.append(_largest_of_squares(plan, alike, expert))
             terms.append(_replicas(plan, alike, rank))
     return (*terms, count)
 
 
-def partial_bytes(plan: Plan, buckets: Buckets) -> SentTerm:
+def partial_bytes(plan: Plan, buckets: Buckets, rank: int) -> SentTerm:
     """Return what tensor ranks send to add up gradients of which each sees a part."""
+    partial = [bucket for bucket in buckets if bucket.kind == "partial"]
+    each, far = _sums_of_slices(plan, partial, plan.mesh.group(rank, Axis.TP), rank)
     return SentTerm(
         axis=Axis.TP.value,
         name="replicated parameters",
-        each=_replica_sum_bytes(plan, _buckets_of_kind(buckets, "partial"), plan.mesh.tp),
+        each=each,
+        far=far,
         formula="2 (n-1)/n x slices of norms and output biases x s",
         source="Korthikanti et al., 2022, section 4.2.2",
     )
 
 
-def tied_bytes(plan: Plan, buckets: Buckets) -> SentTerm:
+def tied_bytes(plan: Plan, buckets: Buckets, rank: int) -> SentTerm:
     """Return what the two ends of a pipeline send to add up the gradient of a tied embedding."""
+    tied = [bucket for bucket in buckets if bucket.kind == "tied"]
+    each, far = _sums_of_slices(plan, tied, end_ranks(plan, rank), rank) if tied else (0, 0)
     return SentTerm(
         axis=Axis.PP.value,
         name="tied embedding",
-        each=_replica_sum_bytes(plan, _buckets_of_kind(buckets, "tied"), 2),
+        each=each,
+        far=far,
         formula="the slice of V D / tp x s, between first and last stage",
         source="Narayanan et al., 2021, section 2.2",
     )
 
 
-def mirrored_bytes(plan: Plan, part: RankPart, buckets: Buckets) -> SentTerm:
+def mirrored_bytes(plan: Plan, part: RankPart, buckets: Buckets, rank: int) -> SentTerm:
     """Return what two ranks that hold copies of the same stages send to add up gradients."""
+    pair = mirror_ranks(plan, rank)
+    each, far = _sums_of_slices(plan, buckets, pair, rank) if part.mirrored else (0, 0)
     return SentTerm(
         axis=Axis.PP.value,
         name="mirrored stages",
-        each=_replica_sum_bytes(plan, buckets, 2) if part.mirrored else 0,
+        each=each,
+        far=far,
         formula="slices x s, between a rank and its mirror",
         source="DeepSeek-V3, 2024, section 3.2.1 (DualPipe keeps two copies of the parameters)",
     )
@@ -157,35 +173,32 @@ def muon_bytes(plan: Plan, exchange: MuonExchange, rank: int) -> tuple[SentTerm,
 
 def _all_reduced(plan: Plan, buckets: Buckets, rank: int, *, expert: bool) -> SentTerm:
     size, group = _reduction_size(plan), gradient_ranks(plan, rank, expert=expert)
-    sums = sum_group(plan, group, rank)
+    algorithm = sum_group(plan, group, rank).algorithm
+    elements = (bucket.num_elements for bucket in buckets)
+    each, far = sums_sent(plan, group, rank, elements, size)
     return SentTerm(
         axis=EXPERT_DATA_AXIS if expert else DATA_AXIS,
         name="gradients",
-        each=sum(sums.bytes(bucket.num_elements, size) for bucket in buckets),
-        formula=_TREE_FORMULA if sums.algorithm == "tree" else "2 (n-1)/n G s",
-        source=COLLECTIVE_ALGORITHMS[sums.algorithm].source,
+        each=each,
+        far=far,
+        formula=_TREE_FORMULA if algorithm == "tree" else "2 (n-1)/n G s",
+        source=COLLECTIVE_ALGORITHMS[algorithm].source,
     )
 
 
-def gradient_ranks(plan: Plan, rank: int, *, expert: bool) -> tuple[int, ...]:
-    """Return the ranks that sum the gradients of `rank`."""
-    if not expert:
-        return plan.mesh.group(rank, *LOSS_AXES)
-    groups = plan.mesh.expert_data_groups(expert_tp=plan.layout.experts.expert_tp)
-    return next(ranks for ranks in groups if rank in ranks)
-
-
-def _scattered(plan: Plan, part: RankPart, buckets: Buckets, expert: bool) -> Iterator[SentTerm]:
+def _scattered(
+    plan: Plan, part: RankPart, buckets: Buckets, expert: bool, rank: int
+) -> Iterator[SentTerm]:
     size, adds = _reduction_size(plan), accumulates_slices(plan, expert=expert)
     rounds = {b.name: part.passes(b.stages) if adds else 1 for b in buckets}
     if hop_degrees(plan, expert=expert) != (1, 1):
         axes = (SHARD_WITHIN_AXIS, SHARD_ACROSS_AXIS)
         own = (EXPERT_SHARD_WITHIN_AXIS, EXPERT_SHARD_ACROSS_AXIS)
         return quantised_sum_terms(plan, buckets, rounds, own if expert else axes)
-    return _sliced(plan, "gradients", buckets, rounds, size)
+    return _sliced(plan, "gradients", buckets, rounds, rank, size)
 
 
-def _gathered(plan: Plan, part: RankPart, buckets: Buckets) -> Iterator[SentTerm]:
+def _gathered(plan: Plan, part: RankPart, buckets: Buckets, rank: int) -> Iterator[SentTerm]:
     """Yield the gathers of parameters: once per step what stays whole, else before each use.
 
     Where ranks keep secondary slices, all but the first of a step are inside of nodes.
@@ -200,12 +213,12 @@ def _gathered(plan: Plan, part: RankPart, buckets: Buckets) -> Iterator[SentTerm
         far = [b for b in alike if not secondary_elements(plan, b)]
         near = [b for b in alike if secondary_elements(plan, b)]
         once = {b.name: 1 for b in alike if b in whole}
-        yield from _sliced(plan, what, alike, once)
-        yield from _sliced(plan, f"{what} forward", far, forward)
-        yield from _sliced(plan, f"{what} backward", far, backward)
+        yield from _sliced(plan, what, alike, once, rank)
+        yield from _sliced(plan, f"{what} forward", far, forward, rank)
+        yield from _sliced(plan, f"{what} backward", far, backward, rank)
         first = {b.name: min(1, forward[b.name]) for b in near}
         later = {name: forward[name] - count for name, count in first.items()}
-        yield from _sliced(plan, f"{what} forward, first", near, first)
+        yield from _sliced(plan, f"{what} forward, first", near, first, rank)
         yield from _in_nodes(plan, f"{what} forward", near, later)
         yield from _in_nodes(plan, f"{what} backward", near, backward)
 
@@ -224,7 +237,12 @@ def _largest_of_squares(plan: Plan, buckets: Buckets, expert: bool) -> SentTerm:
 
 
 def _sliced(
-    plan: Plan, name: str, buckets: Buckets, rounds: Mapping[str, int], size: int | None = None
+    plan: Plan,
+    name: str,
+    buckets: Buckets,
+    rounds: Mapping[str, int],
+    rank: int,
+    size: int | None = None,
 ) -> Iterator[SentTerm]:
     """Yield what is scattered or gathered, the same bytes, of buckets by how often they are.
 
@@ -240,12 +258,14 @@ def _sliced(
     for count in sorted({rounds[b.name] for b in buckets if b.name in rounds}):
         alike = [bucket for bucket in buckets if rounds.get(bucket.name) == count]
         expert = alike[0].expert
-        degree = shard_degree(plan, expert=expert)
+        ranks = shard_ranks(plan, rank, expert=expert)
+        each, far = slices_sent(plan, ranks, rank, sum(map(piece, alike)))
         yield SentTerm(
             axis=EXPERT_SHARD_AXIS if expert else Axis.DP_SHARD.value,
             name=name,
             count=count,
-            each=sum(all_gather_bytes(piece(bucket), degree) for bucket in alike),
+            each=each,
+            far=far,
             formula="(n-1)/n G s",
             source=_ZERO,
         )
@@ -268,31 +288,32 @@ def _in_nodes(
             name=f"{name}, in nodes",
             count=count,
             each=sum(all_gather_bytes(piece(bucket), degree) for bucket in alike),
+            far=0,
             formula="(l-1)/l G s",
             source="Wang et al., ZeRO++, 2023, section 3.2 (hpZ)",
         )
 
 
 def _replicas(plan: Plan, buckets: Buckets, rank: int) -> SentTerm:
-    sums = sum_group(plan, plan.mesh.group(rank, Axis.DP_REPLICATE), rank)
-    size = _reduction_size(plan)
+    group = plan.mesh.group(rank, Axis.DP_REPLICATE)
+    algorithm = sum_group(plan, group, rank).algorithm
+    each, far = _sums_of_slices(plan, buckets, group, rank)
     return SentTerm(
         axis=Axis.DP_REPLICATE.value,
         name="gradients",
-        each=sum(sums.bytes(slice_elements(plan, one), size) for one in buckets),
-        formula=_TREE_FORMULA if sums.algorithm == "tree" else "2 (n-1)/n x slices x s",
+        each=each,
+        far=far,
+        formula=_TREE_FORMULA if algorithm == "tree" else "2 (n-1)/n x slices x s",
         source="Zhao et al., PyTorch FSDP, 2023, section 3.2.2 (hybrid sharding)",
     )
 
 
-def _replica_sum_bytes(plan: Plan, buckets: Iterable[BucketPlan], degree: int) -> int:
-    """Return the bytes of an all-reduce of the slice of each bucket."""
-    size = _reduction_size(plan)
-    return sum(all_reduce_bytes(slice_elements(plan, b) * size, degree) for b in buckets)
-
-
-def _buckets_of_kind(buckets: Buckets, kind: str) -> list[BucketPlan]:
-    return [bucket for bucket in buckets if bucket.kind == kind]
+def _sums_of_slices(
+    plan: Plan, buckets: Iterable[BucketPlan], ranks: tuple[int, ...], rank: int
+) -> tuple[int, int]:
+    """Return what `rank` sends to sum the slice of each bucket over `ranks`, and how much far."""
+    slices = (slice_elements(plan, bucket) for bucket in buckets)
+    return sums_sent(plan, ranks, rank, slices, _reduction_size(plan))
 
 
 def _reduction_size(plan: Plan) -> int:

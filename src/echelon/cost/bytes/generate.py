@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from echelon.core.axis import Axis
 from echelon.core.plan import DTYPE_BYTES, Plan
-from echelon.cost.bytes.terms import all_gather_bytes, all_reduce_bytes
+from echelon.cost.bytes.all_reduce import slices_sent, sums_sent
 from echelon.layout.stage import StagePart, part_of
 
 _NUMBER_BYTES = 8  # of a token id, and of the largest logit beside it
@@ -47,13 +47,15 @@ def generated_bytes(
     (stage,) = part_of(plan, rank).stages
     found = {Axis.TP.value: 0, Axis.PP.value: 0}
     for one in passes:
-        found[Axis.TP.value] += _over_tensor(plan, stage, one, greedy=greedy)
+        found[Axis.TP.value] += _over_tensor(plan, rank, stage, one, greedy=greedy)
         found[Axis.PP.value] += _over_pipeline(plan, stage, one)
     return {axis: num_bytes for axis, num_bytes in found.items() if num_bytes}
 
 
-def _over_tensor(plan: Plan, stage: StagePart, one: GenerationPass, *, greedy: bool) -> int:
-    model, tp = plan.model, plan.mesh.tp
+def _over_tensor(
+    plan: Plan, rank: int, stage: StagePart, one: GenerationPass, *, greedy: bool
+) -> int:
+    model, ranks = plan.model, plan.mesh.group(rank, Axis.TP)
     size = DTYPE_BYTES[plan.mathematics.precision.master]
     sums = stage.first + len(stage.blocks)
     for layer in stage.blocks:
@@ -63,12 +65,13 @@ def _over_tensor(plan: Plan, stage: StagePart, one: GenerationPass, *, greedy: b
         assert model.experts is not None
         sums += plan.mesh.ep > 1 or plan.layout.experts.expert_tp > 1
         sums += model.experts.shared_experts > 0
-    sent = sums * all_reduce_bytes(one.tokens * model.hidden * size, tp)
+    sent = sums * sums_sent(plan, ranks, rank, (one.tokens * model.hidden,), size)[0]
     if stage.last:
-        local_vocab = -(-model.vocab // tp)
+        local_vocab = -(-model.vocab // len(ranks))
         # Whether to stop is told with them: once, or beside the logits of each sequence.
         greedily, drawn = 2 * _NUMBER_BYTES * (one.sequences + 1), (local_vocab + 1) * size
-        sent += all_gather_bytes(greedily if greedy else one.sequences * drawn, tp)
+        piece = greedily if greedy else one.sequences * drawn
+        sent += slices_sent(plan, ranks, rank, piece)[0]
     return sent
 
 

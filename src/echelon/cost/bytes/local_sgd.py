@@ -17,6 +17,10 @@ S are the elements of slices, padding included. Gradients that are summed in eac
 so what crosses islands is 1/H of what replicas send (ZeRO 1 to 3; at stage 0 their ring is one with
 those inside). At the end of a round each rank tells its peers whether somebody asks to stop.
 
+Of islands that may be lost k meet, and (k-1)/k takes the place of (I-1)/I; they sum by the backend,
+and what else they tell each other goes through the launcher's store. One that comes back is sent
+S s outer parameters and S s momentum by the first of those that met.
+
 Source: Stich, 2018; Douillard et al., "DiLoCo", 2023, and "Streaming DiLoCo", 2025.
 """
 
@@ -25,6 +29,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from echelon.core.axis import Axis
+from echelon.core.choices.collective_algorithms import BACKEND
 from echelon.core.choices.local_sgd import OUTER_BLOCK
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.bytes.all_reduce import SumGroup, sum_group
@@ -54,14 +59,24 @@ _IN_FLIGHT = 2
 """Buckets whose outer gradients are summed at a time, without delay."""
 
 
-def outer_bytes(plan: Plan, rank: int, step: int) -> tuple[SentTerm, ...]:
+def outer_bytes(
+    plan: Plan, rank: int, step: int, *, present: int | None = None
+) -> tuple[SentTerm, ...]:
     """Return the terms of what `rank` sends to other islands, told at the end of `step` (from 0).
 
     A message is told when it is awaited: what comes late, with the outer step that is made of it.
+    Of islands that may be lost so many are `present`, or all.
     """
     local = plan.mathematics.local_sgd
-    found = [*_met(plan, rank, local.changes_after(step)), *_row(plan, local.ends_round(step))]
+    met = _met(plan, rank, local.changes_after(step), present=present)
+    found = [*met, *_row(plan, local.ends_round(step))]
     return tuple(term for term in found if term.bytes)
+
+
+def rejoin_bytes(plan: Plan, rank: int) -> int:
+    """Return what a rank of the first island that met sends to one that comes back."""
+    kinds = 1 + (plan.mathematics.local_sgd.outer == "nesterov")
+    return kinds * sum(_slices(plan, rank)) * element_bytes(plan)
 
 
 def mean_outer_bytes(plan: Plan, rank: int) -> tuple[SentTerm, ...]:
@@ -101,6 +116,10 @@ def outer_step_bytes(plan: Plan, rank: int) -> int:
     if not local.active or local.delay:
         return 0
     sizes = _slices(plan, rank)
+    if local.is_elastic:
+        # All sums of a meeting are there before any is applied.
+        met = [_run_lengths(plan, rank, [fragment]) for fragment in range(local.fragments)]
+        return max(map(sum, met)) * element_bytes(plan)
     if local.quantised:
         # Differences of all buckets, and of the largest one codes of all islands and numbers.
         each = element_bytes(plan)
@@ -121,11 +140,18 @@ def sent_element_bytes(plan: Plan) -> float:
     return 1.0 + element_bytes(plan) / OUTER_BLOCK
 
 
-def _met(plan: Plan, rank: int, fragments: Sequence[int], every: int = 1) -> Iterator[SentTerm]:
+def _met(
+    plan: Plan,
+    rank: int,
+    fragments: Sequence[int],
+    every: int = 1,
+    *,
+    present: int | None = None,
+) -> Iterator[SentTerm]:
     if plan.mathematics.local_sgd.quantised:
         yield from _met_in_codes(plan, rank, fragments, every)
         return
-    sums, size = _sums(plan, rank), element_bytes(plan)
+    sums, size = _sums(plan, rank, present), element_bytes(plan)
     yield SentTerm(
         axis=Axis.DP_REPLICATE.value,
         name="outer gradients",
@@ -168,6 +194,8 @@ def _met_in_codes(
 
 
 def _row(plan: Plan, ends: bool, every: int = 1) -> Iterator[SentTerm]:
+    if plan.mathematics.local_sgd.is_elastic:
+        return
     yield SentTerm(
         axis=Axis.DP_REPLICATE.value,
         name="round row",
@@ -178,8 +206,14 @@ def _row(plan: Plan, ends: bool, every: int = 1) -> Iterator[SentTerm]:
     )
 
 
-def _sums(plan: Plan, rank: int) -> SumGroup:
-    return sum_group(plan, plan.mesh.group(rank, Axis.DP_REPLICATE), rank)
+def _sums(plan: Plan, rank: int, present: int | None = None) -> SumGroup:
+    every = plan.mesh.group(rank, Axis.DP_REPLICATE)
+    found = sum_group(plan, every, rank)
+    if not plan.mathematics.local_sgd.is_elastic:
+        return found
+    count = len(every) if present is None else present
+    place = min(found.place, count - 1)
+    return SumGroup(algorithm=BACKEND, place=place, nodes=found.nodes[:count])
 
 
 def _run_lengths(plan: Plan, rank: int, fragments: Sequence[int]) -> list[int]:

@@ -64,13 +64,34 @@ def quantised_sum_copies(plan: Plan, bucket: BucketPlan) -> int:
 
 
 def second_hop_copies(plan: Plan, bucket: BucketPlan) -> int:
-    """Return the bytes that come on top while a sum ends: sums of a place of the node, and their
-    codes, sent and received."""
+    """Return the bytes that come on top while the second hop of a sum begins: sums of a place of
+    the node, and their codes, sent and received."""
     _, far = hop_degrees(plan, expert=bucket.expert)
     if far == 1:
         return 0
     sums = far * slice_elements(plan, bucket) * scale_bytes(plan.mathematics.precision)
     return sums + 2 * far * slice_message_bytes(plan, bucket) + encoding_bytes(plan, bucket)
+
+
+def second_hop_bytes(plan: Plan, bucket: BucketPlan) -> int:
+    """Return the bytes of a second hop under way: codes sent and received, and the own sum.
+
+    0 where a bucket is summed exactly.
+    """
+    _, far = hop_degrees(plan, expert=bucket.expert)
+    if far == 1:
+        return 0
+    own = slice_elements(plan, bucket) * scale_bytes(plan.mathematics.precision)
+    return 2 * far * slice_message_bytes(plan, bucket) + own
+
+
+def ending_bytes(plan: Plan, bucket: BucketPlan) -> int:
+    """Return the bytes that come on top while a second hop ends: scales, codes and numbers of a
+    slice of another node, when the codes that were sent are gone. 0 where sums are exact."""
+    _, far = hop_degrees(plan, expert=bucket.expert)
+    blocks = blocks_of_slice(slice_elements(plan, bucket))
+    decoded = blocks * (1 + 2 * REDUCE_BLOCK) * scale_bytes(plan.mathematics.precision)
+    return max(0, decoded - far * slice_message_bytes(plan, bucket)) if far > 1 else 0
 
 
 def encoding_bytes(plan: Plan, bucket: BucketPlan) -> int:

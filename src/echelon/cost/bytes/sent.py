@@ -31,6 +31,7 @@ from echelon.core.axis import Axis
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.model_shape import LatentAttention
 from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.cost.bytes.all_reduce import pairs_sent, slices_sent, sums_sent
 from echelon.cost.bytes.context.sent import context_bytes
 from echelon.cost.bytes.data import (
     data_bytes,
@@ -45,7 +46,6 @@ from echelon.cost.bytes.local_sgd import mean_outer_bytes
 from echelon.cost.bytes.servers import server_bytes
 from echelon.cost.bytes.terms import (
     SentTerm,
-    all_gather_bytes,
     all_reduce_bytes,
     pass_terms,
 )
@@ -82,7 +82,7 @@ def bytes_sent(plan: Plan, rank: int, load: ExpertLoad | None = None) -> tuple[S
         return *bytes_sent(*plan_and_rank(plan, rank), load), *mean_outer_bytes(plan, rank)
     if plan.mesh.servers:
         apart = plan.mathematics.updates.is_asynchronous
-        terms = (*server_bytes(plan, rank), *(() if apart else world_bytes(plan)))
+        terms = (*server_bytes(plan, rank), *(() if apart else world_bytes(plan, rank)))
         return tuple(term for term in terms if term.bytes)
     part, cp_rank = part_of(plan, rank), plan.mesh.coordinates(rank)[Axis.CP]
     terms = _terms(plan, part, rank, cp_rank, load)
@@ -97,7 +97,7 @@ def bytes_sent_first(plan: Plan, rank: int, load: ExpertLoad | None = None) -> t
 
     Scales of whole tensors have no history then, and rows travel with those of tiles.
     """
-    maxima = [term for term in world_bytes(plan) if term.name == MAXIMA_TERM and term.bytes]
+    maxima = [term for term in world_bytes(plan, rank) if term.name == MAXIMA_TERM and term.bytes]
     return *bytes_sent(first_step(plan), rank, load), *maxima
 
 
@@ -122,11 +122,11 @@ def _terms(
     buckets = plan_buckets(plan, part)
     terms = (
         *data_bytes(plan, part, buckets, rank),
-        *tensor_bytes(plan, part, buckets),
-        *expert_bytes(plan, part, load),
+        *tensor_bytes(plan, part, buckets, rank),
+        *expert_bytes(plan, part, rank, load),
         *context_bytes(plan, part, cp_rank),
-        *pipeline_bytes(plan, part, buckets),
-        *world_bytes(plan),
+        *pipeline_bytes(plan, part, buckets, rank),
+        *world_bytes(plan, rank),
         *thread_bytes(plan, buckets),
     )
     return tuple(term for term in terms if term.bytes)
@@ -141,11 +141,11 @@ def bytes_sent_by_axis(plan: Plan, rank: int, load: ExpertLoad | None = None) ->
 
 
 def tensor_bytes(
-    plan: Plan, part: RankPart, buckets: tuple[BucketPlan, ...]
+    plan: Plan, part: RankPart, buckets: tuple[BucketPlan, ...], rank: int
 ) -> tuple[SentTerm, ...]:
-    """Return the terms of tensor (and sequence) parallelism of the stages of one rank."""
-    degree = plan.mesh.tp
-    size = DTYPE_BYTES[plan.mathematics.precision.parameters]
+    """Return the terms of tensor (and sequence) parallelism of the stages of `rank`."""
+    degree, ranks = plan.mesh.tp, plan.mesh.group(rank, Axis.TP)
+    size, node = DTYPE_BYTES[plan.mathematics.precision.parameters], plan.cluster.devices_per_node
     stream, tokens = stream_bytes(plan), plan.local_tokens
     recomputes = plan.layout.recompute.recomputes
     blocks = sum(one.microbatches * len(one.blocks) for one in part.stages)
@@ -157,12 +157,12 @@ def tensor_bytes(
     embedded = sum(one.microbatches for one in part.stages if one.first)
     headed = sum(one.microbatches for one in part.stages if one.last)
     if plan.layout.sequence_parallel:
-        each = all_gather_bytes(stream // degree, degree)
+        each, far = slices_sent(plan, ranks, rank, stream // degree)
         forward, backward, ends = (1, 2), (1, 3), 2
         formula = at_once = "(n-1)/n N D s"
         source = "Korthikanti et al., 2022, section 4.2.2"
     else:
-        each = all_reduce_bytes(stream, degree)
+        each, far = sums_sent(plan, ranks, rank, (tokens * plan.model.hidden,), size)
         forward, backward, ends = (1, 1), (0, 1), 1
         formula = at_once = "2 (n-1)/n N D s"
         source = "Shoeybi et al., 2019, section 3"
@@ -170,11 +170,12 @@ def tensor_bytes(
     more = wide_before_heads(plan)
     attention_forward, attention_backward = forward[0] + more[0], backward[0] + more[1]
     backward_count = attention_backward * blocks + backward[1] * mlps
-    inputs_again, messages, one = 0, 1, each
+    inputs_again, messages, one, one_far = 0, 1, each, far
     if plan.layout.tp_ring:
         # A gather or a sum around the ring is a message of one chunk to each but the last rank;
         # inputs for the gradients of weights are gathered at once.
         messages, one, formula = degree - 1, stream // degree, "n D s to the next rank"
+        one_far = one * (_next_rank(ranks, rank) // node != rank // node)
         inputs_again = (more[1] - more[0]) * blocks + mlps
     narrow = (0, 0, 0)
     if plan.layout.sequence_parallel and plan.mathematics.precision.is_fp8:
@@ -184,57 +185,74 @@ def tensor_bytes(
             (backward[0] + more[0]) * blocks + 2 * mlps,
         )
 
-    def term(name: str, count: int, each: int, formula: str = at_once) -> SentTerm:
+    def term(name: str, count: int, sent: tuple[int, int], formula: str = at_once) -> SentTerm:
         return SentTerm(
-            axis=Axis.TP.value, name=name, count=count, each=each, formula=formula, source=source
+            axis=Axis.TP.value,
+            name=name,
+            count=count,
+            each=sent[0],
+            far=sent[1],
+            formula=formula,
+            source=source,
         )
 
+    at_a_time, whole = (one, one_far), (each, far)
+    statistics = 3 * tokens * max(STATISTICS_LEAST_BYTES, size)
     return (
         term(
             "blocks forward",
             messages * (attention_forward * blocks + forward[1] * mlps - narrow[0]),
-            one,
+            at_a_time,
             formula,
         ),
         term(
             "blocks forward again",
             messages
             * (attention_forward * again + forward[1] * mlps_again + gathered_again - narrow[1]),
-            one,
+            at_a_time,
             formula,
         ),
         term(
-            "blocks backward", messages * (backward_count - inputs_again - narrow[2]), one, formula
+            "blocks backward",
+            messages * (backward_count - inputs_again - narrow[2]),
+            at_a_time,
+            formula,
         ),
-        term("blocks backward, inputs again", inputs_again, each),
-        *_fp8_terms(plan, narrow),
-        *latent_bytes(plan, blocks, again),
-        term("embedding", ends * embedded, each),
-        term("head", ends * headed, each),
+        term("blocks backward, inputs again", inputs_again, whole),
+        *_fp8_terms(plan, narrow, rank),
+        *latent_bytes(plan, blocks, again, rank),
+        term("embedding", ends * embedded, whole),
+        term("head", ends * headed, whole),
         term(
             "loss statistics",
             headed,
-            all_gather_bytes(3 * tokens * max(STATISTICS_LEAST_BYTES, size), degree),
+            slices_sent(plan, ranks, rank, statistics),
             "(n-1) 3 N max(4, s)",
         ),
-        partial_bytes(plan, buckets),
+        partial_bytes(plan, buckets, rank),
     )
 
 
-def _fp8_terms(plan: Plan, counts: tuple[int, int, int]) -> Iterator[SentTerm]:
+def _next_rank(ranks: tuple[int, ...], rank: int) -> int:
+    return ranks[(ranks.index(rank) + 1) % len(ranks)]
+
+
+def _fp8_terms(plan: Plan, counts: tuple[int, int, int], rank: int) -> Iterator[SentTerm]:
     """Yield the terms of rows that are gathered in 8 bits: forward, again, and backward."""
     degree, precision = plan.mesh.tp, plan.mathematics.precision
-    numbers = plan.local_tokens * plan.model.hidden // degree
+    numbers, ranks = plan.local_tokens * plan.model.hidden // degree, plan.mesh.group(rank, Axis.TP)
     for name, count in zip(("forward", "forward again", "backward"), counts, strict=True):
         for part, size, formula in (
             ("codes", numbers, "(n-1)/n N D"),
             ("scales", fp8_scale_bytes(numbers, precision), "(n-1)/n N D 4 / block"),
         ):
+            each, far = slices_sent(plan, ranks, rank, size)
             yield SentTerm(
                 axis=Axis.TP.value,
                 name=f"blocks {name}, {part}",
                 count=count,
-                each=all_gather_bytes(size, degree),
+                each=each,
+                far=far,
                 formula=formula,
                 source="DeepSeek-V3, 2024, section 3.3",
             )
@@ -256,7 +274,7 @@ def _with_mlp(plan: Plan, blocks: tuple[int, ...]) -> list[int]:
 
 
 def pipeline_bytes(
-    plan: Plan, part: RankPart, buckets: tuple[BucketPlan, ...]
+    plan: Plan, part: RankPart, buckets: tuple[BucketPlan, ...], rank: int
 ) -> tuple[SentTerm, ...]:
     """Return the terms of pipeline parallelism: one activation on, one gradient back.
 
@@ -277,19 +295,21 @@ def pipeline_bytes(
     return (
         term("activations", activations, message, "N D s per stage"),
         term("gradients", gradients, message, "N D s per stage"),
-        tied_bytes(plan, buckets),
-        mirrored_bytes(plan, part, buckets),
+        tied_bytes(plan, buckets, rank),
+        mirrored_bytes(plan, part, buckets, rank),
     )
 
 
-def world_bytes(plan: Plan) -> tuple[SentTerm, ...]:
+def world_bytes(plan: Plan, rank: int) -> tuple[SentTerm, ...]:
     """Return the terms of what all ranks tell one another at the end of a step."""
     row = STEP_ROW_BYTES + (ROUTING_ROW_BYTES if plan.model.experts is not None else 0)
+    each, far = pairs_sent(plan, tuple(range(plan.mesh.world_size)), rank, row)
     return (
         SentTerm(
             axis="world",
             name="step row",
-            each=all_gather_bytes(row, plan.mesh.world_size),
+            each=each,
+            far=far,
             formula=f"(world - 1) x {row}",
             source="what every rank must know of a step, in one row",
         ),
@@ -321,21 +341,23 @@ def wide_before_heads(plan: Plan) -> tuple[int, int]:
     return (1, 2) if plan.layout.sequence_parallel else (0, 1)
 
 
-def latent_bytes(plan: Plan, blocks: int, again: int) -> Iterator[SentTerm]:
+def latent_bytes(plan: Plan, blocks: int, again: int, rank: int) -> Iterator[SentTerm]:
     """Yield the terms of the axis "tp" for `blocks` runs of a block, `again` of them repeated."""
     latent, scattered = plan.model.latent, plan.layout.sequence_parallel
     if latent is None:
         return
-    widths, degree = narrow_widths(latent), plan.mesh.tp
+    widths, ranks = narrow_widths(latent), plan.mesh.group(rank, Axis.TP)
     if scattered:
-        scattered_back = _gathered(plan, widths)
-        again_for_weights = _gathered_for_products(plan, widths[:2])
-        forward = again_for_weights + _gathered(plan, widths[2:])
-        backward = scattered_back + again_for_weights
+        scattered_back = _piece(plan, widths)
+        again_for_weights = _piece_for_products(plan, widths[:2])
+        forward = slices_sent(plan, ranks, rank, again_for_weights + _piece(plan, widths[2:]))
+        backward = slices_sent(plan, ranks, rank, scattered_back + again_for_weights)
         formulas = "(n-1)/n N r s", "(n-1)/n N (r + u) s"
     else:
-        forward = 0
-        backward = sum(all_reduce_bytes(_rows_bytes(plan, width), degree) for width in widths)
+        forward = (0, 0)
+        size = DTYPE_BYTES[plan.mathematics.precision.parameters]
+        elements = (plan.local_tokens * width for width in widths)
+        backward = sums_sent(plan, ranks, rank, elements, size)
         formulas = "0", "2 (n-1)/n N r s"
     yield from pass_terms(
         Axis.TP,
@@ -352,23 +374,18 @@ def narrow_widths(latent: LatentAttention) -> tuple[int, int, int]:
     return latent.query_rank, latent.kv_rank, latent.rope_dim
 
 
-def _gathered(plan: Plan, widths: tuple[int, ...]) -> int:
-    """Return the bytes of gathering rows of these widths, or of scattering their gradients."""
-    degree = plan.mesh.tp
-    return sum(all_gather_bytes(_rows_bytes(plan, width) // degree, degree) for width in widths)
+def _piece(plan: Plan, widths: tuple[int, ...]) -> int:
+    """Return the bytes of this rank's rows of these widths."""
+    return sum(_rows_bytes(plan, width) // plan.mesh.tp for width in widths)
 
 
-def _gathered_for_products(plan: Plan, widths: tuple[int, ...]) -> int:
-    """Return the bytes of gathering rows of these widths that a product reads."""
-    degree, precision = plan.mesh.tp, plan.mathematics.precision
+def _piece_for_products(plan: Plan, widths: tuple[int, ...]) -> int:
+    """Return the bytes of this rank's rows of these widths as a product reads them."""
+    precision = plan.mathematics.precision
     if not precision.is_fp8:
-        return _gathered(plan, widths)
-    rows = plan.local_tokens // degree
-    return sum(
-        all_gather_bytes(rows * width, degree)
-        + all_gather_bytes(fp8_scale_bytes(rows * width, precision), degree)
-        for width in widths
-    )
+        return _piece(plan, widths)
+    rows = plan.local_tokens // plan.mesh.tp
+    return sum(rows * width + fp8_scale_bytes(rows * width, precision) for width in widths)
 
 
 def _rows_bytes(plan: Plan, width: int) -> int:

@@ -20,6 +20,10 @@ Pool = Literal["device", "host", "nvme"]
 """Where bytes rest. On a machine without GPU "device" is main memory, counted apart from "host"."""
 
 
+SentBytes = int | tuple[int, int]
+"""What is sent; or that, and how much of it to other nodes."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SentTerm:
     """Say what one kind of message adds to the bytes that a rank sends per step.
@@ -34,6 +38,9 @@ class SentTerm:
     count: int = 1
     each: int
     every: int = 1
+    far: int | None = None
+    """Of `each`, what goes to other nodes; None where nobody tells. A library's own all-reduce is
+    told of as a ring in the order of ranks."""
     formula: str
     source: str
 
@@ -65,13 +72,14 @@ def pass_terms(
     source: str,
     *,
     counts: tuple[int, int],
-    each: tuple[int, int],
+    each: tuple[SentBytes, SentBytes],
     formulas: tuple[str, ...],
 ) -> Iterator[SentTerm]:
     """Yield what is sent in forward passes, in those that are repeated, and in backward ones.
 
     `counts` are the passes, and those once more; `each` and `formulas` forward and backward.
     """
+    sent = [(one, None) if isinstance(one, int) else one for one in each]
     for way, count, back in (
         ("forward", counts[0], False),
         ("forward again", counts[1], False),
@@ -81,7 +89,8 @@ def pass_terms(
             axis=axis.value,
             name=f"{name} {way}",
             count=count,
-            each=each[back],
+            each=sent[back][0],
+            far=sent[back][1],
             formula=formulas[back],
             source=source,
         )

@@ -9,7 +9,7 @@ computation (Newton-Schulz); but for attention over context ranks, which holds t
 - Gradients that add up in slices: whole buckets, while they fill and until their sum has left.
 - What is on the wire where that is a copy: gradients in another dtype, slices to be added. Sums
   over other axes (replicas, tensor ranks, both ends) are all awaited when backward is over.
-- Own algorithms of all-reduces: what arrives to be added, beside the gradients that it is added to.
+- Own algorithms of sums: what arrives to be added, beside the gradients or rows that are summed.
 - Muon: whole matrices at their owners, and the messages, for a few buckets at a time.
 - Offload: the sets of tensors (one bucket's) that are read ahead or written behind.
 - Context ranks: attention of one block at a time, beside what waits for backward
@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from math import prod
 
 from echelon.core.axis import Axis
@@ -33,7 +34,6 @@ from echelon.core.offload_file import round_up_to_pages
 from echelon.core.plan import DTYPE_BYTES, OffloadTarget, Plan
 from echelon.cost.bytes.all_reduce import sum_group
 from echelon.cost.bytes.context.memory import most_attention_memory
-from echelon.cost.bytes.data import gradient_ranks
 from echelon.cost.bytes.experts.memory import rows_in_dispatch
 from echelon.cost.bytes.fp8 import gathered_element_bytes, int8_message_bytes
 from echelon.cost.bytes.quantised_sums import quantised_sum_copies, second_hop_copies
@@ -52,6 +52,7 @@ from echelon.layout.buckets import (
 from echelon.layout.expert_load import expert_blocks
 from echelon.layout.muon import muon_exchange
 from echelon.layout.stage import RankPart, rank_part
+from echelon.layout.sum_groups import end_ranks, gradient_ranks, mirror_ranks, shard_ranks
 
 BUCKETS_IN_FLIGHT = 2
 """Buckets whose sum may be under way while another one fills, where memory waits for its end."""
@@ -185,8 +186,9 @@ def _fills_long(plan: Plan, bucket: BucketPlan) -> bool:
 def _copies(plan: Plan, part: RankPart, buckets: Buckets) -> HeldTerm:
     """Bound the copies that are on the wire: whole in another dtype, and slices to be added.
 
-    Over Gloo a rank adds up its slices itself, from the slices that the others send it. Where there
-    are any copies, only so many first sums are under way; later ones are not bounded.
+    Over Gloo a rank adds up its slices itself, from the slices that the others send it, unless by
+    an algorithm of steps (`arriving_term`). Where there are any copies, only so many first sums are
+    under way; later ones are not bounded.
     """
     precision = plan.mathematics.precision
     cast = precision.reduction != precision.gradients
@@ -198,7 +200,7 @@ def _copies(plan: Plan, part: RankPart, buckets: Buckets) -> HeldTerm:
             return -(-(codes + second_hop_copies(plan, bucket)) // size) + slice_elements(
                 plan, bucket
             )
-        received = shard_degree(plan, expert=expert) - 1 if plan.cluster.backend == "gloo" else 0
+        received = shard_degree(plan, expert=expert) - 1 if adds_slices_itself(plan, expert) else 0
         adds = cast or accumulates_slices(plan, expert=expert)
         slices = received + (zero_stage(plan, expert=expert) > 0 and adds)
         return cast * bucket.num_elements + slices * slice_elements(plan, bucket)
@@ -209,34 +211,87 @@ def _copies(plan: Plan, part: RankPart, buckets: Buckets) -> HeldTerm:
     return _elements_term("gradients being summed", elements, size)
 
 
+def adds_slices_itself(plan: Plan, expert: bool) -> bool:
+    """Return whether a rank is sent the slices of all others at once, and keeps them until then."""
+    if plan.cluster.backend != "gloo" or not zero_stage(plan, expert=expert):
+        return False
+    return not sum_group(plan, shard_ranks(plan, 0, expert=expert), 0).scatters
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArrivingSum:
+    """Say what lands beside a bucket at the member of a group where most does, in bytes."""
+
+    ranks: tuple[int, ...]
+    bytes: int
+    each_time: bool = False
+    """Whether it does whenever the bucket is full, or only at the end of a step."""
+
+
 def arriving_term(plan: Plan, pp_rank: int, buckets: Buckets) -> HeldTerm:
-    """Bound what all-reduces by messages receive beside their tensors.
+    """Bound what sums by messages receive beside their tensors, of buckets and of rows.
 
     A group runs one of its sums at a time (`parallel/transport/algorithms/run.py`).
     """
-    most: dict[tuple[int, ...], int] = {}
+    part = rank_part(plan, pp_rank)
+    most = {plan.mesh.group(part_rank(plan, part), Axis.TP): arriving_row_bytes(plan, part)}
     for bucket in buckets:
-        ranks, elements = arriving_elements(plan, pp_rank, bucket)
-        most[ranks] = max(most.get(ranks, 0), elements)
-    size = DTYPE_BYTES[plan.mathematics.precision.reduction]
-    return _elements_term("arriving chunks of sums", sum(most.values()), size)
+        for one in arriving_sums(plan, part, bucket):
+            most[one.ranks] = max(most.get(one.ranks, 0), one.bytes)
+    formula = " + ".join(f"{count:,}" for count in most.values() if count)
+    return HeldTerm(name="arriving chunks of sums", bytes=sum(most.values()), formula=formula)
 
 
-def arriving_elements(plan: Plan, pp_rank: int, bucket: BucketPlan) -> tuple[tuple[int, ...], int]:
-    """Return who sums a bucket by messages, and what arrives beside it, at the member with most.
+def arriving_sums(plan: Plan, part: RankPart, bucket: BucketPlan) -> tuple[ArrivingSum, ...]:
+    """Return what sums of a bucket by messages land beside it; none where a library sums.
 
-    Data ranks sum a whole bucket, or replicas its slices; nobody does where a library sums.
+    Data ranks sum a whole bucket, or those of a replica slices of it, unless in codes; then
+    replicas, tensor ranks, and ranks of other stages sum the slices.
     """
     if plan.layout.collectives.algorithm == BACKEND:
-        return (), 0
-    rank = plan.mesh.rank({Axis.PP: pp_rank})
-    if zero_stage(plan, expert=bucket.expert) > 0:
-        ranks = plan.mesh.group(rank, Axis.DP_REPLICATE)
-        elements = slice_elements(plan, bucket)
+        return ()
+    rank, expert = part_rank(plan, part), bucket.expert
+    size, piece = DTYPE_BYTES[plan.mathematics.precision.reduction], slice_elements(plan, bucket)
+    found: list[ArrivingSum] = []
+    if not zero_stage(plan, expert=expert):
+        later = [gradient_ranks(plan, rank, expert=expert)]
     else:
-        ranks = gradient_ranks(plan, rank, expert=bucket.expert)
-        elements = bucket.num_elements
-    return ranks, sum_group(plan, ranks, rank).most_arriving_elements(elements)
+        later = [plan.mesh.group(rank, Axis.DP_REPLICATE)]
+        ranks = shard_ranks(plan, rank, expert=expert)
+        slices = sum_group(plan, ranks, rank)
+        if slices.scatters and not quantised_sum_copies(plan, bucket):
+            beside = slices.slices_beside() * piece * size
+            found.append(ArrivingSum(ranks=ranks, bytes=beside, each_time=True))
+    if bucket.kind == "partial":
+        later.append(plan.mesh.group(rank, Axis.TP))
+    if bucket.kind == "tied":
+        later.append(end_ranks(plan, rank))
+    if part.mirrored:
+        later.append(mirror_ranks(plan, rank))
+    for ranks in later:
+        elements = sum_group(plan, ranks, rank).most_arriving_elements(piece)
+        if elements:
+            found.append(ArrivingSum(ranks=ranks, bytes=elements * size))
+    return tuple(found)
+
+
+def arriving_row_bytes(plan: Plan, part: RankPart) -> int:
+    """Return what sums of rows over tensor ranks land beside them at most; 0 where a library sums.
+
+    The widest rows are those of the residual stream.
+    """
+    rank = part_rank(plan, part)
+    sums = sum_group(plan, plan.mesh.group(rank, Axis.TP), rank)
+    rows = plan.local_tokens * plan.model.hidden
+    size = DTYPE_BYTES[plan.mathematics.precision.parameters]
+    if not plan.layout.sequence_parallel:
+        return sums.most_arriving_elements(rows) * size
+    return sums.slices_beside() * (rows // plan.mesh.tp) * size if sums.scatters else 0
+
+
+def part_rank(plan: Plan, part: RankPart) -> int:
+    """Return the first rank of a place of the pipeline."""
+    return plan.mesh.rank({Axis.PP: part.pp_rank})
 
 
 def _elements_term(name: str, elements: int, size: int) -> HeldTerm:

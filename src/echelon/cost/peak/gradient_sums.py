@@ -4,7 +4,8 @@ Where gradients add up in slices, a bucket is whole from the first gradient of a
 its sum has left. A sum that is under way has copies beside: the bucket in the dtype of the
 reduction where that is another, and the slice that is to be added or rounded. The third sum ends
 the first, where they have any copy or a hop to come; later hops (replicas, tensor ranks, both
-ends) end when backward is over. Where messages sum, what arrives lands beside, one sum of a group
+ends) end when backward is over. The second of two hops of codes begins with the sum after it, or
+where backward is over. Where messages sum, what arrives lands beside, one sum of a group
 at a time.
 """
 
@@ -12,7 +13,7 @@ from __future__ import annotations
 
 from collections import Counter, deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import TypeAlias
 
@@ -20,10 +21,17 @@ from echelon.core.parameters import EMBEDDING
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.bytes.quantised_sums import (
     encoding_bytes,
+    ending_bytes,
     quantised_sum_copies,
+    second_hop_bytes,
     second_hop_copies,
 )
-from echelon.cost.bytes.transient import BUCKETS_IN_FLIGHT, arriving_elements
+from echelon.cost.bytes.transient import (
+    BUCKETS_IN_FLIGHT,
+    ArrivingSum,
+    adds_slices_itself,
+    arriving_sums,
+)
 from echelon.layout.buckets import (
     BucketPlan,
     accumulates_slices,
@@ -59,13 +67,15 @@ class SummedBucket:
     first: int
     """What comes on top while codes are made for it; else 0."""
     second: int
-    """What comes on top while a sum in two hops ends; else 0."""
+    """What comes on top while the second hop of a sum begins; else 0."""
+    far: int
+    """What is there in place of `others` while that hop is under way; else 0."""
+    ending: int
+    """What comes on top while that hop ends; else 0."""
     hops: int
     """Sums over other axes that follow in the last microbatch."""
-    members: tuple[int, ...] = ()
-    """Who sums it by messages, or its slices."""
-    arriving: int = 0
-    """What lands beside it then, until backward is over; 0 where a library sums."""
+    arriving: tuple[ArrivingSum, ...] = ()
+    """What lands beside it where it is summed by messages, until backward is over."""
 
     @classmethod
     def from_plan(cls, plan: Plan, part: RankPart, bucket: BucketPlan) -> SummedBucket:
@@ -75,12 +85,11 @@ class SummedBucket:
         size, wire = DTYPE_BYTES[precision.gradients], DTYPE_BYTES[precision.reduction]
         stage, adds = zero_stage(plan, expert=expert), accumulates_slices(plan, expert=expert)
         cut = slice_elements(plan, bucket) * wire if stage else 0
-        gloo = plan.cluster.backend == "gloo" and stage > 0
+        itself = adds_slices_itself(plan, expert)
         codes = quantised_sum_copies(plan, bucket)
         sizes = [plan.mesh.dp_replicate if stage else 1, 2 if part.mirrored else 1]
         sizes.append(plan.mesh.tp if bucket.kind == "partial" else 1)
         sizes.append(2 if bucket.kind == "tied" else 1)
-        members, arriving = arriving_elements(plan, part.pp_rank, bucket)
         return cls(
             plan=bucket,
             contributions=_contributions(plan, part, bucket),
@@ -89,16 +98,17 @@ class SummedBucket:
             # Codes are made of gradients as they are.
             cast=bucket.num_elements * wire if casts and not codes else 0,
             slice=cut,
-            others=codes or ((shard_degree(plan, expert=expert) - 1) * cut if gloo else 0),
+            others=codes or ((shard_degree(plan, expert=expert) - 1) * cut if itself else 0),
             alone=stage > 0 and shard_degree(plan, expert=expert) == 1,
             casts=casts,
             # Room for what is received comes when codes are made.
             first=max(0, encoding_bytes(plan, bucket) - codes // 2),
             # What was sent is gone by then.
             second=max(0, second_hop_copies(plan, bucket) - codes // 2),
+            far=second_hop_bytes(plan, bucket),
+            ending=ending_bytes(plan, bucket),
             hops=sum(size > 1 for size in sizes),
-            members=members,
-            arriving=arriving * wire,
+            arriving=arriving_sums(plan, part, bucket),
         )
 
 
@@ -114,6 +124,8 @@ class _Sum:
     bucket: SummedBucket
     held: int
     hops: int
+    begun: bool = False
+    """Whether the second of its hops of codes is under way."""
 
 
 SumsState: TypeAlias = tuple[
@@ -122,7 +134,7 @@ SumsState: TypeAlias = tuple[
     frozenset[int],
     frozenset[str],
     frozenset[str],
-    tuple[tuple[str, int, int], ...],
+    tuple[tuple[str, int, int, bool], ...],
     tuple[tuple[tuple[int, ...], int], ...],
     tuple[int, int, int],
 ]
@@ -195,7 +207,7 @@ class GradientSums:
             frozenset(self._ended),
             frozenset(self._finished),
             frozenset(self._ends),
-            tuple((one.bucket.plan.name, one.held, one.hops) for one in self._under_way),
+            tuple((one.bucket.plan.name, one.held, one.hops, one.begun) for one in self._under_way),
             tuple(self._arriving.items()),
             (self._later, self.bytes, self._most),
         )
@@ -211,6 +223,8 @@ class GradientSums:
 
     def finish(self) -> None:
         """Learn that backward is over."""
+        for place in range(len(self._under_way)):
+            self._begin_second_hop(place)
         while self._under_way:
             self._finish(self._under_way.popleft())
         self._add(-self._later - sum(self._arriving.values()))
@@ -234,23 +248,39 @@ class GradientSums:
         held = one.cast + one.others + (one.slice if added or one.casts else 0)
         self._add(held + one.first)
         self._add(-one.first)
-        if last:
-            here = self._arriving.get(one.members, 0)
-            self._arriving[one.members] = max(here, one.arriving)
-            self._add(self._arriving[one.members] - here)
+        for landing in one.arriving:
+            if last or landing.each_time:
+                here = self._arriving.get(landing.ranks, 0)
+                self._arriving[landing.ranks] = max(here, landing.bytes)
+                self._add(self._arriving[landing.ranks] - here)
         if one.alone:
             held -= one.cast
             self._add(-one.cast)
         self._under_way.append(_Sum(one, held, one.hops if last else 0))
+        if len(self._under_way) > 1:
+            self._begin_second_hop(-2)
         while (beyond := len(self._under_way) - BUCKETS_IN_FLIGHT) > 0 and (
             self._copies or any(one.hops for one in islice(self._under_way, beyond))
         ):
             self._finish(self._under_way.popleft())
 
-    def _finish(self, one: _Sum) -> None:
+    def _begin_second_hop(self, place: int) -> None:
+        self._under_way[place] = self._begun(self._under_way[place])
+
+    def _begun(self, one: _Sum) -> _Sum:
+        """Return a sum with its second hop under way, where it has one."""
         bucket = one.bucket
+        if one.begun or not bucket.far:
+            return one
         self._add(bucket.second)
-        self._add(-bucket.second)
+        self._add(bucket.far - bucket.others - bucket.second)
+        return replace(one, held=one.held + bucket.far - bucket.others, begun=True)
+
+    def _finish(self, one: _Sum) -> None:
+        one = self._begun(one)
+        bucket = one.bucket
+        self._add(bucket.ending)
+        self._add(-bucket.ending)
         if bucket.adds and bucket.plan.name in self._present:
             self._present.discard(bucket.plan.name)
             self._add(-bucket.whole)

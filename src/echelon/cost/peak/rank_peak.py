@@ -37,6 +37,7 @@ from echelon.cost.bytes.local_sgd import (
 )
 from echelon.cost.bytes.terms import Pool
 from echelon.cost.bytes.threads import REPLICA_GRADIENTS, REPLICA_PARAMETERS
+from echelon.cost.bytes.transient import arriving_row_bytes
 from echelon.cost.peak.few_rounds import with_as_full_ranks
 from echelon.cost.peak.messages import message_counts
 from echelon.cost.peak.offload_buffers import offload_buffer_bytes
@@ -145,7 +146,7 @@ class PeakWalk:
         terms["buffers"] += offload_buffer_bytes(
             self._few, walk.buckets, found.reads, pools_of_device(self._few)
         )
-        terms["buffers"] += self._tokens()
+        terms["buffers"] += self._tokens() + arriving_row_bytes(self._few, part)
         return RankPeak(rank=rank, terms=terms, where=found.where)
 
     def _walk_of(self, rank: int, part: RankPart, numbers: ActivationNumbers) -> PlaceWalk:

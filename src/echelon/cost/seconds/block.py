@@ -22,7 +22,7 @@ import numpy as np
 
 from echelon.cost.bytes.piece_traffic import HEAD_WIDTHS
 from echelon.cost.seconds.inputs import CostInputs
-from echelon.cost.seconds.links.collectives import all_reduce_seconds
+from echelon.cost.seconds.links.collectives import all_reduce_seconds, sum_seconds
 from echelon.cost.seconds.links.exchanges import (
     NOTHING,
     context_exchange,
@@ -383,7 +383,7 @@ def end_seconds(work: CostInputs) -> EndSeconds:
     logits = memory_seconds(machine, 0.5 * software.logit_bytes * tokens * columns)
     rows = work.element * tokens * model.hidden
     way = library_group_links(work, layout.tp, 1.0)
-    joined = all_reduce_seconds(way, rows)
+    joined = sum_seconds(way, rows, layout.sums)
     small = 3.0 * all_reduce_seconds(way, 4.0 * tokens)
     pace, late = software.pace, software.loss_backward
     return EndSeconds(

@@ -31,11 +31,16 @@ from echelon.cost.seconds.inputs import CostInputs
 from echelon.cost.seconds.links.collectives import (
     GroupLinkNumbers,
     all_gather_seconds,
+    gather_seconds,
     group_link_numbers,
     point_to_point_seconds,
     sum_seconds,
 )
-from echelon.cost.seconds.links.exchanges import library_group_links, pairwise_group_links
+from echelon.cost.seconds.links.exchanges import (
+    library_group_links,
+    pairwise_group_links,
+    slices_seconds,
+)
 from echelon.cost.seconds.matmul import memory_seconds
 from echelon.cost.seconds.numbers import Num
 
@@ -101,18 +106,20 @@ def step_collective_seconds(work: CostInputs, held: HeldWeights) -> tuple[Num, N
     def reduced(way: GroupLinkNumbers, whole: GroupLinkNumbers, weights: Num) -> Num:
         size = software.reduced_bytes * weights / software.reduce_share
         across = sum_seconds(ways.replicate, np.where(cut, size / way.degree, size), layout.sums)
-        sliced = _scatter_seconds(work, way, weights, all_gather_seconds(way, size))
+        exact = _slices_seconds(work, way, whole, size)
+        sliced = _scatter_seconds(work, way, weights, exact)
         return np.where(cut, sliced, sum_seconds(whole, size, layout.sums)) + across
 
-    def gathered(way: GroupLinkNumbers, weights: Num) -> Num:
-        return np.where(cut, all_gather_seconds(way, work.element * weights), 0.0)
+    def gathered(way: GroupLinkNumbers, whole: GroupLinkNumbers, weights: Num) -> Num:
+        return np.where(cut, _slices_seconds(work, way, whole, work.element * weights), 0.0)
 
     if np.any(np.asarray(layout.servers) > 0.0):
         return server_seconds(work, shared)
     none = np.asarray(routed) == 0.0
     reduce = reduced(ways.shared, ways.shared_sum, shared)
     reduce = reduce + np.where(none, 0.0, reduced(ways.routed, ways.routed_sum, routed))
-    gather = gathered(ways.shared, shared) + np.where(none, 0.0, gathered(ways.routed, routed))
+    gather = gathered(ways.shared, ways.shared_sum, shared)
+    gather = gather + np.where(none, 0.0, gathered(ways.routed, ways.routed_sum, routed))
     return reduce, gather
 
 
@@ -164,19 +171,28 @@ def unit_gather_seconds(
     codes = np.maximum(float(is_block), np.asarray(work.layout.gathers_ends))
     coded = codes * np.asarray(work.layout.gathered_bytes)
     element = np.where(coded > 0.0, coded, work.element) / software.gather_share
-    gather = all_gather_seconds(ways.shared, element * shared)
-    exact = all_gather_seconds(ways.shared, size * shared)
+    pair, routed_pair = (ways.shared, ways.shared_sum), (ways.routed, ways.routed_sum)
+    gather = _slices_seconds(work, *pair, element * shared)
+    exact = _slices_seconds(work, *pair, size * shared)
     scatter = _scatter_seconds(work, ways.shared, shared, exact)
     slices = size * shared / ways.shared.degree
     scatter = scatter + sum_seconds(ways.replicate, slices, work.layout.sums)
     some = np.asarray(routed) > 0.0
-    gather = gather + np.where(some, all_gather_seconds(ways.routed, element * routed), 0.0)
-    exact = all_gather_seconds(ways.routed, size * routed)
+    gather = gather + np.where(some, _slices_seconds(work, *routed_pair, element * routed), 0.0)
+    exact = _slices_seconds(work, *routed_pair, size * routed)
     routes = _scatter_seconds(work, ways.routed, routed, exact)
     scatter = scatter + np.where(some, routes, 0.0)
     held = shared / work.layout.shard + routed / work.layout.expert_shard
     travels = parameter_offload_seconds(work, held)
     return gather + travels, scatter + travels
+
+
+def _slices_seconds(
+    work: CostInputs, way: GroupLinkNumbers, steps: GroupLinkNumbers, num_bytes: Num
+) -> Num:
+    """Return the seconds in which slices are gathered or summed, by pairs or by steps of a plan."""
+    direct = all_gather_seconds(way, num_bytes)
+    return gather_seconds(steps, num_bytes, work.layout.sums, direct=direct)
 
 
 def _scatter_seconds(work: CostInputs, way: GroupLinkNumbers, weights: Num, exact: Num) -> Num:
@@ -210,15 +226,14 @@ def node_gather_seconds(work: CostInputs, shared: Num, routed: Num, *, far: Num)
     element = np.where(coded > 0.0, coded, work.element) / software.gather_share
     found: Num = 0.0
     inner = layout.ep * layout.expert_tp
-    for way, stride, weights in (
-        (ways.shared, layout.tp, shared),
-        (ways.routed, inner, routed),
+    for way, whole_way, stride, weights in (
+        (ways.shared, ways.shared_sum, layout.tp, shared),
+        (ways.routed, ways.routed_sum, inner, routed),
     ):
         local = np.asarray(way.ranks_per_node)
-        near = pairwise_group_links(work, local, stride)
         kept = (local > 1.0) & (local < way.degree)
-        each = np.where(kept, all_gather_seconds(near, element * weights), 0.0)
-        whole = all_gather_seconds(way, element * weights)
+        each = np.where(kept, slices_seconds(work, local, stride, element * weights), 0.0)
+        whole = _slices_seconds(work, way, whole_way, element * weights)
         found = found + np.where(np.asarray(weights) > 0.0, np.where(kept, each, whole), 0.0)
     return np.where(np.asarray(layout.secondary) > 0.0, found, far)
 

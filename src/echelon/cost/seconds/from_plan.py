@@ -11,7 +11,7 @@ from echelon.core.choices.collective_algorithms import algorithm_index
 from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
 from echelon.core.cluster import Cluster, Efficiency, Link, cluster_under_load, shared_bandwidth
 from echelon.core.model_shape import ModelShape
-from echelon.core.plan import DTYPE_BYTES, OptimizerKind, Plan, Precision
+from echelon.core.plan import DTYPE_BYTES, OptimizerKind, Plan, Precision, ReduceKind
 from echelon.cost.bytes.experts.memory import balanced_memory
 from echelon.cost.bytes.fp8 import CODE_BYTES, largest_number_bytes
 from echelon.cost.bytes.local_sgd import sent_element_bytes
@@ -143,10 +143,7 @@ def layout_numbers_from_plan(plan: Plan) -> LayoutNumbers:
         gathers_ends=float(zero.gather == "int8"),
         parameter_offload=float(zero.parameter_offload != "none"),
         secondary=float(zero.secondary),
-        summed_bytes=0.0
-        if zero.reduce == "exact"
-        else message_bytes(REDUCE_BLOCK, zero.reduce, scale_bytes(plan.mathematics.precision))
-        / REDUCE_BLOCK,
+        summed_bytes=summed_weight_bytes(zero.reduce, plan.mathematics.precision),
         sums=float(algorithm_index(layout.collectives.algorithm)),
         servers=float(mesh.servers),
         replicas=float(layout.threads.replicas),
@@ -164,9 +161,23 @@ def _coded_bytes(plan: Plan) -> float:
     precision = plan.mathematics.precision
     if plan.layout.zero.gather == "parameters":
         return 0.0
-    if not precision.int8_block:
-        return float(CODE_BYTES)
-    return CODE_BYTES + largest_number_bytes(precision) / precision.int8_block
+    return gathered_weight_bytes(precision, int8_block=precision.int8_block)
+
+
+def gathered_weight_bytes(precision: Precision, *, int8_block: int) -> float:
+    """Return the bytes of a weight of a block that is gathered as a code.
+
+    `int8_block` weights share a scale; 0 where codes are those of products in fp8.
+    """
+    scale = largest_number_bytes(precision) / int8_block if int8_block else 0.0
+    return CODE_BYTES + scale
+
+
+def summed_weight_bytes(kind: ReduceKind, precision: Precision) -> float:
+    """Return the bytes of a gradient as codes of it are summed; 0 where it is summed as it is."""
+    if kind == "exact":
+        return 0.0
+    return message_bytes(REDUCE_BLOCK, kind, scale_bytes(precision)) / REDUCE_BLOCK
 
 
 def _padding(plan: Plan) -> float:

@@ -12,14 +12,15 @@ import contextlib
 import json
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from echelon.core.serialize import from_json, to_json
+from echelon.launch.desync.findings import Finding, Verdict
 from echelon.launch.desync.fingerprint import Activity, RankEvidence
 from echelon.launch.desync.ring import FingerprintRing, RingReader, remove_ring
-from echelon.launch.desync.verdict import Finding, Verdict, find_mismatch, find_stall
+from echelon.launch.desync.verdict import find_mismatch, find_stall
 from echelon.launch.desync.watch import KnownRank, evidence_of
 
 if TYPE_CHECKING:
@@ -29,7 +30,7 @@ TOLD = 96
 """How many of its last operations a rank tells: a step of most plans, and less than 100 KB."""
 _COLLECT_S = 1.4
 _POLL_S = 0.1
-_AGAIN_S = 10.0
+_AGAIN_S = 5.0
 _SOON_S = 2.0
 """When to ask again those who may only have been too busy to answer."""
 _APART_S = 2.0
@@ -72,7 +73,7 @@ class DesyncExchange:
         if asked > self._answered:
             self._answered = asked
             self._asks_after = time.monotonic() + _AGAIN_S
-            self._tell(asked, evidence_of(known(), self._reader, time.monotonic(), most=TOLD))
+            self._tell(asked, self._own(known))
 
     def compare(
         self,
@@ -83,7 +84,7 @@ class DesyncExchange:
         """Ask all ranks, and return what their answers show; `gone` says which cannot answer."""
         number = self._answered = self._store.add("desync/asked", 1)
         self._asks_after = time.monotonic() + _AGAIN_S
-        own = evidence_of(known(), self._reader, time.monotonic(), most=TOLD)
+        own = self._own(known)
         self._tell(number, own)
         waiting = {rank for rank in range(len(labels)) if rank != self._rank}
         found = {self._rank: own}
@@ -118,6 +119,10 @@ class DesyncExchange:
         )
         return evidence_of(known, self._reader, time.monotonic(), most=TOLD)
 
+    def _own(self, known: Callable[[], KnownRank]) -> RankEvidence:
+        evidence = evidence_of(known(), self._reader, time.monotonic(), most=TOLD)
+        return replace(evidence, host=self._host)
+
     def _num_asked(self) -> int:
         return self._store.add("desync/asked", 0)
 
@@ -138,7 +143,9 @@ class DesyncExchange:
                     if activity is Activity.GONE:
                         remove_ring(Path(place.path))
                     try:
-                        return evidence_of(known, reader, time.monotonic(), most=TOLD)
+                        found = evidence_of(known, reader, time.monotonic(), most=TOLD)
+                        return replace(found, host=place.host)
                     finally:
                         reader.close()
+            return replace(evidence_of(known, None, time.monotonic()), host=place.host)
         return evidence_of(known, None, time.monotonic())

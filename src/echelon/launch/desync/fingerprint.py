@@ -6,6 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 
+from echelon.launch.desync.connections import Connections
+
 SEND, RECEIVE = "send", "receive"
 
 Content = tuple[str, str, tuple[int, ...], str]
@@ -103,6 +105,10 @@ class RankEvidence:
     """The line that it is at, outside of a wait."""
     stack: str = ""
     """The stack of its threads."""
+    host: str = ""
+    """The host that it runs on, where ranks run on several."""
+    connections: Connections | None = None
+    """What its TCP connections say; None where that is not known."""
 
     @property
     def waiting(self) -> Fingerprint | None:

@@ -16,6 +16,7 @@ from echelon.launch.desync.fingerprint import Fingerprint, RankEvidence
 
 COMMON_PAST = 8
 """How many operations ranks must have had in common, one after the other, to judge each other."""
+_TWICE = 2  # like places, from which on a rank has a habit
 
 K = TypeVar("K", bound=Hashable)
 
@@ -97,6 +98,52 @@ def alone(circle: Sequence[int], ranks: Sequence[RankEvidence]) -> Departure | N
         if first is not None:
             found.append(Departure(odd=(rank,), others=(first[1],), number=first[0]))
     return found[0] if len(found) == 1 else None
+
+
+def left_own_past(program: Mapping[int, Fingerprint], number: int) -> bool | None:
+    """Return whether a rank called something else at `number` than at each like place before.
+
+    Like places are those with the same calls, at the same tasks, just before them. None where there
+    are fewer than two, or where what followed differed already.
+    """
+    if number not in program:
+        return None
+    last = _before(program, number)
+    if last is None:
+        return None
+    followed = [
+        _with_task(program[earlier])
+        for earlier in sorted(program)
+        if earlier < number and _before(program, earlier) == last
+    ]
+    if len(followed) < _TWICE or len(set(followed)) > 1:
+        return None
+    return followed[0] != _with_task(program[number])
+
+
+def likely(calls: Mapping[int, int], ranks: Sequence[RankEvidence]) -> int | None:
+    """Return the only rank that left its own past in its call `calls[rank]`; None of several.
+
+    All others must have done there what they always did: a rank whose past tells nothing may be the
+    odd one, too.
+    """
+    left = {
+        one.rank: left_own_past(by_number(one), calls[one.rank])
+        for one in ranks
+        if one.rank in calls
+    }
+    odd = [rank for rank, has_left in left.items() if has_left]
+    return odd[0] if len(odd) == 1 and None not in left.values() else None
+
+
+def _before(program: Mapping[int, Fingerprint], number: int) -> tuple[object, ...] | None:
+    before = [program.get(earlier) for earlier in range(number - COMMON_PAST, number)]
+    found = tuple(_with_task(one) for one in before if one is not None)
+    return found if len(found) == COMMON_PAST else None
+
+
+def _with_task(one: Fingerprint) -> tuple[object, ...]:
+    return (one.place_in_program, one.task)
 
 
 def _parted(mine: Mapping[int, Fingerprint], theirs: Mapping[int, Fingerprint]) -> int | None:

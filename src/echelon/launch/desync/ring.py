@@ -43,6 +43,8 @@ _LENGTH = struct.Struct("<I")
 _ENDED_OFFSET = _SLOT.size - 1
 _TABLE_AT = _HEAD_BYTES + SLOTS * _SLOT_BYTES
 _TABLE_BYTES = 1 << 19
+RING_BYTES = _TABLE_AT + _TABLE_BYTES
+"""What a ring takes of the host's memory, all of it from the start: 544 KiB."""
 _NOT_KEPT = 0
 """The number of an empty text, and of one that the table had no room for."""
 DEVICE_READ = (1 << 64) - 1
@@ -112,7 +114,7 @@ class FingerprintRing:
 
     def __init__(self, path: Path) -> None:
         """Make the file, which must not be there yet; OSError where there is no room for it."""
-        size = _TABLE_AT + _TABLE_BYTES
+        size = RING_BYTES
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
         try:
             # Reserved now: a store where the file system has no room would end the process.

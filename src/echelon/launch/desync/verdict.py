@@ -6,17 +6,18 @@ rank waits for the members that have not called the same operation, and these ma
 
 Who is odd: the members that differ from what strictly more of them called. Where no call has more,
 as in a group of two, ranks of other groups that made the same calls until then vote, too (`kin`).
-Where they say nothing either, all that differ are named and none is judged.
+Where they say nothing either, all that differ are named and none is judged; first the one that did
+something else than it did itself before, if there is exactly one.
 """
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict, deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from enum import StrEnum
 from itertools import pairwise
 
+from echelon.launch.desync.cut import between, cut_link
+from echelon.launch.desync.findings import Finding, Verdict
 from echelon.launch.desync.fingerprint import (
     Activity,
     Channel,
@@ -25,31 +26,11 @@ from echelon.launch.desync.fingerprint import (
     RankEvidence,
     partners,
 )
-from echelon.launch.desync.kin import alone, are_kin, by_number, departure, most
+from echelon.launch.desync.kin import alone, are_kin, by_number, departure, likely, most
 
 MOVING_S = 0.3
 """How far apart the rings of one host are read, at most."""
 
-
-class Finding(StrEnum):
-    """Name what is wrong."""
-
-    OPERATION = "operation"
-    ORDER = "order"
-    EXTRA = "extra"
-    SHAPE = "shape"
-    DTYPE = "dtype"
-    APART = "apart"
-    RETURNED = "returned"
-    RAISED = "raised"
-    GONE = "gone"
-    UNKNOWN = "unknown"
-    LATE = "late"
-    LINK = "link"
-
-
-UNCERTAIN = frozenset({Finding.LATE, Finding.LINK, Finding.UNKNOWN})
-"""What time may mend: a rank that still computes, a link that is slow, a rank that is not heard."""
 
 _ENDED: Mapping[Activity, Finding] = {
     Activity.RAISED: Finding.RAISED,
@@ -60,34 +41,6 @@ _ENDED: Mapping[Activity, Finding] = {
     Activity.WAITS: Finding.LATE,
 }
 """What a rank that waits in no operation is found to be; what explains most comes first."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """Say who is odd, and which two operations do not meet."""
-
-    finding: Finding
-    """What is wrong."""
-    odd: tuple[int, ...]
-    """The ranks that are odd; all that differ, where none can be judged."""
-    others: tuple[int, ...]
-    """The ranks that agree with each other; () where none can be judged."""
-    its: Fingerprint | None
-    """What the first odd rank called, or called last."""
-    theirs: Fingerprint | None
-    """What the others called, or wait in."""
-    kin: tuple[int, ...] = ()
-    """Ranks of other groups by which it was judged, where the members are as many on each side."""
-
-    @property
-    def certain(self) -> bool:
-        """Return whether no time would mend it."""
-        return self.finding not in UNCERTAIN
-
-    @property
-    def judged(self) -> bool:
-        """Return whether a majority says who is odd."""
-        return bool(self.others)
 
 
 def decide(ranks: Sequence[RankEvidence]) -> Verdict | None:
@@ -136,16 +89,30 @@ def _judged(calls: Mapping[int, Fingerprint], ranks: Sequence[RankEvidence]) -> 
         best = most(more)
         kin = () if best is None else tuple(sorted({*more[best]} - {*votes[best]}))
     if best is None:
-        differing = [by[0] for by in votes.values()]
-        its, theirs = calls[differing[0]], calls[differing[1]]
-        finding, odd, others = _difference(its, theirs), tuple(sorted(calls)), ()
-    else:
-        odd = tuple(rank for rank in sorted(calls) if calls[rank].content != best)
-        others = tuple(votes[best])
-        its, theirs = calls[odd[0]], calls[others[0]]
-        programs = {one.rank: one for one in ranks}
-        finding = _kind_of(its, theirs, programs[odd[0]], programs[others[0]])
+        return _unjudged([by[0] for by in votes.values()], calls, ranks)
+    odd = tuple(rank for rank in sorted(calls) if calls[rank].content != best)
+    others = tuple(votes[best])
+    its, theirs = calls[odd[0]], calls[others[0]]
+    programs = {one.rank: one for one in ranks}
+    finding = _kind_of(its, theirs, programs[odd[0]], programs[others[0]])
     return Verdict(finding=finding, odd=odd, others=others, its=its, theirs=theirs, kin=kin)
+
+
+def _unjudged(
+    differing: Sequence[int], calls: Mapping[int, Fingerprint], ranks: Sequence[RankEvidence]
+) -> Verdict:
+    """Return all that made `calls`; first the one that is likely to be odd, by its own past."""
+    first = likely({rank: call.number for rank, call in calls.items()}, ranks)
+    differing = sorted(differing, key=lambda rank: rank != first)
+    its, theirs = calls[differing[0]], calls[differing[1]]
+    return Verdict(
+        finding=_difference(its, theirs),
+        odd=tuple(sorted(calls, key=lambda rank: (rank != first, rank))),
+        others=(),
+        its=its,
+        theirs=theirs,
+        likely=first is not None,
+    )
 
 
 def _with_kin(
@@ -195,7 +162,8 @@ def _kind_of(
 def find_stall(ranks: Sequence[RankEvidence], moving_s: float = MOVING_S) -> Verdict | None:
     """Return whom the ranks that wait are waiting for in the end; None where something moves.
 
-    A rank that has waited for less than `moving_s` may be about to go on.
+    A rank that has waited for less than `moving_s` may be about to go on. Where data still arrives,
+    a link is slow and not cut, and nobody is named before the time is up (`moving_s` 0).
     """
     by_rank = {one.rank: one for one in ranks}
     waits = {one.rank: one.waiting for one in ranks if one.waiting is not None}
@@ -208,7 +176,7 @@ def find_stall(ranks: Sequence[RankEvidence], moving_s: float = MOVING_S) -> Ver
         return None
     delivered = [rank for rank in waits if not missing[rank]]
     if delivered:
-        return _cut_link(delivered, waits, by_rank)
+        return cut_link(delivered, waits, ranks, moving=moving_s > 0)
     return _circle(missing, waits, ranks)
 
 
@@ -242,6 +210,10 @@ def _absent(
     waiting = sorted(rank for rank in waits if odd in missing[rank])
     theirs = waits[waiting[0]]
     together = tuple(rank for rank in waiting if waits[rank].channel == theirs.channel)
+    if there is None or there.activity is Activity.UNKNOWN:
+        cut = between((odd, *waiting), waits, list(by_rank.values()))
+        if cut is not None:
+            return cut
     return Verdict(
         finding=_ENDED[Activity.UNKNOWN if there is None else there.activity],
         odd=(odd,),
@@ -249,36 +221,6 @@ def _absent(
         its=None if there is None else there.last,
         theirs=theirs,
     )
-
-
-def _cut_link(
-    delivered: Sequence[int],
-    waits: Mapping[int, Fingerprint],
-    by_rank: Mapping[int, RankEvidence],
-) -> Verdict:
-    """Return the rank whose messages do not arrive, where all members have called an operation."""
-    awaited = Counter[int]()
-    for rank in delivered:
-        one, call = by_rank[rank], waits[rank]
-        ends = [end for end in call.ends or () if end != rank]
-        awaited.update([one.awaits] if one.awaits is not None else ends)
-    first, *rest = awaited.most_common(2) or [(None, 0)]
-    if first[0] is not None and first[1] > 1 and not (rest and rest[0][1] == first[1]):
-        odd = (first[0],)
-        others = tuple(sorted(rank for rank in delivered if rank != first[0]))
-    else:
-        odd, others = tuple(sorted({*delivered, *awaited})), ()
-    its = _same_call(by_rank.get(odd[0]), waits[delivered[0]])
-    theirs = waits[others[0]] if others else _same_call(by_rank.get(odd[-1]), its)
-    return Verdict(finding=Finding.LINK, odd=odd, others=others, its=its, theirs=theirs)
-
-
-def _same_call(one: RankEvidence | None, call: Fingerprint | None) -> Fingerprint | None:
-    """Return what a rank did for its part of an operation."""
-    if one is None or call is None:
-        return None
-    here = (one for one in one.fingerprints if one.channel == call.channel)
-    return next((one for one in here if one.sequence == call.sequence), None)
 
 
 def _circle(
@@ -302,16 +244,20 @@ def _circle(
     votes: dict[tuple[Channel, int], list[int]] = defaultdict(list)
     for rank, call in waits.items():
         votes[(call.channel, call.sequence)].append(rank)
-    best = most(votes)
+    best, is_likely = most(votes), False
     if best is None:
-        odd, others = tuple(circle), ()
+        first = likely({rank: waits[rank].number for rank in circle}, ranks)
+        is_likely = first is not None
+        odd, others = tuple(sorted(circle, key=lambda rank: (rank != first, rank))), ()
         its, theirs = waits[odd[0]], waits[odd[1]]
     else:
         others = tuple(sorted(votes[best]))
         theirs = waits[others[0]]
         odd = tuple(sorted(rank for rank in partners(theirs) if rank not in others))
         its = waits[odd[0]]
-    return Verdict(finding=Finding.APART, odd=odd, others=others, its=its, theirs=theirs)
+    return Verdict(
+        finding=Finding.APART, odd=odd, others=others, its=its, theirs=theirs, likely=is_likely
+    )
 
 
 def _shortest_circle(missing: Mapping[int, tuple[int, ...]]) -> list[int]:

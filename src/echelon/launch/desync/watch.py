@@ -14,12 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from echelon.launch.desync.findings import Finding, Verdict
 from echelon.launch.desync.fingerprint import Activity, RankEvidence
 from echelon.launch.desync.ring import DEVICE_READ, NOTHING, SLOTS, RingReader, ring_path
-from echelon.launch.desync.verdict import Finding, Verdict, find_mismatch, find_stall
+from echelon.launch.desync.verdict import find_mismatch, find_stall
 from echelon.launch.desync.wording import detail, summary
 from echelon.launch.local.messages import ThreadStacks
-from echelon.launch.root_cause import FaultKind, RankFault
+from echelon.launch.root_cause import FaultKind, RankFault, rank_name
 
 _ANSWER_S = 1.0
 """How long ranks may take to tell their stacks; one that is held by native code never does."""
@@ -112,6 +113,7 @@ def evidence_of(
         call="" if waits_for or stacks is None else stacks.waiting and stacks.call,
         place="" if stacks is None else stacks.place,
         stack="" if stacks is None else main_stack(stacks.text),
+        connections=None if stacks is None else stacks.connections,
     )
 
 
@@ -136,6 +138,13 @@ def fault_of(verdict: Verdict, ranks: Sequence[RankEvidence]) -> RankFault:
         summary=summary(verdict, ranks),
         detail=detail(verdict, ranks),
     )
+
+
+def note_of(fault: RankFault, label: str, step_s: float) -> str:
+    """Return what is said of a fault that time may mend."""
+    who = rank_name(fault.rank, label)
+    until = f"  no error yet: the run goes on until a step has taken {step_s:g} s"
+    return f"note: {who}: {fault.summary}\n{fault.detail}\n{until}"
 
 
 class DesyncWatch:
@@ -204,10 +213,10 @@ class DesyncWatch:
         if fault.kind is FaultKind.CONNECTION and stall.finding is Finding.LINK:
             found = fault_of(stall, evidence)
             return replace(found, at=fault.at, detail=f"{found.detail}\n{fault.summary}")
+        if fault.kind in _TIMED and stall.finding is Finding.LINK:
+            return replace(fault_of(stall, evidence), at=fault.at)
         if fault.kind in _TIMED and stall.judged and stall.odd[0] != fault.rank:
-            found = fault_of(stall, evidence)
-            kind = found.kind if found.kind is FaultKind.LINK else fault.kind
-            return replace(found, at=fault.at, kind=kind)
+            return replace(fault_of(stall, evidence), at=fault.at, kind=fault.kind)
         if fault.rank not in stall.odd and fault.kind not in _TIMED:
             return fault
         more = detail(stall, evidence, stacks=not fault.detail)

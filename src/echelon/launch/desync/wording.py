@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
+from echelon.launch.desync.connections import StalledConnection
+from echelon.launch.desync.findings import Finding, Verdict
 from echelon.launch.desync.fingerprint import Fingerprint, RankEvidence
-from echelon.launch.desync.verdict import Finding, Verdict
 from echelon.launch.root_cause import rank_name
 
 _STACK_LINES = 14  # innermost lines of a stack
 _MOST_RANKS = 8  # ranks that are listed one by one
+_MOST_LINKS = 4  # links of which both ends are told
 
 _DOES: Mapping[Finding, str] = {
     Finding.OPERATION: "calls {its}, where {others} {call} {theirs}",
@@ -34,12 +36,16 @@ _BOTH: Mapping[Finding, str] = {
     Finding.LINK: "wait in {theirs}, which all have called: nothing arrives between them",
 }
 
+_CUT_OFF = "is cut off from {others}: what is sent between them in {theirs} is not acknowledged"
+_NO_LINK = "do not reach each other: what is sent between them in {theirs} is not acknowledged"
+
 
 def summary(verdict: Verdict, ranks: Sequence[RankEvidence]) -> str:
     """Return one sentence about the first odd rank, without its name in front."""
     names = {one.rank: rank_name(one.rank, one.label) for one in ranks}
     plural = len(verdict.others) > 1
-    its, theirs = verdict.its, verdict.theirs
+    its = verdict.its
+    theirs = verdict.theirs or (its if verdict.links else None)
     words = {
         "its": told(its),
         "theirs": told(theirs),
@@ -51,10 +57,17 @@ def summary(verdict: Verdict, ranks: Sequence[RankEvidence]) -> str:
         "call": "call" if plural else "calls",
         "wait": "wait" if plural else "waits",
     }
+    odd = next((one for one in ranks if one.rank == verdict.odd[0]), None)
+    if verdict.links and verdict.judged:
+        return _CUT_OFF.format(**words)
+    if verdict.finding is Finding.LATE and odd is not None and odd.place and not odd.call:
+        return f"is not waiting: it is at {odd.place}, and {_DOES[Finding.LATE].format(**words)}"
     if not verdict.judged:
-        text = _BOTH[verdict.finding].format(**words)
+        text = (_NO_LINK if verdict.links else _BOTH[verdict.finding]).format(**words)
         more = _listed(verdict.odd[1:], names)
         nobody = "" if verdict.finding is Finding.LINK else ", and nobody says which is odd"
+        if verdict.likely:
+            nobody = f", and most likely rank {verdict.odd[0]} is odd: it left what it did before"
         return f"and {more} {text}{nobody}"
     text = _DOES[verdict.finding].format(**words)
     if len(verdict.odd) > 1:
@@ -73,10 +86,10 @@ def detail(verdict: Verdict, ranks: Sequence[RankEvidence], *, stacks: bool = Tr
     elif verdict.finding in _ENDED:
         lines.append(f"  {names.get(verdict.odd[0], '')} has called no operation")
     if verdict.theirs is not None:
-        group = verdict.others or verdict.odd[1:]
+        group = _together(verdict, ranks)
         other = next((one for one in ranks if one.rank in group), None)
         lines.append(f"  {_listed(group, names)} {at_length(verdict.theirs, other)}")
-    lines.append(f"  {_reason(verdict)}")
+    lines += [f"  {one}" for one in _links(verdict, ranks)] or [f"  {_reason(verdict)}"]
     if odd is not None and stacks and verdict.finding is Finding.LATE:
         if odd.call:
             lines.append(f"  it waits in {odd.call}")
@@ -109,9 +122,60 @@ def at_length(one: Fingerprint, rank: RankEvidence | None = None) -> str:
     return f"{told(one)}{tensor}, {where}{axis}{site}{task}"
 
 
+def _together(verdict: Verdict, ranks: Sequence[RankEvidence]) -> Sequence[int]:
+    """Return the other ranks that are in the operation which is told of them."""
+    group, theirs = verdict.others or verdict.odd[1:], verdict.theirs
+    if not verdict.links or theirs is None:
+        return group
+    alike = [
+        one.rank
+        for one in ranks
+        if one.rank in group
+        and one.waiting is not None
+        and (one.waiting.channel, one.waiting.sequence) == (theirs.channel, theirs.sequence)
+    ]
+    return alike or group[:1]
+
+
+def _links(verdict: Verdict, ranks: Sequence[RankEvidence]) -> Iterator[str]:
+    """Yield what shows that links are cut: the longest silence at each end of each."""
+    by_rank = {one.rank: one for one in ranks}
+
+    def place(rank: int) -> str:
+        one = by_rank.get(rank)
+        if one is None:
+            return f"rank {rank}"
+        return rank_name(rank, one.label) + (f" on {one.host}" if one.host else "")
+
+    for link in verdict.links[:_MOST_LINKS]:
+        for rank in link.ends:
+            fact = next((one for one in link.facts if one.rank == rank), None)
+            if fact is None:
+                continue
+            others = ", ".join(place(other) for other in fact.others)
+            yield f"{place(rank)} has sent {unacknowledged(fact.connection, others)}"
+    if len(verdict.links) > _MOST_LINKS:
+        yield f"and {len(verdict.links) - _MOST_LINKS} more links are cut"
+
+
+def unacknowledged(one: StalledConnection, to: str) -> str:
+    """Return what has been sent `to` somebody in vain."""
+    packets = "1 packet" if one.packets == 1 else f"{one.packets} packets"
+    times = "once" if one.repeats == 1 else f"{one.repeats} times"
+    return (
+        f"{packets} to {to} and again {times}, from {one.local} to {one.peer}, "
+        f"and heard nothing for {one.silent_s:.1f} s"
+    )
+
+
 def _reason(verdict: Verdict) -> str:
     if verdict.finding is Finding.LINK:
         return "every member has called it: the link between them is cut, or very slow"
+    if verdict.likely:
+        return (
+            f"as many ranks do the one as the other, but rank {verdict.odd[0]} did something else "
+            "here in each step before, and the others did what they always do"
+        )
     if not verdict.judged:
         return "as many ranks do the one as the other: nobody can be judged"
     if verdict.finding in _ENDED:

@@ -15,6 +15,7 @@ from dataclasses import replace
 from typing import NoReturn
 
 from echelon.launch.context import LostRank, RankProgress
+from echelon.launch.desync.connections import own_connections
 from echelon.launch.local.channel import Channel
 from echelon.launch.local.messages import ExitRequest, Heartbeat, Notice, RankJob
 from echelon.launch.local.output import say_if_possible
@@ -53,6 +54,7 @@ class HeartbeatThread(threading.Thread):
         match message:
             case RankJob():
                 self._working = True
+                self._progress.lost = list(message.lost)
                 self.inbox.put(message)
             case Notice.LEAVE_GROUP | Notice.NO_MORE_JOBS:
                 self._working = False
@@ -69,6 +71,7 @@ class HeartbeatThread(threading.Thread):
                     waiting=now.waiting or stacks.waiting,
                     turn=now.turn,
                     unfinished=now.unfinished,
+                    connections=own_connections(),
                 )
                 self._channel.send(told)
             case ExitRequest(reason=reason):

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from echelon.launch.context import LostRank
-from echelon.launch.desync.watch import DesyncWatch
+from echelon.launch.context import COMPILING, LostRank
+from echelon.launch.desync.watch import DesyncWatch, note_of
 from echelon.launch.local.elastic import ElasticWatch
 from echelon.launch.local.meetings import MeetingWatch, where_lost
 from echelon.launch.local.messages import (
@@ -145,6 +145,8 @@ class JobMonitor:
                 seen.moved_at += asleep
                 seen.heard_at += asleep
                 seen.stopped_since = seen.asked_at = None
+        elif any(seen.open and seen.heartbeat.doing == COMPILING for seen in self._seen):
+            self._began += asleep  # what a compiler takes is no time of the job
         self._polled_at = now
 
     def _take(self, seen: RankStatus, message: object) -> None:
@@ -261,8 +263,9 @@ class JobMonitor:
         if certain:
             seen.fault = fault
         else:
-            who = rank_name(fault.rank, seen.label)
-            say_if_possible(f"note: {who}: {fault.summary}\n{fault.detail}", sys.stderr)
+            if seen.open and seen.stack is None:
+                fault = replace(fault, detail=f"{fault.detail}\n{self._dump(seen)}".rstrip())
+            say_if_possible(note_of(fault, seen.label, self._limits.step_s), sys.stderr)
 
     def _look_for_meetings(self) -> None:
         """Find a rank that others wait for in vain, while nothing in the whole job moves."""

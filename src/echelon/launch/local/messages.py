@@ -18,8 +18,10 @@ from typing import Any
 from echelon.core.choices.registry import loaded_plugins
 from echelon.core.cluster import Backend
 from echelon.core.errors import ConfigError
-from echelon.core.plan import Plan
 from echelon.core.rulebook.launch import TARGET_NOT_FOUND
+from echelon.launch.context import LostRank
+from echelon.launch.desync.connections import Connections
+from echelon.launch.local.elastic_ranks import ElasticRanks
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,33 +75,6 @@ class Limits:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ElasticRanks:
-    """Say which ranks a job goes on without, as long as enough of them are there."""
-
-    ranks: tuple[int, ...]
-    """Those that may be lost."""
-    least: int
-    """How many of them must be there: with fewer the job ends."""
-    restarts: int
-    """How often each of them is started again."""
-    called: str = "ranks"
-    """What they are called."""
-
-
-def elastic_workers(plan: Plan) -> ElasticRanks | None:
-    """Return the workers without which a run of a plan goes on; None where it needs all ranks."""
-    updates = plan.mathematics.updates
-    if updates.min_workers == "all":
-        return None
-    return ElasticRanks(
-        ranks=tuple(range(plan.mesh.num_workers)),
-        least=updates.min_workers,
-        restarts=updates.restarts,
-        called="workers",
-    )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class RankJob:
     """Ask a rank to call `target(context, argument)` in a fresh process group."""
 
@@ -127,6 +102,8 @@ class RankJob:
     """Ranks that the job goes on without; None where every rank is needed."""
     attempt: int = 0
     """How often this rank was started again."""
+    lost: tuple[LostRank, ...] = ()
+    """Ranks that were lost before it was."""
 
     @property
     def world_size(self) -> int:
@@ -175,6 +152,7 @@ class ThreadStacks:
     `call` is what the main thread waits in if it does not compute, `place` the line of the user's
     program that it is at, `asleep` whether this line sleeps. `unfinished` is the fingerprint of the
     operation that its device has not come past, where its host reads from the device.
+    `connections` tells what its TCP connections say.
     """
 
     text: str
@@ -184,6 +162,7 @@ class ThreadStacks:
     place: str = ""
     asleep: bool = False
     unfinished: int | None = None
+    connections: Connections | None = None
 
 
 @dataclass(frozen=True, slots=True)

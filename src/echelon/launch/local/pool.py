@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from echelon.core.cluster import Backend
+from echelon.launch.local.elastic_ranks import ElasticRanks
 from echelon.launch.local.job_monitor import run_job
 from echelon.launch.local.messages import (
-    ElasticRanks,
     Limits,
     RankJob,
     TargetFunction,

@@ -25,6 +25,7 @@ from echelon.launch.environment import MASTER_PORT
 from echelon.launch.handshake import check_same_start
 from echelon.launch.host import keep_freed_memory
 from echelon.launch.local.channel import Channel
+from echelon.launch.local.elastic_ranks import group_place
 from echelon.launch.local.heartbeat import HeartbeatThread, end_process
 from echelon.launch.local.messages import (
     JobResult,
@@ -154,6 +155,7 @@ def _work(
             labels=job.labels,
             progress=progress,
             timeout_s=job.limits.collective_s,
+            place=group_place(job.elastic, slot.rank, job.world_size, job.attempt),
         )
         with group as context:
             try:

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import psutil
 
@@ -37,6 +37,9 @@ from echelon.launch.local.messages import (
     RankStarted,
 )
 from echelon.launch.local.output import log_name
+
+if TYPE_CHECKING:
+    from echelon.launch.process_group import Store
 
 _BACKLOG = 1024  # connections
 _SEND_TIMEOUT_S = 10.0
@@ -135,18 +138,21 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
     """Folder of what each rank prints."""
     port: int = 0
     """Port to listen on for the store; 0: any that is free."""
-    shown_rank: int | None = None
-    """The rank whose output is shown too, if any."""
+    shown_rank: int | tuple[int, ...] | None = None
+    """The rank whose output is shown too, if any, or those of which one speaks at a time."""
     backend: Backend = "gloo"
     """What ranks talk over; those on GPUs get an environment for them."""
     preloaded: tuple[str, ...] = ()
     """Modules that every rank will need: imported once, before the ranks are forked."""
-    store_rank: int = 0
-    """The rank that hosts the store: one that the others do not go on without."""
+    store_rank: int | None = 0
+    """The rank that hosts the store: one that the others do not go on without. None: this process
+    does."""
     ranks: list[RankProcess] = field(default_factory=list[RankProcess])
     """The processes that live, by rank."""
     store_port: int = 0
     """The port that the store listens on."""
+    _store: Store | None = None
+    """The store, where this process hosts it."""
     _control: Channel | None = None
     """The channel to the fork server, once it runs."""
     _fork_server: subprocess.Popen[bytes] | None = None
@@ -176,11 +182,17 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
                 pass
         if any(rank.send_failed or rank.exit_code is not None for rank in self.ranks):
             self.discard(after_s=0.0)
-        assert self.store_rank < count or self.ranks, "the rank that hosts the store is there"
+        host = self.store_rank
+        assert host is None or host < count or self.ranks, "who hosts the store is there"
         listener = None if self.ranks else listen_on_port(self.port)
         try:
             if listener is not None:
                 self.store_port = listener.getsockname()[1]
+                if host is None:
+                    # torch is imported by a launcher that hosts a store, and by no other.
+                    from echelon.launch.process_group import host_store
+
+                    self._store = host_store(self.store_port, listener.detach())
             control = self._ready_fork_server()
             while len(self.ranks) < count:
                 self.ranks.append(self._spawn(control, len(self.ranks), listener))
@@ -258,6 +270,7 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
         for rank in self.ranks:
             rank.channel.close()
         self.ranks.clear()
+        self._store = None
 
     def _fork_server_gone(self) -> bool:
         return self._fork_server is None or self._fork_server.poll() is not None
@@ -277,11 +290,11 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
         if rank == self.store_rank:
             assert listener is not None
             descriptors.append(listener.fileno())
-        log_path = self.log_dir / log_name(rank)
+        log_path, shown = self.log_dir / log_name(rank), self.shown_rank
         slot = RankSlot(
             rank=rank,
             log_path=str(log_path),
-            shown=rank == self.shown_rank,
+            shown=rank in shown if isinstance(shown, tuple) else rank == shown,
             environment=rank_environment(
                 rank=rank, world_size=self.world_size, port=self.store_port
             )

@@ -22,9 +22,9 @@ from echelon.core.rulebook.launch import RUN_INTERRUPTED
 from echelon.launch.context import LostRank
 from echelon.launch.desync.ring import ring_folder
 from echelon.launch.environment import wanted_port
+from echelon.launch.local.elastic_ranks import ElasticRanks
 from echelon.launch.local.job_monitor import run_job
 from echelon.launch.local.messages import (
-    ElasticRanks,
     Limits,
     Notice,
     RankJob,
@@ -89,13 +89,14 @@ class LaunchOptions:
     """Say how ranks talk, how long they may be quiet, and whose output the terminal shows.
 
     `port` is where local ranks meet: "auto" takes MASTER_PORT, or any free port without it. Where
-    ranks are `elastic`, the run goes on without some; the first of the others hosts the store.
+    ranks are `elastic`, the run goes on without some; the first of the others hosts the store, or
+    this process where there are no others.
     """
 
     backend: Backend = "gloo"
     limits: Limits = field(default_factory=Limits)
     port: int | Literal["auto"] = "auto"
-    shown_rank: int | None = 0
+    shown_rank: int | tuple[int, ...] | None = 0
     elastic: ElasticRanks | None = None
 
 
@@ -165,7 +166,7 @@ def run_ranks(
             shown_rank=options.shown_rank,
             backend=options.backend,
             preloaded=_own_module(named),
-            store_rank=needed[0],
+            store_rank=needed[0] if needed else None,
         )
         try:
             with processes:
@@ -186,7 +187,12 @@ def run_ranks(
                 processes.let_leave()
         except RankFailure as failure:
             _tell_others(failure, names)
-            return RunOutcome(results=(), failure=failure, stop_requested=stop.received is not None)
+            return RunOutcome(
+                results=(),
+                failure=failure,
+                stop_requested=stop.received is not None,
+                lost=tuple(lost),
+            )
         except KeyboardInterrupt:
             raise RunFailed(
                 RUN_INTERRUPTED.problem("interrupted twice; every rank was ended at once")

@@ -163,7 +163,7 @@ class FlatTokenDispatcher:
             both = torch.stack([leaving, arriving]).cpu()
         if routed.chosen_nK.is_meta:
             rows = routed.chosen_nK.numel() if even_rows is None else even_rows
-            both = _even_counts(rows, num_experts, group)
+            both = even_counts(rows, num_experts, group)
         self._num_sent: list[int] = both[0].sum(1).tolist()
         self._num_received: list[list[int]] = both[1].tolist()
         self.rows_by_expert = both[1].sum(0).tolist()
@@ -237,7 +237,7 @@ class FlatTokenDispatcher:
         return torch.cat([pieces[e * len(ranks) + r] for r in ranks for e in experts])
 
 
-def _even_counts(num_rows: int, num_experts: int, group: Group) -> torch.Tensor:
+def even_counts(num_rows: int, num_experts: int, group: Group) -> torch.Tensor:
     """Return what leaves and what arrives, [2, ranks, experts of one], if all get as many rows.
 
     Rows that are left over go to the next ranks of the group, one each, so that what a rank sends

@@ -8,6 +8,11 @@ Must divide: threads.replicas | microbatch_sequences.
 Source: PyTorch, `torch.nn.DataParallel`; Li et al., "PyTorch Distributed: Experiences on
         Accelerating Data Parallel Training", 2020, section 2.2.
 
-replicas.py   a replica with its thread, and the copies between it and the primary
-stage.py      the one stage of the model as all replicas compute it; the sum onto the primary
+workers.py     a thread for each replica, which computes as the one that asked would
+replicas.py    the replicas of a model of ours, and the copies between them and the primary
+stage.py       the one stage of the model as all replicas compute it; the sum onto the primary
+module.py      a module of any kind on replicas: `ec.threaded`
+copies.py      its tree with tensors of its own, for each replica
+nested.py      its arguments, cut, and its outputs, joined
+arguments.py   where its replicas are
 """

@@ -1,4 +1,4 @@
-"""The replicas of a model, each with its thread, and what is copied between them and the primary.
+"""The replicas of a model of ours, and what is copied between them and the primary.
 
 Replicas keep their buckets between steps: what is in them is written over in the next step, by the
 parameters of the primary and by the first microbatch's gradients. So a stale replica can only be
@@ -8,46 +8,23 @@ one that was not refreshed.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
 
-from echelon.core.choices.threads import THREADS_AXIS
-from echelon.core.event import Event
-from echelon.launch.host import ThreadClock
 from echelon.models.decoder import Decoder
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.gradients import GradientStore
-from echelon.parallel.transport.recorder import BegunCall, Recorder
-
-THREAD_KIND = "thread"
-"""Kind of the event of what one replica computed in one pass."""
+from echelon.parallel.threads.workers import ReplicaThreads, num_bytes
+from echelon.parallel.transport.recorder import Recorder
 
 T = TypeVar("T")
 
 
-@dataclass(slots=True)
-class ThreadSeconds:
-    """Add up how long a thread was at work, and how long of that it was blocked.
-
-    A thread that has work and neither runs nor queues for a core waits for the lock of the
-    interpreter, which one thread of a process has at a time.
-    """
-
-    wall_s: float = 0.0
-    blocked_s: float = 0.0
-
-    def add(self, wall_s: float, blocked_s: float) -> None:
-        """Count one pass."""
-        self.wall_s += wall_s
-        self.blocked_s += blocked_s
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replica:
-    """Hold one replica of the model: where it is, its parts, and the thread that runs it."""
+    """Hold one replica of the model: where it is, and its parts."""
 
     index: int
     """Its place; 0 is the primary."""
@@ -59,40 +36,6 @@ class Replica:
     """Its parameters and gradients, laid out as those of the primary."""
     store: GradientStore
     """What takes its gradients."""
-    thread: ThreadPoolExecutor
-    """One thread."""
-    seconds: ThreadSeconds = field(default_factory=ThreadSeconds)
-    """What its thread has taken since it was made."""
-
-    def close(self) -> None:
-        """End the thread."""
-        self.thread.shutdown()
-
-
-def start_thread(index: int, device: torch.device, count: int) -> ThreadPoolExecutor:
-    """Return the thread of one of `count` replicas, which computes on `device`.
-
-    On a CPU the threads of PyTorch's own operators are shared out, so that N replicas ask for as
-    many cores as one process did.
-    """
-    cores = max(1, torch.get_num_threads() // count)
-
-    def begin() -> None:
-        if device.type == "cuda":
-            torch.cuda.set_device(device)
-        else:
-            torch.set_num_threads(cores)
-
-    return ThreadPoolExecutor(1, thread_name_prefix=f"replica-{index}", initializer=begin)
-
-
-def replica_devices(primary: torch.device, count: int) -> list[torch.device]:
-    """Return where `count` replicas are: on the first GPUs of the host, or all on its CPU."""
-    if primary.type != "cuda":
-        return [primary] * count
-    first = primary.index or 0
-    others = [torch.device("cuda", n) for n in range(count + 1) if n != first]
-    return [primary, *others[: count - 1]]
 
 
 class Replicas:
@@ -101,6 +44,7 @@ class Replicas:
     def __init__(self, replicas: Sequence[Replica], recorder: Recorder) -> None:
         """Write what goes through the primary to `recorder`, under the axis "threads"."""
         self._all, self.recorder = tuple(replicas), recorder
+        self.threads = ReplicaThreads([one.device for one in self._all], recorder)
 
     def __len__(self) -> int:
         """Return how many there are."""
@@ -156,43 +100,12 @@ class Replicas:
 
         Each thread computes gradients or not as the caller does.
         """
-        gradients, microbatch = torch.is_grad_enabled(), self.recorder.microbatch
-
-        def timed(replica: Replica) -> tuple[T, float, float]:
-            start, clock = self.recorder.now(), ThreadClock.read()
-            with torch.set_grad_enabled(gradients):
-                result = work(replica)
-            end = self.recorder.now()
-            replica.seconds.add(end - start, ThreadClock.read().blocked_since(clock, end - start))
-            return result, start, end
-
-        running = [replica.thread.submit(timed, replica) for replica in self._all]
-        wait(running)
-        ended = [one.result() for one in running]
-        for replica, (_, start, end) in zip(self._all, ended, strict=True):
-            self.recorder.sink.record(
-                Event(
-                    kind=THREAD_KIND,
-                    name=f"{name} of replica {replica.index}",
-                    microbatch=microbatch,
-                    start=start,
-                    end=end,
-                    rank=self.recorder.rank,
-                )
-            )
-        return [result for result, _, _ in ended]
+        return self.threads.run(name, lambda index: work(self._all[index]))
 
     def record(self, kind: str, name: str, start: float, sent: int) -> None:
         """Write down what has gone through the primary since `start`."""
-        call = BegunCall(kind=kind, name=name, start=start, axis=THREADS_AXIS, num_bytes=sent)
-        self.recorder.ended(call, None)
+        self.threads.record(kind, name, start, sent)
 
     def close(self) -> None:
         """End all threads."""
-        for replica in self._all:
-            replica.close()
-
-
-def num_bytes(tensor: torch.Tensor) -> int:
-    """Return the bytes of the elements of a tensor."""
-    return tensor.numel() * tensor.element_size()
+        self.threads.close()

@@ -32,13 +32,8 @@ from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.apply import apply_plan
 from echelon.parallel.pipeline import PipelineExecutor
 from echelon.parallel.rank_model import RankModel
-from echelon.parallel.threads.replicas import (
-    Replica,
-    Replicas,
-    num_bytes,
-    replica_devices,
-    start_thread,
-)
+from echelon.parallel.threads.replicas import Replica, Replicas
+from echelon.parallel.threads.workers import num_bytes, replica_devices
 from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
 from echelon.parallel.transport.recorder import Recorder
 from echelon.schedule.action import Schedule
@@ -187,7 +182,6 @@ def with_replicas(
                 decoder=decoder,
                 buckets=here.buckets,
                 store=here.store,
-                thread=start_thread(index, place, count),
             )
         )
     replicas = Replicas(found, groups.recorder)

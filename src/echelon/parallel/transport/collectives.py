@@ -7,7 +7,8 @@ hand-made streams. A tensor must be contiguous: Gloo reduces the raw memory of a
 silence.
 
 Over Gloo, all-gather and reduce-scatter are direct exchanges (`messages.py`): the bytes of the
-formula, no idle link, and the same result bit for bit on every run.
+formula, no idle link, and the same result bit for bit on every run. A group that has an algorithm
+of its own (`sum_by`) makes them, and its sums, of the steps of that.
 """
 
 from __future__ import annotations
@@ -28,8 +29,12 @@ from echelon.cost.bytes.terms import (
     reduce_scatter_bytes,
 )
 from echelon.parallel.tensor_memory import BufferPool
-from echelon.parallel.transport.algorithms.run import BackgroundWork, run_steps
-from echelon.parallel.transport.algorithms.steps import steps_of
+from echelon.parallel.transport.algorithms.run import BackgroundWork, run_scatter, run_steps
+from echelon.parallel.transport.algorithms.steps import (
+    gather_steps_of,
+    scatter_steps_of,
+    steps_of,
+)
 from echelon.parallel.transport.communicator import Communicator
 from echelon.parallel.transport.messages import (
     GlooPeers,
@@ -115,10 +120,16 @@ class Group:
         self._group = None if communicator is None else communicator.process_group
         self._buffer_pool = BufferPool(torch.device("cpu"))
         self._sums: SumGroup | None = None
+        self._slices: SumGroup | None = None
 
-    def sum_by(self, sums: SumGroup) -> None:
-        """Sum by the algorithm that `sums` names from now on; all members call it alike."""
+    def sum_by(self, sums: SumGroup, *, slices: bool = True) -> None:
+        """Sum by the algorithm that `sums` names from now on; all members call it alike.
+
+        So are `slices` scattered and gathered, by an algorithm that does that. A group that gathers
+        a few numbers alone leaves them to direct exchanges, which take one hop.
+        """
         self._sums = sums
+        self._slices = sums if slices and sums.scatters else None
 
     def _sum_bytes(self, tensor: torch.Tensor) -> int:
         """Return the bytes that this member sends to sum `tensor`."""
@@ -129,7 +140,8 @@ class Group:
     @property
     def receives_to_sum(self) -> bool:
         """Return whether a reduce-scatter holds the others' parts in memory until `wait`."""
-        return self.communicator is not None and self.communicator.is_gloo
+        direct = self.communicator is not None and self.communicator.is_gloo
+        return direct and self._slices is None
 
     def all_reduce(
         self, tensor: torch.Tensor, *, name: str, async_op: bool = False, op: ReduceOp = "sum"
@@ -160,6 +172,10 @@ class Group:
         peers = self._peers()
         if peers is None:
             work = _all_gather(whole, shard, group=self._group, async_op=True)
+        elif self._slices is not None:
+            whole.view(self.size, -1)[self.index].copy_(shard.view(-1))
+            steps = gather_steps_of(self._slices, whole.numel())
+            work = self._started(partial(run_steps, whole, steps, peers))
         else:
             work = start_all_gather(whole, shard, peers)
         record = self._event("all_gather", name, all_gather_bytes(shard.nbytes, self.size), start)
@@ -179,6 +195,10 @@ class Group:
         peers = self._peers()
         if peers is None:
             work = _reduce_scatter(shard, whole, group=self._group, async_op=True)
+            return self._pending(work, name, record, async_op, number)
+        if self._slices is not None:
+            steps = scatter_steps_of(self._slices, whole.numel())
+            work = self._started(partial(run_scatter, shard, whole, steps, peers))
             return self._pending(work, name, record, async_op, number)
         memory = self._buffer_pool.take((self.size - 1) * shard.nbytes)
         received = memory[: (self.size - 1) * shard.nbytes].view(whole.dtype)
@@ -295,13 +315,18 @@ class Group:
         return Pending(work, finish, name=name, recorder=recorder, number=number)
 
     def _start_sum(self, tensor: torch.Tensor) -> dist.Work | BackgroundWork | None:
-        sums, communicator = self._sums, self.communicator
-        if sums is None or sums.algorithm == BACKEND or communicator is None:
+        sums = self._sums
+        if sums is None or sums.algorithm == BACKEND or self.communicator is None:
             return dist.all_reduce(tensor, group=self._group, async_op=True)
         peers = self._peers()
         assert peers is not None, "a rule keeps algorithms made of messages to Gloo"
         steps = steps_of(sums, tensor.numel())
-        return communicator.thread.start(partial(run_steps, tensor, steps, peers))
+        return self._started(partial(run_steps, tensor, steps, peers))
+
+    def _started(self, task: Callable[[], None]) -> BackgroundWork:
+        """Give the thread of the communicator a task."""
+        assert self.communicator is not None, "there is another member"
+        return self.communicator.thread.start(task)
 
     def _peers(self) -> GlooPeers | None:
         """Return the members of this group for the next direct exchange; None where not Gloo."""

@@ -148,10 +148,16 @@ def rank_groups(plan: Plan, recorder: Recorder, completion: Completion | None = 
     completion = completion or Completion()
     maker = GroupMaker(plan, recorder, completion)
     everyone = islands = None
-    if plan.mathematics.local_sgd.active:
+    if plan.mathematics.local_sgd.is_elastic:
+        # Nobody may wait for an island that can be lost: each is a world of its own.
+        islands = maker.unconnected(Axis.DP_REPLICATE.value, plan.mesh.groups(Axis.DP_REPLICATE))
+        plan, rank = plan_and_rank(plan, recorder.rank)
+        recorder = recorder.within(recorder.rank - rank)
+        maker = GroupMaker(plan, recorder, completion)
+    elif plan.mathematics.local_sgd.active:
         everyone = maker.over("everyone", [tuple(range(plan.mesh.world_size))])
         replicas = plan.mesh.groups(Axis.DP_REPLICATE)
-        islands = maker.over(Axis.DP_REPLICATE.value, replicas, gradients=True)
+        islands = maker.over(Axis.DP_REPLICATE.value, replicas, sums=True)
         maker.islands = islands_of(plan)
     blocks = plan.mathematics.local_sgd.quantised
     plan, rank = plan_and_rank(plan, recorder.rank)
@@ -163,7 +169,7 @@ def rank_groups(plan: Plan, recorder: Recorder, completion: Completion | None = 
     replicas = mesh.groups(Axis.DP_REPLICATE)
     whole = OPTIMIZERS[plan.mathematics.optimizer.kind].needs_whole_matrices
     by_sequence = has_experts and shares_sequences(plan)
-    tensor = over(Axis.TP.value, mesh.groups(Axis.TP))
+    tensor = over(Axis.TP.value, mesh.groups(Axis.TP), slices=True)
     updates = plan.mathematics.updates
     # Nobody may wait for a worker that can be lost: servers are together, and workers alone.
     elastic, server_ranks = updates.is_elastic, [tuple(mesh.server_ranks)]
@@ -181,12 +187,12 @@ def rank_groups(plan: Plan, recorder: Recorder, completion: Completion | None = 
         server_links=_server_links(plan, recorder, completion),
         data=maker.unconnected("dp", mesh.groups(*LOSS_AXES))
         if elastic
-        else over("dp", mesh.groups(*LOSS_AXES), gradients=True),
-        shard=over(Axis.DP_SHARD.value, mesh.groups(*SHARD_AXES), needed=slices),
-        shard_within=over(SHARD_WITHIN_AXIS, node_groups(plan)),
+        else over("dp", mesh.groups(*LOSS_AXES), sums=True),
+        shard=over(Axis.DP_SHARD.value, mesh.groups(*SHARD_AXES), needed=slices, slices=True),
+        shard_within=over(SHARD_WITHIN_AXIS, node_groups(plan), slices=True),
         shard_across=over(SHARD_ACROSS_AXIS, across_groups(plan)),
         replicate=over(
-            Axis.DP_REPLICATE.value, replicas, needed=slices or expert_slices, gradients=True
+            Axis.DP_REPLICATE.value, replicas, needed=slices or expert_slices, sums=True
         ),
         stage=over("stage", mesh.groups(*STAGE_AXES), needed=whole or has_experts or blocks),
         tensor=tensor,
@@ -221,11 +227,18 @@ class GroupMaker:
         self._count = 0
 
     def over(
-        self, axis: str, groups: _Ranks, *, needed: bool = True, gradients: bool = False
+        self,
+        axis: str,
+        groups: _Ranks,
+        *,
+        needed: bool = True,
+        sums: bool = False,
+        slices: bool = False,
     ) -> Group:
         """Return the group of this rank; one of its own where it is in none, or none is needed.
 
-        One that sums `gradients` does so by the algorithm of the plan.
+        One that `sums` does so by the algorithm of the plan; one of `slices` scatters and gathers
+        by it, too.
         """
         self._count += 1
         mine: tuple[int, ...] = (self._recorder.rank,)
@@ -236,8 +249,9 @@ class GroupMaker:
             if self._recorder.rank in ranks:
                 mine, found = ranks, self._shared.get(ranks)
         group = self._completion.group(axis, mine, found, self._recorder)
-        if gradients:
-            group.sum_by(sum_group(self._plan, mine, self._recorder.rank))
+        if sums or slices:
+            how = sum_group(self._plan, mine, self._recorder.rank)
+            group.sum_by(how, slices=slices)
         return group
 
     def unconnected(self, axis: str, groups: _Ranks) -> Group:
@@ -251,7 +265,7 @@ class GroupMaker:
     ) -> Group:
         """Return the group of this rank, which shares its communicator with no other group.
 
-        Of one that carries messages only the links between pairs are used.
+        Of one that carries messages only the links between pairs are used; any other one sums.
         """
         mine: tuple[int, ...] = (self._recorder.rank,)
         found: Communicator | None = None
@@ -259,7 +273,10 @@ class GroupMaker:
             made = self._made(name, ranks, opens=not messages) if len(ranks) > 1 else None
             if self._recorder.rank in ranks:
                 mine, found = ranks, made
-        return self._completion.group(Axis.PP.value, mine, found, self._recorder)
+        group = self._completion.group(Axis.PP.value, mine, found, self._recorder)
+        if not messages:
+            group.sum_by(sum_group(self._plan, mine, self._recorder.rank), slices=False)
+        return group
 
     def _of_all_islands(self, groups: _Ranks) -> _Ranks:
         """Return groups of an island as those of all: every rank takes part in making each."""
@@ -367,9 +384,11 @@ def _expert_groups(plan: Plan, maker: GroupMaker) -> dict[str, Group]:
             "ep_across", [ranks for one in nodes for ranks in zip(*one, strict=True)]
         ),
         "expert_within": maker.over("ep_within", [ranks for one in nodes for ranks in one]),
-        "expert_data": maker.over(EXPERT_DATA_AXIS, copies, gradients=True),
-        "expert_shard": maker.over(EXPERT_SHARD_AXIS, slices),
-        "expert_shard_within": maker.over(EXPERT_SHARD_WITHIN_AXIS, node_groups(plan, expert=True)),
+        "expert_data": maker.over(EXPERT_DATA_AXIS, copies, sums=True),
+        "expert_shard": maker.over(EXPERT_SHARD_AXIS, slices, slices=True),
+        "expert_shard_within": maker.over(
+            EXPERT_SHARD_WITHIN_AXIS, node_groups(plan, expert=True), slices=True
+        ),
         "expert_shard_across": maker.over(
             EXPERT_SHARD_ACROSS_AXIS, across_groups(plan, expert=True)
         ),

@@ -97,12 +97,12 @@ class QuantisedSums:
         self._codes = BlockCodes(kind, at_least_fp32(dtype))
         self.watch: SumWatch | None = None
 
-    def start(self, target: torch.Tensor, whole: torch.Tensor, *, name: str) -> Pending:
+    def start(self, target: torch.Tensor, whole: torch.Tensor, *, name: str) -> HopSum:
         """Start to fill `target` with this rank's slice of the sum of `whole` over all ranks.
 
-        `whole` must not change until the wait, which runs the second hop.
+        `whole` must not change until the wait.
         """
-        return _HopSum(self, target, whole, name)
+        return HopSum(self, target, whole, name)
 
     def first_hop(self, whole: torch.Tensor, name: str) -> tuple[torch.Tensor, Pending]:
         """Start the exchange in the node; return what is received, a row from each member."""
@@ -115,10 +115,8 @@ class QuantisedSums:
         received = torch.empty_like(sent)
         return received, self._near.all_to_all(received, sent, name=name, async_op=True)
 
-    def finish(
-        self, received: torch.Tensor, whole: torch.Tensor, target: torch.Tensor, name: str
-    ) -> None:
-        """Add up what came in the node, exchange that across nodes, and add it up."""
+    def second_hop(self, received: torch.Tensor, whole: torch.Tensor, name: str) -> SecondHop:
+        """Add up what came in the node, and start the exchange across nodes."""
         near, far, codes = self._near, self._far, self._codes
         slices = whole.view(far.size, near.size, -1)
         count = slices.shape[2]
@@ -128,37 +126,69 @@ class QuantisedSums:
                 sums += codes.decode(received[place], count)
         sent = codes.encode(sums)
         came = torch.empty_like(sent)
-        far.all_to_all(came, sent, name=name).wait()
-        total = sums[far.index]
+        pending = far.all_to_all(came, sent, name=name, async_op=True)
+        # A copy: sums of the slices of other nodes need not stay until these have theirs.
+        return SecondHop(pending, came, sums[far.index].clone())
+
+    def finish(self, hop: SecondHop, whole: torch.Tensor, target: torch.Tensor, name: str) -> None:
+        """Wait for what comes from other nodes, and add it up."""
+        hop.pending.wait()
+        far, total = self._far, hop.own
         for node in range(far.size):
             if node != far.index:
-                total += codes.decode(came[node : node + 1], count)[0]
+                total += self._codes.decode(hop.came[node : node + 1], total.numel())[0]
         if self.watch is not None:
             # The target may be a part of what was summed.
             self.watch(name, whole, total)
         target.copy_(total)
 
 
-class _HopSum(Pending):
-    """A sum whose second hop runs where it is awaited."""
+@dataclass(frozen=True, slots=True)
+class SecondHop:
+    """Hold an exchange across nodes under way, what it fills, and the own slice of the sum."""
 
-    __slots__ = ("_first", "_rest")
+    pending: Pending
+    came: torch.Tensor
+    own: torch.Tensor
+
+
+class HopSum(Pending):
+    """A sum in two hops, each of which runs beside whatever its ranks do.
+
+    All members begin the second hop at the same place of their order, or where they wait.
+    """
+
+    __slots__ = ("_first", "_second", "_sums", "_target", "_whole")
 
     def __init__(
         self, sums: QuantisedSums, target: torch.Tensor, whole: torch.Tensor, name: str
     ) -> None:
-        super().__init__()
-        received, first = sums.first_hop(whole, name)
-        self._first: Pending | None = first
-        self._rest = lambda: sums.finish(received, whole, target, name)
+        super().__init__(name=name)
+        self._sums, self._target = sums, target
+        self._whole: torch.Tensor | None = whole
+        self._first: tuple[torch.Tensor, Pending] | None = sums.first_hop(whole, name)
+        self._second: SecondHop | None = None
+
+    def begin_second_hop(self) -> None:
+        """Wait for the first hop and start the second; a second call returns at once."""
+        if self._first is None:
+            return
+        assert self._whole is not None, "it is there until the second hop has ended"
+        received, first = self._first
+        first.wait()
+        # What was sent is in the hands of nobody else.
+        self._first = first = None
+        self._second = self._sums.second_hop(received, self._whole, self._name)
 
     def done(self) -> bool:
         """Return whether it was awaited: nobody knows before."""
-        return self._first is None
+        return self._whole is None
 
     def wait(self) -> None:
         """Return when the slice is there; a second call returns at once."""
-        if self._first is not None:
-            self._first.wait()
-            self._first = None
-            self._rest()
+        if self._whole is None:
+            return
+        self.begin_second_hop()
+        assert self._second is not None, "it has just begun"
+        self._sums.finish(self._second, self._whole, self._target, self._name)
+        self._second = self._whole = None

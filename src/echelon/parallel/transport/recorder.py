@@ -10,6 +10,7 @@ in which the device's queue stood still for them, between two marks of their own
 
 from __future__ import annotations
 
+import copy
 import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager
@@ -132,7 +133,7 @@ class Recorder:
 
         `clock` tells when the device ran an action, where that is not when the host did.
         """
-        self.rank, self.sink = rank, sink
+        self.rank, self.run_rank, self.sink = rank, rank, sink
         self._clock = clock
         self._marked: list[_MarkedEvent] = []
         self._message: WaitTime | None = None
@@ -149,6 +150,15 @@ class Recorder:
         self._task = ""
         self._turn: int | None = None
         self._zero = time.perf_counter()
+
+    def within(self, first_rank: int) -> Recorder:
+        """Return this recorder under the rank of a world that begins with `first_rank` of the run.
+
+        Its groups are of ranks of that world, its events of the rank of the run.
+        """
+        other = copy.copy(self)
+        other.rank = self.run_rank - first_rank
+        return other
 
     def beside(self, sink: EventSink) -> Recorder:
         """Return a recorder of the same rank and clock for other threads: it marks no waits."""
@@ -296,7 +306,7 @@ class Recorder:
             bytes=call.num_bytes,
             start=call.start,
             end=self.now(),
-            rank=self.rank,
+            rank=self.run_rank,
             waited_s=0.0 if waited is None else waited.seconds,
         )
         if waited is None or waited.begin is None:
@@ -327,7 +337,7 @@ class Recorder:
                 self.ended(BegunCall(kind, name, start), message)
             else:
                 where, at = self.stage, self.microbatch
-                event = Event(kind=kind, name=name, stage=where, microbatch=at, rank=self.rank)
+                event = Event(kind=kind, name=name, stage=where, microbatch=at, rank=self.run_rank)
                 self._marked.append(_MarkedEvent(event, begin, clock.mark(), message))
 
     def settle(self) -> None:

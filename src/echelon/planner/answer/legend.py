@@ -42,7 +42,7 @@ def recompute_text(choice: CandidatePlan) -> str:
 
 def sign_texts(choices: Sequence[CandidatePlan]) -> Iterator[str]:
     """Yield what each sign says that the words of some plans have, of its first plan."""
-    for says in (_hybrid, _interleaved, _context, _sequence_parallel, _experts, _offload):
+    for says in (*_SIGNS, _secondary, _offload):
         if (text := _first(choices, says)) is not None:
             yield text
 
@@ -93,5 +93,13 @@ def _experts(choice: CandidatePlan) -> str | None:
     return f"ep{choice.mesh.ep}t: tensor ranks cut experts too." if shown else None
 
 
+def _secondary(choice: CandidatePlan) -> str | None:
+    return "+s: nodes keep slices of what ZeRO 3 gathers." if choice.keeps_slices else None
+
+
 def _offload(choice: CandidatePlan) -> str | None:
     return "+h: optimizer state rests on the host." if choice.offload else None
+
+
+_SIGNS = (_hybrid, _interleaved, _context, _sequence_parallel, _experts)
+"""What says what the signs of a mesh and of its schedule mean."""

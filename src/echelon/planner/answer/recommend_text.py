@@ -71,6 +71,9 @@ def plan_words(choice: CandidatePlan) -> str:
     if choice.operators:
         rest = " of the rest" if choice.recompute else ""
         words.append(f"{' and '.join(choice.operators)}{rest} recomputed")
+    if choice.keeps_slices:
+        words.append("secondary slices in nodes")
+    words += [f"{key} = {value}" for key, value in choice.rounding.settings().items()]
     if choice.offload:
         words.append("optimizer state on the host")
     return ", ".join(words)
@@ -176,7 +179,7 @@ def other_rows(found: Recommendation) -> list[tuple[str, ...]]:
 def _other_row(one: PreferredPlan, first: Estimate) -> tuple[str, ...]:
     choice, estimate = one.ranked.candidate, one.ranked.estimate
     devices = "" if choice.devices == first.devices else f"{choice.devices:,}: "
-    zero = f"zero{choice.zero}" + "+h" * choice.offload
+    zero = f"zero{choice.zero_text}"
     redone = choice.recompute or choice.operators
     again = f" rec {recompute_text(choice)}" if redone else ""
     return (

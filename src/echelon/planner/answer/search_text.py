@@ -73,7 +73,7 @@ def _is_closed_form(one: RankedPlan) -> bool:
 
 def _row(one: RankedPlan, *, devices: bool) -> tuple[str, ...]:
     choice, estimate = one.candidate, one.estimate
-    zero = str(choice.zero) + ("+h" if choice.offload else "")
+    zero = choice.zero_text
     step = _CLOSED_FORM * _is_closed_form(one) + f"{estimate.step_s:.4g}"
     cells = (
         schedule_text(choice),

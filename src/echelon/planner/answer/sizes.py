@@ -155,7 +155,7 @@ def _rows(found: Sequence[Recommendation]) -> list[tuple[str, ...]]:
             (
                 one.answer.request.cluster.name,
                 mesh_text(choice),
-                str(choice.zero) + "+h" * choice.offload,
+                choice.zero_text,
                 str(choice.microbatch),
                 recompute_text(choice),
                 f"{estimate.step_s:.4g}",

@@ -37,6 +37,7 @@ from echelon.planner.search.pins import MOST_RECOMPUTE_INTERVAL, NO_RECOMPUTE
 from echelon.planner.search.ranked import RankedPlan, estimate_candidate, settings_from_ranked
 from echelon.planner.search.recompute_options import operator_options
 from echelon.planner.search.request import SearchRequest
+from echelon.planner.search.rounding import rounding_of_plan
 from echelon.planner.search.smallest import smallest_that_fits, without_host
 from echelon.planner.search.sweep import SearchSweep
 from echelon.schedule.build import PLAIN_SCHEDULE
@@ -227,6 +228,8 @@ def candidate_from_plan(plan: Plan) -> CandidatePlan:
         zero=layout.zero.stage,
         reshard=layout.zero.reshard_after_forward,
         offload=layout.zero.optimizer_offload != "none",
+        secondary=layout.zero.secondary,
+        rounding=rounding_of_plan(plan),
         schedule=layout.pipeline.schedule,
         virtual=layout.pipeline.virtual_stages,
         recompute=again,

@@ -18,6 +18,7 @@ from echelon.core.choices.context_kinds import CONTEXT_KINDS, PLAIN_CONTEXT_KIND
 from echelon.planner.search.candidate import CandidatePlan
 from echelon.planner.search.options import MOST_STAGE
 from echelon.planner.search.pins import NO_RECOMPUTE, SELECTIVE
+from echelon.planner.search.ranked import has_slices_in_nodes
 from echelon.planner.search.recompute_options import operator_options
 from echelon.planner.search.request import SearchRequest
 from echelon.schedule.build import PLAIN_SCHEDULE, SCHEDULES
@@ -101,6 +102,7 @@ def _all_changes(request: SearchRequest, choice: CandidatePlan) -> Iterator[Plan
             changed = replace(choice, mesh=replace(mesh, ep=ep))
             yield PlanChange(name=f"ep {mesh.ep} -> {ep}", pins={"ep": ep}, candidate=changed)
     yield from _zero_changes(choice)
+    yield from _slices_in_nodes(request, choice)
     if mesh.pp > 1:
         yield from _schedule_changes(choice)
     for size in _doubled(choice.microbatch):
@@ -147,6 +149,14 @@ def _zero_changes(choice: CandidatePlan) -> Iterator[PlanChange]:
             exact = replace(choice, mesh=replace(mesh, **degrees))
             name = f"{giver} {given} -> {given // 2}"
             yield PlanChange(name=name, pins=degrees, candidate=exact)
+
+
+def _slices_in_nodes(request: SearchRequest, choice: CandidatePlan) -> Iterator[PlanChange]:
+    """Yield the plan whose nodes keep slices, or keep none, where they can."""
+    other = replace(choice, secondary=not choice.keeps_slices)
+    if has_slices_in_nodes(request, replace(choice, secondary=True)):
+        name = f"secondary slices {'on' if other.secondary else 'off'}"
+        yield PlanChange(name=name, pins={"secondary": int(other.secondary)}, candidate=other)
 
 
 def _schedule_changes(choice: CandidatePlan) -> Iterator[PlanChange]:
@@ -212,5 +222,6 @@ def _settings_as_words(choice: CandidatePlan) -> dict[str, str]:
         "context": choice.context if mesh.cp > 1 else "none",
         "expert tp": choice.expert_tp,
         "offload": "host" if choice.offload else "none",
+        "secondary slices": "in nodes" if choice.keeps_slices else "none",
     }
     return {name: str(value) for name, value in words.items()}

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import ceil, log2
+from typing import Any
 
 from echelon.config.automatic import default_tensor_overlap
 from echelon.core.axis import SHARD_AXES
 from echelon.core.cluster import Link, domain_text, fast_domain
 from echelon.core.plan import Plan
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
+from echelon.cost.seconds.inputs import CostInputs
 from echelon.cost.seconds.numbers import first_number
 from echelon.cost.seconds.step import step_seconds
+from echelon.layout.secondary import hop_degrees, secondary_degree
 from echelon.planner.lint.finding import LintMatch, lint_of
 from echelon.planner.lint.memory import ROOM
 from echelon.planner.predict.split_memory import memory_of_plan
+from echelon.planner.search.options import MOST_STAGE
 
 _LATENCY_SHARE = 0.5  # of the seconds of a bucket
 _WORTH = 0.02  # of a step, that a change saves at least
+_INT8_BLOCK = 128  # numbers
 MIB = 2**20  # bytes
 
 
@@ -150,6 +155,84 @@ def _shards_over_nodes(plan: Plan) -> LintMatch | None:
     )
 
 
+@lint_of("gathers-cross-nodes", "time", "Wang et al., ZeRO++, 2023, section 3.2")
+def _gathers_cross_nodes(plan: Plan) -> LintMatch | None:
+    """Parameters change once a step: all gathers of a unit but the first can stay in the nodes that
+    have it, for a slice of it on each of their devices.
+    """
+    zero, room = plan.layout.zero, ROOM * plan.cluster.device.memory_bytes
+    kept = _with_zero(plan, secondary=True)
+    if zero.secondary or all(secondary_degree(kept, expert=one) == 1 for one in (False, True)):
+        return None
+    now = cost_inputs_from_plan(plan)
+    takes, instead = _seconds(now), _seconds(cost_inputs_from_plan(kept))
+    held = memory_of_plan(plan, secondary=1.0).total
+    if instead > (1.0 - _WORTH) * takes or held > room:
+        return None
+    return (
+        f"every gather crosses nodes: a step of {takes:,.3g} s would take {instead:,.3g} s with "
+        f"all but the first inside of them, and hold {held / 1e9:,.1f} GB; no number changes",
+        "zero.secondary = true",
+    )
+
+
+@lint_of("exact-over-slow-links", "time", "Wang et al., ZeRO++, 2023, sections 3.1 and 3.3")
+def _exact_over_slow_links(plan: Plan) -> LintMatch | None:
+    """Gathers and sums of integers of 8 bits send a quarter or half of the bytes, and round: what
+    changes numbers is told, and left to whoever knows whether the training bears it.
+    """
+    takes = _seconds(cost_inputs_from_plan(plan))
+    changes: dict[str, Plan] = {}
+    if _gathers_in_int8(plan):
+        numbers = plan.mathematics
+        block = replace(numbers.precision, int8_block=_INT8_BLOCK)
+        rounded = replace(plan, mathematics=replace(numbers, precision=block))
+        changes['zero.gather = "int8"'] = _with_zero(rounded, gather="int8")
+    summed = _with_zero(plan, reduce="int8")
+    if plan.layout.zero.reduce == "exact" and hop_degrees(summed) != (1, 1):
+        changes['zero.reduce = "int8"'] = summed
+    worth = {
+        name: instead
+        for name, one in changes.items()
+        if (instead := _seconds(cost_inputs_from_plan(one))) <= (1.0 - _WORTH) * takes
+    }
+    if not worth:
+        return None
+    shares = (
+        f"{100 * (1 - instead / takes):.0f} % less with {name}" for name, instead in worth.items()
+    )
+    return (
+        f"with rounding a step of {takes:,.3g} s would take {' and '.join(shares)}",
+        f"{' or '.join(worth)}, if the training bears it: numbers change, and echelon prove says "
+        "by how much",
+    )
+
+
+def _gathers_in_int8(plan: Plan) -> bool:
+    """Return whether all matrices are gathered as they are, and have rows of whole blocks."""
+    model, mesh, zero = plan.model, plan.mesh, plan.layout.zero
+    stages = {zero.stage}
+    if model.experts is not None:
+        stages.add(plan.layout.experts.zero_stage)
+    exact = zero.gather == "parameters" and not plan.mathematics.precision.is_fp8
+    if stages != {MOST_STAGE} or not exact or zero.keep_whole_below or model.latent is not None:
+        return False
+    widths = [model.hidden, model.query_dim // mesh.tp]
+    widths += [model.ffn // mesh.tp] if model.has_dense_blocks else []
+    if model.experts is not None:
+        widths.append(model.experts.ffn // plan.layout.experts.expert_tp)
+    crosses = mesh.degree(*SHARD_AXES) * mesh.tp > fast_domain(plan.cluster)
+    return crosses and all(width % _INT8_BLOCK == 0 for width in widths)
+
+
+def _with_zero(plan: Plan, **changes: Any) -> Plan:
+    return replace(plan, layout=replace(plan.layout, zero=replace(plan.layout.zero, **changes)))
+
+
+def _seconds(work: CostInputs) -> float:
+    return first_number(step_seconds(work).total)
+
+
 TRAFFIC = (
     _gathered_again,
     _scattered_again,
@@ -158,4 +241,6 @@ TRAFFIC = (
     _no_sequence_parallel,
     _products_wait,
     _shards_over_nodes,
+    _gathers_cross_nodes,
+    _exact_over_slow_links,
 )

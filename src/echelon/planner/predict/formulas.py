@@ -27,8 +27,15 @@ from echelon.cost.seconds.trainer_generations import OURS
 from echelon.interop.tools import abilities_of_trainer
 from echelon.planner.predict.estimate import closed_form_bytes
 from echelon.planner.search.gradient_sums import algorithm_asked_for
-from echelon.planner.search.legal_meshes import Columns, LegalMeshes, expert_fold_degrees
+from echelon.planner.search.legal_meshes import (
+    Columns,
+    Legality,
+    LegalMeshes,
+    expert_fold_degrees,
+)
 from echelon.planner.search.options import (
+    ONE_NODE,
+    NodeOfRanks,
     ScheduleOption,
     ZeroOption,
     pinned_zero_options,
@@ -36,6 +43,7 @@ from echelon.planner.search.options import (
 )
 from echelon.planner.search.recompute_options import recompute_options
 from echelon.planner.search.request import SearchRequest
+from echelon.planner.search.rounding import EXACT, ROUNDED_NUMBERS, Rounding, rounding_options
 
 _OF_BYTES = ("tp", "cp", "kind", "ulysses", "expert_tp", "sequence_parallel", "microbatch")
 """Columns of meshes on which the bytes that a block keeps depend: on fewer than its seconds."""
@@ -186,6 +194,10 @@ def broadcast_to_array(value: Num, count: int) -> Array:
 
 OptionT = TypeVar("OptionT", ZeroOption, ScheduleOption)
 _ZERO_OPTION_NUMBERS = ("zero", "dp_replicate", "dp_shard", "reshard", "offload")
+_RARE_NUMBERS = ("secondary", *ROUNDED_NUMBERS)
+"""Numbers of ways to share out that are 0 for all of them in most searches, and left out there."""
+_OF_NODES: tuple[str, ...] = ("pp", "tp", "expert_tp", "sequence_parallel")
+"""Columns on which the ways to share out depend, too, where ranks are on several nodes."""
 _SCHEDULE_OPTION_NUMBERS = ("schedule", "virtual")
 
 
@@ -222,6 +234,7 @@ class OptionTables:
         self._request = request
         self._offload = offload or pins.values_of("offload") == (1,)
         self.recomputes = recompute_options(request)
+        self._legality = Legality(request.one_rank_run)
         self.columns: Columns = {}
         self.world = 0
 
@@ -243,14 +256,23 @@ class OptionTables:
         keys = [columns["dp"], columns["cp"], columns["ep"], inner]
         pins, layers = self._request.pins, self._request.model.layers
         able = abilities_of_trainer(self._request.trainer)
-        if able is not None:
-            keys += [columns["pp"], columns["tp"]]
+        roundings = rounding_options(pins, self._request.mathematics.precision)
+        nodes = able is None and rows.world > self._request.cluster.devices_per_node
+        if able is not None or nodes or roundings != (EXACT,):
+            keys += [columns[name] for name in _OF_NODES]
 
         def shares(key: tuple[int, ...]) -> list[ZeroOption]:
-            found = pinned_zero_options(pins, key[:4], offload=self._offload)
+            rest = dict(zip(_OF_NODES, key[4:], strict=False))
+            found = pinned_zero_options(
+                pins,
+                key[:4],
+                offload=self._offload,
+                node=self._node(key, rest) if nodes else ONE_NODE,
+                roundings=[one for one in roundings if one == EXACT or self._rounds(one, rest)],
+            )
             if able is None:
                 return [*found]
-            degrees = {"cp": key[1], "pp": key[4], "tp": key[5]}
+            degrees = {"cp": key[1], "pp": rest["pp"], "tp": rest["tp"]}
             return [
                 one
                 for one in found
@@ -271,9 +293,23 @@ class OptionTables:
                 and able.allows_stages(layers=layers, stages=one.virtual * pp)
             ]
 
-        self._shares: _SharedLists[ZeroOption] = _SharedLists(keys, shares, _ZERO_OPTION_NUMBERS)
+        self._shares: _SharedLists[ZeroOption] = _SharedLists(
+            keys, shares, (*_ZERO_OPTION_NUMBERS, *_RARE_NUMBERS)
+        )
         self._orders: _SharedLists[ScheduleOption] = _SharedLists(
             (columns["pp"], columns["microbatches"]), orders, _SCHEDULE_OPTION_NUMBERS
+        )
+
+    def _node(self, key: tuple[int, ...], rest: Mapping[str, int]) -> NodeOfRanks:
+        """Return the node that the ranks of some rows are on."""
+        stride = key[2] * rest["expert_tp"] if self._request.model.experts is not None else 0
+        devices = self._request.cluster.devices_per_node
+        return NodeOfRanks(devices=devices, tp=rest["tp"], expert_stride=stride)
+
+    def _rounds(self, rounding: Rounding, rest: Mapping[str, int]) -> bool:
+        """Return whether rules let some rows gather as `rounding` says, at stage 3."""
+        return self._legality.gather(
+            rounding, rest["tp"], rest["expert_tp"], bool(rest["sequence_parallel"])
         )
 
     def num_plans(self) -> NDArray[np.int64]:
@@ -313,7 +349,6 @@ class _SharedLists(Generic[OptionT]):
         names: Sequence[str],
     ) -> None:
         first, self._which = rows_alike(keys)
-        self._names = names
         self._kinds: list[OptionT] = []
         starts = [0]
         for place in first:
@@ -321,9 +356,14 @@ class _SharedLists(Generic[OptionT]):
             starts.append(len(self._kinds))
         self._start = np.array(starts[:-1], dtype=np.int64)
         self._count = np.diff(np.array(starts, dtype=np.int64))
-        self._numbers: dict[str, Array] = {
+        numbers = {
             name: np.array([getattr(kind, name) for kind in self._kinds], dtype=float)
             for name in names
+        }
+        self._numbers: dict[str, Array] = {
+            name: column
+            for name, column in numbers.items()
+            if name not in _RARE_NUMBERS or column.any()
         }
 
     def counts(self) -> NDArray[np.int64]:
@@ -337,5 +377,5 @@ class _SharedLists(Generic[OptionT]):
         row = np.repeat(np.arange(len(rows)), count)
         place = np.arange(int(count.sum())) - np.repeat(np.cumsum(count) - count, count)
         kind = self._start[which][row] + place
-        numbers = {name: self._numbers[name][kind] for name in self._names}
+        numbers = {name: column[kind] for name, column in self._numbers.items()}
         return OptionTable(row=row, options=self._kinds, option_index=kind, numbers=numbers)

@@ -35,7 +35,12 @@ from echelon.planner.recommend.simplicity import (
     complexity,
     splitting_axes,
 )
-from echelon.planner.search.ranked import RankedPlan, objective_value
+from echelon.planner.search.ranked import (
+    RankedPlan,
+    objective_value,
+    timed_plan,
+    with_checked_plan,
+)
 from echelon.planner.search.request import SearchRequest
 from echelon.planner.search.search import SearchResult, search, world_sizes
 
@@ -160,7 +165,8 @@ def _near(
     surer = _surer(request, plans[0], offload=offload)
     base = min((plans[0], *surer), key=lambda one: objective_value(request, one.estimate))
     limit = (1.0 + noise()) * objective_value(request, base.estimate)
-    known = (base, *plans, *surer, *_simpler(wanted, base, limit, offload=offload))
+    simpler = _simpler(wanted, base, limit, offload=offload)
+    known = (base, *plans, *surer, *simpler, *_without_slices(wanted, base))
     return [one for one in known if objective_value(request, one.estimate) <= limit]
 
 
@@ -260,6 +266,14 @@ def _simpler(
         if found:
             yield from found
             return
+
+
+def _without_slices(request: SearchRequest, base: RankedPlan) -> Iterator[RankedPlan]:
+    """Yield the plan whose nodes keep nothing, where `base` is one whose nodes do."""
+    choice = base.candidate
+    if choice.keeps_slices and request.pins.allows("secondary", 0):
+        plain = timed_plan(request, replace(choice, secondary=False))
+        yield with_checked_plan(request, plain)
 
 
 def _merged(plans: Sequence[RankedPlan]) -> Iterator[RankedPlan]:

@@ -36,6 +36,7 @@ def machinery(choice: CandidatePlan) -> tuple[str, ...]:
         "pieces of experts": choice.expert_tp > 1,
         "recompute": choice.recompute > 0 or bool(choice.operators),
         "offload": choice.offload,
+        "secondary slices": choice.keeps_slices,
     }
     return tuple(name for name, there in found.items() if there)
 

@@ -24,6 +24,7 @@ from echelon.planner.search.options import (
 )
 from echelon.planner.search.pins import NO_RECOMPUTE, SELECTIVE, pin_word
 from echelon.planner.search.recompute_options import RecomputeOption, redone_numbers
+from echelon.planner.search.rounding import EXACT, ROUNDED_NUMBERS, Rounding
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +51,10 @@ class CandidatePlan:
     """Whether parameters are freed after each use, at stage 3."""
     offload: bool
     """Whether optimizer state is in the memory of the host."""
+    secondary: bool = False
+    """Whether nodes keep slices of what was gathered, at stage 3."""
+    rounding: Rounding = EXACT
+    """How gathers and sums round, where that is pinned."""
     schedule: str
     """The pipeline schedule."""
     virtual: int
@@ -65,6 +70,17 @@ class CandidatePlan:
     def devices(self) -> int:
         """Return how many devices it takes."""
         return self.mesh.world_size
+
+    @property
+    def keeps_slices(self) -> bool:
+        """Return whether nodes have something to keep: of units that are gathered again."""
+        return self.secondary and self.zero == MOST_STAGE and self.reshard
+
+    @property
+    def zero_text(self) -> str:
+        """Return the ZeRO stage as tables have it: with ``+s`` for slices in nodes, ``+h`` for
+        optimizer state on hosts."""
+        return f"{self.zero}" + "+s" * self.keeps_slices + "+h" * self.offload
 
     def settings(self, *, has_experts: bool) -> dict[str, object]:
         """Return the settings of a run file that say this; what has no effect is left out."""
@@ -83,8 +99,11 @@ class CandidatePlan:
         }
         if self.zero == MOST_STAGE:
             found["zero.reshard_after_forward"] = "always" if self.reshard else "never"
+        if self.keeps_slices:
+            found["zero.secondary"] = True
         if self.offload:
             found["zero.optimizer_offload"] = "host"
+        found |= self.rounding.settings()
         if self.recompute != NO_RECOMPUTE:
             found |= {"recompute.policy": "full", "recompute.every": self.recompute}
         elif self.operators:
@@ -103,6 +122,8 @@ class CandidatePlan:
         """Return what it has of something that can be pinned, as a pin says it."""
         if name == "recompute" and self.operators and self.recompute == NO_RECOMPUTE:
             return SELECTIVE
+        if hasattr(self.rounding, name):
+            return str(getattr(self.rounding, name))
         return pin_word(name, getattr(self.mesh if hasattr(self.mesh, name) else self, name))
 
     def numbers(self) -> LayoutNumbers:
@@ -110,6 +131,8 @@ class CandidatePlan:
         return LayoutNumbers(
             **{name: float(getattr(self.mesh, name)) for name in _DEGREES},
             **{name: float(getattr(self, name)) for name in _OWN_NUMBERS},
+            **{name: getattr(self.rounding, name) for name in ROUNDED_NUMBERS},
+            secondary=float(self.keeps_slices),
             gathered=float(CONTEXT_KINDS[self.context].gathers_keys),
             schedule=schedule_index(self.schedule),
             recompute=self.recomputed_share,
@@ -160,6 +183,8 @@ class ScoredCandidate:
             zero=shares.zero,
             reshard=bool(shares.reshard),
             offload=bool(shares.offload),
+            secondary=bool(shares.secondary),
+            rounding=shares.rounding,
             schedule=self.schedule_option.name,
             virtual=self.schedule_option.virtual,
             recompute=again.every,

@@ -1,7 +1,7 @@
-"""How plans of a search sum gradients, where a run says so: `collectives.algorithm`.
+"""How plans of a search sum and gather, where a run says so: `collectives.algorithm`.
 
-One rank sums nothing, and neither do the plans of a search whose gradients are all on one rank, or
-only scattered: there the setting has no effect, and is left out. Every other plan has it, and rules
+One rank sums nothing, and neither do the plans of a search whose ranks share nothing, or for a tree
+slices alone: there the setting has no effect, and is left out. Every other plan has it, and rules
 say of each whether the algorithm fits its groups.
 """
 

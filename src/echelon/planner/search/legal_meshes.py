@@ -31,6 +31,8 @@ from numpy.typing import NDArray
 
 from echelon.config.entries import Entry
 from echelon.config.rules.experts.mesh import ep_divides_experts, expert_tp_divides_ffn
+from echelon.config.rules.fp8 import fp8_gather
+from echelon.config.rules.int8 import INT8_FINDERS
 from echelon.config.rules.mesh import (
     sequence_parallel_divides_sequence,
     tp_divides_ffn,
@@ -59,6 +61,7 @@ from echelon.core.rulebook.pipeline import LAYERS_FILL_STAGES
 from echelon.core.rules import Rule, nearest_divisors
 from echelon.planner.search.pins import TENSOR_SEQUENCE_PARALLEL, Pins
 from echelon.planner.search.request import SearchRequest
+from echelon.planner.search.rounding import Rounding
 
 _TENSOR_CHECKS = (tp_divides_heads, tp_divides_kv_heads, tp_divides_ffn)
 _CONTEXT_RULES: tuple[tuple[Callable[[View], bool], str], ...] = (
@@ -77,6 +80,9 @@ class Legality:
         experts = cast("dict[str, object]", model.pop("experts") or {})
         values = {f"model.{key}": value for key, value in model.items() if value is not None}
         values |= {f"model.experts.{key}": value for key, value in experts.items()}
+        precision = plan.mathematics.precision
+        values["precision.matmul"] = precision.matmul
+        values["precision.fp8_scales"] = precision.fp8_scales
         values["batch.sequence_length"] = plan.mathematics.sequence_length
         values["batch.global_sequences"] = plan.mathematics.global_sequences
         self._view = View(entries={k: Entry(value=v, source="") for k, v in values.items()})
@@ -84,6 +90,7 @@ class Legality:
         self.sequence = lru_cache(maxsize=None)(self._sequence)
         self.context = lru_cache(maxsize=None)(self._context)
         self.experts = lru_cache(maxsize=None)(self._experts)
+        self.gather = lru_cache(maxsize=None)(self._gather)
 
     def _tensor(self, tp: int) -> str | None:
         """Return the rule that a tensor degree breaks."""
@@ -105,6 +112,15 @@ class Legality:
         """Return the rule that a way to share out experts breaks."""
         settings = {"mesh.tp": tp, "mesh.ep": ep, "experts.expert_tp": expert_tp}
         return self._broken((ep_divides_experts, expert_tp_divides_ffn), settings)
+
+    def _gather(self, rounding: Rounding, tp: int, expert_tp: int, streams: bool) -> bool:
+        """Return whether tensor ranks, with sequence parallelism or not, gather so at stage 3."""
+        settings = {
+            **{"zero.stage": 3, "zero.gather": rounding.gather},
+            **{"zero.int8_block": rounding.int8_block or 1, "mesh.tp": tp},
+            **{"experts.expert_tp": expert_tp, "mesh.sequence_parallel": streams},
+        }
+        return self._broken((*INT8_FINDERS, fp8_gather), settings) is None
 
     def _broken(
         self, checks: Iterable[ViolationFinder], settings: Mapping[str, object]

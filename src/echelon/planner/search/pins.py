@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from echelon.core.choices.context_kinds import CONTEXT_KINDS
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.rulebook.command_line import BAD_ARGUMENT
+from echelon.core.rulebook.config import NO_EFFECT
 from echelon.core.rulebook.planner import UNKNOWN_PIN
 from echelon.core.rules import did_you_mean
 from echelon.interop.abilities import ToolAbilities
@@ -32,6 +33,7 @@ _WORDS: Mapping[str, tuple[str, str]] = {
     "sequence_parallel": ("off", "on"),
     "offload": ("none", "host"),
     "reshard": ("never", "always"),
+    "secondary": ("false", "true"),
 }
 """How pins that are 0 or 1 are written."""
 
@@ -66,6 +68,9 @@ PINS: Mapping[str, Callable[[str], int | str | None]] = {
     "ulysses": _count,
     **{name: {zero: 0, one: 1}.get for name, (zero, one) in _WORDS.items()},
     "sequence_parallel": {"on": 1, "true": 1, "1": 1, "off": 0, "false": 0, "0": 0}.get,
+    "gather": {name: name for name in ("parameters", "fp8", "int8")}.get,
+    "int8_block": _count,
+    "reduce": {name: name for name in ("exact", "int8", "int4")}.get,
     "devices": _count,
 }
 """Every pin, and what reads one of its values; None where a word is none."""
@@ -90,6 +95,9 @@ EXAMPLES = {
     "sequence_parallel": "sequence_parallel=on",
     "offload": "offload=host",
     "reshard": "reshard=never",
+    "secondary": "secondary=true",
+    "gather": "gather=int8",
+    "reduce": "reduce=int8",
 }
 
 
@@ -151,6 +159,10 @@ def limits_of_tool(abilities: ToolAbilities, *, experts: bool) -> dict[str, tupl
         "recompute": abilities.recompute_every or tuple(range(MOST_RECOMPUTE_INTERVAL + 1)),
         "zero": abilities.zero_stages,
         "offload": None if abilities.offload else (0,),
+        # What ZeRO++ adds is ours: other trainers have parts of it, under other conditions.
+        "secondary": (0,),
+        "gather": ("parameters",),
+        "reduce": ("exact",),
         TENSOR_SEQUENCE_PARALLEL: None if cut is None else (int(cut),),
     }
     return {name: values for name, values in found.items() if values is not None}
@@ -205,6 +217,14 @@ def read_pins(texts: Iterable[str], settings: Iterable[str] = ()) -> Pins:
             continue
         values[name] = tuple(value for value in found if value is not None)
         pinned[name], flags[name] = text, typed
+    if "int8_block" in values and "int8" not in values.get("gather", ()):
+        problems.append(
+            NO_EFFECT.problem(
+                f"{flags['int8_block']} changes nothing: no matrix is rounded to int8",
+                set_by=flags["int8_block"],
+                suggestions=("--pin gather=int8",),
+            )
+        )
     if problems:
         raise ConfigError(problems)
     return Pins(values=values, texts=pinned, typed=flags)

@@ -9,12 +9,14 @@ place, timed anew.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from heapq import heapify, heappop, heappush
+from itertools import count
 from typing import Any, TypeAlias
 
+from echelon.core.axis import SHARD_AXES
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
 from echelon.core.rulebook.planner import PLAN_FITS_MEMORY
@@ -26,6 +28,7 @@ from echelon.cost.seconds.numbers import LayoutNumbers, stacked_layouts
 from echelon.cost.seconds.step import BlockKindSeconds, block_kind_seconds
 from echelon.cost.seconds.trainer_generations import OURS
 from echelon.cost.seconds.unit_times import Again, UnitTimes, unit_times_from_blocks
+from echelon.layout.secondary import ranks_per_node
 from echelon.planner.explain.expected import ExpectedStep, expected_step
 from echelon.planner.predict.estimate import (
     Estimate,
@@ -166,9 +169,16 @@ def expected_of_request(request: SearchRequest, estimate: Estimate) -> ExpectedS
 
 
 def settings_from_ranked(request: SearchRequest, ranked: RankedPlan) -> dict[str, object]:
-    """Return the settings that give a plan of an answer; an even cut of blocks is said so."""
+    """Return the settings that give a plan of an answer; an even cut of blocks is said so.
+
+    Where a change has left no node several ranks that share out, secondary slices are left out.
+    """
     layers, stages = request.model.layers, ranked.stages
     settings = ranked.candidate.settings(has_experts=request.model.experts is not None)
+    if not request.pins.values_of("secondary") and not has_slices_in_nodes(
+        request, ranked.candidate
+    ):
+        settings.pop("zero.secondary", None)
     if stages:
         even = stages == split_layers(layers, len(stages))
         settings["pipeline.stages"] = "even" if even else [list(stage) for stage in stages]
@@ -187,6 +197,15 @@ def with_checked_plan(request: SearchRequest, one: RankedPlan) -> RankedPlan:
     plan = request.job(settings_from_ranked(request, one)).plan
     estimate = with_exact_bytes(plan, one.estimate, trainer=request.trainer)
     return replace(one, plan=plan, estimate=estimate)
+
+
+def has_slices_in_nodes(request: SearchRequest, choice: CandidatePlan) -> bool:
+    """Return whether nodes hold several of the ranks over which a plan shares out, and none all."""
+    mesh, groups = choice.mesh, [choice.mesh.groups(*SHARD_AXES)]
+    if request.model.experts is not None:
+        groups.append(mesh.expert_shard_groups(expert_tp=choice.expert_tp))
+    node = request.cluster.devices_per_node
+    return choice.keeps_slices and any(ranks_per_node(found, node) > 1 for found in groups)
 
 
 PlanKey: TypeAlias = Callable[[SearchRequest, RankedPlan], tuple[Any, ...]]
@@ -228,10 +247,11 @@ def pick_finalists(
     picked = PickedPlans()
     closed = closed_form_plans(request, [one.candidate() for one in scored])
     timed = [_by_events(request, one, events=events) for one in closed]
-    line = [(key(request, one), number, one) for number, one in enumerate(timed)]
+    later = count(len(timed))
+    line = [(key(request, one), number, number, one) for number, one in enumerate(timed)]
     heapify(line)
     while line and len(picked.ranked) < top and picked.too_large < most:
-        _, number, one = heappop(line)
+        _, number, _, one = heappop(line)
         try:
             found = with_checked_plan(request, one)
         except ConfigError as error:
@@ -241,11 +261,10 @@ def pick_finalists(
             picked.ranked.append(found)
             continue
         picked.refused[PLAN_FITS_MEMORY.id] += 1
-        leaner = _with_more_recompute(request, one.candidate)
-        if leaner is not None:
-            again = _timed(request, leaner, events=events)
-            heappush(line, (key(request, again), number, again))
-    picked.rest = [one for _, _, one in sorted(line, key=lambda item: item[:2])]
+        for leaner in _leaner(request, one.candidate):
+            again = timed_plan(request, leaner, events=events)
+            heappush(line, (key(request, again), number, next(later), again))
+    picked.rest = [one for *_, one in sorted(line, key=lambda item: item[:2])]
     return picked
 
 
@@ -255,12 +274,22 @@ def bytes_to_fit(request: SearchRequest, estimate: Estimate) -> float:
     return counted + request.uncounted_factor * (estimate.bytes_held - counted)
 
 
-def _timed(request: SearchRequest, choice: CandidatePlan, *, events: bool) -> RankedPlan:
+def timed_plan(request: SearchRequest, choice: CandidatePlan, *, events: bool = True) -> RankedPlan:
+    """Return one plan of a search with what it takes, a pipeline event by event."""
     return _by_events(request, closed_form_plan(request, choice), events=events)
 
 
 def _by_events(request: SearchRequest, one: RankedPlan, *, events: bool) -> RankedPlan:
     return time_by_events(request, one) if events and one.candidate.mesh.pp > 1 else one
+
+
+def _leaner(request: SearchRequest, choice: CandidatePlan) -> Iterator[CandidatePlan]:
+    """Yield the same plan with more recompute, and without what nodes keep, where there is that."""
+    more = _with_more_recompute(request, choice)
+    if more is not None:
+        yield more
+    if choice.keeps_slices and request.pins.allows("secondary", 0):
+        yield replace(choice, secondary=False)
 
 
 def _with_more_recompute(request: SearchRequest, choice: CandidatePlan) -> CandidatePlan | None:

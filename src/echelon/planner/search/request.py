@@ -24,7 +24,6 @@ from echelon.config.setting_layers import (
     parse_set_flags,
     preset_meant,
 )
-from echelon.config.settings.local_sgd import require_one_training
 from echelon.config.settings.schema import CLUSTER_SOURCES
 from echelon.config.view import View
 from echelon.core.cluster import Cluster
@@ -49,6 +48,7 @@ from echelon.cost.seconds.trainer_generations import (
 )
 from echelon.interop.tools import ALSO_CALLED, abilities_of_trainer
 from echelon.planner.search.gradient_sums import resolve_candidate, resolve_one_rank
+from echelon.planner.search.one_training import require_one_training
 from echelon.planner.search.pins import Pins, limits_of_tool, pin_of_setting, pin_word, read_pins
 
 Objective = Literal["time", "throughput", "cost", "devices", "expected"]
@@ -60,7 +60,7 @@ _TOKENS_OF_A_BATCH = 4 * 2**20
 _LONGEST_SEQUENCE = 8192
 """Tokens of a sequence where nobody says, if the model has so many positions."""
 
-LAYOUT_TABLES = ("mesh.", "servers.", "zero.", "pipeline.", "recompute.", "context.")
+LAYOUT_TABLES = ("mesh.", "zero.", "pipeline.", "recompute.", "context.")
 LAYOUT_KEYS = (
     *("batch.microbatch_sequences", "experts.expert_tp", "experts.zero_stage"),
     *("experts.dispatch", "experts.chunks", "experts.padded"),

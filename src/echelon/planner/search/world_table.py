@@ -28,7 +28,10 @@ from echelon.planner.search.request import SearchRequest
 
 MOST_ROWS = 500_000
 """Rows of the tables that are kept at a time: each takes some 400 bytes."""
-_NOT_OF_MESHES = ("devices", "offload", "zero", "schedule", "virtual", "recompute", "reshard")
+_NOT_OF_MESHES = (
+    *("devices", "offload", "zero", "schedule", "virtual", "recompute", "reshard"),
+    *("secondary", "gather", "int8_block", "reduce"),
+)
 """Pins that no row of a table depends on."""
 
 _Pinned = tuple[tuple[str, tuple[int | str, ...]], ...]

@@ -9,20 +9,24 @@ import math
 from dataclasses import replace
 
 from echelon.core.rulebook import prove as rules
+from echelon.core.rulebook import races as race_rules
 from echelon.proof.claims.checks import Check, Evidence
 from echelon.proof.claims.claims import ClaimResult, judged
+from echelon.proof.claims.late_checks import same_bits
 from echelon.proof.claims.predictions import bytes_sent
 from echelon.proof.observed import ObservedRun
-from echelon.proof.sum_bounds import SumNote
+from echelon.proof.sum_bounds import NUM_STEPS, SumNote
 
 WITHIN_BOUNDS = "rounded sums are off by no more than half a step of each rounding"
+SAME_BITS = "late completion changes no bit where sums are rounded"
 BYTES_OF_HOPS = "bytes sent equal the formulas where sums are rounded"
 
 
 def judge_sums(evidence: Evidence, observed: ObservedRun) -> tuple[ClaimResult, ...]:
     """Return whether rounded sums keep to their bounds, and to their bytes in the first step.
 
-    `evidence` is that of exact sums: both runs begin with the same parameters.
+    `evidence` is that of exact sums: both runs begin with the same parameters. With late completion
+    the rounded sums, too, must be the same bit for bit.
     """
     kind = observed.plan.layout.zero.reduce
     checks = [_check(note, kind, position) for position, note in enumerate(observed.sums)]
@@ -32,7 +36,23 @@ def judge_sums(evidence: Evidence, observed: ObservedRun) -> tuple[ClaimResult, 
     return (
         judged(rules.PROVE_QUANTISED_SUMS, WITHIN_BOUNDS, checks),
         judged(rules.PROVE_BYTES_SENT, BYTES_OF_HOPS, list(bytes_sent(first))),
+        *_late_bits(evidence, observed),
     )
+
+
+def _late_bits(evidence: Evidence, observed: ObservedRun) -> tuple[ClaimResult, ...]:
+    """Return whether the run with late completion had the same bits, where there was one."""
+    late = evidence.late
+    if late is None or late.rounded is None:
+        return ()
+    both = replace(
+        evidence,
+        plan=observed.plan,
+        oracle=evidence.oracle[:NUM_STEPS],
+        observed=observed,
+        late=replace(late, observed=late.rounded),
+    )
+    return (judged(race_rules.PROVE_LATE, SAME_BITS, list(same_bits(both))),)
 
 
 def _check(note: SumNote, kind: str, position: int) -> Check:

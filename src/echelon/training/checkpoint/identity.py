@@ -20,9 +20,15 @@ from echelon.core.serialize import content_hash, to_json
 from echelon.training.checkpoint.index import PARAMETERS, CheckpointIndex, TensorEntry
 
 NAMES_SHOWN = 4  # names in a message
-NOT_COMPARED = frozenset({"model.name", "updates.min_workers", "updates.restarts"})
+NOT_COMPARED = frozenset(
+    {
+        "model.name",
+        *("updates.min_workers", "updates.restarts"),
+        *("local_sgd.min_islands", "local_sgd.restarts"),
+    }
+)
 """Entries of the mathematics that are labels: two models of one shape are the same model. What
-becomes of a lost worker is no mathematics of a step."""
+becomes of a lost worker or island is no mathematics of a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,7 +4,8 @@ Without islands: the values that the optimizer updates ("parameters"), its state
 routers. With them "parameters" are what all islands agreed on last: what is exported, and what
 text is written with. Beside them are the outer momentum and sums that have not been applied yet,
 and of each island, under "island-I.", all that a run has without islands. So a run goes on with
-the same bits in the middle of a round, too.
+the same bits in the middle of a round, too. Where islands may be lost, those that met write it, at
+the end of a round; one that is not in it begins from what islands agreed on when it resumes.
 """
 
 from __future__ import annotations
@@ -15,7 +16,8 @@ from typing import Any, cast
 
 from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.parallel.weights import Shard
-from echelon.training.checkpoint.index import PARAMETERS
+from echelon.training.checkpoint.communicator import ObjectCommunicator
+from echelon.training.checkpoint.index import PARAMETERS, CheckpointIndex
 from echelon.training.engine import TrainEngine
 from echelon.training.local_sgd.outer_steps import PARAMETERS as OUTER_PARAMETERS
 
@@ -26,19 +28,22 @@ ISLANDS_KEY = "islands"
 """Where a state says the position of each island."""
 
 
-def checkpoint_state(engine: TrainEngine) -> CheckpointState:
-    """Return the tensors of a rank that the next step depends on, as views."""
+def checkpoint_state(engine: TrainEngine, first: int = 0) -> CheckpointState:
+    """Return the tensors of a rank that the next step depends on, as views.
+
+    Island `first` writes what all of them hold.
+    """
     kinds = {f"optimizer.{kind}": shards for kind, shards in engine.state().items()}
     own = {PARAMETERS: engine.masters(), **kinds, **engine.expert_state()}
     if engine.outer is None:
         return own
     island = engine.groups.islands.index
     agreed = {
-        PARAMETERS if kind == OUTER_PARAMETERS else kind: _of_first(shards, island)
+        PARAMETERS if kind == OUTER_PARAMETERS else kind: _of_first(shards, island == first)
         for kind, shards in engine.outer_state().items()
     }
     # Who reads a model without its islands takes the routers' biases of the first.
-    routers = engine.expert_state() if island == 0 else {}
+    routers = engine.expert_state() if island == first else {}
     return {
         **agreed,
         **routers,
@@ -73,6 +78,24 @@ def told_position(position: Mapping[str, Any], groups: RankGroups) -> Mapping[st
     return {ISLANDS_KEY: groups.islands.gather_objects(dict(position))}
 
 
+def positions_told(
+    position: Mapping[str, Any], groups: RankGroups, exchange: ObjectCommunicator
+) -> Mapping[str, Any]:
+    """Return where the engines of those islands stand that write a checkpoint; None of others."""
+    said = dict(exchange.gather_objects((groups.islands.index, dict(position))))
+    return {ISLANDS_KEY: [said.get(island) for island in range(groups.islands.size)]}
+
+
+def held_in(state: CheckpointState, index: CheckpointIndex) -> CheckpointState:
+    """Return the tensors to read from a checkpoint: all, or what islands agreed on alone.
+
+    That is where the island of this rank was not there when it was written.
+    """
+    missing = {kind.split(".")[0] for kind in state if kind.startswith("island-")}
+    missing -= {kind.split(".")[0] for kind in index.tensors}
+    return {kind: shards for kind, shards in state.items() if kind.split(".")[0] not in missing}
+
+
 def position_of(told: Any, groups: RankGroups) -> Any:
     """Return where the engine of this island stood; what is no such thing is returned as it is."""
     if groups.islands.size == 1 or not isinstance(told, dict):
@@ -83,9 +106,9 @@ def position_of(told: Any, groups: RankGroups) -> Any:
     return cast("list[Any]", found)[groups.islands.index]
 
 
-def _of_first(shards: Mapping[str, list[Shard]], island: int) -> dict[str, list[Shard]]:
+def _of_first(shards: Mapping[str, list[Shard]], is_first: bool) -> dict[str, list[Shard]]:
     """Return shards of which those of the first island are written: all hold the same."""
     return {
-        name: [replace(one, primary=one.primary and island == 0) for one in held]
+        name: [replace(one, primary=one.primary and is_first) for one in held]
         for name, held in shards.items()
     }

@@ -82,6 +82,11 @@ class OuterSteps:
         for name, values in self._values.items():
             self._parameters[name].copy_(values)
 
+    def take_back(self) -> None:
+        """Let this island go on from what all of them agree on."""
+        for name, values in self._values.items():
+            values.copy_(self._parameters[name])
+
     def touches(self, bucket: Bucket, step: int) -> bool:
         """Return whether the end of `step` reads or changes some slice of a bucket.
 
@@ -89,6 +94,10 @@ class OuterSteps:
         """
         local, mine = self._local, self._fragments[bucket.name]
         return not mine.isdisjoint((*local.meets_after(step), *local.changes_after(step)))
+
+    def ends_round(self, step: int) -> bool:
+        """Return whether a round is over with `step`."""
+        return self._local.ends_round(step)
 
     def stop_requests(self, step: int, asked: int) -> int:
         """Return how many ranks of all islands ask to stop; 0 where no round ends with `step`.
@@ -196,14 +205,18 @@ class OuterSteps:
 
     def _apply(self, bucket: Bucket, fragment: int, mean: torch.Tensor) -> None:
         """Take the outer step of a fragment from the mean of what all islands moved."""
+        for run in self._runs[bucket.name][fragment]:
+            self._apply_run(bucket, run, mean[run])
+
+    def _apply_run(self, bucket: Bucket, run: slice, mean: torch.Tensor) -> None:
+        """Take the outer step of one run of a slice, which uses up the mean of it."""
         outer, values = self._parameters[bucket.name], self._values[bucket.name]
         momentum = self._momentum.get(bucket.name)
-        for run in self._runs[bucket.name][fragment]:
-            state = None if momentum is None else momentum[run]
-            outer_update(self._local, outer[run], mean[run], state)
-            # An island that was ahead meanwhile keeps a share of that.
-            own = self._local.own_share
-            values[run].copy_(outer[run] if not own else own * values[run] + (1 - own) * outer[run])
+        state = None if momentum is None else momentum[run]
+        outer_update(self._local, outer[run], mean, state)
+        # An island that was ahead meanwhile keeps a share of that.
+        own = self._local.own_share
+        values[run].copy_(outer[run] if not own else own * values[run] + (1 - own) * outer[run])
 
 
 def _wide(values: torch.Tensor) -> torch.Tensor:

@@ -15,6 +15,7 @@ import torch.distributed as dist
 from echelon.core.event import NoEvents
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
+from echelon.layout.islands import without_losses
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.engine import TrainEngine
 from echelon.training.subject import rank_batches
@@ -42,7 +43,7 @@ class _BatchRows:
 def take_steps(context: RankContext, job: StepsJob) -> float:
     """Return the median seconds of a step on this rank of a plan; all ranks begin each together."""
     torch.set_num_threads(1)
-    plan = job.plan
+    plan = without_losses(job.plan)
     recorder = Recorder(context.rank, NoEvents(), context.progress)
     engine = TrainEngine(plan, recorder, context.device)
     ids = torch.randint(

@@ -7,6 +7,7 @@ from typing import Any
 from echelon.core.plan import Plan
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.engine import TrainEngine
+from echelon.training.local_sgd.elastic_engine import ElasticIsland
 from echelon.training.servers.elastic_server import ElasticServer
 from echelon.training.servers.elastic_worker import ElasticWorker
 from echelon.training.servers.server import AsynchronousServer
@@ -17,7 +18,9 @@ def make_engine(plan: Plan, recorder: Recorder, *args: Any, **named: Any) -> Tra
     """Return the engine of the recorder's rank; the arguments are those of `TrainEngine`."""
     kind, updates = TrainEngine, plan.mathematics.updates
     server = plan.mesh.is_server(recorder.rank)
-    if updates.is_elastic:
+    if plan.mathematics.local_sgd.is_elastic:
+        kind = ElasticIsland
+    elif updates.is_elastic:
         kind = ElasticServer if server else ElasticWorker
     elif updates.is_asynchronous:
         kind = AsynchronousServer if server else AsynchronousWorker

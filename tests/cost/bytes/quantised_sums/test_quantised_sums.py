@@ -10,8 +10,10 @@ from echelon.core.plan import Plan, Precision, ReduceKind, Zero
 from echelon.cost.bytes.quantised_sums import (
     blocks_of_slice,
     encoding_bytes,
+    ending_bytes,
     message_bytes,
     quantised_sum_copies,
+    second_hop_bytes,
     second_hop_copies,
 )
 from echelon.cost.bytes.sent import bytes_sent
@@ -62,6 +64,10 @@ def test_what_is_beside_a_sum_is_codes_both_ways_and_then_sums_of_a_place() -> N
         numbers = 3 * blocks_of_slice(count) * 128
         assert encoding_bytes(plan, bucket) == 2 * numbers * 4
         assert second_hop_copies(plan, bucket) == 3 * count * 4 + 2 * 3 * size + 2 * numbers * 4
+        assert second_hop_bytes(plan, bucket) == count * 4 + 2 * 3 * size
+        decoded = (2 * numbers // 3 + blocks_of_slice(count)) * 4
+        assert ending_bytes(plan, bucket) == max(0, decoded - 3 * size)
     exact = rounded("exact")
     bucket = plan_buckets(exact, rank_part(exact, 0))[0]
     assert quantised_sum_copies(exact, bucket) == second_hop_copies(exact, bucket) == 0
+    assert second_hop_bytes(exact, bucket) == ending_bytes(exact, bucket) == 0

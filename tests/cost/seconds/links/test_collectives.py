@@ -14,6 +14,7 @@ from echelon.cost.seconds.links.collectives import (
     all_gather_seconds,
     all_reduce_seconds,
     all_to_all_seconds,
+    gather_seconds,
     group_link_numbers,
     point_to_point_seconds,
     sum_seconds,
@@ -68,9 +69,9 @@ def test_one_rank_sends_nothing_and_arrays_are_groups_one_by_one(
     assert min(alone[1:]) > 0.0
 
 
-def sums_of_two_nodes(name: str, local: float = 2.0, nodes: float = 2.0) -> float:
-    """Return the seconds of summing 8 GB, 4 GB/s inside of nodes and 1 GB/s between them."""
-    way = GroupLinkNumbers(
+def two_nodes(local: float = 2.0, nodes: float = 2.0) -> GroupLinkNumbers:
+    """Return links of 4 GB/s inside of nodes and 1 GB/s between them."""
+    return GroupLinkNumbers(
         degree=local * nodes,
         ranks_per_node=local,
         node_bandwidth=4e9,
@@ -80,7 +81,17 @@ def sums_of_two_nodes(name: str, local: float = 2.0, nodes: float = 2.0) -> floa
         latency_s=0.0,
         half_bytes=0.0,
     )
-    return float(sum_seconds(way, 8e9, float(algorithm_index(name))))
+
+
+def sums_of_two_nodes(name: str, local: float = 2.0, nodes: float = 2.0) -> float:
+    """Return the seconds of summing 8 GB."""
+    return float(sum_seconds(two_nodes(local, nodes), 8e9, float(algorithm_index(name))))
+
+
+def gather_of_two_nodes(name: str, local: float = 2.0, nodes: float = 2.0) -> float:
+    """Return the seconds of gathering 8 GB, 7 where nothing is told of an algorithm."""
+    way, index = two_nodes(local, nodes), float(algorithm_index(name))
+    return float(gather_seconds(way, 8e9, index, direct=7.0))
 
 
 def test_seconds_of_each_algorithm_by_hand() -> None:
@@ -92,6 +103,14 @@ def test_seconds_of_each_algorithm_by_hand() -> None:
     assert sums_of_two_nodes("halving-doubling") == pytest.approx(2 * (4.0 + 0.5))
     # A hierarchy: 4 GB inside at 4 GB/s, 2 GB between nodes at 1 GB/s, and back.
     assert sums_of_two_nodes("hierarchical") == pytest.approx(2 * (1.0 + 2.0))
+
+
+def test_slices_are_gathered_in_half_of_the_seconds_of_a_sum() -> None:
+    for name in ("ring", "halving-doubling", "hierarchical"):
+        assert 2 * gather_of_two_nodes(name) == sums_of_two_nodes(name)
+    # Pairs exchange slices with the backend, beside a tree, and where a hierarchy does not fit.
+    assert gather_of_two_nodes("backend") == gather_of_two_nodes("tree") == 7.0
+    assert gather_of_two_nodes("hierarchical", 4.0, 1.0) == 7.0
 
 
 def test_a_hierarchy_that_does_not_fit_takes_what_the_backend_takes() -> None:

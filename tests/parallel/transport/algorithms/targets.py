@@ -13,6 +13,7 @@ from echelon.core.event import Event
 from echelon.cost.bytes.all_reduce import SumGroup
 from echelon.launch.context import RankContext
 from echelon.parallel.transport.algorithms.steps import Step, steps_of
+from echelon.parallel.transport.collectives import Pending
 from tests.parallel.targets import tensor_group
 
 OWN = ("ring", "tree", "halving-doubling", "hierarchical")
@@ -65,6 +66,15 @@ def summed_here(parts: list[list[int]], plans: list[tuple[Step, ...]]) -> list[l
     return values
 
 
+def tiers_sent(steps: tuple[Step, ...], member: SumGroup) -> tuple[int, int]:
+    """Return how many elements a member sends inside of its node, and to other nodes."""
+    tiers = [0, 0]
+    for step in steps:
+        for other, part in step.sends:
+            tiers[member.nodes[other] != member.nodes[member.place]] += part.length
+    return tiers[0], tiers[1]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Summed:
     """What one rank gave, got, and recorded, and what was there before it waited."""
@@ -104,8 +114,65 @@ def sum_each(context: RankContext, _: None) -> dict[str, Summed]:
     return found
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """What one rank gave to be scattered, its slice, what it gathered, and what was recorded."""
+
+    given: torch.Tensor
+    kept: torch.Tensor
+    slice: torch.Tensor
+    in_place: torch.Tensor
+    gathered: torch.Tensor
+    behind: torch.Tensor
+    events: list[Event]
+    told: int
+
+
+def move_each(context: RankContext, _: None) -> dict[str, Moved]:
+    """Scatter sums and gather slices by every algorithm, several of them under way at once."""
+    group, events = tensor_group(context)
+    found: dict[str, Moved] = {}
+    for algorithm, each in groups_of(group.size):
+        sums = sums_of(algorithm, group.index, group.size, each)
+        group.sum_by(sums)
+        for dtype in (torch.float64, torch.bfloat16):
+            for length in (0, 1, 5):
+                generator = torch.Generator().manual_seed(group.index)
+                shape = (length * group.size, 3)
+                given = torch.randint(-8, 8, shape, generator=generator).to(dtype)
+                kept, piece = given.clone(), given.new_empty((length, 3))
+                place = given.clone()
+                gathered, behind = torch.empty_like(given), torch.empty_like(given)
+                own = place[group.index * length : (group.index + 1) * length]
+                events.events.clear()
+                pending = [
+                    group.reduce_scatter(piece, kept, name="scatter", async_op=True),
+                    group.reduce_scatter(own, place, name="in place", async_op=True),
+                    group.all_gather(gathered, given[:length], name="gather", async_op=True),
+                ]
+                for one in reversed(pending):
+                    one.wait()
+                behind.copy_(place)
+                mine = behind[group.index * length : (group.index + 1) * length]
+                group.all_gather(behind, mine, name="behind")
+                found[f"{algorithm} {each} {dtype} {length}"] = Moved(
+                    given=given,
+                    kept=kept,
+                    slice=piece,
+                    in_place=own.clone(),
+                    gathered=gathered,
+                    behind=behind,
+                    events=list(events.events),
+                    told=sum(sums.slice_bytes_by_tier(piece.nbytes)),
+                )
+    return found
+
+
 def landings(context: RankContext, count: int) -> dict[str, tuple[int, int]]:
-    """Return the most bytes that land beside a sum by each algorithm at a time, and the formula."""
+    """Return the most bytes that land beside a sum by each algorithm at a time, and the formula.
+
+    Of all-reduces of `count` numbers, and of reduce-scatters into slices of as many.
+    """
     group, _ = tensor_group(context)
     found: dict[str, tuple[int, int]] = {}
     made = torch.empty_like
@@ -118,18 +185,34 @@ def landings(context: RankContext, count: int) -> dict[str, tuple[int, int]]:
         weakref.finalize(tensor, lambda: living.subtract({"now": size}))
         return tensor
 
+    def most(pending: list[Pending]) -> int:
+        for one in pending:
+            one.wait()
+        return living["most"]
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "empty_like", empty_like)
         for algorithm, each in groups_of(group.size):
             sums = sums_of(algorithm, group.index, group.size, each)
             group.sum_by(sums)
             living.clear()
-            pending = [
+            reduced = [
                 group.all_reduce(torch.ones(count), name=name, async_op=True) for name in ("a", "b")
             ]
-            for one in pending:
-                one.wait()
-            found[f"{algorithm} {each}"] = (living["most"], sums.arriving_elements(count) * 4)
+            told = sums.arriving_elements(count) * 4
+            found[f"{algorithm} {each}"] = (most(reduced), told)
+            if not sums.scatters:
+                continue
+            living.clear()
+            whole, piece = torch.ones(count * group.size), torch.ones(count)
+            scattered = [
+                group.reduce_scatter(piece.clone(), whole, name=name, async_op=True)
+                for name in ("a", "b")
+            ]
+            told = sums.slices_beside() * count * 4
+            found[f"{algorithm} {each}, scattered"] = (most(scattered), told)
+            group.all_gather(whole, piece, name="gather")
+            assert living["most"] == told, "what is gathered lands in its place"
     return found
 
 

@@ -8,7 +8,7 @@ import torch
 from echelon.launch.local.pool import RankPool
 from echelon.parallel.transport.algorithms.run import BackgroundThread
 from tests.parallel.transport.algorithms import targets
-from tests.parallel.transport.algorithms.targets import Summed
+from tests.parallel.transport.algorithms.targets import Moved, Summed
 
 Ranks = list[dict[str, Summed]]
 
@@ -35,6 +35,27 @@ def test_the_bytes_of_each_member_are_recorded(ranks: Ranks) -> None:
             assert one.event.kind == "all_reduce"
             assert one.event.rank == rank
             assert one.event.bytes == one.told
+
+
+@pytest.mark.parametrize("size", [3, 4])
+def test_slices_of_sums_and_gathered_slices_are_those_of_the_backend(
+    size: int, rank_pool: RankPool
+) -> None:
+    every: list[dict[str, Moved]] = rank_pool.run(targets.move_each, None, world_size=size)
+    for case in every[0]:
+        ranks = [rank[case] for rank in every]
+        total = torch.stack([one.given for one in ranks]).sum(0)
+        slices = total.chunk(size) if total.numel() else [total] * size
+        first = torch.cat([one.given[: len(one.slice)] for one in ranks])
+        for place, one in enumerate(ranks):
+            assert torch.equal(one.slice, slices[place]), case
+            assert torch.equal(one.in_place, slices[place]), case
+            assert torch.equal(one.kept, one.given), f"{case}: what is scattered stays"
+            assert torch.equal(one.gathered, first), case
+            assert torch.equal(one.behind, total), case
+            sent = [(event.name, event.bytes) for event in one.events]
+            names = ("gather", "in place", "scatter", "behind")
+            assert sent == [(name, one.told) for name in names], case
 
 
 @pytest.mark.parametrize("size", [2, 3, 4])

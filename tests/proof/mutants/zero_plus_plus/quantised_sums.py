@@ -10,7 +10,7 @@ import torch
 
 from echelon.core.plan import Plan
 from echelon.parallel.transport.collectives import Group, Pending
-from echelon.parallel.transport.quantised_sums import BlockCodes
+from echelon.parallel.transport.quantised_sums import BlockCodes, QuantisedSums, SecondHop
 from tests.parallel.secondary.nodes import on_nodes
 from tests.proof.layouts import layout
 from tests.proof.mutants.planting import Told, mutant
@@ -73,3 +73,24 @@ def sums_of_four_bits_in_place_of_eight(patch: pytest.MonkeyPatch, plan: Plan) -
         return encode(self, four.decode(encode(four, values), values.shape[1]))
 
     patch.setattr(BlockCodes, "encode", coarse)
+
+
+@mutant(
+    Told(
+        "prove-awaited",
+        "all_to_all gradients.bucket0",
+        "used before it was awaited",
+        "dp_shard_across",
+        plan=INT8,
+        late=True,
+        of=summed_in_hops,
+    )
+)
+def codes_of_other_nodes_not_awaited(patch: pytest.MonkeyPatch, plan: Plan) -> None:
+    """Add up what comes from other nodes before it is there."""
+    finish = QuantisedSums.finish
+
+    def at_once(self: QuantisedSums, hop: SecondHop, *args: torch.Tensor, **more: Any) -> None:
+        finish(self, replace(hop, pending=Pending()), *args, **more)
+
+    patch.setattr(QuantisedSums, "finish", at_once)

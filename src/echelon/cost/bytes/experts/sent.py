@@ -28,15 +28,16 @@ from collections.abc import Iterator
 
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
+from echelon.cost.bytes.all_reduce import slices_sent, sums_sent
 from echelon.cost.bytes.data import STAGE_AXIS
 from echelon.cost.bytes.experts.dispatch import INDEX_BYTES, dispatch_bytes, gate_bytes
 from echelon.cost.bytes.terms import (
+    SentBytes,
     SentTerm,
     all_gather_bytes,
     all_reduce_bytes,
     element_bytes,
     pass_terms,
-    reduce_scatter_bytes,
 )
 from echelon.layout.expert_load import ExpertLoad, expert_blocks, expert_passes, experts_of
 from echelon.layout.stage import RankPart
@@ -52,45 +53,51 @@ _PIECES = "Singh et al., hybrid tensor-expert-data parallelism, 2023"
 _BALANCE = "Fedus et al., Switch Transformers, 2021, section 2.2"
 
 
-def expert_bytes(plan: Plan, part: RankPart, load: ExpertLoad | None = None) -> Iterator[SentTerm]:
+def expert_bytes(
+    plan: Plan, part: RankPart, rank: int, load: ExpertLoad | None = None
+) -> Iterator[SentTerm]:
     """Yield what a rank sends for its experts; `load` is how its expert group was routed."""
     if plan.model.experts is None or not any(expert_blocks(plan, one) for one in part.stages):
         return
     yield from dispatch_bytes(plan, part, load)
-    yield from tensor_expert_bytes(plan, part)
+    yield from tensor_expert_bytes(plan, part, rank)
     yield from sequence_bytes(plan, part)
     yield from routing_bytes(plan, part)
 
 
-def tensor_expert_bytes(plan: Plan, part: RankPart) -> Iterator[SentTerm]:
+def tensor_expert_bytes(plan: Plan, part: RankPart, rank: int) -> Iterator[SentTerm]:
     """Yield the terms of the axis "tp": rows before experts, outputs after them."""
     degree, whole = plan.mesh.tp, plan.layout.experts.expert_tp == 1
     scattered = plan.layout.sequence_parallel
     if degree == 1 or (whole and scattered):
         return
-    stream = plan.local_tokens * plan.model.hidden * element_bytes(plan)
-    gathered = all_gather_bytes(stream // degree, degree)
+    elements, size = plan.local_tokens * plan.model.hidden, element_bytes(plan)
+    ranks = plan.mesh.group(rank, Axis.TP)
+    gathered = slices_sent(plan, ranks, rank, elements * size // degree)
     if whole:
-        yield from _passes(plan, part, "outputs of experts", (gathered, gathered), "(n-1)/n N D s")
+        name = "outputs of experts"
+        yield from _passes(plan, part, name, (gathered, gathered), "(n-1)/n N D s")
         return
     if scattered:
-        both = gathered + reduce_scatter_bytes(stream // degree, degree)
+        both = slices_sent(plan, ranks, rank, 2 * (elements * size // degree))
         formula = "2 (n-1)/n N D s: rows gathered, sums scattered"
     else:
-        both, formula = all_reduce_bytes(stream, degree), "2 (n-1)/n N D s: sums"
+        both = sums_sent(plan, ranks, rank, (elements,), size)
+        formula = "2 (n-1)/n N D s: sums"
     yield from _passes(plan, part, "rows and outputs of experts", (both, both), formula)
     chosen = plan.local_tokens // degree * experts_of(plan).top_k
-    gates = all_gather_bytes(chosen * gate_bytes(plan), degree)
-    choices = all_gather_bytes(chosen * INDEX_BYTES, degree)
-    formula = "(n-1)/n N k (8 + g), backward g alone"
-    yield from _passes(plan, part, "choices and gates", (choices + gates, gates), formula)
+    gate, formula = gate_bytes(plan), "(n-1)/n N k (8 + g), backward g alone"
+    gates, both = (
+        slices_sent(plan, ranks, rank, chosen * each) for each in (gate, INDEX_BYTES + gate)
+    )
+    yield from _passes(plan, part, "choices and gates", (both, gates), formula)
 
 
 def _passes(
-    plan: Plan, part: RankPart, name: str, each: tuple[int, int], formula: str
+    plan: Plan, part: RankPart, name: str, sent: tuple[SentBytes, SentBytes], formula: str
 ) -> Iterator[SentTerm]:
     counts, formulas = expert_passes(plan, part), (formula, formula)
-    return pass_terms(Axis.TP, name, _PIECES, counts=counts, each=each, formulas=formulas)
+    return pass_terms(Axis.TP, name, _PIECES, counts=counts, each=sent, formulas=formulas)
 
 
 def sequence_bytes(plan: Plan, part: RankPart) -> Iterator[SentTerm]:

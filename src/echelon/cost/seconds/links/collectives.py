@@ -102,29 +102,47 @@ def sum_seconds(way: GroupLinkNumbers, num_bytes: Num, algorithm: Num) -> Num:
     With l ranks on each of k nodes, M bytes, N and F of one rank inside of nodes and between them,
     B of a ring, and a, b the latencies of hops inside and between:
 
-        ring              twice an all-gather
         tree              2 (log2 l (a + M/N) + log2 k (b + M/B))
-        halving-doubling  2 (log2 l a + log2 k b + (k-1)/k M/F + (l-1)/l M/(k N))
-        hierarchical      2 (a + (l-1)/l M/N) + 2 (k-1) (b + M/(k l F))
+        any other         twice an all-gather by it
+    """
+    default = all_reduce_seconds(way, num_bytes)
+    if not np.any(np.asarray(algorithm) > 0):
+        return default
+    inside, across = np.log2(way.ranks_per_node), np.log2(way.degree / way.ranks_per_node)
+    size = num_bytes + way.half_bytes
+    up = inside * (way.node_latency_s + size / way.node_bandwidth)
+    up = up + across * (way.latency_s + size / way.bus_bandwidth)
+    tree = np.asarray(algorithm) == algorithm_index("tree")
+    default = np.where(tree, 2.0 * up, default)
+    return 2.0 * gather_seconds(way, num_bytes, algorithm, direct=default / 2.0)
+
+
+def gather_seconds(way: GroupLinkNumbers, num_bytes: Num, algorithm: Num, *, direct: Num) -> Num:
+    """Return the seconds of an all-gather to, or a reduce-scatter of, `num_bytes` by an algorithm.
+
+    `direct` are those where it has none of its own, or does not fit. In the letters of
+    `sum_seconds` and with all links of a step busy at once:
+
+        ring              as `all_gather_seconds`
+        halving-doubling  log2 l a + log2 k b + (k-1)/k M/F + (l-1)/l M/(k N)
+        hierarchical      a + (l-1)/l M/N + (k-1) (b + M/(k l F))
     """
     chosen, local = np.asarray(algorithm), way.ranks_per_node
-    default = all_reduce_seconds(way, num_bytes)
     if not np.any(chosen > 0):
-        return default
-    nodes = way.degree / local
-    inside, across = np.log2(local), np.log2(nodes)
-    size = num_bytes + way.half_bytes
-    hops = 2.0 * (inside * way.node_latency_s + across * way.latency_s)
+        return direct
+    nodes, size = way.degree / local, num_bytes + way.half_bytes
     near, far = size / way.node_bandwidth, size / way.network_bandwidth
     rest, ends = (local - 1.0) / local, (nodes - 1.0) / nodes
+    hops = np.log2(local) * way.node_latency_s + np.log2(nodes) * way.latency_s
     seconds = {
-        "ring": 2.0 * all_gather_seconds(way, num_bytes),
-        "tree": hops + 2.0 * (inside * near + across * size / way.bus_bandwidth),
-        "halving-doubling": hops + 2.0 * (ends * far + rest * near / nodes),
-        HIERARCHICAL: 2.0 * (way.node_latency_s + rest * near)
-        + 2.0 * ((nodes - 1.0) * way.latency_s + ends * far / local),
+        "ring": all_gather_seconds(way, num_bytes),
+        "halving-doubling": hops + ends * far + rest * near / nodes,
+        HIERARCHICAL: way.node_latency_s
+        + rest * near
+        + (nodes - 1.0) * way.latency_s
+        + ends * far / local,
     }
-    found = default
+    found = direct
     for name, each in seconds.items():
         fits = (local > 1.0) & (nodes > 1.0) if name == HIERARCHICAL else np.asarray(True)
         found = np.where((chosen == algorithm_index(name)) & fits, each, found)

@@ -20,10 +20,11 @@ from echelon.cost.seconds.inputs import CostInputs
 from echelon.cost.seconds.links.collectives import (
     GroupLinkNumbers,
     all_gather_seconds,
-    all_reduce_seconds,
     all_to_all_seconds,
+    gather_seconds,
     group_link_numbers,
     point_to_point_seconds,
+    sum_seconds,
 )
 from echelon.cost.seconds.numbers import Num
 
@@ -47,10 +48,17 @@ NOTHING = ExchangeSeconds(forward=0.0, backward=0.0, shown_forward=0.0, shown_ba
 def tensor_exchange(work: CostInputs) -> tuple[Num, Num]:
     """Return the seconds of the exchanges of tensor parallelism, forward and backward."""
     layout, num_bytes = work.layout, work.element * work.tokens * work.model.hidden
-    sums = 2.0 * all_reduce_seconds(library_group_links(work, layout.tp, 1.0), num_bytes)
-    each = all_gather_seconds(pairwise_group_links(work, layout.tp, 1.0), num_bytes)
+    sums = 2.0 * sum_seconds(library_group_links(work, layout.tp, 1.0), num_bytes, layout.sums)
+    each = slices_seconds(work, layout.tp, 1.0, num_bytes)
     cut = np.asarray(layout.sequence_parallel * work.software.by_pairs) > 0
     return np.where(cut, 4.0 * each, sums), np.where(cut, 6.0 * each, sums)
+
+
+def slices_seconds(work: CostInputs, degree: Num, stride: Num, num_bytes: Num) -> Num:
+    """Return the seconds in which a group gathers slices, or sums them, as the plan says."""
+    direct = all_gather_seconds(pairwise_group_links(work, degree, stride), num_bytes)
+    way = library_group_links(work, degree, stride)
+    return gather_seconds(way, num_bytes, work.layout.sums, direct=direct)
 
 
 def library_group_links(work: CostInputs, degree: Num, stride: Num) -> GroupLinkNumbers:

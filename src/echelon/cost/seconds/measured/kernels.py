@@ -17,7 +17,7 @@ from importlib.resources import files
 from typing import Any
 
 from echelon.core.choices.attention_kernels import cudnn_takes_squares
-from echelon.core.cluster import NOT_MEASURED, Cluster
+from echelon.core.cluster import NOT_MEASURED, Cluster, Device
 from echelon.core.plan import Plan
 from echelon.cost.seconds.numbers import MachineNumbers
 
@@ -30,6 +30,10 @@ MEASURED_DTYPES = ("bf16", "fp16")
 FASTEST = "cudnn"
 """What "auto" is where a kernel of cuDNN's takes attention; FlashAttention-3, which was not
 measured, counts as it."""
+
+
+REPLACED = ("matmul", "half_depth", "optimizer", "attention", "attention_backward")
+"""What of [device.efficiency] predicts other trainers alone where kernels were measured."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +107,18 @@ def measured_facts(cluster: Cluster) -> Mapping[str, float]:
     found = measured_tables()[cluster.device.measured]
     # Rates of attention are those of its kernels, not of a device's best one.
     return {"pace": found.value("pace"), "step_s": found.value("step_s"), "fused_share": 1.0}
+
+
+def replaced_efficiencies(device: Device) -> tuple[str, ...]:
+    """Return the efficiencies of a device that do not predict our trainer; () where all do.
+
+    That of memory holds where it is below what was measured.
+    """
+    if device.measured == NOT_MEASURED:
+        return ()
+    stream = measured_tables()[device.measured].value("stream_bytes_per_s")
+    above = device.efficiency.memory * device.memory_bandwidth > stream
+    return (*REPLACED, "memory") if above else REPLACED
 
 
 def with_measured_kernels(

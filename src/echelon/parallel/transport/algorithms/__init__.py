@@ -1,4 +1,6 @@
-"""All-reduce from messages: each algorithm makes the steps of one member, and one loop runs them.
+"""Collectives from messages: each algorithm makes the steps of one member, and one loop runs them.
+
+Of an all-reduce, and but for the tree of a reduce-scatter and an all-gather, too.
 
 steps             what a step is: elements sent to some members and received from others
 ring              2 (n-1) steps around all members

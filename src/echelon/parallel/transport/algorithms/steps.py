@@ -40,6 +40,10 @@ class Part:
         first = self.start + index * self.length // count
         return Part(first, self.start + (index + 1) * self.length // count)
 
+    def chunks(self, count: int) -> tuple[Part, ...]:
+        """Return all of `count` chunks, in order."""
+        return tuple(self.chunk(index, count) for index in range(count))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Step:
@@ -59,7 +63,21 @@ StepMaker = Callable[[Member, int], tuple[Step, ...]]
 
 def steps_of(sums: SumGroup, num_elements: int) -> tuple[Step, ...]:
     """Return the steps by which this member of a group sums so many elements."""
-    make: StepMaker = load_reference(COLLECTIVE_ALGORITHMS[sums.algorithm].runner)
+    return _made(COLLECTIVE_ALGORITHMS[sums.algorithm].runner, sums, num_elements)
+
+
+def scatter_steps_of(sums: SumGroup, num_elements: int) -> tuple[Step, ...]:
+    """Return the steps after which member i owns slice i of a sum, of n equal slices."""
+    return _made(COLLECTIVE_ALGORITHMS[sums.algorithm].scatter_runner, sums, num_elements)
+
+
+def gather_steps_of(sums: SumGroup, num_elements: int) -> tuple[Step, ...]:
+    """Return the steps by which all get the n equal slices, of which member i has slice i."""
+    return _made(COLLECTIVE_ALGORITHMS[sums.algorithm].gather_runner, sums, num_elements)
+
+
+def _made(runner: str, sums: SumGroup, num_elements: int) -> tuple[Step, ...]:
+    make: StepMaker = load_reference(runner)
     return make(Member(place=sums.place, size=sums.size, per_node=sums.per_node), num_elements)
 
 

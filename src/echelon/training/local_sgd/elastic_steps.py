@@ -1,0 +1,301 @@
+"""Outer steps of islands that may be lost: a meeting counts for all ranks of all, or for none.
+
+Sent:  per meeting of k islands, one all-reduce over the ranks of a place of each run of a fragment,
+       as without losses; to an island that comes back, all outer parameters and momentum.
+Bytes: `outer_bytes` and `rejoin_bytes` in `cost/bytes/local_sgd.py`.
+
+All sums of a meeting are in memory before any is applied: who is left applies all or none of them
+(`parallel/islands/meetings.py`). The mean is over the islands that met. One that comes back goes on
+from the outer parameters; its inner optimizer begins anew.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import count
+from typing import Any
+
+import torch
+
+from echelon.core.event import LOST, MEET, THERE, Event
+from echelon.core.plan import Plan
+from echelon.launch.context import RankContext
+from echelon.layout.islands import island_of
+from echelon.parallel.buckets import Bucket
+from echelon.parallel.islands.exchange import StoreExchange
+from echelon.parallel.islands.meetings import IslandMeetings, Meeting, Said, Stay
+from echelon.parallel.transport.collectives import Pending
+from echelon.parallel.transport.pair import Pair
+from echelon.training.local_sgd.absences import AbsentIsland, absent_islands, news_of
+from echelon.training.local_sgd.outer_steps import MAX_IN_FLIGHT, OuterSteps
+
+
+@dataclass(frozen=True, slots=True)
+class _Sum:
+    """Hold what islands moved in one run of a slice, added up."""
+
+    bucket: Bucket
+    run: slice
+    moved: torch.Tensor
+
+
+class ElasticOuterSteps(OuterSteps):
+    """Take the outer steps of one rank's slices with the islands that are there."""
+
+    def __init__(self, plan: Plan, *args: Any) -> None:
+        """Reserve outer state as `OuterSteps` does; nobody is met before `connect`."""
+        super().__init__(plan, *args)
+        self._plan, self._groups = plan, args[2]
+        self._meetings: IslandMeetings | None = None
+        self._ends_after = 0
+        self._said = Said()
+        self._last: Meeting | None = None
+        self._saving: Mapping[int, Stay] = {}
+        self._told = self._noted = 0
+        self.on_sums: Callable[[int], None] | None = None
+
+    @property
+    def meetings(self) -> IslandMeetings:
+        """Return where other islands are met."""
+        assert self._meetings is not None, "an island is connected before its first step"
+        return self._meetings
+
+    @property
+    def last(self) -> Meeting | None:
+        """Return the last meeting that counted."""
+        return self._last
+
+    def speaks_of(self, step: int) -> bool:
+        """Return whether this rank tells of the end of a step: the first of those who were there.
+
+        Who comes in at its end has not taken it.
+        """
+        met = self.meetings
+        return not met.place and met.island.index == min(self._there_in(step))
+
+    def num_there(self, step: int) -> int:
+        """Return how many islands took the step after which so many are done."""
+        return len(self._there_in(step))
+
+    def _there_in(self, step: int) -> Mapping[int, Stay]:
+        meeting = self.met_after(step)
+        return self.meetings.there if meeting is None else meeting.members
+
+    @property
+    def saves_first(self) -> bool:
+        """Return whether this island is the first of those that write a checkpoint."""
+        return self.meetings.island.index == min(self._saving)
+
+    @property
+    def saving(self) -> Sequence[int]:
+        """Return the islands that write a checkpoint."""
+        return sorted(self._saving)
+
+    def connect(self, context: RankContext, message_s: float, ends_after: int) -> None:
+        """Learn where islands are met, and after how many steps the run ends."""
+        island = island_of(self._plan, context.rank)
+        assert island is not None, "there are islands"
+        self._ends_after = ends_after
+        self._meetings = IslandMeetings(
+            island=island,
+            num_islands=self._local.islands,
+            place=island.local(context.rank),
+            store=context.store,
+            recorder=self._groups.recorder,
+            lost=context.progress.lost,
+            message_s=message_s,
+            stay=(context.attempt, 0),
+        )
+
+    def come_in(self) -> int | None:
+        """Wait for a meeting, take what islands agree on from one of them, and return its steps.
+
+        None where the run is over before.
+        """
+        met = self.meetings
+        while True:
+            # Every rank of the island is ready.
+            self._all_ranks(ready=True)
+            admitted = met.wait_at_the_door()
+            if admitted is None:
+                return None
+            if self._all_ranks(ready=self._receive(admitted)):
+                met.commit(admitted)
+                self._last = admitted
+                self._told = self._noted = len(admitted.changes)
+                self.take_back()
+                return admitted.step
+            met.stay = (met.stay[0], met.stay[1] + 1)
+
+    def stop_requests(self, step: int, asked: int) -> int:
+        """Return 0: that so many ranks have `asked` is heard at the meeting, after the step."""
+        self._said = Said(asks=asked)
+        return 0
+
+    def hear(self, loss: float, tokens: int) -> None:
+        """Learn the loss of the step, which the other islands hear at the meeting."""
+        self._said = replace(self._said, loss=loss, tokens=tokens)
+
+    def mean_loss(self, loss: float, tokens: int) -> float:
+        """Return the mean over the tokens of the islands that met last."""
+        return loss if self._last is None else self._last.mean_loss
+
+    def met_after(self, step: int) -> Meeting | None:
+        """Return the meeting after so many steps; None where there was none."""
+        return self._last if self._last is not None and self._last.step == step else None
+
+    @torch.no_grad()
+    def end_step(self, step: int, *, updated: bool) -> list[Bucket]:
+        """Meet the islands that are there and take the outer step, as the end of `step` asks for.
+
+        Return the buckets of which there is something new.
+        """
+        fragments = self._local.meets_after(step)
+        if not fragments:
+            return []
+        met, done = self.meetings, step + 1
+        admits = self._local.ends_round(step) and done < self._ends_after
+        for number in count():
+            meeting = met.meet(f"meet/{done}/{number}", done, self._said, admits=admits)
+            sums = self._sums(meeting, fragments, anew=number > 0)
+            if met.counts(meeting, whole=sums is not None):
+                break
+        assert sums is not None, "a meeting counts of which every rank has all"
+        for one in sums:
+            self._apply_run(one.bucket, one.run, one.moved.div_(len(meeting.members)))
+        changed = [
+            one for one in self._buckets if not self._fragments[one.name].isdisjoint(fragments)
+        ]
+        for bucket in changed:
+            if (values := self._values[bucket.name]) is not bucket.value_slice:
+                bucket.value_slice.copy_(values)
+        previous, self._last = self._last, meeting
+        if previous is not None:
+            met.forget(previous.key)
+        met.commit(meeting)
+        self._note(meeting)
+        self._give(meeting)
+        return changed
+
+    def exchange(self, attempt: int) -> StoreExchange:
+        """Return the ranks of the islands that met last, for a checkpoint.
+
+        A later `attempt` is over those who are left, who come together once more.
+        """
+        met, last = self.meetings, self._last
+        assert last is not None, "checkpoints are written where rounds end"
+        key = f"{last.key}/saved/{attempt}"
+        if not attempt:
+            self._saving = last.members
+        else:
+            left = met.meet(key, last.step, self._said, admits=False, among=self._saving)
+            self._saving = left.members
+        size, members = met.island.size, self._saving
+        ranks = [one * size + place for one in sorted(members) for place in range(size)]
+        return StoreExchange(
+            met.within(f"{key}/told"),
+            ranks,
+            met.island.index * size + met.place,
+            met.recorder,
+            lambda rank: met.is_lost(rank // size, members[rank // size]),
+        )
+
+    def news(self) -> Sequence[str]:
+        """Return what to tell of islands that came or were lost since the last time."""
+        changes, told = self.meetings.changes, self._told
+        self._told = len(changes)
+        return news_of(changes[told:])
+
+    def absences(self, steps: int) -> Sequence[AbsentIsland]:
+        """Return what each island missed of a run of so many steps."""
+        share = self._plan.mathematics.global_sequences // self._local.islands
+        changes = self.meetings.changes
+        return absent_islands(changes, steps, every=self._local.every, share=share)
+
+    def end(self) -> None:
+        """Say that no meeting follows, and wait for nobody."""
+        self.meetings.end()
+        self.meetings.leave_group()
+
+    def _sums(self, meeting: Meeting, fragments: Sequence[int], *, anew: bool) -> list[_Sum] | None:
+        """Return what the islands of a meeting moved, added up; None where one was lost."""
+        sums: list[_Sum] = []
+        under_way: deque[Pending] = deque()
+        try:
+            group = self.meetings.group(meeting, anew=anew)
+            for bucket in self._buckets:
+                outer, values = self._parameters[bucket.name], self._values[bucket.name]
+                name = f"outer gradients.{bucket.name}"
+                for run in (run for one in fragments for run in self._runs[bucket.name][one]):
+                    moved = outer[run] - values[run]
+                    under_way.append(group.all_reduce(moved, name=name, async_op=True))
+                    sums.append(_Sum(bucket, run, moved))
+                    if len(under_way) > MAX_IN_FLIGHT:
+                        under_way.popleft().wait()
+            if self.on_sums is not None:
+                self.on_sums(meeting.step)
+            while under_way:
+                under_way.popleft().wait()
+        except RuntimeError:
+            # Whoever waits for this rank in the group must learn that it has left.
+            under_way.clear()
+            self.meetings.leave_group()
+            return None
+        return sums
+
+    def _note(self, meeting: Meeting) -> None:
+        """Write down who met, and who came and was lost."""
+        recorder, now = self._groups.recorder, self._groups.recorder.now()
+        names = " ".join(map(str, sorted(meeting.members)))
+        told = [(MEET, f"islands {names} of {self._local.islands} after step {meeting.step}")]
+        for one in meeting.changes[self._noted :]:
+            said = f"begins with step {one.step + 1}" if one.there else f"met after step {one.step}"
+            told.append((THERE if one.there else LOST, f"island {one.island} {said}"))
+        self._noted = len(meeting.changes)
+        for kind, name in told:
+            event = Event(kind=kind, name=name, start=now, end=now, rank=recorder.run_rank)
+            recorder.sink.record(event)
+
+    def _give(self, meeting: Meeting) -> None:
+        """Give what islands agree on to those who come in, where this island is the first."""
+        met, giver = self.meetings, min(meeting.members)
+        if met.island.index != giver:
+            return
+        for island in sorted(meeting.joins):
+            try:
+                pair = met.pair(meeting, giver, island)
+                sends = [
+                    pair.send(values, 1, name=f"rejoin.{name}", tag=tag)
+                    for tag, (name, values) in enumerate(self._agreed())
+                ]
+                for pending in sends:
+                    pending.wait()
+            except RuntimeError:
+                continue  # it is lost again, or waits for the next meeting
+
+    def _receive(self, meeting: Meeting) -> bool:
+        """Take what islands agree on; return whether this rank has all of it."""
+        met = self.meetings
+        try:
+            pair: Pair = met.pair(meeting, min(meeting.members), met.island.index)
+            for tag, (name, values) in enumerate(self._agreed()):
+                pair.receive(values, 0, name=f"rejoin.{name}", tag=tag).wait()
+        except RuntimeError:
+            return False
+        return True
+
+    def _agreed(self) -> Sequence[tuple[str, torch.Tensor]]:
+        """Return what islands agree on, in one order on all of them."""
+        return [
+            (f"{name}.{kind}", flats[name])
+            for kind, flats in self.state().items()
+            for name in sorted(flats)
+            if flats[name].numel()
+        ]
+
+    def _all_ranks(self, *, ready: bool) -> bool:
+        """Return whether all ranks of this island say the same."""
+        row = torch.tensor([int(ready)], device=self._device)
+        return bool(self._groups.world.gather_rows(row, name="ready").all())

@@ -1,0 +1,146 @@
+"""The checkpoints of one run: what is written of it, by whom, and how a run goes on from one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import count
+from pathlib import Path
+from typing import Any, cast
+
+from echelon.config.job import Job
+from echelon.core.errors import CheckpointError
+from echelon.core.rulebook.checkpoint import CHECKPOINT_UNDAMAGED
+from echelon.parallel.islands.exchange import ExchangeBroken
+from echelon.training.checkpoint.communicator import ObjectCommunicator, run_on_all_ranks
+from echelon.training.checkpoint.folder import checkpoint_path
+from echelon.training.checkpoint.identity import RunIdentity, data_problems
+from echelon.training.checkpoint.index import STATE_FILE, read_index
+from echelon.training.checkpoint.islands import (
+    checkpoint_state,
+    held_in,
+    position_of,
+    positions_told,
+    told_position,
+)
+from echelon.training.checkpoint.load import load_checkpoint
+from echelon.training.checkpoint.save import Snapshot, save_checkpoint
+from echelon.training.engine import TrainEngine
+from echelon.training.local_sgd.elastic_engine import ElasticIsland
+
+
+class RunCheckpoints:
+    """Write and read the checkpoints of a run, on one of its ranks."""
+
+    def __init__(
+        self, job: Job, run_dir: Path, engine: TrainEngine, identity: RunIdentity, data_hash: str
+    ) -> None:
+        """Begin with none written."""
+        self._job, self._engine, self._identity, self._data_hash = job, engine, identity, data_hash
+        self._folder = run_dir / "checkpoints"
+        self._exchange = engine.groups.everyone
+
+    def load(self, path: Path) -> int:
+        """Fill the engine from a checkpoint, and return the steps that are done.
+
+        An island that is not in it has what islands agreed on, and an inner optimizer that begins
+        anew.
+        """
+        engine = self._engine
+        every = checkpoint_state(engine)
+        # What cannot be read is told by `load_checkpoint`, on all ranks.
+        there = (path / "index.json").is_file() and engine.outer is not None
+        wanted = held_in(every, read_index(path)) if there else every
+        loaded = load_checkpoint(
+            path,
+            wanted=wanted,
+            identity=self._identity,
+            exchange=self._exchange,
+            accept=("optimizer.total_steps",),
+        )
+        ends = self._job.data.epoch_end
+        if other := list(data_problems(loaded.state, self._data_hash, ends, where=str(path))):
+            raise CheckpointError(other)
+        position = position_of(loaded.state.get("engine", {}), engine.groups)
+        if len(wanted) < len(every):
+            assert engine.outer is not None, "there are islands"
+            engine.outer.take_back()
+            position = engine.position()
+        if not _has_entries(position, engine.position()):
+            raise CheckpointError(
+                CHECKPOINT_UNDAMAGED.problem(
+                    f"{path / STATE_FILE} does not say where the optimizer stands: its entry "
+                    f"'engine' needs {', '.join(engine.position())}"
+                )
+            )
+        engine.resume(position)
+        if len(wanted) < len(every):
+            engine.refresh(slices=True)
+        return loaded.step
+
+    def save(self, step: int) -> Path:
+        """Write a checkpoint after so many steps, and return its path.
+
+        Where islands may be lost, those that met write it; where one is lost meanwhile, those that
+        are left write it once more, unless it is written by then.
+        """
+        engine = self._engine
+        if engine.outer is not None:
+            engine.outer.settle()
+        if not isinstance(engine, ElasticIsland):
+            told = told_position(engine.position(), engine.groups)
+            return self._save(step, told, checkpoint_state(engine), self._exchange)
+        final = checkpoint_path(self._folder, step)
+        for attempt in count():
+            try:
+                exchange = engine.meets.exchange(attempt)
+                if attempt and all(run_on_all_ranks(exchange, final.exists)):
+                    return final
+                told = positions_told(engine.position(), engine.groups, exchange)
+                state = checkpoint_state(engine, engine.meets.saving[0])
+                return self._save(step, told, state, exchange)
+            except ExchangeBroken:
+                continue
+        raise AssertionError("attempts end with the run")
+
+    def _save(
+        self,
+        step: int,
+        position: Mapping[str, Any],
+        state: Mapping[str, Any],
+        exchange: ObjectCommunicator,
+    ) -> Path:
+        numbers = self._engine.plan
+        snapshot = Snapshot(
+            step=step,
+            state={
+                "step": step,
+                "tokens_seen": step * numbers.tokens_per_step,
+                "data_hash": self._data_hash,
+                "epoch_end": self._job.data.epoch_end,
+                "seed": numbers.mathematics.seed,
+                "engine": position,
+            },
+            shards=state,
+        )
+        return save_checkpoint(
+            self._folder,
+            snapshot,
+            identity=self._identity,
+            exchange=exchange,
+            keep=self._job.checkpoint.keep,
+        )
+
+
+def _has_entries(found: Any, wanted: Mapping[str, Any]) -> bool:
+    """Return whether a JSON value is an object with the entries of `wanted`, of their kinds."""
+    if not isinstance(found, dict):
+        return False
+    entries = cast("dict[str, Any]", found)
+    for key, value in wanted.items():
+        entry = entries.get(key)
+        kind = int | float if isinstance(value, float) else type(value)
+        if not isinstance(entry, kind):
+            return False
+        if isinstance(value, dict) and not _has_entries(entry, cast("dict[str, Any]", value)):
+            return False
+    return True

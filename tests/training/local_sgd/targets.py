@@ -1,0 +1,66 @@
+"""What ranks of a test of lost islands do: train, be lost in some way, and wait for who is lost."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from typing import Any
+
+import pytest
+
+from echelon.launch.context import RankContext
+from echelon.parallel.islands.meetings import Meeting
+from echelon.training.engine import StepResult
+from echelon.training.local_sgd.elastic_engine import ElasticIsland
+from echelon.training.loop import train_rank
+from echelon.training.run_checkpoints import RunCheckpoints
+
+
+def fail(how: str) -> None:
+    """Fail in some way."""
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
+    elif how == "stop":
+        os.kill(os.getpid(), signal.SIGSTOP)
+    elif how == "hang":
+        time.sleep(600)
+    raise RuntimeError("planted")
+
+
+def train_and_lose(context: RankContext, argument: Any) -> Any:
+    """Train as `task` says; ranks fail once, in the steps that `lost` says, in the way `how`.
+
+    Those of `saves` do so in the middle of the checkpoint after so many steps. The meeting after
+    `back` steps, if any, waits for all islands.
+    """
+    patch = pytest.MonkeyPatch()
+    take, connect, save = ElasticIsland.step, ElasticIsland.connect, RunCheckpoints._save
+    rank = str(context.rank) if not context.attempt else "came back"
+    lost, saves = argument.get("lost", {}), argument.get("saves", {})
+
+    def step(self: ElasticIsland, batches: Any, number: int, **named: Any) -> StepResult:
+        if lost.get(rank) == number:
+            fail(argument["how"])
+        return take(self, batches, number, **named)
+
+    def saved(self: RunCheckpoints, number: int, *rest: Any) -> Any:
+        if saves.get(rank) == number:
+            fail(argument["how"])
+        return save(self, number, *rest)
+
+    def connected(self: ElasticIsland, *args: Any) -> None:
+        connect(self, *args)
+        islands, until = self.groups.islands.size, time.monotonic() + 100
+
+        def holds(meeting: Meeting) -> bool:
+            waits = meeting.step == argument.get("back") and time.monotonic() < until
+            return waits and len(meeting.members) + len(meeting.joins) < islands
+
+        self.meets.meetings.holds = holds
+
+    with patch.context() as changed:
+        changed.setattr(ElasticIsland, "step", step)
+        changed.setattr(ElasticIsland, "connect", connected)
+        changed.setattr(RunCheckpoints, "_save", saved)
+        return train_rank(context, argument["task"])
