@@ -14,6 +14,7 @@ TAKES = {
     "--pin": "key=value",
     "--workers": "Processes",
     "--cluster": "COUNTxDEVICE",
+    "--model": "preset",
     "--extends": "preset",
     "--out": "write",
     "--svg": "file",

@@ -23,7 +23,7 @@ def explore(
         "llama3-8b"
     ),
     cluster: Annotated[
-        str, Parameter(help="Where they start: COUNTxDEVICE such as 8xh100, or a cluster's file.")
+        str, Parameter(help="Where they start: COUNTxDEVICE such as 8xh100.")
     ] = "64xh100",
 ) -> int:
     """Write a page whose controls are model, cluster, mesh, ZeRO, schedule, batch and recompute."""

@@ -45,7 +45,11 @@ Json = Annotated[
 
 
 _LONGEST_STEM = 100  # characters of a file name
-_KINDS: Mapping[str, str] = {".toml": "a run file (TOML)", ".json": "a plan (JSON)"}
+_KINDS: Mapping[str, str] = {
+    ".toml": "a run file (TOML)",
+    ".json": "a plan (JSON)",
+    ".html": "a page (HTML)",
+}
 _OTHERS = frozenset((".yaml", ".yml", ".json", ".toml", ".txt", ".sh", ".csv", ".py", ".md"))
 
 

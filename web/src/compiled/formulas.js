@@ -393,14 +393,15 @@ ways = $data_group_links(work);
 cut = ($rt.number(layout.zero) >= $rt.number(1.0));
 [shared, routed] = $rt.unpack([$rt.add(held.blocks, held.ends), held.routed], 2);
 function reduced(way, whole, weights) {
-let across, size, sliced;
+let across, exact, size, sliced;
 size = ($rt.mul(software.reduced_bytes, weights) / software.reduce_share);
 across = $sum_seconds(ways.replicate, $rt.where(cut, (size / way.degree), size), layout.sums);
-sliced = $_scatter_seconds(work, way, weights, $all_gather_seconds(way, size));
+exact = $_slices_seconds(work, way, whole, size);
+sliced = $_scatter_seconds(work, way, weights, exact);
 return $rt.add($rt.where(cut, sliced, $sum_seconds(whole, size, layout.sums)), across);
 }
-function gathered(way, weights) {
-return $rt.where(cut, $all_gather_seconds(way, $rt.mul(work.element, weights)), 0.0);
+function gathered(way, whole, weights) {
+return $rt.where(cut, $_slices_seconds(work, way, whole, $rt.mul(work.element, weights)), 0.0);
 }
 if ($rt.truth(($rt.number(layout.servers) > $rt.number(0.0)))) {
 return $server_seconds(work, shared);
@@ -408,7 +409,8 @@ return $server_seconds(work, shared);
 none = $rt.eq(routed, 0.0);
 reduce = reduced(ways.shared, ways.shared_sum, shared);
 reduce = $rt.add(reduce, $rt.where(none, 0.0, reduced(ways.routed, ways.routed_sum, routed)));
-gather = $rt.add(gathered(ways.shared, shared), $rt.where(none, 0.0, gathered(ways.routed, routed)));
+gather = gathered(ways.shared, ways.shared_sum, shared);
+gather = $rt.add(gather, $rt.where(none, 0.0, gathered(ways.routed, ways.routed_sum, routed)));
 return [reduce, gather];
 }
 
@@ -591,7 +593,7 @@ weights = $matmul_seconds(machine, model.hidden, tokens, columns, work.element);
 logits = $memory_seconds(machine, $rt.mul($rt.mul((0.5 * software.logit_bytes), tokens), columns));
 rows = $rt.mul($rt.mul(work.element, tokens), model.hidden);
 way = $library_group_links(work, layout.tp, 1.0);
-joined = $all_reduce_seconds(way, rows);
+joined = $sum_seconds(way, rows, layout.sums);
 small = (3.0 * $all_reduce_seconds(way, (4.0 * tokens)));
 [pace, late] = $rt.unpack([software.pace, software.loss_backward], 2);
 return new $EndSeconds({ embedding: $rt.mul(pace, $rt.add($memory_seconds(machine, (7.0 * rows)), joined)), head_forward: $rt.mul($rt.mul(pace, (1.0 - late)), $rt.add($rt.add(forward, logits), small)), head_input_gradient: $rt.mul(pace, $rt.add($rt.add($rt.add($rt.mul(late, $rt.add($rt.add(forward, logits), small)), inputs), logits), joined)), head_weight_gradient: $rt.mul(pace, weights) });
@@ -694,21 +696,22 @@ return $_schedule_is(layout, $_bent);
 }
 
 function $unit_gather_seconds(work, shared, routed, is_block = true) {
-let coded, codes, element, exact, gather, held, routes, scatter, size, slices, software, some, travels, ways;
+let coded, codes, element, exact, gather, held, pair, routed_pair, routes, scatter, size, slices, software, some, travels, ways;
 
 [software, ways] = $rt.unpack([work.software, $data_group_links(work)], 2);
 size = (software.reduced_bytes / software.gather_share);
 codes = $rt.max($rt.float(is_block), work.layout.gathers_ends);
 coded = $rt.mul(codes, work.layout.gathered_bytes);
 element = ($rt.where(($rt.number(coded) > $rt.number(0.0)), coded, work.element) / software.gather_share);
-gather = $all_gather_seconds(ways.shared, $rt.mul(element, shared));
-exact = $all_gather_seconds(ways.shared, $rt.mul(size, shared));
+[pair, routed_pair] = $rt.unpack([[ways.shared, ways.shared_sum], [ways.routed, ways.routed_sum]], 2);
+gather = $_slices_seconds(work, ...$rt.iter(pair), $rt.mul(element, shared));
+exact = $_slices_seconds(work, ...$rt.iter(pair), $rt.mul(size, shared));
 scatter = $_scatter_seconds(work, ways.shared, shared, exact);
 slices = ($rt.mul(size, shared) / ways.shared.degree);
 scatter = $rt.add(scatter, $sum_seconds(ways.replicate, slices, work.layout.sums));
 some = ($rt.number(routed) > $rt.number(0.0));
-gather = $rt.add(gather, $rt.where(some, $all_gather_seconds(ways.routed, $rt.mul(element, routed)), 0.0));
-exact = $all_gather_seconds(ways.routed, $rt.mul(size, routed));
+gather = $rt.add(gather, $rt.where(some, $_slices_seconds(work, ...$rt.iter(routed_pair), $rt.mul(element, routed)), 0.0));
+exact = $_slices_seconds(work, ...$rt.iter(routed_pair), $rt.mul(size, routed));
 routes = $_scatter_seconds(work, ways.routed, routed, exact);
 scatter = $rt.add(scatter, $rt.where(some, routes, 0.0));
 held = $rt.add((shared / work.layout.shard), (routed / work.layout.expert_shard));
@@ -717,7 +720,7 @@ return [$rt.add(gather, travels), $rt.add(scatter, travels)];
 }
 
 function $node_gather_seconds(work, shared, routed, far) {
-let coded, each, element, found, inner, kept, layout, local, near, software, stride, way, ways, weights, whole;
+let coded, each, element, found, inner, kept, layout, local, software, stride, way, ways, weights, whole, whole_way;
 
 [layout, software] = $rt.unpack([work.layout, work.software], 2);
 if (!$rt.truth(($rt.number(layout.secondary) > $rt.number(0.0)))) {
@@ -728,12 +731,11 @@ coded = $rt.mul(layout.gathered_bytes, (1.0 - layout.gathers_ends));
 element = ($rt.where(($rt.number(coded) > $rt.number(0.0)), coded, work.element) / software.gather_share);
 found = 0.0;
 inner = $rt.mul(layout.ep, layout.expert_tp);
-for ([way, stride, weights] of $rt.iter([[ways.shared, layout.tp, shared], [ways.routed, inner, routed]])) {
+for ([way, whole_way, stride, weights] of $rt.iter([[ways.shared, ways.shared_sum, layout.tp, shared], [ways.routed, ways.routed_sum, inner, routed]])) {
 local = way.ranks_per_node;
-near = $pairwise_group_links(work, local, stride);
 kept = $rt.and(($rt.number(local) > $rt.number(1.0)), ($rt.number(local) < $rt.number(way.degree)));
-each = $rt.where(kept, $all_gather_seconds(near, $rt.mul(element, weights)), 0.0);
-whole = $all_gather_seconds(way, $rt.mul(element, weights));
+each = $rt.where(kept, $slices_seconds(work, local, stride, $rt.mul(element, weights)), 0.0);
+whole = $_slices_seconds(work, way, whole_way, $rt.mul(element, weights));
 found = $rt.add(found, $rt.where(($rt.number(weights) > $rt.number(0.0)), $rt.where(kept, each, whole), 0.0));
 }
 return $rt.where(($rt.number(layout.secondary) > $rt.number(0.0)), found, far);
@@ -771,26 +773,26 @@ return new $DataGroupLinks({ shared: $pairwise_group_links(work, layout.shard, l
 }
 
 function $sum_seconds(way, num_bytes, algorithm) {
-let across, chosen, default_, each, ends, far, fits, found, hops, inside, local, name, near, nodes, rest, seconds, size;
+let across, default_, inside, size, tree, up;
 
-[chosen, local] = $rt.unpack([algorithm, way.ranks_per_node], 2);
 default_ = $all_reduce_seconds(way, num_bytes);
-if (!$rt.truth(($rt.number(chosen) > $rt.number(0)))) {
+if (!$rt.truth(($rt.number(algorithm) > $rt.number(0)))) {
 return default_;
 }
-nodes = (way.degree / local);
-[inside, across] = $rt.unpack([Math.log2(local), Math.log2(nodes)], 2);
+[inside, across] = $rt.unpack([Math.log2(way.ranks_per_node), Math.log2((way.degree / way.ranks_per_node))], 2);
 size = $rt.add(num_bytes, way.half_bytes);
-hops = (2.0 * $rt.add($rt.mul(inside, way.node_latency_s), $rt.mul(across, way.latency_s)));
-[near, far] = $rt.unpack([(size / way.node_bandwidth), (size / way.network_bandwidth)], 2);
-[rest, ends] = $rt.unpack([((local - 1.0) / local), ((nodes - 1.0) / nodes)], 2);
-seconds = new Map([["ring", (2.0 * $all_gather_seconds(way, num_bytes))], ["tree", $rt.add(hops, (2.0 * $rt.add($rt.mul(inside, near), ($rt.mul(across, size) / way.bus_bandwidth))))], ["halving-doubling", $rt.add(hops, (2.0 * $rt.add($rt.mul(ends, far), ($rt.mul(rest, near) / nodes))))], ["hierarchical", $rt.add((2.0 * $rt.add(way.node_latency_s, $rt.mul(rest, near))), (2.0 * $rt.add($rt.mul((nodes - 1.0), way.latency_s), ($rt.mul(ends, far) / local))))]]);
-found = default_;
-for ([name, each] of $rt.iter($rt.items(seconds, ))) {
-fits = ($rt.eq(name, "hierarchical") ? $rt.and(($rt.number(local) > $rt.number(1.0)), ($rt.number(nodes) > $rt.number(1.0))) : true);
-found = $rt.where($rt.and($rt.eq(chosen, $rt.item($algorithm_index, name)), fits), each, found);
+up = $rt.mul(inside, $rt.add(way.node_latency_s, (size / way.node_bandwidth)));
+up = $rt.add(up, $rt.mul(across, $rt.add(way.latency_s, (size / way.bus_bandwidth))));
+tree = $rt.eq(algorithm, $rt.item($algorithm_index, "tree"));
+default_ = $rt.where(tree, (2.0 * up), default_);
+return (2.0 * $gather_seconds(way, num_bytes, algorithm, (default_ / 2.0)));
 }
-return $rt.where(($rt.number(way.degree) > $rt.number(1.0)), found, 0.0);
+
+function $_slices_seconds(work, way, steps, num_bytes) {
+let direct;
+
+direct = $all_gather_seconds(way, num_bytes);
+return $gather_seconds(steps, num_bytes, work.layout.sums, direct);
 }
 
 function $_scatter_seconds(work, way, weights, exact) {
@@ -806,14 +808,6 @@ near = ($rt.mul(((local - 1.0) / local), $rt.add(sent, way.half_bytes)) / way.no
 far = ($rt.mul(((nodes - 1.0) / nodes), $rt.add((sent / local), way.half_bytes)) / way.network_bandwidth);
 hops = $rt.add($rt.add($rt.add(way.node_latency_s, near), way.latency_s), far);
 return $rt.where($rt.and($rt.and(($rt.number(size) > $rt.number(0.0)), ($rt.number(local) > $rt.number(1.0))), ($rt.number(local) < $rt.number(way.degree))), hops, exact);
-}
-
-function $all_gather_seconds(way, num_bytes) {
-let seconds, share;
-
-share = ((way.degree - 1.0) / way.degree);
-seconds = $rt.add($ring_latency(way), ($rt.mul(share, $rt.add(num_bytes, way.half_bytes)) / way.bus_bandwidth));
-return $rt.where(($rt.number(way.degree) > $rt.number(1.0)), seconds, 0.0);
 }
 
 function $server_seconds(work, weights) {
@@ -874,6 +868,14 @@ let hops, way;
 
 [way, hops] = $rt.unpack([$pairwise_group_links(work, degree, stride), work.software.own_hops], 2);
 return $rt.replace(way, { node_latency_s: $rt.mul(hops, way.node_latency_s), latency_s: $rt.mul(hops, way.latency_s) });
+}
+
+function $all_gather_seconds(way, num_bytes) {
+let seconds, share;
+
+share = ((way.degree - 1.0) / way.degree);
+seconds = $rt.add($ring_latency(way), ($rt.mul(share, $rt.add(num_bytes, way.half_bytes)) / way.bus_bandwidth));
+return $rt.where(($rt.number(way.degree) > $rt.number(1.0)), seconds, 0.0);
 }
 
 function $pairwise_group_links(work, degree, stride) {
@@ -1182,6 +1184,14 @@ there = $rt.and(($rt.number(work.layout.parameter_offload) > $rt.number(0)), els
 return $rt.where(there, ($rt.mul(work.element, weights) / $rt.mul(0.765, work.machine.host_bandwidth)), 0.0);
 }
 
+function $slices_seconds(work, degree, stride, num_bytes) {
+let direct, way;
+
+direct = $all_gather_seconds($pairwise_group_links(work, degree, stride), num_bytes);
+way = $library_group_links(work, degree, stride);
+return $gather_seconds(way, num_bytes, work.layout.sums, direct);
+}
+
 function $group_link_numbers(machine, degree, stride) {
 let beyond, bus, crosses, far, first, half, keys_per_query, latency, local, near, near_latency, tier, within;
 
@@ -1209,6 +1219,26 @@ let each, seconds;
 each = $rt.where(($rt.number(way.ranks_per_node) < $rt.number(way.degree)), way.network_bandwidth, way.node_bandwidth);
 seconds = $rt.add(way.latency_s, ($rt.add(num_bytes, way.half_bytes) / each));
 return $rt.where(($rt.number(way.degree) > $rt.number(1.0)), seconds, 0.0);
+}
+
+function $gather_seconds(way, num_bytes, algorithm, direct) {
+let chosen, each, ends, far, fits, found, hops, local, name, near, nodes, rest, seconds, size;
+
+[chosen, local] = $rt.unpack([algorithm, way.ranks_per_node], 2);
+if (!$rt.truth(($rt.number(chosen) > $rt.number(0)))) {
+return direct;
+}
+[nodes, size] = $rt.unpack([(way.degree / local), $rt.add(num_bytes, way.half_bytes)], 2);
+[near, far] = $rt.unpack([(size / way.node_bandwidth), (size / way.network_bandwidth)], 2);
+[rest, ends] = $rt.unpack([((local - 1.0) / local), ((nodes - 1.0) / nodes)], 2);
+hops = $rt.add($rt.mul(Math.log2(local), way.node_latency_s), $rt.mul(Math.log2(nodes), way.latency_s));
+seconds = new Map([["ring", $all_gather_seconds(way, num_bytes)], ["halving-doubling", $rt.add($rt.add(hops, $rt.mul(ends, far)), ($rt.mul(rest, near) / nodes))], ["hierarchical", $rt.add($rt.add($rt.add(way.node_latency_s, $rt.mul(rest, near)), $rt.mul((nodes - 1.0), way.latency_s)), ($rt.mul(ends, far) / local))]]);
+found = direct;
+for ([name, each] of $rt.iter($rt.items(seconds, ))) {
+fits = ($rt.eq(name, "hierarchical") ? $rt.and(($rt.number(local) > $rt.number(1.0)), ($rt.number(nodes) > $rt.number(1.0))) : true);
+found = $rt.where($rt.and($rt.eq(chosen, $rt.item($algorithm_index, name)), fits), each, found);
+}
+return $rt.where(($rt.number(way.degree) > $rt.number(1.0)), found, 0.0);
 }
 
 function $ring_latency(way) {
@@ -1396,8 +1426,8 @@ function $tensor_exchange(work) {
 let cut, each, layout, num_bytes, sums;
 
 [layout, num_bytes] = $rt.unpack([work.layout, $rt.mul($rt.mul(work.element, work.tokens), work.model.hidden)], 2);
-sums = (2.0 * $all_reduce_seconds($library_group_links(work, layout.tp, 1.0), num_bytes));
-each = $all_gather_seconds($pairwise_group_links(work, layout.tp, 1.0), num_bytes);
+sums = (2.0 * $sum_seconds($library_group_links(work, layout.tp, 1.0), num_bytes, layout.sums));
+each = $slices_seconds(work, layout.tp, 1.0, num_bytes);
 cut = ($rt.number($rt.mul(layout.sequence_parallel, work.software.by_pairs)) > $rt.number(0));
 return [$rt.where(cut, (4.0 * each), sums), $rt.where(cut, (6.0 * each), sums)];
 }

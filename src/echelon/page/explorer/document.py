@@ -69,13 +69,9 @@ def _require_known(model: str, cluster: str) -> None:
                 )
             ]
         )
-    found = read_typed_cluster(cluster, "--cluster")
-    why = ""
+    read_typed_cluster(cluster, "--cluster")
     if cluster.endswith(".toml"):
         why = f"{cluster} is a file, which a page on another machine can't name"
-    elif found.backend != "nccl" and found.nodes > 1:
-        why = f"{found.name} are processors of {found.nodes} machines, and the page knows one"
-    if why:
         raise ConfigError([BAD_ARGUMENT.problem(why, key="--cluster", suggestions=("64xh100",))])
 
 
