@@ -19,7 +19,7 @@ TAKES = {
     "--out": "write",
     "--svg": "file",
     "--csv": "file",
-    "--figures": "folder",
+    "--figures": "page",
     "--html": "page",
     "--traces": "folder",
     "--from": "FILE",

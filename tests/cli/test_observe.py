@@ -233,6 +233,7 @@ def test_what_a_run_did_stays_within_the_terminal(
         "plan_hash": "0123",
         "checkpoints": saved,
         "staleness": (),
+        "notes": (),
     }
     summary = RunSummary(**values)  # type: ignore[arg-type]
     monkeypatch.setattr(observe_command, "observe_run", lambda run: summary)

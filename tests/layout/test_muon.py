@@ -107,10 +107,11 @@ def test_what_is_sent_arrives(plan: Plan) -> None:
         assert [sum(column) for column in zip(*sent, strict=True)] == [pieces, results]
         for rank, both in zip(exchange.ranks, sent, strict=True):
             assert bytes_sent_by_axis(plan, rank).get("stage", 0) == sum(both) * size
-            others = tuple(t for t in bytes_sent(plan, rank) if t.axis != "stage")
-            assert others == bytes_sent_without_muon(
-                plan, stage, plan.mesh.coordinates(rank)[Axis.CP]
-            )
+            others = [t for t in bytes_sent(plan, rank) if t.axis != "stage"]
+            cp_rank = plan.mesh.coordinates(rank)[Axis.CP]
+            # How much of it leaves the node depends on where the rank is.
+            without = bytes_sent_without_muon(plan, stage, cp_rank)
+            assert [replace(t, far=0) for t in others] == [replace(t, far=0) for t in without]
 
 
 @pytest.mark.parametrize("stage", [0, 1, 3])

@@ -15,7 +15,7 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from echelon.cli.flags import Json, Settings, bad_argument, require_new_files, require_suffix
+from echelon.cli.flags import Json, Settings, bad_argument, require_new_files
 from echelon.cli.output import print_json, spinner
 from echelon.interop.tools import trainer_names
 
@@ -52,10 +52,11 @@ Detail = Annotated[
     bool, Parameter(help="Show also the ten best plans, and every term of the first.")
 ]
 Figures = Annotated[
-    Path | None, Parameter(help="Draw memory, step and mesh of the best into this new folder.")
-]
-Html = Annotated[
-    Path | None, Parameter(help="Write the page of the plan to this file, which must be new.")
+    Path | None,
+    Parameter(
+        name=("--figures", "--html"),
+        help="Draw the best: a page as FILE.html that opens anywhere, or SVGs in this new folder.",
+    ),
 ]
 Trainer = Annotated[
     str,
@@ -91,7 +92,6 @@ def plan(
     why: Why = False,
     detail: Detail = False,
     figures: Figures = None,
-    html: Html = None,
     settings: Settings = (),
     json: AsJson = False,
 ) -> int:
@@ -104,8 +104,10 @@ def plan(
     from echelon.planner.search.request import asks_what_exists
 
     columns = page_columns()
-    require_suffix("--html", html, (".html",))
-    require_new_files({"--html": html})
+    html = figures if figures is not None and figures.suffix == ".html" else None
+    if html is not None:
+        require_new_files({"--html": html})
+        figures = None
     anywhere = cluster is None and not search and asks_what_exists(run, settings)
     if cluster is None and not search and not anywhere:
         asked: dict[str, object] = {
