@@ -87,7 +87,7 @@ def test_the_last_operations_stay(written: FingerprintRing) -> None:
 def test_a_full_table_tells_nothing_rather_than_something_wrong(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ring, "_TABLE_BYTES", 200)
+    monkeypatch.setattr(ring, "RING_BYTES", ring._TABLE_AT + 200)  # pyright: ignore
     small = FingerprintRing(tmp_path / "ring")
     issue(small, 1)
     assert len(RingReader(small.path).read().fingerprints) == 1
