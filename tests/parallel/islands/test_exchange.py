@@ -5,7 +5,7 @@ from __future__ import annotations
 from threading import Thread
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 from echelon.core.event import NoEvents
 from echelon.parallel.islands.exchange import ExchangeBroken, StoreExchange

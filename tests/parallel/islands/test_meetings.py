@@ -7,7 +7,7 @@ from threading import Thread
 from typing import Any
 
 import pytest
-from torch.distributed import HashStore
+from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 from echelon.core.errors import RunFailed
 from echelon.core.event import NoEvents

@@ -56,7 +56,7 @@ def validation_is_a_mean_of_means(patch: pytest.MonkeyPatch) -> None:
 @planted(whole_run.train)
 def validation_drops_out(patch: pytest.MonkeyPatch) -> None:
     """Validate in the mode of training."""
-    evaluate = TrainLoop._validate
+    evaluate = TrainLoop.validate
 
     def dropping(self: TrainLoop, step: int) -> float:
         with pytest.MonkeyPatch.context() as inner:
@@ -65,7 +65,7 @@ def validation_drops_out(patch: pytest.MonkeyPatch) -> None:
             inner.setattr(self, "_batches", lambda batch, *, step, train: made(batch, step=step))
             return evaluate(self, step)
 
-    patch.setattr(TrainLoop, "_validate", dropping)
+    patch.setattr(TrainLoop, "validate", dropping)
 
 
 @planted(whole_run.train)

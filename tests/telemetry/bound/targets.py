@@ -66,7 +66,7 @@ def planted(where: str, seconds: float) -> Iterator[None]:
         yield
 
 
-def train_with_a_sleep(context: RankContext, argument: dict[str, Any]) -> TrainSummary:
+def train_with_a_sleep(context: RankContext, argument: dict[str, Any]) -> TrainSummary | None:
     """Train one rank; on the ranks that are named, something sleeps."""
     if context.rank not in argument["ranks"]:
         return train_rank(context, argument["task"])

@@ -13,7 +13,7 @@ from echelon.models.decoder import Decoder
 from echelon.training.loop import TrainSummary, train_rank
 
 
-def train_with_timed_stages(context: RankContext, argument: dict[str, Any]) -> TrainSummary:
+def train_with_timed_stages(context: RankContext, argument: dict[str, Any]) -> TrainSummary | None:
     """Train one rank; each forward pass of a stage sleeps, and so does each backward pass.
 
     Ranks that sleep do not share cores, so a trace shows the order of the executor and its waits.

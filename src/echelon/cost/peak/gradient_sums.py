@@ -217,7 +217,9 @@ class GradientSums:
         present, missing, ended, finished, ends, under_way, arriving, counts = state
         self._present, self._missing = set(present), Counter(dict(missing))
         self._ended, self._finished, self._ends = set(ended), set(finished), set(ends)
-        self._under_way = deque(_Sum(self._by_name[name], *rest) for name, *rest in under_way)
+        self._under_way = deque(
+            _Sum(self._by_name[name], held, hops, begun) for name, held, hops, begun in under_way
+        )
         self._arriving = dict(arriving)
         self._later, self.bytes, self._most = counts
 

@@ -90,7 +90,7 @@ def codes_of_other_nodes_not_awaited(patch: pytest.MonkeyPatch, plan: Plan) -> N
     """Add up what comes from other nodes before it is there."""
     finish = QuantisedSums.finish
 
-    def at_once(self: QuantisedSums, hop: SecondHop, *args: torch.Tensor, **more: Any) -> None:
+    def at_once(self: QuantisedSums, hop: SecondHop, *args: Any, **more: Any) -> None:
         finish(self, replace(hop, pending=Pending()), *args, **more)
 
     patch.setattr(QuantisedSums, "finish", at_once)
