@@ -6,7 +6,7 @@ import pytest
 
 from echelon.page.compiled.calls import __doc__ as said
 from echelon.page.compiled.module import module_text
-from echelon.page.compiled.names import Program
+from echelon.page.compiled.names import CompiledProgram
 from echelon.page.compiled.source import NotCompiled
 from tests.page.compiled.programs import with_an_unknown_call
 
@@ -14,4 +14,4 @@ from tests.page.compiled.programs import with_an_unknown_call
 def test_what_is_not_known_is_refused() -> None:
     assert said
     with pytest.raises(NotCompiled, match=r"programs\.py:\d+: "):
-        module_text(Program(entries=(with_an_unknown_call,)))
+        module_text(CompiledProgram(entries=(with_an_unknown_call,)))

@@ -5,12 +5,12 @@ from __future__ import annotations
 import pytest
 
 from echelon.page.compiled.constants import constant_text
-from echelon.page.compiled.names import Program, Reached
+from echelon.page.compiled.names import CompiledProgram, Reached
 from echelon.page.compiled.source import NotCompiled
 
 
 def test_values_are_written_out_and_large_numbers_are_refused() -> None:
-    reached = Reached(program=Program(entries=()))
+    reached = Reached(program=CompiledProgram(entries=()))
     found = constant_text({"a": (1, -2.5, None, True, float("inf"))}, reached)
     assert found == 'new Map([["a", [1, (-2.5), null, true, Infinity]]])'
     with pytest.raises(NotCompiled):

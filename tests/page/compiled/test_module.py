@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from echelon.page.compiled.module import module_text
-from echelon.page.compiled.names import Program
+from echelon.page.compiled.names import CompiledProgram
 from echelon.page.compiled.source import NotCompiled
 from tests.page.compiled.programs import PROGRAMS, REFUSED
 from tests.page.explorer.test_formulas import COMPILED, node
@@ -31,7 +31,7 @@ def plain(value: Any) -> Any:
 def test_constructs_mean_what_they_mean_in_python(tmp_path: Path) -> None:
     shutil.copy(COMPILED / "runtime.js", tmp_path / "runtime.js")
     (tmp_path / "package.json").write_text('{"type": "module"}')
-    text = module_text(Program(entries=PROGRAMS, read=frozenset(("sum",))))
+    text = module_text(CompiledProgram(entries=PROGRAMS, read=frozenset(("sum",))))
     (tmp_path / "formulas.js").write_text(text, encoding="utf-8")
     names = [one.__name__ for one in PROGRAMS]
     script = f"import * as all from './formulas.js';\nconst rows = {json.dumps(NUMBERS)};\n"
@@ -50,7 +50,7 @@ def test_constructs_mean_what_they_mean_in_python(tmp_path: Path) -> None:
 @pytest.mark.parametrize("function", REFUSED, ids=lambda one: one.__name__)
 def test_what_has_no_counterpart_is_refused_with_its_line(function: Any) -> None:
     with pytest.raises(NotCompiled) as caught:
-        module_text(Program(entries=(function,)))
+        module_text(CompiledProgram(entries=(function,)))
     first = function.__code__.co_firstlineno
     lines = [str(line) for line in range(first, first + 6)]
     assert any(f"programs.py:{line}" in str(caught.value) for line in lines), caught.value

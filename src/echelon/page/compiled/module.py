@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from types import FunctionType
 
-from echelon.page.compiled.names import Program, Reached
+from echelon.page.compiled.names import CompiledProgram, Reached
 from echelon.page.compiled.statements import class_text, function_text
 
 HEAD = """\
@@ -16,7 +16,7 @@ import * as $rt from "./runtime.js";
 """
 
 
-def module_text(program: Program) -> str:
+def module_text(program: CompiledProgram) -> str:
     """Return the module of the entries of a program; NotCompiled for what has no counterpart."""
     reached = Reached(program=program, attributes={*program.read})
     for entry in program.entries:

@@ -21,7 +21,7 @@ RESERVED = frozenset(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class CompiledProgram:
     """Say what is compiled, and how what can't be is replaced.
 
     `evaluated` are functions without arguments that are called now; `tabulated` functions of one
@@ -43,7 +43,7 @@ class Program:
 class Reached:
     """Hold the functions, classes and constants of the module, and the attributes that are read."""
 
-    program: Program
+    program: CompiledProgram
     functions: dict[FunctionType, str] = field(default_factory=dict[FunctionType, str])
     classes: dict[type, str] = field(default_factory=dict[type, str])
     constants: dict[str, tuple[str, Any]] = field(default_factory=dict[str, tuple[str, Any]])

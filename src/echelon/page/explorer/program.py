@@ -8,15 +8,15 @@ from __future__ import annotations
 from echelon.core.choices.collective_algorithms import COLLECTIVE_ALGORITHMS, algorithm_index
 from echelon.cost.seconds import pipeline
 from echelon.page.compiled.module import module_text
-from echelon.page.compiled.names import Program
+from echelon.page.compiled.names import CompiledProgram
 from echelon.page.explorer.inputs import controls_of_record, predict
 from echelon.page.explorer.mesh import mesh_axes
 from echelon.page.explorer.rules import broken_rules, run_text
 
 
-def explorer_program() -> Program:
+def explorer_program() -> CompiledProgram:
     """Return what the page computes."""
-    return Program(
+    return CompiledProgram(
         entries=(controls_of_record, predict, broken_rules, run_text, mesh_axes),
         evaluated=pipeline.TABLES_OF_SCHEDULES,
         read=frozenset(
