@@ -85,6 +85,13 @@ def test_the_schedule_is_drawn_as_planned_and_as_measured(tmp_path: Path) -> Non
     assert measured.span_s == pytest.approx(planned.span_s, rel=1e-6)
 
 
+def test_a_schedule_that_was_not_recorded_says_why(tmp_path: Path) -> None:
+    run = write_run(tmp_path, plan_of(), [])
+    schedule = part(run_page(run.path), "schedule")
+    assert schedule.figure is None
+    assert schedule.summary.startswith("Not drawn: ")
+
+
 def test_a_run_that_did_nothing_has_a_page(tmp_path: Path) -> None:
     page = run_page(make_run(tmp_path).path)
     assert not page.good

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -103,15 +102,7 @@ def _sections(
     if summary.bound is not None:
         yield _bound_section(summary.bound)
     if plan.mesh.pp > 1:
-        # A run without events has no measured schedule; the rest of the page stands.
-        with suppress(EchelonError):
-            report = read_schedule_report(run.path)
-            measured = report.measured[report.step][:1]
-            charts = [
-                chart_from_timelines("planned", report.planned[:1]),
-                chart_from_timelines(f"measured, step {report.step}", measured),
-            ]
-            yield schedule_section(plan, charts)
+        yield _schedule(run, plan)
     yield step_section(estimate)
     yield memory_section(plan, estimate)
     if plan.mesh.world_size > 1:
@@ -121,6 +112,23 @@ def _sections(
         if (path := run.path / name).is_file():
             yield from _read(path, sections_of)
     yield _again_section(run)
+
+
+def _schedule(run: RunDirectory, plan: Plan) -> Section:
+    """Return the schedule, planned and measured, or why there is none; the rest stands."""
+    try:
+        report = read_schedule_report(run.path)
+    except EchelonError as error:
+        why = error.problems[0].message
+        return Section(
+            id="schedule", title="The schedule of a pipeline", summary=f"Not drawn: {why}"
+        )
+    measured = report.measured[report.step][:1]
+    charts = [
+        chart_from_timelines("planned", report.planned[:1]),
+        chart_from_timelines(f"measured, step {report.step}", measured),
+    ]
+    return schedule_section(plan, charts)
 
 
 def _curves(
