@@ -21,6 +21,7 @@ def main() -> int:
         argument = {"steps": 3}
     labels = [f"dp{rank}" for rank in range(int(sys.argv[2]))]
     log_dir = Path(sys.argv[3])
+    (log_dir / f"process-{os.getpid()}").touch()
     try:
         target = str(argument.pop("target", "train"))
         limits = Limits(

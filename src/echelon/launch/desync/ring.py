@@ -69,13 +69,14 @@ def ring_folder() -> Iterator[Path]:
 
     On a disk a store would now and then wait for pages that are being written back.
     """
-    with tempfile.TemporaryDirectory(prefix=_PREFIX, dir=_home()) as folder:
+    with tempfile.TemporaryDirectory(prefix=_prefix(), dir=_home()) as folder:
         yield Path(folder)
 
 
 def new_ring(rank: int) -> FingerprintRing:
     """Return a ring of a rank that nobody supervises, in a folder of its own: see `remove_ring`."""
-    return FingerprintRing(ring_path(Path(tempfile.mkdtemp(prefix=_PREFIX, dir=_home())), 0, rank))
+    folder = Path(tempfile.mkdtemp(prefix=_prefix(), dir=_home()))
+    return FingerprintRing(ring_path(folder, 0, rank))
 
 
 def remove_ring(path: Path) -> None:
@@ -83,6 +84,11 @@ def remove_ring(path: Path) -> None:
     with contextlib.suppress(OSError):
         path.unlink()
         path.parent.rmdir()
+
+
+def _prefix() -> str:
+    # Whose folder it is can be seen, when a process was killed before it could remove it.
+    return f"{_PREFIX}{os.getpid()}-"
 
 
 def _home() -> str | None:
