@@ -75,6 +75,18 @@ def notes(_job: object, run_dir: Path, rank: int) -> Notes:
     return Notes(run_dir, rank)
 
 
+class ValidatedNotes(Notes):
+    """Let a run be validated; its summary says what came of it."""
+
+    def validated(self, step: int, loss: float) -> None:
+        pass
+
+
+def validated_notes(_job: object, run_dir: Path, rank: int) -> Notes:
+    """Build the observer of runs that are validated."""
+    return ValidatedNotes(run_dir, rank)
+
+
 def small_job(settings: Sequence[str]) -> Job:
     """Return the job of a tiny run; `settings` win over those of all tiny runs."""
     keys = {setting.split("=")[0] for setting in settings}

@@ -260,6 +260,9 @@ class TrainEngine:
             self.model.scales.note_weights(bucket, self.groups)
         self.model.gathering.updated(bucket)
 
+    def begin_validation(self, step: int) -> None:
+        """Have the parameters of after `step` steps, where a rank may have older ones."""
+
     @torch.no_grad()
     def evaluate(self, batches: Sequence[TokenBatch]) -> float:
         """Return the mean loss over the counted tokens of a global batch, without dropout.

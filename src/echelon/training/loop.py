@@ -281,6 +281,7 @@ class TrainLoop:
     def validate(self, step: int) -> float:
         """Return the mean loss over the tokens of the validation batches."""
         self.context.progress.mark(f"validation after step {step}")
+        self.engine.begin_validation(step)
         wanted = self.job.train.validation_batches
         total = tokens = 0.0
         for index in range(min(wanted, num_validation_batches(self.validation, self.layout))):

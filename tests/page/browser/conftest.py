@@ -10,6 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -64,12 +65,33 @@ Opener = Callable[..., OpenPage]
 @pytest.fixture
 def opened(browser: Browser, tmp_path: Path) -> Iterator[Opener]:
     """Open the page of a document, without a network, at a width and in colors."""
+    with opener(browser, tmp_path) as open_it:
+        yield open_it
+
+
+@pytest.fixture(scope="module")
+def shared(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Opener]:
+    """Open the page of a document once for all tests of a file: they leave it as it was."""
+    found: dict[int, OpenPage] = {}
+    with opener(browser, tmp_path_factory.mktemp("pages")) as open_it:
+
+        def once(document: PageDocument | ExplorerDocument) -> OpenPage:
+            if id(document) not in found:
+                found[id(document)] = open_it(document)
+            return found[id(document)]
+
+        yield once
+
+
+@contextmanager
+def opener(browser: Browser, folder: Path) -> Iterator[Opener]:
+    """Give what opens pages, and close them at the end."""
     contexts = []
 
     def open_it(
         document: PageDocument | ExplorerDocument, *, width: int = 1000, **options: Any
     ) -> OpenPage:
-        path = tmp_path / f"page{len(contexts)}.html"
+        path = folder / f"page{len(contexts)}.html"
         write_page(document, path)
         context = browser.new_context(
             viewport={"width": width, "height": 900}, offline=True, **options

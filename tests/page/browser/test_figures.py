@@ -29,11 +29,11 @@ def box(found: Any) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize("name", ["memory", "sent"])
-def test_bars_are_as_long_as_their_bytes(name: str, opened: Opener) -> None:
+def test_bars_are_as_long_as_their_bytes(name: str, shared: Opener) -> None:
     document = documents()["plan"]
     figure = part(document, name).figure
     assert isinstance(figure, BarsFigure)
-    page = opened(document).page
+    page = shared(document).page
     rows = page.locator(f"#{name} .row")
     assert rows.count() == len(figure.rows)
     most = max(figure.limit, *(row.total for row in figure.rows))
@@ -56,11 +56,11 @@ def test_bars_are_as_long_as_their_bytes(name: str, opened: Opener) -> None:
     assert legend == [kind for kind, there in zip(figure.kinds, used, strict=True) if there]
 
 
-def test_the_waterfall_is_as_long_as_its_seconds(opened: Opener) -> None:
+def test_the_waterfall_is_as_long_as_its_seconds(shared: Opener) -> None:
     document = documents()["plan"]
     figure = part(document, "step").figure
     assert isinstance(figure, WaterfallFigure)
-    page = opened(document).page
+    page = shared(document).page
     rows = page.locator("#step .row")
     assert rows.count() == len(figure.rows) + 1
     for place, row in enumerate(figure.rows):
@@ -76,9 +76,9 @@ def test_the_waterfall_is_as_long_as_its_seconds(opened: Opener) -> None:
     assert rows.last.locator(".value").inner_text() == figure.total_text
 
 
-def test_tables_have_every_number(opened: Opener) -> None:
+def test_tables_have_every_number(shared: Opener) -> None:
     for document in (documents()["plan"], documents()["run"]):
-        page = opened(document).page
+        page = shared(document).page
         for one in document.sections:
             if one.table is None:
                 continue
@@ -87,9 +87,9 @@ def test_tables_have_every_number(opened: Opener) -> None:
             assert shown == [list(one.table.head), *map(list, one.table.rows)]
 
 
-def test_a_rank_shows_its_groups(opened: Opener) -> None:
+def test_a_rank_shows_its_groups(shared: Opener) -> None:
     mesh = plan().mesh
-    page = opened(documents()["plan"]).page
+    page = shared(documents()["plan"]).page
     for rank in range(mesh.world_size):
         page.fill("#mesh input[name=rank]", str(rank))
         shown = page.locator("#mesh .groups li").all_inner_texts()
@@ -107,8 +107,8 @@ def _spread(first: int, last: int) -> str:
     return ", ".join(str(rank) for rank in range(first, last + 1))
 
 
-def test_a_click_chooses_the_rank_that_is_drawn_there(opened: Opener) -> None:
-    page = opened(documents()["plan"]).page
+def test_a_click_chooses_the_rank_that_is_drawn_there(shared: Opener) -> None:
+    page = shared(documents()["plan"]).page
     canvas = page.locator("#mesh canvas")
     seen = set()
     rectangle = canvas.bounding_box()
@@ -120,11 +120,11 @@ def test_a_click_chooses_the_rank_that_is_drawn_there(opened: Opener) -> None:
     assert seen == set(range(plan().mesh.world_size))
 
 
-def test_the_keyboard_walks_every_action_of_a_schedule(opened: Opener) -> None:
+def test_the_keyboard_walks_every_action_of_a_schedule(shared: Opener) -> None:
     document = documents()["run"]
     figure = part(document, "schedule").figure
     assert isinstance(figure, ScheduleFigure)
-    page = opened(document).page
+    page = shared(document).page
     for place, chart in enumerate(figure.charts):
         canvas = page.locator("#schedule canvas").nth(place)
         canvas.focus()
@@ -140,8 +140,8 @@ def test_the_keyboard_walks_every_action_of_a_schedule(opened: Opener) -> None:
                 page.keyboard.press("ArrowRight")
 
 
-def test_zoom_shows_less_time_and_all_shows_the_whole_step(opened: Opener) -> None:
-    page = opened(documents()["run"]).page
+def test_zoom_shows_less_time_and_all_shows_the_whole_step(shared: Opener) -> None:
+    page = shared(documents()["run"]).page
     pixels = "(c) => c.toDataURL()"
     canvas = page.locator("#schedule canvas").first
     whole = canvas.evaluate(pixels)
@@ -151,11 +151,11 @@ def test_zoom_shows_less_time_and_all_shows_the_whole_step(opened: Opener) -> No
     assert canvas.evaluate(pixels) == whole
 
 
-def test_a_line_has_a_point_for_each_step(opened: Opener) -> None:
+def test_a_line_has_a_point_for_each_step(shared: Opener) -> None:
     document = documents()["run"]
     figure = part(document, "loss").figure
     assert isinstance(figure, LinesFigure)
-    page = opened(document).page
+    page = shared(document).page
     paths = page.locator("#loss path.series")
     assert paths.count() == len(figure.series)
     for place, series in enumerate(figure.series):

@@ -20,9 +20,9 @@ NAMES = ("plan", "run", "proof", "rehearsal", "hostile")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_page_loads_without_an_error_and_asks_for_nothing(name: str, opened: Opener) -> None:
+def test_a_page_loads_without_an_error_and_asks_for_nothing(name: str, shared: Opener) -> None:
     document = documents()[name]
-    found = opened(document)
+    found = shared(document)
     page = found.page
     assert found.problems == []
     assert [url for url in found.requests if not url.startswith(("file:", "data:"))] == []
@@ -35,8 +35,8 @@ def test_a_page_loads_without_an_error_and_asks_for_nothing(name: str, opened: O
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_page_is_as_wide_as_its_window(name: str, opened: Opener) -> None:
-    page = opened(documents()[name]).page
+def test_a_page_is_as_wide_as_its_window(name: str, shared: Opener) -> None:
+    page = shared(documents()[name]).page
     for width in WIDTHS:
         page.set_viewport_size({"width": width, "height": 900})
         # Figures are drawn anew once they know their width: in the next frame.
@@ -47,12 +47,13 @@ def test_a_page_is_as_wide_as_its_window(name: str, opened: Opener) -> None:
             "[...document.querySelectorAll('canvas')].map((c) => c.getBoundingClientRect().right)"
         )
         assert all(right <= width for right in page.evaluate(ends))
+    page.set_viewport_size({"width": 1000, "height": 900})
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_a_page_has_no_serious_fault_of_access(name: str, opened: Opener) -> None:
+def test_a_page_has_no_serious_fault_of_access(name: str, shared: Opener) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe-core")
-    page = opened(documents()[name]).page
+    page = shared(documents()[name]).page
     for details in page.locator("details").all():
         details.evaluate("(one) => { one.open = true; }")
     # The policy of the page lets no script in but its own: axe-core comes by the debugger.
@@ -62,6 +63,7 @@ def test_a_page_has_no_serious_fault_of_access(name: str, opened: Opener) -> Non
         assert len(found["passes"]) > 10
         serious = [one for one in found["violations"] if one["impact"] in ("serious", "critical")]
         assert [(one["id"], [node["target"] for node in one["nodes"]][:3]) for one in serious] == []
+    page.emulate_media(color_scheme="light")
 
 
 def test_colors_follow_the_system_and_print_leaves_controls_out(opened: Opener) -> None:

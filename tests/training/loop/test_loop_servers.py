@@ -15,7 +15,7 @@ import torch
 from bench.faults.__main__ import ranks_of
 from echelon.core.serialize import to_json
 from echelon.launch.local.pool import RankPool
-from echelon.training.loop import RankTask
+from echelon.training.loop import RankTask, TrainSummary
 from tests.training import small_runs
 from tests.training.loop.test_loop_faults_zero import losses, wait_for_step
 from tests.training.small_runs import (
@@ -97,6 +97,32 @@ def test_asynchronous_workers_go_on_from_a_checkpoint(
     assert sorted(read_steps(tmp_path)) == [5, 6, 7, 8]
     steps = read_steps(run)
     assert steps[8][0] < steps[1][0]
+
+
+@pytest.mark.system("S07")
+def test_asynchronous_workers_validate_what_a_checkpoint_of_that_step_has(
+    rank_pool: RankPool, tmp_path: Path, data: Path
+) -> None:
+    """S07: all pushes of all workers are in it, though a worker may not have pulled the last."""
+    run, job = tmp_path / "apart", small_job((*BOUND_1, "train.validate_every=4"))
+    run.mkdir()
+    found: list[TrainSummary] = []
+    for resume in (None, 8):
+        task = RankTask(
+            job=job,
+            run_dir=str(run if resume is None else tmp_path / f"again{resume}"),
+            data=str(data),
+            observer=f"{small_runs.__name__}:validated_notes",
+            resume=None if resume is None else str(checkpoint_of(run, resume)),
+        )
+        Path(task.run_dir).mkdir(exist_ok=True)
+        labels = [job.plan.mesh.label(rank) for rank in range(4)]
+        ended = rank_pool.run("echelon.training.loop:train_rank", to_json(task), 4, labels=labels)
+        assert len({one.last_validation for one in ended}) == 1
+        found.append(ended[0])
+    whole, last = found
+    assert last.first_validation == whole.last_validation
+    assert whole.last_validation != whole.first_validation
 
 
 @pytest.mark.system("S07")

@@ -37,6 +37,24 @@ def final_parameters(context: RankContext, argument: Any) -> Held:
     }
 
 
+def parameters_to_validate(context: RankContext, argument: Any) -> Held:
+    """Take steps, the later the higher the rank, and return what this rank would validate."""
+    plan = Plan.from_json(argument["plan"])
+    subject = build(context, plan)
+    try:
+        for step in range(argument["steps"]):
+            time.sleep(argument["pause_s"] * context.rank)
+            subject.step(global_batch(plan, step), step)
+        if argument["validates"]:
+            subject.engine.begin_validation(argument["steps"])
+        return {
+            name: [(shard.offset, shard.tensor.clone()) for shard in shards]
+            for name, shards in subject.parameters().items()
+        }
+    finally:
+        subject.close()
+
+
 def engine_kind(context: RankContext, argument: Any) -> str:
     """Return the name of the class of this rank's engine."""
     subject = build(context, Plan.from_json(argument["plan"]))

@@ -6,6 +6,9 @@
     server -> worker    version, loss, when the run is to stop                 3 numbers
                         the range of each bucket
 
+Between two steps a worker may ask for the parameters as they are: `begin` says so. The server
+answers as it answers a push.
+
 A pair has a communicator of its own, so that a server waits for each worker in a thread of its own,
 and a worker that is lost breaks its own links only. A worker that leaves says so in `begin`.
 """
@@ -47,6 +50,9 @@ ASKS_TO_STOP = -1
 
 LEAVES = -1.0
 """The step of a worker that says that none follows, and of an answer to one that comes too late."""
+
+ASKS_FOR_PARAMETERS = -3.0
+"""The step of a worker that pushes nothing, and asks for the newest parameters."""
 
 JOINS = -2.0
 """The step of a worker that asks to be taken in, where a run goes on without lost workers."""
@@ -106,6 +112,16 @@ class WorkerMessages(GradientPush):
         """Tell every server that all gradients of the step are under way."""
         for pair in self.pairs:
             send_numbers(pair, SERVER, END, loss, norm_squared, stop_after).wait()
+
+    def pull_newest(self, buckets: Sequence[Bucket], num_steps: int) -> None:
+        """Pull the parameters as they are when every worker has done so many steps.
+
+        Before the first step of a run a worker has them already.
+        """
+        if self.started:
+            for pair in self.pairs:
+                send_numbers(pair, SERVER, BEGIN, ASKS_FOR_PARAMETERS, num_steps, 0.0).wait()
+            self.pull(buckets)
 
     def pull(self, buckets: Sequence[Bucket]) -> list[Reply]:
         """Return what each server answers, its range of every bucket being in its place."""

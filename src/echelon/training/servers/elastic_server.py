@@ -25,7 +25,7 @@ from echelon.training.engine import StepResult
 from echelon.training.learning_rate import learning_rate
 from echelon.training.servers.absences import Absence, AbsenceLog
 from echelon.training.servers.members import ElasticServed
-from echelon.training.servers.served import Answer
+from echelon.training.servers.served import Answer, Push
 from echelon.training.servers.server import AsynchronousServer
 
 _LOOKS_EVERY_S = 0.05
@@ -185,6 +185,7 @@ class ElasticServer(AsynchronousServer):
                     return True
                 if push is None:
                     raise WorkerLost("it ends before the run does")
+                assert isinstance(push, Push), "a rule refuses validation in such a run"
                 if not links.applies(worker, attempt, push.step):
                     raise WorkerLost("another server has not the whole of its gradient")
                 answer = self.served.take(push)

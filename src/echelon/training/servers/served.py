@@ -120,11 +120,25 @@ class Served:
                 values=self.snapshot(),
             )
 
+    def newest(self, num_steps: int) -> Answer:
+        """Return the parameters as they are when every worker has done so many steps."""
+        with self._changed:
+            self._wait_for(num_steps)
+            return Answer(
+                version=self.version,
+                loss=0.0,
+                stop_after=self.stop_after,
+                values=self.snapshot(),
+            )
+
     def wait_for(self, num_steps: int) -> None:
         """Return when every worker has done so many steps; raise what a thread has met."""
         with self._changed:
-            self._changed.wait_for(lambda: self.error is not None or min(self.clocks) >= num_steps)
-            self._check()
+            self._wait_for(num_steps)
+
+    def _wait_for(self, num_steps: int) -> None:
+        self._changed.wait_for(lambda: self.error is not None or min(self.clocks) >= num_steps)
+        self._check()
 
     def request_stop(self) -> None:
         """Let the run stop, where this server is the one to say when."""

@@ -22,6 +22,7 @@ from echelon.models.batch import TokenBatch
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.servers.messages import (
+    ASKS_FOR_PARAMETERS,
     BEGIN,
     END,
     FIRST_BUCKET,
@@ -130,15 +131,21 @@ class AsynchronousServer(TrainEngine):
     def _serve(self, worker: int, pair: Group) -> None:
         """Take the pushes of one worker until it leaves."""
         try:
-            while (push := self._receive(worker, pair)) is not None:
-                self._answer(pair, self.served.take(push))
+            while (asked := self._receive(worker, pair)) is not None:
+                if isinstance(asked, Push):
+                    self._answer(pair, self.served.take(asked))
+                else:
+                    self._answer(pair, self.served.newest(asked))
         except BaseException as error:  # the main thread raises it
             self.served.fail(error)
 
-    def _receive(self, worker: int, pair: Group) -> Push | None:
+    def _receive(self, worker: int, pair: Group) -> Push | int | None:
+        """Return a push, or the steps after which the newest is asked for; None at the end."""
         step, version, tokens = receive_numbers(pair, WORKER, BEGIN)
         if step == LEAVES:
             return None
+        if step == ASKS_FOR_PARAMETERS:
+            return int(version)
         received = [
             torch.empty_like(bucket.gradient_slice, dtype=self._wire)
             for bucket in self.model.buckets

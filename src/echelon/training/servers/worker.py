@@ -83,6 +83,10 @@ class AsynchronousWorker(TrainEngine):
             },
         )
 
+    def begin_validation(self, step: int) -> None:
+        """Pull the parameters with the pushes of all workers in them: those a checkpoint has."""
+        self.messages.pull_newest(self.model.buckets, step)
+
     def _hear(self, news: int) -> None:
         """Learn from the first server after which step to stop, if any."""
         self._stop_after = self._stop_after or news
