@@ -8,6 +8,7 @@ every rank before backward starts.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from math import isfinite
 from typing import Any, ClassVar
@@ -222,15 +223,12 @@ class TrainEngine:
         """Run forward and backward of all microbatches; return losses by microbatch."""
         if self.is_server:
             return {}
-        if self.model.scales is None:
-            return self.model.executor.run(self.schedule, batches, scale)
-        with self.model.scales.training():
+        with nullcontext() if self.model.scales is None else self.model.scales.training():
             return self.model.executor.run(self.schedule, batches, scale)
 
     def _update(self, report: StepResult, step: int) -> None:
         """Take the inner step, unless it is skipped, and what a round of local SGD asks for."""
         clip, outer = self.plan.mathematics.optimizer.clip_norm, self.outer
-        changed: list[Bucket] = []
         if not report.skipped:
             factor = 1.0 / report.loss_scale
             if clip is not None and report.grad_norm > clip:
@@ -247,10 +245,9 @@ class TrainEngine:
                 if self.model.balancer is not None:
                     self.model.balancer.update()
             self.num_updates += 1
-        if outer is not None:
-            changed = outer.end_step(step, updated=not report.skipped)
-            for bucket in changed:
-                self._updated(bucket)
+        changed = () if outer is None else outer.end_step(step, updated=not report.skipped)
+        for bucket in changed:
+            self._updated(bucket)
         if changed or not report.skipped:
             self.model.codes.refresh()
 
@@ -267,9 +264,8 @@ class TrainEngine:
     def evaluate(self, batches: Sequence[TokenBatch]) -> float:
         """Return the mean loss over the counted tokens of a global batch, without dropout.
 
-        Islands of local SGD each have their share of the batch, and parameters of their own.
-        Tokens are routed as in training, by the biases as they are now and into the same room where
-        experts have a capacity; what they chose is not counted, and moves nothing.
+        Islands of local SGD have a share of the batch and parameters of their own. Tokens are
+        routed as in training, into the same room too; what they chose moves nothing.
         """
         batches = [replace(batch, train=False) for batch in batches]
         tokens = self.count_tokens(batches)

@@ -6,6 +6,7 @@ joined          process groups that somebody else has made
 collectives     `Group`: every collective and message, recorded and checked
 messages        those that are messages between pairs (all of Gloo's but all-reduce)
 algorithms      all-reduces made of messages: ring, tree, halving and doubling, hierarchical
+shared_room     small sums and gathers between ranks of one host, through memory
 rows            rows gathered, scattered and summed, with the gradient sent back
 differentiable  collectives with a gradient, each the transpose of another
 unfinished      operations that the device has not come past, where the host does not wait in them

@@ -46,6 +46,7 @@ from echelon.parallel.transport.messages import (
     start_reduce_scatter,
 )
 from echelon.parallel.transport.recorder import BegunCall, Recorder, WaitTime
+from echelon.parallel.transport.shared_room import SharedRoom, SharedWork, open_room
 from echelon.parallel.transport.symmetric_memory import (
     fused_all_gather_product,
     fused_product_reduce_scatter,
@@ -64,7 +65,7 @@ class Pending:
 
     def __init__(
         self,
-        work: dist.Work | PendingWorks | BackgroundWork | None = None,
+        work: dist.Work | PendingWorks | BackgroundWork | SharedWork | None = None,
         finish: Callable[[WaitTime], None] | None = None,
         *,
         name: str = "",
@@ -121,6 +122,19 @@ class Group:
         self._buffer_pool = BufferPool(torch.device("cpu"))
         self._sums: SumGroup | None = None
         self._slices: SumGroup | None = None
+        self._room: SharedRoom | None = None
+        self._asked_for_room = False
+
+    def share_memory(self) -> bool:
+        """Exchange small tensors through memory from now on, where all members are on one host.
+
+        All members call it together; return whether it is so. Only Gloo's groups have use for it.
+        """
+        if not self._asked_for_room:
+            self._asked_for_room = True
+            if self.communicator is not None and self.communicator.is_gloo:
+                self._room = open_room(self.size, self.index, self.gather_objects)
+        return self._room is not None
 
     def sum_by(self, sums: SumGroup, *, slices: bool = True) -> None:
         """Sum by the algorithm that `sums` names from now on; all members call it alike.
@@ -155,6 +169,9 @@ class Group:
             largest = dist.ReduceOp.MAX
             work = dist.all_reduce(tensor, op=largest, group=self._group, async_op=True)
             sent = all_reduce_bytes(tensor.nbytes, self.size)
+        elif self._room is not None and self._room.has_room(tensor):
+            # A part is put once where all others read it.
+            work, sent = self._room.add(tensor), tensor.nbytes
         else:
             work, sent = self._start_sum(tensor), self._sum_bytes(tensor)
         record = self._event("all_reduce", name, sent, start)
@@ -169,6 +186,10 @@ class Group:
             return Pending()
         require_contiguous(name, whole, shard)
         start, number = self.recorder.now(), self._begun("all_gather", name, shard)
+        if self._room is not None and self._room.has_room(shard):
+            work = self._room.gather(whole, shard)
+            record = self._event("all_gather", name, shard.nbytes, start)
+            return self._pending(work, name, record, async_op, number)
         peers = self._peers()
         if peers is None:
             work = _all_gather(whole, shard, group=self._group, async_op=True)
@@ -355,7 +376,7 @@ class Group:
 
     def _pending(
         self,
-        work: dist.Work | PendingWorks | BackgroundWork | None,
+        work: dist.Work | PendingWorks | BackgroundWork | SharedWork | None,
         name: str,
         finish: Callable[[WaitTime], None],
         async_op: bool,
