@@ -56,6 +56,7 @@ __all__ = [
     "compare_strategies",
     "explore",
     "export",
+    "export_weights",
     "generate",
     "import_run",
     "merge_calibrations",
@@ -81,6 +82,7 @@ if TYPE_CHECKING:
     from echelon.api.comparing import compare, compare_strategies
     from echelon.api.converting import export, import_run
     from echelon.api.exploring import explore
+    from echelon.api.exporting import export_weights
     from echelon.api.generating import Generated, generate
     from echelon.api.observing import observe, observe_experts, observe_schedule
     from echelon.api.parallelizing import parallelize
@@ -137,6 +139,7 @@ else:
         "compare": "echelon.api.comparing",
         "compare_strategies": "echelon.api.comparing",
         "export": "echelon.api.converting",
+        "export_weights": "echelon.api.exporting",
         "explore": "echelon.api.exploring",
         "generate": "echelon.api.generating",
         "import_run": "echelon.api.converting",

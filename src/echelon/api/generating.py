@@ -116,7 +116,7 @@ def generate_texts(
     trained = directory.plan()
     plan = generation_plan(trained, settings)
     checkpoint = find_checkpoint(path).path
-    data = run.data if isinstance(run, TrainResult) else _data_of(directory.run_file)
+    data = run.data if isinstance(run, TrainResult) else data_of_run(directory.run_file)
     tokenizer = TokenDataset.open(data).tokenizer()
     ids = tuple(tuple(tokenizer.encode(text)) for text in prompts)
     require_request(plan, request, [len(one) for one in ids])
@@ -211,7 +211,7 @@ def _backend(plan: Plan) -> Backend:
     return "nccl" if plan.cluster.backend == "nccl" and enough else "gloo"
 
 
-def _data_of(run_file: Path) -> Path:
+def data_of_run(run_file: Path) -> Path:
     """Return the folder of the data that a run read; it is prepared again where it is gone."""
     from echelon.config.load import load_job
     from echelon.training.data.corpus import prepared_data

@@ -36,8 +36,12 @@ COMMANDS = {
         "Turn a configuration of another tool into a run.",
     ),
     "export": (
-        "echelon.cli.other_tools:export",
+        "echelon.cli.other_tools:EXPORT",
         "Write a plan for another tool, or as a run.toml.",
+    ),
+    "export weights": (
+        "echelon.cli.export_weights:weights",
+        "Write trained weights for transformers, vLLM and others.",
     ),
     "compare": ("echelon.cli.compare.command:compare", "Show what differs between two plans."),
     "plan": ("echelon.cli.plan.command:plan", "Check a run; show what its ranks hold and send."),

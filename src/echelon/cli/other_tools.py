@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Annotated
 
-from cyclopts import Parameter
+from cyclopts import App, Parameter
 
 from echelon.api.converting import export as export_run
 from echelon.api.converting import import_run
@@ -101,3 +101,11 @@ def export(
     else:
         print("\n".join(str(out.parent / name) for name in (out.name, *found.found.beside)))
     return 0
+
+
+EXPORT = App(name="export", default_command=export)
+EXPORT.command(
+    "echelon.cli.export_weights:weights",
+    name="weights",
+    help="Write trained weights for transformers, vLLM and others.",
+)

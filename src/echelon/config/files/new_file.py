@@ -7,8 +7,9 @@ import secrets
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from shutil import rmtree
 
-from echelon.core.disk import flush_file
+from echelon.core.disk import flush_file, flush_folder
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook.command_line import CANNOT_WRITE, NEVER_OVERWRITE
 
@@ -41,6 +42,27 @@ def make_folder(folder: Path, *, key: str = "FOLDER") -> None:
     """Make a folder; ConfigError, with a free name, where something is there."""
     with _refused(folder, key):
         folder.mkdir(parents=True)
+
+
+@contextmanager
+def new_folder(folder: Path, *, key: str = "FOLDER") -> Generator[Path]:
+    """Give a folder to write into that gets its name once it is whole; else nothing is left.
+
+    ConfigError, with a free name, where something is there.
+    """
+    with _refused(folder, key):
+        _require_free(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        part = _beside(folder)
+        part.mkdir()
+    try:
+        yield part
+        with _refused(folder, key):
+            _require_free(folder)
+            part.rename(folder)
+            flush_folder(folder.parent)
+    finally:
+        rmtree(part, ignore_errors=True)
 
 
 def _require_free(file: Path) -> None:

@@ -50,7 +50,13 @@ def read_hf_config(path: Path, set_by: str) -> tuple[dict[str, Entry], list[Prob
         return {}, [_unreadable(path, f"is not JSON: {error}", set_by)]
     if not isinstance(data, dict):
         return {}, [_unreadable(path, "is not a JSON object", set_by)]
-    config = cast("dict[str, object]", data)
+    return config_entries(cast("dict[str, object]", data), path, set_by)
+
+
+def config_entries(
+    config: Mapping[str, object], path: Path, set_by: str
+) -> tuple[dict[str, Entry], list[Problem]]:
+    """Return the `model.*` entries of what stands in a config.json, `path` in messages."""
     kind = config.get("model_type")
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         close = did_you_mean(str(kind), ARCHITECTURES)

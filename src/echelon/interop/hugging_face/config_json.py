@@ -1,0 +1,139 @@
+"""The config.json of a shape: keys of a model_type that, read back, give the same shape.
+
+So no table says which model_type has what: it is tried. Where none gives the shape, the refusal
+says for the nearest one what it would compute otherwise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from echelon.config.entries import Entry
+from echelon.config.model.hugging_face import config_entries
+from echelon.config.model.settings import build_model, derive_model
+from echelon.config.settings.value_types import toml_text
+from echelon.config.view import Unavailable, View
+from echelon.core.errors import ConfigError, Problem
+from echelon.core.model_shape import ModelShape
+from echelon.core.rulebook.export_weights import (
+    WEIGHTS_HAVE_ARCHITECTURE,
+    WEIGHTS_TYPE_NAMES_SHAPE,
+)
+from echelon.core.rules import did_you_mean
+from echelon.interop.hugging_face.architectures import HUB_ARCHITECTURES, HubArchitecture, Keys
+
+KEY = "--model-type"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HubConfig:
+    """Hold the model_type that says a shape, and its keys."""
+
+    model_type: str
+    architecture: HubArchitecture
+    keys: Keys
+
+
+def hub_config(shape: ModelShape, model_type: str | None = None) -> HubConfig:
+    """Return the config.json of a shape, of one model_type or of the first that can say it.
+
+    ConfigError (weights-have-architecture) with what would differ, where none can.
+    """
+    if model_type is not None and model_type not in HUB_ARCHITECTURES:
+        close = did_you_mean(model_type, HUB_ARCHITECTURES)
+        raise ConfigError(
+            WEIGHTS_TYPE_NAMES_SHAPE.problem(
+                f"{model_type} is no model_type that is written",
+                key=KEY,
+                suggestions=close or _fitting(shape),
+            )
+        )
+    names = [model_type] if model_type is not None else list(HUB_ARCHITECTURES)
+    missed: dict[str, list[str]] = {}
+    for name in names:
+        architecture = HUB_ARCHITECTURES[name]
+        has = (shape.experts is not None, shape.latent is not None)
+        if has != (architecture.experts, architecture.latent):
+            continue
+        keys: Keys = {
+            "architectures": [architecture.name],
+            "model_type": name,
+            **architecture.keys(shape),
+        }
+        refused = architecture.why_not(shape)
+        differ = [refused] if refused else _differences(shape, keys)
+        if not differ:
+            return HubConfig(model_type=name, architecture=architecture, keys=keys)
+        missed[name] = differ
+    raise ConfigError(_refused(shape, model_type, missed))
+
+
+def shape_of_config(keys: Keys, name: str) -> ModelShape | None:
+    """Return the shape that keys of a config.json mean; None where they cannot be read."""
+    found, problems = config_entries(keys, Path("config.json"), "config.json")
+    if problems:
+        return None
+    entries: dict[str, Entry] = dict(found)
+    entries.update(derive_model(View(entries=entries), name))
+    try:
+        return build_model(View(entries=entries))
+    except Unavailable:
+        return None  # such as the width of heads, where it is said nowhere and can't be derived
+
+
+def _differences(shape: ModelShape, keys: Keys) -> list[str]:
+    """Return what a config.json would compute otherwise, as settings: ``qk_norm = true``."""
+    back = shape_of_config(keys, shape.name)
+    if back is None:
+        return ["what it says of this model cannot be read back"]
+    ours = _settings(shape)
+    theirs = _settings(back)
+    return [
+        f"model.{name} = {toml_text(value)}, which would become {toml_text(theirs.get(name))}"
+        for name, value in ours.items()
+        if theirs.get(name) != value
+    ]
+
+
+def _settings(shape: ModelShape) -> dict[str, object]:
+    """Return every number of a shape that says what it computes, by name."""
+    # How it was trained is no part of it, nor the width of an MLP that no block has.
+    plain = replace(shape, name="", dropout=0.0)
+    if not plain.has_dense_blocks:
+        plain = replace(plain, ffn=0)
+    found: dict[str, object] = {}
+    for name, value in asdict(plain).items():
+        if isinstance(value, dict):
+            found.update({f"{name}.{part}": one for part, one in value.items()})
+        else:
+            found[name] = "none" if value is None else value
+    return found
+
+
+def _refused(
+    shape: ModelShape, model_type: str | None, missed: Mapping[str, Sequence[str]]
+) -> Problem:
+    if not missed:
+        why = f"no architecture has the parts of {shape.name}"
+        if model_type is not None:
+            why = f"{model_type} has not the parts of {shape.name}: {_parts(shape)}"
+        return WEIGHTS_TYPE_NAMES_SHAPE.problem(why, key=KEY, suggestions=_fitting(shape))
+    nearest = min(missed, key=lambda name: len(missed[name]))
+    return WEIGHTS_HAVE_ARCHITECTURE.problem(
+        f"no architecture that is known says {shape.name}; the nearest is {nearest}, but for "
+        f"{'; '.join(missed[nearest])}",
+        key="model",
+    )
+
+
+def _parts(shape: ModelShape) -> str:
+    experts = "experts" if shape.experts is not None else "no experts"
+    latent = "latent attention" if shape.latent is not None else "no latent attention"
+    return f"it has {experts} and {latent}"
+
+
+def _fitting(shape: ModelShape) -> list[str]:
+    has = (shape.experts is not None, shape.latent is not None)
+    return [name for name, one in HUB_ARCHITECTURES.items() if (one.experts, one.latent) == has]

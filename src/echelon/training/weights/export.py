@@ -1,0 +1,205 @@
+"""Write the weights of a checkpoint as safetensors files of Hugging Face, a tensor at a time.
+
+A tensor of the folder is allocated, filled from the pieces of the checkpoint that lie in it through
+one small buffer, converted on the way, and written. So whoever writes holds one tensor and a buffer
+of `BUFFER_BYTES`, whatever the layout of the run that made the checkpoint. Files do not depend on
+one another, and are written by several threads, each of which holds a tensor.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import torch
+
+from echelon.core.disk import disk_errors, flush_file
+from echelon.core.errors import CheckpointError
+from echelon.core.rulebook.checkpoint import (
+    CHECKPOINT_COVERS_TENSORS,
+    CHECKPOINT_SAME_MODEL,
+    CHECKPOINT_UNDAMAGED,
+)
+from echelon.interop.hugging_face.folder import FolderTensor
+from echelon.interop.weight_names.source import ParameterSource
+from echelon.training.checkpoint.index import (
+    PARAMETERS,
+    CheckpointIndex,
+    ShardEntry,
+    TensorEntry,
+)
+from echelon.training.checkpoint.shard_file import DTYPE_NAMES
+from echelon.training.checkpoint.sub_tensor import (
+    StoredPiece,
+    StoredRows,
+    read_pieces,
+    row_buffer,
+)
+from echelon.training.expert_state import ROUTER_BIAS
+
+_STORED = {name: dtype for dtype, name in DTYPE_NAMES.items()}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredModel:
+    """Hold where a checkpoint keeps each parameter, and the biases of routers."""
+
+    path: Path
+    tensors: Mapping[str, TensorEntry]
+    pieces: Mapping[str, Mapping[str, StoredPiece]]
+
+
+def open_model(path: Path, index: CheckpointIndex, tensors: Sequence[FolderTensor]) -> StoredModel:
+    """Return where a checkpoint keeps the parts of some tensors; CheckpointError for one without.
+
+    Headers are read, and no tensor.
+    """
+    held = {**index.tensors.get(ROUTER_BIAS, {}), **index.tensors.get(PARAMETERS, {})}
+    wanted = [name for tensor in tensors for name, _ in tensor.parts]
+    lacking = [name for name in wanted if name not in held]
+    if lacking:
+        raise CheckpointError(
+            CHECKPOINT_SAME_MODEL.problem(
+                f"{path} is of another model: it lacks {', '.join(lacking[:4])}"
+            )
+        )
+    for name in wanted:
+        entry = held[name]
+        size = sum(_numel(piece.shape) for piece in entry.pieces)
+        if size != _numel(entry.shape):
+            raise CheckpointError(
+                CHECKPOINT_COVERS_TENSORS.problem(
+                    f"{path} holds {size} elements of {name}, which has {_numel(entry.shape)}"
+                )
+            )
+    files = dict.fromkeys(piece.file for name in wanted for piece in held[name].pieces)
+    pieces: dict[str, Mapping[str, StoredPiece]] = {}
+    for file in files:
+        try:
+            pieces[file] = read_pieces(path / file)
+        except (OSError, ValueError) as error:
+            raise _unreadable(path / file, error) from error
+    return StoredModel(path=path, tensors=held, pieces=pieces)
+
+
+def write_files(
+    model: StoredModel,
+    files: Mapping[str, Sequence[FolderTensor]],
+    folder: Path,
+    dtype: torch.dtype,
+    threads: int,
+) -> None:
+    """Write each file into `folder`, `threads` of them at a time.
+
+    CheckpointError where the checkpoint can't be read, EnvironmentProblem where the disk refuses.
+    """
+    with ThreadPoolExecutor(max_workers=max(1, threads)) as pool:
+        work = [
+            pool.submit(_write_file, model, group, folder / name, dtype)
+            for name, group in files.items()
+        ]
+        for one in work:
+            one.result()
+
+
+@torch.no_grad()
+def _write_file(
+    model: StoredModel, tensors: Sequence[FolderTensor], file: Path, dtype: torch.dtype
+) -> None:
+    with disk_errors(f"to write into {file.parent}"), file.open("xb") as stream:
+        stream.write(_header(tensors, dtype))
+        for tensor in tensors:
+            _write(stream, _filled(model, tensor, dtype))
+        stream.flush()
+        flush_file(stream.fileno())
+
+
+def _header(tensors: Sequence[FolderTensor], dtype: torch.dtype) -> bytes:
+    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for tensor in tensors:
+        start, end = end, end + tensor.numel * dtype.itemsize
+        entries[tensor.key] = {
+            "dtype": DTYPE_NAMES[dtype],
+            "shape": list(tensor.shape),
+            "data_offsets": [start, end],
+        }
+    text = json.dumps(entries, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text
+
+
+def _write(stream: BinaryIO, tensor: torch.Tensor) -> None:
+    stream.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
+
+
+def _filled(model: StoredModel, tensor: FolderTensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor of the folder, whole."""
+    made = torch.empty(tensor.shape, dtype=dtype)
+    buffer: torch.Tensor | None = None
+    for name, source in tensor.parts:
+        entry = model.tensors[name]
+        for piece in entry.pieces:
+            stored = model.pieces[piece.file].get(piece.key)
+            file = model.path / piece.file
+            if stored is None or stored.shape != piece.shape:
+                raise _unreadable(file, KeyError(piece.key))
+            try:
+                with file.open("rb", buffering=0) as stream:
+                    for rows in _reads(made, source, piece, stored, _STORED[entry.dtype]):
+                        buffer = row_buffer(rows, buffer)
+                        for part, block in rows.blocks(stream.fileno(), buffer):
+                            part.copy_(block)
+            except OSError as error:
+                raise _unreadable(file, error) from error
+    return made
+
+
+def _reads(
+    made: torch.Tensor,
+    source: ParameterSource,
+    piece: ShardEntry,
+    stored: StoredPiece,
+    dtype: torch.dtype,
+) -> Iterator[StoredRows]:
+    """Yield what to read of a piece of a parameter, with the part of `made` that it fills."""
+    if len(piece.shape) == 1:
+        begin = source.start + piece.offset[0]
+        target = made[begin : begin + piece.shape[0]].unsqueeze(0)
+        yield _rows(stored, dtype, 0, piece.shape[0], target)
+        return
+    (top, left), (height, width) = piece.offset, piece.shape
+    if source.transposed:
+        begin = source.start + top
+        target = made[left : left + width, begin : begin + height].t()
+        yield _rows(stored, dtype, 0, width, target)
+        return
+    rows_of_made = made.view(-1, made.shape[-1])
+    for run in source.runs(top, height):
+        end = run.there + (run.count - 1) * run.step + 1
+        target = rows_of_made[run.there : end : run.step, left : left + width]
+        yield _rows(stored, dtype, run.here - top, width, target)
+
+
+def _rows(
+    stored: StoredPiece, dtype: torch.dtype, row: int, width: int, target: torch.Tensor
+) -> StoredRows:
+    return StoredRows(
+        start=stored.start, dtype=dtype, width=width, row=row, column=0, target=target
+    )
+
+
+def _numel(shape: Sequence[int]) -> int:
+    count = 1
+    for size in shape:
+        count *= size
+    return count
+
+
+def _unreadable(file: Path, error: Exception) -> CheckpointError:
+    return CheckpointError(CHECKPOINT_UNDAMAGED.problem(f"{file} cannot be read: {error}"))
