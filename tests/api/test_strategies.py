@@ -39,6 +39,7 @@ def losses_of(name: str, folder: Path) -> tuple[str, list[float]]:
     return done.stdout, [float(one) for one in re.findall(r"loss (\S+)", done.stdout)]
 
 
+@pytest.mark.slow
 def test_one_script_five_strategies_one_line_the_same_losses(tmp_path: Path) -> None:
     """S54: the name is all that changes, and every loss is the same but for rounding.
 

@@ -36,12 +36,14 @@ def test_a_ratio_is_that_of_two_turns_side_by_side() -> None:
     assert slower.line().endswith("MISSED")
 
 
+@pytest.mark.slow
 def test_both_trees_take_turns(tmp_path: Path) -> None:
     taken = measure(MODES["dp2"], SIZES["tiny"], ROOT, rounds=1, logs=tmp_path)
     assert not taken.failures
     assert taken.now[0].last_loss == taken.before[0].last_loss
 
 
+@pytest.mark.slow
 def test_a_tree_that_does_not_run_is_told(tmp_path: Path) -> None:
     (tmp_path / "bench" / "harness").mkdir(parents=True)
     (tmp_path / "bench" / "harness" / "rank.py").write_text("raise SystemExit('broken')\n")

@@ -58,6 +58,7 @@ def test_the_demo_plans_proves_trains_and_writes(
     assert (folder / "runs/nano/proof.json").is_file()
 
 
+@pytest.mark.slow
 def test_a_demo_that_does_not_learn_says_so(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

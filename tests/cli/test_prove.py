@@ -92,6 +92,7 @@ def test_a_wrong_engine_is_found_with_its_factor(capsys: pytest.CaptureFixture[s
     assert "first wrong: " in output.err
 
 
+@pytest.mark.slow
 def test_the_smallest_run_that_fails_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prove", "nano", "--set", "mesh.tp=2", *WRONG, "--bisect", "--json"]) == 1
     found = json.loads(capsys.readouterr().out)["bisection"]

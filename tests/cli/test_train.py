@@ -259,6 +259,7 @@ def test_a_run_folder_is_proven_and_gets_its_proof(
     assert proof["proven"] is True
 
 
+@pytest.mark.slow
 def test_a_run_started_from_python_is_proven_by_its_plan(folder: Path) -> None:
     plan = ec.plan("nano", settings=[*TINY, "mesh.tp=2"])
     ec.train(plan, data="words.txt")

@@ -34,9 +34,14 @@ def commands(text: str) -> list[str]:
 
 TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in pages()}
 TYPED = {name: commands(text) for name, text in TEXTS.items() if commands(text)}
+LONG = ("docs/guides/prove.md", "docs/guides/replicas/parameter-servers.md")
+"""Pages whose commands start ranks for a minute or more: `make test-all` types them."""
 
 
-@pytest.mark.parametrize("name", TYPED)
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(one, marks=pytest.mark.slow if one in LONG else ()) for one in TYPED],
+)
 def test_what_a_page_tells_to_type_works(
     name: str,
     tmp_path: Path,

@@ -34,6 +34,7 @@ def _torchrun(how: str, world: int) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_each_job_has_as_many_ranks_as_it_asks_for_and_all_return_the_drive() -> None:
     done = _torchrun("run", 2)
     assert done.returncode == 0, done.stderr

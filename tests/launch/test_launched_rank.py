@@ -33,6 +33,7 @@ def torchrun(
     )
 
 
+@pytest.mark.slow
 def test_a_restart_finds_no_trace_of_the_failed_attempt(tmp_path: Path) -> None:
     done = torchrun({"rank": 1, "how": "raise"}, tmp_path, restarts=1)
     assert done.returncode == 0, done.stderr

@@ -233,6 +233,7 @@ def test_two_local_workers_run_from_it(tmp_path: Path, monkeypatch: pytest.Monke
     assert list(here.losses) == pytest.approx(losses[0], rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.system("S53")
 def test_a_chief_a_worker_and_a_server_run_from_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

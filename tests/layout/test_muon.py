@@ -91,6 +91,7 @@ def test_pieces_cover_each_matrix_and_have_one_sender_near_the_owner(plan: Plan)
                 assert pieces[-1].stop == prod(matrix.local_shape)
 
 
+@pytest.mark.slow
 @given(MUON)
 @settings(deadline=None, max_examples=40)
 def test_what_is_sent_arrives(plan: Plan) -> None:

@@ -50,6 +50,7 @@ row then column sends 4.5 times as much
 """
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "printed"),
     [("tensor_parallel_by_hand", EVERY_NUMBER), ("column_then_row", BOTH_ORDERS)],

@@ -77,6 +77,7 @@ def test_latent_attention_is_proven(changes: Changes, rank_pool: RankPool) -> No
     require_proven(latent(layout(**changes, precision=FP8)), rank_pool)
 
 
+@pytest.mark.slow
 @pytest.mark.system("B09")
 def test_bfloat16_is_proven_with_products_of_both_kinds(rank_pool: RankPool) -> None:
     plan = layout(**SCATTERED, precision={**BF16, **FP8})

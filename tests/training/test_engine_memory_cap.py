@@ -32,6 +32,7 @@ def state_bytes(plan: Plan) -> int:
     return sum(term.bytes for term in bytes_held(plan, 0))
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="RLIMIT_DATA covers all memory on Linux only")
 def test_stage_3_with_files_trains_where_stage_0_does_not_fit(tmp_path: Path) -> None:
     whole = plan_with(Zero(), dp=2)

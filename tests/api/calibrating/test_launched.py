@@ -38,6 +38,7 @@ def _finished(started: list[subprocess.Popen[str]]) -> list[str]:
     return [out for out, _ in told]
 
 
+@pytest.mark.slow
 def test_two_nodes_of_one_rank_have_a_network(tmp_path: Path) -> None:
     out = tmp_path / "cluster.toml"
     (told,) = _finished([_start(["--standalone", "--nproc-per-node", "2"], out, "pretend")])

@@ -106,6 +106,7 @@ def on_this_pool(rank_pool: RankPool, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("on_this_pool")
 def test_what_was_interrupted_goes_on_where_it_stopped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

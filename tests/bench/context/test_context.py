@@ -130,6 +130,7 @@ def test_memory_that_grows_as_the_length_is_even() -> None:
     assert unevenness([peak(1024, 4, 1000), peak(4096, 4, 16000)]) == 4.0
 
 
+@pytest.mark.slow
 def test_every_kind_agrees_with_attention_on_one_rank_and_tells_what_it_sent(
     tmp_path: Path,
 ) -> None:
@@ -180,6 +181,7 @@ def _fit(limit_bytes: int, length: int, folder: Path) -> RankGroup:
     return RankGroup(case, case.settings(size), [host], folder)
 
 
+@pytest.mark.slow
 def test_a_step_that_fits_says_how_far_it_grew(tmp_path: Path) -> None:
     with _fit(2**30, 4096, tmp_path) as group:
         group.run(warmup=0, steps=2)
@@ -190,6 +192,7 @@ def test_a_step_that_fits_says_how_far_it_grew(tmp_path: Path) -> None:
     assert not list(tmp_path.glob("over-*"))
 
 
+@pytest.mark.slow
 def test_a_rank_over_its_limit_is_ended_and_says_so(tmp_path: Path) -> None:
     with pytest.raises(CaseFailed), _fit(2**20, 32768, tmp_path) as group:
         group.run(warmup=0, steps=2)

@@ -285,6 +285,7 @@ def test_a_case_has_the_kernels_of_its_plan() -> None:
         assert case.compiles == (provider == "compiled")
 
 
+@pytest.mark.slow
 def test_a_rehearsal_on_the_cpu_runs_every_part_and_names_what_failed(tmp_path: Path) -> None:
     results, files = tmp_path / "results", tmp_path / "files"
     files.mkdir()

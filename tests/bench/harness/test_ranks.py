@@ -48,6 +48,7 @@ def test_every_mode_has_peers_and_a_plan_of_its_size(mode: Mode) -> None:
     assert plan.num_microbatches == mode.microbatches
 
 
+@pytest.mark.slow
 def test_ranks_take_turns_and_record_the_bytes_of_the_formula(tmp_path: Path) -> None:
     mode = MODES["pp2"]
     case = ours(mode)
@@ -90,6 +91,7 @@ def test_a_case_whose_process_ends_is_told_with_its_last_words(tmp_path: Path) -
         raise AssertionError("a case without an interpreter must not start")
 
 
+@pytest.mark.slow
 @needs_root
 def test_the_wire_carries_little_more_than_is_recorded() -> None:
     wire, recorded = wire_bytes(MODES["dp2"], SIZES["quick"], steps=1)

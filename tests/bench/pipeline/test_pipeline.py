@@ -208,6 +208,7 @@ def test_every_peer_runs_1f1b_on_eight_microbatches(tmp_path: Path) -> None:
     assert {case.mode.microbatches for case in cases} == {NUM_MICROBATCHES}
 
 
+@pytest.mark.slow
 def test_the_engine_writes_what_every_rank_did(tmp_path: Path) -> None:
     options = options_of(tmp_path)
     case = recorded_case("1f1b", PipelineVariant(schedule="1f1b"), options)

@@ -176,7 +176,7 @@ def test_slow_links_ask_for_more_of_zero_than_of_other_modes() -> None:
     assert (wall_target(ZERO_MODES["zero0-2"]), wall_target(MODES["dp2"])) == (0.90, 0.95)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["zero1-2", "zero2-2", "zero3-2x2"])
 def test_the_engine_records_the_bytes_of_the_formulas(name: str, tmp_path: Path) -> None:
     mode = ZERO_MODES[name]

@@ -69,6 +69,7 @@ def test_what_does_not_fit_is_refused(
     assert f"error[{rule}]" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_ranks_of_torchrun_write_one_text(run: str) -> None:
     expected = ec.generate(run, "line 1", max_tokens=6, temperature=0)
     arguments = ["--nproc-per-node", "2", "-m", "echelon", "generate", run, "--prompt", "line 1"]

@@ -20,6 +20,7 @@ def _machine(monkeypatch: pytest.MonkeyPatch, *names: str, memory_bytes: int = 8
     monkeypatch.setattr(gpus, "find_driver_gpus", lambda: found)
 
 
+@pytest.mark.slow
 def test_without_gpus_four_sizes_are_shown(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

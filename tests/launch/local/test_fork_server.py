@@ -103,6 +103,7 @@ def test_what_cannot_be_imported_is_told() -> None:
     )
 
 
+@pytest.mark.slow
 def test_one_server_may_be_asked_to_import_more() -> None:
     with server("json", more=("no_such_module",)) as (supervisor, _):
         ready = supervisor.hear()

@@ -177,6 +177,7 @@ class Run:
         raise AssertionError(self.process.communicate(timeout=5))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_signal_becomes_a_request_to_all_ranks(
     tmp_path: Path, number: signal.Signals
@@ -190,6 +191,7 @@ def test_a_stop_signal_becomes_a_request_to_all_ranks(
     assert f"{number.name}: stopping at the end of this step" in err
 
 
+@pytest.mark.slow
 def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
     started = Run(tmp_path)
     ranks = started.ranks()

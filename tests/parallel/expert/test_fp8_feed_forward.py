@@ -69,6 +69,7 @@ def test_float64_is_proven(name: str, rank_pool: RankPool) -> None:
     assert max(claim.max_error for claim in proof.passes[0].claims) <= 1e-10
 
 
+@pytest.mark.slow
 def test_bfloat16_is_proven(rank_pool: RankPool) -> None:
     proof = prove(plan_in_fp8("ep2"), run_ranks=rank_pool.run)
     proof.require()

@@ -54,6 +54,7 @@ def test_float64_is_proven(name: str, rank_pool: RankPool) -> None:
     require_proven(layout(**{"zero": GATHER, **CASES[name]}, precision=FP8), rank_pool)
 
 
+@pytest.mark.slow
 def test_bfloat16_is_proven_though_all_completes_late(rank_pool: RankPool) -> None:
     pipe: Changes = {"dp": 2, "pp": 2, "schedule": "zb-h1", "zero": GATHER}
     plan = layout(**pipe, precision={**BF16, **FP8})

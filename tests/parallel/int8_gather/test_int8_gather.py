@@ -61,6 +61,7 @@ def test_float64_is_proven(name: str, rank_pool: RankPool) -> None:
     require_proven(layout(**{"zero": ZERO, **CASES[name]}, precision=INT8), rank_pool)
 
 
+@pytest.mark.slow
 def test_secondary_slices_of_what_was_rounded_are_proven(rank_pool: RankPool) -> None:
     plan = layout(dp=4, pp=2, zero={**ZERO, "secondary": True}, precision=INT8)
     require_proven(on_nodes(plan, 2), rank_pool, late=True)

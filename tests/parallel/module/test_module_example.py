@@ -59,7 +59,7 @@ def torchrun(script: Path, *arguments: str) -> str:
 
 
 @pytest.mark.system("S54")
-@pytest.mark.one_in(5)
+@pytest.mark.slow
 @pytest.mark.parametrize("settings", [[], ["zero.stage=0"]])
 def test_the_example_prints_the_same_at_every_stage(settings: list[str]) -> None:
     assert torchrun(SCRIPT, *settings) == PRINTED

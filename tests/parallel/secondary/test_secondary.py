@@ -174,6 +174,7 @@ def test_float64_is_proven(name: str, rank_pool: RankPool) -> None:
     assert [c.max_error for c in claims if c.rule.id == "prove-bytes-sent"] == [0.0]
 
 
+@pytest.mark.slow
 def test_bfloat16_is_proven_though_all_completes_late(rank_pool: RankPool) -> None:
     plan = node_layout(dp=4, pp=2, each=2, schedule="zb-h1", precision=BF16)
     prove(plan, run_ranks=rank_pool.run, late=True).require()

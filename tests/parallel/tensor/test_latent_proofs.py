@@ -77,6 +77,7 @@ def test_float64_is_proven(name: str, rank_pool: RankPool) -> None:
     assert sent == ([0.0] if proof.mesh != "1" else [])
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(9)
 @pytest.mark.parametrize("name", ["tp2 scattered", "ring, tp2"])
 def test_bfloat16_is_proven(name: str, rank_pool: RankPool) -> None:

@@ -72,6 +72,7 @@ def test_what_is_recommended_surely_fits() -> None:
         assert one.first.ranked.plan is not None
 
 
+@pytest.mark.slow
 def test_where_no_plan_surely_fits_the_page_says_so() -> None:
     """Memory between what is expected of the leanest plan and what it surely takes."""
     roomy = small()

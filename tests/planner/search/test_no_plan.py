@@ -38,6 +38,7 @@ def test_the_pin_that_excludes_everything_is_named(pins: list[str], blamed: list
         assert best_fitting_plan(make_request("llama3-8b", cluster="8xh200", pins=[*kept, name]))
 
 
+@pytest.mark.slow
 def test_the_smallest_cluster_that_fits_is_named_and_fits() -> None:
     error = _why(make_request("llama2-70b", cluster="8xa100-40gb"))
     assert error.rules == ("plan-fits-memory",)
@@ -81,6 +82,7 @@ def test_every_degree_that_is_offered_in_place_of_a_pin_works() -> None:
         assert search(make_request("llama3-8b", cluster="8xh200", pins=pins)).best is not None
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("model", "cluster", "wanted"),
     [

@@ -65,6 +65,7 @@ def test_a_plan_in_chunks_is_proven_and_waits_for_all_that_it_uses(
     assert proof.proven
 
 
+@pytest.mark.slow
 def test_a_ring_changes_the_order_of_sums_and_nothing_else(rank_pool: RankPool) -> None:
     """In float64 it is as near to one device as collectives are: both within rounding."""
     ring = PLANS["four ranks"]

@@ -81,6 +81,7 @@ def next_best_in_bf16(context: RankContext, plan: Plan) -> MutantSubject:
     return MutantSubject(build(context, plan), patch)
 
 
+@pytest.mark.slow
 def test_a_choice_that_no_rounding_explains_is_found(rank_pool: RankPool) -> None:
     proof = prove(
         plan_of(ep=2, **PLANS["bf16"]),

@@ -59,6 +59,7 @@ def test_a_bug_of_the_trainer_is_named(
     assert found.tensor.startswith(tensor)
 
 
+@pytest.mark.slow
 def test_a_history_that_is_lost_at_resume_is_named(rank_pool: RankPool) -> None:
     trainer = TrainerTargets(
         train=f"{WRONG}:resumed_scales_look_back_on_nothing", read_back=OUR_TRAINER.read_back

@@ -145,6 +145,7 @@ def test_what_is_reserved_outlasts_a_full_disk_and_its_mount(
     assert losses(folder) == {step: values[0] for step, values in expected.items()}
 
 
+@pytest.mark.slow
 def test_a_file_that_is_cut_short_ends_the_run(folder: Path) -> None:
     fast = folder / "fast"
 
@@ -196,6 +197,7 @@ def device(folder: Path) -> Iterator[tuple[Path, Path]]:
         yield place, image
 
 
+@pytest.mark.slow
 def test_a_disk_that_goes_away_ends_the_run(folder: Path) -> None:
     with device(folder) as (place, image):
         ended = hit(

@@ -68,6 +68,7 @@ def train(
     return every[0]
 
 
+@pytest.mark.slow
 def test_one_changed_line_trains_a_four_times_longer_sequence_on_four_ranks(
     rank_pool: RankPool, tmp_path: Path, data: Path
 ) -> None:

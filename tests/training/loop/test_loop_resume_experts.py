@@ -61,6 +61,7 @@ def assert_agree(found: Path, expected: Path) -> None:
         torch.testing.assert_close(got[name], tensor, rtol=1e-10, atol=1e-12, msg=name)
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(4)
 @pytest.mark.parametrize(
     "layout",

@@ -165,6 +165,7 @@ def test_a_run_goes_on_without_a_killed_worker_and_takes_it_in_again(
         assert ("there", notes[1].replace("is back, and begins", "begins")) in told
 
 
+@pytest.mark.slow
 def test_a_killed_server_ends_the_run_which_goes_on_from_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,7 @@ def test_a_killed_worker_is_dropped_and_comes_back(
     assert [step for step in taken[1] if step > 3] == list(range(back + 1, 17))
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_a_checkpoint_that_lacks_updates(
     rank_pool: RankPool, tmp_path: Path, data: Path
 ) -> None:

@@ -99,6 +99,7 @@ PROVEN = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(6)
 @pytest.mark.parametrize("plan", list(PROVEN.values()), ids=list(PROVEN))
 def test_ranks_send_what_the_formulas_say_of_the_routing_of_one_device(
