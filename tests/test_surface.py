@@ -34,7 +34,7 @@ RECORDS = (
 )
 VERBS = (
     *("bisect", "calibrate_machine", "calibrate_model", "calibrate_run", "compare"),
-    *("compare_strategies", "explore", "export"),
+    *("compare_strategies", "explore", "export", "export_weights"),
     *("generate", "import_run", "merge_calibrations", "observe", "observe_experts"),
     *("observe_schedule", "parallelize", "plan", "prove", "rehearse", "strategy"),
     *("threaded", "train", "verify"),
@@ -54,6 +54,7 @@ from echelon.api.calibrating.merge import MergedCalibration
 from echelon.api.calibrating.run import RunCalibration
 from echelon.api.converting import ExportedRun
 from echelon.api.converting import ImportedRun
+from echelon.api.exporting import ExportedWeights
 from echelon.config.files.times_file import TimesFile
 from echelon.parallel.threads.module import ThreadedModule
 from echelon.planner.answer.estimated import EstimatedPlan
@@ -89,6 +90,7 @@ assert_type(ec.prove(answer.alternatives[0]), Proof)
 assert_type(ec.compare(answer, plan), PlanComparison)
 assert_type(ec.compare_strategies("nano", ["tp"]), tuple[StrategyDeviation, ...])
 assert_type(ec.export(answer, "megatron"), ExportedRun)
+assert_type(ec.export_weights("runs/nano", "out", dtype="bf16", threads=2), ExportedWeights)
 assert_type(ec.train(answer), ec.TrainResult)
 assert_type(ec.bisect(answer), Bisection | None)
 assert_type(ec.parallelize(nn.Linear(2, 2), answer), tuple[nn.Linear, ModuleOptimizer])

@@ -20,7 +20,7 @@ from echelon.core.rulebook.command_line import BAD_ARGUMENT
 if TYPE_CHECKING:
     from echelon.training.data.tokenizer import Tokenizer
 
-FILE_BYTES = 5_000_000_000
+FILE_BYTES = 5_000_000_000  # bytes of a file
 """Of a file, at most: what transformers writes, too."""
 MOST_THREADS = 8
 

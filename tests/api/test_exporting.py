@@ -1,0 +1,78 @@
+"""`ec.export_weights`: a run that trained on any layout leaves, is read by transformers, and comes
+back bit for bit."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+import echelon as ec
+from echelon.core.errors import ConfigError
+from echelon.training.checkpoint.folder import find_checkpoint
+from tests.training.small_runs import trained_run, whole_state
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> ec.TrainResult:
+    return trained_run(tmp_path_factory.mktemp("trained"))
+
+
+def test_a_run_leaves_with_its_tokenizer_and_writes_the_same_text(
+    run: ec.TrainResult, tmp_path: Path
+) -> None:
+    found = ec.export_weights(run, tmp_path / "out", dtype="fp32")
+    assert found.model_type == "llama"
+    assert found.num_bytes == (tmp_path / "out/model.safetensors").stat().st_size // 8 * 8 - (
+        _header_bytes(tmp_path / "out/model.safetensors")
+    )
+    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
+    ours = ec.generate(run, "line 1", max_tokens=8, temperature=0)
+    ids = tokenizer("line 1", return_tensors="pt", add_special_tokens=False).input_ids
+    theirs = model.generate(ids, max_new_tokens=8, do_sample=False)[0, ids.shape[1] :]
+    assert tuple(theirs.tolist()) == ours.tokens[0]
+    state = whole_state(find_checkpoint(run.run).path)
+    for name, tensor in (("norm.weight", model.model.norm.weight),):
+        assert torch.equal(state[f"parameters/{name}"], tensor)
+
+
+def _header_bytes(file: Path) -> int:
+    return 8 + int.from_bytes(file.read_bytes()[:8], "little")
+
+
+def test_what_left_comes_back_bit_for_bit(run: ec.TrainResult, tmp_path: Path) -> None:
+    """A run that starts from the folder, and takes no step of any size, has the same bits."""
+    ec.export_weights(run, tmp_path / "out", dtype="fp32", file_bytes=20_000)
+    job = [f"train.weights={tmp_path / 'out'}", "optimizer.learning_rate=1e-30"]
+    job += [f"model.hf_config={tmp_path / 'out'}"]
+    (tmp_path / "again").mkdir()
+    again = trained_run(tmp_path / "again", job)
+    before, after = (whole_state(find_checkpoint(one.run).path) for one in (run, again))
+    names = [name for name in before if name.startswith("parameters/")]
+    assert names
+    for name in names:
+        assert torch.equal(before[name], after[name]), name
+
+
+def test_by_default_it_has_the_dtype_of_the_run_and_one_is_never_written_over(
+    run: ec.TrainResult, tmp_path: Path
+) -> None:
+    found = ec.export_weights(run.run, tmp_path / "out")
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert config["torch_dtype"] == {"bf16": "bfloat16", "fp32": "float32"}[found.dtype]
+    with pytest.raises(ConfigError) as caught:
+        ec.export_weights(run.run, tmp_path / "out")
+    assert caught.value.rules == ("never-overwrite",)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["out"]
+
+
+def test_numbers_that_cannot_be_meant_are_refused(run: ec.TrainResult, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="--threads is 0, and at least 1"):
+        ec.export_weights(run, tmp_path / "out", threads=0)
+    with pytest.raises(ConfigError, match="no model_type that is written"):
+        ec.export_weights(run, tmp_path / "out", model_type="bert")
+    assert list(tmp_path.iterdir()) == []
