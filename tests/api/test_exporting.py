@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -29,7 +30,7 @@ def test_a_run_leaves_with_its_tokenizer_and_writes_the_same_text(
     assert found.num_bytes == (tmp_path / "out/model.safetensors").stat().st_size // 8 * 8 - (
         _header_bytes(tmp_path / "out/model.safetensors")
     )
-    model = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(tmp_path / "out").eval()
     tokenizer = AutoTokenizer.from_pretrained(tmp_path / "out")
     ours = ec.generate(run, "line 1", max_tokens=8, temperature=0)
     ids = tokenizer("line 1", return_tensors="pt", add_special_tokens=False).input_ids

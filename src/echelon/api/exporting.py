@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 FILE_BYTES = 5_000_000_000  # bytes of a file
 """Of a file, at most: what transformers writes, too."""
 MOST_THREADS = 8
+"""Files that are written at a time where nobody says: each holds a tensor."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

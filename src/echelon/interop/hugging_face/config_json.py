@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import cast
 
 from echelon.config.entries import Entry
 from echelon.config.model.hugging_face import config_entries
@@ -106,7 +107,8 @@ def _settings(shape: ModelShape) -> dict[str, object]:
     found: dict[str, object] = {}
     for name, value in asdict(plain).items():
         if isinstance(value, dict):
-            found.update({f"{name}.{part}": one for part, one in value.items()})
+            parts = cast("dict[str, object]", value)
+            found.update({f"{name}.{part}": one for part, one in parts.items()})
         else:
             found[name] = "none" if value is None else value
     return found
