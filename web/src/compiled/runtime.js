@@ -206,7 +206,7 @@ export const least = (...values) => Math.min(...(values.length > 1 ? values : it
 export const len = (value) => (value instanceof Map ? value.size : value.length);
 export const any = (values) => iter(values).some(truth);
 export const all = (values) => iter(values).every(truth);
-export const list = (value) => [...iter(value)];
+export const list = (value = []) => [...iter(value)];
 export const fromkeys = (keys, value = null) => dict(iter(keys).map((key) => [key, value]));
 export const is_int = (value) => typeof value === "number";
 export const is_str = (value) => typeof value === "string";
