@@ -52,6 +52,11 @@ function $schedule_names() {
 return $rt.list($SCHEDULES);
 }
 
+function $schedule_default_stages(name) {
+
+return $rt.item($SCHEDULES, name).default_virtual_stages;
+}
+
 function $schedule_start(name, num_ranks, virtual_stages, num_microbatches) {
 let problems, wanted;
 
@@ -4788,6 +4793,8 @@ export { $run_text as run_text };
 export { $mesh_axes as mesh_axes };
 
 export { $schedule_names as schedule_names };
+
+export { $schedule_default_stages as schedule_default_stages };
 
 export { $schedule_start as schedule_start };
 

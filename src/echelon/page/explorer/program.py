@@ -14,6 +14,7 @@ from echelon.page.explorer.mesh import mesh_axes
 from echelon.page.explorer.rules import broken_rules, run_text
 from echelon.page.explorer.schedules import (
     lengths_of,
+    schedule_default_stages,
     schedule_names,
     schedule_of_words,
     schedule_start,
@@ -24,6 +25,7 @@ from echelon.page.explorer.schedules import (
 
 SCHEDULE_ENTRIES = (
     schedule_names,
+    schedule_default_stages,
     schedule_start,
     schedule_of_words,
     schedule_verdict,

@@ -61,6 +61,11 @@ def schedule_names() -> list[str]:
     return list(SCHEDULES)
 
 
+def schedule_default_stages(name: str) -> int:
+    """Return the stages on each rank that `name` has where nobody says."""
+    return SCHEDULES[name].default_virtual_stages
+
+
 def schedule_start(
     name: str, num_ranks: int, virtual_stages: int, num_microbatches: int
 ) -> ScheduleStart:
