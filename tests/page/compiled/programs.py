@@ -28,7 +28,7 @@ class Point:
 
 def whole_numbers(a: float, b: float) -> list[float]:
     """Return quotients and remainders."""
-    return [a // b, a % b, -a // b, a % -b, -(-a // b), a**2]
+    return [a // b, a % b, -a // b, a % -b, -(-a // b), a**2, round(a), round(-b)]
 
 
 def truths(a: float, b: float) -> list[Any]:

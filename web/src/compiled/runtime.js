@@ -203,6 +203,11 @@ export const float = (value) => number(value);
 export const int = (value) => Math.trunc(number(value));
 export const largest = (...values) => Math.max(...(values.length > 1 ? values : iter(values[0])));
 export const least = (...values) => Math.min(...(values.length > 1 ? values : iter(values[0])));
+// Halves go to the even number, as in Python.
+export const round = (value) => {
+  const below = Math.floor(value);
+  return value - below === 0.5 ? below + mod(below, 2) : Math.round(value);
+};
 export const len = (value) => (value instanceof Map ? value.size : value.length);
 export const any = (values) => iter(values).some(truth);
 export const all = (values) => iter(values).every(truth);

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter, deque
 from collections.abc import Mapping
-from math import fsum, gcd, lcm, log2, prod
+from math import gcd, lcm, log2, prod
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,6 @@ FUNCTIONS: Mapping[Any, str] = {
     enumerate: "$rt.enumerate",
     float: "$rt.float",
     frozenset: "$rt.set",
-    fsum: "$rt.fsum",
     gcd: "$rt.gcd",
     int: "$rt.int",
     iter: "$rt.iterator",
