@@ -252,7 +252,7 @@ function fileOf(text: HTMLElement): HTMLElement {
     "div",
     { id: "built-copy" },
     el("p", {}, copy, said),
-    el("p", { class: "note" }, 'echelon schedule built.json checks it; a run has it by pipeline.schedule = "file" and pipeline.file = "built.json".'),
+    el("p", { class: "note" }, 'echelon schedule check built.json proves it; a run has it by pipeline.schedule = "file" and pipeline.file = "built.json".'),
     details,
   );
 }
