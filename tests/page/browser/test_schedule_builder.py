@@ -122,7 +122,10 @@ def test_a_circle_is_drawn_while_a_tile_is_dragged(opened: Opener) -> None:
     found = opened(document())
     page = found.page
     start(page, "1f1b", 2, 2)
-    assert rows(page)[:2] == [["F0.0", "F0.1", "BW0.0", "BW0.1"], ["F1.0", "BW1.0", "F1.1", "BW1.1"]]
+    assert rows(page)[:2] == [
+        ["F0.0", "F0.1", "BW0.0", "BW0.1"],
+        ["F1.0", "BW1.0", "F1.1", "BW1.1"],
+    ]
     drag(page, tile(page, "rank 1", 2), tile(page, "rank 1", 1))
     assert rows(page)[1] == ["F1.0", "F1.1", "BW1.0", "BW1.1"]
     assert require_said(page).problems == []
@@ -273,7 +276,12 @@ def test_from_nothing_to_a_schedule_that_runs(opened: Opener) -> None:
 def test_lengths_and_a_limit_of_memory_are_the_engine_s(opened: Opener) -> None:
     page = opened(document()).page
     start(page, "zb-h1", 4, 6)
-    for name, value in (("forward", "1"), ("input", "1.5"), ("weight", "0.5"), ("transfer", "0.25")):
+    for name, value in (
+        ("forward", "1"),
+        ("input", "1.5"),
+        ("weight", "0.5"),
+        ("transfer", "0.25"),
+    ):
         page.locator(f"#built-{name}").fill(value)
     lengths = ActionLengths(
         forward_s=1, input_gradient_s=1.5, weight_gradient_s=0.5, transfer_s=0.25
@@ -326,7 +334,9 @@ def test_a_link_holds_what_is_built(opened: Opener) -> None:
 def test_a_link_that_says_nothing_is_as_none(built: str, opened: Opener) -> None:
     found = opened(document())
     wanted = rows(found.page)
-    found.page.evaluate("(text) => { location.hash = new URLSearchParams({ built: text }); }", built)
+    found.page.evaluate(
+        "(text) => { location.hash = new URLSearchParams({ built: text }); }", built
+    )
     found.page.reload()
     assert rows(found.page) == wanted
     assert found.problems == []
@@ -335,7 +345,9 @@ def test_a_link_that_says_nothing_is_as_none(built: str, opened: Opener) -> None
 def test_a_link_may_say_what_no_drag_makes(opened: Opener) -> None:
     page = opened(document()).page
     page.evaluate("location.hash = 'built=odd_1_0.5__1-1-1-0__F0.0-F0.0-W7.9_'")
-    page.wait_for_function("document.querySelector('.tiles .tile:nth-child(3)')?.innerText === 'W7.9'")
+    page.wait_for_function(
+        "document.querySelector('.tiles .tile:nth-child(3)')?.innerText === 'W7.9'"
+    )
     assert require_said(page).problems[0].rule == "schedule-places-stages"
 
 

@@ -216,6 +216,8 @@ def with_an_unknown_call(a: float) -> float:
 def with_else_of_a_loop(a: float) -> float:
     """Do something where a loop has not been left."""
     while a < 1:
+        if a == 0:
+            break
         a += 1
     else:
         a = 0

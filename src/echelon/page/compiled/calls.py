@@ -27,6 +27,7 @@ from echelon.page.compiled.expressions import (
 from echelon.page.compiled.functions import FUNCTIONS, IGNORED_NAMES, METHODS
 from echelon.page.compiled.source import refuse
 
+
 def call(scope: Scope, node: ast.Call) -> str:
     """Return a call as an expression."""
     target = scope.live(node.func)

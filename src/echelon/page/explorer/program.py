@@ -22,7 +22,6 @@ from echelon.page.explorer.schedules import (
     schedule_verdict,
 )
 
-
 SCHEDULE_ENTRIES = (
     schedule_names,
     schedule_default_stages,

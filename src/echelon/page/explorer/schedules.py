@@ -152,4 +152,3 @@ def lengths_of(
 def schedule_text(schedule: Schedule) -> str:
     """Return the file that `pipeline.schedule_file` and `echelon schedule` read."""
     return schedule.to_json()
-
