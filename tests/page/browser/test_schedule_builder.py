@@ -236,9 +236,9 @@ def test_buttons_do_what_dragging_does(opened: Opener) -> None:
     start(page, "1f1b", 2, 2)
     before = rows(page)
     page.get_by_role("listbox", name="rank 0").get_by_role("option").nth(1).click()
-    page.get_by_role("button", name="Later").click()
+    page.get_by_role("button", name="Move later").click()
     assert rows(page)[0] == ["F0.0", "BW0.0", "F0.1", "BW0.1"]
-    page.get_by_role("button", name="Earlier").click()
+    page.get_by_role("button", name="Move earlier").click()
     assert rows(page) == before
     page.get_by_role("button", name="To the rank below").click()
     assert rows(page)[1][1] == "F0.1"

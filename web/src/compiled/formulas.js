@@ -71,13 +71,14 @@ return new $Schedule({ name: name, num_ranks: $rt.len(rows), num_microbatches: n
 }
 
 function $schedule_verdict(schedule, lengths, most_in_flight) {
-let circle, limits, problems, runs, whole;
+let circle, first, limits, problems, runs, whole;
 
 limits = ((most_in_flight === null) ? null : $rt.mul([most_in_flight], schedule.num_ranks));
 problems = $schedule_faults(schedule, limits);
-whole = !($rt.truth($placement_problems(schedule)) || $rt.truth($coverage_problems(schedule)) || $rt.truth($order_problems(schedule)));
-circle = ($rt.truth(whole) ? $find_deadlock(schedule) : []);
-runs = $rt.both(whole, () => !$rt.truth(circle));
+first = ($rt.truth(problems) ? $rt.item(problems, 0).rule : "schedule-within-memory");
+circle = ($rt.eq(first, "schedule-cannot-deadlock") ? $find_deadlock(schedule) : []);
+runs = $rt.eq(first, "schedule-within-memory");
+whole = $rt.either(runs, () => $rt.eq(first, "schedule-cannot-deadlock"));
 return new $ScheduleVerdict({ problems: problems, circle: circle, drawing: $draw_deadlock(schedule, circle), in_flight: ($rt.truth(whole) ? $peak_in_flight_per_rank(schedule) : []), simulation: ($rt.truth(runs) ? $simulate(schedule, $durations_of(schedule, lengths)) : null) });
 }
 
@@ -341,46 +342,6 @@ return problems;
 }
 }
 return ((most_in_flight === null) ? [] : $_memory(schedule, most_in_flight, cells));
-}
-
-function $placement_problems(schedule, cells = $NO_FILE) {
-
-return $_first_problems($SCHEDULE_PLACES_STAGES, $rt.list($_misplaced(schedule, cells)));
-}
-
-function $coverage_problems(schedule, cells = $NO_FILE) {
-let action, faults, missing, others, place, places, rank, row;
-
-places = $rt.dict([]);
-for ([rank, row] of $rt.iter($rt.enumerate(schedule.actions))) {
-for ([place, action] of $rt.iter($rt.enumerate(row))) {
-$rt.append($rt.setdefault(places, action, []), [rank, place]);
-}
-}
-faults = [...$rt.iter($_strays(schedule, cells)), ...$rt.iter($_doubled(places, cells))];
-[missing, others] = $rt.unpack($_gaps(schedule, places, cells), 2);
-return $_first_problems($SCHEDULE_COVERS_ONCE, [...$rt.iter(faults), ...$rt.iter(missing)], others);
-}
-
-function $order_problems(schedule, cells = $NO_FILE) {
-let action, faults, made, need, place, places, rank, row, suggestions, text, where;
-
-faults = [];
-for ([rank, row] of $rt.iter($rt.enumerate(schedule.actions))) {
-places = $rt.dict($rt.iter($rt.enumerate(row)).map(([place, action]) => [$result_name(action), place]));
-for ([place, action] of $rt.iter($rt.enumerate(row))) {
-for (need of $rt.iter($required_results(action, schedule.num_stages))) {
-made = $rt.get(places, need);
-if (((made !== null) && ($rt.number(made) > $rt.number(place)))) {
-text = $rt.join("rank ", $rt.str(rank), ": ", $rt.str(action), " at ", $rt.str(cells.at(rank, place)), " needs ", $rt.str($rt.item(row, made)), ", which stands at ", $rt.str(cells.at(rank, made)));
-suggestions = [$rt.join($rt.str(action), " behind ", $rt.str($rt.item(row, made)))];
-where = cells.file_at(rank, place);
-$rt.append(faults, $Rule_2.problem(text, undefined, where, suggestions));
-}
-}
-}
-}
-return $_first_problems($Rule_2, faults);
 }
 
 function $find_deadlock(schedule) {
@@ -789,7 +750,7 @@ return found;
 function $_odd_ranks(wanted) {
 let p;
 p = wanted.num_ranks;
-return $Rule_3.problem($rt.join($rt.str(wanted.name), " pairs each rank with its mirror image, but pp = ", $rt.str(p), " leaves rank ", $rt.str($rt.floordiv(p, 2)), " alone (", $rt.str(p), " % 2 = 1)"), "mesh.pp", undefined, [...$rt.iter($rt.iter([(p - 1), $rt.add(p, 1)]).filter((n) => $rt.truth(wanted.fits_ranks(n))).map((n) => $rt.join("mesh.pp = ", $rt.str(n)))), ...$rt.iter($_other_schedules(wanted))]);
+return $Rule_2.problem($rt.join($rt.str(wanted.name), " pairs each rank with its mirror image, but pp = ", $rt.str(p), " leaves rank ", $rt.str($rt.floordiv(p, 2)), " alone (", $rt.str(p), " % 2 = 1)"), "mesh.pp", undefined, [...$rt.iter($rt.iter([(p - 1), $rt.add(p, 1)]).filter((n) => $rt.truth(wanted.fits_ranks(n))).map((n) => $rt.join("mesh.pp = ", $rt.str(n)))), ...$rt.iter($_other_schedules(wanted))]);
 }
 
 function $_wrong_stages(wanted) {
@@ -798,14 +759,14 @@ let fitting, nearest, num_ranks, num_stages, several;
 fitting = $rt.iter($rt.range(1, 64)).filter((virtual) => (($rt.number(num_ranks) >= $rt.number(1)) && $rt.truth(wanted.fits_virtual_stages(virtual)))).map((virtual) => wanted.stages_for(num_ranks, virtual));
 nearest = $rt.sorted($rt.slice($rt.sorted(fitting, ((stages) => (Math.abs((stages - num_stages)))), false), 0, 2), null, false);
 several = ($rt.number(wanted.default_virtual_stages) > $rt.number(1));
-return $Rule_4.problem($rt.join($rt.str(wanted.name), " places ", $rt.str(wanted.places), ", but there are ", $rt.str(num_stages), " stages for ", $rt.str(num_ranks), " ranks"), "pipeline.virtual_stages", undefined, [...$rt.iter($rt.iter(nearest).map((n) => $rt.add($rt.join($rt.str(n), " stages"), ($rt.truth(several) ? $rt.join(" (virtual_stages = ", $rt.str($rt.floordiv(n, num_ranks)), ")") : "")))), ...$rt.iter($_other_schedules(wanted))]);
+return $Rule_3.problem($rt.join($rt.str(wanted.name), " places ", $rt.str(wanted.places), ", but there are ", $rt.str(num_stages), " stages for ", $rt.str(num_ranks), " ranks"), "pipeline.virtual_stages", undefined, [...$rt.iter($rt.iter(nearest).map((n) => $rt.add($rt.join($rt.str(n), " stages"), ($rt.truth(several) ? $rt.join(" (virtual_stages = ", $rt.str($rt.floordiv(n, num_ranks)), ")") : "")))), ...$rt.iter($_other_schedules(wanted))]);
 }
 
 function $_too_few_microbatches(wanted) {
 let needed, on_ranks;
 needed = $_next_allowed(wanted, 0);
 on_ranks = ($rt.eq(wanted.num_stages, wanted.num_ranks) ? "" : $rt.join(" on ", $rt.str(wanted.num_ranks), " ranks"));
-return $Rule_5.problem($rt.join($rt.str(wanted.name), " with ", $rt.str(wanted.num_stages), " stages", $rt.str(on_ranks), " needs at least ", $rt.str(needed), " microbatches, but a step has ", $rt.str(wanted.num_microbatches)), "batch.microbatch_sequences", undefined, [$rt.join($rt.str(needed), " microbatches"), $rt.join($rt.str($rt.mul(4, needed)), " microbatches"), ...$rt.iter($_other_schedules(wanted))]);
+return $Rule_4.problem($rt.join($rt.str(wanted.name), " with ", $rt.str(wanted.num_stages), " stages", $rt.str(on_ranks), " needs at least ", $rt.str(needed), " microbatches, but a step has ", $rt.str(wanted.num_microbatches)), "batch.microbatch_sequences", undefined, [$rt.join($rt.str(needed), " microbatches"), $rt.join($rt.str($rt.mul(4, needed)), " microbatches"), ...$rt.iter($_other_schedules(wanted))]);
 }
 
 function $_odd_microbatches(wanted) {
@@ -813,7 +774,47 @@ let above, count, multiple, nearest;
 [multiple, count] = $rt.unpack([wanted.microbatch_multiple, wanted.num_microbatches], 2);
 above = $_next_allowed(wanted, count);
 nearest = [(above - multiple), above];
-return $Rule_6.problem($rt.join($rt.str(wanted.name), " lets half of the microbatches enter at each end, but a step has ", $rt.str(count), " (", $rt.str(count), " % ", $rt.str(multiple), " = ", $rt.str($rt.mod(count, multiple)), ")"), "batch.microbatch_sequences", undefined, [...$rt.iter($rt.iter(nearest).filter((m) => $rt.truth(wanted.allows_microbatches(wanted.num_ranks, m))).map((m) => $rt.join($rt.str(m), " microbatches"))), ...$rt.iter($_other_schedules(wanted))]);
+return $Rule_5.problem($rt.join($rt.str(wanted.name), " lets half of the microbatches enter at each end, but a step has ", $rt.str(count), " (", $rt.str(count), " % ", $rt.str(multiple), " = ", $rt.str($rt.mod(count, multiple)), ")"), "batch.microbatch_sequences", undefined, [...$rt.iter($rt.iter(nearest).filter((m) => $rt.truth(wanted.allows_microbatches(wanted.num_ranks, m))).map((m) => $rt.join($rt.str(m), " microbatches"))), ...$rt.iter($_other_schedules(wanted))]);
+}
+
+function $placement_problems(schedule, cells = $NO_FILE) {
+
+return $_first_problems($SCHEDULE_PLACES_STAGES, $rt.list($_misplaced(schedule, cells)));
+}
+
+function $coverage_problems(schedule, cells = $NO_FILE) {
+let action, faults, missing, others, place, places, rank, row;
+
+places = $rt.dict([]);
+for ([rank, row] of $rt.iter($rt.enumerate(schedule.actions))) {
+for ([place, action] of $rt.iter($rt.enumerate(row))) {
+$rt.append($rt.setdefault(places, action, []), [rank, place]);
+}
+}
+faults = [...$rt.iter($_strays(schedule, cells)), ...$rt.iter($_doubled(places, cells))];
+[missing, others] = $rt.unpack($_gaps(schedule, places, cells), 2);
+return $_first_problems($SCHEDULE_COVERS_ONCE, [...$rt.iter(faults), ...$rt.iter(missing)], others);
+}
+
+function $order_problems(schedule, cells = $NO_FILE) {
+let action, faults, made, need, place, places, rank, row, suggestions, text, where;
+
+faults = [];
+for ([rank, row] of $rt.iter($rt.enumerate(schedule.actions))) {
+places = $rt.dict($rt.iter($rt.enumerate(row)).map(([place, action]) => [$result_name(action), place]));
+for ([place, action] of $rt.iter($rt.enumerate(row))) {
+for (need of $rt.iter($required_results(action, schedule.num_stages))) {
+made = $rt.get(places, need);
+if (((made !== null) && ($rt.number(made) > $rt.number(place)))) {
+text = $rt.join("rank ", $rt.str(rank), ": ", $rt.str(action), " at ", $rt.str(cells.at(rank, place)), " needs ", $rt.str($rt.item(row, made)), ", which stands at ", $rt.str(cells.at(rank, made)));
+suggestions = [$rt.join($rt.str(action), " behind ", $rt.str($rt.item(row, made)))];
+where = cells.file_at(rank, place);
+$rt.append(faults, $Rule_6.problem(text, undefined, where, suggestions));
+}
+}
+}
+}
+return $_first_problems($Rule_6, faults);
 }
 
 function $_deadlock(schedule, cells) {
@@ -844,130 +845,6 @@ $rt.append(problems, $Rule_8.problem($rt.join("rank ", $rt.str(rank), " holds th
 return problems;
 }
 
-function $_first_problems(rule, faults, others = 0) {
-let more, rest;
-
-more = $rt.add($rt.largest(0, ($rt.len(faults) - 8)), others);
-rest = ($rt.truth(more) ? [rule.problem($rt.join("and ", $rt.str(more), " more of the same kind"))] : []);
-return [...$rt.iter($rt.slice(faults, 0, 8)), ...$rt.iter(rest)];
-}
-
-function* $_misplaced(schedule, cells) {
-let named, owners, rank, ranks, stage, text, where, wrong;
-[ranks, where] = $rt.unpack([schedule.num_ranks, cells.source], 2);
-if ((($rt.number(ranks) < $rt.number(1)) || !$rt.truth(schedule.stage_ranks) || ($rt.number(schedule.num_microbatches) < $rt.number(1)))) {
-yield $SCHEDULE_PLACES_STAGES.problem($rt.join($rt.str(ranks), " ranks, ", $rt.str(schedule.num_stages), " stages and ", $rt.str(schedule.num_microbatches), " microbatches; each must be at least 1"), undefined, where);
-}
-for ([stage, rank] of $rt.iter($rt.enumerate(schedule.stage_ranks))) {
-if (!(($rt.number(0) <= $rt.number(rank)) && ($rt.number(rank) < $rt.number(ranks)))) {
-text = $rt.join("stage ", $rt.str(stage), " is on rank ", $rt.str(rank), ", but ranks are 0 to ", $rt.str((ranks - 1)));
-yield $SCHEDULE_PLACES_STAGES.problem(text, undefined, where);
-}
-}
-wrong = $rt.iter(schedule.mirrored).filter((one) => !(($rt.number(0) <= $rt.number(one)) && ($rt.number(one) < $rt.number(schedule.num_microbatches)))).map((one) => one);
-if ($rt.truth(wrong)) {
-named = $rt.joined(", ", $rt.iter($rt.sorted(wrong, null, false)).map((one_of_them) => $rt.str(one_of_them)));
-yield $SCHEDULE_PLACES_STAGES.problem($rt.join("mirrored microbatches [", $rt.str(named), "] do not exist"), undefined, where);
-}
-if (!$rt.eq($rt.len(schedule.actions), ranks)) {
-text = $rt.join($rt.str($rt.len(schedule.actions)), " lists of actions for ", $rt.str(ranks), " ranks");
-yield $SCHEDULE_PLACES_STAGES.problem(text, undefined, where);
-return undefined;
-}
-owners = $rt.set($rt.iter($rt.range(schedule.num_stages)).flatMap((stage) => $rt.iter(schedule.owners_of(stage)).map((rank) => rank)));
-for (rank of $rt.iter($rt.range(ranks))) {
-if (!$rt.has(owners, rank)) {
-yield $SCHEDULE_PLACES_STAGES.problem($rt.join("rank ", $rt.str(rank), " owns no stage"), undefined, cells.file_at(rank));
-}
-}
-}
-
-function* $_strays(schedule, cells) {
-let action, at, microbatches, owner, place, rank, row, stages, text, where;
-
-[stages, microbatches] = $rt.unpack([schedule.num_stages, schedule.num_microbatches], 2);
-for ([rank, row] of $rt.iter($rt.enumerate(schedule.actions))) {
-for ([place, action] of $rt.iter($rt.enumerate(row))) {
-at = $rt.join("rank ", $rt.str(rank), ", ", $rt.str(cells.at(rank, place)), ": ", $rt.str(action));
-where = cells.file_at(rank, place);
-if (!((($rt.number(0) <= $rt.number(action.stage)) && ($rt.number(action.stage) < $rt.number(stages))) && (($rt.number(0) <= $rt.number(action.microbatch)) && ($rt.number(action.microbatch) < $rt.number(microbatches))))) {
-text = $rt.join($rt.str(at), " is outside of the ", $rt.str(stages), " stages and ", $rt.str(microbatches), " microbatches");
-yield $SCHEDULE_COVERS_ONCE.problem(text, undefined, where);
-} else {
-if (!$rt.eq((owner = schedule.rank_of(action.stage, action.microbatch)), rank)) {
-text = $rt.join($rt.str(at), ", but stage ", $rt.str(action.stage), " is on rank ", $rt.str(owner));
-if ($rt.truth(schedule.mirrored)) {
-text = $rt.add(text, $rt.join(" for microbatch ", $rt.str(action.microbatch)));
-}
-yield $SCHEDULE_COVERS_ONCE.problem(text, undefined, where, [$rt.join($rt.str(action), " on rank ", $rt.str(owner))]);
-}
-}
-}
-}
-}
-
-function* $_doubled(places, cells) {
-let action, found, more, named;
-for ([action, found] of $rt.iter($rt.items(places, ))) {
-if (($rt.number($rt.len(found)) > $rt.number(1))) {
-named = $rt.iter($rt.slice(found, 0, 8)).map(([rank, place]) => $rt.join("rank ", $rt.str(rank), ", ", $rt.str(cells.at(rank, place))));
-more = (($rt.number($rt.len(found)) > $rt.number(8)) ? " and more" : "");
-yield $SCHEDULE_COVERS_ONCE.problem($rt.join($rt.str(action), " stands ", $rt.str($rt.len(found)), " times, not once: ", $rt.str($rt.joined("; ", named)), $rt.str(more)), undefined, cells.file_at(...$rt.iter($rt.item(found, 1))));
-}
-}
-}
-
-function $_gaps(schedule, actions, cells) {
-let action, faults, kinds, message, microbatch, microbatches, rank, stage, stages, text, whole, wrong;
-
-[stages, microbatches] = $rt.unpack([schedule.num_stages, schedule.num_microbatches], 2);
-kinds = $rt.dict([]);
-for (action of $rt.iter(actions)) {
-if (((($rt.number(0) <= $rt.number(action.stage)) && ($rt.number(action.stage) < $rt.number(stages))) && (($rt.number(0) <= $rt.number(action.microbatch)) && ($rt.number(action.microbatch) < $rt.number(microbatches))))) {
-$rt.include($rt.setdefault(kinds, [action.stage, action.microbatch], $rt.set()), action.kind);
-}
-}
-whole = $rt.sum($rt.iter(kinds).map(([stage, microbatch]) => !$rt.truth($_cell_fault(stage, microbatch, kinds))));
-wrong = ($rt.mul(stages, microbatches) - whole);
-faults = [];
-for ([stage, microbatch] of $rt.iter($_all_cells(stages, microbatches))) {
-if ($rt.eq($rt.len(faults), $rt.least(wrong, 8))) {
-break;
-}
-if ($rt.truth((text = $_cell_fault(stage, microbatch, kinds)))) {
-rank = schedule.rank_of(stage, microbatch);
-message = $rt.join("stage ", $rt.str(stage), ", microbatch ", $rt.str(microbatch), ": ", $rt.str(text), " (rank ", $rt.str(rank), ")");
-$rt.append(faults, $SCHEDULE_COVERS_ONCE.problem(message, undefined, cells.file_at(rank)));
-}
-}
-return [faults, (wrong - $rt.len(faults))];
-}
-
-function $result_name(action) {
-
-if ((action.kind === "BW")) {
-return new $Action({ microbatch: action.microbatch, stage: action.stage, kind: "B" });
-}
-return action;
-}
-
-function $required_results(action, num_stages) {
-let microbatch, own, stage;
-
-[stage, microbatch] = $rt.unpack([action.stage, action.microbatch], 2);
-if ((action.kind === "F")) {
-return (($rt.number(stage) > $rt.number(0)) ? [new $Action({ microbatch: microbatch, stage: (stage - 1), kind: "F" })] : []);
-}
-if ((action.kind === "W")) {
-return [new $Action({ microbatch: microbatch, stage: stage, kind: "B" })];
-}
-own = new $Action({ microbatch: microbatch, stage: stage, kind: "F" });
-if ($rt.eq(stage, (num_stages - 1))) {
-return [own];
-}
-return [own, new $Action({ microbatch: microbatch, stage: $rt.add(stage, 1), kind: "B" })];
-}
-
 function $run_action_lists(schedule) {
 let action, done, heads, missing, needs, order, rank, ready, result, row, waiting;
 
@@ -995,6 +872,31 @@ $rt.extend(ready, $rt.pop(waiting, result, []));
 }
 }
 return [order, heads];
+}
+
+function $result_name(action) {
+
+if ((action.kind === "BW")) {
+return new $Action({ microbatch: action.microbatch, stage: action.stage, kind: "B" });
+}
+return action;
+}
+
+function $required_results(action, num_stages) {
+let microbatch, own, stage;
+
+[stage, microbatch] = $rt.unpack([action.stage, action.microbatch], 2);
+if ((action.kind === "F")) {
+return (($rt.number(stage) > $rt.number(0)) ? [new $Action({ microbatch: microbatch, stage: (stage - 1), kind: "F" })] : []);
+}
+if ((action.kind === "W")) {
+return [new $Action({ microbatch: microbatch, stage: stage, kind: "B" })];
+}
+own = new $Action({ microbatch: microbatch, stage: stage, kind: "F" });
+if ($rt.eq(stage, (num_stages - 1))) {
+return [own];
+}
+return [own, new $Action({ microbatch: microbatch, stage: $rt.add(stage, 1), kind: "B" })];
 }
 
 function $_cycle_through(rank, waits) {
@@ -1444,6 +1346,105 @@ least = $rt.largest(wanted.minimum_microbatches(wanted.num_ranks), num_microbatc
 return $rt.mul((-$rt.floordiv((-least), wanted.microbatch_multiple)), wanted.microbatch_multiple);
 }
 
+function $_first_problems(rule, faults, others = 0) {
+let more, rest;
+
+more = $rt.add($rt.largest(0, ($rt.len(faults) - 8)), others);
+rest = ($rt.truth(more) ? [rule.problem($rt.join("and ", $rt.str(more), " more of the same kind"))] : []);
+return [...$rt.iter($rt.slice(faults, 0, 8)), ...$rt.iter(rest)];
+}
+
+function* $_misplaced(schedule, cells) {
+let named, owners, rank, ranks, stage, text, where, wrong;
+[ranks, where] = $rt.unpack([schedule.num_ranks, cells.source], 2);
+if ((($rt.number(ranks) < $rt.number(1)) || !$rt.truth(schedule.stage_ranks) || ($rt.number(schedule.num_microbatches) < $rt.number(1)))) {
+yield $SCHEDULE_PLACES_STAGES.problem($rt.join($rt.str(ranks), " ranks, ", $rt.str(schedule.num_stages), " stages and ", $rt.str(schedule.num_microbatches), " microbatches; each must be at least 1"), undefined, where);
+}
+for ([stage, rank] of $rt.iter($rt.enumerate(schedule.stage_ranks))) {
+if (!(($rt.number(0) <= $rt.number(rank)) && ($rt.number(rank) < $rt.number(ranks)))) {
+text = $rt.join("stage ", $rt.str(stage), " is on rank ", $rt.str(rank), ", but ranks are 0 to ", $rt.str((ranks - 1)));
+yield $SCHEDULE_PLACES_STAGES.problem(text, undefined, where);
+}
+}
+wrong = $rt.iter(schedule.mirrored).filter((one) => !(($rt.number(0) <= $rt.number(one)) && ($rt.number(one) < $rt.number(schedule.num_microbatches)))).map((one) => one);
+if ($rt.truth(wrong)) {
+named = $rt.joined(", ", $rt.iter($rt.sorted(wrong, null, false)).map((one_of_them) => $rt.str(one_of_them)));
+yield $SCHEDULE_PLACES_STAGES.problem($rt.join("mirrored microbatches [", $rt.str(named), "] do not exist"), undefined, where);
+}
+if (!$rt.eq($rt.len(schedule.actions), ranks)) {
+text = $rt.join($rt.str($rt.len(schedule.actions)), " lists of actions for ", $rt.str(ranks), " ranks");
+yield $SCHEDULE_PLACES_STAGES.problem(text, undefined, where);
+return undefined;
+}
+owners = $rt.set($rt.iter($rt.range(schedule.num_stages)).flatMap((stage) => $rt.iter(schedule.owners_of(stage)).map((rank) => rank)));
+for (rank of $rt.iter($rt.range(ranks))) {
+if (!$rt.has(owners, rank)) {
+yield $SCHEDULE_PLACES_STAGES.problem($rt.join("rank ", $rt.str(rank), " owns no stage"), undefined, cells.file_at(rank));
+}
+}
+}
+
+function* $_strays(schedule, cells) {
+let action, at, microbatches, owner, place, rank, row, stages, text, where;
+
+[stages, microbatches] = $rt.unpack([schedule.num_stages, schedule.num_microbatches], 2);
+for ([rank, row] of $rt.iter($rt.enumerate(schedule.actions))) {
+for ([place, action] of $rt.iter($rt.enumerate(row))) {
+at = $rt.join("rank ", $rt.str(rank), ", ", $rt.str(cells.at(rank, place)), ": ", $rt.str(action));
+where = cells.file_at(rank, place);
+if (!((($rt.number(0) <= $rt.number(action.stage)) && ($rt.number(action.stage) < $rt.number(stages))) && (($rt.number(0) <= $rt.number(action.microbatch)) && ($rt.number(action.microbatch) < $rt.number(microbatches))))) {
+text = $rt.join($rt.str(at), " is outside of the ", $rt.str(stages), " stages and ", $rt.str(microbatches), " microbatches");
+yield $SCHEDULE_COVERS_ONCE.problem(text, undefined, where);
+} else {
+if (!$rt.eq((owner = schedule.rank_of(action.stage, action.microbatch)), rank)) {
+text = $rt.join($rt.str(at), ", but stage ", $rt.str(action.stage), " is on rank ", $rt.str(owner));
+if ($rt.truth(schedule.mirrored)) {
+text = $rt.add(text, $rt.join(" for microbatch ", $rt.str(action.microbatch)));
+}
+yield $SCHEDULE_COVERS_ONCE.problem(text, undefined, where, [$rt.join($rt.str(action), " on rank ", $rt.str(owner))]);
+}
+}
+}
+}
+}
+
+function* $_doubled(places, cells) {
+let action, found, more, named;
+for ([action, found] of $rt.iter($rt.items(places, ))) {
+if (($rt.number($rt.len(found)) > $rt.number(1))) {
+named = $rt.iter($rt.slice(found, 0, 8)).map(([rank, place]) => $rt.join("rank ", $rt.str(rank), ", ", $rt.str(cells.at(rank, place))));
+more = (($rt.number($rt.len(found)) > $rt.number(8)) ? " and more" : "");
+yield $SCHEDULE_COVERS_ONCE.problem($rt.join($rt.str(action), " stands ", $rt.str($rt.len(found)), " times, not once: ", $rt.str($rt.joined("; ", named)), $rt.str(more)), undefined, cells.file_at(...$rt.iter($rt.item(found, 1))));
+}
+}
+}
+
+function $_gaps(schedule, actions, cells) {
+let action, faults, kinds, message, microbatch, microbatches, rank, stage, stages, text, whole, wrong;
+
+[stages, microbatches] = $rt.unpack([schedule.num_stages, schedule.num_microbatches], 2);
+kinds = $rt.dict([]);
+for (action of $rt.iter(actions)) {
+if (((($rt.number(0) <= $rt.number(action.stage)) && ($rt.number(action.stage) < $rt.number(stages))) && (($rt.number(0) <= $rt.number(action.microbatch)) && ($rt.number(action.microbatch) < $rt.number(microbatches))))) {
+$rt.include($rt.setdefault(kinds, [action.stage, action.microbatch], $rt.set()), action.kind);
+}
+}
+whole = $rt.sum($rt.iter(kinds).map(([stage, microbatch]) => !$rt.truth($_cell_fault(stage, microbatch, kinds))));
+wrong = ($rt.mul(stages, microbatches) - whole);
+faults = [];
+for ([stage, microbatch] of $rt.iter($_all_cells(stages, microbatches))) {
+if ($rt.eq($rt.len(faults), $rt.least(wrong, 8))) {
+break;
+}
+if ($rt.truth((text = $_cell_fault(stage, microbatch, kinds)))) {
+rank = schedule.rank_of(stage, microbatch);
+message = $rt.join("stage ", $rt.str(stage), ", microbatch ", $rt.str(microbatch), ": ", $rt.str(text), " (rank ", $rt.str(rank), ")");
+$rt.append(faults, $SCHEDULE_COVERS_ONCE.problem(message, undefined, cells.file_at(rank)));
+}
+}
+return [faults, (wrong - $rt.len(faults))];
+}
+
 function $_named(schedule, rank, action, cells) {
 
 if (!$rt.truth(cells.source)) {
@@ -1484,36 +1485,6 @@ $rt.append(counts, held);
 held = (held - $rt.has(["BW", "W"], action.kind));
 }
 return counts;
-}
-
-function $_cell_fault(stage, microbatch, found) {
-let forward, fused, kinds, split;
-
-kinds = $rt.get(found, [stage, microbatch], $rt.set());
-[forward, fused] = $rt.unpack([$rt.has(kinds, "F"), $rt.has(kinds, "BW")], 2);
-split = $rt.iter(["B", "W"]).filter((kind) => $rt.has(kinds, kind)).map((kind) => kind);
-if (!$rt.truth(forward)) {
-return $rt.join("F", $rt.str(stage), ".", $rt.str(microbatch), " is missing");
-}
-if (($rt.truth(fused) && $rt.truth(split))) {
-return $rt.join("BW stands beside ", $rt.str($rt.joined(" and ", split)), "; a cell has one or the other");
-}
-if ((!$rt.truth(fused) && !$rt.truth(split))) {
-return "BW (or B and W) is missing";
-}
-if ((!$rt.truth(fused) && $rt.eq($rt.len(split), 1))) {
-return $rt.join($rt.str(($rt.has(kinds, "B") ? "W" : "B")), " is missing");
-}
-return "";
-}
-
-function* $_all_cells(stages, microbatches) {
-let microbatch, stage;
-for (stage of $rt.iter($rt.range(stages))) {
-for (microbatch of $rt.iter($rt.range(microbatches))) {
-yield [stage, microbatch];
-}
-}
 }
 
 function $_row(row, stands_at, awaited) {
@@ -1996,6 +1967,36 @@ gradients = $rt.where(($rt.number(once) > $rt.number(0)), grown, whole);
 here = $rt.where(($rt.number(layout.offload) > $rt.number(0)), 0.0, software.update_bytes);
 update = $rt.add($rt.mul(here, held.sliced(layout, 1.0)), (whole - gradients));
 return $rt.dict([...terms, ["gradients", gradients], ["update", $rt.max(0.0, (update - passing))]]);
+}
+
+function $_cell_fault(stage, microbatch, found) {
+let forward, fused, kinds, split;
+
+kinds = $rt.get(found, [stage, microbatch], $rt.set());
+[forward, fused] = $rt.unpack([$rt.has(kinds, "F"), $rt.has(kinds, "BW")], 2);
+split = $rt.iter(["B", "W"]).filter((kind) => $rt.has(kinds, kind)).map((kind) => kind);
+if (!$rt.truth(forward)) {
+return $rt.join("F", $rt.str(stage), ".", $rt.str(microbatch), " is missing");
+}
+if (($rt.truth(fused) && $rt.truth(split))) {
+return $rt.join("BW stands beside ", $rt.str($rt.joined(" and ", split)), "; a cell has one or the other");
+}
+if ((!$rt.truth(fused) && !$rt.truth(split))) {
+return "BW (or B and W) is missing";
+}
+if ((!$rt.truth(fused) && $rt.eq($rt.len(split), 1))) {
+return $rt.join($rt.str(($rt.has(kinds, "B") ? "W" : "B")), " is missing");
+}
+return "";
+}
+
+function* $_all_cells(stages, microbatches) {
+let microbatch, stage;
+for (stage of $rt.iter($rt.range(stages))) {
+for (microbatch of $rt.iter($rt.range(microbatches))) {
+yield [stage, microbatch];
+}
+}
 }
 
 function $_attention_widths(work) {
@@ -4022,17 +4023,6 @@ return $rt.join($rt.str(self.source), ", ", $rt.str($rt.item($rt.item(self.cells
 }
 }
 
-class $Rule {
-constructor(of) {
-this.id = $rt.required(of.id, 'id');
-}
-problem(message, key = "", set_by = "", suggestions = []) {
-const self = this;
-
-return new $Problem({ rule: self.id, message: message, key: key, set_by: set_by, suggestions: $rt.list($rt.iter(suggestions).map((value) => $rt.str(value))) });
-}
-}
-
 class $BlockedRank {
 constructor(of) {
 this.rank = $rt.required(of.rank, 'rank');
@@ -4133,16 +4123,6 @@ const self = this;
 let microbatch, stage;
 [stage, microbatch] = $rt.unpack($rt.popleft(self._left, ), 2);
 $rt.append(self.actions, new $Action({ microbatch: microbatch, stage: stage, kind: "W" }));
-}
-}
-
-class $Problem {
-constructor(of) {
-this.rule = $rt.required(of.rule, 'rule');
-this.message = $rt.required(of.message, 'message');
-this.key = $rt.given(of.key, "");
-this.set_by = $rt.given(of.set_by, "");
-this.suggestions = $rt.given(of.suggestions, []);
 }
 }
 
@@ -4310,6 +4290,17 @@ this.ends = $rt.required(of.ends, 'ends');
 }
 }
 
+class $Rule {
+constructor(of) {
+this.id = $rt.required(of.id, 'id');
+}
+problem(message, key = "", set_by = "", suggestions = []) {
+const self = this;
+
+return new $Problem({ rule: self.id, message: message, key: key, set_by: set_by, suggestions: $rt.list($rt.iter(suggestions).map((value) => $rt.str(value))) });
+}
+}
+
 class $ActionWithMessages {
 constructor(of) {
 this.action = $rt.required(of.action, 'action');
@@ -4317,6 +4308,16 @@ this.receive = $rt.given(of.receive, null);
 this.send = $rt.given(of.send, null);
 this.local_input = $rt.given(of.local_input, false);
 this.local_output = $rt.given(of.local_output, false);
+}
+}
+
+class $Problem {
+constructor(of) {
+this.rule = $rt.required(of.rule, 'rule');
+this.message = $rt.required(of.message, 'message');
+this.key = $rt.given(of.key, "");
+this.set_by = $rt.given(of.set_by, "");
+this.suggestions = $rt.given(of.suggestions, []);
 }
 }
 
@@ -4752,23 +4753,23 @@ const $SCHEDULES = $rt.dict([["naive", $Naive], ["gpipe", $GPipe], ["1f1b", $One
 
 const $NO_FILE = new $ActionCells({ source: "", rows: [], cells: [] });
 
-const $SCHEDULE_PLACES_STAGES = new $Rule({ id: "schedule-places-stages" });
-
-const $SCHEDULE_COVERS_ONCE = new $Rule({ id: "schedule-covers-once" });
-
-const $Rule_2 = new $Rule({ id: "schedule-keeps-order" });
-
 const $_LEGEND = "[ ] cannot start      ( ) would end the wait of the rank whose arrow comes here";
 
 const $_closed_forms = [new $ClosedForms({ idle_s: $lambda, in_flight: $lambda_2, waiting: null }), new $ClosedForms({ idle_s: $lambda_3, in_flight: $lambda_4, waiting: null }), new $ClosedForms({ idle_s: $lambda_3, in_flight: $lambda_5, waiting: null }), new $ClosedForms({ idle_s: $lambda_6, in_flight: $lambda_7, waiting: null }), new $ClosedForms({ idle_s: $lambda_6, in_flight: $lambda_4, waiting: null }), new $ClosedForms({ idle_s: $lambda_8, in_flight: $lambda_5, waiting: $rt.min }), new $ClosedForms({ idle_s: $lambda_9, in_flight: $lambda_10, waiting: $lambda_11 }), new $ClosedForms({ idle_s: $lambda_12, in_flight: $lambda_5, waiting: $lambda_13 }), new $ClosedForms({ idle_s: $lambda_14, in_flight: $lambda_15, waiting: $lambda_16 }), new $ClosedForms({ idle_s: $lambda_17, in_flight: $lambda_15, waiting: $lambda_16 })];
 
-const $Rule_3 = new $Rule({ id: "schedule-even-ranks" });
+const $Rule_2 = new $Rule({ id: "schedule-even-ranks" });
 
-const $Rule_4 = new $Rule({ id: "schedule-stages-per-rank" });
+const $Rule_3 = new $Rule({ id: "schedule-stages-per-rank" });
 
-const $Rule_5 = new $Rule({ id: "schedule-needs-microbatches" });
+const $Rule_4 = new $Rule({ id: "schedule-needs-microbatches" });
 
-const $Rule_6 = new $Rule({ id: "schedule-even-microbatches" });
+const $Rule_5 = new $Rule({ id: "schedule-even-microbatches" });
+
+const $SCHEDULE_PLACES_STAGES = new $Rule({ id: "schedule-places-stages" });
+
+const $SCHEDULE_COVERS_ONCE = new $Rule({ id: "schedule-covers-once" });
+
+const $Rule_6 = new $Rule({ id: "schedule-keeps-order" });
 
 const $Rule_7 = new $Rule({ id: "schedule-cannot-deadlock" });
 

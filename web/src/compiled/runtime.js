@@ -12,15 +12,21 @@ export { certain as assert };
 // first stays. Keys must be what Python can hash: numbers, words, None, tuples and records of such.
 let classes = 0;
 const numbers = new WeakMap();
+const names = new WeakMap();
 
 function named(value) {
   if (typeof value === "string") return JSON.stringify(value);
   if (Array.isArray(value)) return `(${value.map(named).join()})`;
   if (typeof value !== "object" || value === null) return String(typeof value === "boolean" ? Number(value) : value);
   if (value instanceof Map) fail("a dict or a set as a key");
+  // Records are frozen.
+  const known = names.get(value);
+  if (known !== undefined) return known;
   const kind = value.constructor;
   if (!numbers.has(kind)) numbers.set(kind, classes++);
-  return `${numbers.get(kind)}${named(Object.values(value))}`;
+  const name = `${numbers.get(kind)}${named(Object.values(value))}`;
+  names.set(value, name);
+  return name;
 }
 
 class Dict extends Map {

@@ -6,9 +6,10 @@ import { moved, numRanks, placeOf, tileAt, within, word } from "./built";
 import type { Built, Place, Tile } from "./built";
 import { arrowHead, circleArrows } from "./circle";
 
-// Of a tile and of the gap behind it, as schedules.css has them.
-const WIDE = 50;
-const HIGH = 34;
+// Of a tile with the gap behind it, as schedules.css has them.
+const GAP = 4;
+const WIDE = 46 + GAP;
+const HIGH = 30 + GAP;
 const FAR = 5; // from where a pointer drags
 const EDGE = 32; // of the window of the lists, where dragging scrolls
 const SCROLL = 8; // pixels of a frame
@@ -279,7 +280,7 @@ function placeUnder(lists: HTMLElement[], x: number, y: number): Place {
   const box = boxes[list]!;
   const column = Math.floor((x - box.left) / WIDE);
   if (list < lists.length - 1) return { list, place: column };
-  const columns = Math.max(1, Math.floor(box.width / WIDE));
+  const columns = Math.max(1, Math.floor((box.width + GAP) / WIDE));
   const row = Math.max(0, Math.floor((y - box.top) / HIGH));
   return { list, place: row * columns + Math.max(0, Math.min(columns - 1, column)) };
 }

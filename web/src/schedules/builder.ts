@@ -89,8 +89,8 @@ export function scheduleBuilder(): HTMLElement {
     if (at) tiles.shift({ list: built.lists.length - 1 - at.list, place: built.lists.at(-1)!.length - at.place });
   };
   const buttons = {
-    earlier: button("Earlier", () => tiles.shift({ place: -1 })),
-    later: button("Later", () => tiles.shift({ place: 1 })),
+    earlier: button("Move earlier", () => tiles.shift({ place: -1 })),
+    later: button("Move later", () => tiles.shift({ place: 1 })),
     up: button("To the rank above", () => tiles.shift({ list: -1 })),
     down: button("To the rank below", () => tiles.shift({ list: 1 })),
     split: button("Split or fuse", split),

@@ -11,11 +11,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from echelon.core.errors import Problem
+from echelon.core.rulebook.schedule import SCHEDULE_CANNOT_DEADLOCK
+from echelon.core.rulebook.schedule_file import SCHEDULE_WITHIN_MEMORY
 from echelon.schedule.action import Action, ActionKind, Schedule
 from echelon.schedule.build import SCHEDULES, builder_problems
 from echelon.schedule.check import peak_in_flight_per_rank, schedule_faults
 from echelon.schedule.deadlock import BlockedRank, draw_deadlock, find_deadlock
-from echelon.schedule.problems import coverage_problems, order_problems, placement_problems
 from echelon.schedule.simulate import Durations, Simulation, simulate
 
 Word = tuple[str, int, int]
@@ -110,11 +111,11 @@ def schedule_verdict(
     """
     limits = None if most_in_flight is None else (most_in_flight,) * schedule.num_ranks
     problems = schedule_faults(schedule, most_in_flight=limits)
-    whole = not (
-        placement_problems(schedule) or coverage_problems(schedule) or order_problems(schedule)
-    )
-    circle = find_deadlock(schedule) if whole else ()
-    runs = whole and not circle
+    # What a rule of a later kind finds fault with has passed those before it.
+    first = problems[0].rule if problems else SCHEDULE_WITHIN_MEMORY.id
+    circle = find_deadlock(schedule) if first == SCHEDULE_CANNOT_DEADLOCK.id else ()
+    runs = first == SCHEDULE_WITHIN_MEMORY.id
+    whole = runs or first == SCHEDULE_CANNOT_DEADLOCK.id
     return ScheduleVerdict(
         problems=problems,
         circle=circle,
