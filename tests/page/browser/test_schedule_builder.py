@@ -9,6 +9,7 @@ from urllib.parse import parse_qs
 
 import pytest
 
+from echelon.config.load import load_job
 from echelon.page.explorer.schedules import (
     ActionLengths,
     ScheduleVerdict,
@@ -20,6 +21,7 @@ from echelon.schedule.action import Action, Schedule
 from echelon.schedule.check import check_schedule
 from echelon.schedule.deadlock import draw_deadlock, find_deadlock
 from echelon.schedule.files import read_schedule_file
+from echelon.schedule.from_plan import schedule_from_plan
 from echelon.schedule.simulate import Durations, simulate
 from tests.page.browser.conftest import WIDTHS, Opener
 from tests.page.browser.test_explorer import document
@@ -368,6 +370,14 @@ def test_the_copied_file_is_read_proved_and_timed_by_the_engine(
     assert schedule_text(read) == path.read_text(encoding="utf-8")
     assert [[str(one) for one in row] for row in read.actions] == rows(page)[:-1]
     assert read.name == "built-from-1f1b"
+    plan = load_job(
+        "nano",
+        (
+            *("mesh.pp=4", "model.layers=8", 'model.name="deep"', "batch.global_sequences=6"),
+            *("batch.microbatch_sequences=1", "pipeline.schedule=file", f"pipeline.file={path}"),
+        ),
+    ).plan
+    assert schedule_from_plan(plan).actions == read.actions
     report = check_schedule(read)
     timed = simulate(read, Durations.uniform(4))
     told = page.locator("#built-numbers dd")
