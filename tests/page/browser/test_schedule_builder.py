@@ -2,27 +2,20 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import parse_qs
 
 import pytest
 
 from echelon.config.load import load_job
-from echelon.page.explorer.schedules import (
-    ActionLengths,
-    ScheduleVerdict,
-    schedule_start,
-    schedule_text,
-    schedule_verdict,
-)
-from echelon.schedule.action import Action, Schedule
+from echelon.page.explorer.schedules import ActionLengths, schedule_start, schedule_text
+from echelon.schedule.action import Action
 from echelon.schedule.check import check_schedule
 from echelon.schedule.deadlock import draw_deadlock, find_deadlock
 from echelon.schedule.files import read_schedule_file
 from echelon.schedule.from_plan import schedule_from_plan
 from echelon.schedule.simulate import Durations, simulate
+from tests.page.browser.builder_page import drag, require_said, rows, shown, start, tile
 from tests.page.browser.conftest import WIDTHS, Opener
 from tests.page.browser.test_explorer import document
 
@@ -30,76 +23,6 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 pytestmark = pytest.mark.timeout(600)
-
-EQUAL = ActionLengths(forward_s=1, input_gradient_s=1, weight_gradient_s=1, transfer_s=0)
-ROWS = "[...document.querySelectorAll('#build [role=listbox]')].map("
-ROWS += "(list) => [...list.children].map((one) => one.textContent))"
-
-
-def rows(page: Page) -> list[list[str]]:
-    """Return the words of each rank's tiles, then of those that are set aside."""
-    return page.evaluate(ROWS)
-
-
-def shown(page: Page) -> Schedule:
-    """Return the schedule whose file the page offers; its tiles are its actions."""
-    found = Schedule.from_json(page.locator("#built-file").text_content() or "")
-    assert [[str(action) for action in row] for row in found.actions] == rows(page)[:-1]
-    return found
-
-
-def require_said(
-    page: Page, lengths: ActionLengths = EQUAL, limit: int | None = None
-) -> ScheduleVerdict:
-    """Hold all that is said of the schedule that is shown to the engine; return what it says."""
-    schedule = shown(page)
-    wanted = schedule_verdict(schedule, lengths, limit)
-    told = page.locator("#built-faults li").all_inner_texts()
-    assert len(told) == len(wanted.problems)
-    for text, problem in zip(told, wanted.problems, strict=True):
-        assert text.startswith(f"{problem.rule}: {problem.message}.")
-        assert all(one in text for one in problem.suggestions)
-    drawings = page.locator("#built-circle").all_text_contents()
-    assert drawings == ([wanted.drawing] if wanted.circle else [])
-    assert page.locator(".circle path.wait").count() == len(wanted.circle)
-    numbers = [
-        float(one.get_attribute("data-number") or "nan")
-        for one in page.locator("#built-numbers dd").all()
-    ]
-    if wanted.simulation is None:
-        assert numbers == []
-    else:
-        timed = wanted.simulation
-        expected = [timed.makespan_s, timed.bubble_fraction, timed.bubble_overhead]
-        assert numbers == pytest.approx([*expected, max(wanted.in_flight)], rel=1e-12)
-    return wanted
-
-
-def start(page: Page, name: str, ranks: int, microbatches: int, *, empty: bool = False) -> None:
-    """Start from a schedule of the engine."""
-    page.locator("#built-schedule").select_option(name)
-    page.locator("#built-ranks").fill(str(ranks))
-    page.locator("#built-microbatches").fill(str(microbatches))
-    page.get_by_role("button", name="Start empty" if empty else "Start from it").click()
-
-
-def tile(page: Page, list_name: str, place: int) -> dict[str, float]:
-    """Return where the middle of a tile is."""
-    lists = page.get_by_role("listbox", name=list_name, exact=True)
-    one = lists.get_by_role("option").nth(place)
-    one.scroll_into_view_if_needed()
-    box = one.bounding_box()
-    assert box is not None
-    return {"x": box["x"] + box["width"] / 2, "y": box["y"] + box["height"] / 2}
-
-
-def drag(page: Page, start: dict[str, float], end: dict[str, float], *, drop: bool = True) -> None:
-    """Drag by the mouse, in steps as a hand does."""
-    page.mouse.move(**start)
-    page.mouse.down()
-    page.mouse.move(end["x"], end["y"], steps=6)
-    if drop:
-        page.mouse.up()
 
 
 @pytest.mark.slow
@@ -300,65 +223,6 @@ def test_lengths_and_a_limit_of_memory_are_the_engine_s(opened: Opener) -> None:
     page.locator("#built-forward").fill("soon")
     assert page.locator("#built-forward").get_attribute("aria-invalid") == "true"
     require_said(page, lengths, 3)
-
-
-def test_a_link_holds_what_is_built(opened: Opener) -> None:
-    page = opened(document()).page
-    start(page, "1f1b", 2, 2)
-    page.get_by_role("listbox", name="rank 0").get_by_role("option").nth(1).click()
-    page.get_by_role("button", name="Set aside").click()
-    page.locator("#built-input").fill("0.75")
-    page.locator("#built-limit").fill("2")
-    page.locator("#control-microbatch").fill("2")
-    link = page.evaluate("location.hash")
-    assert re.fullmatch(r"[A-Za-z0-9_.=&#-]+", link)
-    assert parse_qs(link[1:])["microbatch"] == ["2"]
-    other = opened(document()).page
-    other.evaluate(f"location.hash = {link!r}")
-    other.wait_for_function("document.querySelector('#built-limit').value === '2'")
-    assert rows(other) == rows(page)
-    assert rows(other)[2] == ["F0.1"]
-    assert shown(other) == shown(page)
-    lengths = ActionLengths(forward_s=1, input_gradient_s=0.75, weight_gradient_s=1, transfer_s=0)
-    require_said(other, lengths, 2)
-    assert other.locator("#control-microbatch").input_value() == "2"
-    other.reload()
-    assert rows(other) == rows(page)
-
-
-WRONG = (
-    "x_1_0__1-1-1-0__F0.0-<img src=x onerror=alert(1)>_",
-    "1f1b_99_0__1-1-1-0__F0.0_",
-    "1f1b_1___1-1-1-0__F0.0_",
-    "1f1b_1_0__1-1-1__F0.0_",
-    "1f1b",
-    "",
-)
-
-
-def test_a_link_that_says_nothing_is_as_none(opened: Opener) -> None:
-    found = opened(document())
-    wanted = rows(found.page)
-    for built in WRONG:
-        found.page.evaluate(
-            "(text) => { location.hash = new URLSearchParams({ built: text }); }", built
-        )
-        found.page.wait_for_timeout(50)
-        assert rows(found.page) == wanted
-        if built == WRONG[0]:
-            found.page.reload()
-            assert rows(found.page) == wanted
-    assert found.problems == []
-
-
-@pytest.mark.slow
-def test_a_link_may_say_what_no_drag_makes(opened: Opener) -> None:
-    page = opened(document()).page
-    page.evaluate("location.hash = 'built=odd_1_0.5__1-1-1-0__F0.0-F0.0-W7.9_'")
-    page.wait_for_function(
-        "document.querySelector('.tiles .tile:nth-child(3)')?.innerText === 'W7.9'"
-    )
-    assert require_said(page).problems[0].rule == "schedule-places-stages"
 
 
 def test_the_copied_file_is_read_proved_and_timed_by_the_engine(

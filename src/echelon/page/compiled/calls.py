@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from dataclasses import replace as dataclass_replace
-from enum import EnumType
+from enum import Enum
 from itertools import accumulate
 from types import FunctionType, MethodType
 from typing import Any
@@ -67,7 +67,7 @@ def _compiled(scope: Scope, node: ast.Call, target: Any) -> str:
         return f"$rt.item({name}, {_plain(scope, node)})"
     if isinstance(target, MethodType) and is_dataclass(target.__self__):
         return _of_record(scope, node, target)
-    if isinstance(target, EnumType):
+    if isinstance(target, type) and issubclass(target, Enum):
         members = constant_text([one.value for one in target], reached)
         return f"$rt.member({members}, {_plain(scope, node)})"
     if isinstance(target, FunctionType):
