@@ -289,3 +289,25 @@ def test_the_builder_has_no_serious_fault_of_access(scheme: str, opened: Opener)
         found = axe.Axe().run(page).response["violations"]
         serious = [one for one in found if one["impact"] in ("serious", "critical")]
         assert [(one["id"], [node["target"] for node in one["nodes"]][:3]) for one in serious] == []
+
+
+@pytest.mark.slow
+def test_a_drag_scrolls_at_an_edge_and_escape_puts_back(opened: Opener) -> None:
+    page = opened(document(), width=360).page
+    start(page, "gpipe", 2, 8)
+    before = rows(page)
+    box = page.locator(".tiles").bounding_box()
+    assert box is not None
+    here = tile(page, "rank 0", 1)
+    drag(page, here, {"x": box["x"] + box["width"] - 6, "y": here["y"]}, drop=False)
+    page.wait_for_function(
+        "() => document.querySelector('#build .lane').textContent.endsWith('F0.1')"
+    )
+    assert page.evaluate("document.querySelector('.tiles').scrollLeft") > 0
+    assert rows(page)[0][-1] == "F0.1"
+    assert require_said(page).problems[0].rule == "schedule-keeps-order"
+    page.keyboard.press("Escape")
+    assert rows(page) == before
+    page.mouse.up()
+    assert rows(page) == before
+    assert require_said(page).problems == []

@@ -28,7 +28,7 @@ def test_a_link_holds_what_is_built(opened: Opener) -> None:
     assert parse_qs(link[1:])["microbatch"] == ["2"]
     other = opened(document()).page
     other.evaluate(f"location.hash = {link!r}")
-    other.wait_for_function("document.querySelector('#built-limit').value === '2'")
+    other.wait_for_function("() => document.querySelector('#built-limit').value === '2'")
     assert rows(other) == rows(page)
     assert rows(other)[2] == ["F0.1"]
     assert shown(other) == shown(page)
@@ -69,6 +69,6 @@ def test_a_link_may_say_what_no_drag_makes(opened: Opener) -> None:
     page = opened(document()).page
     page.evaluate("location.hash = 'built=odd_1_0.5__1-1-1-0__F0.0-F0.0-W7.9_'")
     page.wait_for_function(
-        "document.querySelector('.tiles .tile:nth-child(3)')?.innerText === 'W7.9'"
+        "() => document.querySelector('.tiles .tile:nth-child(3)')?.innerText === 'W7.9'"
     )
     assert require_said(page).problems[0].rule == "schedule-places-stages"
