@@ -61,6 +61,13 @@ def schedule_problems(
     wanted = SCHEDULES[name](
         num_stages=num_stages, num_ranks=num_ranks, num_microbatches=num_microbatches
     )
+    return builder_problems(wanted)
+
+
+def builder_problems(wanted: Builder) -> tuple[Problem, ...]:
+    """Return everything that stops a schedule from being built with its numbers."""
+    num_stages, num_ranks = wanted.num_stages, wanted.num_ranks
+    num_microbatches = wanted.num_microbatches
     problems: list[Problem] = []
     if num_ranks >= 1 and not wanted.fits_ranks(num_ranks):
         problems.append(_odd_ranks(wanted))

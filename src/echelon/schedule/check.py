@@ -71,12 +71,8 @@ def check_schedule(
     for in turn: placement, then coverage, then order within a rank, then deadlock between ranks,
     then memory.
     """
-    for find in (placement_problems, coverage_problems, order_problems, _deadlock):
-        problems = find(schedule, cells)
-        if problems:
-            raise InfeasiblePlan(problems)
-    if most_in_flight is not None and (over := _memory(schedule, most_in_flight, cells)):
-        raise InfeasiblePlan(over)
+    if faults := schedule_faults(schedule, most_in_flight=most_in_flight, cells=cells):
+        raise InfeasiblePlan(faults)
     traffic = ScheduleMessages.from_schedule(schedule)
     return ScheduleReport(
         name=schedule.name,
@@ -88,6 +84,17 @@ def check_schedule(
         shares_queue=shares_queue(traffic),
         consumes_in_order=all(len(posted) <= 1 for row in traffic.receives for posted in row),
     )
+
+
+def schedule_faults(
+    schedule: Schedule, *, most_in_flight: Sequence[int] | None = None, cells: ActionCells = NO_FILE
+) -> list[Problem]:
+    """Return every problem of the first kind that `schedule` has; see `check_schedule`."""
+    for find in (placement_problems, coverage_problems, order_problems, _deadlock):
+        problems = find(schedule, cells)
+        if problems:
+            return problems
+    return [] if most_in_flight is None else _memory(schedule, most_in_flight, cells)
 
 
 def peak_in_flight_per_rank(schedule: Schedule) -> tuple[int, ...]:

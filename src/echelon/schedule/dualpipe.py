@@ -91,16 +91,18 @@ class _Steps:
         self._left: deque[Cell] = deque()
 
     def forward(self, *, near: bool) -> None:
-        self.actions.append(Action(ActionKind.F, *next(self._forwards[near])))
+        stage, microbatch = next(self._forwards[near])
+        self.actions.append(Action(ActionKind.F, stage, microbatch))
 
     def backward(self, *, near: bool, split: bool = False) -> None:
-        cell = next(self._backwards[near])
-        self.actions.append(Action(ActionKind.B if split else ActionKind.BW, *cell))
+        stage, microbatch = next(self._backwards[near])
+        self.actions.append(Action(ActionKind.B if split else ActionKind.BW, stage, microbatch))
         if split:
-            self._left.append(cell)
+            self._left.append((stage, microbatch))
 
     def weight(self) -> None:
-        self.actions.append(Action(ActionKind.W, *self._left.popleft()))
+        stage, microbatch = self._left.popleft()
+        self.actions.append(Action(ActionKind.W, stage, microbatch))
 
 
 class DualPipe(Builder):

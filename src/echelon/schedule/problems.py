@@ -84,8 +84,9 @@ def _misplaced(schedule: Schedule, cells: ActionCells) -> Iterator[Problem]:
             yield SCHEDULE_PLACES_STAGES.problem(text, set_by=where)
     wrong = [one for one in schedule.mirrored if not 0 <= one < schedule.num_microbatches]
     if wrong:
+        named = ", ".join(map(str, sorted(wrong)))
         yield SCHEDULE_PLACES_STAGES.problem(
-            f"mirrored microbatches {sorted(wrong)} do not exist", set_by=where
+            f"mirrored microbatches [{named}] do not exist", set_by=where
         )
     if len(schedule.actions) != ranks:
         text = f"{len(schedule.actions)} lists of actions for {ranks} ranks"
@@ -144,9 +145,9 @@ def _gaps(
     whole = sum(not _cell_fault(stage, microbatch, kinds) for stage, microbatch in kinds)
     wrong = stages * microbatches - whole
     faults: list[Problem] = []
-    pairs = ((stage, microbatch) for stage in range(stages) for microbatch in range(microbatches))
-    while len(faults) < min(wrong, MOST_NAMED):
-        stage, microbatch = next(pairs)
+    for stage, microbatch in _all_cells(stages, microbatches):
+        if len(faults) == min(wrong, MOST_NAMED):
+            break
         if text := _cell_fault(stage, microbatch, kinds):
             rank = schedule.rank_of(stage, microbatch)
             message = f"stage {stage}, microbatch {microbatch}: {text} (rank {rank})"
@@ -154,17 +155,23 @@ def _gaps(
     return faults, wrong - len(faults)
 
 
+def _all_cells(stages: int, microbatches: int) -> Iterator[tuple[int, int]]:
+    for stage in range(stages):
+        for microbatch in range(microbatches):
+            yield stage, microbatch
+
+
 def _cell_fault(stage: int, microbatch: int, found: dict[tuple[int, int], set[ActionKind]]) -> str:
     """Return what is wrong with the set of actions of one cell, or nothing."""
     kinds = found.get((stage, microbatch), set())
     forward, fused = ActionKind.F in kinds, ActionKind.BW in kinds
-    halves = {ActionKind.B, ActionKind.W}
-    split = kinds & halves
+    split = [kind for kind in (ActionKind.B, ActionKind.W) if kind in kinds]
     if not forward:
         return f"F{stage}.{microbatch} is missing"
     if fused and split:
-        return f"BW stands beside {' and '.join(sorted(split))}; a cell has one or the other"
-    if not fused and split != halves:
-        missing = (halves - split).pop() if split else "BW (or B and W)"
-        return f"{missing} is missing"
+        return f"BW stands beside {' and '.join(split)}; a cell has one or the other"
+    if not fused and not split:
+        return "BW (or B and W) is missing"
+    if not fused and len(split) == 1:
+        return f"{ActionKind.W if ActionKind.B in kinds else ActionKind.B} is missing"
     return ""

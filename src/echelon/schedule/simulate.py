@@ -127,7 +127,9 @@ def simulate(schedule: Schedule, durations: Durations) -> Simulation:
             channel = step.send.channel
             sent = max(end, link_free.get(channel, 0.0))
             boundary = min(step.send.source_stage, step.send.target_stage)
-            link_free[channel] = arrived[step.send] = sent + durations.transfer_s[boundary]
+            arrival = sent + durations.transfer_s[boundary]
+            link_free[channel] = arrival
+            arrived[step.send] = arrival
             events.append(
                 Event(
                     kind="send",
@@ -137,7 +139,7 @@ def simulate(schedule: Schedule, durations: Durations) -> Simulation:
                     microbatch=step.send.microbatch,
                     bytes=durations.message_bytes,
                     start=sent,
-                    end=arrived[step.send],
+                    end=arrival,
                     rank=rank,
                 )
             )

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from collections import Counter, deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
+from enum import StrEnum
+from itertools import accumulate
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -24,7 +28,7 @@ class Point:
 
 def whole_numbers(a: float, b: float) -> list[float]:
     """Return quotients and remainders."""
-    return [a // b, a % b, -a // b, a % -b, -(-a // b), a**2]
+    return [a // b, a % b, -a // b, a % -b, -(-a // b), a**2, round(a), round(-b)]
 
 
 def truths(a: float, b: float) -> list[Any]:
@@ -85,7 +89,117 @@ def _counted(most: int) -> Iterator[int]:
         yield number
 
 
-PROGRAMS = (whole_numbers, truths, bits, records, arrays, loops)
+class Side(StrEnum):
+    """Name a side."""
+
+    LEFT = "left"
+    RIGHT = "right"
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """Hold what a set looks up by its parts."""
+
+    side: Side
+    number: float
+
+    def __str__(self) -> str:
+        """Return the first letter of the side."""
+        return "L" if self.side is Side.LEFT else "R"
+
+    def named(self, before: str = "", *, after: str = "") -> str:
+        """Return the tile between two words."""
+        return f"{before}{self}{after}"
+
+
+LEFT_TILE = Tile(Side.LEFT, 1.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Base:
+    """Hold a number, with what its class says of it."""
+
+    word: ClassVar[str] = "base"
+    step: ClassVar[int] = 1
+    number: float
+
+    @classmethod
+    def grown(cls, by: float) -> float:
+        """Return a number and the step of the class."""
+        return by + cls.step
+
+    def told(self) -> list[Any]:
+        """Return what the class, and what its method, comes to."""
+        return [self.word, self.grown(self.number)]
+
+
+class Wide(Base):
+    """Take larger steps."""
+
+    word = "wide"
+    step = 10
+
+
+KINDS = {"base": Base, "wide": Wide}
+
+
+def keys_with_parts(a: float, b: float) -> list[Any]:
+    """Return what tuples and records that are equal find."""
+    seen: dict[tuple[float, float], list[float]] = {}
+    for one in (a, b, a):
+        seen.setdefault((one, b), []).append(one)
+    tiles = {Tile(Side.LEFT, a), Tile(Side("left"), a), Tile(Side.RIGHT, a)}
+    tiles.add(Tile(Side.RIGHT, b))
+    first = Tile(Side.LEFT, a) == Tile(Side.LEFT, b)
+    found = [len(seen), len(tiles), Tile(Side.LEFT, b) in tiles, seen.get((b, a), 0), first]
+    kept = seen.pop((a, b), None)
+    return [*found, kept, len(seen), {one % 2 for one in (a, b)} == {a % 2, b % 2}]
+
+
+def lists_that_change(a: float, b: float) -> list[Any]:
+    """Return what is left of lists that are added to, taken from and put in order."""
+    rows = [[a, b], [b, a], [a, a]]
+    rows.sort(key=lambda row: (row[1], -row[0]))
+    waiting = deque((a, b))
+    waiting.append(waiting.popleft())
+    counts: Counter[str] = Counter()
+    places = [0] * 3
+    while waiting:
+        word = "x" if waiting.pop() > 1 else "y"
+        counts[word] += 1
+        spot = len(waiting)
+        places[spot] += 2
+        places[-1] = 7
+    flat = [one for row in rows for one in row]
+    flat.remove(b)
+    flat.insert(1, 0.5)
+    flat.extend(number for number in (a, b) if number > 0)
+    later = iter(flat)
+    return [
+        *(rows, places, counts["x"], counts["y"], counts["z"], next(later), next(later), flat),
+        *(sorted([a, b], reverse=True), [*reversed(flat)], [*zip(flat, places, strict=False)]),
+        *([*accumulate([a, b], initial=0)], [*divmod(a, 2)], [*enumerate(places, 1)]),
+        *(max(rows, key=len, default=()), min([], default=a), max((a, b), default=0)),
+        *(next((one for one in flat if one > b), None), ("ab" * 2).upper(), "A".isupper()),
+    ]
+
+
+def classes_and_their_members(a: float, b: float) -> list[Any]:
+    """Return what records, classes that are values, and enumerations say."""
+    made = KINDS["wide" if a > b else "base"](number=a)
+    tile = Tile(Side.RIGHT, b)
+    named = (count := len(made.word)) > 1 and tile.named("<", after=">")
+    return [
+        *(*made.told(), KINDS["wide"].grown(b), named, count, str(tile), tile.side.value),
+        *(LEFT_TILE.named(after="!"), tile.side is not Side.LEFT, "x".ljust(3)),
+        json.dumps({"a": [1, "\u00e9"], "b": [], "c": True}),
+    ]
+
+
+PROGRAMS = (
+    *(whole_numbers, truths, bits, records, arrays, loops),
+    *(keys_with_parts, lists_that_change, classes_and_their_members),
+)
 
 
 def with_a_file(a: float) -> str:
@@ -99,11 +213,34 @@ def with_an_unknown_call(a: float) -> float:
     return float(np.linalg.norm(a))
 
 
-def with_while(a: float) -> float:
-    """Repeat something without an end that is known."""
+def with_else_of_a_loop(a: float) -> float:
+    """Do something where a loop has not been left."""
     while a < 1:
+        if a == 0:
+            break
         a += 1
+    else:
+        a = 0
     return a
+
+
+def with_a_place_that_is_computed_twice(a: float) -> list[float]:
+    """Change what a call names."""
+    rows = [a]
+    rows[int(a)] += 1
+    return rows
+
+
+def with_an_order_of_its_own(a: float) -> float:
+    """Ask for the largest with an argument that is not known."""
+    return max([a], largest=True)  # pyright: ignore
+
+
+def with_del_of_an_item(a: float) -> dict[str, float]:
+    """Take an item away."""
+    rows = {"a": a}
+    del rows["a"]
+    return rows
 
 
 def with_identity(a: float, b: float) -> bool:
@@ -125,7 +262,10 @@ LARGE = 2**60 + 1
 REFUSED = (
     with_a_file,
     with_an_unknown_call,
-    with_while,
+    with_else_of_a_loop,
+    with_a_place_that_is_computed_twice,
+    with_an_order_of_its_own,
+    with_del_of_an_item,
     with_identity,
     with_a_large_number,
     with_a_star,

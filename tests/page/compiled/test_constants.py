@@ -12,6 +12,6 @@ from echelon.page.compiled.source import NotCompiled
 def test_values_are_written_out_and_large_numbers_are_refused() -> None:
     reached = Reached(program=CompiledProgram(entries=()))
     found = constant_text({"a": (1, -2.5, None, True, float("inf"))}, reached)
-    assert found == 'new Map([["a", [1, (-2.5), null, true, Infinity]]])'
+    assert found == '$rt.dict([["a", [1, (-2.5), null, true, Infinity]]])'
     with pytest.raises(NotCompiled):
         constant_text(2**60, reached)

@@ -8,10 +8,10 @@ from echelon.page.compiled.module import module_text
 from echelon.page.compiled.names import CompiledProgram
 from echelon.page.compiled.source import NotCompiled
 from echelon.page.compiled.statements import __doc__ as said
-from tests.page.compiled.programs import with_while
+from tests.page.compiled.programs import with_else_of_a_loop
 
 
 def test_what_is_not_known_is_refused() -> None:
     assert said
     with pytest.raises(NotCompiled, match=r"programs\.py:\d+: "):
-        module_text(CompiledProgram(entries=(with_while,)))
+        module_text(CompiledProgram(entries=(with_else_of_a_loop,)))

@@ -47,12 +47,57 @@ $rt.append(found, $_axis("ep", controls.ep, 1, controls.ranks, cluster));
 return found;
 }
 
+function $schedule_names() {
+
+return $rt.list($SCHEDULES);
+}
+
+function $schedule_default_stages(name) {
+
+return $rt.item($SCHEDULES, name).default_virtual_stages;
+}
+
+function $schedule_start(name, num_ranks, virtual_stages, num_microbatches) {
+let problems, wanted;
+
+wanted = $rt.made($rt.item($SCHEDULES, name), { num_stages: $rt.mul(num_ranks, virtual_stages), num_ranks: num_ranks, num_microbatches: num_microbatches });
+problems = $builder_problems(wanted);
+return new $ScheduleStart({ problems: problems, schedule: ($rt.truth(problems) ? null : wanted.schedule()) });
+}
+
+function $schedule_of_words(name, num_microbatches, stage_ranks, mirrored, rows) {
+
+return new $Schedule({ name: name, num_ranks: $rt.len(rows), num_microbatches: num_microbatches, stage_ranks: $rt.list(stage_ranks), mirrored: $rt.list(mirrored), actions: $rt.list($rt.iter(rows).map((row) => $rt.list($rt.iter(row).map(([kind, stage, microbatch]) => new $Action({ microbatch: microbatch, stage: stage, kind: $rt.member(["F", "B", "W", "BW"], kind) }))))) });
+}
+
+function $schedule_verdict(schedule, lengths, most_in_flight) {
+let circle, first, limits, problems, runs, whole;
+
+limits = ((most_in_flight === null) ? null : $rt.mul([most_in_flight], schedule.num_ranks));
+problems = $schedule_faults(schedule, limits);
+first = ($rt.truth(problems) ? $rt.item(problems, 0).rule : "schedule-within-memory");
+circle = ($rt.eq(first, "schedule-cannot-deadlock") ? $find_deadlock(schedule) : []);
+runs = $rt.eq(first, "schedule-within-memory");
+whole = $rt.either(runs, () => $rt.eq(first, "schedule-cannot-deadlock"));
+return new $ScheduleVerdict({ problems: problems, circle: circle, drawing: $draw_deadlock(schedule, circle), in_flight: ($rt.truth(whole) ? $peak_in_flight_per_rank(schedule) : []), simulation: ($rt.truth(runs) ? $simulate(schedule, $durations_of(schedule, lengths)) : null) });
+}
+
+function $lengths_of(forward_s, input_gradient_s, weight_gradient_s, transfer_s) {
+
+return new $ActionLengths({ forward_s: forward_s, input_gradient_s: input_gradient_s, weight_gradient_s: weight_gradient_s, transfer_s: transfer_s });
+}
+
+function $schedule_text(schedule) {
+
+return schedule.to_json();
+}
+
 function $inputs_of_controls(tables, controls, model, cluster) {
 let machine, rates, shape, software;
 
 shape = $model_shape($rt.item(model, "shape"));
 machine = $rt.item($rt.item(tables, "machines"), $machine_place(controls, model, cluster));
-rates = new Map([...machine, ["tiers", $rt.list($rt.iter($rt.item(machine, "tiers")).map((one) => new $TierNumbers({ ...$rt.members(one) })))]]);
+rates = $rt.dict([...machine, ["tiers", $rt.list($rt.iter($rt.item(machine, "tiers")).map((one) => new $TierNumbers({ ...$rt.members(one) })))]]);
 software = $rt.item($rt.item(tables, "software"), $rt.item($rt.item(cluster, "software"), $rt.item(model, "name")));
 return new $CostInputs({ model: $model_numbers_from_shape(shape, controls.length, $rt.float(controls.tp)), machine: new $MachineNumbers({ ...$rt.members(rates) }), software: new $TrainerConstants({ ...$rt.members(software) }), layout: $layout_of_controls(tables, controls, shape, cluster) });
 }
@@ -61,8 +106,8 @@ function $model_shape(record) {
 let experts, latent, parts;
 
 [experts, latent] = $rt.unpack([$rt.item(record, "experts"), $rt.item(record, "latent")], 2);
-parts = new Map([["experts", ((experts === null) ? null : new $Experts({ ...$rt.members(experts) }))], ["latent", ((latent === null) ? null : new $LatentAttention({ ...$rt.members(latent) }))]]);
-return new $ModelShape({ ...$rt.members(new Map([...record, ...parts])) });
+parts = $rt.dict([["experts", ((experts === null) ? null : new $Experts({ ...$rt.members(experts) }))], ["latent", ((latent === null) ? null : new $LatentAttention({ ...$rt.members(latent) }))]]);
+return new $ModelShape({ ...$rt.members($rt.dict([...record, ...parts])) });
 }
 
 function $step_seconds(work, blocks = null) {
@@ -98,7 +143,7 @@ served = ($rt.number(layout.servers) > $rt.number(0.0));
 regather_shown = $rt.where(served, 1.0, (1.0 - software.reduce_overlap));
 window = $rt.mul(software.reduce_overlap, $rt.add(part.inputs, part.weights));
 shown = $rt.mul(times, $rt.max((0.05 * reduce), (reduce - window)));
-terms = new Map([["matmul", $rt.mul(m, part.products)], ["attention", $rt.mul(m, part.attention)], ["memory", $rt.mul(m, part.moves)], ["host", $rt.mul(m, part.host)], ["head", head], ["recompute", $rt.mul(m, part.again)], ["tensor", $rt.mul(m, part.tensor)], ["context", $rt.mul(m, part.context)], ["expert", $rt.mul(m, part.expert)], ["messages", $rt.mul(pace, messages)], ["bubble", idle], ["gather", $rt.add($rt.where(cut_whole, gather, $rt.mul(regather_shown, regather)), given)], ["gradients", $rt.add($rt.where(cut_whole, scatter, shown), taken)], ["adding", $rt.mul($rt.mul(pace, m), $accumulation_seconds(work, held))], ["optimizer", $update_seconds(work, held)], ["fixed", $rt.add($rt.mul(pace, software.step_s), (0.0 * m))]]);
+terms = $rt.dict([["matmul", $rt.mul(m, part.products)], ["attention", $rt.mul(m, part.attention)], ["memory", $rt.mul(m, part.moves)], ["host", $rt.mul(m, part.host)], ["head", head], ["recompute", $rt.mul(m, part.again)], ["tensor", $rt.mul(m, part.tensor)], ["context", $rt.mul(m, part.context)], ["expert", $rt.mul(m, part.expert)], ["messages", $rt.mul(pace, messages)], ["bubble", idle], ["gather", $rt.add($rt.where(cut_whole, gather, $rt.mul(regather_shown, regather)), given)], ["gradients", $rt.add($rt.where(cut_whole, scatter, shown), taken)], ["adding", $rt.mul($rt.mul(pace, m), $accumulation_seconds(work, held))], ["optimizer", $update_seconds(work, held)], ["fixed", $rt.add($rt.mul(pace, software.step_s), (0.0 * m))]]);
 busy = ["matmul", "attention", "memory", "host", "head", "recompute"];
 ranks = $rt.max($rt.mul(layout.dp_together, layout.cp), 1.0);
 late = $rt.mul(software.spread, Math.sqrt((2.0 * Math.log(ranks))));
@@ -121,9 +166,9 @@ return found;
 }
 more = ($rt.truth(sums) ? $_whole_sums(work) : 0.0);
 more = $rt.add(more, ($rt.truth(in_transfer) ? $_state_in_transfer(work) : 0.0));
-extra = new Map([["buffers", more], ["slack", $rt.mul(work.software.slack, more)]]);
+extra = $rt.dict([["buffers", more], ["slack", $rt.mul(work.software.slack, more)]]);
 terms = $rt.dict(found.terms);
-return new $Terms({ terms: $rt.or(terms, new Map($rt.iter($rt.items(extra, )).map(([name, size]) => [name, $rt.add($rt.item(terms, name), size)]))) });
+return new $Terms({ terms: $rt.or(terms, $rt.dict($rt.iter($rt.items(extra, )).map(([name, size]) => [name, $rt.add($rt.item(terms, name), size)]))) });
 }
 
 function $flops_of_weights(multiplied, shape, sequence_length) {
@@ -262,6 +307,161 @@ break;
 across = $num_across(degree, stride, ranks, $rt.item(cluster, "devices_per_node"));
 where = ($rt.eq(across, $rt.floordiv(ranks, degree)) ? "crosses" : "some cross");
 return new $MeshAxis({ name: name, degree: degree, digits: [new $MeshDigit({ degree: degree, stride: stride })], link: told, where: ($rt.eq(across, 0) ? "in a node" : where) });
+}
+
+function $builder_problems(wanted) {
+let num_microbatches, num_ranks, num_stages, problems;
+
+[num_stages, num_ranks] = $rt.unpack([wanted.num_stages, wanted.num_ranks], 2);
+num_microbatches = wanted.num_microbatches;
+problems = [];
+if ((($rt.number(num_ranks) >= $rt.number(1)) && !$rt.truth(wanted.fits_ranks(num_ranks)))) {
+$rt.append(problems, $_odd_ranks(wanted));
+} else {
+if (!$rt.truth(wanted.fits_stages(num_stages, num_ranks))) {
+$rt.append(problems, $_wrong_stages(wanted));
+}
+}
+if (($rt.number(num_microbatches) < $rt.number(wanted.minimum_microbatches(num_ranks)))) {
+$rt.append(problems, $_too_few_microbatches(wanted));
+} else {
+if (!$rt.truth(wanted.allows_microbatches(num_ranks, num_microbatches))) {
+$rt.append(problems, $_odd_microbatches(wanted));
+}
+}
+return $rt.list(problems);
+}
+
+function $schedule_faults(schedule, most_in_flight = null, cells = $NO_FILE) {
+let find, problems;
+
+for (find of $rt.iter([$placement_problems, $coverage_problems, $order_problems, $_deadlock])) {
+problems = find(schedule, cells);
+if ($rt.truth(problems)) {
+return problems;
+}
+}
+return ((most_in_flight === null) ? [] : $_memory(schedule, most_in_flight, cells));
+}
+
+function $find_deadlock(schedule) {
+let action, circles, done, head, heads, maker, need, on_rank, order, owner, rank, wait, waits;
+
+[order, heads] = $rt.unpack($run_action_lists(schedule), 2);
+done = $rt.set($rt.iter(order).map((action) => $result_name(action)));
+owner = $rt.dict($rt.iter($rt.enumerate(schedule.actions)).flatMap(([rank, row]) => $rt.iter(row).map((action) => [$result_name(action), [rank, action]])));
+waits = $rt.dict([]);
+for ([rank, head] of $rt.iter($rt.enumerate(heads))) {
+if (($rt.number(head) < $rt.number($rt.len($rt.item(schedule.actions, rank))))) {
+action = $rt.item($rt.item(schedule.actions, rank), head);
+for (need of $rt.iter($required_results(action, schedule.num_stages))) {
+if (!$rt.has(done, need)) {
+[on_rank, maker] = $rt.unpack($rt.item(owner, need), 2);
+wait = new $BlockedRank({ rank: rank, action: action, awaited_action: maker, awaited_rank: on_rank });
+$rt.append($rt.setdefault(waits, rank, []), wait);
+}
+}
+}
+}
+circles = $rt.iter(waits).map((rank) => $_cycle_through(rank, waits));
+return $rt.extreme($rt.iter(circles).filter((circle) => $rt.truth(circle)).map((circle) => circle), $rt.len, [], -1);
+}
+
+function $draw_deadlock(schedule, circle, cells = $NO_FILE) {
+
+if (!$rt.truth(circle)) {
+return "";
+}
+return $rt.add($rt.joined("\n", [...$rt.iter($_lines(schedule, circle, cells)), $_LEGEND]), "\n");
+}
+
+function $peak_in_flight_per_rank(schedule) {
+
+return $rt.list($rt.iter(schedule.actions).map((row) => $_peak(row)));
+}
+
+function $simulate(schedule, durations) {
+let _, action, arrival, arrived, boundary, busy, channel, end, events, free, link_free, order, rank, sent, start, step;
+
+[order, _] = $rt.unpack($run_action_lists(schedule), 2);
+$rt.assert($rt.eq($rt.len(order), $rt.sum($rt.iter(schedule.actions).map((one_of_them) => $rt.len(one_of_them)))), 'len(order) == sum(map(len, schedule.actions))');
+free = $rt.mul([0.0], schedule.num_ranks);
+busy = $rt.mul([0.0], schedule.num_ranks);
+link_free = $rt.dict([]);
+arrived = $rt.dict([]);
+events = [];
+for (action of $rt.iter(order)) {
+step = $action_with_messages(schedule, action);
+rank = schedule.rank_of(action.stage, action.microbatch);
+start = $rt.item(free, rank);
+if ((step.receive !== null)) {
+start = $rt.largest(start, $rt.pop(arrived, step.receive));
+}
+end = $rt.add(start, durations.seconds_of(action));
+$rt.setitem(free, rank, end);
+$rt.setitem(busy, rank, $rt.add($rt.item(busy, rank), (end - start)));
+$rt.append(events, new $Event({ kind: $rt.value(action.kind), name: $rt.str(action), stage: action.stage, microbatch: action.microbatch, start: start, end: end, rank: rank }));
+if ((step.send !== null)) {
+channel = step.send.channel;
+sent = $rt.largest(end, $rt.get(link_free, channel, 0.0));
+boundary = $rt.least(step.send.source_stage, step.send.target_stage);
+arrival = $rt.add(sent, $rt.item(durations.transfer_s, boundary));
+$rt.setitem(link_free, channel, arrival);
+$rt.setitem(arrived, step.send, arrival);
+$rt.append(events, new $Event({ kind: "send", name: $rt.str(step.send), axis: $rt.value("pp"), stage: step.send.source_stage, microbatch: step.send.microbatch, bytes: durations.message_bytes, start: sent, end: arrival, rank: rank }));
+}
+}
+$rt.sort(events, ((event) => ([event.start, event.end, event.rank])), false);
+return new $Simulation({ events: $rt.list(events), makespan_s: $rt.largest(free), busy_s: $rt.list(busy) });
+}
+
+function $durations_of(schedule, lengths) {
+let stages, whole;
+
+stages = schedule.num_stages;
+whole = $rt.add(lengths.input_gradient_s, lengths.weight_gradient_s);
+return new $Durations({ forward_s: $rt.mul([lengths.forward_s], stages), backward_s: $rt.mul([whole], stages), input_gradient_s: $rt.mul([lengths.input_gradient_s], stages), weight_gradient_s: $rt.mul([lengths.weight_gradient_s], stages), transfer_s: $rt.mul([lengths.transfer_s], (stages - 1)) });
+}
+
+function $meeting_streams(rank, num_ranks, near, far) {
+let _, inner, number, outer, steps;
+
+steps = new $_Steps(near, far);
+[outer, inner] = $rt.unpack([((num_ranks - 1) - rank), $rt.add(rank, 1)], 2);
+for (_ of $rt.iter($rt.range($rt.mul(2, outer)))) {
+steps.forward(true);
+}
+for (_ of $rt.iter($rt.range(inner))) {
+steps.forward(true);
+steps.forward(false);
+}
+for (_ of $rt.iter($rt.range(outer))) {
+steps.backward(false, true);
+steps.weight();
+steps.forward(false);
+}
+for (_ of $rt.iter($rt.range($rt.add(($rt.len(near) - $rt.mul(2, num_ranks)), inner)))) {
+steps.forward(true);
+steps.backward(false);
+steps.forward(false);
+steps.backward(true);
+}
+for (_ of $rt.iter($rt.range(outer))) {
+steps.backward(false);
+steps.forward(false);
+steps.backward(true);
+}
+for (number of $rt.iter($rt.range($rt.mul(2, inner)))) {
+steps.backward($rt.eq($rt.mod(number, 2), 1), ($rt.number(number) >= $rt.number(inner)));
+}
+for (_ of $rt.iter($rt.range(outer))) {
+steps.weight();
+steps.backward(true, true);
+}
+for (_ of $rt.iter($rt.range(inner))) {
+steps.weight();
+}
+return $rt.list(steps.actions);
 }
 
 function $machine_place(controls, model, cluster) {
@@ -478,7 +678,7 @@ return new $Terms({ terms: last });
 }
 first = $_terms(work, blocks, ends, loss, false);
 fuller = $rt.or(($rt.number($rt.sum($rt.values(last, ))) > $rt.number($rt.sum($rt.values(first, )))), alone);
-return new $Terms({ terms: new Map($rt.iter(first).map((name) => [name, $rt.where(fuller, $rt.item(last, name), $rt.item(first, name))])) });
+return new $Terms({ terms: $rt.dict($rt.iter(first).map((name) => [name, $rt.where(fuller, $rt.item(last, name), $rt.item(first, name))])) });
 }
 
 function $_whole_sums(work) {
@@ -545,6 +745,214 @@ found = $rt.add(found, 1);
 }
 }
 return found;
+}
+
+function $_odd_ranks(wanted) {
+let p;
+p = wanted.num_ranks;
+return $Rule_2.problem($rt.join($rt.str(wanted.name), " pairs each rank with its mirror image, but pp = ", $rt.str(p), " leaves rank ", $rt.str($rt.floordiv(p, 2)), " alone (", $rt.str(p), " % 2 = 1)"), "mesh.pp", undefined, [...$rt.iter($rt.iter([(p - 1), $rt.add(p, 1)]).filter((n) => $rt.truth(wanted.fits_ranks(n))).map((n) => $rt.join("mesh.pp = ", $rt.str(n)))), ...$rt.iter($_other_schedules(wanted))]);
+}
+
+function $_wrong_stages(wanted) {
+let fitting, nearest, num_ranks, num_stages, several;
+[num_stages, num_ranks] = $rt.unpack([wanted.num_stages, wanted.num_ranks], 2);
+fitting = $rt.iter($rt.range(1, 64)).filter((virtual) => (($rt.number(num_ranks) >= $rt.number(1)) && $rt.truth(wanted.fits_virtual_stages(virtual)))).map((virtual) => wanted.stages_for(num_ranks, virtual));
+nearest = $rt.sorted($rt.slice($rt.sorted(fitting, ((stages) => (Math.abs((stages - num_stages)))), false), 0, 2), null, false);
+several = ($rt.number(wanted.default_virtual_stages) > $rt.number(1));
+return $Rule_3.problem($rt.join($rt.str(wanted.name), " places ", $rt.str(wanted.places), ", but there are ", $rt.str(num_stages), " stages for ", $rt.str(num_ranks), " ranks"), "pipeline.virtual_stages", undefined, [...$rt.iter($rt.iter(nearest).map((n) => $rt.add($rt.join($rt.str(n), " stages"), ($rt.truth(several) ? $rt.join(" (virtual_stages = ", $rt.str($rt.floordiv(n, num_ranks)), ")") : "")))), ...$rt.iter($_other_schedules(wanted))]);
+}
+
+function $_too_few_microbatches(wanted) {
+let needed, on_ranks;
+needed = $_next_allowed(wanted, 0);
+on_ranks = ($rt.eq(wanted.num_stages, wanted.num_ranks) ? "" : $rt.join(" on ", $rt.str(wanted.num_ranks), " ranks"));
+return $Rule_4.problem($rt.join($rt.str(wanted.name), " with ", $rt.str(wanted.num_stages), " stages", $rt.str(on_ranks), " needs at least ", $rt.str(needed), " microbatches, but a step has ", $rt.str(wanted.num_microbatches)), "batch.microbatch_sequences", undefined, [$rt.join($rt.str(needed), " microbatches"), $rt.join($rt.str($rt.mul(4, needed)), " microbatches"), ...$rt.iter($_other_schedules(wanted))]);
+}
+
+function $_odd_microbatches(wanted) {
+let above, count, multiple, nearest;
+[multiple, count] = $rt.unpack([wanted.microbatch_multiple, wanted.num_microbatches], 2);
+above = $_next_allowed(wanted, count);
+nearest = [(above - multiple), above];
+return $Rule_5.problem($rt.join($rt.str(wanted.name), " lets half of the microbatches enter at each end, but a step has ", $rt.str(count), " (", $rt.str(count), " % ", $rt.str(multiple), " = ", $rt.str($rt.mod(count, multiple)), ")"), "batch.microbatch_sequences", undefined, [...$rt.iter($rt.iter(nearest).filter((m) => $rt.truth(wanted.allows_microbatches(wanted.num_ranks, m))).map((m) => $rt.join($rt.str(m), " microbatches"))), ...$rt.iter($_other_schedules(wanted))]);
+}
+
+function $placement_problems(schedule, cells = $NO_FILE) {
+
+return $_first_problems($SCHEDULE_PLACES_STAGES, $rt.list($_misplaced(schedule, cells)));
+}
+
+function $coverage_problems(schedule, cells = $NO_FILE) {
+let action, faults, missing, others, place, places, rank, row;
+
+places = $rt.dict([]);
+for ([rank, row] of $rt.iter($rt.enumerate(schedule.actions))) {
+for ([place, action] of $rt.iter($rt.enumerate(row))) {
+$rt.append($rt.setdefault(places, action, []), [rank, place]);
+}
+}
+faults = [...$rt.iter($_strays(schedule, cells)), ...$rt.iter($_doubled(places, cells))];
+[missing, others] = $rt.unpack($_gaps(schedule, places, cells), 2);
+return $_first_problems($SCHEDULE_COVERS_ONCE, [...$rt.iter(faults), ...$rt.iter(missing)], others);
+}
+
+function $order_problems(schedule, cells = $NO_FILE) {
+let action, faults, made, need, place, places, rank, row, suggestions, text, where;
+
+faults = [];
+for ([rank, row] of $rt.iter($rt.enumerate(schedule.actions))) {
+places = $rt.dict($rt.iter($rt.enumerate(row)).map(([place, action]) => [$result_name(action), place]));
+for ([place, action] of $rt.iter($rt.enumerate(row))) {
+for (need of $rt.iter($required_results(action, schedule.num_stages))) {
+made = $rt.get(places, need);
+if (((made !== null) && ($rt.number(made) > $rt.number(place)))) {
+text = $rt.join("rank ", $rt.str(rank), ": ", $rt.str(action), " at ", $rt.str(cells.at(rank, place)), " needs ", $rt.str($rt.item(row, made)), ", which stands at ", $rt.str(cells.at(rank, made)));
+suggestions = [$rt.join($rt.str(action), " behind ", $rt.str($rt.item(row, made)))];
+where = cells.file_at(rank, place);
+$rt.append(faults, $Rule_6.problem(text, undefined, where, suggestions));
+}
+}
+}
+}
+return $_first_problems($Rule_6, faults);
+}
+
+function $_deadlock(schedule, cells) {
+let circle, first, problem, waits;
+circle = $find_deadlock(schedule);
+if (!$rt.truth(circle)) {
+return [];
+}
+waits = $rt.joined("; ", $rt.iter($rt.zip(circle, $rt.add($rt.slice(circle, 1, undefined), $rt.slice(circle, 0, 1)))).map(([wait, following]) => $rt.add($rt.join("rank ", $rt.str(wait.rank), " cannot start ", $rt.str($_named(schedule, wait.rank, wait.action, cells)), " before ", $rt.str($_named(schedule, wait.awaited_rank, wait.awaited_action, cells)), " on rank ", $rt.str(wait.awaited_rank), ", which "), ($rt.eq(wait.awaited_action, following.action) ? "waits too" : $rt.join("stands behind ", $rt.str(following.action))))));
+first = $rt.item(circle, 0);
+problem = $Rule_7.problem($rt.join($rt.str($rt.len(circle)), " ranks wait in a circle: ", $rt.str(waits)), undefined, cells.file_at(first.rank, $rt.index($rt.item(schedule.actions, first.rank), first.action)), $moves_that_break_deadlock(schedule, circle));
+return [problem];
+}
+
+function $_memory(schedule, most_in_flight, cells) {
+let held, limit, peak, place, problems, rank, row;
+
+$rt.assert($rt.eq($rt.len(most_in_flight), schedule.num_ranks), 'len(most_in_flight) == schedule.num_ranks');
+problems = [];
+for ([rank, [row, limit]] of $rt.iter($rt.enumerate($rt.zip(schedule.actions, most_in_flight)))) {
+held = $_held(row);
+peak = $rt.extreme(held, null, 0, 1);
+if (($rt.number(peak) > $rt.number(limit))) {
+place = $rt.first($rt.iter($rt.enumerate(held)).filter(([i, count]) => ($rt.number(count) > $rt.number(limit))).map(([i, count]) => i));
+$rt.append(problems, $Rule_8.problem($rt.join("rank ", $rt.str(rank), " holds the activations of ", $rt.str($rt.add(limit, 1)), " (stage, microbatch) pairs from ", $rt.str($rt.item(row, place)), " (", $rt.str(cells.at(rank, place)), ") on, and ", $rt.str(peak), " at its peak; its limit is ", $rt.str(limit)), "pipeline.most_in_flight", cells.file_at(rank, place), [$rt.join("a limit of ", $rt.str(peak), " for rank ", $rt.str(rank))]));
+}
+}
+return problems;
+}
+
+function $run_action_lists(schedule) {
+let action, done, heads, missing, needs, order, rank, ready, result, row, waiting;
+
+done = $rt.set();
+order = [];
+heads = $rt.mul([0], schedule.num_ranks);
+waiting = $rt.dict([]);
+ready = $rt.list($rt.range(schedule.num_ranks));
+while ($rt.truth(ready)) {
+rank = $rt.pop(ready, );
+row = $rt.item(schedule.actions, rank);
+while (($rt.number($rt.item(heads, rank)) < $rt.number($rt.len(row)))) {
+action = $rt.item(row, $rt.item(heads, rank));
+needs = $required_results(action, schedule.num_stages);
+missing = $rt.first($rt.iter(needs).filter((need) => !$rt.has(done, need)).map((need) => need), null);
+if ((missing !== null)) {
+$rt.append($rt.setdefault(waiting, missing, []), rank);
+break;
+}
+$rt.setitem(heads, rank, $rt.add($rt.item(heads, rank), 1));
+$rt.append(order, action);
+result = $result_name(action);
+$rt.include(done, result);
+$rt.extend(ready, $rt.pop(waiting, result, []));
+}
+}
+return [order, heads];
+}
+
+function $result_name(action) {
+
+if ((action.kind === "BW")) {
+return new $Action({ microbatch: action.microbatch, stage: action.stage, kind: "B" });
+}
+return action;
+}
+
+function $required_results(action, num_stages) {
+let microbatch, own, stage;
+
+[stage, microbatch] = $rt.unpack([action.stage, action.microbatch], 2);
+if ((action.kind === "F")) {
+return (($rt.number(stage) > $rt.number(0)) ? [new $Action({ microbatch: microbatch, stage: (stage - 1), kind: "F" })] : []);
+}
+if ((action.kind === "W")) {
+return [new $Action({ microbatch: microbatch, stage: stage, kind: "B" })];
+}
+own = new $Action({ microbatch: microbatch, stage: stage, kind: "F" });
+if ($rt.eq(stage, (num_stages - 1))) {
+return [own];
+}
+return [own, new $Action({ microbatch: microbatch, stage: $rt.add(stage, 1), kind: "B" })];
+}
+
+function $_cycle_through(rank, waits) {
+let path, paths, reached, seen;
+
+paths = $rt.list($rt.iter($rt.item(waits, rank)).map((wait) => [wait]));
+seen = $rt.set();
+while ($rt.truth(paths)) {
+path = $rt.popleft(paths, );
+reached = $rt.item(path, (-1)).awaited_rank;
+if ($rt.eq(reached, rank)) {
+return path;
+}
+if (!$rt.has(seen, reached)) {
+$rt.include(seen, reached);
+$rt.extend(paths, $rt.iter($rt.get(waits, reached, [])).map((wait) => [...$rt.iter(path), wait]));
+}
+}
+return [];
+}
+
+function* $_lines(schedule, circle, cells) {
+let arrow, at, awaited, before, label, labels, margin, place, row, stem, wait;
+labels = $rt.iter(circle).map((wait) => $rt.join("rank ", $rt.str(wait.rank), ":"));
+margin = $rt.add($rt.largest($rt.iter(labels).map((one_of_them) => $rt.len(one_of_them))), 2);
+stem = $rt.mul(" ", $rt.add(margin, 2));
+awaited = $rt.add($rt.slice(circle, (-1), undefined), $rt.slice(circle, 0, (-1)));
+for ([place, [wait, before, label]] of $rt.iter($rt.enumerate($rt.zip(circle, awaited, labels)))) {
+row = $rt.item(schedule.actions, wait.rank);
+arrow = ($rt.eq(place, 0) ? "+-> " : "|   ");
+yield $rt.add($rt.add(arrow, $rt.ljust(label, margin)), $_row(row, wait.action, before.awaited_action));
+at = ($rt.truth(cells.source) ? $rt.join(" (", $rt.str(cells.at(wait.rank, $rt.index(row, wait.action))), ")") : "");
+yield $rt.join("|   ", $rt.str(stem), "|  cannot start ", $rt.str(wait.action), $rt.str(at), " before ", $rt.str(wait.awaited_action));
+if (($rt.number(place) < $rt.number(($rt.len(circle) - 1)))) {
+yield $rt.join("|   ", $rt.str(stem), "v");
+}
+}
+yield $rt.add($rt.add("+", $rt.mul("-", $rt.add($rt.len(stem), 3))), "+");
+}
+
+function $_peak(actions) {
+return $rt.extreme($_held(actions), null, 0, 1);
+}
+
+function $action_with_messages(schedule, action) {
+let after, ahead, before, receive, send, stages;
+
+if ((action.kind === "W")) {
+return new $ActionWithMessages({ action: action });
+}
+ahead = ((action.kind === "F") ? 1 : (-1));
+[before, after] = $rt.unpack([(action.stage - ahead), $rt.add(action.stage, ahead)], 2);
+receive = $_message(schedule, action, before, action.stage);
+send = $_message(schedule, action, action.stage, after);
+stages = $rt.range(schedule.num_stages);
+return new $ActionWithMessages({ action: action, receive: receive, send: send, local_input: $rt.both($rt.has(stages, before), () => (receive === null)), local_output: $rt.both($rt.has(stages, after), () => (send === null)) });
 }
 
 function $mean_keys_per_query(shape, length) {
@@ -926,6 +1334,194 @@ $rt.setitem(terms, "nccl", $rt.add(ends.nccl, (0.0 * used)));
 return terms;
 }
 
+function $_other_schedules(wanted) {
+
+return $rt.iter($rt.items($SCHEDULES, )).filter(([other, builder]) => ($rt.truth(builder.fits_stages(wanted.num_stages, wanted.num_ranks)) && $rt.truth(builder.allows_microbatches(wanted.num_ranks, wanted.num_microbatches)))).map(([other, builder]) => $rt.join("schedule = ", $rt.repr(other)));
+}
+
+function $_next_allowed(wanted, num_microbatches) {
+let least;
+
+least = $rt.largest(wanted.minimum_microbatches(wanted.num_ranks), num_microbatches);
+return $rt.mul((-$rt.floordiv((-least), wanted.microbatch_multiple)), wanted.microbatch_multiple);
+}
+
+function $_first_problems(rule, faults, others = 0) {
+let more, rest;
+
+more = $rt.add($rt.largest(0, ($rt.len(faults) - 8)), others);
+rest = ($rt.truth(more) ? [rule.problem($rt.join("and ", $rt.str(more), " more of the same kind"))] : []);
+return [...$rt.iter($rt.slice(faults, 0, 8)), ...$rt.iter(rest)];
+}
+
+function* $_misplaced(schedule, cells) {
+let named, owners, rank, ranks, stage, text, where, wrong;
+[ranks, where] = $rt.unpack([schedule.num_ranks, cells.source], 2);
+if ((($rt.number(ranks) < $rt.number(1)) || !$rt.truth(schedule.stage_ranks) || ($rt.number(schedule.num_microbatches) < $rt.number(1)))) {
+yield $SCHEDULE_PLACES_STAGES.problem($rt.join($rt.str(ranks), " ranks, ", $rt.str(schedule.num_stages), " stages and ", $rt.str(schedule.num_microbatches), " microbatches; each must be at least 1"), undefined, where);
+}
+for ([stage, rank] of $rt.iter($rt.enumerate(schedule.stage_ranks))) {
+if (!(($rt.number(0) <= $rt.number(rank)) && ($rt.number(rank) < $rt.number(ranks)))) {
+text = $rt.join("stage ", $rt.str(stage), " is on rank ", $rt.str(rank), ", but ranks are 0 to ", $rt.str((ranks - 1)));
+yield $SCHEDULE_PLACES_STAGES.problem(text, undefined, where);
+}
+}
+wrong = $rt.iter(schedule.mirrored).filter((one) => !(($rt.number(0) <= $rt.number(one)) && ($rt.number(one) < $rt.number(schedule.num_microbatches)))).map((one) => one);
+if ($rt.truth(wrong)) {
+named = $rt.joined(", ", $rt.iter($rt.sorted(wrong, null, false)).map((one_of_them) => $rt.str(one_of_them)));
+yield $SCHEDULE_PLACES_STAGES.problem($rt.join("mirrored microbatches [", $rt.str(named), "] do not exist"), undefined, where);
+}
+if (!$rt.eq($rt.len(schedule.actions), ranks)) {
+text = $rt.join($rt.str($rt.len(schedule.actions)), " lists of actions for ", $rt.str(ranks), " ranks");
+yield $SCHEDULE_PLACES_STAGES.problem(text, undefined, where);
+return undefined;
+}
+owners = $rt.set($rt.iter($rt.range(schedule.num_stages)).flatMap((stage) => $rt.iter(schedule.owners_of(stage)).map((rank) => rank)));
+for (rank of $rt.iter($rt.range(ranks))) {
+if (!$rt.has(owners, rank)) {
+yield $SCHEDULE_PLACES_STAGES.problem($rt.join("rank ", $rt.str(rank), " owns no stage"), undefined, cells.file_at(rank));
+}
+}
+}
+
+function* $_strays(schedule, cells) {
+let action, at, microbatches, owner, place, rank, row, stages, text, where;
+
+[stages, microbatches] = $rt.unpack([schedule.num_stages, schedule.num_microbatches], 2);
+for ([rank, row] of $rt.iter($rt.enumerate(schedule.actions))) {
+for ([place, action] of $rt.iter($rt.enumerate(row))) {
+at = $rt.join("rank ", $rt.str(rank), ", ", $rt.str(cells.at(rank, place)), ": ", $rt.str(action));
+where = cells.file_at(rank, place);
+if (!((($rt.number(0) <= $rt.number(action.stage)) && ($rt.number(action.stage) < $rt.number(stages))) && (($rt.number(0) <= $rt.number(action.microbatch)) && ($rt.number(action.microbatch) < $rt.number(microbatches))))) {
+text = $rt.join($rt.str(at), " is outside of the ", $rt.str(stages), " stages and ", $rt.str(microbatches), " microbatches");
+yield $SCHEDULE_COVERS_ONCE.problem(text, undefined, where);
+} else {
+if (!$rt.eq((owner = schedule.rank_of(action.stage, action.microbatch)), rank)) {
+text = $rt.join($rt.str(at), ", but stage ", $rt.str(action.stage), " is on rank ", $rt.str(owner));
+if ($rt.truth(schedule.mirrored)) {
+text = $rt.add(text, $rt.join(" for microbatch ", $rt.str(action.microbatch)));
+}
+yield $SCHEDULE_COVERS_ONCE.problem(text, undefined, where, [$rt.join($rt.str(action), " on rank ", $rt.str(owner))]);
+}
+}
+}
+}
+}
+
+function* $_doubled(places, cells) {
+let action, found, more, named;
+for ([action, found] of $rt.iter($rt.items(places, ))) {
+if (($rt.number($rt.len(found)) > $rt.number(1))) {
+named = $rt.iter($rt.slice(found, 0, 8)).map(([rank, place]) => $rt.join("rank ", $rt.str(rank), ", ", $rt.str(cells.at(rank, place))));
+more = (($rt.number($rt.len(found)) > $rt.number(8)) ? " and more" : "");
+yield $SCHEDULE_COVERS_ONCE.problem($rt.join($rt.str(action), " stands ", $rt.str($rt.len(found)), " times, not once: ", $rt.str($rt.joined("; ", named)), $rt.str(more)), undefined, cells.file_at(...$rt.iter($rt.item(found, 1))));
+}
+}
+}
+
+function $_gaps(schedule, actions, cells) {
+let action, faults, kinds, message, microbatch, microbatches, rank, stage, stages, text, whole, wrong;
+
+[stages, microbatches] = $rt.unpack([schedule.num_stages, schedule.num_microbatches], 2);
+kinds = $rt.dict([]);
+for (action of $rt.iter(actions)) {
+if (((($rt.number(0) <= $rt.number(action.stage)) && ($rt.number(action.stage) < $rt.number(stages))) && (($rt.number(0) <= $rt.number(action.microbatch)) && ($rt.number(action.microbatch) < $rt.number(microbatches))))) {
+$rt.include($rt.setdefault(kinds, [action.stage, action.microbatch], $rt.set()), action.kind);
+}
+}
+whole = $rt.sum($rt.iter(kinds).map(([stage, microbatch]) => !$rt.truth($_cell_fault(stage, microbatch, kinds))));
+wrong = ($rt.mul(stages, microbatches) - whole);
+faults = [];
+for ([stage, microbatch] of $rt.iter($_all_cells(stages, microbatches))) {
+if ($rt.eq($rt.len(faults), $rt.least(wrong, 8))) {
+break;
+}
+if ($rt.truth((text = $_cell_fault(stage, microbatch, kinds)))) {
+rank = schedule.rank_of(stage, microbatch);
+message = $rt.join("stage ", $rt.str(stage), ", microbatch ", $rt.str(microbatch), ": ", $rt.str(text), " (rank ", $rt.str(rank), ")");
+$rt.append(faults, $SCHEDULE_COVERS_ONCE.problem(message, undefined, cells.file_at(rank)));
+}
+}
+return [faults, (wrong - $rt.len(faults))];
+}
+
+function $_named(schedule, rank, action, cells) {
+
+if (!$rt.truth(cells.source)) {
+return $rt.str(action);
+}
+return $rt.join($rt.str(action), " (", $rt.str(cells.at(rank, $rt.index($rt.item(schedule.actions, rank), action))), ")");
+}
+
+function $moves_that_break_deadlock(schedule, circle) {
+let actions, following, moved, moves, row, wait;
+
+moves = [];
+for ([wait, following] of $rt.iter($rt.zip(circle, $rt.add($rt.slice(circle, 1, undefined), $rt.slice(circle, 0, 1))))) {
+if ($rt.eq(wait.awaited_action, following.action)) {
+continue;
+}
+row = $rt.list($rt.item(schedule.actions, wait.awaited_rank));
+$rt.remove(row, wait.awaited_action);
+$rt.insert(row, $rt.index(row, following.action), wait.awaited_action);
+actions = $rt.list(schedule.actions);
+$rt.setitem(actions, wait.awaited_rank, $rt.list(row));
+moved = $rt.replace(schedule, { actions: $rt.list(actions) });
+if ($rt.eq($rt.len($rt.item($run_action_lists(moved), 0)), $rt.sum($rt.iter(actions).map((one_of_them) => $rt.len(one_of_them))))) {
+$rt.append(moves, $rt.join("on rank ", $rt.str(wait.awaited_rank), " ", $rt.str(wait.awaited_action), " before ", $rt.str(following.action)));
+}
+}
+return moves;
+}
+
+function $_held(actions) {
+let action, counts, held;
+
+held = 0;
+counts = [];
+for (action of $rt.iter(actions)) {
+held = $rt.add(held, (action.kind === "F"));
+$rt.append(counts, held);
+held = (held - $rt.has(["BW", "W"], action.kind));
+}
+return counts;
+}
+
+function $_row(row, stands_at, awaited) {
+let head, last, place, shown, wanted, word, words;
+
+[head, wanted] = $rt.unpack([$rt.index(row, stands_at), $rt.index(row, awaited)], 2);
+shown = $rt.sorted($rt.iter($rt.set([(head - 2), (head - 1), head, $rt.add(head, 1), (wanted - 1), wanted, $rt.add(wanted, 1)])).filter((place) => (($rt.number(0) <= $rt.number(place)) && ($rt.number(place) < $rt.number($rt.len(row))))).map((place) => place), null, false);
+words = [];
+last = (-1);
+for (place of $rt.iter(shown)) {
+if (($rt.number(place) > $rt.number($rt.add(last, 1)))) {
+$rt.append(words, "...");
+}
+last = place;
+word = ($rt.eq(place, wanted) ? $rt.join("(", $rt.str($rt.item(row, place)), ")") : $rt.str($rt.item(row, place)));
+$rt.append(words, ($rt.eq(place, head) ? $rt.join("[", $rt.str(word), "]") : word));
+}
+if (($rt.number(last) < $rt.number(($rt.len(row) - 1)))) {
+$rt.append(words, "...");
+}
+return $rt.joined(" ", words);
+}
+
+function $_message(schedule, action, source, target) {
+let source_rank, stages, target_rank;
+stages = $rt.range(schedule.num_stages);
+if ((!$rt.has(stages, source) || !$rt.has(stages, target))) {
+return null;
+}
+source_rank = schedule.rank_of(source, action.microbatch);
+target_rank = schedule.rank_of(target, action.microbatch);
+if ($rt.eq(source_rank, target_rank)) {
+return null;
+}
+return new $Message({ payload: ((action.kind === "F") ? "activation" : "gradient"), microbatch: action.microbatch, source_stage: source, target_stage: target, source_rank: source_rank, target_rank: target_rank });
+}
+
 function $_attention_matmuls(work) {
 let down, latent, model, parts, plain, tokens, tp, width;
 [model, tp, tokens] = $rt.unpack([work.model, work.layout.tp, work.tokens], 3);
@@ -1232,7 +1828,7 @@ return direct;
 [near, far] = $rt.unpack([(size / way.node_bandwidth), (size / way.network_bandwidth)], 2);
 [rest, ends] = $rt.unpack([((local - 1.0) / local), ((nodes - 1.0) / nodes)], 2);
 hops = $rt.add($rt.mul(Math.log2(local), way.node_latency_s), $rt.mul(Math.log2(nodes), way.latency_s));
-seconds = new Map([["ring", $all_gather_seconds(way, num_bytes)], ["halving-doubling", $rt.add($rt.add(hops, $rt.mul(ends, far)), ($rt.mul(rest, near) / nodes))], ["hierarchical", $rt.add($rt.add($rt.add(way.node_latency_s, $rt.mul(rest, near)), $rt.mul((nodes - 1.0), way.latency_s)), ($rt.mul(ends, far) / local))]]);
+seconds = $rt.dict([["ring", $all_gather_seconds(way, num_bytes)], ["halving-doubling", $rt.add($rt.add(hops, $rt.mul(ends, far)), ($rt.mul(rest, near) / nodes))], ["hierarchical", $rt.add($rt.add($rt.add(way.node_latency_s, $rt.mul(rest, near)), $rt.mul((nodes - 1.0), way.latency_s)), ($rt.mul(ends, far) / local))]]);
 found = direct;
 for ([name, each] of $rt.iter($rt.items(seconds, ))) {
 fits = ($rt.eq(name, "hierarchical") ? $rt.and(($rt.number(local) > $rt.number(1.0)), ($rt.number(nodes) > $rt.number(1.0))) : true);
@@ -1317,7 +1913,7 @@ stays = $rt.and(($rt.number(zero) >= $rt.number(3)), $rt.eq(layout.reshard, 0));
 gathered = $rt.add(gathered, $rt.where(stays, $rt.mul(work.element, $rt.add(held.shared, held.routed)), 0.0));
 gone = $rt.where(away, software.offloads_gradients, 0.0);
 casts = $rt.mul(software.cast_bytes, (1.0 - $rt.mul(layout.recompute, software.late_gradients)));
-return new Map([["parameters", $rt.add($rt.mul($rt.add(rest, casts), held.sliced(layout, 3.0)), $rt.mul(work.element, $node_slice_weights(work, held.shared, held.routed)))], ["gradients", $rt.mul($rt.mul((1.0 - gone), software.gradient_bytes), held.sliced(layout, 2.0))], ["optimizer", $rt.mul($rt.where(away, 0.0, software.state_bytes), held.sliced(layout, 1.0))], ["gathered", gathered]]);
+return $rt.dict([["parameters", $rt.add($rt.mul($rt.add(rest, casts), held.sliced(layout, 3.0)), $rt.mul(work.element, $node_slice_weights(work, held.shared, held.routed)))], ["gradients", $rt.mul($rt.mul((1.0 - gone), software.gradient_bytes), held.sliced(layout, 2.0))], ["optimizer", $rt.mul($rt.where(away, 0.0, software.state_bytes), held.sliced(layout, 1.0))], ["gathered", gathered]]);
 }
 
 function $_activation_terms(work, held, blocks, in_flight, logits, last) {
@@ -1355,7 +1951,7 @@ running = $rt.add(running, $rt.mul($rt.mul(software.working_width, work.tokens),
 running = $rt.add(running, ($rt.mul($rt.mul(software.working_inner, work.tokens), model.ffn) / layout.tp));
 running = $rt.add(running, $rt.where(($rt.number(mixtures) > $rt.number(0)), $_row_gradients(work), 0.0));
 apart = $rt.or(($rt.number(software.loss_apart) > $rt.number(0)), ($rt.number(software.loss_backward) > $rt.number(0)));
-return new Map([["activations", kept], ["working", $rt.where(apart, $rt.max(0.0, (running - logits)), running)], ["logits", logits], ["buffers", $rt.add($rt.add($rt.add($rt.mul((2.0 * inputs), $rt.where(alone, 1.0, 2.0)), $rt.mul(software.reduced_bytes, $rt.min(software.bucket_weights, $rt.add(held.shared, held.routed)))), software.workspace_bytes), $rt.where(($rt.number(mixtures) > $rt.number(0)), software.grouped_workspace_bytes, 0.0))], ["running", running]]);
+return $rt.dict([["activations", kept], ["working", $rt.where(apart, $rt.max(0.0, (running - logits)), running)], ["logits", logits], ["buffers", $rt.add($rt.add($rt.add($rt.mul((2.0 * inputs), $rt.where(alone, 1.0, 2.0)), $rt.mul(software.reduced_bytes, $rt.min(software.bucket_weights, $rt.add(held.shared, held.routed)))), software.workspace_bytes), $rt.where(($rt.number(mixtures) > $rt.number(0)), software.grouped_workspace_bytes, 0.0))], ["running", running]]);
 }
 
 function $_with_step(work, held, terms, running) {
@@ -1370,7 +1966,37 @@ grown = $rt.max(0.0, ((($rt.add(whole, last_block) - kept) - $rt.item(terms, "wo
 gradients = $rt.where(($rt.number(once) > $rt.number(0)), grown, whole);
 here = $rt.where(($rt.number(layout.offload) > $rt.number(0)), 0.0, software.update_bytes);
 update = $rt.add($rt.mul(here, held.sliced(layout, 1.0)), (whole - gradients));
-return new Map([...terms, ["gradients", gradients], ["update", $rt.max(0.0, (update - passing))]]);
+return $rt.dict([...terms, ["gradients", gradients], ["update", $rt.max(0.0, (update - passing))]]);
+}
+
+function $_cell_fault(stage, microbatch, found) {
+let forward, fused, kinds, split;
+
+kinds = $rt.get(found, [stage, microbatch], $rt.set());
+[forward, fused] = $rt.unpack([$rt.has(kinds, "F"), $rt.has(kinds, "BW")], 2);
+split = $rt.iter(["B", "W"]).filter((kind) => $rt.has(kinds, kind)).map((kind) => kind);
+if (!$rt.truth(forward)) {
+return $rt.join("F", $rt.str(stage), ".", $rt.str(microbatch), " is missing");
+}
+if (($rt.truth(fused) && $rt.truth(split))) {
+return $rt.join("BW stands beside ", $rt.str($rt.joined(" and ", split)), "; a cell has one or the other");
+}
+if ((!$rt.truth(fused) && !$rt.truth(split))) {
+return "BW (or B and W) is missing";
+}
+if ((!$rt.truth(fused) && $rt.eq($rt.len(split), 1))) {
+return $rt.join($rt.str(($rt.has(kinds, "B") ? "W" : "B")), " is missing");
+}
+return "";
+}
+
+function* $_all_cells(stages, microbatches) {
+let microbatch, stage;
+for (stage of $rt.iter($rt.range(stages))) {
+for (microbatch of $rt.iter($rt.range(microbatches))) {
+yield [stage, microbatch];
+}
+}
 }
 
 function $_attention_widths(work) {
@@ -2001,6 +2627,1096 @@ return (self.model_flops / $rt.mul($rt.mul(self.step_s, self.ranks), self.peak_f
 }
 }
 
+class $Naive {
+constructor(of) {
+this.num_stages = $rt.required(of.num_stages, 'num_stages');
+this.num_ranks = $rt.required(of.num_ranks, 'num_ranks');
+this.num_microbatches = $rt.required(of.num_microbatches, 'num_microbatches');
+}
+static default_virtual_stages = 1;
+get default_virtual_stages() { return this.constructor.default_virtual_stages; }
+static microbatch_multiple = 1;
+get microbatch_multiple() { return this.constructor.microbatch_multiple; }
+static microbatches_per_rank = 0;
+get microbatches_per_rank() { return this.constructor.microbatches_per_rank; }
+static name = "naive";
+get name() { return this.constructor.name; }
+static places = "one stage on each pipeline rank";
+get places() { return this.constructor.places; }
+rank_actions(rank) {
+const self = this;
+
+return $rt.list($rt.iter($rt.range(self.num_microbatches)).flatMap((microbatch) => $rt.iter(["F", "BW"]).map((kind) => new $Action({ microbatch: microbatch, stage: rank, kind: kind }))));
+}
+static minimum_microbatches(num_ranks) {
+const cls = this;
+
+return $rt.largest(1, $rt.mul(cls.microbatches_per_rank, num_ranks));
+}
+minimum_microbatches(...given) { return this.constructor.minimum_microbatches(...given); }
+static allows_microbatches(num_ranks, num_microbatches) {
+const cls = this;
+let enough;
+
+enough = ($rt.number(num_microbatches) >= $rt.number(cls.minimum_microbatches(num_ranks)));
+return $rt.both(enough, () => $rt.eq($rt.mod(num_microbatches, cls.microbatch_multiple), 0));
+}
+allows_microbatches(...given) { return this.constructor.allows_microbatches(...given); }
+static fits_stages(num_stages, num_ranks) {
+const cls = this;
+
+return $rt.both(cls.fits_ranks(num_ranks), () => cls.fits_virtual_stages(($rt.eq($rt.mod(num_stages, num_ranks), 0) ? $rt.floordiv(num_stages, num_ranks) : 0)));
+}
+fits_stages(...given) { return this.constructor.fits_stages(...given); }
+static fits_ranks(num_ranks) {
+const cls = this;
+
+return ($rt.number(num_ranks) >= $rt.number(1));
+}
+fits_ranks(...given) { return this.constructor.fits_ranks(...given); }
+static fits_virtual_stages(virtual_stages) {
+const cls = this;
+
+return $rt.eq(virtual_stages, 1);
+}
+fits_virtual_stages(...given) { return this.constructor.fits_virtual_stages(...given); }
+static stages_for(num_ranks, virtual_stages) {
+const cls = this;
+
+return $rt.mul(num_ranks, virtual_stages);
+}
+stages_for(...given) { return this.constructor.stages_for(...given); }
+static owners(num_stages, num_ranks) {
+const cls = this;
+
+return $rt.list($rt.iter($rt.range(num_stages)).map((stage) => $rt.mod(stage, num_ranks)));
+}
+owners(...given) { return this.constructor.owners(...given); }
+stage_ranks() {
+const self = this;
+
+return self.owners(self.num_stages, self.num_ranks);
+}
+mirrored() {
+const self = this;
+
+return [];
+}
+placement() {
+const self = this;
+
+return new $Schedule({ name: self.name, num_ranks: self.num_ranks, num_microbatches: self.num_microbatches, stage_ranks: self.stage_ranks(), actions: [], mirrored: self.mirrored() });
+}
+schedule() {
+const self = this;
+let rows;
+
+rows = $rt.list($rt.iter($rt.range(self.num_ranks)).map((rank) => self.rank_actions(rank)));
+return $rt.replace(self.placement(), { actions: rows });
+}
+}
+
+class $GPipe {
+constructor(of) {
+this.num_stages = $rt.required(of.num_stages, 'num_stages');
+this.num_ranks = $rt.required(of.num_ranks, 'num_ranks');
+this.num_microbatches = $rt.required(of.num_microbatches, 'num_microbatches');
+}
+static default_virtual_stages = 1;
+get default_virtual_stages() { return this.constructor.default_virtual_stages; }
+static microbatch_multiple = 1;
+get microbatch_multiple() { return this.constructor.microbatch_multiple; }
+static microbatches_per_rank = 0;
+get microbatches_per_rank() { return this.constructor.microbatches_per_rank; }
+static name = "gpipe";
+get name() { return this.constructor.name; }
+static places = "one stage on each pipeline rank";
+get places() { return this.constructor.places; }
+rank_actions(rank) {
+const self = this;
+
+return $rt.list($rt.iter(["F", "BW"]).flatMap((kind) => $rt.iter($rt.range(self.num_microbatches)).map((microbatch) => new $Action({ microbatch: microbatch, stage: rank, kind: kind }))));
+}
+static minimum_microbatches(num_ranks) {
+const cls = this;
+
+return $rt.largest(1, $rt.mul(cls.microbatches_per_rank, num_ranks));
+}
+minimum_microbatches(...given) { return this.constructor.minimum_microbatches(...given); }
+static allows_microbatches(num_ranks, num_microbatches) {
+const cls = this;
+let enough;
+
+enough = ($rt.number(num_microbatches) >= $rt.number(cls.minimum_microbatches(num_ranks)));
+return $rt.both(enough, () => $rt.eq($rt.mod(num_microbatches, cls.microbatch_multiple), 0));
+}
+allows_microbatches(...given) { return this.constructor.allows_microbatches(...given); }
+static fits_stages(num_stages, num_ranks) {
+const cls = this;
+
+return $rt.both(cls.fits_ranks(num_ranks), () => cls.fits_virtual_stages(($rt.eq($rt.mod(num_stages, num_ranks), 0) ? $rt.floordiv(num_stages, num_ranks) : 0)));
+}
+fits_stages(...given) { return this.constructor.fits_stages(...given); }
+static fits_ranks(num_ranks) {
+const cls = this;
+
+return ($rt.number(num_ranks) >= $rt.number(1));
+}
+fits_ranks(...given) { return this.constructor.fits_ranks(...given); }
+static fits_virtual_stages(virtual_stages) {
+const cls = this;
+
+return $rt.eq(virtual_stages, 1);
+}
+fits_virtual_stages(...given) { return this.constructor.fits_virtual_stages(...given); }
+static stages_for(num_ranks, virtual_stages) {
+const cls = this;
+
+return $rt.mul(num_ranks, virtual_stages);
+}
+stages_for(...given) { return this.constructor.stages_for(...given); }
+static owners(num_stages, num_ranks) {
+const cls = this;
+
+return $rt.list($rt.iter($rt.range(num_stages)).map((stage) => $rt.mod(stage, num_ranks)));
+}
+owners(...given) { return this.constructor.owners(...given); }
+stage_ranks() {
+const self = this;
+
+return self.owners(self.num_stages, self.num_ranks);
+}
+mirrored() {
+const self = this;
+
+return [];
+}
+placement() {
+const self = this;
+
+return new $Schedule({ name: self.name, num_ranks: self.num_ranks, num_microbatches: self.num_microbatches, stage_ranks: self.stage_ranks(), actions: [], mirrored: self.mirrored() });
+}
+schedule() {
+const self = this;
+let rows;
+
+rows = $rt.list($rt.iter($rt.range(self.num_ranks)).map((rank) => self.rank_actions(rank)));
+return $rt.replace(self.placement(), { actions: rows });
+}
+}
+
+class $OneFOneB {
+constructor(of) {
+this.num_stages = $rt.required(of.num_stages, 'num_stages');
+this.num_ranks = $rt.required(of.num_ranks, 'num_ranks');
+this.num_microbatches = $rt.required(of.num_microbatches, 'num_microbatches');
+}
+static default_virtual_stages = 1;
+get default_virtual_stages() { return this.constructor.default_virtual_stages; }
+static microbatch_multiple = 1;
+get microbatch_multiple() { return this.constructor.microbatch_multiple; }
+static microbatches_per_rank = 1;
+get microbatches_per_rank() { return this.constructor.microbatches_per_rank; }
+static name = "1f1b";
+get name() { return this.constructor.name; }
+static places = "one stage on each pipeline rank";
+get places() { return this.constructor.places; }
+rank_actions(rank) {
+const self = this;
+let actions, backward, forward, steady, warm_up;
+
+warm_up = $rt.least(((self.num_stages - 1) - rank), self.num_microbatches);
+actions = $rt.iter($rt.range(warm_up)).map((microbatch) => new $Action({ microbatch: microbatch, stage: rank, kind: "F" }));
+for ([backward, forward] of $rt.iter($rt.enumerate($rt.range(warm_up, self.num_microbatches)))) {
+$rt.append(actions, new $Action({ microbatch: forward, stage: rank, kind: "F" }));
+$rt.append(actions, new $Action({ microbatch: backward, stage: rank, kind: "BW" }));
+}
+steady = (self.num_microbatches - warm_up);
+$rt.extend(actions, $rt.iter($rt.range(steady, self.num_microbatches)).map((microbatch) => new $Action({ microbatch: microbatch, stage: rank, kind: "BW" })));
+return $rt.list(actions);
+}
+static minimum_microbatches(num_ranks) {
+const cls = this;
+
+return $rt.largest(1, $rt.mul(cls.microbatches_per_rank, num_ranks));
+}
+minimum_microbatches(...given) { return this.constructor.minimum_microbatches(...given); }
+static allows_microbatches(num_ranks, num_microbatches) {
+const cls = this;
+let enough;
+
+enough = ($rt.number(num_microbatches) >= $rt.number(cls.minimum_microbatches(num_ranks)));
+return $rt.both(enough, () => $rt.eq($rt.mod(num_microbatches, cls.microbatch_multiple), 0));
+}
+allows_microbatches(...given) { return this.constructor.allows_microbatches(...given); }
+static fits_stages(num_stages, num_ranks) {
+const cls = this;
+
+return $rt.both(cls.fits_ranks(num_ranks), () => cls.fits_virtual_stages(($rt.eq($rt.mod(num_stages, num_ranks), 0) ? $rt.floordiv(num_stages, num_ranks) : 0)));
+}
+fits_stages(...given) { return this.constructor.fits_stages(...given); }
+static fits_ranks(num_ranks) {
+const cls = this;
+
+return ($rt.number(num_ranks) >= $rt.number(1));
+}
+fits_ranks(...given) { return this.constructor.fits_ranks(...given); }
+static fits_virtual_stages(virtual_stages) {
+const cls = this;
+
+return $rt.eq(virtual_stages, 1);
+}
+fits_virtual_stages(...given) { return this.constructor.fits_virtual_stages(...given); }
+static stages_for(num_ranks, virtual_stages) {
+const cls = this;
+
+return $rt.mul(num_ranks, virtual_stages);
+}
+stages_for(...given) { return this.constructor.stages_for(...given); }
+static owners(num_stages, num_ranks) {
+const cls = this;
+
+return $rt.list($rt.iter($rt.range(num_stages)).map((stage) => $rt.mod(stage, num_ranks)));
+}
+owners(...given) { return this.constructor.owners(...given); }
+stage_ranks() {
+const self = this;
+
+return self.owners(self.num_stages, self.num_ranks);
+}
+mirrored() {
+const self = this;
+
+return [];
+}
+placement() {
+const self = this;
+
+return new $Schedule({ name: self.name, num_ranks: self.num_ranks, num_microbatches: self.num_microbatches, stage_ranks: self.stage_ranks(), actions: [], mirrored: self.mirrored() });
+}
+schedule() {
+const self = this;
+let rows;
+
+rows = $rt.list($rt.iter($rt.range(self.num_ranks)).map((rank) => self.rank_actions(rank)));
+return $rt.replace(self.placement(), { actions: rows });
+}
+}
+
+class $Interleaved {
+constructor(of) {
+this.num_stages = $rt.required(of.num_stages, 'num_stages');
+this.num_ranks = $rt.required(of.num_ranks, 'num_ranks');
+this.num_microbatches = $rt.required(of.num_microbatches, 'num_microbatches');
+}
+static default_virtual_stages = 2;
+get default_virtual_stages() { return this.constructor.default_virtual_stages; }
+static microbatch_multiple = 1;
+get microbatch_multiple() { return this.constructor.microbatch_multiple; }
+static microbatches_per_rank = 1;
+get microbatches_per_rank() { return this.constructor.microbatches_per_rank; }
+static name = "interleaved-1f1b";
+get name() { return this.constructor.name; }
+static places = "two or more stages on each pipeline rank, stage s on rank s % num_ranks";
+get places() { return this.constructor.places; }
+groups() {
+const self = this;
+let count, longer, size;
+
+count = $rt.floordiv(self.num_microbatches, self.num_ranks);
+[size, longer] = $rt.unpack($rt.divmod(self.num_microbatches, count), 2);
+return $rt.add($rt.mul([$rt.add(size, 1)], longer), $rt.mul([size], (count - longer)));
+}
+rank_actions(rank) {
+const self = this;
+let actions, backward, chunks, forward, group, kind, order, pair, size, start, warm_up;
+
+chunks = $rt.range(self._virtual_stages);
+forward = [];
+backward = [];
+for ([start, size] of $rt.iter($rt.zip(self._starts(), self.groups()))) {
+group = $rt.range(start, $rt.add(start, size));
+for ([kind, order, actions] of $rt.iter([["F", chunks, forward], ["BW", $rt.reversed(chunks), backward]])) {
+$rt.extend(actions, $rt.iter(order).flatMap((chunk) => $rt.iter(group).map((microbatch) => new $Action({ microbatch: microbatch, stage: $rt.add($rt.mul(chunk, self.num_ranks), rank), kind: kind }))));
+}
+}
+warm_up = self._warm_up(rank);
+actions = $rt.slice(forward, 0, warm_up);
+for (pair of $rt.iter($rt.zip($rt.slice(forward, warm_up, undefined), backward))) {
+$rt.extend(actions, pair);
+}
+return [...$rt.iter(actions), ...$rt.iter($rt.slice(backward, ($rt.len(forward) - warm_up), undefined))];
+}
+get _virtual_stages() {
+const self = this;
+return $rt.floordiv(self.num_stages, self.num_ranks);
+}
+_starts() {
+const self = this;
+return $rt.list($rt.accumulate($rt.slice(self.groups(), 0, (-1)), 0));
+}
+_warm_up(rank) {
+const self = this;
+let ahead;
+ahead = $rt.add($rt.mul(2, ((self.num_ranks - 1) - rank)), $rt.mul((self._virtual_stages - 1), $rt.item(self.groups(), 0)));
+return $rt.least(ahead, $rt.mul(self._virtual_stages, self.num_microbatches));
+}
+static fits_virtual_stages(virtual_stages) {
+const cls = this;
+
+return ($rt.number(virtual_stages) >= $rt.number(2));
+}
+fits_virtual_stages(...given) { return this.constructor.fits_virtual_stages(...given); }
+static minimum_microbatches(num_ranks) {
+const cls = this;
+
+return $rt.largest(1, $rt.mul(cls.microbatches_per_rank, num_ranks));
+}
+minimum_microbatches(...given) { return this.constructor.minimum_microbatches(...given); }
+static allows_microbatches(num_ranks, num_microbatches) {
+const cls = this;
+let enough;
+
+enough = ($rt.number(num_microbatches) >= $rt.number(cls.minimum_microbatches(num_ranks)));
+return $rt.both(enough, () => $rt.eq($rt.mod(num_microbatches, cls.microbatch_multiple), 0));
+}
+allows_microbatches(...given) { return this.constructor.allows_microbatches(...given); }
+static fits_stages(num_stages, num_ranks) {
+const cls = this;
+
+return $rt.both(cls.fits_ranks(num_ranks), () => cls.fits_virtual_stages(($rt.eq($rt.mod(num_stages, num_ranks), 0) ? $rt.floordiv(num_stages, num_ranks) : 0)));
+}
+fits_stages(...given) { return this.constructor.fits_stages(...given); }
+static fits_ranks(num_ranks) {
+const cls = this;
+
+return ($rt.number(num_ranks) >= $rt.number(1));
+}
+fits_ranks(...given) { return this.constructor.fits_ranks(...given); }
+static stages_for(num_ranks, virtual_stages) {
+const cls = this;
+
+return $rt.mul(num_ranks, virtual_stages);
+}
+stages_for(...given) { return this.constructor.stages_for(...given); }
+static owners(num_stages, num_ranks) {
+const cls = this;
+
+return $rt.list($rt.iter($rt.range(num_stages)).map((stage) => $rt.mod(stage, num_ranks)));
+}
+owners(...given) { return this.constructor.owners(...given); }
+stage_ranks() {
+const self = this;
+
+return self.owners(self.num_stages, self.num_ranks);
+}
+mirrored() {
+const self = this;
+
+return [];
+}
+placement() {
+const self = this;
+
+return new $Schedule({ name: self.name, num_ranks: self.num_ranks, num_microbatches: self.num_microbatches, stage_ranks: self.stage_ranks(), actions: [], mirrored: self.mirrored() });
+}
+schedule() {
+const self = this;
+let rows;
+
+rows = $rt.list($rt.iter($rt.range(self.num_ranks)).map((rank) => self.rank_actions(rank)));
+return $rt.replace(self.placement(), { actions: rows });
+}
+}
+
+class $BreadthFirst {
+constructor(of) {
+this.num_stages = $rt.required(of.num_stages, 'num_stages');
+this.num_ranks = $rt.required(of.num_ranks, 'num_ranks');
+this.num_microbatches = $rt.required(of.num_microbatches, 'num_microbatches');
+}
+static default_virtual_stages = 2;
+get default_virtual_stages() { return this.constructor.default_virtual_stages; }
+static microbatch_multiple = 1;
+get microbatch_multiple() { return this.constructor.microbatch_multiple; }
+static microbatches_per_rank = 1;
+get microbatches_per_rank() { return this.constructor.microbatches_per_rank; }
+static name = "breadth-first";
+get name() { return this.constructor.name; }
+static places = "two or more stages on each pipeline rank, stage s on rank s % num_ranks";
+get places() { return this.constructor.places; }
+rank_actions(rank) {
+const self = this;
+let stages;
+
+stages = $rt.range(rank, self.num_stages, self.num_ranks);
+return $rt.list($rt.iter([["F", stages], ["BW", $rt.reversed(stages)]]).flatMap(([kind, order]) => $rt.iter(order).flatMap((stage) => $rt.iter($rt.range(self.num_microbatches)).map((microbatch) => new $Action({ microbatch: microbatch, stage: stage, kind: kind })))));
+}
+static fits_virtual_stages(virtual_stages) {
+const cls = this;
+
+return ($rt.number(virtual_stages) >= $rt.number(2));
+}
+fits_virtual_stages(...given) { return this.constructor.fits_virtual_stages(...given); }
+static minimum_microbatches(num_ranks) {
+const cls = this;
+
+return $rt.largest(1, $rt.mul(cls.microbatches_per_rank, num_ranks));
+}
+minimum_microbatches(...given) { return this.constructor.minimum_microbatches(...given); }
+static allows_microbatches(num_ranks, num_microbatches) {
+const cls = this;
+let enough;
+
+enough = ($rt.number(num_microbatches) >= $rt.number(cls.minimum_microbatches(num_ranks)));
+return $rt.both(enough, () => $rt.eq($rt.mod(num_microbatches, cls.microbatch_multiple), 0));
+}
+allows_microbatches(...given) { return this.constructor.allows_microbatches(...given); }
+static fits_stages(num_stages, num_ranks) {
+const cls = this;
+
+return $rt.both(cls.fits_ranks(num_ranks), () => cls.fits_virtual_stages(($rt.eq($rt.mod(num_stages, num_ranks), 0) ? $rt.floordiv(num_stages, num_ranks) : 0)));
+}
+fits_stages(...given) { return this.constructor.fits_stages(...given); }
+static fits_ranks(num_ranks) {
+const cls = this;
+
+return ($rt.number(num_ranks) >= $rt.number(1));
+}
+fits_ranks(...given) { return this.constructor.fits_ranks(...given); }
+static stages_for(num_ranks, virtual_stages) {
+const cls = this;
+
+return $rt.mul(num_ranks, virtual_stages);
+}
+stages_for(...given) { return this.constructor.stages_for(...given); }
+static owners(num_stages, num_ranks) {
+const cls = this;
+
+return $rt.list($rt.iter($rt.range(num_stages)).map((stage) => $rt.mod(stage, num_ranks)));
+}
+owners(...given) { return this.constructor.owners(...given); }
+stage_ranks() {
+const self = this;
+
+return self.owners(self.num_stages, self.num_ranks);
+}
+mirrored() {
+const self = this;
+
+return [];
+}
+placement() {
+const self = this;
+
+return new $Schedule({ name: self.name, num_ranks: self.num_ranks, num_microbatches: self.num_microbatches, stage_ranks: self.stage_ranks(), actions: [], mirrored: self.mirrored() });
+}
+schedule() {
+const self = this;
+let rows;
+
+rows = $rt.list($rt.iter($rt.range(self.num_ranks)).map((rank) => self.rank_actions(rank)));
+return $rt.replace(self.placement(), { actions: rows });
+}
+}
+
+class $ZeroBubbleH1 {
+constructor(of) {
+this.num_stages = $rt.required(of.num_stages, 'num_stages');
+this.num_ranks = $rt.required(of.num_ranks, 'num_ranks');
+this.num_microbatches = $rt.required(of.num_microbatches, 'num_microbatches');
+}
+static default_virtual_stages = 1;
+get default_virtual_stages() { return this.constructor.default_virtual_stages; }
+static microbatch_multiple = 1;
+get microbatch_multiple() { return this.constructor.microbatch_multiple; }
+static microbatches_per_rank = 1;
+get microbatches_per_rank() { return this.constructor.microbatches_per_rank; }
+static name = "zb-h1";
+get name() { return this.constructor.name; }
+static places = "one stage on each pipeline rank";
+get places() { return this.constructor.places; }
+in_flight() {
+const self = this;
+
+return self.num_ranks;
+}
+rank_actions(rank) {
+const self = this;
+let actions, last, late, microbatch, started, warm_up;
+
+last = (self.num_ranks - 1);
+warm_up = $rt.least($rt.mul(2, (last - rank)), ((self.in_flight() - 1) - rank));
+late = ((self.in_flight() - 1) - warm_up);
+actions = $rt.iter($rt.range(warm_up)).map((microbatch) => new $Action({ microbatch: microbatch, stage: rank, kind: "F" }));
+for (microbatch of $rt.iter($rt.range(self.num_microbatches))) {
+if (($rt.number($rt.add(warm_up, microbatch)) < $rt.number(self.num_microbatches))) {
+$rt.append(actions, new $Action({ microbatch: $rt.add(warm_up, microbatch), stage: rank, kind: "F" }));
+}
+$rt.append(actions, new $Action({ microbatch: microbatch, stage: rank, kind: "B" }));
+if (($rt.number(microbatch) >= $rt.number(late))) {
+$rt.append(actions, new $Action({ microbatch: (microbatch - late), stage: rank, kind: "W" }));
+}
+}
+started = $rt.largest(0, (self.num_microbatches - late));
+$rt.extend(actions, $rt.iter($rt.range(started, self.num_microbatches)).map((microbatch) => new $Action({ microbatch: microbatch, stage: rank, kind: "W" })));
+return $rt.list(actions);
+}
+static minimum_microbatches(num_ranks) {
+const cls = this;
+
+return $rt.largest(1, $rt.mul(cls.microbatches_per_rank, num_ranks));
+}
+minimum_microbatches(...given) { return this.constructor.minimum_microbatches(...given); }
+static allows_microbatches(num_ranks, num_microbatches) {
+const cls = this;
+let enough;
+
+enough = ($rt.number(num_microbatches) >= $rt.number(cls.minimum_microbatches(num_ranks)));
+return $rt.both(enough, () => $rt.eq($rt.mod(num_microbatches, cls.microbatch_multiple), 0));
+}
+allows_microbatches(...given) { return this.constructor.allows_microbatches(...given); }
+static fits_stages(num_stages, num_ranks) {
+const cls = this;
+
+return $rt.both(cls.fits_ranks(num_ranks), () => cls.fits_virtual_stages(($rt.eq($rt.mod(num_stages, num_ranks), 0) ? $rt.floordiv(num_stages, num_ranks) : 0)));
+}
+fits_stages(...given) { return this.constructor.fits_stages(...given); }
+static fits_ranks(num_ranks) {
+const cls = this;
+
+return ($rt.number(num_ranks) >= $rt.number(1));
+}
+fits_ranks(...given) { return this.constructor.fits_ranks(...given); }
+static fits_virtual_stages(virtual_stages) {
+const cls = this;
+
+return $rt.eq(virtual_stages, 1);
+}
+fits_virtual_stages(...given) { return this.constructor.fits_virtual_stages(...given); }
+static stages_for(num_ranks, virtual_stages) {
+const cls = this;
+
+return $rt.mul(num_ranks, virtual_stages);
+}
+stages_for(...given) { return this.constructor.stages_for(...given); }
+static owners(num_stages, num_ranks) {
+const cls = this;
+
+return $rt.list($rt.iter($rt.range(num_stages)).map((stage) => $rt.mod(stage, num_ranks)));
+}
+owners(...given) { return this.constructor.owners(...given); }
+stage_ranks() {
+const self = this;
+
+return self.owners(self.num_stages, self.num_ranks);
+}
+mirrored() {
+const self = this;
+
+return [];
+}
+placement() {
+const self = this;
+
+return new $Schedule({ name: self.name, num_ranks: self.num_ranks, num_microbatches: self.num_microbatches, stage_ranks: self.stage_ranks(), actions: [], mirrored: self.mirrored() });
+}
+schedule() {
+const self = this;
+let rows;
+
+rows = $rt.list($rt.iter($rt.range(self.num_ranks)).map((rank) => self.rank_actions(rank)));
+return $rt.replace(self.placement(), { actions: rows });
+}
+}
+
+class $ZeroBubbleH2 {
+constructor(of) {
+this.num_stages = $rt.required(of.num_stages, 'num_stages');
+this.num_ranks = $rt.required(of.num_ranks, 'num_ranks');
+this.num_microbatches = $rt.required(of.num_microbatches, 'num_microbatches');
+}
+static default_virtual_stages = 1;
+get default_virtual_stages() { return this.constructor.default_virtual_stages; }
+static microbatch_multiple = 1;
+get microbatch_multiple() { return this.constructor.microbatch_multiple; }
+static microbatches_per_rank = 1;
+get microbatches_per_rank() { return this.constructor.microbatches_per_rank; }
+static name = "zb-h2";
+get name() { return this.constructor.name; }
+static places = "one stage on each pipeline rank";
+get places() { return this.constructor.places; }
+in_flight() {
+const self = this;
+
+return $rt.least(self.num_microbatches, ($rt.mul(2, self.num_ranks) - 1));
+}
+rank_actions(rank) {
+const self = this;
+let actions, last, late, microbatch, started, warm_up;
+
+last = (self.num_ranks - 1);
+warm_up = $rt.least($rt.mul(2, (last - rank)), ((self.in_flight() - 1) - rank));
+late = ((self.in_flight() - 1) - warm_up);
+actions = $rt.iter($rt.range(warm_up)).map((microbatch) => new $Action({ microbatch: microbatch, stage: rank, kind: "F" }));
+for (microbatch of $rt.iter($rt.range(self.num_microbatches))) {
+if (($rt.number($rt.add(warm_up, microbatch)) < $rt.number(self.num_microbatches))) {
+$rt.append(actions, new $Action({ microbatch: $rt.add(warm_up, microbatch), stage: rank, kind: "F" }));
+}
+$rt.append(actions, new $Action({ microbatch: microbatch, stage: rank, kind: "B" }));
+if (($rt.number(microbatch) >= $rt.number(late))) {
+$rt.append(actions, new $Action({ microbatch: (microbatch - late), stage: rank, kind: "W" }));
+}
+}
+started = $rt.largest(0, (self.num_microbatches - late));
+$rt.extend(actions, $rt.iter($rt.range(started, self.num_microbatches)).map((microbatch) => new $Action({ microbatch: microbatch, stage: rank, kind: "W" })));
+return $rt.list(actions);
+}
+static minimum_microbatches(num_ranks) {
+const cls = this;
+
+return $rt.largest(1, $rt.mul(cls.microbatches_per_rank, num_ranks));
+}
+minimum_microbatches(...given) { return this.constructor.minimum_microbatches(...given); }
+static allows_microbatches(num_ranks, num_microbatches) {
+const cls = this;
+let enough;
+
+enough = ($rt.number(num_microbatches) >= $rt.number(cls.minimum_microbatches(num_ranks)));
+return $rt.both(enough, () => $rt.eq($rt.mod(num_microbatches, cls.microbatch_multiple), 0));
+}
+allows_microbatches(...given) { return this.constructor.allows_microbatches(...given); }
+static fits_stages(num_stages, num_ranks) {
+const cls = this;
+
+return $rt.both(cls.fits_ranks(num_ranks), () => cls.fits_virtual_stages(($rt.eq($rt.mod(num_stages, num_ranks), 0) ? $rt.floordiv(num_stages, num_ranks) : 0)));
+}
+fits_stages(...given) { return this.constructor.fits_stages(...given); }
+static fits_ranks(num_ranks) {
+const cls = this;
+
+return ($rt.number(num_ranks) >= $rt.number(1));
+}
+fits_ranks(...given) { return this.constructor.fits_ranks(...given); }
+static fits_virtual_stages(virtual_stages) {
+const cls = this;
+
+return $rt.eq(virtual_stages, 1);
+}
+fits_virtual_stages(...given) { return this.constructor.fits_virtual_stages(...given); }
+static stages_for(num_ranks, virtual_stages) {
+const cls = this;
+
+return $rt.mul(num_ranks, virtual_stages);
+}
+stages_for(...given) { return this.constructor.stages_for(...given); }
+static owners(num_stages, num_ranks) {
+const cls = this;
+
+return $rt.list($rt.iter($rt.range(num_stages)).map((stage) => $rt.mod(stage, num_ranks)));
+}
+owners(...given) { return this.constructor.owners(...given); }
+stage_ranks() {
+const self = this;
+
+return self.owners(self.num_stages, self.num_ranks);
+}
+mirrored() {
+const self = this;
+
+return [];
+}
+placement() {
+const self = this;
+
+return new $Schedule({ name: self.name, num_ranks: self.num_ranks, num_microbatches: self.num_microbatches, stage_ranks: self.stage_ranks(), actions: [], mirrored: self.mirrored() });
+}
+schedule() {
+const self = this;
+let rows;
+
+rows = $rt.list($rt.iter($rt.range(self.num_ranks)).map((rank) => self.rank_actions(rank)));
+return $rt.replace(self.placement(), { actions: rows });
+}
+}
+
+class $ZeroBubbleV {
+constructor(of) {
+this.num_stages = $rt.required(of.num_stages, 'num_stages');
+this.num_ranks = $rt.required(of.num_ranks, 'num_ranks');
+this.num_microbatches = $rt.required(of.num_microbatches, 'num_microbatches');
+}
+static default_virtual_stages = 2;
+get default_virtual_stages() { return this.constructor.default_virtual_stages; }
+static microbatch_multiple = 1;
+get microbatch_multiple() { return this.constructor.microbatch_multiple; }
+static microbatches_per_rank = 1;
+get microbatches_per_rank() { return this.constructor.microbatches_per_rank; }
+static name = "zb-v";
+get name() { return this.constructor.name; }
+static places = "two stages on each pipeline rank, rank r having stages r and 2 x num_ranks - 1 - r";
+get places() { return this.constructor.places; }
+rank_actions(rank) {
+const self = this;
+let actions, done, rest, stages, total;
+
+[stages, rest] = $rt.unpack([$rt.dict([["down", rank], ["back", ((self.num_stages - 1) - rank)]]), (self.num_ranks - rank)], 2);
+total = $rt.largest(self.num_microbatches, ($rt.mul(2, self.num_ranks) - 1));
+done = $rt.counter();
+actions = [];
+function run(words, times = 1) {
+let kind, stage, word;
+
+for (word of $rt.iter($rt.mul(words, times))) {
+kind = $rt.member(["F", "B", "W", "BW"], $rt.upper(word, ));
+stage = $rt.item(stages, ($rt.truth($rt.isupper(word, )) ? "down" : "back"));
+$rt.append(actions, new $Action({ microbatch: $rt.item(done, word), stage: stage, kind: kind }));
+$rt.setitem(done, word, $rt.add($rt.item(done, word), 1));
+}
+}
+run("F", ($rt.mul(2, rest) - 1));
+run("fF", rank);
+run("fbw", rest);
+while (($rt.number($rt.item(done, "f")) < $rt.number(total))) {
+run($rt.add($rt.mul("F", ($rt.number($rt.item(done, "F")) < $rt.number(total))), "BWfbw"));
+}
+run("Bb", rank);
+run("BW", rest);
+run("w", (total - $rt.item(done, "w")));
+run("W", (total - $rt.item(done, "W")));
+return $rt.list($rt.iter(actions).filter((one) => ($rt.number(one.microbatch) < $rt.number(self.num_microbatches))).map((one) => one));
+}
+static fits_virtual_stages(virtual_stages) {
+const cls = this;
+
+return $rt.eq(virtual_stages, 2);
+}
+fits_virtual_stages(...given) { return this.constructor.fits_virtual_stages(...given); }
+static owners(num_stages, num_ranks) {
+const cls = this;
+
+return $rt.list($rt.iter($rt.range(num_stages)).map((stage) => $rt.least(stage, ((num_stages - 1) - stage))));
+}
+owners(...given) { return this.constructor.owners(...given); }
+static minimum_microbatches(num_ranks) {
+const cls = this;
+
+return $rt.largest(1, $rt.mul(cls.microbatches_per_rank, num_ranks));
+}
+minimum_microbatches(...given) { return this.constructor.minimum_microbatches(...given); }
+static allows_microbatches(num_ranks, num_microbatches) {
+const cls = this;
+let enough;
+
+enough = ($rt.number(num_microbatches) >= $rt.number(cls.minimum_microbatches(num_ranks)));
+return $rt.both(enough, () => $rt.eq($rt.mod(num_microbatches, cls.microbatch_multiple), 0));
+}
+allows_microbatches(...given) { return this.constructor.allows_microbatches(...given); }
+static fits_stages(num_stages, num_ranks) {
+const cls = this;
+
+return $rt.both(cls.fits_ranks(num_ranks), () => cls.fits_virtual_stages(($rt.eq($rt.mod(num_stages, num_ranks), 0) ? $rt.floordiv(num_stages, num_ranks) : 0)));
+}
+fits_stages(...given) { return this.constructor.fits_stages(...given); }
+static fits_ranks(num_ranks) {
+const cls = this;
+
+return ($rt.number(num_ranks) >= $rt.number(1));
+}
+fits_ranks(...given) { return this.constructor.fits_ranks(...given); }
+static stages_for(num_ranks, virtual_stages) {
+const cls = this;
+
+return $rt.mul(num_ranks, virtual_stages);
+}
+stages_for(...given) { return this.constructor.stages_for(...given); }
+stage_ranks() {
+const self = this;
+
+return self.owners(self.num_stages, self.num_ranks);
+}
+mirrored() {
+const self = this;
+
+return [];
+}
+placement() {
+const self = this;
+
+return new $Schedule({ name: self.name, num_ranks: self.num_ranks, num_microbatches: self.num_microbatches, stage_ranks: self.stage_ranks(), actions: [], mirrored: self.mirrored() });
+}
+schedule() {
+const self = this;
+let rows;
+
+rows = $rt.list($rt.iter($rt.range(self.num_ranks)).map((rank) => self.rank_actions(rank)));
+return $rt.replace(self.placement(), { actions: rows });
+}
+}
+
+class $DualPipe {
+constructor(of) {
+this.num_stages = $rt.required(of.num_stages, 'num_stages');
+this.num_ranks = $rt.required(of.num_ranks, 'num_ranks');
+this.num_microbatches = $rt.required(of.num_microbatches, 'num_microbatches');
+}
+static default_virtual_stages = 1;
+get default_virtual_stages() { return this.constructor.default_virtual_stages; }
+static microbatch_multiple = 2;
+get microbatch_multiple() { return this.constructor.microbatch_multiple; }
+static microbatches_per_rank = 2;
+get microbatches_per_rank() { return this.constructor.microbatches_per_rank; }
+static name = "dualpipe";
+get name() { return this.constructor.name; }
+static places = "one stage, and a copy of its mirror image, on each pipeline rank";
+get places() { return this.constructor.places; }
+static fits_ranks(num_ranks) {
+const cls = this;
+
+return $rt.both(($rt.number(num_ranks) >= $rt.number(2)), () => $rt.eq($rt.mod(num_ranks, 2), 0));
+}
+fits_ranks(...given) { return this.constructor.fits_ranks(...given); }
+mirrored() {
+const self = this;
+
+return $rt.list($rt.range($rt.floordiv(self.num_microbatches, 2), self.num_microbatches));
+}
+rank_actions(rank) {
+const self = this;
+let far, half, mirror, mirrored, near, straight;
+
+half = $rt.floordiv(self.num_microbatches, 2);
+mirror = ((self.num_ranks - 1) - rank);
+straight = $rt.list($rt.iter($rt.range(half)).map((microbatch) => [rank, microbatch]));
+mirrored = $rt.list($rt.iter(self.mirrored()).map((microbatch) => [mirror, microbatch]));
+[near, far] = $rt.unpack((($rt.number(rank) < $rt.number(mirror)) ? [straight, mirrored] : [mirrored, straight]), 2);
+return $meeting_streams($rt.least(rank, mirror), $rt.floordiv(self.num_ranks, 2), near, far);
+}
+static minimum_microbatches(num_ranks) {
+const cls = this;
+
+return $rt.largest(1, $rt.mul(cls.microbatches_per_rank, num_ranks));
+}
+minimum_microbatches(...given) { return this.constructor.minimum_microbatches(...given); }
+static allows_microbatches(num_ranks, num_microbatches) {
+const cls = this;
+let enough;
+
+enough = ($rt.number(num_microbatches) >= $rt.number(cls.minimum_microbatches(num_ranks)));
+return $rt.both(enough, () => $rt.eq($rt.mod(num_microbatches, cls.microbatch_multiple), 0));
+}
+allows_microbatches(...given) { return this.constructor.allows_microbatches(...given); }
+static fits_stages(num_stages, num_ranks) {
+const cls = this;
+
+return $rt.both(cls.fits_ranks(num_ranks), () => cls.fits_virtual_stages(($rt.eq($rt.mod(num_stages, num_ranks), 0) ? $rt.floordiv(num_stages, num_ranks) : 0)));
+}
+fits_stages(...given) { return this.constructor.fits_stages(...given); }
+static fits_virtual_stages(virtual_stages) {
+const cls = this;
+
+return $rt.eq(virtual_stages, 1);
+}
+fits_virtual_stages(...given) { return this.constructor.fits_virtual_stages(...given); }
+static stages_for(num_ranks, virtual_stages) {
+const cls = this;
+
+return $rt.mul(num_ranks, virtual_stages);
+}
+stages_for(...given) { return this.constructor.stages_for(...given); }
+static owners(num_stages, num_ranks) {
+const cls = this;
+
+return $rt.list($rt.iter($rt.range(num_stages)).map((stage) => $rt.mod(stage, num_ranks)));
+}
+owners(...given) { return this.constructor.owners(...given); }
+stage_ranks() {
+const self = this;
+
+return self.owners(self.num_stages, self.num_ranks);
+}
+placement() {
+const self = this;
+
+return new $Schedule({ name: self.name, num_ranks: self.num_ranks, num_microbatches: self.num_microbatches, stage_ranks: self.stage_ranks(), actions: [], mirrored: self.mirrored() });
+}
+schedule() {
+const self = this;
+let rows;
+
+rows = $rt.list($rt.iter($rt.range(self.num_ranks)).map((rank) => self.rank_actions(rank)));
+return $rt.replace(self.placement(), { actions: rows });
+}
+}
+
+class $DualPipeV {
+constructor(of) {
+this.num_stages = $rt.required(of.num_stages, 'num_stages');
+this.num_ranks = $rt.required(of.num_ranks, 'num_ranks');
+this.num_microbatches = $rt.required(of.num_microbatches, 'num_microbatches');
+}
+static default_virtual_stages = 2;
+get default_virtual_stages() { return this.constructor.default_virtual_stages; }
+static microbatch_multiple = 1;
+get microbatch_multiple() { return this.constructor.microbatch_multiple; }
+static microbatches_per_rank = 2;
+get microbatches_per_rank() { return this.constructor.microbatches_per_rank; }
+static name = "dualpipe-v";
+get name() { return this.constructor.name; }
+static places = "two stages on each pipeline rank, rank r having stages r and 2 x num_ranks - 1 - r";
+get places() { return this.constructor.places; }
+rank_actions(rank) {
+const self = this;
+let microbatches;
+
+microbatches = $rt.range(self.num_microbatches);
+return $meeting_streams(rank, self.num_ranks, $rt.list($rt.iter(microbatches).map((microbatch) => [rank, microbatch])), $rt.list($rt.iter(microbatches).map((microbatch) => [((self.num_stages - 1) - rank), microbatch])));
+}
+static fits_virtual_stages(virtual_stages) {
+const cls = this;
+
+return $rt.eq(virtual_stages, 2);
+}
+fits_virtual_stages(...given) { return this.constructor.fits_virtual_stages(...given); }
+static owners(num_stages, num_ranks) {
+const cls = this;
+
+return $rt.list($rt.iter($rt.range(num_stages)).map((stage) => $rt.least(stage, ((num_stages - 1) - stage))));
+}
+owners(...given) { return this.constructor.owners(...given); }
+static minimum_microbatches(num_ranks) {
+const cls = this;
+
+return $rt.largest(1, $rt.mul(cls.microbatches_per_rank, num_ranks));
+}
+minimum_microbatches(...given) { return this.constructor.minimum_microbatches(...given); }
+static allows_microbatches(num_ranks, num_microbatches) {
+const cls = this;
+let enough;
+
+enough = ($rt.number(num_microbatches) >= $rt.number(cls.minimum_microbatches(num_ranks)));
+return $rt.both(enough, () => $rt.eq($rt.mod(num_microbatches, cls.microbatch_multiple), 0));
+}
+allows_microbatches(...given) { return this.constructor.allows_microbatches(...given); }
+static fits_stages(num_stages, num_ranks) {
+const cls = this;
+
+return $rt.both(cls.fits_ranks(num_ranks), () => cls.fits_virtual_stages(($rt.eq($rt.mod(num_stages, num_ranks), 0) ? $rt.floordiv(num_stages, num_ranks) : 0)));
+}
+fits_stages(...given) { return this.constructor.fits_stages(...given); }
+static fits_ranks(num_ranks) {
+const cls = this;
+
+return ($rt.number(num_ranks) >= $rt.number(1));
+}
+fits_ranks(...given) { return this.constructor.fits_ranks(...given); }
+static stages_for(num_ranks, virtual_stages) {
+const cls = this;
+
+return $rt.mul(num_ranks, virtual_stages);
+}
+stages_for(...given) { return this.constructor.stages_for(...given); }
+stage_ranks() {
+const self = this;
+
+return self.owners(self.num_stages, self.num_ranks);
+}
+mirrored() {
+const self = this;
+
+return [];
+}
+placement() {
+const self = this;
+
+return new $Schedule({ name: self.name, num_ranks: self.num_ranks, num_microbatches: self.num_microbatches, stage_ranks: self.stage_ranks(), actions: [], mirrored: self.mirrored() });
+}
+schedule() {
+const self = this;
+let rows;
+
+rows = $rt.list($rt.iter($rt.range(self.num_ranks)).map((rank) => self.rank_actions(rank)));
+return $rt.replace(self.placement(), { actions: rows });
+}
+}
+
+class $ScheduleStart {
+constructor(of) {
+this.problems = $rt.required(of.problems, 'problems');
+this.schedule = $rt.required(of.schedule, 'schedule');
+}
+}
+
+class $Schedule {
+constructor(of) {
+this.name = $rt.required(of.name, 'name');
+this.num_ranks = $rt.required(of.num_ranks, 'num_ranks');
+this.num_microbatches = $rt.required(of.num_microbatches, 'num_microbatches');
+this.stage_ranks = $rt.required(of.stage_ranks, 'stage_ranks');
+this.actions = $rt.required(of.actions, 'actions');
+this.mirrored = $rt.given(of.mirrored, []);
+}
+get num_stages() {
+const self = this;
+
+return $rt.len(self.stage_ranks);
+}
+rank_of(stage, microbatch) {
+const self = this;
+let rank;
+
+rank = $rt.item(self.stage_ranks, stage);
+return ($rt.has(self.mirrored, microbatch) ? ((self.num_ranks - 1) - rank) : rank);
+}
+owners_of(stage) {
+const self = this;
+let rank;
+
+rank = $rt.item(self.stage_ranks, stage);
+return ($rt.truth(self.mirrored) ? $rt.list($rt.fromkeys([rank, ((self.num_ranks - 1) - rank)])) : [rank]);
+}
+to_json() {
+const self = this;
+let head, rows;
+
+rows = $rt.iter(self.actions).map((row) => $rt.dumps($rt.joined(" ", $rt.iter(row).map((action) => $rt.str(action)))));
+head = $rt.dumps($rt.dict([["schema", 2], ["name", self.name], ["num_ranks", self.num_ranks], ["num_microbatches", self.num_microbatches], ["stage_ranks", $rt.list(self.stage_ranks)], ["mirrored", $rt.list(self.mirrored)]]));
+return $rt.add($rt.add($rt.add($rt.slice(head, 0, (-1)), ", \"actions\": [\n  "), $rt.joined(",\n  ", rows)), "\n]}\n");
+}
+}
+
+class $Action {
+constructor(of) {
+this.kind = $rt.required(of.kind, 'kind');
+this.stage = $rt.required(of.stage, 'stage');
+this.microbatch = $rt.required(of.microbatch, 'microbatch');
+}
+toString() {
+const self = this;
+
+return $rt.join($rt.str($rt.value(self.kind)), $rt.str(self.stage), ".", $rt.str(self.microbatch));
+}
+}
+
+class $ScheduleVerdict {
+constructor(of) {
+this.problems = $rt.required(of.problems, 'problems');
+this.circle = $rt.required(of.circle, 'circle');
+this.drawing = $rt.required(of.drawing, 'drawing');
+this.in_flight = $rt.required(of.in_flight, 'in_flight');
+this.simulation = $rt.required(of.simulation, 'simulation');
+}
+}
+
+class $ActionLengths {
+constructor(of) {
+this.forward_s = $rt.required(of.forward_s, 'forward_s');
+this.input_gradient_s = $rt.required(of.input_gradient_s, 'input_gradient_s');
+this.weight_gradient_s = $rt.required(of.weight_gradient_s, 'weight_gradient_s');
+this.transfer_s = $rt.required(of.transfer_s, 'transfer_s');
+}
+}
+
 class $TierNumbers {
 constructor(of) {
 this.degree = $rt.required(of.degree, 'degree');
@@ -2283,6 +3999,133 @@ this.stride = $rt.required(of.stride, 'stride');
 }
 }
 
+class $ActionCells {
+constructor(of) {
+this.source = $rt.given(of.source, "");
+this.rows = $rt.given(of.rows, []);
+this.cells = $rt.given(of.cells, []);
+}
+at(rank, place) {
+const self = this;
+
+return ($rt.truth(self.source) ? $rt.item($rt.item(self.cells, rank), place) : $rt.join("place ", $rt.str(place)));
+}
+file_at(rank, place = null) {
+const self = this;
+
+if (!$rt.truth(self.source)) {
+return "";
+}
+if ((place === null)) {
+return (($rt.number(rank) < $rt.number($rt.len(self.rows))) ? $rt.join($rt.str(self.source), ", ", $rt.str($rt.item(self.rows, rank))) : self.source);
+}
+return $rt.join($rt.str(self.source), ", ", $rt.str($rt.item($rt.item(self.cells, rank), place)));
+}
+}
+
+class $BlockedRank {
+constructor(of) {
+this.rank = $rt.required(of.rank, 'rank');
+this.action = $rt.required(of.action, 'action');
+this.awaited_action = $rt.required(of.awaited_action, 'awaited_action');
+this.awaited_rank = $rt.required(of.awaited_rank, 'awaited_rank');
+}
+}
+
+class $Event {
+constructor(of) {
+this.kind = $rt.required(of.kind, 'kind');
+this.name = $rt.required(of.name, 'name');
+this.axis = $rt.given(of.axis, "");
+this.stage = $rt.given(of.stage, null);
+this.microbatch = $rt.given(of.microbatch, null);
+this.bytes = $rt.given(of.bytes, 0);
+this.start = $rt.given(of.start, 0.0);
+this.end = $rt.given(of.end, 0.0);
+this.rank = $rt.given(of.rank, 0);
+this.waited_s = $rt.given(of.waited_s, 0.0);
+}
+}
+
+class $Simulation {
+constructor(of) {
+this.events = $rt.required(of.events, 'events');
+this.makespan_s = $rt.required(of.makespan_s, 'makespan_s');
+this.busy_s = $rt.required(of.busy_s, 'busy_s');
+}
+get idle_s() {
+const self = this;
+
+return $rt.list($rt.iter(self.busy_s).map((busy) => (self.makespan_s - busy)));
+}
+get bubble_fraction() {
+const self = this;
+let total;
+
+total = $rt.mul(self.makespan_s, $rt.len(self.busy_s));
+return ($rt.truth(total) ? ($rt.sum(self.idle_s) / total) : 0.0);
+}
+get bubble_overhead() {
+const self = this;
+let busy;
+
+busy = $rt.sum(self.busy_s);
+return ($rt.truth(busy) ? ($rt.sum(self.idle_s) / busy) : 0.0);
+}
+}
+
+class $Durations {
+constructor(of) {
+this.forward_s = $rt.required(of.forward_s, 'forward_s');
+this.backward_s = $rt.required(of.backward_s, 'backward_s');
+this.input_gradient_s = $rt.required(of.input_gradient_s, 'input_gradient_s');
+this.weight_gradient_s = $rt.required(of.weight_gradient_s, 'weight_gradient_s');
+this.transfer_s = $rt.required(of.transfer_s, 'transfer_s');
+this.message_bytes = $rt.given(of.message_bytes, 0);
+}
+get by_kind() {
+const self = this;
+
+return [self.forward_s, self.input_gradient_s, self.weight_gradient_s, self.backward_s];
+}
+seconds_of(action) {
+const self = this;
+
+return $rt.item($rt.item(self.by_kind, $rt.index(["F", "B", "W", "BW"], action.kind)), action.stage);
+}
+}
+
+class $_Steps {
+constructor(near, far) {
+const self = this;
+self.actions = [];
+self._forwards = [$rt.iterator(far), $rt.iterator(near)];
+self._backwards = [$rt.iterator(far), $rt.iterator(near)];
+self._left = $rt.list();
+}
+forward(near) {
+const self = this;
+let microbatch, stage;
+[stage, microbatch] = $rt.unpack($rt.next($rt.item(self._forwards, near)), 2);
+$rt.append(self.actions, new $Action({ microbatch: microbatch, stage: stage, kind: "F" }));
+}
+backward(near, split = false) {
+const self = this;
+let microbatch, stage;
+[stage, microbatch] = $rt.unpack($rt.next($rt.item(self._backwards, near)), 2);
+$rt.append(self.actions, new $Action({ microbatch: microbatch, stage: stage, kind: ($rt.truth(split) ? "B" : "BW") }));
+if ($rt.truth(split)) {
+$rt.append(self._left, [stage, microbatch]);
+}
+}
+weight() {
+const self = this;
+let microbatch, stage;
+[stage, microbatch] = $rt.unpack($rt.popleft(self._left, ), 2);
+$rt.append(self.actions, new $Action({ microbatch: microbatch, stage: stage, kind: "W" }));
+}
+}
+
 class $ModelNumbers {
 constructor(of) {
 this.layers = $rt.required(of.layers, 'layers');
@@ -2447,6 +4290,37 @@ this.ends = $rt.required(of.ends, 'ends');
 }
 }
 
+class $Rule {
+constructor(of) {
+this.id = $rt.required(of.id, 'id');
+}
+problem(message, key = "", set_by = "", suggestions = []) {
+const self = this;
+
+return new $Problem({ rule: self.id, message: message, key: key, set_by: set_by, suggestions: $rt.list($rt.iter(suggestions).map((value) => $rt.str(value))) });
+}
+}
+
+class $ActionWithMessages {
+constructor(of) {
+this.action = $rt.required(of.action, 'action');
+this.receive = $rt.given(of.receive, null);
+this.send = $rt.given(of.send, null);
+this.local_input = $rt.given(of.local_input, false);
+this.local_output = $rt.given(of.local_output, false);
+}
+}
+
+class $Problem {
+constructor(of) {
+this.rule = $rt.required(of.rule, 'rule');
+this.message = $rt.required(of.message, 'message');
+this.key = $rt.given(of.key, "");
+this.set_by = $rt.given(of.set_by, "");
+this.suggestions = $rt.given(of.suggestions, []);
+}
+}
+
 class $ExchangeSeconds {
 constructor(of) {
 this.forward = $rt.required(of.forward, 'forward');
@@ -2470,7 +4344,7 @@ this.room = $rt.required(of.room, 'room');
 at_pace(pace) {
 const self = this;
 
-return new $PassSeconds({ ...$rt.members(new Map($rt.iter($rt.fields(self)).map((item) => [item.name, $rt.mul(pace, $rt.attribute(self, item.name))]))) });
+return new $PassSeconds({ ...$rt.members($rt.dict($rt.iter($rt.fields(self)).map((item) => [item.name, $rt.mul(pace, $rt.attribute(self, item.name))]))) });
 }
 get total() {
 const self = this;
@@ -2533,6 +4407,29 @@ this.with_experts = $rt.required(of.with_experts, 'with_experts');
 this.redone = $rt.required(of.redone, 'redone');
 this.redone_of_mixture = $rt.required(of.redone_of_mixture, 'redone_of_mixture');
 this.loss = $rt.required(of.loss, 'loss');
+}
+}
+
+class $Message {
+constructor(of) {
+this.payload = $rt.required(of.payload, 'payload');
+this.microbatch = $rt.required(of.microbatch, 'microbatch');
+this.source_stage = $rt.required(of.source_stage, 'source_stage');
+this.target_stage = $rt.required(of.target_stage, 'target_stage');
+this.source_rank = $rt.required(of.source_rank, 'source_rank');
+this.target_rank = $rt.required(of.target_rank, 'target_rank');
+}
+get channel() {
+const self = this;
+
+return [self.source_rank, self.target_rank];
+}
+toString() {
+const self = this;
+let stages;
+
+stages = $rt.join($rt.str(self.source_stage), " -> ", $rt.str(self.target_stage));
+return $rt.join($rt.str($rt.value(self.payload)), " ", $rt.str(self.microbatch), " stage ", $rt.str(stages));
 }
 }
 
@@ -2852,7 +4749,31 @@ this.formula = $rt.required(of.formula, 'formula');
 }
 }
 
+const $SCHEDULES = $rt.dict([["naive", $Naive], ["gpipe", $GPipe], ["1f1b", $OneFOneB], ["interleaved-1f1b", $Interleaved], ["breadth-first", $BreadthFirst], ["zb-h1", $ZeroBubbleH1], ["zb-h2", $ZeroBubbleH2], ["zb-v", $ZeroBubbleV], ["dualpipe", $DualPipe], ["dualpipe-v", $DualPipeV]]);
+
+const $NO_FILE = new $ActionCells({ source: "", rows: [], cells: [] });
+
+const $_LEGEND = "[ ] cannot start      ( ) would end the wait of the rank whose arrow comes here";
+
 const $_closed_forms = [new $ClosedForms({ idle_s: $lambda, in_flight: $lambda_2, waiting: null }), new $ClosedForms({ idle_s: $lambda_3, in_flight: $lambda_4, waiting: null }), new $ClosedForms({ idle_s: $lambda_3, in_flight: $lambda_5, waiting: null }), new $ClosedForms({ idle_s: $lambda_6, in_flight: $lambda_7, waiting: null }), new $ClosedForms({ idle_s: $lambda_6, in_flight: $lambda_4, waiting: null }), new $ClosedForms({ idle_s: $lambda_8, in_flight: $lambda_5, waiting: $rt.min }), new $ClosedForms({ idle_s: $lambda_9, in_flight: $lambda_10, waiting: $lambda_11 }), new $ClosedForms({ idle_s: $lambda_12, in_flight: $lambda_5, waiting: $lambda_13 }), new $ClosedForms({ idle_s: $lambda_14, in_flight: $lambda_15, waiting: $lambda_16 }), new $ClosedForms({ idle_s: $lambda_17, in_flight: $lambda_15, waiting: $lambda_16 })];
+
+const $Rule_2 = new $Rule({ id: "schedule-even-ranks" });
+
+const $Rule_3 = new $Rule({ id: "schedule-stages-per-rank" });
+
+const $Rule_4 = new $Rule({ id: "schedule-needs-microbatches" });
+
+const $Rule_5 = new $Rule({ id: "schedule-even-microbatches" });
+
+const $SCHEDULE_PLACES_STAGES = new $Rule({ id: "schedule-places-stages" });
+
+const $SCHEDULE_COVERS_ONCE = new $Rule({ id: "schedule-covers-once" });
+
+const $Rule_6 = new $Rule({ id: "schedule-keeps-order" });
+
+const $Rule_7 = new $Rule({ id: "schedule-cannot-deadlock" });
+
+const $Rule_8 = new $Rule({ id: "schedule-within-memory" });
 
 const $NOTHING = new $ExchangeSeconds({ forward: 0.0, backward: 0.0, shown_forward: 0.0, shown_backward: 0.0 });
 
@@ -2860,7 +4781,7 @@ const $_crossing = [8];
 
 const $_bent = [7, 9];
 
-const $algorithm_index = new Map([["backend", 0], ["ring", 1], ["tree", 2], ["halving-doubling", 3], ["hierarchical", 4]]);
+const $algorithm_index = $rt.dict([["backend", 0], ["ring", 1], ["tree", 2], ["halving-doubling", 3], ["hierarchical", 4]]);
 
 export { $controls_of_record as controls_of_record };
 
@@ -2871,3 +4792,17 @@ export { $broken_rules as broken_rules };
 export { $run_text as run_text };
 
 export { $mesh_axes as mesh_axes };
+
+export { $schedule_names as schedule_names };
+
+export { $schedule_default_stages as schedule_default_stages };
+
+export { $schedule_start as schedule_start };
+
+export { $schedule_of_words as schedule_of_words };
+
+export { $schedule_verdict as schedule_verdict };
+
+export { $lengths_of as lengths_of };
+
+export { $schedule_text as schedule_text };

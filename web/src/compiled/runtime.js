@@ -1,5 +1,5 @@
 // What compiled formulas need of Python and NumPy, of one number each: same values, same errors.
-// Python's tuples and lists are arrays here, its dicts are Maps, its None is null.
+// Python's tuples, lists and deques are arrays here, its dicts are Maps, its None is null.
 
 const fail = (why) => {
   throw new Error(why);
@@ -7,6 +7,71 @@ const fail = (why) => {
 
 const certain = (holds, what) => holds || fail(`not so: ${what}`);
 export { certain as assert };
+
+// Python looks up tuples and records by what is in them; so do these dicts. Of keys that are equal the
+// first stays. Keys must be what Python can hash: numbers, words, None, tuples and records of such.
+let classes = 0;
+const numbers = new WeakMap();
+const names = new WeakMap();
+
+function named(value) {
+  if (typeof value === "string") return JSON.stringify(value);
+  if (Array.isArray(value)) return `(${value.map(named).join()})`;
+  if (typeof value !== "object" || value === null) return String(typeof value === "boolean" ? Number(value) : value);
+  if (value instanceof Map) fail("a dict or a set as a key");
+  // Records are frozen.
+  const known = names.get(value);
+  if (known !== undefined) return known;
+  const kind = value.constructor;
+  if (!numbers.has(kind)) numbers.set(kind, classes++);
+  const name = `${numbers.get(kind)}${named(Object.values(value))}`;
+  names.set(value, name);
+  return name;
+}
+
+class Dict extends Map {
+  // Where a key has parts: the key that stands for all that are equal to it.
+  parts = new Map();
+
+  known(key, add) {
+    if (typeof key === "boolean") return Number(key);
+    if (typeof key !== "object" || key === null) return key;
+    const name = named(key);
+    if (add && !this.parts.has(name)) this.parts.set(name, key);
+    return this.parts.get(name);
+  }
+
+  has(key) {
+    return super.has(this.known(key));
+  }
+
+  get(key) {
+    return super.get(this.known(key));
+  }
+
+  set(key, value) {
+    return super.set(this.known(key, true), value);
+  }
+
+  delete(key) {
+    const there = super.delete(this.known(key));
+    if (typeof key === "object" && key !== null) this.parts.delete(named(key));
+    return there;
+  }
+}
+
+// A set is a dict without values, in the order in which its members came.
+class Members extends Dict {}
+class Counts extends Dict {}
+
+function filled(made, pairs) {
+  for (const [key, value] of pairs) made.set(key, value);
+  return made;
+}
+
+export const dict = (value = []) => filled(new Dict(), value);
+export const set = (values = []) => filled(new Members(), iter(values).map((one) => [one, true]));
+export const counter = () => new Counts();
 
 export function truth(value) {
   if (typeof value === "boolean") return value;
@@ -34,6 +99,7 @@ export function add(left, right) {
 export function mul(left, right) {
   if (typeof left === "number" && typeof right === "number") return left * right;
   if (typeof left === "string") return left.repeat(Math.max(0, number(right)));
+  if (Array.isArray(left)) return range(number(right)).flatMap(() => left);
   return number(left) * number(right);
 }
 
@@ -64,7 +130,8 @@ export function and(left, right) {
 }
 
 export function or(left, right) {
-  if (left instanceof Map && right instanceof Map) return new Map([...left, ...right]);
+  if (left instanceof Members && right instanceof Members) return set([...keys(left), ...keys(right)]);
+  if (left instanceof Map && right instanceof Map) return dict([...left, ...right]);
   return flags(left, right) ? left || right : bits(number(left), number(right), (a, b) => a | b);
 }
 
@@ -75,9 +142,15 @@ export function eq(left, right) {
     return left.length === right.length && left.every((one, place) => eq(one, right[place]));
   }
   const plain = (value) => (typeof value === "boolean" ? Number(value) : value);
+  if (left instanceof Members && right instanceof Members) {
+    return left.size === right.size && keys(left).every((one) => right.has(one));
+  }
   if (left instanceof Map || right instanceof Map) fail("== of dicts");
+  if (record(left) && record(right)) return left === right || named(left) === named(right);
   return plain(left) === plain(right);
 }
+
+const record = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 
 export function has(owner, value) {
   if (owner instanceof Map) return owner.has(value);
@@ -97,12 +170,21 @@ export function unpack(value, count) {
 }
 
 export function item(owner, key) {
-  if (owner instanceof Map) return owner.has(key) ? owner.get(key) : fail(`no ${key}`);
+  if (owner instanceof Map) {
+    if (owner.has(key)) return owner.get(key);
+    return owner instanceof Counts ? 0 : fail(`no ${key}`);
+  }
   const found = owner[key < 0 ? owner.length + key : Number(key)];
   return found === undefined ? fail(`no place ${key}`) : found;
 }
 
-export const setitem = (owner, key, value) => owner.set(key, value);
+export function setitem(owner, key, value) {
+  if (owner instanceof Map) return void owner.set(key, value);
+  const place = key < 0 ? owner.length + key : Number(key);
+  if (place < 0 || place >= owner.length) fail(`no place ${key}`);
+  owner[place] = value;
+}
+
 export const slice = (owner, from, to) => owner.slice(from, to);
 
 export function attribute(owner, name) {
@@ -127,12 +209,16 @@ export const float = (value) => number(value);
 export const int = (value) => Math.trunc(number(value));
 export const largest = (...values) => Math.max(...(values.length > 1 ? values : iter(values[0])));
 export const least = (...values) => Math.min(...(values.length > 1 ? values : iter(values[0])));
+// Halves go to the even number, as in Python.
+export const round = (value) => {
+  const below = Math.floor(value);
+  return value - below === 0.5 ? below + mod(below, 2) : Math.round(value);
+};
 export const len = (value) => (value instanceof Map ? value.size : value.length);
 export const any = (values) => iter(values).some(truth);
 export const all = (values) => iter(values).every(truth);
-export const list = (value) => [...iter(value)];
-export const dict = (value) => new Map(value);
-export const fromkeys = (keys, value = null) => new Map(iter(keys).map((key) => [key, value]));
+export const list = (value = []) => [...iter(value)];
+export const fromkeys = (keys, value = null) => dict(iter(keys).map((key) => [key, value]));
 export const is_int = (value) => typeof value === "number";
 export const is_str = (value) => typeof value === "string";
 
@@ -162,21 +248,90 @@ export function range(...ends) {
   return found;
 }
 
-export const enumerate = (values) => iter(values).map((value, place) => [place, value]);
+export const enumerate = (values, start = 0) => iter(values).map((value, place) => [start + place, value]);
 export const zip = (...many) => {
   const all = many.map(iter);
-  return all[0].map((_, place) => all.map((one) => one[place]));
+  return range(Math.min(...all.map((one) => one.length))).map((place) => all.map((one) => one[place]));
 };
+export const reversed = (values) => [...iter(values)].reverse();
+export const divmod = (left, right) => [floordiv(left, right), mod(left, right)];
+
+export function accumulate(values, first) {
+  const found = [first];
+  for (const value of iter(values)) found.push(add(found[found.length - 1], value));
+  return found;
+}
+
+// What goes first: numbers and words as they are, tuples by their first parts that differ.
+function order(left, right) {
+  if (Array.isArray(left) && Array.isArray(right)) {
+    for (let place = 0; place < Math.min(left.length, right.length); place++) {
+      const found = order(left[place], right[place]);
+      if (found) return found;
+    }
+    return left.length - right.length;
+  }
+  if (typeof left === "string" && typeof right === "string") return left < right ? -1 : Number(left > right);
+  return number(left) - number(right);
+}
+
+export function sorted(values, key, reverse) {
+  const keyed = iter(values).map((value) => [key ? key(value) : value, value]);
+  keyed.sort(([left], [right]) => (reverse ? order(right, left) : order(left, right)));
+  return keyed.map(([, value]) => value);
+}
+
+export const sort = (owner, key, reverse) => void owner.splice(0, owner.length, ...sorted(owner, key, reverse));
+
+// The first of the largest values (sign 1) or of the least (sign -1), by a key.
+export function extreme(values, key, otherwise, sign) {
+  const of = (value) => (key ? key(value) : value);
+  const found = iter(values);
+  if (!found.length) return otherwise === undefined ? fail("the largest or least of nothing") : otherwise;
+  return found.reduce((best, value) => (sign * order(of(value), of(best)) > 0 ? value : best));
+}
+
+export function iterator(values) {
+  return iter(values)[Symbol.iterator]();
+}
+
+export function next(from, otherwise) {
+  if (typeof from.next !== "function") fail("the next of what is no iterator");
+  const { done, value } = from.next();
+  if (!done) return value;
+  return otherwise === undefined ? fail("there is no next") : otherwise;
+}
+
+export const first = (values, otherwise) => next(iterator(values), otherwise);
 
 export const items = (owner) => [...owner.entries()];
 export const values = (owner) => [...owner.values()];
 export const keys = (owner) => [...owner.keys()];
 export const get = (owner, key, otherwise = null) => (owner.has(key) ? owner.get(key) : otherwise);
-export const append = (owner, value) => owner.push(value);
+export const append = (owner, value) => void owner.push(value);
+export const extend = (owner, values) => void owner.push(...iter(values));
+export const insert = (owner, place, value) => void owner.splice(place, 0, value);
+export const remove = (owner, value) => void owner.splice(index(owner, value), 1);
+export const popleft = (owner) => (owner.length ? owner.shift() : fail("nothing is left"));
+export const include = (owner, value) => (owner instanceof Members ? void owner.set(value, true) : fail("add to no set"));
+export const upper = (text) => text.toUpperCase();
+export const isupper = (text) => text === text.toUpperCase() && text !== text.toLowerCase();
+export const ljust = (text, width) => text.padEnd(width);
+
+export function setdefault(owner, key, otherwise) {
+  if (!owner.has(key)) owner.set(key, otherwise);
+  return owner.get(key);
+}
+
 export const startswith = (text, start) => text.startsWith(start);
 export const endswith = (text, end) => text.endsWith(end);
 
-export function pop(owner, key) {
+export function pop(owner, key, otherwise) {
+  if (Array.isArray(owner)) {
+    if (key !== undefined) fail("pop of a place");
+    return owner.length ? owner.pop() : fail("nothing is left");
+  }
+  if (otherwise !== undefined && !owner.has(key)) return otherwise;
   const found = item(owner, key);
   owner.delete(key);
   return found;
@@ -195,7 +350,22 @@ export const grouped = (value) => value.toLocaleString("en-US");
 export function str(value) {
   if (value === null) return "None";
   if (typeof value === "boolean") return value ? "True" : "False";
+  if (Array.isArray(value) || value?.toString === Object.prototype.toString) fail("a list or a record as text");
   return String(value);
+}
+
+// A member of an enumeration is its value.
+export const value = (one) => (typeof one === "string" || typeof one === "number" ? one : attribute(one, "value"));
+export const member = (members, one) => (has(members, one) ? one : fail(`${one} is no member`));
+export const made = (kind, of) => new kind(of);
+
+// As json.dumps: with a blank behind commas and colons.
+export function dumps(value) {
+  if (Array.isArray(value)) return `[${value.map(dumps).join(", ")}]`;
+  if (value instanceof Map) return `{${[...value].map(([name, one]) => `${dumps(name)}: ${dumps(one)}`).join(", ")}}`;
+  if (typeof value === "object" && value !== null) fail("a record as JSON");
+  const escaped = (one) => `\\u${one.charCodeAt(0).toString(16).padStart(4, "0")}`;
+  return JSON.stringify(value).replace(/[\u007f-\uffff]/g, escaped);
 }
 
 // What JSON has as objects, as the Maps that compiled code reads.

@@ -5,6 +5,8 @@ import type { Broken, Controls, Prediction, Table } from "../compiled/formulas.j
 import { mapped } from "../compiled/runtime.js";
 import { el } from "../dom";
 import { figure, type Figure } from "../figures/figure";
+import { scheduleBuilder } from "../schedules/builder";
+import { withBuilt } from "../schedules/link";
 import { dataTable } from "../table";
 import { bytesText, memoryFigure, meshFigure, secondsText, shareText, stepFigure, termsTable } from "./figures";
 import { controlsOf, effective, hashOf, stateOfHash, valueOf } from "./state";
@@ -48,7 +50,7 @@ export function explorer(found: ExplorerDocument): Node[] {
       } else {
         wrong.delete(control.name);
         state = { ...state, [control.name]: read.value };
-        history.replaceState(null, "", hashOf(state));
+        history.replaceState(null, "", withBuilt(hashOf(state)));
       }
       update();
     });
@@ -66,6 +68,7 @@ export function explorer(found: ExplorerDocument): Node[] {
     form(controls, inputs),
     parts.results,
     runSection(parts.text),
+    scheduleBuilder(),
     el(
       "footer",
       {},

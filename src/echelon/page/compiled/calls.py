@@ -7,8 +7,9 @@ import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from dataclasses import replace as dataclass_replace
-from math import fsum, gcd, lcm, log2, prod
-from types import FunctionType
+from enum import Enum
+from itertools import accumulate
+from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
@@ -19,66 +20,12 @@ from echelon.page.compiled.expressions import (
     Scope,
     expression,
     is_hashable,
+    live_text,
     local_name,
     truth,
 )
+from echelon.page.compiled.functions import FUNCTIONS, IGNORED_NAMES, METHODS
 from echelon.page.compiled.source import refuse
-
-FUNCTIONS: Mapping[Any, str] = {
-    abs: "Math.abs",
-    dict: "$rt.dict",
-    enumerate: "$rt.enumerate",
-    float: "$rt.float",
-    fsum: "$rt.fsum",
-    gcd: "$rt.gcd",
-    int: "$rt.int",
-    lcm: "$rt.lcm",
-    len: "$rt.len",
-    list: "$rt.list",
-    log2: "Math.log2",
-    max: "$rt.largest",
-    min: "$rt.least",
-    prod: "$rt.prod",
-    range: "$rt.range",
-    round: "$rt.round",
-    sorted: "$rt.sorted",
-    str: "$rt.str",
-    sum: "$rt.sum",
-    tuple: "$rt.list",
-    zip: "$rt.zip",
-    any: "$rt.any",
-    all: "$rt.all",
-    np.abs: "Math.abs",
-    np.ceil: "Math.ceil",
-    np.clip: "$rt.clip",
-    np.floor: "Math.floor",
-    np.isin: "$rt.isin",
-    np.log: "Math.log",
-    np.log2: "Math.log2",
-    np.maximum: "$rt.max",
-    np.minimum: "$rt.min",
-    np.sqrt: "Math.sqrt",
-    np.where: "$rt.where",
-}
-"""Functions by what they are in the page."""
-IGNORED_NAMES: Mapping[Any, frozenset[str]] = {
-    np.asarray: frozenset({"dtype"}),
-    zip: frozenset({"strict"}),
-}
-"""Arguments by name that change nothing there."""
-METHODS: Mapping[str, str] = {
-    "items": "items",
-    "values": "values",
-    "keys": "keys",
-    "get": "get",
-    "pop": "pop",
-    "append": "append",
-    "index": "index",
-    "startswith": "startswith",
-    "endswith": "endswith",
-    "join": "joined",
-}
-"""Methods of Python's own types."""
 
 
 def call(scope: Scope, node: ast.Call) -> str:
@@ -99,6 +46,9 @@ def call(scope: Scope, node: ast.Call) -> str:
         return _compiled(scope, node, target)
     if isinstance(node.func, ast.Attribute):
         return _method(scope, node, node.func)
+    if node.keywords and not node.args:
+        # A class that is a value: of functions nobody knows the names of arguments.
+        return f"$rt.made({expression(scope, node.func)}, {{ {', '.join(_named(scope, node))} }})"
     # A function that is a value: a local variable, or what a record holds.
     return f"{expression(scope, node.func)}({_plain(scope, node)})"
 
@@ -115,6 +65,11 @@ def _compiled(scope: Scope, node: ast.Call, target: Any) -> str:
         text = constant_text(table, reached)
         name = reached.constant(text, target.__name__, text)
         return f"$rt.item({name}, {_plain(scope, node)})"
+    if isinstance(target, MethodType) and is_dataclass(target.__self__):
+        return _of_record(scope, node, target)
+    if isinstance(target, type) and issubclass(target, Enum):
+        members = constant_text([one.value for one in target], reached)
+        return f"$rt.member({members}, {_plain(scope, node)})"
     if isinstance(target, FunctionType):
         return f"{reached.function(target)}({', '.join(_by_signature(scope, node, target))})"
     if isinstance(target, type) and is_dataclass(target):
@@ -123,6 +78,15 @@ def _compiled(scope: Scope, node: ast.Call, target: Any) -> str:
         found = _by_signature(scope, node, target)
         return f"new {reached.class_(target)}({', '.join(found)})"
     refuse(scope.path, node, f"{getattr(target, '__qualname__', target)} is not known")
+
+
+def _of_record(scope: Scope, node: ast.Call, target: MethodType) -> str:
+    """Return the call of a method of a record that is there now."""
+    if isinstance(target.__self__, type):
+        refuse(scope.path, node, f"{target.__qualname__} of a class")
+    scope.reached.attributes.add(target.__name__)
+    owner = live_text(scope, node, type(target.__self__).__name__, target.__self__)
+    return f"{owner}.{target.__name__}({', '.join(_by_signature(scope, node, target))})"
 
 
 def _plain(scope: Scope, node: ast.Call, ignored: frozenset[str] | None = None) -> str:
@@ -219,6 +183,8 @@ def _method(scope: Scope, node: ast.Call, func: ast.Attribute) -> str:
         return f"$rt.int({owner})"
     if func.attr in ("any", "all") and not node.args:
         return f"$rt.truth({owner})"
+    if func.attr == "sort" and not node.args:
+        return f"$rt.sort({owner}, {_ordered(scope, node)})"
     if func.attr in METHODS:
         return f"$rt.{METHODS[func.attr]}({', '.join([owner, _plain(scope, node)])})"
     scope.reached.attributes.add(func.attr)
@@ -293,6 +259,56 @@ def _fromkeys(scope: Scope, node: ast.Call) -> str:
     return f"$rt.fromkeys({_plain(scope, node)})"
 
 
+def _function_of(scope: Scope, node: ast.expr) -> str:
+    """Return a function as a value, also one of Python's own."""
+    live = scope.live(node)
+    if live is not UNKNOWN and is_hashable(live) and live in FUNCTIONS:
+        return FUNCTIONS[live]
+    return expression(scope, node)
+
+
+def _ordered(scope: Scope, node: ast.Call) -> str:
+    """Return what is compared, and whether the largest comes first."""
+    given = {word.arg: word.value for word in node.keywords}
+    if not {*given} <= {"key", "reverse"}:
+        refuse(scope.path, node, f"an order with {sorted(map(str, given))}")
+    key = _function_of(scope, given["key"]) if "key" in given else "null"
+    reverse = truth(scope, given["reverse"]) if "reverse" in given else "false"
+    return f"{key}, {reverse}"
+
+
+def _sorted(scope: Scope, node: ast.Call) -> str:
+    return f"$rt.sorted({expression(scope, node.args[0])}, {_ordered(scope, node)})"
+
+
+def _extreme(scope: Scope, node: ast.Call) -> str:
+    """Return the largest or the least of values, or that by a key, or what stands for none."""
+    given = {word.arg: word.value for word in node.keywords}
+    target = scope.live(node.func)
+    if not given:
+        return f"{FUNCTIONS[target]}({_plain(scope, node)})"
+    if not {*given} <= {"key", "default"} or len(node.args) != 1:
+        refuse(scope.path, node, f"{target.__name__} with {sorted(map(str, given))}")
+    key = _function_of(scope, given["key"]) if "key" in given else "null"
+    default = expression(scope, given["default"]) if "default" in given else "undefined"
+    sign = 1 if target is max else -1
+    return f"$rt.extreme({expression(scope, node.args[0])}, {key}, {default}, {sign})"
+
+
+def _next(scope: Scope, node: ast.Call) -> str:
+    # A generator that stands here is asked once: an array does.
+    word = "first" if isinstance(node.args[0], ast.GeneratorExp) else "next"
+    return f"$rt.{word}({_plain(scope, node)})"
+
+
+def _accumulate(scope: Scope, node: ast.Call) -> str:
+    given = {word.arg: word.value for word in node.keywords}
+    if {*given} != {"initial"} or len(node.args) != 1:
+        refuse(scope.path, node, "accumulate without an initial value, or with a function")
+    first = expression(scope, given["initial"])
+    return f"$rt.accumulate({expression(scope, node.args[0])}, {first})"
+
+
 _SPECIAL: Mapping[Any, Callable[[Scope, ast.Call], str]] = {
     np.asarray: _of_value,
     np.any: _truth,
@@ -302,6 +318,11 @@ _SPECIAL: Mapping[Any, Callable[[Scope, ast.Call], str]] = {
     getattr: _getattr,
     isinstance: _isinstance,
     map: _map,
+    max: _extreme,
+    min: _extreme,
+    sorted: _sorted,
+    next: _next,
+    accumulate: _accumulate,
     fields: _fields,
     dataclass_replace: _replace,
     dict.fromkeys: _fromkeys,

@@ -32,7 +32,7 @@ def constant_text(value: Any, reached: Reached) -> str:
         return _record(value, reached)
     if isinstance(value, Mapping):
         rows = ((constant_text(k, reached), constant_text(v, reached)) for k, v in value.items())
-        return f"new Map([{', '.join(f'[{k}, {v}]' for k, v in rows)}])"
+        return f"$rt.dict([{', '.join(f'[{k}, {v}]' for k, v in rows)}])"
     if isinstance(value, frozenset | set):
         value = sorted(value)
     if isinstance(value, Iterable):

@@ -7,6 +7,7 @@ import builtins
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
@@ -101,7 +102,7 @@ def pattern(scope: Scope, node: ast.expr) -> str:
     if isinstance(node, ast.Tuple):
         return f"[{', '.join(pattern(scope, one) for one in node.elts)}]"
     if isinstance(node, ast.Attribute):
-        return expression(scope, node)
+        return f"{expression(scope, node.value)}.{node.attr}"
     refuse(scope.path, node, "what is assigned to is no name, no tuple of names, no attribute")
 
 
@@ -150,6 +151,9 @@ def _attribute(scope: Scope, node: ast.Attribute) -> str:
         return live_text(scope, node, node.attr, value)
     if node.attr == "ndim":
         return "0"
+    if node.attr == "value":
+        # Members of enumerations are their values in the page.
+        return f"$rt.value({expression(scope, node.value)})"
     if isinstance(scope.live(node.value), type):
         scope.reached.attributes.add(node.attr)
         return f"{expression(scope, node.value)}.{node.attr}"
@@ -214,9 +218,9 @@ def _compared(scope: Scope, node: ast.Compare, left: str, op: ast.cmpop, right: 
         return f"!$rt.eq({left}, {right})"
     if isinstance(op, ast.In | ast.NotIn):
         return f"{'!' * isinstance(op, ast.NotIn)}$rt.has({right}, {left})"
-    if right == "null":
-        return f"({left} {'===' if isinstance(op, ast.Is) else '!=='} null)"
-    refuse(scope.path, node, "`is` is for None alone")
+    if right == "null" or isinstance(scope.live(node.comparators[-1]), Enum):
+        return f"({left} {'===' if isinstance(op, ast.Is) else '!=='} {right})"
+    refuse(scope.path, node, "`is` is for None and for members of enumerations alone")
 
 
 def _conditional(scope: Scope, node: ast.IfExp) -> str:
@@ -224,7 +228,7 @@ def _conditional(scope: Scope, node: ast.IfExp) -> str:
     return f"({test} ? {expression(scope, node.body)} : {expression(scope, node.orelse)})"
 
 
-def _list(scope: Scope, node: ast.Tuple | ast.List) -> str:
+def _list(scope: Scope, node: ast.Tuple | ast.List | ast.Set) -> str:
     rows = [
         f"...$rt.iter({expression(scope, one.value)})"
         if isinstance(one, ast.Starred)
@@ -234,12 +238,16 @@ def _list(scope: Scope, node: ast.Tuple | ast.List) -> str:
     return f"[{', '.join(rows)}]"
 
 
+def _set(scope: Scope, node: ast.Set) -> str:
+    return f"$rt.set({_list(scope, node)})"
+
+
 def _dict(scope: Scope, node: ast.Dict) -> str:
     rows: list[str] = []
     for key, value in zip(node.keys, node.values, strict=True):
         text = expression(scope, value)
         rows.append(f"...{text}" if key is None else f"[{expression(scope, key)}, {text}]")
-    return f"new Map([{', '.join(rows)}])"
+    return f"$rt.dict([{', '.join(rows)}])"
 
 
 def _subscript(scope: Scope, node: ast.Subscript) -> str:
@@ -271,8 +279,16 @@ def comprehension(
     return f"{source}.map(({target}) => {leaf(inside)})"
 
 
-def _sequence(scope: Scope, node: ast.ListComp | ast.GeneratorExp) -> str:
+def _sequence(scope: Scope, node: ast.ListComp | ast.GeneratorExp | ast.SetComp) -> str:
     return comprehension(scope, node.generators, lambda inside: expression(inside, node.elt))
+
+
+def _set_of(scope: Scope, node: ast.SetComp) -> str:
+    return f"$rt.set({_sequence(scope, node)})"
+
+
+def _walrus(scope: Scope, node: ast.NamedExpr) -> str:
+    return f"({pattern(scope, node.target)} = {expression(scope, node.value)})"
 
 
 def _mapping(scope: Scope, node: ast.DictComp) -> str:
@@ -281,7 +297,7 @@ def _mapping(scope: Scope, node: ast.DictComp) -> str:
         node.generators,
         lambda at: f"[{expression(at, node.key)}, {expression(at, node.value)}]",
     )
-    return f"new Map({rows})"
+    return f"$rt.dict({rows})"
 
 
 def _lambda(scope: Scope, node: ast.Lambda) -> str:
@@ -341,11 +357,14 @@ _KINDS: Mapping[type[ast.expr], Callable[[Scope, Any], str]] = {
     ast.IfExp: _conditional,
     ast.Tuple: _list,
     ast.List: _list,
+    ast.Set: _set,
     ast.Dict: _dict,
     ast.Subscript: _subscript,
     ast.ListComp: _sequence,
     ast.GeneratorExp: _sequence,
+    ast.SetComp: _set_of,
     ast.DictComp: _mapping,
+    ast.NamedExpr: _walrus,
     ast.Lambda: _lambda,
     ast.JoinedStr: _formatted,
     ast.Call: _called,

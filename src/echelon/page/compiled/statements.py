@@ -39,9 +39,10 @@ def class_text(kind: type, name: str, reached: Reached) -> str:
     members: list[str] = []
     if is_dataclass(kind):
         members.append(_constructor(kind, reached))
+    members += _class_variables(kind, reached)
     for owner in kind.__mro__[:-1]:
         if owner.__module__ not in ("abc", "builtins", "typing"):
-            members += _members(owner, reached, {one.split("(")[0] for one in members})
+            members += _members(owner, reached, kind, {one.split("(")[0] for one in members})
     body = "\n".join(members)
     return f"class {name} {{\n{body}\n}}"
 
@@ -61,18 +62,29 @@ def _constructor(kind: type, reached: Reached) -> str:
     return "constructor(of) {\n" + "\n".join(rows) + "\n}"
 
 
-def _members(kind: type, reached: Reached, there: set[str]) -> Iterator[str]:
+def _class_variables(kind: type, reached: Reached) -> Iterator[str]:
+    """Yield what the class itself holds, and how its instances read it."""
+    own = {item.name for item in fields(kind)} if is_dataclass(kind) else set[str]()
+    for name in sorted(reached.attributes - own):
+        value = getattr(kind, name, None)
+        if isinstance(value, bool | int | float | str):
+            yield f"static {name} = {constant_text(value, reached)};"
+            yield f"get {name}() {{ return this.constructor.{name}; }}"
+
+
+def _members(kind: type, reached: Reached, of: type, there: set[str]) -> Iterator[str]:
+    """Yield what is read of `kind`, which is the class `of` or one that it is made of."""
+    dropped = {item for owner, item in reached.program.dropped if owner in _names(of)}
     tree = class_tree(kind)
     module = vars(sys.modules[kind.__module__])
     path = inspect.getsourcefile(kind) or ""
     for node in tree.body:
         if not isinstance(node, ast.FunctionDef):
             continue
-        plain = node.name == "__init__"
-        if not plain and node.name not in reached.attributes:
+        if node.name in dropped or node.name not in {*_WORDS, *reached.attributes}:
             continue
         scope = Scope(path=path, module=module, reached=reached, call=call)
-        word = "constructor" if plain else node.name
+        word = _WORDS.get(node.name, node.name)
         head = f"{'*' * _is_generator(node)}{word}"
         marks = {ast.unparse(one) for one in node.decorator_list}
         if word in there or f"get {word}" in there or f"static {word}" in there:
@@ -85,6 +97,16 @@ def _members(kind: type, reached: Reached, there: set[str]) -> Iterator[str]:
             refuse(path, node, f"the decorator {marks}")
         first = node.args.args[0].arg if marks != {"staticmethod"} else None
         yield _function(scope, node, head, this=first)
+        if marks == {"classmethod"}:
+            yield f"{word}(...given) {{ return this.constructor.{word}(...given); }}"
+
+
+def _names(kind: type) -> set[str]:
+    return {one.__name__ for one in kind.__mro__}
+
+
+_WORDS: Mapping[str, str] = {"__init__": "constructor", "__str__": "toString"}
+"""What methods with a meaning are called in the page."""
 
 
 def _is_generator(node: ast.FunctionDef) -> bool:
@@ -182,8 +204,7 @@ def _assign(scope: Scope, node: ast.Assign) -> str:
     if len(node.targets) == 1 and isinstance(first, ast.Tuple):
         return f"{pattern(scope, first)} = $rt.unpack({value}, {len(first.elts)});"
     if len(node.targets) == 1 and isinstance(first, ast.Subscript):
-        place = f"{expression(scope, first.value)}, {expression(scope, first.slice)}"
-        return f"$rt.setitem({place}, {value});"
+        return f"$rt.setitem({_place(scope, first)}, {value});"
     return f"{' = '.join([*(pattern(scope, one) for one in node.targets), value])};"
 
 
@@ -196,7 +217,21 @@ def _annotated(scope: Scope, node: ast.AnnAssign) -> str:
 def _augmented(scope: Scope, node: ast.AugAssign) -> str:
     both = ast.BinOp(left=node.target, op=node.op, right=node.value)
     value = expression(scope, ast.copy_location(both, node))
+    if isinstance(node.target, ast.Subscript):
+        if any(isinstance(one, ast.Call) for one in ast.walk(node.target)):
+            refuse(scope.path, node, "a place that would be computed twice")
+        return f"$rt.setitem({_place(scope, node.target)}, {value});"
     return f"{pattern(scope, node.target)} = {value};"
+
+
+def _place(scope: Scope, node: ast.Subscript) -> str:
+    return f"{expression(scope, node.value)}, {expression(scope, node.slice)}"
+
+
+def _delete(scope: Scope, node: ast.Delete) -> str:
+    if not all(isinstance(one, ast.Name) for one in node.targets):
+        refuse(scope.path, node, "del of what is no name")
+    return ""
 
 
 def _if(scope: Scope, node: ast.If) -> str:
@@ -211,6 +246,12 @@ def _for(scope: Scope, node: ast.For) -> str:
         refuse(scope.path, node, "a loop with else")
     head = f"for ({pattern(scope, node.target)} of $rt.iter({expression(scope, node.iter)}))"
     return "\n".join([f"{head} {{", *_block(scope, node.body), "}"])
+
+
+def _while(scope: Scope, node: ast.While) -> str:
+    if node.orelse:
+        refuse(scope.path, node, "a loop with else")
+    return "\n".join([f"while ({truth(scope, node.test)}) {{", *_block(scope, node.body), "}"])
 
 
 def _inner(scope: Scope, node: ast.FunctionDef) -> str:
@@ -250,6 +291,8 @@ _KINDS: Mapping[type[ast.stmt], Callable[[Scope, Any], str]] = {
     ast.AugAssign: _augmented,
     ast.If: _if,
     ast.For: _for,
+    ast.While: _while,
+    ast.Delete: _delete,
     ast.FunctionDef: _inner,
     ast.Expr: _expression,
     ast.Raise: _raise,

@@ -12,16 +12,55 @@ from echelon.page.compiled.names import CompiledProgram
 from echelon.page.explorer.inputs import controls_of_record, predict
 from echelon.page.explorer.mesh import mesh_axes
 from echelon.page.explorer.rules import broken_rules, run_text
+from echelon.page.explorer.schedules import (
+    lengths_of,
+    schedule_default_stages,
+    schedule_names,
+    schedule_of_words,
+    schedule_start,
+    schedule_text,
+    schedule_verdict,
+)
+
+SCHEDULE_ENTRIES = (
+    schedule_names,
+    schedule_default_stages,
+    schedule_start,
+    schedule_of_words,
+    schedule_verdict,
+    lengths_of,
+    schedule_text,
+)
+"""What the page calls of schedules that are built there."""
+SCHEDULE_MEMBERS = ("bubble_fraction", "bubble_overhead", "idle_s")
+NOT_OF_THE_PAGE = frozenset(
+    (
+        *(("Rule", name) for name in ("why", "bad", "fixed")),
+        *((name, "to_json") for name in ("Event", "Problem")),
+        *(("Builder", name) for name in ("busy_s", "idle_s", "bubble_fraction", "bubble_overhead")),
+    )
+)
+"""Members that share a name with what the page reads, and what rules explain at length.
+
+Schedules are timed in the page: their closed forms are of no use there.
+"""
 
 
 def explorer_program() -> CompiledProgram:
     """Return what the page computes."""
     return CompiledProgram(
-        entries=(controls_of_record, predict, broken_rules, run_text, mesh_axes),
+        entries=(
+            *(controls_of_record, predict, broken_rules, run_text, mesh_axes),
+            *SCHEDULE_ENTRIES,
+        ),
         evaluated=pipeline.TABLES_OF_SCHEDULES,
         read=frozenset(
-            ("ranks", "step_s", "bytes_held", "tokens_per_s_per_device", "mfu"),
+            (
+                *("ranks", "step_s", "bytes_held", "tokens_per_s_per_device", "mfu"),
+                *SCHEDULE_MEMBERS,
+            ),
         ),
+        dropped=NOT_OF_THE_PAGE,
         tabulated={algorithm_index: list(COLLECTIVE_ALGORITHMS)},
     )
 
