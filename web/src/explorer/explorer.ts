@@ -5,6 +5,7 @@ import type { Broken, Controls, Prediction, Table } from "../compiled/formulas.j
 import { mapped } from "../compiled/runtime.js";
 import { el } from "../dom";
 import { figure, type Figure } from "../figures/figure";
+import { isLesson } from "../lessons/address";
 import { dataTable } from "../table";
 import { bytesText, memoryFigure, meshFigure, secondsText, shareText, stepFigure, termsTable } from "./figures";
 import { controlsOf, effective, hashOf, stateOfHash, valueOf } from "./state";
@@ -54,6 +55,7 @@ export function explorer(found: ExplorerDocument): Node[] {
     });
   }
   addEventListener("hashchange", () => {
+    if (isLesson(location.hash)) return;
     state = stateOfHash(location.hash, controls, found.start);
     wrong.clear();
     for (const control of controls) put(inputs.get(control.name)!, control, state);

@@ -1,0 +1,70 @@
+// Places with tiles, and arrows between tiles over all of it.
+
+import type { DiagramFigure, Place, Tile } from "../document";
+import { drawn, el, svg } from "../dom";
+import { legend, tint } from "../figures/legend";
+
+export function diagram(host: HTMLElement, found: DiagramFigure): HTMLElement {
+  const used = new Set(found.places.flatMap((one) => one.tiles.map((tile) => tile.kind)));
+  const groups = [...new Set(found.places.map((one) => one.group))];
+  const board = el("div", { class: "board" });
+  for (const group of groups) {
+    const cards = found.places.filter((one) => one.group === group).map((one) => card(one, found.kinds));
+    board.append(
+      group
+        ? el("div", { class: "places-of" }, el("p", { class: "group" }, group), el("div", { class: "places" }, ...cards))
+        : el("div", { class: "places" }, ...cards),
+    );
+  }
+  const arrows = svg("svg", { class: "arrows", "aria-hidden": "true" });
+  board.append(arrows);
+  host.append(legend(found.kinds.flatMap((name, kind) => (used.has(kind) ? [{ name, fill: tint(kind) }] : []))), board);
+  if (found.moves.length) drawn(host, () => draw(board, arrows, found));
+  return host;
+}
+
+function card(place: Place, kinds: string[]): HTMLElement {
+  return el(
+    "div",
+    { class: "place" },
+    el("p", { class: "place-label" }, place.label),
+    el("div", { class: "tiles" }, ...place.tiles.map((one) => tile(one, kinds))),
+    place.note ? el("p", { class: "place-note" }, place.note) : null,
+  );
+}
+
+function tile(one: Tile, kinds: string[]): HTMLElement {
+  return el(
+    "span",
+    {
+      class: `tile ${one.state}`,
+      "data-tile": one.id,
+      title: `${kinds[one.kind]}: ${one.words}`,
+      style:
+        `grid-row:${one.row + 1}/span ${one.rows};grid-column:${one.column + 1}/span ${one.columns};` +
+        `--fill:${tint(one.kind)}`,
+    },
+    one.label,
+    el("span", { class: "unseen" }, ` ${one.words}`),
+  );
+}
+
+function draw(board: HTMLElement, arrows: SVGElement, found: DiagramFigure): void {
+  const frame = board.getBoundingClientRect();
+  const tiles = new Map([...board.querySelectorAll<HTMLElement>("[data-tile]")].map((one) => [one.dataset.tile!, one]));
+  arrows.setAttribute("viewBox", `0 0 ${frame.width} ${frame.height}`);
+  arrows.replaceChildren(
+    svg("defs", {}, svg("marker", { id: "head", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto-start-reverse" }, svg("path", { d: "M0 0L8 4L0 8z" }))),
+  );
+  for (const move of found.moves) {
+    const ends = [tiles.get(move.source), tiles.get(move.target)].map((one) => one?.getBoundingClientRect());
+    if (!ends[0] || !ends[1]) continue;
+    const [x1, y1, x2, y2] = [middle(ends[0].left, ends[0].width) - frame.left, middle(ends[0].top, ends[0].height) - frame.top, middle(ends[1].left, ends[1].width) - frame.left, middle(ends[1].top, ends[1].height) - frame.top];
+    const lift = Math.min(60, Math.hypot(x2 - x1, y2 - y1) / 4);
+    const line = svg("path", { class: "arrow", d: `M${x1} ${y1}Q${(x1 + x2) / 2} ${(y1 + y2) / 2 - lift} ${x2} ${y2}`, "marker-end": "url(#head)" });
+    line.append(svg("title", {}, move.words));
+    arrows.append(line);
+  }
+}
+
+const middle = (start: number, size: number) => start + size / 2;
