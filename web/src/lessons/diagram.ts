@@ -37,8 +37,9 @@ function tile(one: Tile, kinds: string[]): HTMLElement {
   return el(
     "span",
     {
-      class: `tile ${one.state}`,
+      class: `tile ${one.state}${one.label.includes("\n") ? " matrix" : ""}`,
       "data-tile": one.id,
+      "data-origin": one.origin || undefined,
       title: `${kinds[one.kind]}: ${one.words}`,
       style:
         `grid-row:${one.row + 1}/span ${one.rows};grid-column:${one.column + 1}/span ${one.columns};` +
