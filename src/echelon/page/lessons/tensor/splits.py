@@ -28,7 +28,7 @@ TOKENS, FIRST, SECOND = 2048, 4096, 16384
 COLUMNS, ROWS = "columns", "rows"
 _CONTROLS = (
     LessonControl(name="cut", label="the matrix is cut by", values=(COLUMNS, ROWS)),
-    degree_control(2, 4, 8, start=2),
+    degree_control(2, 4, start=2),
 )
 
 
@@ -227,10 +227,10 @@ def _whole_output(cut: Cut, rank: int) -> list[Tile]:
     return [
         _tile(
             f"y{other}-{rank}",
-            _shape(cut.output),
-            "features of the output",
+            f"Y{other}",
+            f"features of the output, {_shape(cut.output)}",
             other + 1,
-            row=other,
+            column=other,
             origin="" if other == rank else f"y{other}-{other}",
         )
         for other in range(cut.degree)
