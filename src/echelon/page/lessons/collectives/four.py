@@ -1,0 +1,268 @@
+"""Four collectives on four ranks, round by round, as the ranks recorded them."""
+
+from __future__ import annotations
+
+from echelon.core.plan import DTYPE_BYTES
+from echelon.core.units import decimal_bytes
+from echelon.cost.bytes.terms import (
+    all_gather_bytes,
+    all_reduce_bytes,
+    all_to_all_bytes,
+    reduce_scatter_bytes,
+)
+from echelon.page.document import Fact
+from echelon.page.figures import DataTable
+from echelon.page.lessons.collectives.recorded import (
+    ALL_TO_ALL,
+    Message,
+    RecordedCollective,
+    State,
+    recorded_collective,
+)
+from echelon.page.lessons.corrections import corrections
+from echelon.page.lessons.diagram import DiagramFigure, Move, Place, Tile, TileState
+from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene
+
+NAMES = ("all-reduce", "all-gather", "reduce-scatter", ALL_TO_ALL)
+RANKS = 4
+BYTES = DTYPE_BYTES["fp32"]
+_CONTROLS = (LessonControl(name="collective", label="collective", values=NAMES),)
+_FIRST = {
+    "all-reduce": "Before: every rank has numbers of its own in four places. All want the sums. "
+    "The digits of a sum tell whose numbers are in it: 1011 has those of ranks 0, 1 and 3.",
+    "all-gather": "Before: every rank has one piece. All want all pieces.",
+    "reduce-scatter": "Before: every rank has numbers of its own in four places. Rank i wants the "
+    "sum of place i alone. The digits of a sum tell whose numbers are in it.",
+    ALL_TO_ALL: "Before: every rank has a number for each rank: 31 is from rank 3, for rank 1.",
+}
+_USED = {
+    "all-reduce": "sums of gradients in data parallelism, of activations in tensor parallelism",
+    "all-gather": "parameters under ZeRO, rows under sequence parallelism",
+    "reduce-scatter": "gradients under ZeRO, rows under sequence parallelism",
+    ALL_TO_ALL: "tokens that go to their experts and back",
+}
+
+
+def four_collectives() -> Lesson:
+    """Return the lesson: a scene for each collective, a frame for each round of messages."""
+    return Lesson(
+        id="collectives",
+        topic="What ranks send",
+        title="Four collectives, message by message",
+        rows=("M24",),
+        summary=(
+            "All-reduce, all-gather and reduce-scatter go around a ring, a neighbour at a time; "
+            "an all-to-all goes between all pairs at once."
+        ),
+        source=(
+            "messages that four ranks recorded while our own ring algorithms and our exchange ran "
+            "over Gloo; bytes by the formulas of the planner"
+        ),
+        controls=_CONTROLS,
+        scenes=tuple(_scene(recorded_collective(name)) for name in NAMES),
+        corrections=corrections("llm-training-64", "llm-training-65", "distributed-18"),
+    )
+
+
+def bytes_by_formula(name: str, degree: int = RANKS) -> int:
+    """Return what a rank sends where a whole buffer has as many fp32 numbers as there are ranks."""
+    formulas = {
+        "all-reduce": all_reduce_bytes(degree * BYTES, degree),
+        "all-gather": all_gather_bytes(BYTES, degree),
+        "reduce-scatter": reduce_scatter_bytes(BYTES, degree),
+        ALL_TO_ALL: all_to_all_bytes(degree * BYTES, degree),
+    }
+    return formulas[name]
+
+
+def _scene(run: RecordedCollective) -> Scene:
+    frames = _exchanged(run) if run.name == ALL_TO_ALL else _around(run)
+    rows = [
+        (
+            name,
+            str(recorded_collective(name).num_rounds),
+            str(len(recorded_collective(name).messages)),
+            decimal_bytes(bytes_by_formula(name)),
+            _USED[name],
+        )
+        for name in NAMES
+    ]
+    head = ("collective", "rounds", "messages", "a rank sends", "used for")
+    return Scene(
+        frames=frames, table=DataTable(head=head, rows=tuple(rows), right=(1, 2, 3))
+    )
+
+
+def _facts(run: RecordedCollective, rounds: int) -> tuple[Fact, ...]:
+    sent = sum(BYTES for one in run.messages if one.source == 0 and one.round < rounds)
+    messages = sum(one.round < rounds for one in run.messages)
+    return (
+        Fact(
+            name="rank 0 has sent",
+            value=decimal_bytes(sent),
+            note=f"{decimal_bytes(bytes_by_formula(run.name))} in the end: {_formula(run)}",
+        ),
+        Fact(
+            name="messages so far",
+            value=f"{messages} of {len(run.messages)}",
+            note=f"in {run.num_rounds} round{'s' * (run.num_rounds > 1)}",
+        ),
+    )
+
+
+def _formula(run: RecordedCollective) -> str:
+    whole = decimal_bytes(run.num_ranks * BYTES)
+    share = "2 (N-1)/N" if run.name == "all-reduce" else "(N-1)/N"
+    return f"{share} x M, M = {whole}"
+
+
+def _around(run: RecordedCollective) -> tuple[Frame, ...]:
+    states = run.states()
+    frames = [
+        Frame(
+            caption=_FIRST[run.name],
+            figures=(_board(run, states[0], ()),),
+            facts=_facts(run, 0),
+        )
+    ]
+    for number, state in enumerate(states[1:]):
+        messages = run.round(number)
+        frames.append(
+            Frame(
+                caption=_caption(run, number, state),
+                figures=(_board(run, state, messages),),
+                facts=_facts(run, number + 1),
+            )
+        )
+    return tuple(frames)
+
+
+def _caption(run: RecordedCollective, number: int, state: State) -> str:
+    adds = run.round(number)[0].adds
+    does = (
+        "sends a sum so far to the next rank, which adds its own number"
+        if adds
+        else "sends a finished piece to the next rank, which keeps it"
+    )
+    said = f"Round {number + 1} of {run.num_rounds}: every rank {does}."
+    last = number + 1 == run.num_rounds
+    turns = adds and not last and not run.round(number + 1)[0].adds
+    if turns:
+        said += " Now every rank has one complete sum: the reduce-scatter is over."
+    elif last and run.name == "reduce-scatter":
+        said += " Rank i has the whole sum of place i; what else is there is not needed any more."
+    elif last:
+        said += " All ranks have all of it."
+    return said
+
+
+def _board(run: RecordedCollective, state: State, messages: tuple[Message, ...]) -> DiagramFigure:
+    came = {(one.target, one.place): one.source for one in messages}
+    total = _totals(run)
+    places = tuple(
+        Place(
+            label=f"rank {rank}",
+            note="",
+            tiles=tuple(
+                _tile(run, rank, place, numbers[place], total, came.get((rank, place)))
+                for place in sorted(numbers)
+            ),
+        )
+        for rank, numbers in enumerate(state)
+    )
+    return DiagramFigure(
+        kinds=tuple(f"place {place}" for place in range(run.num_ranks)),
+        places=places,
+        moves=tuple(_move(one, f"{one.source}.{one.place}", f"{one.target}.{one.place}") for one in messages),
+    )
+
+
+def _move(one: Message, source: str, target: str) -> Move:
+    does = "added to place" if one.adds else "kept in place"
+    return Move(
+        source=source,
+        target=target,
+        words=f"rank {one.source} sends {one.value} to rank {one.target}, {does} {one.place}",
+    )
+
+
+def _totals(run: RecordedCollective) -> dict[int, int]:
+    """Return what a place has when it is complete: a sum, or the piece itself."""
+    if run.name == "all-gather":
+        return {rank: numbers[0] for rank, numbers in enumerate(run.given)}
+    return {place: sum(column) for place, column in enumerate(zip(*run.given, strict=True))}
+
+
+def _tile(  # noqa: PLR0913 - one number of one rank
+    run: RecordedCollective,
+    rank: int,
+    place: int,
+    value: int,
+    total: dict[int, int],
+    source: int | None,
+) -> Tile:
+    complete = value == total[place]
+    state: TileState = "whole" if complete else "part"
+    return Tile(
+        id=f"{rank}.{place}",
+        label=str(value),
+        words=f"place {place}, {'complete' if complete else 'a part of the sum'}",
+        kind=place,
+        state=state,
+        row=place,
+        origin="" if source is None else f"{source}.{place}",
+    )
+
+
+def _exchanged(run: RecordedCollective) -> tuple[Frame, ...]:
+    n = run.num_ranks
+    pairs = n * (n - 1)
+    after = (
+        f"After one round: {pairs} messages between {pairs // 2} pairs, all at once. Rank i has "
+        "what was for it from every rank; its own number stayed."
+    )
+    moves = tuple(
+        _move(one, f"{one.source}>{one.target}", f"{one.source}>{one.target}")
+        for one in run.messages
+    )
+    return (
+        Frame(
+            caption=_FIRST[run.name],
+            figures=(_pairs(run, run.given, received=False, moves=()),),
+            facts=_facts(run, 0),
+        ),
+        Frame(
+            caption=after,
+            figures=(_pairs(run, run.got, received=True, moves=moves),),
+            facts=_facts(run, 1),
+        ),
+    )
+
+
+def _pairs(
+    run: RecordedCollective,
+    numbers: tuple[tuple[int, ...], ...],
+    *,
+    received: bool,
+    moves: tuple[Move, ...],
+) -> DiagramFigure:
+    places: list[Place] = []
+    for rank, row in enumerate(numbers):
+        tiles: list[Tile] = []
+        for other, value in enumerate(row):
+            source, target = (other, rank) if received else (rank, other)
+            tiles.append(
+                Tile(
+                    id=f"{source}>{target}",
+                    label=str(value),
+                    words=f"from rank {source}, for rank {target}",
+                    kind=target,
+                    row=other,
+                )
+            )
+        places.append(Place(label=f"rank {rank}", note="", tiles=tuple(tiles)))
+    return DiagramFigure(
+        kinds=tuple(f"for rank {rank}" for rank in range(run.num_ranks)),
+        places=tuple(places),
+        moves=moves,
+    )

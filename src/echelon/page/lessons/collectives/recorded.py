@@ -1,0 +1,88 @@
+"""Collectives as ranks recorded them: their messages, and what each had after each round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from echelon.page.lessons.traces import read_trace
+
+ALL_TO_ALL = "all-to-all"
+State = tuple[Mapping[int, int], ...]
+"""What each rank has: its numbers by their places."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """Hold a message of one number: what comes is added to what is at `place`, or replaces it."""
+
+    round: int
+    source: int
+    target: int
+    place: int
+    value: int
+    adds: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedCollective:
+    """Hold one collective: what ranks gave and got, their messages, the bytes each sent."""
+
+    name: str
+    given: tuple[tuple[int, ...], ...]
+    got: tuple[tuple[int, ...], ...]
+    messages: tuple[Message, ...]
+    bytes: tuple[int, ...]
+
+    @property
+    def num_ranks(self) -> int:
+        """Return how many ranks took part."""
+        return len(self.given)
+
+    @property
+    def num_rounds(self) -> int:
+        """Return how many messages a rank sent one after the other."""
+        return 1 + max(message.round for message in self.messages)
+
+    def round(self, number: int) -> tuple[Message, ...]:
+        """Return the messages of one round."""
+        return tuple(one for one in self.messages if one.round == number)
+
+    def states(self) -> tuple[State, ...]:
+        """Return what ranks had at first and after each round; not of an all-to-all.
+
+        A rank that gave one number has it at its own place.
+        """
+        now = [
+            dict(enumerate(numbers)) if len(numbers) > 1 else {rank: numbers[0]}
+            for rank, numbers in enumerate(self.given)
+        ]
+        found: list[State] = [tuple(dict(one) for one in now)]
+        for number in range(self.num_rounds):
+            for one in self.round(number):
+                there = now[one.target].get(one.place, 0) if one.adds else 0
+                now[one.target][one.place] = there + one.value
+            found.append(tuple(dict(one) for one in now))
+        return tuple(found)
+
+
+def recorded_collective(name: str) -> RecordedCollective:
+    """Return a collective by its name, such as ``all-reduce``."""
+    found = read_trace("collectives")[name]
+    return RecordedCollective(
+        name=name,
+        given=tuple(map(tuple, found["given"])),
+        got=tuple(map(tuple, found["got"])),
+        bytes=tuple(found["bytes"]),
+        messages=tuple(
+            Message(
+                round=one["round"],
+                source=one["from"],
+                target=one["to"],
+                place=one["start"],
+                value=one["values"][0],
+                adds=one["adds"],
+            )
+            for one in found["messages"]
+        ),
+    )
