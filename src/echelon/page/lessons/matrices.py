@@ -33,9 +33,7 @@ def product(left: Matrix, right: Matrix) -> Matrix:
 
 def added(parts: Sequence[Matrix]) -> Matrix:
     """Return the sum of matrices of one shape."""
-    return tuple(
-        tuple(map(sum, zip(*rows, strict=True))) for rows in zip(*parts, strict=True)
-    )
+    return tuple(tuple(map(sum, zip(*rows, strict=True))) for rows in zip(*parts, strict=True))
 
 
 def beside(parts: Sequence[Matrix]) -> Matrix:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -13,11 +13,12 @@ from torch import nn
 
 from echelon.api.parallelizing import parallelize
 from echelon.core.event import EventList
-from echelon.core.plan import Optimizer, Plan
+from echelon.core.plan import Collectives, Optimizer, Plan
 from echelon.launch.context import RankContext
 from echelon.launch.local.pool import RankPool
 from echelon.parallel.transport.collectives import Group, Pending
 from echelon.training.subject import rank_batches
+from tests.page.lessons.recordings.collectives import Log, logged_messages
 from tests.parallel.layouts import plan_of
 from tests.parallel.one_device import Rows, make_rows
 
@@ -28,14 +29,17 @@ Entry = dict[str, Any]
 def plan_of_run() -> Plan:
     """Return the plan: four replicas, a microbatch of eight samples each, buckets of two weights.
 
-    So small a bucket holds one matrix, and the sum of one starts while backward goes on.
+    So small a bucket holds one matrix, and the sum of one starts while backward goes on. Sums are
+    made of messages around a ring, so that each of them can be noted.
     """
     plain = Optimizer(
         kind="sgd", learning_rate=1 / 16, momentum=0.0, weight_decay=0.0, clip_norm=None
     )
-    return plan_of(
+    plan = plan_of(
         dp=RANKS, microbatches=1, microbatch_sequences=EACH, bucket_bytes=16, optimizer=plain
     )
+    ring = replace(plan.layout, collectives=Collectives(algorithm="ring"))
+    return replace(plan, layout=ring)
 
 
 class Small(nn.Module):
@@ -128,7 +132,8 @@ def train(context: RankContext, plan: Plan) -> dict[str, Any]:
         samples = samples_of(plan, context.rank, step)
         x_BI, wanted_BO = inputs_of(samples)
         log.append({"kind": "load"})
-        with logged_sums(log):
+        messages = Log()
+        with logged_sums(log), logged_messages(messages):
             loss = 0.5 * (model(x_BI) - wanted_BO).square().mean()
             log.append({"kind": "forward"})
             loss.backward()
@@ -142,11 +147,32 @@ def train(context: RankContext, plan: Plan) -> dict[str, Any]:
                 "loss": float(loss),
                 "log": list(log),
                 "sent": sent,
+                "messages": messages.sent_to,
                 "weights": _weights(model),
             }
         )
     optimizer.close()
-    return {"given": given, "start": start, "buckets": buckets, "steps": steps}
+    return {
+        "given": given,
+        "start": start,
+        "buckets": buckets,
+        "steps": steps,
+        "alone": on_one_device(start, range(RANKS * EACH)),
+    }
+
+
+def on_one_device(weights: Mapping[str, Sequence[float]], samples: Sequence[int]) -> Entry:
+    """Return loss and gradients of all samples of a step, by plain autograd on this rank alone."""
+    model = Small(0)
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            parameter.copy_(torch.tensor(weights[name], dtype=torch.float64).view_as(parameter))
+    x_BI, wanted_BO = inputs_of(samples)
+    loss = 0.5 * (model(x_BI) - wanted_BO).square().mean()
+    loss.backward()
+    named = dict(model.named_parameters())
+    gradients = {name: _list(one.grad) for name, one in named.items() if one.grad is not None}
+    return {"loss": float(loss), "gradients": gradients}
 
 
 def _weights(model: nn.Module) -> dict[str, list[float]]:

@@ -88,9 +88,7 @@ def _scene(run: RecordedCollective) -> Scene:
         for name in NAMES
     ]
     head = ("collective", "rounds", "messages", "a rank sends", "used for")
-    return Scene(
-        frames=frames, table=DataTable(head=head, rows=tuple(rows), right=(1, 2, 3))
-    )
+    return Scene(frames=frames, table=DataTable(head=head, rows=tuple(rows), right=(1, 2, 3)))
 
 
 def _facts(run: RecordedCollective, rounds: int) -> tuple[Fact, ...]:
@@ -173,7 +171,9 @@ def _board(run: RecordedCollective, state: State, messages: tuple[Message, ...])
     return DiagramFigure(
         kinds=tuple(f"place {place}" for place in range(run.num_ranks)),
         places=places,
-        moves=tuple(_move(one, f"{one.source}.{one.place}", f"{one.target}.{one.place}") for one in messages),
+        moves=tuple(
+            _move(one, f"{one.source}.{one.place}", f"{one.target}.{one.place}") for one in messages
+        ),
     )
 
 
@@ -193,7 +193,7 @@ def _totals(run: RecordedCollective) -> dict[int, int]:
     return {place: sum(column) for place, column in enumerate(zip(*run.given, strict=True))}
 
 
-def _tile(  # noqa: PLR0913 - one number of one rank
+def _tile(
     run: RecordedCollective,
     rank: int,
     place: int,
@@ -222,7 +222,7 @@ def _exchanged(run: RecordedCollective) -> tuple[Frame, ...]:
         "what was for it from every rank; its own number stayed."
     )
     moves = tuple(
-        _move(one, f"{one.source}>{one.target}", f"{one.source}>{one.target}")
+        _move(one, f"{one.source}>{one.target} sent", f"{one.source}>{one.target}")
         for one in run.messages
     )
     return (
@@ -248,21 +248,36 @@ def _pairs(
 ) -> DiagramFigure:
     places: list[Place] = []
     for rank, row in enumerate(numbers):
-        tiles: list[Tile] = []
+        tiles = [_gone(run, rank, other) for other in range(len(row)) if received and other != rank]
         for other, value in enumerate(row):
             source, target = (other, rank) if received else (rank, other)
-            tiles.append(
-                Tile(
-                    id=f"{source}>{target}",
-                    label=str(value),
-                    words=f"from rank {source}, for rank {target}",
-                    kind=target,
-                    row=other,
-                )
-            )
+            tiles.append(_number(source, target, value, row=other, column=int(received)))
         places.append(Place(label=f"rank {rank}", note="", tiles=tuple(tiles)))
     return DiagramFigure(
         kinds=tuple(f"for rank {rank}" for rank in range(run.num_ranks)),
         places=tuple(places),
         moves=moves,
+    )
+
+
+def _number(source: int, target: int, value: int, *, row: int, column: int) -> Tile:
+    return Tile(
+        id=f"{source}>{target}",
+        label=str(value),
+        words=f"from rank {source}, for rank {target}",
+        kind=target,
+        row=row,
+        column=column,
+    )
+
+
+def _gone(run: RecordedCollective, rank: int, target: int) -> Tile:
+    """Return the place that a number has left."""
+    return Tile(
+        id=f"{rank}>{target} sent",
+        label=str(run.given[rank][target]),
+        words=f"sent to rank {target}",
+        kind=target,
+        state="gone",
+        row=target,
     )

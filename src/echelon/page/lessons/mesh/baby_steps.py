@@ -65,11 +65,13 @@ def _frame(step: int) -> Frame:
     whole = weights_of(Mesh())
     return Frame(
         caption=_CAPTIONS[step],
-        figures=(
-            DiagramFigure(kinds=_KINDS, places=_places(mesh, named=step == len(_CUTS) - 1)),
-        ),
+        figures=(DiagramFigure(kinds=_KINDS, places=_places(mesh, named=step == len(_CUTS) - 1)),),
         facts=(
-            Fact(name="ranks", value=str(mesh.world_size), note=f"data x tensor x pipeline, {degrees}"),
+            Fact(
+                name="ranks",
+                value=str(mesh.world_size),
+                note=f"data x tensor x pipeline, {degrees}",
+            ),
             Fact(
                 name="weights on a rank",
                 value=f"{weights_of(mesh)} of {whole}",
@@ -112,14 +114,12 @@ def _data(samples: range, group: str) -> Place:
     return Place(label="samples", note="", tiles=tiles, group=group)
 
 
-def _rank(mesh: Mesh, dp: int, pp: int, tp: int, group: str, *, named: bool) -> Place:  # noqa: PLR0913 - a place on three axes
+def _rank(mesh: Mesh, dp: int, pp: int, tp: int, group: str, *, named: bool) -> Place:
     rank = mesh.rank({Axis.DP_REPLICATE: dp, Axis.PP: pp, Axis.TP: tp})
     tiles: list[Tile] = []
     for row, layer in enumerate(split_layers(LAYERS, mesh.pp)[pp]):
         halves = range(2) if mesh.tp == 1 else (tp,)
-        tiles += [
-            _half(layer, half, dp, row, column) for column, half in enumerate(halves)
-        ]
+        tiles += [_half(layer, half, dp, row, column) for column, half in enumerate(halves)]
     return Place(
         label=f"rank {rank}" if named else _part(mesh, pp, tp),
         note=f"dp {dp}, tp {tp}, pp {pp}" if named else "",

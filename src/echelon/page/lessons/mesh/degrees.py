@@ -39,9 +39,7 @@ def three_degrees() -> Lesson:
         source=f"the mesh of the engine and the links of a cluster, {CLUSTER}",
         controls=_CONTROLS,
         scenes=tuple(
-            _scene(
-                Mesh(pp=int(one["pp"]), dp_replicate=int(one["dp"]), tp=int(one["tp"]))
-            )
+            _scene(Mesh(pp=int(one["pp"]), dp_replicate=int(one["dp"]), tp=int(one["tp"])))
             for one in choices(_CONTROLS)
         ),
         corrections=corrections("distributed-30", "distributed-49", "distributed-54"),

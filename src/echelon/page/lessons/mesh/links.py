@@ -116,7 +116,11 @@ def _groups_text(mesh: Mesh, axis: Axis) -> str:
 
 def _link_facts(mesh: Mesh, axis: Axis, fact: AxisFact) -> tuple[Fact, ...]:
     return (
-        Fact(name="groups", value=f"{fact.num_groups} of {fact.degree}", note=_groups_text(mesh, axis)),
+        Fact(
+            name="groups",
+            value=f"{fact.num_groups} of {fact.degree}",
+            note=_groups_text(mesh, axis),
+        ),
         Fact(name="link", value=_speed(fact), note="each way, of one device"),
         Fact(name="groups that cross nodes", value=f"{fact.num_across} of {fact.num_groups}"),
     )

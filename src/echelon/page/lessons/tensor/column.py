@@ -155,9 +155,7 @@ def _weight_whole(layer: ColumnLayer) -> tuple[Place, ...]:
     return (place("W", "before it is cut", tiles, shape_text(layer.weight)),)
 
 
-def _figure(
-    layer: ColumnLayer, first: tuple[Place, ...], *, has: tuple[str, ...]
-) -> DiagramFigure:
+def _figure(layer: ColumnLayer, first: tuple[Place, ...], *, has: tuple[str, ...]) -> DiagramFigure:
     places = [*first]
     for rank, (part, output) in enumerate(zip(layer.parts, layer.outputs, strict=True)):
         found: dict[str, Place] = {

@@ -47,9 +47,7 @@ def mlp_pair() -> Lesson:
             "tensor ranks hold weights; bytes by the formulas of the collectives"
         ),
         controls=_CONTROLS,
-        scenes=tuple(
-            _scene(mlp, one["cut"], int(one["ranks"])) for one in choices(_CONTROLS)
-        ),
+        scenes=tuple(_scene(mlp, one["cut"], int(one["ranks"])) for one in choices(_CONTROLS)),
         corrections=corrections("distributed-13", "distributed-14", "distributed-19"),
     )
 
@@ -140,7 +138,10 @@ def _megatron(mlp: Mlp, cut: ColumnsThenRows, has: str) -> DiagramFigure:
         kind, own = rank + 1, str(rank)
         made: dict[str, tuple[str, Tile]] = {
             "x": ("X", block(f"x{own}", "X", mlp.x, kind=EVERYWHERE)),
-            "w1": (f"W1, part {own}", block(f"u{own}", "columns of W1", cut.first[rank], kind=kind)),
+            "w1": (
+                f"W1, part {own}",
+                block(f"u{own}", "columns of W1", cut.first[rank], kind=kind),
+            ),
             "w2": (f"W2, part {own}", block(f"d{own}", "rows of W2", cut.second[rank], kind=kind)),
             "h": ("X W1", block(f"h{own}", "features of X W1", cut.inner[rank], kind=kind)),
             "a": (
@@ -266,5 +267,3 @@ def _joined(cut: RowsThenColumns, rank: int) -> list[Tile]:
         )
         for other, part in enumerate(cut.outputs)
     ]
-
-

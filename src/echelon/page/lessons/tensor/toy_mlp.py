@@ -24,9 +24,7 @@ from echelon.page.lessons.tensor.sums import BYTES, EVERYWHERE, kinds_of, place,
 HIDDEN, INNER, DEGREE = 4, 8, 2
 WITHOUT, WITH, BOTH = "without", "with", "side by side"
 _CONTROLS = (
-    LessonControl(
-        name="tensor", label="tensor parallelism", values=(BOTH, WITHOUT, WITH), start=0
-    ),
+    LessonControl(name="tensor", label="tensor parallelism", values=(BOTH, WITHOUT, WITH), start=0),
 )
 _ALONE = "without: one rank"
 _STEPS = (
