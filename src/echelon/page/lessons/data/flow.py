@@ -54,81 +54,83 @@ def ddp_flow() -> Lesson:
 
 
 def _frames(run: RecordedRun) -> tuple[Frame, ...]:
+    return (*_before_the_sum(run), *_from_the_sum_on(run))
+
+
+def _before_the_sum(run: RecordedRun) -> tuple[Frame, ...]:
     first, n = run.steps[0], run.num_ranks
-    each, after = len(first[0].samples), len(run.steps) - 1
+    each = len(first[0].samples)
+    samples = Fact(
+        name="samples of a step",
+        value=str(n * each),
+        note=f"{n} ranks x {each} samples, each sample on one rank",
+    )
+    loss = Fact(
+        name="mean of the losses",
+        value=number_text(mean_loss(run, 0)),
+        note=f"all {n * each} samples on one device: {number_text(run.alone_loss)}",
+    )
+    early = Fact(
+        name="a sum starts before backward ends",
+        value="yes" if all(one.sends_early for one in first) else "no",
+        note="it travels while the other gradients are computed",
+    )
     return (
         Frame(
             caption="Step 1, load: every rank reads samples of its own. The weights are the same "
             "everywhere: when training began, those of rank 0 went to all.",
             figures=(_figure(run, has=""),),
-            facts=(
-                Fact(
-                    name="samples of a step",
-                    value=str(n * each),
-                    note=f"{n} ranks x {each} samples, each sample on one rank",
-                ),
-            ),
+            facts=(samples,),
         ),
         Frame(
             caption="Step 2, forward: every rank computes the mean loss of its samples. Nothing is "
             "sent.",
             figures=(_figure(run, has="loss"),),
-            facts=(
-                Fact(
-                    name="mean of the losses",
-                    value=number_text(mean_loss(run, 0)),
-                    note=f"all {n * each} samples on one device: {number_text(run.alone_loss)}",
-                ),
-            ),
+            facts=(loss,),
         ),
         Frame(
             caption="Step 3, backward: every rank has a gradient of its own samples (hatched: only "
             "a part of what is wanted). The last matrix comes first.",
             figures=(_figure(run, has="loss gradient"),),
-            facts=(
-                Fact(name="in this order on every rank", value=_order(run), note="as recorded"),
-                Fact(
-                    name="a sum starts before backward ends",
-                    value="yes" if all(one.sends_early for one in first) else "no",
-                    note="what is summed while others are computed costs no time",
-                ),
-            ),
+            facts=(Fact(name="in this order on rank 0", value=_order(run)), early),
         ),
+    )
+
+
+def _from_the_sum_on(run: RecordedRun) -> tuple[Frame, ...]:
+    first, n, after = run.steps[0], run.num_ranks, len(run.steps) - 1
+    sent = Fact(
+        name="a rank sends",
+        value=decimal_bytes(sum(first[0].sent.values())),
+        note="2 (N-1)/N of each bucket around a ring; buckets are padded to a multiple of N",
+    )
+    equal = Fact(
+        name="weights equal on all ranks",
+        value="yes" if same_weights(run, 0) else "no",
+        note="bit for bit",
+    )
+    loss = Fact(
+        name="mean of the losses",
+        value=number_text(mean_loss(run, after)),
+        note=f"{number_text(mean_loss(run, 0))} a step before",
+    )
+    return (
         Frame(
             caption="Step 4, all-reduce: the gradients of all ranks are added up and divided by "
             f"{n}. Every rank gets the same mean.",
             figures=(_figure(run, has="loss mean"),),
-            facts=(
-                Fact(
-                    name="a rank sends",
-                    value=decimal_bytes(sum(first[0].sent.values())),
-                    note="around a ring, 2 (N-1)/N of each bucket, as recorded; buckets are padded to "
-                    "a multiple of N",
-                ),
-            ),
+            facts=(sent,),
         ),
         Frame(
             caption="Step 5, update: every rank takes the same step from the same weights, "
             f"w - {number_text(run.learning_rate)} x mean. No weight is sent.",
             figures=(_figure(run, has="mean", weights=first[0].weights),),
-            facts=(
-                Fact(
-                    name="weights equal on all ranks",
-                    value="yes" if same_weights(run, 0) else "no",
-                    note="bit for bit",
-                ),
-            ),
+            facts=(equal,),
         ),
         Frame(
             caption="Step 6, again: the next samples, with the new weights.",
             figures=(_figure(run, has="loss", step=after, weights=first[0].weights),),
-            facts=(
-                Fact(
-                    name="mean of the losses",
-                    value=number_text(mean_loss(run, after)),
-                    note=f"{number_text(mean_loss(run, 0))} a step before",
-                ),
-            ),
+            facts=(loss,),
         ),
     )
 
