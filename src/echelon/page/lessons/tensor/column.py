@@ -213,4 +213,4 @@ def _gathered(layer: ColumnLayer) -> DiagramFigure:
         for other in range(n)
         if other != rank
     )
-    return DiagramFigure(kinds=kinds_of(n), places=tuple(places), moves=moves if n == 2 else ())
+    return DiagramFigure(kinds=kinds_of(n), places=tuple(places), moves=moves)
