@@ -13,14 +13,21 @@ def corrections(*ids: str) -> tuple[Correction, ...]:
 
 
 def _correction(claim: PublishedClaim) -> Correction:
-    said = claim.claim if claim.said is None else f"{claim.claim} ({_text(claim.said)})"
-    holds = f"{_text(claim.holds)}. {claim.why}" if claim.why else _text(claim.holds)
-    return Correction(id=claim.id, said=said, holds=holds)
+    holds = "that is right" if claim.verdict == "ok" else _text(claim.holds)
+    return Correction(id=claim.id, said=_said(claim), holds=f"{holds}. {claim.why}".rstrip())
+
+
+def _said(claim: PublishedClaim) -> str:
+    """Return what the guide says; a value that its sentence has is not told again."""
+    value = "" if claim.said is None else _text(claim.said)
+    return f"{claim.claim}: {value}" if value.lower() not in claim.claim.lower() else claim.claim
 
 
 def _text(value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name} {_text(one)}" for name, one in value.items())
+        return ", ".join(f"{name.replace('_', ' ')} {_text(one)}" for name, one in value.items())
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_text, value))
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
     return f"{value:,}" if isinstance(value, int) else str(value)
