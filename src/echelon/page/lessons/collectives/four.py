@@ -14,8 +14,8 @@ from echelon.page.document import Fact
 from echelon.page.figures import DataTable
 from echelon.page.lessons.collectives.recorded import (
     ALL_TO_ALL,
-    Message,
     RecordedCollective,
+    RecordedMessage,
     State,
     recorded_collective,
 )
@@ -24,7 +24,7 @@ from echelon.page.lessons.diagram import DiagramFigure, Move, Place, Tile, TileS
 from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene
 
 NAMES = ("all-reduce", "all-gather", "reduce-scatter", ALL_TO_ALL)
-RANKS = 4
+RANKS = 4  # ranks that recorded
 BYTES = DTYPE_BYTES["fp32"]
 _CONTROLS = (LessonControl(name="collective", label="collective", values=NAMES),)
 _FIRST = {
@@ -154,7 +154,9 @@ def _caption(run: RecordedCollective, number: int, state: State) -> str:
     return said
 
 
-def _board(run: RecordedCollective, state: State, messages: tuple[Message, ...]) -> DiagramFigure:
+def _board(
+    run: RecordedCollective, state: State, messages: tuple[RecordedMessage, ...]
+) -> DiagramFigure:
     came = {(one.target, one.place): one.source for one in messages}
     total = _totals(run)
     places = tuple(
@@ -177,7 +179,7 @@ def _board(run: RecordedCollective, state: State, messages: tuple[Message, ...])
     )
 
 
-def _move(one: Message, source: str, target: str) -> Move:
+def _move(one: RecordedMessage, source: str, target: str) -> Move:
     does = "added to place" if one.adds else "kept in place"
     return Move(
         source=source,

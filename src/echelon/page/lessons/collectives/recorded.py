@@ -13,7 +13,7 @@ State = tuple[Mapping[int, int], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class RecordedMessage:
     """Hold a message of one number: what comes is added to what is at `place`, or replaces it."""
 
     round: int
@@ -31,7 +31,7 @@ class RecordedCollective:
     name: str
     given: tuple[tuple[int, ...], ...]
     got: tuple[tuple[int, ...], ...]
-    messages: tuple[Message, ...]
+    messages: tuple[RecordedMessage, ...]
     bytes: tuple[int, ...]
 
     @property
@@ -44,7 +44,7 @@ class RecordedCollective:
         """Return how many messages a rank sent one after the other."""
         return 1 + max(message.round for message in self.messages)
 
-    def round(self, number: int) -> tuple[Message, ...]:
+    def round(self, number: int) -> tuple[RecordedMessage, ...]:
         """Return the messages of one round."""
         return tuple(one for one in self.messages if one.round == number)
 
@@ -75,7 +75,7 @@ def recorded_collective(name: str) -> RecordedCollective:
         got=tuple(map(tuple, found["got"])),
         bytes=tuple(found["bytes"]),
         messages=tuple(
-            Message(
+            RecordedMessage(
                 round=one["round"],
                 source=one["from"],
                 target=one["to"],

@@ -22,9 +22,9 @@ from echelon.page.lessons.data.recorded import (
 from echelon.page.lessons.diagram import DiagramFigure, Move, Place, Tile, TileState
 from echelon.page.lessons.lesson import Frame, Lesson, Scene
 
-WEIGHTS = 7e9
+WEIGHTS = 7e9  # weights of the model whose memory is told
 _NAME = "output.weight"
-_COLUMNS = 4
+_COLUMNS = 4  # samples in a row of a rank
 _MEAN = "all-reduce"
 
 

@@ -13,7 +13,10 @@ from echelon.page.lessons.diagram import DiagramFigure, Place, Tile
 from echelon.page.lessons.lesson import Frame, Lesson, Scene
 from echelon.page.lessons.matrices import mlp_weights
 
-LAYERS, HIDDEN, FFN, SAMPLES = 4, 4, 8, 8
+LAYERS = 4  # layers of the model, each of two matrices
+HIDDEN = 4  # its width
+FFN = 8  # neurons of a layer
+SAMPLES = 8  # samples of the batch
 MESH = Mesh(pp=2, dp_replicate=2, tp=2)
 """Two of each: eight ranks."""
 _KINDS = ("samples", *(f"layer {layer}" for layer in range(LAYERS)))

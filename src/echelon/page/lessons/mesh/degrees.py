@@ -16,7 +16,7 @@ from echelon.page.mesh import mesh_figure
 from echelon.planner.view.mesh_map import AxisFact, axis_facts, mesh_map
 
 CLUSTER = "64xh100"
-DEGREES = (1, 2, 4)
+DEGREES = (1, 2, 4)  # ranks of an axis
 _NAMES = {Axis.DP_REPLICATE: "data", Axis.PP: "pipeline", Axis.TP: "tensor"}
 _CONTROLS = (
     LessonControl(name="dp", label="data ranks", values=tuple(map(str, DEGREES)), start=1),

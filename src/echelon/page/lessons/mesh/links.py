@@ -19,8 +19,11 @@ from echelon.page.lessons.matrices import mlp_weights
 from echelon.page.lessons.mesh.degrees import coordinates_text
 from echelon.planner.view.mesh_map import AxisFact, axis_facts
 
-DP, TP, PP = 2, 4, 2
-HIDDEN, FFN = 4096, 16384
+DP = 2  # data ranks
+TP = 4  # tensor ranks
+PP = 2  # pipeline ranks
+HIDDEN = 4096  # width of the model
+FFN = 16384  # columns of the matrix that is told of
 PIPELINE_FIRST, DATA_FIRST = "pipeline outermost", "data outermost"
 CLUSTERS = ("16xh100", "16xgb200")
 _CONTROLS = (

@@ -17,9 +17,12 @@ from echelon.page.lessons.diagram import DiagramFigure, Place, Tile
 from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene, choices
 from echelon.page.lessons.matrices import mlp_weights
 
-SAMPLES, LAYERS, HIDDEN, FFN = 32, 32, 4096, 16384
-WEIGHTS, LENGTH = 7e9, 2048
-"""About what such a model has, and the tokens of a sample."""
+SAMPLES = 32  # samples of a step
+LAYERS = 32  # layers of the model
+HIDDEN = 4096  # its width
+FFN = 16384  # the inner width of its MLPs
+WEIGHTS = 7e9  # about what such a model has
+LENGTH = 2048  # tokens of a sample
 BYTES = DTYPE_BYTES["bf16"]
 _KINDS = ("samples", "columns of each matrix", "layers")
 _CONTROLS = (LessonControl(name="ranks", label="ranks N", values=("2", "4", "8"), start=1),)

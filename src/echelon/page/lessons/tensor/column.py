@@ -31,8 +31,9 @@ from echelon.page.lessons.tensor.sums import (
     weights_fact,
 )
 
-TOKENS, HIDDEN, WIDTH = 2, 2, 8
-"""Tokens, the width H of the input, and the width 4 H of the output."""
+TOKENS = 2  # rows of the input
+HIDDEN = 2  # features of the input, H
+WIDTH = 8  # features of the output, 4 H
 _CONTROLS = (degree_control(2, 4, start=4),)
 WHOLE = "one device, to compare"
 

@@ -22,7 +22,9 @@ from echelon.page.lessons.tensor.sums import (
     sum_fact,
 )
 
-TOKENS, HIDDEN, INNER = 2, 4, 8
+TOKENS = 2  # rows of the input
+HIDDEN = 4  # width of the MLP
+INNER = 8  # its inner width
 MEGATRON, OTHER = "columns, then rows", "rows, then columns"
 _CONTROLS = (
     LessonControl(name="cut", label="W1 and W2 are cut by", values=(MEGATRON, OTHER)),

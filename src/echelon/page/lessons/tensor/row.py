@@ -32,8 +32,9 @@ from echelon.page.lessons.tensor.sums import (
     weights_fact,
 )
 
-TOKENS, WIDTH, HIDDEN = 2, 8, 2
-"""Tokens, the width of the input that is cut, and the width of the output."""
+TOKENS = 2  # rows of the input
+WIDTH = 8  # features of the input, which are cut
+HIDDEN = 2  # features of the output
 _CONTROLS = (degree_control(2, 4, start=4),)
 
 

@@ -23,8 +23,9 @@ from echelon.page.lessons.tensor.sums import (
     sum_fact,
 )
 
-TOKENS, FIRST, SECOND = 2048, 4096, 16384
-"""Tokens of a microbatch, the width of the input, and that of the output."""
+TOKENS = 2048  # tokens of a microbatch
+FIRST = 4096  # features of the input
+SECOND = 16384  # features of the output
 COLUMNS, ROWS = "columns", "rows"
 _CONTROLS = (
     LessonControl(name="cut", label="the matrix is cut by", values=(COLUMNS, ROWS)),

@@ -21,7 +21,9 @@ from echelon.page.lessons.matrices import (
 from echelon.page.lessons.tensor.mlp import ColumnsThenRows, Mlp, mlp_of
 from echelon.page.lessons.tensor.sums import BYTES, EVERYWHERE, kinds_of, place, sum_fact
 
-HIDDEN, INNER, DEGREE = 4, 8, 2
+HIDDEN = 4  # width of the MLP
+INNER = 8  # its inner width
+DEGREE = 2  # tensor ranks
 WITHOUT, WITH, BOTH = "without", "with", "side by side"
 _CONTROLS = (
     LessonControl(name="tensor", label="tensor parallelism", values=(BOTH, WITHOUT, WITH), start=0),
