@@ -41,11 +41,6 @@ class Log:
         self.posted()
         self.messages.append((self.round, place, [int(x) for x in tensor.tolist()]))
 
-    @property
-    def sent_to(self) -> list[int]:
-        """Return to whom each message went, in order."""
-        return [place for _, place, _ in self.messages]
-
     def posted(self) -> None:
         """Begin the next round where the last one has been waited for."""
         if self.waited:

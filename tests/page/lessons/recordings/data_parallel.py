@@ -16,9 +16,11 @@ from echelon.core.event import EventList
 from echelon.core.plan import Collectives, Optimizer, Plan
 from echelon.launch.context import RankContext
 from echelon.launch.local.pool import RankPool
+from echelon.parallel.transport import collectives
+from echelon.parallel.transport.algorithms.steps import Step
 from echelon.parallel.transport.collectives import Group, Pending
+from echelon.parallel.transport.messages import GlooPeers
 from echelon.training.subject import rank_batches
-from tests.page.lessons.recordings.collectives import Log, logged_messages
 from tests.parallel.layouts import plan_of
 from tests.parallel.one_device import Rows, make_rows
 
@@ -94,10 +96,30 @@ class LoggedSum:
             self._log.append({"kind": "summed", "name": self._name, "values": _list(self._tensor)})
 
 
+class LoggedPeers:
+    """The other members of a ring, as its steps see them: to whom messages go is noted."""
+
+    def __init__(self, peers: GlooPeers, sent_to: list[int]) -> None:
+        """Note in `sent_to`."""
+        self._peers, self._sent_to = peers, sent_to
+
+    def send(self, tensor: torch.Tensor, member: int) -> Any:
+        """Start to send to the member at `member`."""
+        self._sent_to.append(member)
+        return self._peers.send(tensor, member)
+
+    def receive(self, tensor: torch.Tensor, member: int) -> Any:
+        """Start to receive from the member at `member`."""
+        return self._peers.receive(tensor, member)
+
+
 @contextmanager
-def logged_sums(log: list[Entry]) -> Iterator[None]:
-    """Note each sum of gradients: when it starts, of what, and what it gives."""
-    all_reduce = Group.all_reduce
+def logged_sums(log: list[Entry], messages: list[list[int]]) -> Iterator[None]:
+    """Note each sum of gradients: when it starts, of what, what it gives, and its messages.
+
+    The messages of each sum are those of a thread, which runs sums in the order of their start.
+    """
+    all_reduce, run_steps = Group.all_reduce, collectives.run_steps
 
     def logged(group: Group, tensor: torch.Tensor, *, name: str, **how: Any) -> Any:
         if not name.startswith("gradients."):
@@ -105,8 +127,16 @@ def logged_sums(log: list[Entry]) -> Iterator[None]:
         log.append({"kind": "all_reduce", "name": name, "values": _list(tensor)})
         return LoggedSum(all_reduce(group, tensor, name=name, **how), name, tensor, log)
 
+    def logged_steps(tensor: torch.Tensor, steps: tuple[Step, ...], peers: Any) -> None:
+        adds = any(step.adds for step in steps)
+        if adds:
+            messages.append([])
+            peers = LoggedPeers(peers, messages[-1])
+        run_steps(tensor, steps, peers)
+
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Group, "all_reduce", logged)
+        patch.setattr(collectives, "run_steps", logged_steps)
         yield
 
 
@@ -132,8 +162,8 @@ def train(context: RankContext, plan: Plan) -> dict[str, Any]:
         samples = samples_of(plan, context.rank, step)
         x_BI, wanted_BO = inputs_of(samples)
         log.append({"kind": "load"})
-        messages = Log()
-        with logged_sums(log), logged_messages(messages):
+        messages: list[list[int]] = []
+        with logged_sums(log, messages):
             loss = 0.5 * (model(x_BI) - wanted_BO).square().mean()
             log.append({"kind": "forward"})
             loss.backward()
@@ -147,7 +177,7 @@ def train(context: RankContext, plan: Plan) -> dict[str, Any]:
                 "loss": float(loss),
                 "log": list(log),
                 "sent": sent,
-                "messages": messages.sent_to,
+                "messages": messages,
                 "weights": _weights(model),
             }
         )

@@ -106,7 +106,8 @@ def _rank_step(found: Mapping[str, Any], buckets: Mapping[str, Sequence[str]]) -
             rows, columns = WEIGHTS[matrix]
             logged[kind][matrix] = tuple(entry["values"][: rows * columns])
     return RankStep(
-        messages=_messages(found["messages"], list(logged["all_reduce"])),
+        # A thread runs the sums in the order in which they were started.
+        messages=dict(zip(logged["all_reduce"], map(tuple, found["messages"]), strict=True)),
         samples=tuple(found["samples"]),
         loss=found["loss"],
         gradients=logged["all_reduce"],
@@ -115,15 +116,6 @@ def _rank_step(found: Mapping[str, Any], buckets: Mapping[str, Sequence[str]]) -
         order=tuple(order),
         sent={of[name]: sent for name, sent in found["sent"].items()},
     )
-
-
-def _messages(sent_to: Sequence[int], summed: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return the messages of each sum: sums run one after the other, in the order of issue.
-
-    All buckets of this model are padded to as many elements, so each takes as many messages.
-    """
-    each = len(sent_to) // len(summed)
-    return {name: tuple(sent_to[at * each : (at + 1) * each]) for at, name in enumerate(summed)}
 
 
 def number_text(value: float) -> str:
