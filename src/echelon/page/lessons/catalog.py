@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from echelon.page.lessons.book import LessonBook
+from echelon.page.lessons.collectives.all_reduce import all_reduce_algorithms
 from echelon.page.lessons.collectives.four import four_collectives
 from echelon.page.lessons.data.batch import batch_on_ranks
 from echelon.page.lessons.data.flow import ddp_flow
@@ -26,6 +27,7 @@ _LESSONS: tuple[Callable[[], Lesson], ...] = (
     batch_on_ranks,
     ddp_flow,
     four_collectives,
+    all_reduce_algorithms,
     matrix_splits,
     column_parallel,
     row_parallel,

@@ -20,7 +20,9 @@ def test_a_round_shows_its_messages_and_what_came_of_them(name: str) -> None:
         (board,) = diagrams(frame)
         told = [one.words for one in board.moves]
         for one, words in zip(run.round(number), told, strict=True):
-            assert words.startswith(f"rank {one.source} sends {one.value} to rank {one.target}, ")
+            assert words.startswith(
+                f"rank {one.source} sends {one.values[0]} to rank {one.target}, "
+            )
     last = tiles(frames[-1])
     for rank, numbers in enumerate(run.got):
         for place, value in enumerate(numbers):

@@ -26,14 +26,15 @@ def test_messages_lead_from_what_was_given_to_what_was_got(name: str) -> None:
     assert run.num_ranks == RANKS
     if name == ALL_TO_ALL:
         assert run.got == tuple(zip(*run.given, strict=True))
-        sent = {(one.source, one.target): one.value for one in run.messages}
+        sent = {(one.source, one.target): one.values[0] for one in run.messages}
         pairs = [(i, j) for i in range(RANKS) for j in range(RANKS) if i != j]
         assert sent == {(i, j): run.given[i][j] for i, j in pairs}
         return
     states = run.states()
     for number, state in enumerate(states[:-1]):
         for one in run.round(number):
-            assert state[one.source][one.place] == one.value, "a rank sends what it has"
+            has = tuple(state[one.source][place] for place in one.places)
+            assert has == one.values, "a rank sends what it has"
     for rank, last in enumerate(states[-1]):
         if name == "reduce-scatter":
             assert run.got[rank] == (last[rank],)
@@ -59,7 +60,7 @@ def test_messages_are_the_steps_of_the_ring(name: str) -> None:
             for to, part in step.sends
         ]
         mine = [one for one in run.messages if one.source == rank]
-        assert [(one.round, one.target, one.place, one.adds) for one in mine] == wanted
+        assert [(one.round, one.target, one.start, one.adds) for one in mine] == wanted
 
 
 @pytest.mark.parametrize("name", NAMES)

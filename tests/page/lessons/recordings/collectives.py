@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -25,6 +26,8 @@ from echelon.parallel.transport.messages import GlooPeers
 from tests.parallel.targets import tensor_group
 
 RANKS = 4
+OTHERS = ("halving-doubling", "tree", "hierarchical")
+"""Algorithms of an all-reduce beside the ring."""
 Values = list[int]
 
 
@@ -98,7 +101,7 @@ def run_collectives(context: RankContext, _: None) -> dict[str, Ran]:
     """Run each collective once, on numbers that tell by their digits whose they are."""
     group, events = tensor_group(context)
     rank, n = group.index, group.size
-    sums = SumGroup(algorithm="ring", place=rank, nodes=(0,) * n)
+    sums = sums_of("ring", rank)
     group.sum_by(sums)
     own = torch.tensor([(chunk + 1) * 10**rank for chunk in range(n)], dtype=torch.float32)
     found: dict[str, Ran] = {}
@@ -121,7 +124,18 @@ def run_collectives(context: RankContext, _: None) -> dict[str, Ran]:
     ran("all-gather", own[:1], gather_steps_of(sums, n), lambda x: _all_gather(group, x))
     blocks = torch.tensor([10 * rank + other for other in range(n)], dtype=torch.float32)
     ran("all-to-all", blocks, (), lambda x: _all_to_all(group, x))
+    for algorithm in OTHERS:
+        other = sums_of(algorithm, rank)
+        group.sum_by(other)
+        ran(algorithm, own, steps_of(other, n), lambda x: _all_reduce(group, x))
     return found
+
+
+def sums_of(algorithm: str, rank: int) -> SumGroup:
+    """Return a member of the group: all on one node, or two on each where nodes matter."""
+    each = 2 if algorithm == "hierarchical" else RANKS
+    nodes = tuple(one // each for one in range(RANKS))
+    return SumGroup(algorithm=algorithm, place=rank, nodes=nodes)
 
 
 def _plain(tensor: torch.Tensor) -> Values:
@@ -168,27 +182,34 @@ def record_collectives(pool: RankPool) -> dict[str, Any]:
             "given": [one[name].given for one in ranks],
             "got": [one[name].got for one in ranks],
             "bytes": [one[name].bytes for one in ranks],
-            "messages": [
-                message for rank, one in enumerate(ranks) for message in _messages(rank, one[name])
-            ],
+            "messages": _messages([one[name] for one in ranks]),
         }
         for name in ranks[0]
     }
 
 
-def _messages(rank: int, ran: Ran) -> list[dict[str, Any]]:
-    """Return what a rank sent: in which round, to whom, the place of its first number, numbers.
+def _messages(ranks: list[Ran]) -> list[dict[str, Any]]:
+    """Return what ranks sent: in which round, to whom, the place of its first number, numbers.
 
-    Where an algorithm has steps, the place is that of the step, and so is whether it is added.
+    Where an algorithm has steps, the place is that of the step in which the other receives it, and
+    so is whether it is added.
     """
-    found: list[dict[str, Any]] = []
-    for round, to, values in ran.messages:
-        start, adds = to, False
-        if ran.steps:
-            step = ran.steps[round]
-            start = next(part.start for place, part in step.sends if place == to)
-            adds = step.adds
-        found.append(
-            {"round": round, "from": rank, "to": to, "start": start, "values": values, "adds": adds}
+    landing = {
+        (source, rank): deque(
+            (part.start, step.adds)
+            for step in one.steps
+            for place, part in step.receives
+            if place == source
         )
+        for rank, one in enumerate(ranks)
+        for source in range(RANKS)
+    }
+    found: list[dict[str, Any]] = []
+    for rank, one in enumerate(ranks):
+        for round, to, values in one.messages:
+            there = landing[rank, to]
+            start, adds = there.popleft() if there else (to, False)
+            where = {"round": round, "from": rank, "to": to, "start": start, "adds": adds}
+            found.append({**where, "values": values})
+    assert not any(landing.values()), "what was sent was received"
     return found

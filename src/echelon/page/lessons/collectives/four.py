@@ -12,15 +12,14 @@ from echelon.cost.bytes.terms import (
 )
 from echelon.page.document import Fact
 from echelon.page.figures import DataTable
+from echelon.page.lessons.collectives.board import message_move, round_board
 from echelon.page.lessons.collectives.recorded import (
     ALL_TO_ALL,
     RecordedCollective,
-    RecordedMessage,
-    State,
     recorded_collective,
 )
 from echelon.page.lessons.corrections import corrections
-from echelon.page.lessons.diagram import DiagramFigure, Move, Place, Tile, TileState
+from echelon.page.lessons.diagram import DiagramFigure, Move, Place, Tile
 from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene
 
 NAMES = ("all-reduce", "all-gather", "reduce-scatter", ALL_TO_ALL)
@@ -92,7 +91,8 @@ def _scene(run: RecordedCollective) -> Scene:
 
 
 def _facts(run: RecordedCollective, rounds: int) -> tuple[Fact, ...]:
-    sent = sum(BYTES for one in run.messages if one.source == 0 and one.round < rounds)
+    mine = [one for one in run.messages if one.source == 0 and one.round < rounds]
+    sent = BYTES * sum(len(one.values) for one in mine)
     messages = sum(one.round < rounds for one in run.messages)
     return (
         Fact(
@@ -115,27 +115,16 @@ def _formula(run: RecordedCollective) -> str:
 
 
 def _around(run: RecordedCollective) -> tuple[Frame, ...]:
-    states = run.states()
-    frames = [
+    captions = [_FIRST[run.name], *(_caption(run, number) for number in range(run.num_rounds))]
+    return tuple(
         Frame(
-            caption=_FIRST[run.name],
-            figures=(_board(run, states[0], ()),),
-            facts=_facts(run, 0),
+            caption=caption, figures=(round_board(run, number, state),), facts=_facts(run, number)
         )
-    ]
-    for number, state in enumerate(states[1:]):
-        messages = run.round(number)
-        frames.append(
-            Frame(
-                caption=_caption(run, number, state),
-                figures=(_board(run, state, messages),),
-                facts=_facts(run, number + 1),
-            )
-        )
-    return tuple(frames)
+        for number, (caption, state) in enumerate(zip(captions, run.states(), strict=True))
+    )
 
 
-def _caption(run: RecordedCollective, number: int, state: State) -> str:
+def _caption(run: RecordedCollective, number: int) -> str:
     adds = run.round(number)[0].adds
     does = (
         "sends a sum so far to the next rank, which adds its own number"
@@ -154,68 +143,6 @@ def _caption(run: RecordedCollective, number: int, state: State) -> str:
     return said
 
 
-def _board(
-    run: RecordedCollective, state: State, messages: tuple[RecordedMessage, ...]
-) -> DiagramFigure:
-    came = {(one.target, one.place): one.source for one in messages}
-    total = _totals(run)
-    places = tuple(
-        Place(
-            label=f"rank {rank}",
-            note="",
-            tiles=tuple(
-                _tile(run, rank, place, numbers[place], total, came.get((rank, place)))
-                for place in sorted(numbers)
-            ),
-        )
-        for rank, numbers in enumerate(state)
-    )
-    return DiagramFigure(
-        kinds=tuple(f"place {place}" for place in range(run.num_ranks)),
-        places=places,
-        moves=tuple(
-            _move(one, f"{one.source}.{one.place}", f"{one.target}.{one.place}") for one in messages
-        ),
-    )
-
-
-def _move(one: RecordedMessage, source: str, target: str) -> Move:
-    does = "added to place" if one.adds else "kept in place"
-    return Move(
-        source=source,
-        target=target,
-        words=f"rank {one.source} sends {one.value} to rank {one.target}, {does} {one.place}",
-    )
-
-
-def _totals(run: RecordedCollective) -> dict[int, int]:
-    """Return what a place has when it is complete: a sum, or the piece itself."""
-    if run.name == "all-gather":
-        return {rank: numbers[0] for rank, numbers in enumerate(run.given)}
-    return {place: sum(column) for place, column in enumerate(zip(*run.given, strict=True))}
-
-
-def _tile(
-    run: RecordedCollective,
-    rank: int,
-    place: int,
-    value: int,
-    total: dict[int, int],
-    source: int | None,
-) -> Tile:
-    complete = value == total[place]
-    state: TileState = "whole" if complete else "part"
-    return Tile(
-        id=f"{rank}.{place}",
-        label=str(value),
-        words=f"place {place}, {'complete' if complete else 'a part of the sum'}",
-        kind=place,
-        state=state,
-        row=place,
-        origin="" if source is None else f"{source}.{place}",
-    )
-
-
 def _exchanged(run: RecordedCollective) -> tuple[Frame, ...]:
     n = run.num_ranks
     pairs = n * (n - 1)
@@ -224,7 +151,7 @@ def _exchanged(run: RecordedCollective) -> tuple[Frame, ...]:
         "what was for it from every rank; its own number stayed."
     )
     moves = tuple(
-        _move(one, f"{one.source}>{one.target} sent", f"{one.source}>{one.target}")
+        message_move(one, f"{one.source}>{one.target} sent", f"{one.source}>{one.target}")
         for one in run.messages
     )
     return (

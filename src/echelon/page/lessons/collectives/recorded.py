@@ -14,14 +14,19 @@ State = tuple[Mapping[int, int], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedMessage:
-    """Hold a message of one number: what comes is added to what is at `place`, or replaces it."""
+    """Hold a message: its numbers are added to those from place `start` on, or replace them."""
 
     round: int
     source: int
     target: int
-    place: int
-    value: int
+    start: int
+    values: tuple[int, ...]
     adds: bool
+
+    @property
+    def places(self) -> range:
+        """Return the places of its numbers."""
+        return range(self.start, self.start + len(self.values))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +46,7 @@ class RecordedCollective:
 
     @property
     def num_rounds(self) -> int:
-        """Return how many messages a rank sent one after the other."""
+        """Return in how many rounds, one after the other, all messages were sent."""
         return 1 + max(message.round for message in self.messages)
 
     def round(self, number: int) -> tuple[RecordedMessage, ...]:
@@ -60,14 +65,15 @@ class RecordedCollective:
         found: list[State] = [tuple(dict(one) for one in now)]
         for number in range(self.num_rounds):
             for one in self.round(number):
-                there = now[one.target].get(one.place, 0) if one.adds else 0
-                now[one.target][one.place] = there + one.value
+                for place, value in zip(one.places, one.values, strict=True):
+                    there = now[one.target].get(place, 0) if one.adds else 0
+                    now[one.target][place] = there + value
             found.append(tuple(dict(one) for one in now))
         return tuple(found)
 
 
 def recorded_collective(name: str) -> RecordedCollective:
-    """Return a collective by its name, such as ``all-reduce``."""
+    """Return a collective, or an algorithm of an all-reduce, by its name: ``all-gather``, ``tree``."""
     found = read_trace("collectives")[name]
     return RecordedCollective(
         name=name,
@@ -79,8 +85,8 @@ def recorded_collective(name: str) -> RecordedCollective:
                 round=one["round"],
                 source=one["from"],
                 target=one["to"],
-                place=one["start"],
-                value=one["values"][0],
+                start=one["start"],
+                values=tuple(one["values"]),
                 adds=one["adds"],
             )
             for one in found["messages"]
