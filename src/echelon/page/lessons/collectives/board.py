@@ -48,12 +48,9 @@ def message_move(one: RecordedMessage, source: str, target: str) -> Move:
     does = "added to" if one.adds else "kept in"
     numbers = ", ".join(map(str, one.values))
     places = ", ".join(map(str, one.places))
-    many = "s" * (len(one.values) > 1)
-    return Move(
-        source=source,
-        target=target,
-        words=f"rank {one.source} sends {numbers} to rank {one.target}, {does} place{many} {places}",
-    )
+    where = f"{does} place{'s' * (len(one.values) > 1)} {places}"
+    words = f"rank {one.source} sends {numbers} to rank {one.target}, {where}"
+    return Move(source=source, target=target, words=words)
 
 
 def totals(run: RecordedCollective) -> dict[int, int]:

@@ -73,7 +73,7 @@ class RecordedCollective:
 
 
 def recorded_collective(name: str) -> RecordedCollective:
-    """Return a collective, or an algorithm of an all-reduce, by its name: ``all-gather``, ``tree``."""
+    """Return a collective, or an algorithm of an all-reduce, by its name, such as ``tree``."""
     found = read_trace("collectives")[name]
     return RecordedCollective(
         name=name,
