@@ -8,6 +8,7 @@ from itertools import pairwise
 
 import pytest
 
+from echelon.cli.main import main
 from echelon.page.lessons.catalog import lesson_book
 from echelon.page.lessons.lesson import Lesson
 from tests.page.lessons.shown import diagrams, tiles
@@ -60,3 +61,12 @@ def test_what_is_said_is_said_in_sentences(lesson: Lesson) -> None:
 def test_lessons_are_small(lesson: Lesson) -> None:
     text = json.dumps(asdict(lesson), separators=(",", ":"))
     assert len(text) <= MOST_BYTES
+
+
+def test_commands_of_lessons_make_their_plans(capsys: pytest.CaptureFixture[str]) -> None:
+    commands = [one for lesson in LESSONS for one in lesson.commands]
+    assert commands
+    for command in commands:
+        name, *tokens = command.split()
+        assert name == "echelon"
+        assert main(tokens) == 0, capsys.readouterr().err

@@ -51,7 +51,10 @@ def all_reduce_algorithms() -> Lesson:
         ),
         controls=_CONTROLS,
         scenes=tuple(_scene(name) for name in ALGORITHMS),
-        commands=("echelon plan llama3-8b --cluster 64xh100 --set collectives.algorithm=ring",),
+        commands=(
+            "echelon plan nano --set mesh.dp_replicate=4 --set mesh.dp_shard=1 "
+            "--set collectives.algorithm=ring",
+        ),
     )
 
 

@@ -44,7 +44,7 @@ def three_degrees() -> Lesson:
         ),
         corrections=corrections("distributed-30", "distributed-49", "distributed-54"),
         commands=(
-            "echelon plan llama3-8b --cluster 64xh100 "
+            "echelon plan llama3-8b --cluster 8xh100 "
             "--set mesh.dp_replicate=2 --set mesh.tp=2 --set mesh.pp=2",
         ),
     )
