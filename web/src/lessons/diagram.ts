@@ -50,17 +50,17 @@ function tile(one: Tile, kinds: string[]): HTMLElement {
   );
 }
 
+// Places on the board, whatever glides over it now.
 function draw(board: HTMLElement, arrows: SVGElement, found: DiagramFigure): void {
-  const frame = board.getBoundingClientRect();
   const tiles = new Map([...board.querySelectorAll<HTMLElement>("[data-tile]")].map((one) => [one.dataset.tile!, one]));
-  arrows.setAttribute("viewBox", `0 0 ${frame.width} ${frame.height}`);
+  arrows.setAttribute("viewBox", `0 0 ${board.clientWidth} ${board.clientHeight}`);
   arrows.replaceChildren(
     svg("defs", {}, svg("marker", { id: "head", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto-start-reverse" }, svg("path", { d: "M0 0L8 4L0 8z" }))),
   );
   for (const move of found.moves) {
-    const ends = [tiles.get(move.source), tiles.get(move.target)].map((one) => one?.getBoundingClientRect());
-    if (!ends[0] || !ends[1]) continue;
-    const [x1, y1, x2, y2] = [middle(ends[0].left, ends[0].width) - frame.left, middle(ends[0].top, ends[0].height) - frame.top, middle(ends[1].left, ends[1].width) - frame.left, middle(ends[1].top, ends[1].height) - frame.top];
+    const [source, target] = [tiles.get(move.source), tiles.get(move.target)];
+    if (!source || !target) continue;
+    const [[x1, y1], [x2, y2]] = [middle(source), middle(target)];
     const lift = Math.min(60, Math.hypot(x2 - x1, y2 - y1) / 4);
     const line = svg("path", { class: "arrow", d: `M${x1} ${y1}Q${(x1 + x2) / 2} ${(y1 + y2) / 2 - lift} ${x2} ${y2}`, "marker-end": "url(#head)" });
     line.append(svg("title", {}, move.words));
@@ -68,4 +68,5 @@ function draw(board: HTMLElement, arrows: SVGElement, found: DiagramFigure): voi
   }
 }
 
-const middle = (start: number, size: number) => start + size / 2;
+// The board is what offsets are measured from.
+const middle = (one: HTMLElement): [number, number] => [one.offsetLeft + one.offsetWidth / 2, one.offsetTop + one.offsetHeight / 2];
