@@ -31,9 +31,9 @@ def test_gradients_are_own_ones_and_then_the_mean() -> None:
     own, mean = tiles(frames[2]), tiles(frames[3])
     for rank, one in enumerate(run.steps[0]):
         drawn = [float(x) for x in own[f"gradient of {rank}"].label.split()]
-        assert drawn == pytest.approx(one.gradients[NAME], abs=5e-5)
+        assert drawn == pytest.approx(one.gradients[NAME], abs=5e-6)
         drawn = [float(x) for x in mean[f"gradient of {rank}"].label.split()]
-        assert drawn == pytest.approx(run.mean(0, NAME), abs=5e-5)
+        assert drawn == pytest.approx(run.mean(0, NAME), abs=5e-6)
         assert own[f"gradient of {rank}"].state == "part"
         assert mean[f"gradient of {rank}"].state == "whole"
     assert facts(frames[3])["equal to the whole batch on one device"] == "yes"

@@ -28,12 +28,12 @@ def test_phases_show_what_ranks_recorded() -> None:
         for name in NAMES:
             own = backward[f"{GRADIENT} {name} of {rank}"]
             assert own.state == "part"
-            assert _floats(own.label) == pytest.approx(one.gradients[name], abs=5e-5)
+            assert _floats(own.label) == pytest.approx(one.gradients[name], abs=5e-6)
             mean = summed[f"{GRADIENT} {name} of {rank}"]
             assert mean.state == "whole"
-            assert _floats(mean.label) == pytest.approx(run.mean(0, name), abs=5e-5)
+            assert _floats(mean.label) == pytest.approx(run.mean(0, name), abs=5e-6)
             after = update[f"{WEIGHT} {name} of {rank}"]
-            assert _floats(after.label) == pytest.approx(one.weights[name], abs=5e-5)
+            assert _floats(after.label) == pytest.approx(one.weights[name], abs=5e-6)
         samples = run.steps[1][rank].samples
         assert again[f"samples of {rank}"].label == f"samples {samples[0]} to {samples[-1]}"
 

@@ -73,6 +73,6 @@ def test_a_sum_starts_before_backward_ends_and_sends_what_the_formula_says() -> 
 
 
 def test_numbers_are_written_short() -> None:
-    assert number_text(-0.00001) == "0"
+    assert number_text(-0.000001) == "0"
     assert number_text(1.25) == "1.25"
     assert numbers_text((1.0, -0.5, 0.0, 2.0), "hidden.weight") == "   1 -0.5\n   0    2"

@@ -119,8 +119,8 @@ def _rank_step(found: Mapping[str, Any], buckets: Mapping[str, Sequence[str]]) -
 
 
 def number_text(value: float) -> str:
-    """Return a number to four decimals at most, without zeros at its end."""
-    text = f"{value:.4f}".rstrip("0").rstrip(".")
+    """Return a number to five decimals at most, without zeros at its end."""
+    text = f"{value:.5f}".rstrip("0").rstrip(".")
     return "0" if text == "-0" else text
 
 

@@ -158,7 +158,7 @@ def _megatron(mlp: Mlp, cut: ColumnsThenRows, has: str) -> DiagramFigure:
                     cut.partial_sums[rank],
                     kind=kind,
                     state="part",
-                    origin=f"d{own}",
+                    origin=f"a{own}",
                 ),
             ),
             "y": ("Y", block(f"y{own}", "output", cut.output, kind=EVERYWHERE, origin=f"z{own}")),

@@ -215,7 +215,7 @@ def _of_rank(cut: ColumnsThenRows, rank: int, has: list[str]) -> list[Place]:
         "w2": ("W2", tile("d", "rows of W2", cut.second[rank])),
         "h": ("x W1", tile("h", "features of x W1", cut.inner[rank])),
         "a": ("max(0, x)", tile("a", "activated", cut.active[rank], "h")),
-        "z": ("summand of y", tile("z", "summand of y", cut.partial_sums[rank], "d", True)),
+        "z": ("summand of y", tile("z", "summand of y", cut.partial_sums[rank], "a", True)),
         "y": ("y", output),
     }
     return [place(made[one][0], f"with: rank {rank}", [made[one][1]]) for one in has]
