@@ -61,12 +61,23 @@ function draw(board: HTMLElement, arrows: SVGElement, found: DiagramFigure): voi
     const [source, target] = [tiles.get(move.source), tiles.get(move.target)];
     if (!source || !target) continue;
     const [[x1, y1], [x2, y2]] = [middle(source), middle(target)];
-    const lift = Math.min(60, Math.hypot(x2 - x1, y2 - y1) / 4);
-    const line = svg("path", { class: "arrow", d: `M${x1} ${y1}Q${(x1 + x2) / 2} ${(y1 + y2) / 2 - lift} ${x2} ${y2}`, "marker-end": "url(#head)" });
+    const bend: Point = [(x1 + x2) / 2, (y1 + y2) / 2 - Math.min(60, Math.hypot(x2 - x1, y2 - y1) / 4)];
+    const [from, to] = [edge(source, bend), edge(target, bend)];
+    const line = svg("path", { class: "arrow", d: `M${from.join(" ")}Q${bend.join(" ")} ${to.join(" ")}`, "marker-end": "url(#head)" });
     line.append(svg("title", {}, move.words));
     arrows.append(line);
   }
 }
 
+type Point = [number, number];
+
 // The board is what offsets are measured from.
-const middle = (one: HTMLElement): [number, number] => [one.offsetLeft + one.offsetWidth / 2, one.offsetTop + one.offsetHeight / 2];
+const middle = (one: HTMLElement): Point => [one.offsetLeft + one.offsetWidth / 2, one.offsetTop + one.offsetHeight / 2];
+
+// Where the way from the middle of a tile to a point leaves it, so that no arrow hides a number.
+function edge(one: HTMLElement, to: Point): Point {
+  const [x, y] = middle(one);
+  const [dx, dy] = [to[0] - x, to[1] - y];
+  const part = Math.min(1, one.offsetWidth / 2 / Math.abs(dx), one.offsetHeight / 2 / Math.abs(dy));
+  return [x + dx * part, y + dy * part];
+}
