@@ -4,6 +4,9 @@ import type { DiagramFigure, Place, Tile } from "../document";
 import { drawn, el, svg } from "../dom";
 import { legend, tint } from "../figures/legend";
 
+// The numbers of a matrix, in lines or in one.
+const NUMBERS = /^[-\d.\s]*\d\s+-?[-\d.\s]*$/;
+
 export function diagram(host: HTMLElement, found: DiagramFigure): HTMLElement {
   const used = new Set(found.places.flatMap((one) => one.tiles.map((tile) => tile.kind)));
   const groups = [...new Set(found.places.map((one) => one.group))];
@@ -37,7 +40,7 @@ function tile(one: Tile, kinds: string[]): HTMLElement {
   return el(
     "span",
     {
-      class: `tile ${one.state}${one.label.includes("\n") ? " matrix" : ""}`,
+      class: `tile ${one.state}${NUMBERS.test(one.label) ? " matrix" : ""}`,
       "data-tile": one.id,
       "data-origin": one.origin || undefined,
       title: `${kinds[one.kind]}: ${one.words}`,

@@ -25,7 +25,8 @@ def _said(claim: PublishedClaim) -> str:
 
 def _text(value: object) -> str:
     if isinstance(value, dict):
-        return ", ".join(f"{name.replace('_', ' ')} {_text(one)}" for name, one in value.items())
+        named = ((name.replace("_", " "), one) for name, one in value.items())
+        return "; ".join(f"{name}: {_text(one)}" for name, one in named)
     if isinstance(value, (list, tuple)):
         return ", ".join(map(_text, value))
     if isinstance(value, float) and value.is_integer():

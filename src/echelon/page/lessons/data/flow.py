@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from echelon.core.units import decimal_bytes
 from echelon.page.document import Fact
@@ -118,7 +119,7 @@ def _from_the_sum_on(run: RecordedRun) -> tuple[Frame, ...]:
         Frame(
             caption="Step 4, all-reduce: the gradients of all ranks are added up and divided by "
             f"{n}. Every rank gets the same mean.",
-            figures=(_figure(run, has="loss mean"),),
+            figures=(_summed(run),),
             facts=(sent,),
         ),
         Frame(
@@ -180,8 +181,27 @@ def _figure(
                 for name in names
             ]
         places.append(Place(label=f"rank {rank}", note="", tiles=tuple(tiles)))
-    moves = _sums(run) if "mean" in shown and "loss" in shown else ()
-    return DiagramFigure(kinds=_KINDS, places=tuple(places), moves=moves)
+    return DiagramFigure(kinds=_KINDS, places=tuple(places))
+
+
+def _summed(run: RecordedRun) -> DiagramFigure:
+    """Return the mean gradients alone, side by side, with who sent to whom."""
+    places = [
+        Place(
+            label=f"rank {rank}",
+            note="",
+            tiles=tuple(
+                replace(
+                    _matrix(rank, name, run.mean(0, name), "mean gradient of", _GRADIENT),
+                    row=0,
+                    column=column,
+                )
+                for column, name in enumerate(NAMES)
+            ),
+        )
+        for rank in range(run.num_ranks)
+    ]
+    return DiagramFigure(kinds=_KINDS, places=tuple(places), moves=_sums(run))
 
 
 def _tile(rank: int, name: str, label: str, kind: int, row: int) -> Tile:
