@@ -64,7 +64,10 @@ function draw(board: HTMLElement, arrows: SVGElement, found: DiagramFigure): voi
     const [source, target] = [tiles.get(move.source), tiles.get(move.target)];
     if (!source || !target) continue;
     const [[x1, y1], [x2, y2]] = [middle(source), middle(target)];
-    const bend: Point = [(x1 + x2) / 2, (y1 + y2) / 2 - Math.min(60, Math.hypot(x2 - x1, y2 - y1) / 4)];
+    const [dx, dy] = [Math.abs(x2 - x1), Math.abs(y2 - y1)];
+    // Between neighbours of a row an arrow goes over them: straight on it would be hidden.
+    const lift = Math.max(dx > dy ? source.offsetHeight + 8 : 0, Math.min(60, Math.hypot(dx, dy) / 4));
+    const bend: Point = [(x1 + x2) / 2, (y1 + y2) / 2 - lift];
     const [from, to] = [edge(source, bend), edge(target, bend)];
     const line = svg("path", { class: "arrow", d: `M${from.join(" ")}Q${bend.join(" ")} ${to.join(" ")}`, "marker-end": "url(#head)" });
     line.append(svg("title", {}, move.words));

@@ -153,16 +153,16 @@ def _figure(
         ]
         places.append(Place(label=title, note=f"{len(tiles)} samples", tiles=tuple(tiles)))
     for rank, one in enumerate(ranks):
-        tiles = [_matrix(rank, weights[_NAME], "weights", n, 0)]
+        tiles = [_matrix(rank, weights[_NAME], "weights", n, 1)]
         if dealt:
             tiles += [
-                _sample(sample, rank, at + _COLUMNS, _COLUMNS)
+                _sample(sample, rank, at + 2 * _COLUMNS, _COLUMNS)
                 for at, sample in enumerate(one.samples)
             ]
         if shown == "own":
-            tiles.append(_matrix(rank, one.gradients[_NAME], "own gradient", n + 1, 3, "part"))
+            tiles.append(_matrix(rank, one.gradients[_NAME], "own gradient", n + 1, 0, "part"))
         if shown == _MEAN:
-            tiles.append(_matrix(rank, run.mean(step, _NAME), "mean gradient", n + 1, 3))
+            tiles.append(_matrix(rank, run.mean(step, _NAME), "mean gradient", n + 1, 0))
         places.append(Place(label=f"rank {rank}", note="", tiles=tuple(tiles)))
     moves = _sums(run) if shown == _MEAN else ()
     return DiagramFigure(kinds=kinds, places=tuple(places), moves=moves)

@@ -25,7 +25,7 @@ WEIGHTS = 7e9  # about what such a model has
 LENGTH = 2048  # tokens of a sample
 BYTES = DTYPE_BYTES["bf16"]
 _KINDS = ("samples", "columns of each matrix", "layers")
-_CONTROLS = (LessonControl(name="ranks", label="ranks N", values=("2", "4", "8"), start=1),)
+_CONTROLS = (LessonControl(name="ranks", label="ranks N", values=("2", "4"), start=1),)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -145,22 +145,31 @@ def part_of_matrix(degree: int) -> tuple[int, int]:
 
 
 def _rank(cut: int, rank: int, degree: int) -> Place:
-    samples = samples_of(rank, degree) if cut == 0 else range(SAMPLES)
-    shape = part_of_matrix(degree if cut == 1 else 1)
-    layers = split_layers(LAYERS, degree)[rank] if cut == 2 else tuple(range(LAYERS))
-    texts = (
-        (f"samples {samples[0]} to {samples[-1]}", f"{len(samples)} of {SAMPLES}"),
-        (f"[{shape[0]}, {shape[1]}]", "of a matrix [4096, 16384]"),
-        (f"layers {layers[0]} to {layers[-1]}", f"{len(layers)} of {LAYERS}"),
-    )
+    """Return what a rank has: a row for each kind, in N parts, of which one is cut."""
     tiles = tuple(
-        Tile(
-            id=f"{rank}-{kind}",
-            label=label,
-            words=f"{words}, {'cut' if kind == cut else 'whole'}",
-            kind=kind,
-            row=kind,
-        )
-        for kind, (label, words) in enumerate(texts)
+        _part(cut, rank, kind, part, degree) for kind in range(3) for part in range(degree)
     )
     return Place(label=f"rank {rank}", note=f"cut: {_KINDS[cut]}", tiles=tiles)
+
+
+def _part(cut: int, rank: int, kind: int, part: int, degree: int) -> Tile:
+    """Return one of N parts of the samples, of each matrix, or of the layers."""
+    layers = split_layers(LAYERS, degree)[part]
+    samples = samples_of(part, degree)
+    start, stop = mlp_weights(HIDDEN, FFN)[0].local_range(degree, part)
+    labels = (f"{samples[0]}-{samples[-1]}", f"A{part}", f"{layers[0]}-{layers[-1]}")
+    words = (
+        f"samples {samples[0]} to {samples[-1]}",
+        f"columns {start} to {stop - 1} of a matrix [{HIDDEN}, {FFN}]",
+        f"layers {layers[0]} to {layers[-1]}",
+    )
+    here = kind != cut or part == rank
+    return Tile(
+        id=f"{rank}-{kind}-{part}",
+        label=labels[kind],
+        words=words[kind] if here else f"{words[kind]}: on rank {part}",
+        kind=kind,
+        state="whole" if here else "gone",
+        row=kind,
+        column=part,
+    )
