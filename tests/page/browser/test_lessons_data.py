@@ -14,6 +14,14 @@ if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 
+MATRICES = (
+    "#lesson=toy-mlp&tensor=side+by+side&step=1",
+    "#lesson=mlp-pair&cut=rows%2C+then+columns&ranks=4&step=3",
+    "#lesson=column-parallel&ranks=4&step=5",
+    "#lesson=ddp-flow&step=4",
+)
+
+
 @lru_cache(maxsize=1)
 def _document() -> ExplorerDocument:
     return explorer_page()
@@ -71,31 +79,22 @@ def test_a_copy_comes_from_the_tile_that_it_is_a_copy_of(opened: Opener) -> None
     assert found.problems == []
 
 
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize(
-    "address",
-    [
-        "#lesson=toy-mlp&tensor=side+by+side&step=1",
-        "#lesson=mlp-pair&cut=rows%2C+then+columns&ranks=4&step=3",
-        "#lesson=column-parallel&ranks=4&step=5",
-        "#lesson=ddp-flow&step=4",
-    ],
-)
-def test_numbers_of_a_matrix_are_whole_in_their_tile(
-    opened: Opener, width: int, address: str
-) -> None:
-    page = opened(_document(), width=width).page
-    _go(page, address)
-    cut = page.evaluate(
-        """() => [...document.querySelectorAll('.tile')].filter((one) =>
-          one.scrollWidth > one.clientWidth + 1 || one.scrollHeight > one.clientHeight + 1
-        ).map((one) => one.dataset.tile)"""
-    )
-    assert cut == []
-    lines = page.locator(".tile.matrix").first.evaluate("one => getComputedStyle(one).whiteSpace")
-    assert lines.startswith("pre")
-    wide = page.evaluate("document.documentElement.scrollWidth <= innerWidth")
-    assert wide
+def test_numbers_of_a_matrix_are_whole_in_their_tile(opened: Opener) -> None:
+    page = opened(_document()).page
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        for address in MATRICES:
+            _go(page, address)
+            cut = page.evaluate(
+                """() => [...document.querySelectorAll('.tile')].filter((one) =>
+                  one.scrollWidth > one.clientWidth + 1 || one.scrollHeight > one.clientHeight + 1
+                ).map((one) => one.dataset.tile)"""
+            )
+            assert cut == [], (width, address)
+            first = page.locator(".tile.matrix").first
+            space = first.evaluate("one => getComputedStyle(one).whiteSpace")
+            assert space.startswith("pre")
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), address
 
 
 def test_every_arrow_begins_and_ends_on_its_tiles(opened: Opener) -> None:
