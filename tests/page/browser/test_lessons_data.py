@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs
 
 import pytest
 
@@ -29,7 +30,8 @@ def _document() -> ExplorerDocument:
 
 def _go(page: Page, address: str) -> None:
     page.evaluate("hash => { location.hash = hash }", address)
-    page.wait_for_selector("main.lesson")
+    name = parse_qs(address.lstrip("#"))["lesson"][0]
+    page.wait_for_selector(f'main[data-lesson="{name}"]')
 
 
 def _first_moves(page: Page) -> dict[str, list[float]]:

@@ -10,7 +10,7 @@ const NUMBERS = /^[-\d.\s]*\d\s+-?[-\d.\s]*$/;
 export function diagram(host: HTMLElement, found: DiagramFigure): HTMLElement {
   const used = new Set(found.places.flatMap((one) => one.tiles.map((tile) => tile.kind)));
   const groups = [...new Set(found.places.map((one) => one.group))];
-  const board = el("div", { class: found.moves.length ? "board moves" : "board" });
+  const board = el("div", { class: "board" });
   for (const group of groups) {
     const cards = found.places.filter((one) => one.group === group).map((one) => card(one, found.kinds));
     board.append(
