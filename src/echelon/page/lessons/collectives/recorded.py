@@ -59,7 +59,7 @@ class RecordedCollective:
         A rank that gave one number has it at its own place.
         """
         now = [
-            dict(enumerate(numbers)) if len(numbers) > 1 else {rank: numbers[0]}
+            {(place if len(numbers) > 1 else rank): one for place, one in enumerate(numbers)}
             for rank, numbers in enumerate(self.given)
         ]
         found: list[State] = [tuple(dict(one) for one in now)]

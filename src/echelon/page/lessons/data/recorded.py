@@ -99,7 +99,7 @@ def _rank_step(found: Mapping[str, Any], buckets: Mapping[str, Sequence[str]]) -
     logged: Mapping[str, dict[str, Numbers]] = {"all_reduce": {}, "summed": {}}
     order: list[tuple[str, str]] = []
     for entry in found["log"]:
-        kind, name = entry["kind"], entry.get("name", "")
+        kind, name = str(entry["kind"]), str(entry.get("name", ""))
         matrix = of.get(name, name)
         order.append((kind, matrix))
         if kind in logged:
