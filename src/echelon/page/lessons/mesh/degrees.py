@@ -13,7 +13,7 @@ from echelon.page.lessons.corrections import corrections
 from echelon.page.lessons.diagram import DiagramFigure, Place, Tile
 from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene, choices
 from echelon.page.mesh import mesh_figure
-from echelon.planner.view.mesh_map import AxisFact, axis_facts, mesh_map
+from echelon.planner.view.mesh_map import AxisFact, mesh_map
 
 CLUSTER = "64xh100"
 DEGREES = (1, 2, 4)  # ranks of an axis
@@ -53,7 +53,8 @@ def three_degrees() -> Lesson:
 def _scene(mesh: Mesh) -> Scene:
     cluster = _cluster()
     product = f"{mesh.dp} x {mesh.tp} x {mesh.pp} = {mesh.world_size}"
-    facts = {fact.axis: fact for fact in axis_facts(mesh, cluster)}
+    placed = mesh_map(mesh, cluster)
+    facts = {fact.axis: fact for fact in placed.facts}
     count = "1 rank" if mesh.world_size == 1 else f"{mesh.world_size} ranks"
     return Scene(
         frames=(
@@ -61,7 +62,7 @@ def _scene(mesh: Mesh) -> Scene:
                 caption=f"{product}: {count}. Below, each replica of the model has a box, with a "
                 "row for each stage and a column for each tensor rank; then the ranks on their "
                 "devices, where a rank can be chosen.",
-                figures=(_cube(mesh), mesh_figure(mesh_map(mesh, cluster))),
+                figures=(_cube(mesh), mesh_figure(placed)),
                 facts=(
                     Fact(name="ranks", value=product, note="data x tensor x pipeline"),
                     *(_fact(mesh, axis, facts.get(axis)) for axis in _NAMES),
