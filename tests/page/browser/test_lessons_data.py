@@ -54,7 +54,7 @@ def _boxes(page: Page) -> dict[str, dict[str, float]]:
     )
 
 
-def test_a_copy_comes_from_the_tile_that_it_is_a_copy_of(opened: Opener) -> None:
+def test_a_copy_comes_from_its_origin_and_an_arrow_ends_on_its_tiles(opened: Opener) -> None:
     found = opened(_document())
     page = found.page
     _go(page, "#lesson=collectives&collective=all-gather&step=1")
@@ -78,30 +78,13 @@ def test_a_copy_comes_from_the_tile_that_it_is_a_copy_of(opened: Opener) -> None
     assert resting[1] + y == pytest.approx(start["y"], abs=1)
     assert "1.0" in after
     assert "0.0" not in moves, "what stays is still"
+    _go(page, "#lesson=grid-and-links&order=data+outermost&cluster=16xh100&step=2")
+    _assert_arrows_end_on_tiles(page)
     assert found.problems == []
 
 
-def test_numbers_of_a_matrix_are_whole_in_their_tile(opened: Opener) -> None:
-    page = opened(_document()).page
-    for width in WIDTHS:
-        page.set_viewport_size({"width": width, "height": 900})
-        for address in MATRICES:
-            _go(page, address)
-            cut = page.evaluate(
-                """() => [...document.querySelectorAll('.tile')].filter((one) =>
-                  one.scrollWidth > one.clientWidth + 1 || one.scrollHeight > one.clientHeight + 1
-                ).map((one) => one.dataset.tile)"""
-            )
-            assert cut == [], (width, address)
-            first = page.locator(".tile.matrix").first
-            space = first.evaluate("one => getComputedStyle(one).whiteSpace")
-            assert space.startswith("pre")
-            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), address
-
-
-def test_every_arrow_begins_and_ends_on_its_tiles(opened: Opener) -> None:
-    page = opened(_document()).page
-    _go(page, "#lesson=grid-and-links&order=data+outermost&cluster=16xh100&step=2")
+def _assert_arrows_end_on_tiles(page: Page) -> None:
+    """Assert that each arrow between tensor ranks begins and ends at the edges of its tiles."""
     page.wait_for_selector(".arrow")
     boxes = _boxes(page)
     ends = page.evaluate(
@@ -121,5 +104,23 @@ def test_every_arrow_begins_and_ends_on_its_tiles(opened: Opener) -> None:
     for both, ranks in zip(ends, pairs, strict=True):
         for (x, y), rank in zip(both, ranks, strict=True):
             box = boxes[f"rank {rank}"]
-            assert box["x"] <= x <= box["x"] + box["width"]
-            assert box["y"] <= y <= box["y"] + box["height"]
+            assert box["x"] - 1 <= x <= box["x"] + box["width"] + 1
+            assert box["y"] - 1 <= y <= box["y"] + box["height"] + 1
+
+
+def test_numbers_of_a_matrix_are_whole_in_their_tile(opened: Opener) -> None:
+    page = opened(_document()).page
+    for width in WIDTHS:
+        page.set_viewport_size({"width": width, "height": 900})
+        for address in MATRICES:
+            _go(page, address)
+            cut = page.evaluate(
+                """() => [...document.querySelectorAll('.tile')].filter((one) =>
+                  one.scrollWidth > one.clientWidth + 1 || one.scrollHeight > one.clientHeight + 1
+                ).map((one) => one.dataset.tile)"""
+            )
+            assert cut == [], (width, address)
+            first = page.locator(".tile.matrix").first
+            space = first.evaluate("one => getComputedStyle(one).whiteSpace")
+            assert space.startswith("pre")
+            assert page.evaluate("document.documentElement.scrollWidth <= innerWidth"), address
