@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 MATRICES = (
     "#lesson=toy-mlp&tensor=side+by+side&step=1",
-    "#lesson=mlp-pair&cut=rows%2C+then+columns&ranks=4&step=3",
+    "#lesson=mlp-pair&cut=rows%2C+columns&ranks=4&step=3",
     "#lesson=column-parallel&ranks=4&step=5",
     "#lesson=ddp-flow&step=4",
 )

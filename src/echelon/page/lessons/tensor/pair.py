@@ -25,7 +25,7 @@ from echelon.page.lessons.tensor.sums import (
 TOKENS = 2  # rows of the input
 HIDDEN = 4  # width of the MLP
 INNER = 8  # its inner width
-MEGATRON, OTHER = "columns, then rows", "rows, then columns"
+MEGATRON, OTHER = "columns, rows", "rows, columns"
 _CONTROLS = (
     LessonControl(name="cut", label="W1 and W2 are cut by", values=(MEGATRON, OTHER)),
     degree_control(2, 4, start=2),
@@ -76,7 +76,9 @@ def _scene(mlp: Mlp, order: str, degree: int) -> Scene:
             (OTHER, "all-reduce of the inner width, all-gather of the output"),
         )
     ]
-    table = DataTable(head=("cut by", "sent forward", "a rank sends"), rows=tuple(rows), right=(2,))
+    table = DataTable(
+        head=("W1, W2 cut by", "sent forward", "a rank sends"), rows=tuple(rows), right=(2,)
+    )
     return Scene(frames=made, table=table)
 
 
@@ -84,7 +86,7 @@ def _total(mlp: Mlp, order: str, degree: int) -> Fact:
     return Fact(
         name="sent in the whole forward pass",
         value=decimal_bytes(sent_in_forward(mlp, order, degree)),
-        note=f"cut by {order}",
+        note=f"W1 and W2 cut by {order}",
     )
 
 
