@@ -8,7 +8,8 @@ from pathlib import Path
 
 from jsonschema import Draft202012Validator
 
-from echelon.page.schema import document_schema
+from echelon.page.lessons.catalog import lesson_book
+from echelon.page.schema import Documents, document_schema
 from tests.page.test_html import document
 
 WEB = Path(__file__).parents[2] / "web"
@@ -30,5 +31,6 @@ def test_every_record_has_a_type() -> None:
 
 
 def test_a_document_is_what_the_schema_says() -> None:
-    found = json.loads(json.dumps(asdict(document())))
+    one = Documents(report=document(), lessons=lesson_book())
+    found = json.loads(json.dumps(asdict(one)))
     Draft202012Validator(document_schema()).validate(found)

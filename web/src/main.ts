@@ -3,6 +3,8 @@ import type { PageDocument } from "./document";
 import { el } from "./dom";
 import { explorer } from "./explorer/explorer";
 import type { ExplorerDocument } from "./explorer/state";
+import { isLesson } from "./lessons/address";
+import { book, tabs } from "./lessons/book";
 import { page } from "./page";
 
 const SCHEMA = 1;
@@ -44,7 +46,36 @@ function shown(text: string | null): Node[] {
   if (found.schema !== SCHEMA) {
     return [el("p", {}, `This page reads documents of schema ${SCHEMA}, and has one of schema ${found.schema}.`)];
   }
-  return found.kind === "explorer" ? explorer(found) : page(found);
+  return found.kind === "explorer" ? explorerAndLessons(found) : page(found);
+}
+
+// Two parts of one page; the address says which is seen.
+function explorerAndLessons(found: ExplorerDocument): Node[] {
+  const controls = el("div", {}, ...explorer(found));
+  const lessons = el("div", {});
+  const nav = tabs();
+  const links = nav.querySelectorAll("a");
+  const turn = () => {
+    const learns = isLesson(location.hash);
+    controls.hidden = learns;
+    lessons.hidden = !learns;
+    if (learns) book(lessons, found.book.lessons, location.hash);
+    else lessons.replaceChildren();
+    links.forEach((link, place) => {
+      if ((place === 1) === learns) link.setAttribute("aria-current", "page");
+      else link.removeAttribute("aria-current");
+    });
+  };
+  // Back to the explorer as it was: its controls write the address without a word.
+  links[1]!.addEventListener("click", () => {
+    if (!isLesson(location.hash)) links[0]!.href = location.hash || "#";
+  });
+  addEventListener("hashchange", () => {
+    turn();
+    scrollTo(0, 0);
+  });
+  turn();
+  return [nav, controls, lessons];
 }
 
 start();

@@ -20,19 +20,20 @@ def mesh_section(plan: Plan) -> Section:
         id="mesh",
         title="Where ranks are",
         summary=f"{mesh}, on {cluster}. Choose a rank to see its groups.",
-        figure=_figure(plan, found),
+        figure=mesh_figure(found),
         table=DataTable(head=head, rows=tuple(rows), right=(1, 2, 4, 5)),
         notes=found.shared_ways(),
     )
 
 
-def _figure(plan: Plan, found: MeshMap) -> MeshFigure:
-    mesh = plan.mesh
+def mesh_figure(found: MeshMap) -> MeshFigure:
+    """Return the ranks of a mesh on their devices, with the links of each axis."""
+    mesh, cluster = found.mesh, found.cluster
     return MeshFigure(
-        cluster=plan.cluster.name,
-        device=plan.cluster.device.name,
+        cluster=cluster.name,
+        device=cluster.device.name,
         ranks=mesh.world_size,
-        devices_per_node=plan.cluster.devices_per_node,
+        devices_per_node=cluster.devices_per_node,
         axes=tuple(_axis(mesh, fact, found.expert_tp) for fact in reversed(found.facts)),
         words=found.parts(),
     )

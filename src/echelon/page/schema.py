@@ -7,16 +7,26 @@ compares it, so that Python and the page cannot differ.
 from __future__ import annotations
 
 import json
+from dataclasses import dataclass
 from typing import Any
 
 from pydantic import TypeAdapter
 
 from echelon.page.document import PageDocument
+from echelon.page.lessons.book import LessonBook
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Documents:
+    """Hold one of each record that the page reads."""
+
+    report: PageDocument
+    lessons: LessonBook
 
 
 def document_schema() -> dict[str, Any]:
     """Return the JSON Schema of what `html.py` writes: every member is there."""
-    schema = TypeAdapter(PageDocument).json_schema(mode="serialization")
+    schema = TypeAdapter(Documents).json_schema(mode="serialization")
     for record in (schema, *schema["$defs"].values()):
         record["required"] = list(record["properties"])
     return schema

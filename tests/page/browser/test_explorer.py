@@ -16,6 +16,7 @@ from echelon.core.units import binary_bytes
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
 from echelon.page.explorer.document import ExplorerDocument, start_controls
 from echelon.page.explorer.inputs import Controls, inputs_of_controls, predict
+from echelon.page.lessons.catalog import lesson_book
 from tests.page.browser.conftest import WIDTHS, Opener
 from tests.page.explorer.random_controls import Settings, legal_settings, tables
 
@@ -39,7 +40,11 @@ def start() -> Settings:
 
 def document() -> ExplorerDocument:
     return ExplorerDocument(
-        title="Explorer", start=record(start()), tables=tables(), made_by="Echelon"
+        title="Explorer",
+        start=record(start()),
+        tables=tables(),
+        book=lesson_book(),
+        made_by="Echelon",
     )
 
 

@@ -7,6 +7,7 @@ import { el } from "../dom";
 import { figure, type Figure } from "../figures/figure";
 import { scheduleBuilder } from "../schedules/builder";
 import { withBuilt } from "../schedules/link";
+import { isLesson } from "../lessons/address";
 import { dataTable } from "../table";
 import { bytesText, memoryFigure, meshFigure, secondsText, shareText, stepFigure, termsTable } from "./figures";
 import { controlsOf, effective, hashOf, stateOfHash, valueOf } from "./state";
@@ -56,6 +57,7 @@ export function explorer(found: ExplorerDocument): Node[] {
     });
   }
   addEventListener("hashchange", () => {
+    if (isLesson(location.hash)) return;
     state = stateOfHash(location.hash, controls, found.start);
     wrong.clear();
     for (const control of controls) put(inputs.get(control.name)!, control, state);

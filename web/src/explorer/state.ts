@@ -1,5 +1,7 @@
 // What the controls say: all of it is in the address, so that a link holds the whole state.
 
+import type { LessonBook } from "../document";
+
 export type Value = number | string | boolean;
 export type State = Record<string, Value>;
 
@@ -27,6 +29,7 @@ export interface ExplorerDocument {
   title: string;
   start: State;
   tables: Tables;
+  book: LessonBook;
   made_by: string;
 }
 

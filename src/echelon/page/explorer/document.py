@@ -17,6 +17,8 @@ from echelon.page.document import SCHEMA
 from echelon.page.explorer.inputs import Controls
 from echelon.page.explorer.rules import broken_rules
 from echelon.page.explorer.tables import explorer_tables
+from echelon.page.lessons.book import LessonBook
+from echelon.page.lessons.catalog import lesson_book
 
 COUNTS = (8, 64, 1024, 16384)  # devices
 DEVICES = ("a100-80gb", "h100", "h200", "b200", "mi300x")
@@ -34,6 +36,7 @@ class ExplorerDocument:
     title: str
     start: dict[str, Any]
     tables: dict[str, Any]
+    book: LessonBook
     made_by: str
 
 
@@ -53,6 +56,7 @@ def explorer_page(model: str = MODEL, cluster: str = CLUSTER) -> ExplorerDocumen
             **{name: getattr(controls, name) for name in Controls.__slots__},
         },
         tables=tables,
+        book=lesson_book(),
         made_by=f"Echelon {__version__}",
     )
 

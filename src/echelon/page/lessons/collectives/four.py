@@ -1,0 +1,212 @@
+"""Four collectives on four ranks, round by round, as the ranks recorded them."""
+
+from __future__ import annotations
+
+from echelon.core.plan import DTYPE_BYTES
+from echelon.core.units import decimal_bytes
+from echelon.cost.bytes.terms import (
+    all_gather_bytes,
+    all_reduce_bytes,
+    all_to_all_bytes,
+    reduce_scatter_bytes,
+)
+from echelon.page.document import Fact
+from echelon.page.figures import DataTable
+from echelon.page.lessons.collectives.board import message_move, round_board
+from echelon.page.lessons.collectives.recorded import (
+    ALL_TO_ALL,
+    RecordedCollective,
+    recorded_collective,
+)
+from echelon.page.lessons.corrections import corrections
+from echelon.page.lessons.diagram import DiagramFigure, Move, Place, Tile
+from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene
+
+NAMES = ("all-reduce", "all-gather", "reduce-scatter", ALL_TO_ALL)
+RANKS = 4  # ranks that recorded
+BYTES = DTYPE_BYTES["fp32"]
+_CONTROLS = (LessonControl(name="collective", label="collective", values=NAMES),)
+_FIRST = {
+    "all-reduce": "Before: every rank has numbers of its own in four places. All want the sums. "
+    "The digits of a sum tell whose numbers are in it: 1011 has those of ranks 0, 1 and 3.",
+    "all-gather": "Before: every rank has one piece. All want all pieces.",
+    "reduce-scatter": "Before: every rank has numbers of its own in four places. Rank i wants the "
+    "sum of place i alone. The digits of a sum tell whose numbers are in it.",
+    ALL_TO_ALL: "Before: every rank has a number for each rank: 31 is from rank 3, for rank 1.",
+}
+_USED = {
+    "all-reduce": "sums of gradients in data parallelism, of activations in tensor parallelism",
+    "all-gather": "parameters under ZeRO, rows under sequence parallelism",
+    "reduce-scatter": "gradients under ZeRO, rows under sequence parallelism",
+    ALL_TO_ALL: "tokens that go to their experts and back",
+}
+
+
+def four_collectives() -> Lesson:
+    """Return the lesson: a scene for each collective, a frame for each round of messages."""
+    return Lesson(
+        id="collectives",
+        topic="What ranks send",
+        title="Four collectives, message by message",
+        rows=("M24",),
+        summary=(
+            "All-reduce, all-gather and reduce-scatter go around a ring, a neighbour at a time; "
+            "an all-to-all goes between all pairs at once."
+        ),
+        source=(
+            "messages that four ranks recorded while our own ring algorithms and our exchange ran "
+            "over Gloo; bytes by the formulas of the planner"
+        ),
+        controls=_CONTROLS,
+        scenes=tuple(_scene(recorded_collective(name)) for name in NAMES),
+        corrections=corrections("llm-training-64", "llm-training-65", "distributed-18"),
+    )
+
+
+def bytes_by_formula(name: str, degree: int = RANKS) -> int:
+    """Return what a rank sends where a whole buffer has as many fp32 numbers as there are ranks."""
+    formulas = {
+        "all-reduce": all_reduce_bytes(degree * BYTES, degree),
+        "all-gather": all_gather_bytes(BYTES, degree),
+        "reduce-scatter": reduce_scatter_bytes(BYTES, degree),
+        ALL_TO_ALL: all_to_all_bytes(degree * BYTES, degree),
+    }
+    return formulas[name]
+
+
+def _scene(run: RecordedCollective) -> Scene:
+    frames = _exchanged(run) if run.name == ALL_TO_ALL else _around(run)
+    rows = [
+        (
+            name,
+            str(recorded_collective(name).num_rounds),
+            str(len(recorded_collective(name).messages)),
+            decimal_bytes(bytes_by_formula(name)),
+            _USED[name],
+        )
+        for name in NAMES
+    ]
+    head = ("collective", "rounds", "messages", "a rank sends", "used for")
+    return Scene(frames=frames, table=DataTable(head=head, rows=tuple(rows), right=(1, 2, 3)))
+
+
+def _facts(run: RecordedCollective, rounds: int) -> tuple[Fact, ...]:
+    mine = [one for one in run.messages if one.source == 0 and one.round < rounds]
+    sent = BYTES * sum(len(one.values) for one in mine)
+    messages = sum(one.round < rounds for one in run.messages)
+    return (
+        Fact(
+            name="rank 0 has sent",
+            value=decimal_bytes(sent),
+            note=f"{decimal_bytes(bytes_by_formula(run.name))} in the end: {_formula(run)}",
+        ),
+        Fact(
+            name="messages so far",
+            value=f"{messages} of {len(run.messages)}",
+            note=f"in {run.num_rounds} round{'s' * (run.num_rounds > 1)}",
+        ),
+    )
+
+
+def _formula(run: RecordedCollective) -> str:
+    whole = decimal_bytes(run.num_ranks * BYTES)
+    share = "2 (N-1)/N" if run.name == "all-reduce" else "(N-1)/N"
+    return f"{share} x M, M = {whole}"
+
+
+def _around(run: RecordedCollective) -> tuple[Frame, ...]:
+    captions = [_FIRST[run.name], *(_caption(run, number) for number in range(run.num_rounds))]
+    return tuple(
+        Frame(
+            caption=caption, figures=(round_board(run, number, state),), facts=_facts(run, number)
+        )
+        for number, (caption, state) in enumerate(zip(captions, run.states(), strict=True))
+    )
+
+
+def _caption(run: RecordedCollective, number: int) -> str:
+    adds = run.round(number)[0].adds
+    does = (
+        "sends a sum so far to the next rank, which adds its own number"
+        if adds
+        else "sends a finished piece to the next rank, which keeps it"
+    )
+    said = f"Round {number + 1} of {run.num_rounds}: every rank {does}."
+    last = number + 1 == run.num_rounds
+    turns = adds and not last and not run.round(number + 1)[0].adds
+    if turns:
+        said += " Now every rank has one complete sum: the reduce-scatter is over."
+    elif last and run.name == "reduce-scatter":
+        said += " Rank i has the whole sum of place i; what else is there is not needed any more."
+    elif last:
+        said += " All ranks have all of it."
+    return said
+
+
+def _exchanged(run: RecordedCollective) -> tuple[Frame, ...]:
+    n = run.num_ranks
+    pairs = n * (n - 1)
+    after = (
+        f"After one round: {pairs} messages between {pairs // 2} pairs, all at once. Rank i has "
+        "what was for it from every rank; its own number stayed."
+    )
+    moves = tuple(
+        message_move(one, f"{one.source}>{one.target} sent", f"{one.source}>{one.target}")
+        for one in run.messages
+    )
+    return (
+        Frame(
+            caption=_FIRST[run.name],
+            figures=(_pairs(run, run.given, received=False, moves=()),),
+            facts=_facts(run, 0),
+        ),
+        Frame(
+            caption=after,
+            figures=(_pairs(run, run.got, received=True, moves=moves),),
+            facts=_facts(run, 1),
+        ),
+    )
+
+
+def _pairs(
+    run: RecordedCollective,
+    numbers: tuple[tuple[int, ...], ...],
+    *,
+    received: bool,
+    moves: tuple[Move, ...],
+) -> DiagramFigure:
+    places: list[Place] = []
+    for rank, row in enumerate(numbers):
+        tiles = [_gone(run, rank, other) for other in range(len(row)) if received and other != rank]
+        for other, value in enumerate(row):
+            source, target = (other, rank) if received else (rank, other)
+            tiles.append(_number(source, target, value, row=other, column=int(received)))
+        places.append(Place(label=f"rank {rank}", note="", tiles=tuple(tiles)))
+    return DiagramFigure(
+        kinds=tuple(f"for rank {rank}" for rank in range(run.num_ranks)),
+        places=tuple(places),
+        moves=moves,
+    )
+
+
+def _number(source: int, target: int, value: int, *, row: int, column: int) -> Tile:
+    return Tile(
+        id=f"{source}>{target}",
+        label=str(value),
+        words=f"from rank {source}, for rank {target}",
+        kind=target,
+        row=row,
+        column=column,
+    )
+
+
+def _gone(run: RecordedCollective, rank: int, target: int) -> Tile:
+    """Return the place that a number has left."""
+    return Tile(
+        id=f"{rank}>{target} sent",
+        label=str(run.given[rank][target]),
+        words=f"sent to rank {target}",
+        kind=target,
+        state="gone",
+        row=target,
+    )

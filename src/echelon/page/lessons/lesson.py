@@ -1,0 +1,125 @@
+"""What a lesson is: a figure that is walked through step by step, with the engine's numbers.
+
+A lesson has controls with a few values each. For each combination of values there is a scene, and a
+scene has one frame or more, which a reader walks through or plays. All frames are made by Python,
+from the formulas, schedules and records of the engine: the page computes nothing.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import product
+from math import prod
+from typing import TypeAlias
+
+from echelon.page.document import Fact
+from echelon.page.figures import (
+    BarsFigure,
+    DataTable,
+    HeatFigure,
+    LinesFigure,
+    MeshFigure,
+    ScheduleFigure,
+)
+from echelon.page.lessons.diagram import DiagramFigure, FoldsFigure, TreeFigure
+
+LessonFigure: TypeAlias = (
+    DiagramFigure
+    | TreeFigure
+    | FoldsFigure
+    | BarsFigure
+    | HeatFigure
+    | LinesFigure
+    | MeshFigure
+    | ScheduleFigure
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LessonControl:
+    """Hold something that a reader chooses; `start` is the place of the value at first."""
+
+    name: str
+    label: str
+    values: tuple[str, ...]
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Frame:
+    """Hold what one step shows, and says in a sentence or two."""
+
+    caption: str
+    figures: tuple[LessonFigure, ...]
+    facts: tuple[Fact, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scene:
+    """Hold the steps for one choice of values, and its numbers as a table."""
+
+    frames: tuple[Frame, ...]
+    table: DataTable | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Correction:
+    """Hold what a published guide said where that is wrong, and what holds; `id` is the claim's."""
+
+    id: str
+    said: str
+    holds: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lesson:
+    """Hold a figure with its controls.
+
+    `rows` are the figures of the published guides that it redraws. The scenes are in the order of
+    the product of the controls' values, the last control's changing fastest.
+    """
+
+    id: str
+    """Its name in an address: lower case, hyphens."""
+    topic: str
+    """Under which heading it is listed."""
+    title: str
+    """What it is called."""
+    rows: tuple[str, ...]
+    """Which figures of the guides it is."""
+    summary: str
+    """What it shows, in a sentence or two."""
+    source: str
+    """Where its numbers come from: a formula, a schedule, a recorded run."""
+    controls: tuple[LessonControl, ...] = ()
+    """What can be chosen."""
+    scenes: tuple[Scene, ...]
+    """One for each choice."""
+    corrections: tuple[Correction, ...] = ()
+    """Where a guide was wrong."""
+    commands: tuple[str, ...] = ()
+    """What shows the same in a terminal."""
+
+    def __post_init__(self) -> None:
+        wanted = prod(len(control.values) for control in self.controls)
+        if wanted != len(self.scenes):
+            raise ValueError(f"{self.id}: {wanted} choices, but {len(self.scenes)} scenes")
+
+    def scene(self, **chosen: str) -> Scene:
+        """Return the scene of these values; a control that is not named is at its start."""
+        place = 0
+        for control in self.controls:
+            value = chosen.pop(control.name, control.values[control.start])
+            place = place * len(control.values) + control.values.index(value)
+        if chosen:
+            raise KeyError(f"{self.id} has no control {', '.join(chosen)}")
+        return self.scenes[place]
+
+
+def choices(controls: tuple[LessonControl, ...]) -> list[dict[str, str]]:
+    """Return every choice of values by name, in the order of a lesson's scenes."""
+    names = [control.name for control in controls]
+    return [
+        dict(zip(names, values, strict=True))
+        for values in product(*(control.values for control in controls))
+    ]

@@ -1,0 +1,172 @@
+"""Sixteen ranks, 2 x 4 x 2: which axis travels over which links, by the order of ranks."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import pairwise
+
+from echelon.config.cluster.settings import read_typed_cluster
+from echelon.core.axis import Axis
+from echelon.core.cluster import Cluster
+from echelon.core.mesh import Mesh
+from echelon.core.units import decimal_bytes
+from echelon.page.document import Fact
+from echelon.page.figures import DataTable
+from echelon.page.lessons.corrections import corrections
+from echelon.page.lessons.diagram import DiagramFigure, Move, Place, Tile
+from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene, choices
+from echelon.page.lessons.matrices import mlp_weights
+from echelon.page.lessons.mesh.degrees import coordinates_text
+from echelon.planner.view.mesh_map import AxisFact, axis_facts
+
+DP = 2  # data ranks
+TP = 4  # tensor ranks
+PP = 2  # pipeline ranks
+HIDDEN = 4096  # width of the model
+FFN = 16384  # columns of the matrix that is told of
+PIPELINE_FIRST, DATA_FIRST = "pipeline outermost", "data outermost"
+CLUSTERS = ("16xh100", "16xgb200")
+_CONTROLS = (
+    LessonControl(name="order", label="order of ranks", values=(DATA_FIRST, PIPELINE_FIRST)),
+    LessonControl(name="cluster", label="cluster", values=CLUSTERS),
+)
+_AXES = (
+    (Axis.TP, "tensor", "sum activations in each layer"),
+    (Axis.PP, "pipeline", "hand activations on, and gradients back"),
+    (Axis.DP_REPLICATE, "data", "sum gradients once a step"),
+)
+
+
+def mesh_of(order: str) -> Mesh:
+    """Return the mesh 2 x 4 x 2 with its ranks in this order."""
+    return Mesh(pp=PP, dp_replicate=DP, tp=TP, replicas_outermost=order == DATA_FIRST)
+
+
+def grid_and_links() -> Lesson:
+    """Return the lesson: the grid, then the groups of each axis with the links between them."""
+    return Lesson(
+        id="grid-and-links",
+        topic="Several splits at once",
+        title="Sixteen ranks, and the links that each axis uses",
+        rows=("M23",),
+        summary=(
+            "Tensor ranks talk most and have to be neighbours. Which of the other two axes leaves "
+            "a node is decided by the order of ranks, and by how many devices a node has."
+        ),
+        source=(
+            "the mesh of the engine; the links of each axis are found as echelon plan finds them. "
+            "A run has the pipeline outermost; data is, where replicas are islands of local SGD"
+        ),
+        controls=_CONTROLS,
+        scenes=tuple(
+            _scene(mesh_of(one["order"]), _cluster(one["cluster"])) for one in choices(_CONTROLS)
+        ),
+        corrections=corrections("llm-training-61", "llm-training-62", "distributed-08"),
+    )
+
+
+@lru_cache(maxsize=len(CLUSTERS))
+def _cluster(name: str) -> Cluster:
+    return read_typed_cluster(name, "lesson")
+
+
+def _scene(mesh: Mesh, cluster: Cluster) -> Scene:
+    facts = {fact.axis: fact for fact in axis_facts(mesh, cluster)}
+    grid = Frame(
+        caption=f"Step 1: {DP} x {TP} x {PP} = {mesh.world_size} ranks on {cluster.nodes} nodes of "
+        f"{cluster.devices_per_node}. A box is one stage of one replica; its tiles are its tensor "
+        "ranks, each with its columns of each matrix.",
+        figures=(_figure(mesh, cluster, None),),
+        facts=tuple(
+            Fact(name=f"rank {rank}", value=coordinates_text(mesh, rank))
+            for rank in (4, 8, mesh.world_size - 1)
+        ),
+    )
+    steps = tuple(
+        Frame(
+            caption=f"Step {number}, {name}: ranks of a {name} group {does}. "
+            + _where(facts[axis]),
+            figures=(_figure(mesh, cluster, axis),),
+            facts=_link_facts(mesh, axis, facts[axis]),
+        )
+        for number, (axis, name, does) in enumerate(_AXES, start=2)
+    )
+    rows = [
+        (name, _groups_text(mesh, axis), facts[axis].where, _speed(facts[axis]))
+        for axis, name, _ in _AXES
+    ]
+    table = DataTable(head=("axis", "groups", "nodes", "link, each way"), rows=tuple(rows))
+    return Scene(frames=(grid, *steps), table=table)
+
+
+def _where(fact: AxisFact) -> str:
+    if not fact.num_across:
+        return "Every group is inside of one node."
+    if fact.link is not None and fact.link.name.startswith("NVLink"):
+        return "Groups cross nodes, but all nodes of the rack are joined by NVLink."
+    return "Every group crosses nodes."
+
+
+def _speed(fact: AxisFact) -> str:
+    if fact.link is None:
+        return "none"
+    return f"{fact.link.name}, {decimal_bytes(fact.link.bandwidth)}/s"
+
+
+def _groups_text(mesh: Mesh, axis: Axis) -> str:
+    return "; ".join(", ".join(map(str, group)) for group in mesh.groups(axis))
+
+
+def _link_facts(mesh: Mesh, axis: Axis, fact: AxisFact) -> tuple[Fact, ...]:
+    return (
+        Fact(
+            name="groups",
+            value=f"{fact.num_groups} of {fact.degree}",
+            note=_groups_text(mesh, axis),
+        ),
+        Fact(name="link", value=_speed(fact), note="each way, of one device"),
+        Fact(name="groups that cross nodes", value=f"{fact.num_across} of {fact.num_groups}"),
+    )
+
+
+def _figure(mesh: Mesh, cluster: Cluster, axis: Axis | None) -> DiagramFigure:
+    """Return the grid, node by node, with the links of one axis."""
+    blocks = range(0, mesh.world_size, TP)
+    places = tuple(_block(mesh, cluster, first) for first in blocks)
+    pairs = () if axis is None else mesh.groups(axis)
+    moves = tuple(
+        Move(
+            source=f"rank {one}",
+            target=f"rank {other}",
+            words=f"rank {one} and rank {other}",
+        )
+        for group in pairs
+        for one, other in pairwise(group)
+    )
+    kinds = tuple(f"columns {start} to {stop - 1}" for start, stop in map(_columns, range(TP)))
+    return DiagramFigure(kinds=kinds, places=places, moves=moves)
+
+
+def _columns(tp: int) -> tuple[int, int]:
+    return mlp_weights(HIDDEN, FFN)[0].local_range(TP, tp)
+
+
+def _block(mesh: Mesh, cluster: Cluster, first: int) -> Place:
+    """Return one stage of one replica: the tensor ranks from `first` on."""
+    here = mesh.coordinates(first)
+    tiles = tuple(
+        Tile(
+            id=f"rank {first + tp}",
+            label=str(first + tp),
+            words=coordinates_text(mesh, first + tp),
+            kind=tp,
+            column=tp,
+        )
+        for tp in range(TP)
+    )
+    return Place(
+        label=f"replica {here[Axis.DP_REPLICATE]}, stage {here[Axis.PP]}",
+        note="",
+        tiles=tiles,
+        group=f"node {first // cluster.devices_per_node}",
+    )

@@ -1,0 +1,175 @@
+"""Three ways to share out a model that trains: its batch, each of its matrices, or its layers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from echelon.core.plan import DTYPE_BYTES
+from echelon.core.units import decimal_bytes
+from echelon.cost.bytes.model_sizes import tensor_message_bytes
+from echelon.cost.bytes.model_states import communication_volume
+from echelon.cost.bytes.terms import all_reduce_bytes
+from echelon.cost.seconds.balance import split_layers
+from echelon.page.document import Fact
+from echelon.page.figures import DataTable
+from echelon.page.lessons.corrections import corrections
+from echelon.page.lessons.diagram import DiagramFigure, Place, Tile
+from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene, choices
+from echelon.page.lessons.matrices import mlp_weights
+
+SAMPLES = 32  # samples of a step
+LAYERS = 32  # layers of the model
+HIDDEN = 4096  # its width
+FFN = 16384  # the inner width of its MLPs
+WEIGHTS = 7e9  # about what such a model has
+LENGTH = 2048  # tokens of a sample
+BYTES = DTYPE_BYTES["bf16"]
+_KINDS = ("samples", "columns of each matrix", "layers")
+_CONTROLS = (LessonControl(name="ranks", label="ranks N", values=("2", "4"), start=1),)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """Say what one way of splitting cuts, when it sends, and how much a rank sends in a step."""
+
+    name: str
+    caption: str
+    when: str
+    what: str
+    sent: float
+
+
+def ways(degree: int) -> tuple[Way, Way, Way]:
+    """Return the three ways for so many ranks, with the bytes of a step of 32 samples.
+
+    Of a pipeline it is what a rank between two others sends: activations on, gradients back.
+    """
+    boundary = SAMPLES * LENGTH * HIDDEN * BYTES
+    sums = tensor_message_bytes(LAYERS, SAMPLES, LENGTH, HIDDEN)
+    return (
+        Way(
+            name="data parallel",
+            caption="Data parallelism cuts the batch. Every rank has the whole model, and sums "
+            "gradients with the others once a step.",
+            when="once a step",
+            what="all-reduce of gradients",
+            sent=communication_volume(0).sent_bytes(WEIGHTS, degree, BYTES),
+        ),
+        Way(
+            name="tensor parallel",
+            caption="Tensor parallelism cuts each matrix. Every rank sees all samples and all "
+            "layers, and the ranks sum activations in each layer.",
+            when="twice a layer forward, twice backward",
+            what="all-reduce of activations",
+            sent=2 * all_reduce_bytes(sums, degree),
+        ),
+        Way(
+            name="pipeline parallel",
+            caption="Pipeline parallelism cuts between layers. A rank hands the activations of a "
+            "sample to the next one, and gets their gradient back.",
+            when="at each boundary of stages, both ways",
+            what="sends between neighbours" if degree > 2 else "a send to the other rank",
+            sent=min(2, degree - 1) * boundary,
+        ),
+    )
+
+
+def three_dimensions() -> Lesson:
+    """Return the lesson: what a rank has, by each way."""
+    return Lesson(
+        id="three-dimensions",
+        topic="Three ways to split",
+        title="The batch, each matrix, or the layers",
+        rows=("M1",),
+        summary=(
+            "The same model and the same 32 samples on N ranks, cut in three ways. What is cut "
+            "decides what a rank holds and what it has to send."
+        ),
+        source=(
+            "the engine's table of parameters and its cut of layers into stages; bytes by the "
+            "formulas of the planner, for 7 billion weights and samples of 2,048 tokens in bf16"
+        ),
+        controls=_CONTROLS,
+        scenes=tuple(_scene(int(one["ranks"])) for one in choices(_CONTROLS)),
+        corrections=corrections(
+            "distributed-03", "distributed-05", "distributed-06", "distributed-09"
+        ),
+    )
+
+
+def _scene(degree: int) -> Scene:
+    found = ways(degree)
+    rows = [(one.name, one.what, one.when, decimal_bytes(one.sent)) for one in found]
+    return Scene(
+        frames=tuple(_frame(place, one, degree) for place, one in enumerate(found)),
+        table=DataTable(
+            head=("way", "sent", "when", "a rank in a step"), rows=tuple(rows), right=(3,)
+        ),
+    )
+
+
+def _frame(cut: int, way: Way, degree: int) -> Frame:
+    held = {
+        0: ("all weights", f"{SAMPLES // degree} of {SAMPLES} samples"),
+        1: (f"1/{degree} of each matrix", "norms and some biases are whole"),
+        2: (f"{LAYERS // degree} of {LAYERS} layers", "the ends have embedding and head, too"),
+    }
+    return Frame(
+        caption=way.caption,
+        figures=(
+            DiagramFigure(
+                kinds=_KINDS, places=tuple(_rank(cut, rank, degree) for rank in range(degree))
+            ),
+        ),
+        facts=(
+            Fact(name="a rank holds", value=held[cut][0], note=held[cut][1]),
+            Fact(
+                name="a rank sends in a step",
+                value=decimal_bytes(way.sent),
+                note=f"{way.what}, {way.when}",
+            ),
+        ),
+    )
+
+
+def samples_of(rank: int, degree: int) -> range:
+    """Return the samples of a batch that a data rank reads: neighbours."""
+    each = SAMPLES // degree
+    return range(rank * each, (rank + 1) * each)
+
+
+def part_of_matrix(degree: int) -> tuple[int, int]:
+    """Return the shape [in, out] of the part of a matrix [4096, 16384] that a tensor rank holds."""
+    out, inner = mlp_weights(HIDDEN, FFN)[0].local_shape(degree)
+    return inner, out
+
+
+def _rank(cut: int, rank: int, degree: int) -> Place:
+    """Return what a rank has: a row for each kind, in N parts, of which one is cut."""
+    tiles = tuple(
+        _part(cut, rank, kind, part, degree) for kind in range(3) for part in range(degree)
+    )
+    return Place(label=f"rank {rank}", note=f"cut: {_KINDS[cut]}", tiles=tiles)
+
+
+def _part(cut: int, rank: int, kind: int, part: int, degree: int) -> Tile:
+    """Return one of N parts of the samples, of each matrix, or of the layers."""
+    layers = split_layers(LAYERS, degree)[part]
+    samples = samples_of(part, degree)
+    start, stop = mlp_weights(HIDDEN, FFN)[0].local_range(degree, part)
+    labels = (f"{samples[0]}-{samples[-1]}", f"A{part}", f"{layers[0]}-{layers[-1]}")
+    words = (
+        f"samples {samples[0]} to {samples[-1]}",
+        f"columns {start} to {stop - 1} of a matrix [{HIDDEN}, {FFN}]",
+        f"layers {layers[0]} to {layers[-1]}",
+    )
+    here = kind != cut or part == rank
+    return Tile(
+        id=f"{rank}-{kind}-{part}",
+        label=labels[kind],
+        words=words[kind] if here else f"{words[kind]}: on rank {part}",
+        kind=kind,
+        state="whole" if here else "gone",
+        row=kind,
+        column=part,
+    )
