@@ -1,0 +1,145 @@
+"""A model of 32 blocks, cut into consecutive stages: who holds which blocks, and what is sent."""
+
+from __future__ import annotations
+
+from echelon.config.load import load_job
+from echelon.core.axis import Axis
+from echelon.core.parameters import num_parameters
+from echelon.core.plan import Plan
+from echelon.core.units import decimal_bytes, short_count
+from echelon.cost.bytes.sent import bytes_sent
+from echelon.layout.stage import RankPart, held_parameters, rank_part
+from echelon.page.document import Fact
+from echelon.page.figures import DataTable
+from echelon.page.lessons.corrections import corrections
+from echelon.page.lessons.diagram import DiagramFigure, Move, Place, Tile
+from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene, choices
+
+MODEL = "llama2-7b"
+RANKS = (2, 4, 8)
+COLUMNS = 8
+"""Blocks in a row of the drawing."""
+
+_KINDS = ("block", "embedding", "head")
+_CONTROL = LessonControl(name="p", label="pipeline ranks p", values=tuple(map(str, RANKS)), start=1)
+
+
+def pipeline_stages() -> Lesson:
+    """Return the lesson: the whole model, then its stages."""
+    return Lesson(
+        id="pipeline-stages",
+        topic="Pipeline parallel",
+        title="A model cut into consecutive stages",
+        rows=("M17",),
+        summary=(
+            "Each rank holds some consecutive blocks. Activations go from a stage to the next, "
+            "gradients the same way back: two messages a boundary and microbatch."
+        ),
+        source="the stages of a plan, and the bytes that its formulas say a rank sends",
+        controls=(_CONTROL,),
+        scenes=tuple(_scene(stage_plan(int(one["p"]))) for one in choices((_CONTROL,))),
+        corrections=corrections("llm-training-34", "llm-training-74"),
+        commands=(f"echelon plan {MODEL} --set cluster.preset=8xh100 --set mesh.pp=4",),
+    )
+
+
+def stage_plan(ranks: int) -> Plan:
+    """Return the plan of the model over so many pipeline ranks, one replica."""
+    sets = (f"cluster.preset={ranks}xh100", f"mesh.pp={ranks}", "batch.global_sequences=16")
+    return load_job(MODEL, sets).plan
+
+
+def _scene(plan: Plan) -> Scene:
+    parts = [rank_part(plan, rank) for rank in range(plan.mesh.pp)]
+    weights = [sum(spec.numel for spec in held_parameters(plan, part)) for part in parts]
+    whole = num_parameters(plan.model)
+    table = DataTable(
+        head=("rank", "blocks", "weights", "share"),
+        rows=tuple(
+            (str(part.pp_rank), _blocks(part), short_count(count), f"{100 * count / whole:.2f} %")
+            for part, count in zip(parts, weights, strict=True)
+        ),
+        right=(2, 3),
+    )
+    return Scene(frames=(_uncut(plan), _cut(plan, parts, weights)), table=table)
+
+
+def _uncut(plan: Plan) -> Frame:
+    layers = plan.model.layers
+    place = Place(
+        label="one device", note=f"{layers} blocks", tiles=_tiles(range(layers), True, True)
+    )
+    whole = num_parameters(plan.model)
+    return Frame(
+        caption=(
+            f"{plan.model.name} is one chain: an embedding, {layers} blocks and a head. A token "
+            "goes through all of them in turn."
+        ),
+        figures=(DiagramFigure(kinds=_KINDS, places=(place,)),),
+        facts=(Fact(name="weights of one device", value=short_count(whole)),),
+    )
+
+
+def _cut(plan: Plan, parts: list[RankPart], weights: list[int]) -> Frame:
+    whole, ranks = num_parameters(plan.model), len(parts)
+    places = tuple(
+        Place(
+            label=f"rank {part.pp_rank}",
+            note=f"{_blocks(part)}: {short_count(count)} weights",
+            tiles=_tiles(part.blocks, part.first, part.last),
+        )
+        for part, count in zip(parts, weights, strict=True)
+    )
+    moves = tuple(
+        Move(
+            source=f"block {one.blocks[-1]}",
+            target=f"block {next_one.blocks[0]}",
+            words=(
+                f"Rank {one.pp_rank} sends activations of each microbatch to rank "
+                f"{next_one.pp_rank}, and gets their gradients back."
+            ),
+        )
+        for one, next_one in zip(parts, parts[1:], strict=False)
+    )
+    sent = bytes_sent(plan, 0)
+    boundary = sum(term.bytes for term in sent if term.axis == Axis.PP)
+    return Frame(
+        caption=(
+            f"Cut into {ranks} stages. The embedding stays with the first, the head with the last "
+            f"one, so the ends are heavier. A microbatch crosses {ranks - 1} boundaries on its way."
+        ),
+        figures=(DiagramFigure(kinds=_KINDS, places=places, moves=moves),),
+        facts=(
+            Fact(
+                name="weights of the fullest rank",
+                value=short_count(max(weights)),
+                note=f"{100 * max(weights) / whole:.2f} % of {short_count(whole)}",
+            ),
+            Fact(name="messages of a microbatch, forward", value=str(ranks - 1)),
+            Fact(
+                name="rank 0 sends in a step",
+                value=decimal_bytes(boundary),
+                note=f"{plan.num_microbatches} microbatches",
+            ),
+        ),
+    )
+
+
+def _tiles(blocks: range | tuple[int, ...], first: bool, last: bool) -> tuple[Tile, ...]:
+    ends = ([("embedding", "emb", 1)] if first else []), ([("head", "head", 2)] if last else [])
+    entries = [*ends[0], *((f"block {one}", str(one), 0) for one in blocks), *ends[1]]
+    return tuple(
+        Tile(
+            id=name,
+            label=label,
+            words=name,
+            kind=kind,
+            row=at // COLUMNS,
+            column=at % COLUMNS,
+        )
+        for at, (name, label, kind) in enumerate(entries)
+    )
+
+
+def _blocks(part: RankPart) -> str:
+    return f"blocks {part.blocks[0]} to {part.blocks[-1]}"
