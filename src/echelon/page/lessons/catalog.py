@@ -6,10 +6,41 @@ from collections.abc import Callable
 from functools import lru_cache
 
 from echelon.page.lessons.book import LessonBook
+from echelon.page.lessons.context.ring import ring_attention
+from echelon.page.lessons.context.slices import key_slices
+from echelon.page.lessons.experts.travel import expert_travel
+from echelon.page.lessons.guides.attention_guide import attention_guide
+from echelon.page.lessons.guides.memory_guide import memory_guide
+from echelon.page.lessons.guides.published import errata
+from echelon.page.lessons.guides.weights_guide import weights_guide
+from echelon.page.lessons.guides.which_split import decision_tree, model_trees
+from echelon.page.lessons.guides.words import glossary
 from echelon.page.lessons.lesson import Lesson
+from echelon.page.lessons.pipeline.schedules import pipeline_schedules
+from echelon.page.lessons.pipeline.stages import pipeline_stages
+from echelon.page.lessons.pipeline.walk import pipeline_walk
+from echelon.page.lessons.zero.breakdown import zero_breakdown
+from echelon.page.lessons.zero.sharding import sharding
 from echelon.page.lessons.zero.stages import zero_stages
 
-_LESSONS: tuple[Callable[[], Lesson], ...] = (zero_stages,)
+_LESSONS: tuple[Callable[[], Lesson], ...] = (
+    pipeline_stages,
+    pipeline_walk,
+    pipeline_schedules,
+    sharding,
+    zero_breakdown,
+    zero_stages,
+    ring_attention,
+    key_slices,
+    expert_travel,
+    memory_guide,
+    weights_guide,
+    attention_guide,
+    decision_tree,
+    model_trees,
+    errata,
+    glossary,
+)
 
 
 @lru_cache(maxsize=1)
