@@ -1,7 +1,7 @@
-"""Record what ranks do, for the lessons: ``python -m tests.page.lessons.record NAME``.
+"""Record what lessons show of real ranks: ``python -m tests.page.lessons.record [NAME ...]``.
 
-A recording is made by real ranks over Gloo and kept in `src/echelon/page/lessons/traces/`; a test
-beside its lesson records again, and finds the same.
+A recording is a function that runs on a pool of ranks and returns plain values. It is kept as JSON
+beside the lessons, and a test records again and finds the same.
 """
 
 from __future__ import annotations
@@ -9,28 +9,29 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
+import echelon.page.lessons.traces as traces
 from echelon.launch.local.pool import RankPool
-from echelon.page.lessons.recorded import trace_path
-from tests.page.lessons.context.ring_trace import record_ring
-from tests.page.lessons.experts.travel_trace import record_travel
+from tests.page.lessons.recordings.experts import record_travel
+from tests.page.lessons.recordings.ring import record_ring
 
 RECORDINGS: Mapping[str, Callable[[RankPool], dict[str, Any]]] = {
-    "ring": record_ring,
     "experts": record_travel,
+    "ring": record_ring,
 }
-"""What makes each recording on a pool of ranks, by the name of its file."""
+FOLDER = Path(traces.__file__).parent
 
 
-def main(names: list[str]) -> None:
-    """Record what is named, or everything."""
+def write(names: list[str]) -> None:
+    """Record those named, or all, and keep them where the lessons read them."""
     with RankPool(4) as pool:
-        for name in names or RECORDINGS:
-            found = RECORDINGS[name](pool)
-            text = json.dumps(found, separators=(",", ":"))
-            trace_path(name).write_text(text + "\n", encoding="utf-8")
+        for name in names or list(RECORDINGS):
+            text = json.dumps(RECORDINGS[name](pool), separators=(",", ":"), sort_keys=True)
+            (FOLDER / f"{name}.json").write_text(f"{text}\n", encoding="utf-8")
+            print(f"{name}: {len(text):,} bytes")
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    write(sys.argv[1:])

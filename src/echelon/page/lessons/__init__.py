@@ -4,7 +4,7 @@ lesson.py           what a lesson is
 diagram.py          figures that only lessons have
 catalog.py          all lessons, in the order of their topics
 corrections.py      where published guides were wrong, for the lessons
-recorded.py         what ranks recorded for the lessons: the files of traces/
+traces/             what ranks recorded for the lessons
 pipeline/           stages, and schedules slot by slot
 zero/               shares of model state
 context/            rings, and slices of keys

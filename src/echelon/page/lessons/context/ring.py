@@ -20,10 +20,13 @@ from echelon.page.figures import BarRow, BarsFigure, DataTable, HeatFigure, Heat
 from echelon.page.lessons.corrections import corrections
 from echelon.page.lessons.diagram import DiagramFigure, Move, Place, Tile
 from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene
-from echelon.page.lessons.recorded import read_trace
+from echelon.page.lessons.traces import read_trace
 
-POSITIONS, HIDDEN, LAYERS, WEIGHTS = 131_072, 4096, 32, 7e9
-"""The model of which the last step tells bytes: a Llama 7B, and 128k positions."""
+# The model of which the last step tells bytes: a Llama 7B, and 128k positions.
+POSITIONS = 131_072
+HIDDEN = 4096
+LAYERS = 32
+WEIGHTS = 7e9
 DEVICE = "a100-80gb"
 
 
@@ -249,7 +252,8 @@ def _grid(record: RingRecord, step: int) -> HeatFigure:
 def _end(record: RingRecord, causal: bool, positions: int) -> Frame:
     ranks, work = len(record.ranks), record.work()
     contiguous = pairs_by_place(
-        Placement(kind="contiguous", ring_degree=ranks, ulysses_degree=1, length=positions), AttentionMask(causal=causal)
+        Placement(kind="contiguous", ring_degree=ranks, ulysses_degree=1, length=positions),
+        AttentionMask(causal=causal),
     )
     return Frame(
         caption=(

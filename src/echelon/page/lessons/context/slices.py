@@ -13,8 +13,12 @@ from echelon.page.lessons.corrections import corrections
 from echelon.page.lessons.diagram import DiagramFigure, Move, Place, Tile
 from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene, choices
 
-POSITIONS, HIDDEN, LAYERS, HEADS = 131_072, 8192, 80, 64
-RANKS = (2, 4, 8)
+# A model of 70B parameters at 128k positions.
+POSITIONS = 131_072
+HIDDEN = 8192
+LAYERS = 80
+HEADS = 64
+RANKS = (2, 4, 8)  # context ranks
 KEY_HEADS = {"64 of 64 heads": 64, "8 of 64 heads": 8}
 TABLED = (1, 2, 4, 8, 16, 32, 64)
 """Ranks of the table and of the bars."""
@@ -98,7 +102,9 @@ def _whole(key_heads: int) -> Frame:
             f"{POSITIONS:,} positions in {LAYERS} layers: keys and values take "
             f"{binary_bytes(whole)}. They {fits} the {decimal_bytes(memory)} of one device."
         ),
-        figures=(_figure(("one device",), (Place(label="one device", note=_AXES, tiles=(tile,)),)),),
+        figures=(
+            _figure(("one device",), (Place(label="one device", note=_AXES, tiles=(tile,)),)),
+        ),
         facts=(
             Fact(
                 name="keys and values",
@@ -149,9 +155,7 @@ def _by_positions(ranks: int, key_heads: int) -> Frame:
             f"Context parallelism cuts along the sequence: each rank has {POSITIONS // ranks:,} "
             "positions of all layers. A longer sequence takes more ranks, not more memory of each."
         ),
-        figures=(
-            _figure(_ranks(ranks), (Place(label="by positions", note=_AXES, tiles=tiles),)),
-        ),
+        figures=(_figure(_ranks(ranks), (Place(label="by positions", note=_AXES, tiles=tiles),)),),
         facts=(
             Fact(name="positions of a rank", value=f"{POSITIONS // ranks:,}"),
             Fact(name="a context rank holds", value=binary_bytes(held(ranks, key_heads))),

@@ -11,7 +11,7 @@ from echelon.page.figures import DataTable
 from echelon.page.lessons.corrections import corrections
 from echelon.page.lessons.diagram import DiagramFigure, Move, Place, Tile
 from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene
-from echelon.page.lessons.recorded import read_trace
+from echelon.page.lessons.traces import read_trace
 
 DISPATCH, COMBINE = "experts.dispatch", "experts.combine"
 ELEMENT_BYTES = 8
@@ -179,7 +179,9 @@ def _combined(record: TravelRecord) -> Frame:
             "Second all-to-all, combine: what experts made of the tokens is sent back the same "
             "way, and added up for each token."
         ),
-        figures=(_figure(record, _tokens(record, at_home=True), _moves(record, COMBINE, back=True)),),
+        figures=(
+            _figure(record, _tokens(record, at_home=True), _moves(record, COMBINE, back=True)),
+        ),
         facts=_travel_facts(record, COMBINE),
     )
 

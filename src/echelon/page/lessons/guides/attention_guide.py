@@ -13,9 +13,14 @@ from echelon.page.lessons.corrections import corrections
 from echelon.page.lessons.diagram import Fold, FoldsFigure
 from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene
 
-TOKENS, RANKS = 16, 4
-POSITIONS, HIDDEN, LAYERS, WEIGHTS, SIZE = 131_072, 4096, 32, 7e9, 2
-"""A 7B model, 128k positions, bytes of a 16-bit value."""
+TOKENS = 16  # of the example
+RANKS = 4  # that share it out
+# A 7B model, 128k positions, bytes of a 16-bit value.
+POSITIONS = 131_072
+HIDDEN = 4096
+LAYERS = 32
+WEIGHTS = 7e9
+SIZE = 2
 MASKS = {"none": False, "causal": True}
 
 
@@ -41,9 +46,7 @@ def attention_guide() -> Lesson:
 
 def pairs_of_ranks(mask: AttentionMask) -> list[list[int]]:
     """Return the visible pairs of the queries of each rank with the keys of each rank."""
-    placed = Placement(
-        kind="contiguous", ring_degree=RANKS, ulysses_degree=1, length=TOKENS
-    )
+    placed = Placement(kind="contiguous", ring_degree=RANKS, ulysses_degree=1, length=TOKENS)
     runs = [placed.ring_runs(rank) for rank in range(RANKS)]
     return [[pairs_between(queries, keys, mask) for keys in runs] for queries in runs]
 

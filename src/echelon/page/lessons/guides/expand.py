@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from echelon.handbook.guides.strategy import Strategy
 from echelon.handbook.guides.trees import DecisionTree
-from echelon.page.lessons.diagram import TreeBranch, TreeFigure, TreeNode
+from echelon.page.lessons.diagram import QuestionBranch, QuestionNode, TreeFigure
 
 Answers = tuple[tuple[str, bool], ...]
 """Questions by their ids, with their answers, in the order in which they are asked."""
@@ -47,7 +47,7 @@ def tree_figure(
     nodes = {node.id: node for node in tree.nodes}
     paths = tree_paths(tree)
     ends: Mapping[Answers, Strategy] = {path.answers: path.strategy for path in paths}
-    found: list[TreeNode] = []
+    found: list[QuestionNode] = []
 
     def draw(before: Answers, name: str) -> None:
         node, depth = nodes[name], len(before)
@@ -57,11 +57,11 @@ def tree_figure(
             branches.append(("yes" if yes else "no", after, branch.to))
         asked = before == taken[:depth] and (depth < len(taken) or not ended)
         found.append(
-            TreeNode(
+            QuestionNode(
                 id=_id(before, name),
                 text=node.question.text,
                 branches=tuple(
-                    TreeBranch(answer=word, node=_id(after, to)) for word, after, to in branches
+                    QuestionBranch(answer=word, node=_id(after, to)) for word, after, to in branches
                 ),
                 chosen=asked,
                 why=whys[depth] if asked and depth < len(whys) else "",
@@ -73,7 +73,7 @@ def tree_figure(
             else:
                 strategy = ends[after]
                 found.append(
-                    TreeNode(
+                    QuestionNode(
                         id=_id(after, ""),
                         text=f"{strategy.name}: {strategy.says()}",
                         chosen=ended and after == taken,

@@ -16,8 +16,8 @@ from echelon.page.lessons.diagram import Fold, FoldsFigure
 from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene, choices
 
 WEIGHTS = {"7B": 7_000_000_000, "13B": 13_000_000_000, "70B": 70_000_000_000}
-RANKS = (1, 4, 8, 64)
-BITS = 8
+RANKS = (1, 4, 8, 64)  # data ranks
+BITS = 8  # of a byte
 _CONTROLS = (
     LessonControl(name="weights", label="parameters psi", values=tuple(WEIGHTS)),
     LessonControl(

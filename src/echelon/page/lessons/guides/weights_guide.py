@@ -10,13 +10,16 @@ from echelon.page.lessons.corrections import corrections
 from echelon.page.lessons.diagram import DiagramFigure, Fold, FoldsFigure, Place, Tile
 from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene, choices
 
-HIDDEN, INNER, LAYERS, SIZE = 4096, 16_384, 32, 2
-"""The MLP of a 7B model as guides draw it: D, 4 D, blocks, bytes of a 16-bit value."""
+# The MLP of a 7B model as guides draw it: D, 4 D, blocks, bytes of a 16-bit value.
+HIDDEN = 4096
+INNER = 16_384
+LAYERS = 32
+SIZE = 2
 GATED_INNER = 11_008
 """The inner width of the gated MLP of a Llama 2 7B."""
 NEURONS = 8
 """Columns of the drawing."""
-RANKS = (2, 4)
+RANKS = (2, 4)  # tensor ranks
 _CONTROL = LessonControl(name="ranks", label="tensor ranks N", values=tuple(map(str, RANKS)))
 
 

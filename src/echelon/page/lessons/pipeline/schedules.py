@@ -11,8 +11,8 @@ from echelon.schedule.build import builder_of, schedule_problems
 from echelon.schedule.check import peak_in_flight_per_stage
 
 SCHEDULES = ("gpipe", "1f1b")
-RANKS = (2, 4, 8)
-MICROBATCHES = (4, 8, 16)
+RANKS = (2, 4, 8)  # pipeline ranks
+MICROBATCHES = (4, 8, 16)  # of a step
 TABLED = (4, 8, 16, 32, 64)
 """Microbatches of the table."""
 

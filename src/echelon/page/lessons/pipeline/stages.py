@@ -16,7 +16,7 @@ from echelon.page.lessons.diagram import DiagramFigure, Move, Place, Tile
 from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene, choices
 
 MODEL = "llama2-7b"
-RANKS = (2, 4, 8)
+RANKS = (2, 4, 8)  # pipeline ranks
 COLUMNS = 8
 """Blocks in a row of the drawing."""
 

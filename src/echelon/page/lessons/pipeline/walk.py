@@ -10,7 +10,10 @@ from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene
 from echelon.page.lessons.pipeline.gantt import NAMES, SlotRun, gantt, slot_run
 from echelon.schedule.action import ActionKind
 
-RANKS = MICROBATCHES = 4
+RANKS = 4
+"""Pipeline ranks, a stage each."""
+MICROBATCHES = 4
+"""Microbatches of a step."""
 STEPS = 5
 """Frames of a schedule: after each the chart is told up to a slot."""
 
@@ -39,8 +42,7 @@ def pipeline_walk() -> Lesson:
         scenes=tuple(Scene(frames=_frames(run), table=_table(runs)) for run in runs),
         corrections=corrections("distributed-20", "llm-training-36", "llm-training-40"),
         commands=tuple(
-            f"echelon schedule show {name} -p {RANKS} -m {MICROBATCHES}"
-            for name in NAMES
+            f"echelon schedule show {name} -p {RANKS} -m {MICROBATCHES}" for name in NAMES
         ),
     )
 

@@ -18,7 +18,7 @@ from echelon.page.lessons.corrections import corrections
 from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene, choices
 
 SIZES = {"7B": 7e9, "one weight": 1.0}
-RANKS = 4
+RANKS = 4  # data ranks, as published guides take them
 KINDS = ("parameters", "gradients", "master copy", "first moment", "second moment")
 SHOWN = {
     "everything": KINDS,
@@ -51,9 +51,7 @@ def zero_breakdown() -> Lesson:
         ),
         source="the formulas of model states that echelon explain zero prints",
         controls=_CONTROLS,
-        scenes=tuple(
-            _scene(SIZES[one["size"]], SHOWN[one["shown"]]) for one in choices(_CONTROLS)
-        ),
+        scenes=tuple(_scene(SIZES[one["size"]], SHOWN[one["shown"]]) for one in choices(_CONTROLS)),
         corrections=corrections(
             "distributed-33",
             "distributed-35",
@@ -96,7 +94,11 @@ def _scene(weights: float, shown: tuple[str, ...]) -> Scene:
 
 def _frame(weights: float, stage: ZeroStage, shown: tuple[str, ...]) -> Frame:
     held = _held(weights, stage)
-    seen = [value for kind, value in zip(KINDS, held_by_kind(weights, stage), strict=True) if kind in shown]
+    seen = [
+        value
+        for kind, value in zip(KINDS, held_by_kind(weights, stage), strict=True)
+        if kind in shown
+    ]
     facts = [
         Fact(
             name="a rank holds",
@@ -132,9 +134,7 @@ def _bar(weights: float, stage: ZeroStage, shown: tuple[str, ...]) -> BarRow:
     )
     total = sum(values)
     whole = sum(
-        value
-        for kind, value in zip(KINDS, held_by_kind(weights, 0), strict=True)
-        if kind in shown
+        value for kind, value in zip(KINDS, held_by_kind(weights, 0), strict=True) if kind in shown
     )
     return BarRow(
         label=f"stage {stage}",

@@ -11,9 +11,9 @@ from echelon.page.lessons.corrections import corrections
 from echelon.page.lessons.diagram import DiagramFigure, Place, Tile
 from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene, choices
 
-WEIGHTS = 7e9
-LAYERS = 32
-RANKS = (2, 4, 8)
+WEIGHTS = 7e9  # parameters
+LAYERS = 32  # of the model; each is gathered by itself
+RANKS = (2, 4, 8)  # data ranks
 _KINDS = ("parameters", "one layer, gathered")
 _CONTROL = LessonControl(
     name="ranks", label="data ranks N", values=tuple(map(str, RANKS)), start=RANKS.index(4)
