@@ -1,4 +1,4 @@
-"""The words of the field as they are used here: those that no record explains, and what records say.
+"""The words of the field as they are used here: in a file, and as records of choices say them.
 
 A schedule, a way of context parallelism, an optimizer or a strategy that is added to the code has a
 row from then on. The page of words, the page's glossary and a test read these tables.

@@ -12,8 +12,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-import echelon.page.lessons.traces as traces
 from echelon.launch.local.pool import RankPool
+from echelon.page.lessons import traces
 from tests.page.lessons.recordings.experts import record_travel
 from tests.page.lessons.recordings.ring import record_ring
 

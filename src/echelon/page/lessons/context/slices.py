@@ -1,4 +1,4 @@
-"""Keys and values of a long sequence: cut along the sequence or by layers, and what a rank holds."""
+"""Keys and values of a long sequence, cut along the sequence or by layers: what a rank holds."""
 
 from __future__ import annotations
 

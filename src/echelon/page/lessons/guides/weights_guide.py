@@ -113,7 +113,8 @@ def _folds() -> tuple[Fold, ...]:
             result=binary_bytes(SIZE * gated),
             lines=(
                 "y = (silu(x W1) * (x W3)) W2.",
-                f"3 x {HIDDEN:,} x {GATED_INNER:,} = {gated:,} values, {decimal_bytes(SIZE * gated)}.",
+                f"3 x {HIDDEN:,} x {GATED_INNER:,} = {gated:,} values, "
+                f"{decimal_bytes(SIZE * gated)}.",
             ),
         ),
     )

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 from echelon.config.load import load_job
 from echelon.core.axis import Axis
 from echelon.core.parameters import num_parameters
@@ -99,7 +101,7 @@ def _cut(plan: Plan, parts: list[RankPart], weights: list[int]) -> Frame:
                 f"{next_one.pp_rank}, and gets their gradients back."
             ),
         )
-        for one, next_one in zip(parts, parts[1:], strict=False)
+        for one, next_one in pairwise(parts)
     )
     sent = bytes_sent(plan, 0)
     boundary = sum(term.bytes for term in sent if term.axis == Axis.PP)

@@ -86,7 +86,9 @@ def _copied(ranks: int) -> Frame:
 def _sharded(ranks: int) -> Frame:
     each = parameters_of_rank(ranks, 3)
     return Frame(
-        caption=f"Sharded, rank i stores the i-th of {ranks} equal parts, and nobody stores it again.",
+        caption=(
+            f"Sharded, rank i stores the i-th of {ranks} equal parts, and nobody stores it again."
+        ),
         figures=(_figure(ranks, sharded=True),),
         facts=(
             Fact(
