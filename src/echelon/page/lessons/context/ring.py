@@ -280,18 +280,19 @@ def _end(record: RingRecord, causal: bool, positions: int) -> Frame:
 
 
 def _capacity(ranks: int) -> BarsFigure:
-    """Return what keys of a long sequence take beside the weights, on one device and on a ring."""
+    """Return what keys of a long sequence take beside weights and gradients, alone and shared."""
     limit = float(read_typed_cluster(f"1x{DEVICE}", "a lesson").device.memory_bytes)
-    weights = model_states(WEIGHTS, 0, 1).parameters
+    states = model_states(WEIGHTS, 0, 1)
+    weights, gradients = states.parameters, states.gradients
     whole = kv_bytes(POSITIONS, HIDDEN, LAYERS)
     # One block of keys is at work and one arrives: those of one layer.
     passing = 2 * kv_bytes(POSITIONS // ranks, HIDDEN, 1)
     rows = (
-        ("one device", (weights, float(whole), 0.0)),
-        (f"one of {ranks} ranks", (weights, whole / ranks, float(passing))),
+        ("one device", (weights, gradients, float(whole), 0.0)),
+        (f"one of {ranks} ranks", (weights, gradients, whole / ranks, float(passing))),
     )
     return BarsFigure(
-        kinds=("weights", "keys and values of its positions", "keys that visit and arrive"),
+        kinds=("weights", "gradients", "its keys and values", "keys that visit and arrive"),
         limit=limit,
         limit_text=f"memory of an {DEVICE.upper()}: {decimal_bytes(limit)}",
         rows=tuple(

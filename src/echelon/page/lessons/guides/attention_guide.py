@@ -1,4 +1,4 @@
-"""What attention needs: every key for every query, and why one device or a plain cut won't do."""
+"""What attention needs: every key for every query, the bytes of keys, and why a cut won't do."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def attention_guide() -> Lesson:
     return Lesson(
         id="guide-attention",
         topic="Guides",
-        title="What attention needs, and why long sequences break one device",
+        title="What attention needs, and why a long sequence is more than a cut",
         rows=("M25",),
         summary=(
-            "Each query meets each key that it may see. Keys and values of a long sequence do not "
-            "fit one device, and a sequence that is only cut gives another result."
+            "Each query meets each key that it may see. Keys and values of a long sequence take "
+            "more than the weights, and a sequence that is only cut gives another result."
         ),
         source="the formulas of keys and values, and attention computed three ways",
         controls=(control,),
