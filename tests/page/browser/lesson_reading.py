@@ -22,7 +22,9 @@ READ = """() => {
     text: one.textContent,
     kind: one.title,
     state: one.classList[1],
-    box: [one.style.gridRowStart, one.style.gridRowEnd, one.style.gridColumnStart, one.style.gridColumnEnd],
+    box: ["gridRowStart", "gridRowEnd", "gridColumnStart", "gridColumnEnd"].map(
+      (name) => one.style[name],
+    ),
   });
   const read = {
     diagram: (one) => ({
@@ -66,7 +68,7 @@ READ = """() => {
       const kind = one.classList[0];
       return [kind, read[kind] ? read[kind](one) : null];
     }),
-    table: table ? [...table.rows].map((row) => [...row.cells].map((cell) => cell.textContent)) : null,
+    table: table ? [...table.rows].map((row) => texts(row, "th, td")) : null,
     steps: main.querySelector(".steps").textContent,
     address: location.hash,
     moves: texts(main, "details > ul > li"),

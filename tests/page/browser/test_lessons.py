@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
@@ -12,7 +11,7 @@ from echelon.page.figures import ScheduleFigure
 from echelon.page.html import write_page
 from echelon.page.lessons.catalog import lesson_book
 from echelon.page.lessons.lesson import Lesson
-from tests.page.browser.conftest import WIDTHS, OpenPage, Opener
+from tests.page.browser.conftest import WIDTHS, Opener, OpenPage
 from tests.page.browser.lesson_reading import READ, address, wanted
 from tests.page.browser.test_explorer import document
 
@@ -24,6 +23,13 @@ LESSONS = lesson_book().lessons
 BY_ID = {lesson.id: lesson for lesson in LESSONS}
 AXE_OF_DEFAULT = ("ring-attention", "decision-tree", "pipeline-slots", "errata")
 """Lessons that have each kind of figure among them; all others are slow."""
+
+ENDS = """() => [
+  document.documentElement.scrollWidth,
+  ...[...document.querySelectorAll("canvas, .place, .board")].map((one) =>
+    Math.floor(one.getBoundingClientRect().right)),
+]"""
+"""Where the page ends, and what must not be cut off."""
 
 
 @pytest.fixture(scope="module")
@@ -122,10 +128,7 @@ def test_no_lesson_is_wider_than_its_window(width: int, walked: OpenPage) -> Non
             go(page, lesson, last, step)
             page.evaluate("document.querySelectorAll('details').forEach((e) => (e.open = true))")
             page.evaluate("new Promise(requestAnimationFrame)")
-            ends = page.evaluate(
-                "[document.documentElement.scrollWidth, ...[...document.querySelectorAll("
-                "'canvas, .place, .board')].map((e) => Math.floor(e.getBoundingClientRect().right))]"
-            )
+            ends = page.evaluate(ENDS)
             if max(ends) > width:
                 wide.append((lesson.id, step, max(ends)))
     page.set_viewport_size({"width": 1000, "height": 900})
@@ -250,11 +253,10 @@ def test_folds_unfold_by_keyboard_and_a_choice_keeps_the_table_open(walked: Open
 
 
 def test_a_lesson_is_found_by_its_address_and_the_explorer_is_left_as_it_was(
-    opened: Opener, tmp_path: Path
+    opened: Opener,
 ) -> None:
-    del tmp_path
     page = opened(document()).page
-    page.fill("#control-length", "4096")
+    page.select_option("#control-length", "4096")
     there = page.evaluate("location.hash")
     page.locator("nav.tabs a").nth(1).click()
     page.wait_for_selector("main.lessons")
