@@ -6,9 +6,11 @@ import pytest
 
 from echelon.core.units import GIB
 from echelon.page.figures import BarsFigure
+from echelon.page.lessons.context.ring import CASES, RingRecord
 from echelon.page.lessons.context.slices import KEY_HEADS, SQUARE, TABLED, held, key_slices
 from echelon.page.lessons.diagram import DiagramFigure, Tile
 from echelon.page.lessons.lesson import Frame
+from echelon.page.lessons.traces import read_trace
 from tests.page.lessons.reading import facts, figure, holds
 
 
@@ -53,6 +55,11 @@ def test_layers_are_cut_across_and_positions_down(ranks: int) -> None:
     assert facts(by_layers)["a pipeline rank holds"] == facts(by_positions)["a context rank holds"]
     moves = figure(exchange, DiagramFigure).moves
     assert len({move.source for move in moves}) == len({move.target for move in moves}) == ranks
+    # They go the way that ranks recorded: to the rank before.
+    case = RingRecord.read(read_trace("ring")["cases"][CASES[0]])
+    assert all(target == (source - 1) % 4 for source, target, _, _ in case.messages(1))
+    ends = [(int(move.source.split()[1]), int(move.target.split()[1])) for move in moves]
+    assert all(target == (source - 1) % ranks for source, target in ends)
     assert facts(exchange)["rotations in each layer"] == str(ranks - 1)
 
 

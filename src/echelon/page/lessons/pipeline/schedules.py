@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 from echelon.page.document import Fact
 from echelon.page.figures import DataTable
 from echelon.page.lessons.corrections import corrections
 from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene, choices
 from echelon.page.lessons.pipeline.gantt import NAMES, SlotRun, gantt, slot_run
 from echelon.schedule.build import builder_of, schedule_problems
+from echelon.schedule.builder import ActionTimes
 from echelon.schedule.check import peak_in_flight_per_stage
 
 SCHEDULES = ("gpipe", "1f1b")
@@ -21,6 +24,8 @@ _CONTROLS = (
     LessonControl(name="p", label="ranks p", values=tuple(map(str, RANKS)), start=1),
     LessonControl(name="m", label="microbatches m", values=tuple(map(str, MICROBATCHES))),
 )
+_LONGER = ActionTimes(forward_s=1, input_gradient_s=1, weight_gradient_s=1)
+"""A backward pass of two slots."""
 _BY_TITLE = {NAMES[one]: one for one in SCHEDULES}
 
 
@@ -74,7 +79,7 @@ def _frame(run: SlotRun) -> Frame:
     builder, simulation = run.builder, run.simulation
     held = peak_in_flight_per_stage(builder.schedule())
     p, m = builder.num_ranks, builder.num_microbatches
-    longer = slot_run(builder.name, p, m, 2)
+    longer = builder.idle_s(_LONGER) + builder.busy_s(_LONGER)
     return Frame(
         caption=(
             f"{NAMES[builder.name]} with {m} microbatches on {p} ranks: a step takes {run.span} "
@@ -85,7 +90,7 @@ def _frame(run: SlotRun) -> Frame:
             Fact(
                 name="slots of the step",
                 value=str(run.span),
-                note=f"{longer.span} where a backward pass takes two",
+                note=f"{longer:g} where a backward pass takes two",
             ),
             Fact(
                 name="efficiency",
@@ -111,6 +116,7 @@ def _frame(run: SlotRun) -> Frame:
     )
 
 
+@cache
 def _table(ranks: int) -> DataTable:
     rows: list[tuple[str, ...]] = []
     for many in TABLED:
