@@ -10,6 +10,7 @@ from dataclasses import asdict
 import pytest
 
 from echelon.cli.main import main
+from echelon.handbook.errata.claims import all_claims
 from echelon.page.lessons.catalog import lesson_book
 from echelon.page.lessons.diagram import DiagramFigure, TreeFigure
 from echelon.page.lessons.lesson import Lesson
@@ -86,6 +87,12 @@ def covered(tile: dict[str, int]) -> list[tuple[int, int]]:
     rows = range(tile["row"], tile["row"] + tile["rows"])
     columns = range(tile["column"], tile["column"] + tile["columns"])
     return [(row, column) for row in rows for column in columns]
+
+
+def test_what_is_corrected_is_not_right() -> None:
+    verdicts = {claim.id: claim.verdict for claim in all_claims()}
+    told = {one.id for lesson in LESSONS for one in lesson.corrections}
+    assert [name for name in sorted(told) if verdicts[name] == "ok"] == []
 
 
 def test_no_lesson_makes_the_page_large() -> None:

@@ -13,13 +13,13 @@ def test_a_correction_says_both_and_why() -> None:
     assert one.said == "ZeRO 2 saves 8x of gradients and optimizer state, at N = 4, 64: 8x"
     assert one.holds == (
         "8x is the limit of the total; gradients and optimizer state shrink N-fold. In numbers: "
-        "gradients and optimizer state 4, 64; all states 2.909, 7.211."
+        "gradients and optimizer state = 4, 64; all states = 2.909, 7.211."
     )
 
 
 def test_values_are_words() -> None:
     assert value_text({"of_all": 40.0, "KV_GB": [1, 2500.5]}) == (
-        "of all 40; GB of keys and values 1, 2,500.5"
+        "of all = 40; GB of keys and values = 1, 2,500.5"
     )
     assert value_text("as it is") == "as it is"
     assert value_text(5368709120) == "5,368,709,120"

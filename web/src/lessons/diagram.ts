@@ -59,12 +59,29 @@ function draw(board: HTMLElement, arrows: SVGElement, found: DiagramFigure): voi
   for (const move of found.moves) {
     const ends = [tiles.get(move.source), tiles.get(move.target)].map((one) => one?.getBoundingClientRect());
     if (!ends[0] || !ends[1]) continue;
-    const [x1, y1, x2, y2] = [middle(ends[0].left, ends[0].width) - frame.left, middle(ends[0].top, ends[0].height) - frame.top, middle(ends[1].left, ends[1].width) - frame.left, middle(ends[1].top, ends[1].height) - frame.top];
-    const lift = Math.min(60, Math.hypot(x2 - x1, y2 - y1) / 4);
-    const line = svg("path", { class: "arrow", d: `M${x1} ${y1}Q${(x1 + x2) / 2} ${(y1 + y2) / 2 - lift} ${x2} ${y2}`, "marker-end": "url(#head)" });
+    const centers = [centerOf(ends[0]), centerOf(ends[1])] as const;
+    const lift = Math.min(60, Math.hypot(centers[1].x - centers[0].x, centers[1].y - centers[0].y) / 4);
+    // An arrow leaves and arrives at the edges of its tiles, so that what is written on them is seen.
+    const over = { x: (centers[0].x + centers[1].x) / 2, y: (centers[0].y + centers[1].y) / 2 - lift };
+    const [from, to] = [edge(ends[0], over), edge(ends[1], over)];
+    const [x1, y1, x2, y2] = [from.x - frame.left, from.y - frame.top, to.x - frame.left, to.y - frame.top];
+    const line = svg("path", { class: "arrow", d: `M${x1} ${y1}Q${over.x - frame.left} ${over.y - frame.top} ${x2} ${y2}`, "marker-end": "url(#head)" });
     line.append(svg("title", {}, move.words));
     arrows.append(line);
   }
 }
 
-const middle = (start: number, size: number) => start + size / 2;
+interface Point {
+  x: number;
+  y: number;
+}
+
+const centerOf = (one: DOMRect): Point => ({ x: one.left + one.width / 2, y: one.top + one.height / 2 });
+
+// Where the line from the center of a rectangle to a point outside of it crosses its edge.
+function edge(one: DOMRect, toward: Point): Point {
+  const center = centerOf(one);
+  const [dx, dy] = [toward.x - center.x, toward.y - center.y];
+  const share = Math.min(one.width / 2 / Math.abs(dx || Number.MIN_VALUE), one.height / 2 / Math.abs(dy || Number.MIN_VALUE), 1);
+  return { x: center.x + dx * share, y: center.y + dy * share };
+}

@@ -99,7 +99,7 @@ def correction_of(claim: PublishedClaim) -> Correction:
 def value_text(value: object) -> str:
     """Return a value of a claim for people: its names as words, its parts one by one."""
     if isinstance(value, dict):
-        return "; ".join(f"{_name(str(name))} {value_text(one)}" for name, one in value.items())
+        return "; ".join(f"{_name(str(name))} = {value_text(one)}" for name, one in value.items())
     if isinstance(value, (list, tuple)):
         return ", ".join(map(value_text, value))
     if isinstance(value, (int, float)):

@@ -47,4 +47,4 @@ def test_a_path_that_has_not_ended_asks_its_next_question() -> None:
 
 
 def test_answers_are_words() -> None:
-    assert answers_text((("fits", False), ("fast", True))) == "fits no, fast yes"
+    assert answers_text((("fits", False), ("fast", True))) == "no, yes"

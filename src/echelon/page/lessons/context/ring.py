@@ -109,9 +109,7 @@ def ring_attention() -> Lesson:
         source="what four ranks recorded of this project's ring attention on 16 positions",
         controls=(LessonControl(name="case", label="mask, order", values=tuple(cases)),),
         scenes=tuple(_scene(name, record, trace["positions"]) for name, record in cases.items()),
-        corrections=corrections(
-            "llm-training-45", "llm-training-47", "llm-training-48", "llm-training-44"
-        ),
+        corrections=corrections("llm-training-47", "llm-training-48", "llm-training-44"),
         commands=("echelon explain context nano --set mesh.cp=4",),
     )
 
@@ -247,7 +245,7 @@ def _grid(record: RingRecord, step: int) -> HeatFigure:
         columns=tuple(f"K {name}" for name in names),
         rows=tuple(rows),
         most=2.0,
-        legend="Which queries have met which keys: the number is the step, dark is this step.",
+        legend="Which queries have met which keys: the number is the step, the latest is dark.",
     )
 
 
@@ -294,7 +292,7 @@ def _capacity(ranks: int) -> BarsFigure:
     return BarsFigure(
         kinds=("weights", "gradients", "its keys and values", "keys that visit and arrive"),
         limit=limit,
-        limit_text=f"memory of an {DEVICE.upper()}: {decimal_bytes(limit)}",
+        limit_text=f"{decimal_bytes(limit)} of an {DEVICE.upper()}",
         rows=tuple(
             BarRow(
                 label=label,

@@ -217,7 +217,7 @@ def _per_rank(ranks: int, key_heads: int) -> Frame:
             BarsFigure(
                 kinds=("keys and values",),
                 limit=limit,
-                limit_text=f"memory of an {DEVICE.upper()}: {decimal_bytes(limit)}",
+                limit_text=f"{decimal_bytes(limit)} of an {DEVICE.upper()}",
                 rows=rows,
             ),
         ),

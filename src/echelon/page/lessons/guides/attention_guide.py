@@ -39,7 +39,7 @@ def attention_guide() -> Lesson:
         source="the formulas of keys and values, and attention computed three ways",
         controls=(control,),
         scenes=tuple(_scene(AttentionMask(causal=causal)) for causal in MASKS.values()),
-        corrections=corrections("llm-training-43", "llm-training-44", "llm-training-45"),
+        corrections=corrections("llm-training-43", "llm-training-44", "llm-training-41"),
         commands=("echelon explain context",),
     )
 

@@ -85,8 +85,8 @@ def tree_figure(
 
 
 def answers_text(answers: Answers) -> str:
-    """Return answers for people: ``fits no, fast yes``."""
-    return ", ".join(f"{name} {'yes' if yes else 'no'}" for name, yes in answers)
+    """Return answers in the order of their questions: ``no, yes``."""
+    return ", ".join("yes" if yes else "no" for _, yes in answers)
 
 
 def _id(before: Answers, name: str) -> str:

@@ -24,7 +24,9 @@ def decision_tree() -> Lesson:
     """Return the lesson: a tree, and one path through it question by question."""
     paths = tree_paths(TREE)
     control = LessonControl(
-        name="path", label="answers", values=tuple(answers_text(one.answers) for one in paths)
+        name="path",
+        label="answers in turn",
+        values=tuple(answers_text(one.answers) for one in paths),
     )
     return Lesson(
         id="decision-tree",
@@ -86,7 +88,7 @@ def _path_scene(path: TreePath) -> Scene:
     strategy = path.strategy
     frames.append(
         Frame(
-            caption=f"{answers_text(asked).capitalize()}: {strategy.name}.",
+            caption=f"The answers {answers_text(asked)} lead to: {strategy.name}.",
             figures=(tree_figure(TREE, asked),),
             facts=(
                 Fact(name="to try first", value=strategy.name, note=strategy.says()),

@@ -19,8 +19,8 @@ from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene, cho
 
 MODEL = "llama2-7b"
 RANKS = (2, 4, 8)  # pipeline ranks
-COLUMNS = 8
-"""Blocks in a row of the drawing."""
+COLUMNS = 4
+"""Blocks in a row of a stage; the whole model has twice as many."""
 
 _KINDS = ("block", "embedding", "head")
 _CONTROL = LessonControl(name="p", label="pipeline ranks p", values=tuple(map(str, RANKS)), start=1)
@@ -69,7 +69,9 @@ def _scene(plan: Plan) -> Scene:
 def _uncut(plan: Plan) -> Frame:
     layers = plan.model.layers
     place = Place(
-        label="one device", note=f"{layers} blocks", tiles=_tiles(range(layers), True, True)
+        label="one device",
+        note=f"{layers} blocks",
+        tiles=_tiles(range(layers), True, True, columns=2 * COLUMNS),
     )
     whole = num_parameters(plan.model)
     return Frame(
@@ -127,20 +129,29 @@ def _cut(plan: Plan, parts: list[RankPart], weights: list[int]) -> Frame:
     )
 
 
-def _tiles(blocks: range | tuple[int, ...], first: bool, last: bool) -> tuple[Tile, ...]:
-    ends = ([("embedding", "emb", 1)] if first else []), ([("head", "head", 2)] if last else [])
-    entries = [*ends[0], *((f"block {one}", str(one), 0) for one in blocks), *ends[1]]
-    return tuple(
+def _tiles(
+    blocks: range | tuple[int, ...], first: bool, last: bool, *, columns: int = COLUMNS
+) -> tuple[Tile, ...]:
+    """Return blocks in rows, the embedding in a row above them, the head in one below."""
+    rows = -(-len(blocks) // columns)
+    tiles = [
         Tile(
-            id=name,
-            label=label,
-            words=name,
-            kind=kind,
-            row=at // COLUMNS,
-            column=at % COLUMNS,
+            id=f"block {block}",
+            label=str(block),
+            words=f"block {block}",
+            kind=0,
+            row=1 + at // columns,
+            column=at % columns,
         )
-        for at, (name, label, kind) in enumerate(entries)
-    )
+        for at, block in enumerate(blocks)
+    ]
+    ends = (("embedding", "embedding", 1, 0, first), ("head", "head", 2, 1 + rows, last))
+    tiles += [
+        Tile(id=name, label=label, words=name, kind=kind, row=row, columns=columns)
+        for name, label, kind, row, there in ends
+        if there
+    ]
+    return tuple(sorted(tiles, key=lambda tile: (tile.row, tile.column)))
 
 
 def _blocks(part: RankPart) -> str:

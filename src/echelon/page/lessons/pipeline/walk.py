@@ -40,7 +40,7 @@ def pipeline_walk() -> Lesson:
         source="the builders of schedules and the simulator that echelon schedule runs",
         controls=(control,),
         scenes=tuple(Scene(frames=_frames(run), table=_table(runs)) for run in runs),
-        corrections=corrections("distributed-20", "llm-training-36", "llm-training-40"),
+        corrections=corrections("llm-training-40"),
         commands=tuple(
             f"echelon schedule show {name} -p {RANKS} -m {MICROBATCHES}" for name in NAMES
         ),
@@ -57,7 +57,7 @@ def _frame(run: SlotRun, reached: int) -> Frame:
     forward = sum(one.kind == ActionKind.F.value for one in done)
     idle = sum(run.idle(reached, rank) for rank in ranks)
     working = {one.rank for one in run.actions if one.start < reached <= one.end}
-    said = f"In slot {reached} {len(working)} of {RANKS} ranks work."
+    said = f"In slot {reached}, {len(working)} of {RANKS} ranks work."
     if reached == run.span:
         share = run.simulation.bubble_fraction
         said = f"The step ends after {run.span} slots; ranks were idle for {100 * share:.1f} %."
