@@ -21,8 +21,21 @@ def test_values_are_words() -> None:
     assert value_text({"of_all": 40.0, "KV_GB": [1, 2500.5]}) == (
         "of all = 40; GB of keys and values = 1, 2,500.5"
     )
+    nested = {"forward": {"all_gather": 0, "all_reduce": 1}, "backward": {"all_reduce": 2}}
+    assert value_text(nested) == "forward: all gather = 0, all reduce = 1; backward: all reduce = 2"
     assert value_text("as it is") == "as it is"
     assert value_text(5368709120) == "5,368,709,120"
+
+
+def test_what_a_claim_says_already_is_not_said_again() -> None:
+    (one,) = corrections("llm-training-09")
+    assert one.said == "context parallelism all-reduces outputs of attention"
+    assert one.holds.startswith("keys gathered or handed around; their gradients scattered. Its")
+
+
+def test_a_number_is_no_number_of_a_list() -> None:
+    (one,) = corrections("distributed-08")
+    assert one.holds == "25: Bits taken for bytes, as in distributed-07."
 
 
 def test_every_name_that_is_put_into_words_is_one_of_a_claim() -> None:

@@ -124,6 +124,7 @@ function show(parts: Parts, shown: Shown): void {
   const open = parts.table.querySelector("details")?.open ?? false;
   // A lesson that draws nothing is its table.
   const bare = scene.frames.every((one) => !one.figures.length);
+  parts.table.classList.toggle("bare", bare);
   const shownTable = scene.table && (bare ? dataTable(scene.table, shown.lesson.title) : folded(scene.table, shown.lesson.title, open));
   parts.table.replaceChildren(shownTable ?? "", moves(frame) ?? "");
 }

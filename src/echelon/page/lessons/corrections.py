@@ -85,26 +85,36 @@ def corrections(*ids: str) -> tuple[Correction, ...]:
 
 def correction_of(claim: PublishedClaim) -> Correction:
     """Return what a claim says and what holds, in words."""
-    said = claim.claim if claim.said is None else f"{claim.claim}: {value_text(claim.said)}"
+    told = isinstance(claim.said, str) and claim.said in claim.claim
+    said = claim.claim if told or claim.said is None else f"{claim.claim}: {value_text(claim.said)}"
     value = value_text(claim.holds)
     if not claim.why:
         holds = value
     elif isinstance(claim.holds, dict):
         holds = f"{claim.why} In numbers: {value}."
     else:
-        holds = f"{value}. {claim.why}"
+        # A number with a full stop behind it would be read as that of a list.
+        stop = "." if isinstance(claim.holds, str) else ":"
+        holds = f"{value}{stop} {claim.why}"
     return Correction(id=claim.id, said=said, holds=holds)
 
 
 def value_text(value: object) -> str:
     """Return a value of a claim for people: its names as words, its parts one by one."""
     if isinstance(value, dict):
-        return "; ".join(f"{_name(str(name))} = {value_text(one)}" for name, one in value.items())
+        return "; ".join(_named(str(name), one) for name, one in value.items())
     if isinstance(value, (list, tuple)):
         return ", ".join(map(value_text, value))
     if isinstance(value, (int, float)):
         return f"{value:,}".removesuffix(".0")
     return str(value)
+
+
+def _named(name: str, value: object) -> str:
+    if isinstance(value, dict):
+        parts = (_named(str(inner), one) for inner, one in value.items())
+        return f"{_name(name)}: {', '.join(parts)}"
+    return f"{_name(name)} = {value_text(value)}"
 
 
 def _name(name: str) -> str:

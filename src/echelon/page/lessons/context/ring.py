@@ -240,12 +240,15 @@ def _grid(record: RingRecord, step: int) -> HeatFigure:
         values = tuple(None if cell is None else 1.0 + (cell == step) for cell in cells)
         texts = tuple("" if cell is None else str(cell) for cell in cells)
         owner = record.chunk_owners[queries]
-        rows.append(HeatRow(label=f"rank {owner}: Q {name}", values=values, texts=texts))
+        rows.append(HeatRow(label=f"{name} (rank {owner})", values=values, texts=texts))
     return HeatFigure(
-        columns=tuple(f"K {name}" for name in names),
+        columns=tuple(names),
         rows=tuple(rows),
         most=2.0,
-        legend="Which queries have met which keys: the number is the step, the latest is dark.",
+        legend=(
+            "Rows are positions of queries, columns those of keys. The number is the step in which "
+            "they met; the latest step is dark."
+        ),
     )
 
 

@@ -138,7 +138,7 @@ def _shared(ranks: int) -> Frame:
     places = tuple(
         Place(
             label=f"rank {rank}",
-            note=f"columns {rank * columns_of_rank(ranks):,} and on",
+            note=_columns_text(rank, ranks),
             tiles=tuple(_column(rank * each + at, at) for at in range(each)),
         )
         for rank in range(ranks)
@@ -161,6 +161,11 @@ def _shared(ranks: int) -> Frame:
             ),
         ),
     )
+
+
+def _columns_text(rank: int, ranks: int) -> str:
+    each = columns_of_rank(ranks)
+    return f"columns {rank * each:,} to {(rank + 1) * each - 1:,}"
 
 
 def _column(number: int, at: int) -> Tile:
