@@ -247,7 +247,7 @@ def test_folds_unfold_by_keyboard_and_a_choice_keeps_the_table_open(walked: Open
     assert line.is_visible()
     page.keyboard.press("Enter")
     assert not line.is_visible()
-    page.get_by_text("The numbers as a table").click()
+    page.locator("main.lesson").get_by_text("The numbers as a table").click()
     page.select_option("#lesson-weights", lesson.controls[0].values[-1])
     assert page.locator("main.lesson .scroll table").is_visible()
 

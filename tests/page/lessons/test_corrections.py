@@ -10,7 +10,7 @@ from echelon.page.lessons.corrections import _WORDS, corrections, value_text
 
 def test_a_correction_says_both_and_why() -> None:
     (one,) = corrections("llm-training-05")
-    assert one.said == "ZeRO 2 saves 8x of gradients and optimizer state, at N = 4, 64: 8x"
+    assert one.said == "ZeRO 2 saves 8x of gradients and optimizer state, at N = 4, 64"
     assert one.holds == (
         "8x is the limit of the total; gradients and optimizer state shrink N-fold. In numbers: "
         "gradients and optimizer state = 4, 64; all states = 2.909, 7.211."

@@ -146,8 +146,8 @@ def _figure(ranks: int, *, sharded: bool, gathered: bool = False) -> DiagramFigu
         tiles = [
             Tile(
                 id=f"rank {rank}",
-                label=short_count(each),
-                words=part,
+                label=f"1/{ranks}" if sharded else short_count(each),
+                words=f"{short_count(each)}: {part}",
                 kind=0,
                 column=rank if sharded else 0,
                 columns=1 if sharded else ranks,
