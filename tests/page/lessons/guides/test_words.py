@@ -15,9 +15,9 @@ from echelon.telemetry.bubble import IdleCause
 def test_every_word_and_every_choice_has_its_row() -> None:
     lesson = glossary()
     first, *choices, idle = (scene.table.rows for scene in lesson.scenes if scene.table)
-    assert dict(first) == field_words()
+    assert {word: meaning for word, meaning in first} == field_words()
     assert {*SCHEDULES, *STRATEGIES} <= {row[0] for rows in choices for row in rows}
-    assert dict(idle) == idle_causes()
+    assert {cause: meaning for cause, meaning in idle} == idle_causes()
     assert set(idle_causes()) == {cause.value for cause in IdleCause}
 
 
