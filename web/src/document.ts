@@ -285,9 +285,10 @@ export interface Place {
 /**
  * Hold something that a place has: a block of a matrix, a chunk, a layer, a token.
  *
- * A tile that has the same `id` in two frames is the same thing, and is seen moving. A `part` is
- * one summand of a sum that is not complete; what is `gone` is drawn as an empty outline. `kind`
- * is a place in the diagram's `kinds`. Rows and columns count from 0.
+ * A tile that has the same `id` in two frames is the same thing, and is seen moving; one that has
+ * an `origin` is a copy, and is seen coming from there. A `part` is one summand of a sum that is
+ * not complete; what is `gone` is drawn as an empty outline. `kind` is a place in the diagram's
+ * `kinds`. Rows and columns count from 0.
  */
 export interface Tile {
   id: string;
@@ -299,6 +300,7 @@ export interface Tile {
   column: number;
   rows: number;
   columns: number;
+  origin: string;
 }
 /**
  * Hold an arrow from a tile to another, by their ids, with what is said of it.

@@ -8,6 +8,7 @@ from echelon.handbook.errata.claims import all_claims
 from echelon.page.lessons.corrections import _WORDS, corrections, value_text
 
 
+@pytest.mark.system("S60")
 def test_a_correction_says_both_and_why() -> None:
     (one,) = corrections("llm-training-05")
     assert one.said == "ZeRO 2 saves 8x of gradients and optimizer state, at N = 4, 64"
@@ -33,9 +34,18 @@ def test_what_a_claim_says_already_is_not_said_again() -> None:
     assert one.holds.startswith("keys gathered or handed around; their gradients scattered. Its")
 
 
+def test_what_is_right_is_said_to_be() -> None:
+    (found,) = corrections("llm-training-28")
+    assert found.said.endswith(": 64, 32")
+    assert found.holds == "that is right."
+
+
 def test_a_number_is_no_number_of_a_list() -> None:
     (one,) = corrections("distributed-08")
     assert one.holds == "25: Bits taken for bytes, as in distributed-07."
+    (other,) = corrections("distributed-18")
+    assert other.said == "an all-reduce against an all-gather: times the bytes: 1"
+    assert other.holds.startswith("2: The lines above it say M against 2 M")
 
 
 def test_every_name_that_is_put_into_words_is_one_of_a_claim() -> None:

@@ -4,6 +4,9 @@ import type { DiagramFigure, Place, Tile } from "../document";
 import { drawn, el, svg } from "../dom";
 import { legend, tint } from "../figures/legend";
 
+// The numbers of a matrix, in lines or in one.
+const NUMBERS = /^[-\d.\s]*\d\s+-?[-\d.\s]*$/;
+
 export function diagram(host: HTMLElement, found: DiagramFigure): HTMLElement {
   const used = new Set(found.places.flatMap((one) => one.tiles.map((tile) => tile.kind)));
   const groups = [...new Set(found.places.map((one) => one.group))];
@@ -37,8 +40,9 @@ function tile(one: Tile, kinds: string[]): HTMLElement {
   return el(
     "span",
     {
-      class: `tile ${one.state}`,
+      class: `tile ${one.state}${NUMBERS.test(one.label) ? " matrix" : ""}`,
       "data-tile": one.id,
+      "data-origin": one.origin || undefined,
       title: `${kinds[one.kind]}: ${one.words}`,
       style:
         `grid-row:${one.row + 1}/span ${one.rows};grid-column:${one.column + 1}/span ${one.columns};` +
@@ -49,39 +53,37 @@ function tile(one: Tile, kinds: string[]): HTMLElement {
   );
 }
 
+// Places on the board, whatever glides over it now.
 function draw(board: HTMLElement, arrows: SVGElement, found: DiagramFigure): void {
-  const frame = board.getBoundingClientRect();
   const tiles = new Map([...board.querySelectorAll<HTMLElement>("[data-tile]")].map((one) => [one.dataset.tile!, one]));
-  arrows.setAttribute("viewBox", `0 0 ${frame.width} ${frame.height}`);
+  arrows.setAttribute("viewBox", `0 0 ${board.clientWidth} ${board.clientHeight}`);
   arrows.replaceChildren(
     svg("defs", {}, svg("marker", { id: "head", viewBox: "0 0 8 8", refX: 7, refY: 4, markerWidth: 7, markerHeight: 7, orient: "auto-start-reverse" }, svg("path", { d: "M0 0L8 4L0 8z" }))),
   );
   for (const move of found.moves) {
-    const ends = [tiles.get(move.source), tiles.get(move.target)].map((one) => one?.getBoundingClientRect());
-    if (!ends[0] || !ends[1]) continue;
-    const centers = [centerOf(ends[0]), centerOf(ends[1])] as const;
-    const lift = Math.min(60, Math.hypot(centers[1].x - centers[0].x, centers[1].y - centers[0].y) / 4);
-    // An arrow leaves and arrives at the edges of its tiles, so that what is written on them is seen.
-    const over = { x: (centers[0].x + centers[1].x) / 2, y: (centers[0].y + centers[1].y) / 2 - lift };
-    const [from, to] = [edge(ends[0], over), edge(ends[1], over)];
-    const [x1, y1, x2, y2] = [from.x - frame.left, from.y - frame.top, to.x - frame.left, to.y - frame.top];
-    const line = svg("path", { class: "arrow", d: `M${x1} ${y1}Q${over.x - frame.left} ${over.y - frame.top} ${x2} ${y2}`, "marker-end": "url(#head)" });
+    const [source, target] = [tiles.get(move.source), tiles.get(move.target)];
+    if (!source || !target) continue;
+    const [[x1, y1], [x2, y2]] = [middle(source), middle(target)];
+    const [dx, dy] = [Math.abs(x2 - x1), Math.abs(y2 - y1)];
+    // Between neighbours of a row an arrow goes over them: straight on it would be hidden.
+    const lift = Math.max(dx > dy ? source.offsetHeight + 8 : 0, Math.min(60, Math.hypot(dx, dy) / 4));
+    const bend: Point = [(x1 + x2) / 2, (y1 + y2) / 2 - lift];
+    const [from, to] = [edge(source, bend), edge(target, bend)];
+    const line = svg("path", { class: "arrow", d: `M${from.join(" ")}Q${bend.join(" ")} ${to.join(" ")}`, "marker-end": "url(#head)" });
     line.append(svg("title", {}, move.words));
     arrows.append(line);
   }
 }
 
-interface Point {
-  x: number;
-  y: number;
-}
+type Point = [number, number];
 
-const centerOf = (one: DOMRect): Point => ({ x: one.left + one.width / 2, y: one.top + one.height / 2 });
+// The board is what offsets are measured from.
+const middle = (one: HTMLElement): Point => [one.offsetLeft + one.offsetWidth / 2, one.offsetTop + one.offsetHeight / 2];
 
-// Where the line from the center of a rectangle to a point outside of it crosses its edge.
-function edge(one: DOMRect, toward: Point): Point {
-  const center = centerOf(one);
-  const [dx, dy] = [toward.x - center.x, toward.y - center.y];
-  const share = Math.min(one.width / 2 / Math.abs(dx || Number.MIN_VALUE), one.height / 2 / Math.abs(dy || Number.MIN_VALUE), 1);
-  return { x: center.x + dx * share, y: center.y + dy * share };
+// Where the way from the middle of a tile to a point leaves it, so that no arrow hides a number.
+function edge(one: HTMLElement, to: Point): Point {
+  const [x, y] = middle(one);
+  const [dx, dy] = [to[0] - x, to[1] - y];
+  const part = Math.min(1, one.offsetWidth / 2 / Math.abs(dx), one.offsetHeight / 2 / Math.abs(dy));
+  return [x + dx * part, y + dy * part];
 }

@@ -1,4 +1,5 @@
-// A tile that is in two frames glides from where it was; nothing moves where the system says so.
+// A tile that is in two frames glides from where it was, a copy from what it is a copy of; nothing
+// moves where the system says so.
 
 const GLIDE_MS = 600;
 
@@ -9,7 +10,7 @@ export function tilesOf(host: HTMLElement): Map<string, DOMRect> {
 export function glide(host: HTMLElement, before: Map<string, DOMRect>): void {
   if (!before.size || matchMedia("(prefers-reduced-motion: reduce)").matches) return;
   for (const one of host.querySelectorAll<HTMLElement>("[data-tile]")) {
-    const was = before.get(one.dataset.tile!);
+    const was = before.get(one.dataset.origin ?? "") ?? before.get(one.dataset.tile!);
     if (!was) continue;
     const now = one.getBoundingClientRect();
     const [x, y] = [was.left - now.left, was.top - now.top];

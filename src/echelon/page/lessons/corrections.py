@@ -85,18 +85,26 @@ def corrections(*ids: str) -> tuple[Correction, ...]:
 
 def correction_of(claim: PublishedClaim) -> Correction:
     """Return what a claim says and what holds, in words."""
-    told = isinstance(claim.said, str) and claim.said in claim.claim
-    said = claim.claim if told or claim.said is None else f"{claim.claim}: {value_text(claim.said)}"
+    return Correction(id=claim.id, said=_said(claim), holds=_holds(claim))
+
+
+def _said(claim: PublishedClaim) -> str:
+    """Return what the guide says; a value that its sentence has is not told again."""
+    value = "" if claim.said is None else value_text(claim.said)
+    return f"{claim.claim}: {value}" if value.lower() not in claim.claim.lower() else claim.claim
+
+
+def _holds(claim: PublishedClaim) -> str:
     value = value_text(claim.holds)
+    if claim.verdict == "ok":
+        return f"that is right. {claim.why}".rstrip()
     if not claim.why:
-        holds = value
-    elif isinstance(claim.holds, dict):
-        holds = f"{claim.why} In numbers: {value}."
-    else:
-        # A number with a full stop behind it would be read as that of a list.
-        stop = "." if isinstance(claim.holds, str) else ":"
-        holds = f"{value}{stop} {claim.why}"
-    return Correction(id=claim.id, said=said, holds=holds)
+        return value
+    if isinstance(claim.holds, dict):
+        return f"{claim.why} In numbers: {value}."
+    # A number with a full stop behind it would be read as that of a list.
+    stop = "." if isinstance(claim.holds, str) else ":"
+    return f"{value}{stop} {claim.why}"
 
 
 def value_text(value: object) -> str:

@@ -12,15 +12,16 @@ TileState: TypeAlias = Literal["whole", "part", "gone"]
 class Tile:
     """Hold something that a place has: a block of a matrix, a chunk, a layer, a token.
 
-    A tile that has the same `id` in two frames is the same thing, and is seen moving. A `part` is
-    one summand of a sum that is not complete; what is `gone` is drawn as an empty outline. `kind`
-    is a place in the diagram's `kinds`. Rows and columns count from 0.
+    A tile that has the same `id` in two frames is the same thing, and is seen moving; one that has
+    an `origin` is a copy, and is seen coming from there. A `part` is one summand of a sum that is
+    not complete; what is `gone` is drawn as an empty outline. `kind` is a place in the diagram's
+    `kinds`. Rows and columns count from 0.
     """
 
     id: str
     """Unique in its frame."""
     label: str
-    """What is written on it: a few letters."""
+    """What is written on it: a few letters, or the numbers of a small matrix in lines."""
     words: str
     """What it is in words, for who points at it or hears it."""
     kind: int
@@ -35,6 +36,8 @@ class Tile:
     """How many rows it covers."""
     columns: int = 1
     """How many columns it covers."""
+    origin: str = ""
+    """The tile of the frame before that this one comes from; "" where it is its own."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
