@@ -28,6 +28,7 @@ HIDDEN = 4096
 LAYERS = 32
 WEIGHTS = 7e9
 DEVICE = "a100-80gb"
+ARRIVES = 4  # the row of keys that arrive, below one that is left to arrows
 CASES = ("no mask, zigzag", "causal, zigzag")
 """Cases of the recording, the simpler one first."""
 
@@ -195,7 +196,7 @@ def _places(record: RingRecord, step: int) -> DiagramFigure:
             sent = coming[rank]
             owner = record.owner(sent)
             words = f"keys of rank {owner}, on their way"
-            tiles.append(_tile(f"in{rank}", sent, 1 + owner, 3, words, gone=True))
+            tiles.append(_tile(f"in{rank}", sent, 1 + owner, ARRIVES, words, gone=True))
         places.append(Place(label=f"rank {rank}", note="", tiles=tuple(tiles)))
     moves = tuple(
         Move(

@@ -16,6 +16,9 @@ from echelon.page.lessons.traces import read_trace
 DISPATCH, COMBINE = "experts.dispatch", "experts.combine"
 ELEMENT_BYTES = 8
 """The ranks recorded in fp64."""
+# Rows of a rank: its expert is in the first. One before each of these is left to arrows.
+HOME = 2
+ARRIVED = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,12 +248,13 @@ def _tokens(record: TravelRecord, *, at_home: bool) -> tuple[Place, ...]:
     for rank, noted in enumerate(record.ranks):
         own = [one for one in record.assignments if one[1] == rank]
         tiles = [
-            _token(token, expert, row=1, column=at, gone=not at_home)
+            _token(token, expert, row=HOME, column=at, gone=not at_home)
             for at, (token, _, expert) in enumerate(own)
         ]
         if not at_home:
             tiles += [
-                _token(token, rank, row=2, column=at) for at, token in enumerate(noted["arrived"])
+                _token(token, rank, row=ARRIVED, column=at)
+                for at, token in enumerate(noted["arrived"])
             ]
         places.append(_place(record, rank, tuple(tiles)))
     return tuple(places)
