@@ -5,7 +5,17 @@ diagram.py          figures that only lessons have
 catalog.py          all lessons, in the order of their topics
 corrections.py      where published guides were wrong, for the lessons
 matrices.py         small matrices of whole numbers, and their blocks as tiles
-traces/             what ranks recorded, as JSON
+traces/             what ranks recorded for the lessons
 
-mesh/ data/ collectives/ tensor/ zero/   the lessons, by topic
+The lessons, by topic:
+
+mesh/               the axes of a model's split, one by one and together
+data/               batches over ranks
+collectives/        what ranks send one another
+tensor/             matrices cut over ranks
+pipeline/           stages, and schedules slot by slot
+zero/               shares of model state
+context/            rings, and slices of keys
+experts/            tokens on their way
+guides/             trees of questions, derivations, errata, words
 """
