@@ -74,6 +74,6 @@ function chart(built: Built, timed: Simulation): ScheduleFigure {
     };
   });
   const bubble = `ranks wait ${share(timed.bubble_fraction)} of the step`;
-  const made = { name: built.name, lanes, span_s: timed.makespan_s, span_text: seconds(timed.makespan_s), bubble_text: bubble };
-  return { kind: "schedule", kinds: WORDS, charts: [made] };
+  const made = { name: built.name, lanes, span_s: timed.makespan_s, span_text: seconds(timed.makespan_s), bubble_text: bubble, reached: null };
+  return { kind: "schedule", kinds: WORDS, charts: [made], unit: "s" };
 }
