@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from echelon.core.errors import Problem, ProofFailed
 from echelon.core.plan import Plan
 from echelon.core.rules import Rule
+from echelon.core.shown import notebook_html
 from echelon.rehearsal.rank import RankRehearsal
 from echelon.rehearsal.roofline import Roofline
 
@@ -91,6 +92,10 @@ class Rehearsal:
             "roofline": None if self.roofline is None else self.roofline.to_json(),
             "ranks": [self._rank_json(one) for one in self.ranks],
         }
+
+    def _repr_html_(self) -> str:
+        """Return the rehearsal, as a notebook shows it: its page without a script."""
+        return notebook_html("rehearsal_html", self)
 
     def _rank_json(self, rank: RankRehearsal) -> dict[str, object]:
         return {
