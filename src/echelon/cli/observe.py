@@ -14,14 +14,9 @@ from cyclopts import Parameter
 
 from echelon.api.observing import observe as observe_run
 from echelon.api.observing import observe_experts, observe_schedule
-from echelon.cli.flags import (
-    Json,
-    argument_problem,
-    bad_argument,
-    require_new_files,
-    require_suffix,
-)
+from echelon.cli.flags import Json, argument_problem, bad_argument
 from echelon.cli.output import WIDEST, note, page_columns, print_result
+from echelon.cli.report_files import Html, ReportFiles
 from echelon.config.files.new_file import write_new
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.units import binary_bytes, short_count
@@ -56,9 +51,7 @@ def observe(
     svg: Annotated[
         Path | None, Parameter(help="Draw it into this file too, which must be new.")
     ] = None,
-    html: Annotated[
-        Path | None, Parameter(help="Write the page of the run to this file, which must be new.")
-    ] = None,
+    html: Html = None,
     serve: Annotated[
         bool, Parameter(negative="", help="Serve that page to this machine, and follow the run.")
     ] = False,
@@ -74,14 +67,10 @@ def observe(
     _require_fitting_flags(schedule, experts, step, svg)
     if serve and (schedule or experts or json):
         raise bad_argument("--serve is a page of everything", f"echelon observe {run} --serve")
-    require_suffix("--html", html, (".html",))
-    require_new_files({"--html": html})
-    if html is not None:
-        from echelon.page.html import write_page
+    if (report := ReportFiles.at(html)) is not None:
         from echelon.page.run import run_page
 
-        write_page(run_page(run), html)
-        note(f"written: {html}")
+        report.write(run_page(run))
     if serve:
         return _serve(run)
     if experts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from echelon.core.axis import Axis
+from echelon.core.cluster import Cluster
 from echelon.core.mesh import Mesh
 from echelon.core.plan import Plan
 from echelon.core.units import decimal_bytes
@@ -20,20 +21,24 @@ def mesh_section(plan: Plan) -> Section:
         id="mesh",
         title="Where ranks are",
         summary=f"{mesh}, on {cluster}. Choose a rank to see its groups.",
-        figure=_figure(plan, found),
+        figure=_figure(found),
         table=DataTable(head=head, rows=tuple(rows), right=(1, 2, 4, 5)),
         notes=found.shared_ways(),
     )
 
 
-def _figure(plan: Plan, found: MeshMap) -> MeshFigure:
-    mesh = plan.mesh
+def mesh_figure(mesh: Mesh, cluster: Cluster, *, expert_tp: int = 1) -> MeshFigure:
+    """Return the figure of a mesh on a cluster."""
+    return _figure(mesh_map(mesh, cluster, expert_tp=expert_tp))
+
+
+def _figure(found: MeshMap) -> MeshFigure:
     return MeshFigure(
-        cluster=plan.cluster.name,
-        device=plan.cluster.device.name,
-        ranks=mesh.world_size,
-        devices_per_node=plan.cluster.devices_per_node,
-        axes=tuple(_axis(mesh, fact, found.expert_tp) for fact in reversed(found.facts)),
+        cluster=found.cluster.name,
+        device=found.cluster.device.name,
+        ranks=found.mesh.world_size,
+        devices_per_node=found.cluster.devices_per_node,
+        axes=tuple(_axis(found.mesh, fact, found.expert_tp) for fact in reversed(found.facts)),
         words=found.parts(),
     )
 
@@ -51,16 +56,15 @@ def _axis(mesh: Mesh, fact: AxisFact, expert_tp: int) -> MeshAxis:
 
 
 def _digits(mesh: Mesh, axis: Axis, expert_tp: int) -> tuple[MeshDigit, ...]:
-    """Return the digits that an axis varies; `ep` takes the innermost ranks of its fold."""
-    if axis is not Axis.EP:
-        return (MeshDigit(degree=mesh.degree(axis), stride=_stride(mesh, axis)),)
-    left, found = mesh.ep, list[MeshDigit]()
-    for part in reversed(mesh.expert_fold(expert_tp=expert_tp)):
-        degree = min(mesh.degree(part), left)
-        if degree > 1:
-            found.append(MeshDigit(degree=degree, stride=_stride(mesh, part)))
-        left //= degree
-    return tuple(reversed(found))
+    """Return the digits that an axis varies.
+
+    Those of `ep` are neighbours of its fold, whose axes stand beside one another in a rank's
+    number: the groups are runs of as many, whatever axes they reach over.
+    """
+    degree, inner = mesh.degree(axis), axis
+    if axis is Axis.EP:
+        degree, inner = mesh.ep, mesh.expert_fold(expert_tp=expert_tp)[-1]
+    return (MeshDigit(degree=degree, stride=_stride(mesh, inner)),)
 
 
 def _stride(mesh: Mesh, axis: Axis) -> int:

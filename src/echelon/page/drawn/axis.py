@@ -27,18 +27,20 @@ class Axis:
 def value_axis(low: float, high: float, unit: str, *, count: int = 5) -> Axis:
     """Return an axis that reaches from a round number to a round number around both values."""
     low, high = _apart(low, high)
-    step = round_step((high - low) / count)
-    low, high = floor(low / step) * step, ceil(high / step) * step
-    if unit != "bytes":
-        return Axis(low=low, high=high, marks=_marks(low, high, step, _named(step)), unit=unit)
-    power = 0
-    while high / 1024**power >= 1024 and power < len(_BYTES) - 1:
-        power += 1
-    size = 1024.0**power
-    scaled = round_step((high - low) / size / count)
-    name = _named(scaled)
-    marks = tuple((at * size, said) for at, said in _marks(low / size, high / size, scaled, name))
-    return Axis(low=low, high=high, marks=marks, unit=_BYTES[power])
+    power, size = 0, 1.0
+    if unit == "bytes":
+        while high / 1024**power >= 1024 and power < len(_BYTES) - 1:
+            power += 1
+        unit, size = _BYTES[power], 1024.0**power
+    step = round_step((high - low) / size / count)
+    first, last = floor(low / size / step), ceil(high / size / step)
+    marks = _marks(first * step, last * step, step, _named(step))
+    return Axis(
+        low=first * step * size,
+        high=last * step * size,
+        marks=tuple((at * size, said) for at, said in marks),
+        unit=unit,
+    )
 
 
 def step_axis(first: int, last: int, *, count: int = 8) -> Axis:

@@ -10,6 +10,7 @@ from echelon.page.drawn.marks import (
     TINTS,
     Drawing,
     box,
+    colored,
     empty,
     finite,
     key,
@@ -37,7 +38,7 @@ def draw_bars(found: BarsFigure, name: str, says: str) -> Drawing:
     for place, row in enumerate(found.rows):
         y = top + ROW * place
         body += row_words((row.label, row.total_text, row.share_text), y, over=row.over)
-        body += [empty(left, y, right - left, HIGH), *_parts(found, row, (left, y), scale)]
+        body += [empty((left, y, right - left, HIGH)), *_parts(found, row, (left, y), scale)]
         if found.limit > 0:
             x = left + found.limit * scale
             body.append(stroke(x, y - 3, (x, y + HIGH + 3), width=2))
@@ -65,15 +66,15 @@ _SHARE = 60  # pixels
 
 
 def row_words(
-    said: tuple[str, str, str], y: float, *, over: bool = False, strong: bool = False
+    said: tuple[str, str, str], y: float, *, over: bool = False, look: str = ""
 ) -> list[str]:
     """Return the label, the value and the share of a row."""
-    color = BAD if over else "currentColor"
+    beside = colored(BAD) if over else look
     label, value, share = said
     return [
-        words(0, y + 14, shortened(label, _LABEL), strong=strong),
-        words(PAGE - _SHARE - 10, y + 14, value, anchor="end", color=color, strong=strong),
-        words(PAGE, y + 14, share, anchor="end", color=color, strong=strong),
+        words(0, y + 14, shortened(label, _LABEL), look=look),
+        words(PAGE - _SHARE - 10, y + 14, value, anchor="end", look=beside),
+        words(PAGE, y + 14, share, anchor="end", look=beside),
     ]
 
 
@@ -83,7 +84,7 @@ def _parts(found: BarsFigure, row: BarRow, at: tuple[float, float], scale: float
         value = _value(row, place)
         if value > 0:
             tip = f"{row.label}: {kind} {row.texts[place]}"
-            yield box(x, y, value * scale, HIGH, tint(place), tip=tip)
+            yield box((x, y, value * scale, HIGH), tint(place), tip=tip)
             x += value * scale
 
 

@@ -28,10 +28,14 @@ class FigureFiles:
     @classmethod
     def at(cls, path: Path) -> FigureFiles:
         """Return where `path` says: NAME.svg and NAME.png begin names, else it is a folder."""
-        form = path.suffix.lower().removeprefix(".")
-        if form == "svg" or form == "png":
-            return cls(folder=path.parent, stem=f"{path.stem}-", form=form)
-        return cls(folder=path)
+        stem = f"{path.stem}-"
+        match path.suffix.lower():
+            case ".svg":
+                return cls(folder=path.parent, stem=stem)
+            case ".png":
+                return cls(folder=path.parent, stem=stem, form="png")
+            case _:
+                return cls(folder=path)
 
     def require(self, key: str) -> None:
         """Refuse what cannot be written, before the work for what is to be written."""

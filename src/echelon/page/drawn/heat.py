@@ -12,6 +12,7 @@ from echelon.page.drawn.marks import (
     TINTS,
     Drawing,
     box,
+    colored,
     empty,
     paragraph,
     shortened,
@@ -33,11 +34,12 @@ def draw_heat(found: HeatFigure, name: str, says: str) -> Drawing:
     wide = min((PAGE - left) / count, _WIDEST)
     every = max(1, int(widest(found.columns, SMALL) / wide) + 1)
     top = 20.0
-    body = [
-        words(left + wide * (place + 0.5), 13, shortened(column, _WIDEST, SMALL), anchor="middle", size=SMALL)
-        for place, column in enumerate(found.columns)
-        if place % every == 0
-    ]  # fmt: skip
+    body = list[str]()
+    for place in range(0, len(found.columns), every):
+        said = shortened(found.columns[place], _WIDEST, SMALL)
+        middle = left + wide * (place + 0.5)
+        if middle + text_width(said, SMALL) / 2 <= PAGE + 4:
+            body.append(words(middle, 13, said, anchor="middle", size=SMALL))
     for place, row in enumerate(found.rows):
         body += _cells(found, row, (left, top + _ROW * place), wide)
     drawn, bottom = paragraph(found.legend, 0, top + _ROW * len(found.rows) + 2, PAGE)
@@ -49,14 +51,14 @@ def _cells(found: HeatFigure, row: HeatRow, at: tuple[float, float], wide: float
     body = [words(0, y + 16, shortened(row.label, _LABEL))]
     for place, value in enumerate(row.values[: len(found.columns)]):
         x, text = left + wide * place, row.texts[place] if place < len(row.texts) else ""
-        body.append(empty(x + 0.5, y, wide - 1, _ROW - 3))
+        body.append(empty((x + 0.5, y, wide - 1, _ROW - 3)))
         share = 0.0
         if value is not None and isfinite(value):
             share = max(0.0, min(1.0, value / (found.most or 1.0)))
             tip = f"{row.label}, {found.columns[place]}: {text}"
-            body.append(box(x + 0.5, y, wide - 1, _ROW - 3, TINTS[6], tip=tip, faint=share))
+            body.append(box((x + 0.5, y, wide - 1, _ROW - 3), TINTS[6], tip=tip, faint=share))
         if text and text_width(text, SMALL) <= wide - 4:
-            color = INK if share > _DARK else "currentColor"
+            look = colored(INK) if share > _DARK else ""
             middle = x + wide / 2
-            body.append(words(middle, y + 15, text, anchor="middle", size=SMALL, color=color))
+            body.append(words(middle, y + 15, text, anchor="middle", size=SMALL, look=look))
     return body

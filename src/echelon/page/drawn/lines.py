@@ -9,6 +9,7 @@ from echelon.page.drawn.axis import Axis, step_axis, value_axis
 from echelon.page.drawn.bars import tint
 from echelon.page.drawn.marks import (
     ACCENT,
+    FAINT,
     PAGE,
     SMALL,
     Drawing,
@@ -59,15 +60,15 @@ def _values(found: LinesFigure) -> Iterable[float]:
 
 def _frame(up: Axis, along: Axis, top: float, bottom: float) -> list[str]:
     """Return the marks of both axes, and the unit of the values."""
-    body = [words(_LEFT, top - 5, up.unit, size=SMALL, faint=True)]
+    body = [words(_LEFT, top - 5, up.unit, size=SMALL, look=FAINT)]
     for value, said in up.marks:
         y = up.place(value, bottom, top)
         grid = f'x1="{_LEFT}" x2="{_RIGHT}" y1="{y:.1f}" y2="{y:.1f}"'
         body.append(f'<line {grid} stroke="currentColor" stroke-opacity="0.18"/>')
-        body.append(words(_LEFT - 6, y + 4, said, anchor="end", size=SMALL, faint=True))
+        body.append(words(_LEFT - 6, y + 4, said, anchor="end", size=SMALL, look=FAINT))
     for value, said in along.marks:
         x = along.place(value, _LEFT, _RIGHT)
-        body.append(words(x, bottom + 16, said, anchor="middle", size=SMALL, faint=True))
+        body.append(words(x, bottom + 16, said, anchor="middle", size=SMALL, look=FAINT))
     return body
 
 

@@ -19,8 +19,10 @@ PAGE = 760
 """The pixels of a drawing's width."""
 TEXT = 12  # pixels
 SMALL = 10  # pixels
-FAINT = 0.72
-"""How much of its color a faint word has, 0 to 1."""
+FAINT = 'fill-opacity="0.72"'
+"""The look of words that matter less."""
+STRONG = 'font-weight="600"'
+"""The look of words that matter most."""
 TINTS = (
     *("#56b4e9", "#e69f00", "#3fbf95", "#d98bb6", "#f0e442", "#4a90c8"),
     *("#e07b39", "#9aa0a8", "#b4a7d6", "#a6cf6b", "#c58b62", "#7fd1d8"),
@@ -41,6 +43,8 @@ _BETWEEN = 16  # pixels between the entries of a key
 _LINE = 18  # pixels of a line of a key
 
 Anchor: TypeAlias = Literal["start", "middle", "end"]
+Box: TypeAlias = tuple[float, float, float, float]
+"""Left, top, width and height, in pixels."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,9 +89,10 @@ def svg_inside(drawing: Drawing) -> str:
 def _head(drawing: Drawing, edge: float = 0) -> str:
     width, height = number(drawing.width + 2 * edge), number(drawing.height + 2 * edge)
     size = f'width="{width}" height="{height}"'
-    box = f'viewBox="{number(-edge)} {number(-edge)} {width} {height}"'
+    view = f'viewBox="{number(-edge)} {number(-edge)} {width} {height}"'
     told = escape(plain(drawing.name), quote=True)
-    return f'{size} {box} role="img" aria-label="{told}" font-family="{_FONT}" font-size="{TEXT}"'
+    look = f'font-family="{_FONT}" font-size="{TEXT}" fill="currentColor"'
+    return f'{size} {view} role="img" aria-label="{told}" {look}'
 
 
 def _told(drawing: Drawing) -> Iterator[str]:
@@ -101,19 +106,17 @@ def finite(value: float | None) -> float:
     return float(value) if value is not None and isfinite(value) else 0.0
 
 
-def box(
-    x: float, y: float, width: float, height: float, fill: str, *, tip: str = "", faint: float = 1.0
-) -> str:
+def box(at: Box, fill: str, *, tip: str = "", faint: float = 1.0) -> str:
     """Return a filled box; `tip` is shown where a pointer rests on it."""
-    place = f'x="{number(x)}" y="{number(y)}" width="{number(width)}" height="{number(height)}"'
+    x, y, width, height = map(number, at)
     less = "" if faint >= 1 else f' fill-opacity="{number(faint)}"'
-    mark = f'<rect {place} fill="{fill}"{less}'
+    mark = f'<rect x="{x}" y="{y}" width="{width}" height="{height}" fill="{fill}"{less}'
     return f"{mark}><title>{escape(plain(tip))}</title></rect>" if tip else f"{mark}/>"
 
 
-def empty(x: float, y: float, width: float, height: float) -> str:
+def empty(at: Box) -> str:
     """Return the ground that boxes stand on."""
-    return box(x, y, width, height, "currentColor", faint=0.08)
+    return box(at, "currentColor", faint=0.08)
 
 
 def stroke(
@@ -132,23 +135,19 @@ def stroke(
 
 
 def words(
-    x: float,
-    y: float,
-    said: str,
-    *,
-    anchor: Anchor = "start",
-    size: float = TEXT,
-    color: str = "currentColor",
-    strong: bool = False,
-    faint: bool = False,
+    x: float, y: float, said: str, *, anchor: Anchor = "start", size: float = TEXT, look: str = ""
 ) -> str:
-    """Return words on the base line `y`."""
-    marks = [f'x="{number(x)}" y="{number(y)}" fill="{color}"']
+    """Return words on the base line `y`; `look` is `FAINT`, `STRONG`, `colored(...)`, or both."""
+    marks = [f'x="{number(x)}" y="{number(y)}"']
     marks += [f'text-anchor="{anchor}"'] * (anchor != "start")
     marks += [f'font-size="{number(size)}"'] * (size != TEXT)
-    marks += ['font-weight="600"'] * strong
-    marks += [f'fill-opacity="{FAINT}"'] * faint
+    marks += [look] * (look != "")
     return f"<text {' '.join(marks)}>{escape(plain(said))}</text>"
+
+
+def colored(fill: str) -> str:
+    """Return the look of words that have a color of their own."""
+    return f'fill="{fill}"'
 
 
 def shortened(said: str, width: float, size: float = TEXT) -> str:
@@ -181,7 +180,7 @@ def wrapped(said: str, width: float, *, size: float = TEXT, most: int = 6) -> li
 def paragraph(said: str, x: float, y: float, width: float) -> tuple[list[str], float]:
     """Return faint words in lines from the top `y`, and where they end."""
     lines = wrapped(said, width)
-    drawn = [words(x, y + 12 + 16 * at, one, faint=True) for at, one in enumerate(lines)]
+    drawn = [words(x, y + 12 + 16 * at, one, look=FAINT) for at, one in enumerate(lines)]
     return drawn, y + 16 * len(lines) + 4
 
 
@@ -194,7 +193,7 @@ def key(entries: Iterable[tuple[str, str]], *, top: float) -> tuple[list[str], f
         width = 18 + text_width(shown, TEXT)
         if x > 0 and x + width > PAGE:
             x, y = 0.0, y + _LINE
-        drawn += [box(x, y + 2, 12, 12, fill), words(x + 18, y + 12, shown)]
+        drawn += [box((x, y + 2, 12, 12), fill), words(x + 18, y + 12, shown)]
         x += width + _BETWEEN
     return drawn, (y + _LINE + 6 if drawn else top)
 

@@ -8,12 +8,12 @@ from math import ceil, sqrt
 
 from echelon.page.drawn.marks import (
     ACCENT,
-    INK,
+    FAINT,
     PAGE,
     SMALL,
     TONES,
     Drawing,
-    box,
+    colored,
     key,
     paragraph,
     shortened,
@@ -151,11 +151,11 @@ def _ranks(found: MeshFigure, axis: MeshAxis | None, top: float) -> tuple[list[s
             shade = 0.6
         fills.setdefault((fill, shade), []).append((x, y + top))
         if at.cell >= _NAMED:
-            color = "#ffffff" if rank in members else "currentColor"
-            body += _names(found, rank, (x + 3, y + top), at, color)
+            look = colored("#ffffff") if rank in members else ""
+            body += _names(found, rank, (x + 3, y + top), at, look)
             if rank % per_node == 0:
                 node = f"node {rank // per_node}"
-                body.append(words(x, y + top - 4, node, size=SMALL, faint=True))
+                body.append(words(x, y + top - 4, node, size=SMALL, look=FAINT))
     cells = [_cells(places, size, fill, shade) for (fill, shade), places in fills.items()]
     return [*cells, *body], top + at.height
 
@@ -166,12 +166,12 @@ def _cells(places: list[tuple[float, float]], size: float, fill: str, shade: flo
 
 
 def _names(
-    found: MeshFigure, rank: int, at: tuple[float, float], layout: _Layout, color: str
+    found: MeshFigure, rank: int, at: tuple[float, float], layout: _Layout, look: str
 ) -> Iterator[str]:
     x, y = at
-    yield words(x, y + 12, shortened(str(rank), layout.cell - 6, SMALL), size=SMALL, color=color)
+    yield words(x, y + 12, shortened(str(rank), layout.cell - 6, SMALL), size=SMALL, look=look)
     if layout.cell >= 44:
         for line, one in enumerate(found.axes[:3]):
             said = f"{one.name.replace('dp_', '')} {coordinate(one, rank)}"
             shown = shortened(said, layout.cell - 5, 9)
-            yield words(x, y + 24 + 11 * line, shown, size=9, color=color)
+            yield words(x, y + 24 + 11 * line, shown, size=9, look=look)

@@ -1,4 +1,4 @@
-"""What each rank of a pipeline does in a step: charts under one another, on one scale of seconds."""
+"""What each rank of a pipeline does in a step: charts on one scale of seconds."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from math import isfinite
 from echelon.core.svg import text_width
 from echelon.page.drawn.axis import seconds_text
 from echelon.page.drawn.marks import (
+    FAINT,
     INK,
     PAGE,
     SMALL,
     TINTS,
     Drawing,
+    colored,
     empty,
     finite,
     key,
@@ -51,8 +53,8 @@ def _chart(chart: ScheduleChart, top: float, scale: float) -> tuple[list[str], f
         if high >= 16 or place % 4 == 0:
             size = SMALL if high >= 16 else 8
             label = shortened(lane.label, _LEFT - 6, size)
-            body.append(words(0, y + high / 2 + 3.5, label, size=size, faint=True))
-        body.append(empty(_LEFT, y + 1, PAGE - _LEFT, high - 2))
+            body.append(words(0, y + high / 2 + 3.5, label, size=size, look=FAINT))
+        body.append(empty((_LEFT, y + 1, PAGE - _LEFT, high - 2)))
         for kind, microbatch, x, wide in _boxes(lane, scale):
             shape = f"M{x:.2f} {y + 1:.0f}h{wide:.2f}v{high - 2}h-{wide:.2f}z"
             paths.setdefault(kind, []).append(shape)
@@ -60,7 +62,14 @@ def _chart(chart: ScheduleChart, top: float, scale: float) -> tuple[list[str], f
             if high >= 16 and text_width(number, SMALL) <= wide - 3:
                 at = x + wide / 2
                 said.append(
-                    words(at, y + high / 2 + 3.5, number, anchor="middle", size=SMALL, color=INK)
+                    words(
+                        at,
+                        y + high / 2 + 3.5,
+                        number,
+                        anchor="middle",
+                        size=SMALL,
+                        look=colored(INK),
+                    )
                 )
     body += [
         f'<path d="{"".join(shapes)}" fill="{TINTS[kind % 4]}"/>'
@@ -90,5 +99,5 @@ def _ticks(whole: float, top: float) -> list[str]:
         x = _LEFT + (PAGE - _LEFT) * tick / _TICKS
         anchor = "start" if tick == 0 else "end" if tick == _TICKS else "middle"
         said = seconds_text(whole * tick / _TICKS, whole)
-        body.append(words(x, top + 13, said, anchor=anchor, size=SMALL, faint=True))
+        body.append(words(x, top + 13, said, anchor=anchor, size=SMALL, look=FAINT))
     return body

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from html import escape
 
+from echelon.core.svg import plain
 from echelon.page.document import Fact, PageDocument, Section
 from echelon.page.drawn.figure import drawing
 from echelon.page.drawn.marks import svg_inside
@@ -122,4 +123,4 @@ def _said(text: str) -> str:
     """Return text as HTML; what is far too long is cut."""
     if len(text) > _MOST_CHARACTERS:
         text = text[:_MOST_CHARACTERS] + "..."
-    return escape(text, quote=True)
+    return escape(plain(text), quote=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from echelon.page.drawn.bars import HIGH, ROW, columns, row_words
 from echelon.page.drawn.marks import (
     PAGE,
+    STRONG,
     TONES,
     Drawing,
     box,
@@ -29,20 +30,20 @@ def draw_waterfall(found: WaterfallFigure, name: str, says: str) -> Drawing:
     scale = (right - left) / (max(finite(found.high), finite(found.total)) or 1.0)
     for place, row in enumerate(found.rows):
         x, y = left + finite(row.start) * scale, top + ROW * place
-        body += [*row_words(rows[place], y), empty(left, y, right - left, HIGH)]
+        body += [*row_words(rows[place], y), empty((left, y, right - left, HIGH))]
         for part in row.parts:
             width = finite(part.seconds) * scale
             tip = f"{row.label}: {row.text}, {NAMES.get(part.tone, part.tone)}"
-            body.append(box(x, y, width, HIGH, TONES[part.tone], tip=tip))
+            body.append(box((x, y, width, HIGH), TONES[part.tone], tip=tip))
             x += width
     y = top + ROW * len(rows) + 6
     low, high = left + finite(found.low) * scale, left + finite(found.high) * scale
     total = left + finite(found.total) * scale
     body += [
         stroke(0, y - 4, (PAGE, y - 4)),
-        *row_words(("step", found.total_text, ""), y, strong=True),
-        empty(left, y, right - left, HIGH),
-        box(low, y + 5, max(high - low, 0), HIGH - 10, "currentColor", faint=0.35),
+        *row_words(("step", found.total_text, ""), y, look=STRONG),
+        empty((left, y, right - left, HIGH)),
+        box((low, y + 5, max(high - low, 0), HIGH - 10), "currentColor", faint=0.35),
         stroke(total, y - 2, (total, y + HIGH + 2), width=2),
     ]
     said = f"The faint bar is where four of five measured runs lie: {found.band_text}."
