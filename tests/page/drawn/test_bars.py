@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import pairwise
 from math import inf, nan
+from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -92,8 +93,6 @@ def test_what_is_no_length_is_not_drawn(value: float) -> None:
 
 
 def test_fills_are_those_of_the_page() -> None:
-    from pathlib import Path
-
     style = (Path(__file__).parents[3] / "web" / "src" / "styles.css").read_text(encoding="utf-8")
     for place, fill in enumerate(TINTS):
         assert f"--k{place}: {fill};" in style
