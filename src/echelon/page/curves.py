@@ -197,7 +197,14 @@ def _rank_lines(
 def _list(value: object) -> list[float | None]:
     if not isinstance(value, list):
         return []
-    return [float(one) if isinstance(one, int | float) else None for one in value]
+    return [_finite(one) for one in value]
+
+
+def _finite(value: object) -> float | None:
+    """Return a number that can be drawn; None for anything else that a file may hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if -1e300 < value < 1e300 else None
 
 
 def _table(steps: Sequence[LogEntry]) -> DataTable:

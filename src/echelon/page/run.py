@@ -33,6 +33,9 @@ from echelon.telemetry.run_directory import RunDirectory, open_run
 from echelon.telemetry.schedule_report import read_schedule_report
 from echelon.telemetry.summary import RunSummary, summarize_run
 
+MOST_CHARACTERS = 4000
+"""Characters of what a file says of a machine or a command."""
+
 
 def run_page(path: Path) -> PageDocument:
     """Return the page of a run folder; ConfigError where it is none, or its files are damaged."""
@@ -179,7 +182,7 @@ def _again_section(run: RunDirectory) -> Section:
     where = _environment(run)
     command = where.get("command")
     words = [str(word) for word in command] if isinstance(command, list) else []
-    started = [shlex.join(["echelon", *words[1:]])] if words else []
+    started = [_cut(shlex.join(["echelon", *words[1:]]))] if words else []
     packages = where.get("packages")
     versions = (
         ", ".join(f"{name} {version}" for name, version in packages.items() if version)
@@ -189,10 +192,18 @@ def _again_section(run: RunDirectory) -> Section:
     return Section(
         id="again",
         title="How to do it again",
-        summary=f"Echelon {where.get('echelon', '?')}, Python {where.get('python', '?')}, "
-        f"{versions or 'packages not written'}; {where.get('platform', 'platform not written')}.",
+        summary=_cut(
+            f"Echelon {where.get('echelon', '?')}, Python {where.get('python', '?')}, "
+            f"{versions or 'packages not written'}; "
+            f"{where.get('platform', 'platform not written')}."
+        ),
         commands=(*started, f"echelon train {run.name}/run.toml", f"echelon prove {run.name}"),
     )
+
+
+def _cut(text: str) -> str:
+    """Return text, or its beginning where it is longer than anybody wrote."""
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]} ..."
 
 
 _BESIDE: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Section]]] = {
