@@ -55,6 +55,9 @@ def observe(
     serve: Annotated[
         bool, Parameter(negative="", help="Serve that page to this machine, and follow the run.")
     ] = False,
+    follow: Annotated[
+        bool, Parameter(negative="", help="Follow the run in this terminal, until it ends.")
+    ] = False,
     json: Json = False,
 ) -> int:
     """Say what a run did; with --schedule, draw its pipeline and say why ranks were idle.
@@ -65,14 +68,22 @@ def observe(
     traces/measured.json.gz with the three steps up to the one that is drawn.
     """
     _require_fitting_flags(schedule, experts, step, svg)
-    if serve and (schedule or experts or json):
-        raise bad_argument("--serve is a page of everything", f"echelon observe {run} --serve")
+    for flag, name, others in (
+        (serve, "--serve is a page of everything", schedule or experts or json or follow),
+        (follow, "--follow is how a run stands", schedule or experts or json or html is not None),
+    ):
+        if flag and others:
+            raise bad_argument(name, f"echelon observe {run} {name.split()[0]}")
     if (report := ReportFiles.at(html)) is not None:
         from echelon.page.run import run_page
 
         report.write(run_page(run))
     if serve:
         return _serve(run)
+    if follow:
+        from echelon.cli.follow import follow as follow_run
+
+        return follow_run(run)
     if experts:
         return show_experts(run, step, json)
     if not schedule:
