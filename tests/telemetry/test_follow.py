@@ -27,7 +27,7 @@ def test_only_whole_lines_are_read_and_each_once(tmp_path: Path) -> None:
     assert [step.whole("step") for step in now.steps] == [1, 2]
     assert not now.finished
     assert now.status() == (
-        "step 2/4  loss 2.5  grad_norm 1  lr 1.0e-3  tok/s 256  mem 1.00 MiB  eta 0.50s"
+        "step 2/4  loss 2.5  grad_norm 1  lr 1.0e-3  tok/s 256.0  mem 1.00 MiB  eta 0.50s"
     )
     file.write_text(text)
     assert follower.look()
@@ -37,7 +37,7 @@ def test_only_whole_lines_are_read_and_each_once(tmp_path: Path) -> None:
     assert "validation 3.5" in now.status()
     assert now.curves(60, ASCII) == [
         f"loss     {ASCII[-1]}{ASCII[2]}{ASCII[0]}{ASCII[0]}  5 to 1.25",
-        f"tok/s    {ASCII[4] * 4}  256 to 256",
+        f"tok/s    {ASCII[4] * 4}  256.0 to 256.0",
     ]
 
 
