@@ -85,10 +85,10 @@ def test_every_figure_is_on_a_page() -> None:
 
 
 def test_the_gallery_says_by_which_command_each_figure_is_drawn() -> None:
-    page = PAGES["docs/guides/gallery.md"]
+    page = PAGES["docs/gallery.md"]
     for path, command in FIGURES.items():
         if path.startswith(GALLERY):
-            assert f"](../assets/{path.removeprefix('docs/assets/')})" in page
+            assert f"](assets/{path.removeprefix('docs/assets/')})" in page
             assert command.rpartition(" --html ")[0] in page
 
 

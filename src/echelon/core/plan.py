@@ -26,8 +26,8 @@ from echelon.core.cluster import Cluster
 from echelon.core.experts import Balance, ExpertLayout
 from echelon.core.mesh import Mesh
 from echelon.core.model_shape import ModelShape
+from echelon.core.optional import notebook_html
 from echelon.core.serialize import content_hash, decode_json, from_json, to_json
-from echelon.core.shown import notebook_html
 
 DType = Literal["fp64", "fp32", "bf16", "fp16"]
 DTYPE_BYTES: dict[str, int] = {"fp64": 8, "fp32": 4, "bf16": 2, "fp16": 2}

@@ -1,6 +1,6 @@
 """What a notebook shows of a plan, a proof, a rehearsal, a comparison and a run: their pages.
 
-`core.shown` finds these functions by name: the records stand floors below, and know no pages.
+`core.optional.notebook_html` finds these functions by name: records stand floors below a page.
 """
 
 from __future__ import annotations

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from echelon.core.errors import Problem, ProofFailed
+from echelon.core.optional import notebook_html
 from echelon.core.plan import Plan
 from echelon.core.rules import Rule
-from echelon.core.shown import notebook_html
 from echelon.rehearsal.rank import RankRehearsal
 from echelon.rehearsal.roofline import Roofline
 

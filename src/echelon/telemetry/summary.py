@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from echelon.core.shown import notebook_html
+from echelon.core.optional import notebook_html
 from echelon.telemetry.bound import StepBound, read_bound
 from echelon.telemetry.events import METRICS_FILE
 from echelon.telemetry.json_lines import LogEntry, last_of_each_step, read_entries

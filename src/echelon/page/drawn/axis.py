@@ -11,7 +11,7 @@ _SECONDS = ((1.0, "s"), (1e3, "ms"), (1e6, "us"), (1e9, "ns"))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Axis:
+class DrawnAxis:
     """Hold where values from `low` to `high` lie, and the round ones with their names."""
 
     low: float
@@ -24,7 +24,7 @@ class Axis:
         return begin + (end - begin) * (value - self.low) / (self.high - self.low)
 
 
-def value_axis(low: float, high: float, unit: str, *, count: int = 5) -> Axis:
+def value_axis(low: float, high: float, unit: str, *, count: int = 5) -> DrawnAxis:
     """Return an axis that reaches from a round number to a round number around both values."""
     low, high = _apart(low, high)
     power, size = 0, 1.0
@@ -35,7 +35,7 @@ def value_axis(low: float, high: float, unit: str, *, count: int = 5) -> Axis:
     step = round_step((high - low) / size / count)
     first, last = floor(low / size / step), ceil(high / size / step)
     marks = _marks(first * step, last * step, step, _named(step))
-    return Axis(
+    return DrawnAxis(
         low=first * step * size,
         high=last * step * size,
         marks=tuple((at * size, said) for at, said in marks),
@@ -43,11 +43,13 @@ def value_axis(low: float, high: float, unit: str, *, count: int = 5) -> Axis:
     )
 
 
-def step_axis(first: int, last: int, *, count: int = 8) -> Axis:
+def step_axis(first: int, last: int, *, count: int = 8) -> DrawnAxis:
     """Return an axis of whole steps, which begins and ends with the first and the last."""
     low, high = (float(first), float(last)) if last > first else (first - 0.5, first + 0.5)
     step = max(1.0, round_step((high - low) / count))
-    return Axis(low=low, high=high, marks=_marks(low, high, step, lambda at: f"{at:.0f}"), unit="")
+    return DrawnAxis(
+        low=low, high=high, marks=_marks(low, high, step, lambda at: f"{at:.0f}"), unit=""
+    )
 
 
 def seconds_text(seconds: float, span: float) -> str:

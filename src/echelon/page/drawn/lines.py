@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import isfinite
 
-from echelon.page.drawn.axis import Axis, step_axis, value_axis
+from echelon.page.drawn.axis import DrawnAxis, step_axis, value_axis
 from echelon.page.drawn.bars import tint
 from echelon.page.drawn.marks import (
     ACCENT,
@@ -20,8 +20,8 @@ from echelon.page.drawn.marks import (
 from echelon.page.figures import LinesFigure
 
 _HIGH = 210  # pixels of the lines
-_LEFT = 64
-_RIGHT = PAGE - 14
+_LEFT = 64  # pixels of the names of marks
+_RIGHT = PAGE - 14  # pixels
 
 
 def draw_lines(found: LinesFigure, name: str, says: str) -> Drawing:
@@ -58,7 +58,7 @@ def _values(found: LinesFigure) -> Iterable[float]:
         yield found.planned
 
 
-def _frame(up: Axis, along: Axis, top: float, bottom: float) -> list[str]:
+def _frame(up: DrawnAxis, along: DrawnAxis, top: float, bottom: float) -> list[str]:
     """Return the marks of both axes, and the unit of the values."""
     body = [words(_LEFT, top - 5, up.unit, size=SMALL, look=FAINT)]
     for value, said in up.marks:

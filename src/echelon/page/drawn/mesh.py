@@ -23,10 +23,10 @@ from echelon.page.figures import MeshAxis, MeshFigure
 
 MOST_RANKS = 16384
 """Ranks that are drawn: no more can be told apart."""
-_CELLS = (56, 44, 34, 26, 22, 16, 12, 9, 7, 5, 4, 3)
+_CELLS = (56, 44, 34, 26, 22, 16, 12, 9, 7, 5, 4, 3)  # pixels of a rank
 _TALLEST = 560  # pixels, where cells are not the smallest
 _NAMED = 22  # pixels of a cell from which ranks and nodes are named
-_MOST_RUNS = 48
+_MOST_RUNS = 48  # runs of ranks that are named
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -23,7 +23,7 @@ from echelon.page.drawn.marks import (
 from echelon.page.figures import ScheduleChart, ScheduleFigure, ScheduleLane
 
 _LEFT = 64  # pixels of the labels of ranks
-_TICKS = 6
+_TICKS = 6  # times that are named, but the first
 
 
 def draw_schedule(found: ScheduleFigure, name: str, says: str) -> Drawing:

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from echelon.config.plan_view import plan_settings
+from echelon.core.optional import notebook_html
 from echelon.core.plan import Plan
-from echelon.core.shown import notebook_html
 from echelon.cost.bytes.terms import HeldTerm
 from echelon.planner.predict.estimate import estimate_by_events
 from echelon.planner.predict.stage_rows import sent_by_axis, stage_rows

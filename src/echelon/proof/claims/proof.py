@@ -9,8 +9,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from echelon.core.errors import Problem, ProofFailed
+from echelon.core.optional import notebook_html
 from echelon.core.plan import Plan
-from echelon.core.shown import notebook_html
 from echelon.proof.claims.claims import ClaimResult
 from echelon.proof.diagnose.diagnosis import Diagnosis
 

@@ -15,8 +15,8 @@ from time import sleep
 from typing import TextIO
 
 from echelon.cli.output import WIDEST
-from echelon.telemetry.follow import RunFollower
-from echelon.telemetry.sparkline import ASCII, UNICODE
+from echelon.telemetry.live.follow import RunFollower
+from echelon.telemetry.live.sparkline import ASCII, UNICODE
 
 LOOK_S = 1.0  # s between two looks
 

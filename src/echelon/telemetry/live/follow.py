@@ -21,8 +21,8 @@ from echelon.telemetry.json_lines import (
     read_entries,
     unreadable_file_error,
 )
+from echelon.telemetry.live.sparkline import UNICODE, sparkline
 from echelon.telemetry.run_directory import open_run
-from echelon.telemetry.sparkline import UNICODE, sparkline
 
 _LATE = 50
 """Steps whose median says how long the next ones take."""

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from echelon.cli.follow import follow
 from echelon.cli.main import main
-from echelon.telemetry.sparkline import ASCII, UNICODE
+from echelon.cli.observe.follow import follow
+from echelon.telemetry.live.sparkline import ASCII, UNICODE
 from tests.page.test_run import steps, written
 
 

@@ -7,7 +7,7 @@ from math import inf, nan
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echelon.telemetry.sparkline import ASCII, UNICODE, sparkline
+from echelon.telemetry.live.sparkline import ASCII, UNICODE, sparkline
 
 
 def test_marks_are_as_high_as_their_values() -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from echelon.core.errors import ConfigError
-from echelon.telemetry.follow import RunFollower
-from echelon.telemetry.sparkline import ASCII
+from echelon.telemetry.live.follow import RunFollower
+from echelon.telemetry.live.sparkline import ASCII
 from tests.page.test_run import steps, written
 
 
