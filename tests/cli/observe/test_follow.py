@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -28,7 +29,7 @@ class Terminal(io.StringIO):
         return True
 
 
-def grown(path: Path, *counts: int):
+def grown(path: Path, *counts: int) -> Callable[[float], None]:
     """Return a wait that lets the run take so many steps, one count at a time."""
     whole = steps(counts[-1]).splitlines(keepends=True)
     left = list(counts)

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echelon.page.drawn.bars import draw_bars
-from echelon.page.drawn.marks import PAGE, TINTS
+from echelon.page.drawn.marks import PAGE, TINTS, Drawing
 from echelon.page.figures import BarRow, BarsFigure
 from echelon.page.plan import bars_figure
 from echelon.planner.view.memory import memory_bars
@@ -21,7 +21,7 @@ GIB = 2.0**30
 TERMS = {"parameters": 10 * GIB, "gradients": 20 * GIB, "activations": 30 * GIB, "slack": 0.0}
 
 
-def drawn(rows: list[tuple[str, dict[str, float]]], limit: float):
+def drawn(rows: list[tuple[str, dict[str, float]]], limit: float) -> Drawing:
     return draw_bars(bars_figure(memory_bars(rows, limit)), "Memory", "what ranks hold")
 
 
