@@ -42,6 +42,8 @@ OF_OTHERS = {str(page.file.relative_to(ROOT)) for page in features.PAGES}
 WRITTEN_BY_USERS = {
     *("run.toml", "cluster.toml", "best.toml", "back.toml", "other.toml", "my-schedule.csv"),
     *("pretrain_gpt.py", "train.py", "device.toml", "node.toml"),
+    *("NAME.svg", "paper.svg", "paper-memory.svg", "paper-step.svg"),
+    *("figures/memory.svg", "figures/step.svg"),
 }
 """Files that a page tells the reader to write, or that are another tool's."""
 

@@ -24,13 +24,14 @@ from echelon.page.figures import HeatFigure, HeatRow
 _ROW = 26  # pixels
 _WIDEST = 96  # pixels of a cell
 _DARK = 0.55  # share of the most from which words of a cell are dark
-_LABEL = 200  # pixels
+_LABEL = 200  # pixels of a row's label, at least, where there are many columns
 
 
 def draw_heat(found: HeatFigure, name: str, says: str) -> Drawing:
     """Return the drawing of a grid; a pointer on a cell shows its row, column and number."""
-    left = min(widest([row.label for row in found.rows]), _LABEL) + 10
     count = max(len(found.columns), 1)
+    room = max(_LABEL, PAGE - count * _WIDEST - 10)
+    left = min(widest([row.label for row in found.rows]), room) + 10
     wide = min((PAGE - left) / count, _WIDEST)
     every = max(1, int(widest(found.columns, SMALL) / wide) + 1)
     top = 20.0
@@ -48,7 +49,7 @@ def draw_heat(found: HeatFigure, name: str, says: str) -> Drawing:
 
 def _cells(found: HeatFigure, row: HeatRow, at: tuple[float, float], wide: float) -> list[str]:
     left, y = at
-    body = [words(0, y + 16, shortened(row.label, _LABEL))]
+    body = [words(0, y + 16, shortened(row.label, left - 10))]
     for place, value in enumerate(row.values[: len(found.columns)]):
         x, text = left + wide * place, row.texts[place] if place < len(row.texts) else ""
         body.append(empty((x + 0.5, y, wide - 1, _ROW - 3)))
