@@ -5,13 +5,17 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from echelon.page.drawn.axis import round_step, seconds_text, step_axis, value_axis
 
 
 @settings(max_examples=50)
+@example(1.7120886981567835e308, 1.7120886998688722e308, "s")
+@example(0.0, 1.5e308, "bytes")
+@example(0.0, 5e-324, "s")
+@example(1e15, 1e15 + 1, "s")
 @given(st.floats(allow_nan=True), st.floats(allow_nan=True), st.sampled_from(["s", "bytes"]))
 def test_any_two_values_have_an_axis_around_them(one: float, other: float, unit: str) -> None:
     low, high = sorted((one, other))
@@ -20,8 +24,9 @@ def test_any_two_values_have_an_axis_around_them(one: float, other: float, unit:
     assert 1 <= len(axis.marks) <= 13
     names = [name for _, name in axis.marks]
     assert all(first < second for (first, _), (second, _) in pairwise(axis.marks))
-    if abs(high - low) < 1e300 and high - low > 1e-3 * abs(high):
-        assert axis.low <= low <= high <= axis.high
+    if -1e300 < low <= high < 1e300 and high - low > 1e-3 * abs(high):
+        hair = 1e-9 * (high - low)
+        assert axis.low - hair <= low <= high <= axis.high + hair
         assert len(set(names)) == len(names)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil, floor, isfinite, log10
+from math import ceil, floor, log10
 
+MOST = 1e300
+"""What is larger than any value that is drawn, in whatever unit."""
 _BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SECONDS = ((1.0, "s"), (1e3, "ms"), (1e6, "us"), (1e9, "ns"))
 
@@ -59,6 +61,11 @@ def seconds_text(seconds: float, span: float) -> str:
     return f"{seconds * scale:,.{max(0, 4 - max(1, whole))}f} {unit}"
 
 
+def can_be_drawn(value: float | None) -> bool:
+    """Return whether a value has a place on an axis: it is finite, and sums of such are."""
+    return value is not None and -MOST < value < MOST
+
+
 def round_step(least: float) -> float:
     """Return the least of 1, 2 and 5 times a power of ten that is no less than `least`."""
     power = 10.0 ** floor(log10(least))
@@ -67,7 +74,7 @@ def round_step(least: float) -> float:
 
 def _apart(low: float, high: float) -> tuple[float, float]:
     """Return two numbers that an axis can lie between, near to what was asked for."""
-    if not (isfinite(low) and isfinite(high) and isfinite(high - low)):
+    if not (can_be_drawn(low) and can_be_drawn(high)):
         return 0.0, 1.0
     least = max(abs(low), abs(high)) * 1e-9 or 1e-12
     if high - low >= least:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from math import isfinite
 
-from echelon.page.drawn.axis import DrawnAxis, step_axis, value_axis
+from echelon.page.drawn.axis import DrawnAxis, can_be_drawn, step_axis, value_axis
 from echelon.page.drawn.bars import tint
 from echelon.page.drawn.marks import (
     ACCENT,
@@ -32,20 +31,20 @@ def draw_lines(found: LinesFigure, name: str, says: str) -> Drawing:
     body, top = key(entries, top=0)
     top += 14
     bottom = top + _HIGH
-    values = [one for one in _values(found) if isfinite(one)]
+    values = [one for one in _values(found) if can_be_drawn(one)]
     up = value_axis(min(values, default=0.0), max(values, default=1.0), found.unit)
     along = step_axis(found.steps[0], found.steps[-1]) if found.steps else step_axis(0, 1)
     body += _frame(up, along, top, bottom)
     for place, one in enumerate(found.series):
         x = [along.place(step, _LEFT, _RIGHT) for step in found.steps]
         y = [
-            None if value is None or not isfinite(value) else up.place(value, bottom, top)
+            up.place(value, bottom, top) if value is not None and can_be_drawn(value) else None
             for value in one.values
         ]
         if path := _path(zip(x, y, strict=True)):
             line = f'stroke="{tint(place)}" stroke-width="1.8" stroke-linecap="round"'
             body.append(f'<path d="{path}" fill="none" {line}/>')
-    if found.planned is not None and isfinite(found.planned):
+    if found.planned is not None and can_be_drawn(found.planned):
         level = up.place(found.planned, bottom, top)
         body.append(stroke(_LEFT, level, (_RIGHT, level), color=ACCENT, width=1.5, dashes="6 4"))
     return Drawing(name=name, description=says, width=PAGE, height=bottom + 24, body=tuple(body))
