@@ -20,7 +20,7 @@ from echelon.page.figures import LinesFigure
 
 _HIGH = 210  # pixels of the lines
 _LEFT = 64  # pixels of the names of marks
-_RIGHT = PAGE - 14  # pixels
+_RIGHT = PAGE - 24  # pixels
 
 
 def draw_lines(found: LinesFigure, name: str, says: str) -> Drawing:

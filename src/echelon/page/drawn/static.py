@@ -7,7 +7,7 @@ the font and the color of what it stands in, and is bounded: what would make it 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 
 from echelon.core.svg import plain
@@ -31,26 +31,26 @@ _CELL = "padding: 2px 10px 2px 0; text-align: {}; vertical-align: top"
 
 def static_html(document: PageDocument) -> str:
     """Return a page as a piece of HTML that loads nothing and runs nothing."""
-    pieces = [*_top(document)]
-    left, shown, left_out = MOST_BYTES, 0, list[str]()
-    for section in document.sections:
-        for with_figure in (True, False):
-            opened = with_figure and section.figure is not None and shown < OPEN
-            piece = _section(section, with_figure=with_figure, opened=opened)
-            size = len(piece.encode())
-            if size <= left:
-                pieces.append(piece)
-                left -= size
-                shown += opened
-                break
-        else:
-            left_out.append(section.title)
-    if left_out:
-        names = "; ".join(map(_said, left_out[:20]))
-        pieces.append(f"<p>Too large to be shown here, and on the page (--html): {names}</p>")
+    pieces = [*_top(document), *_sections(document.sections)]
     pieces.append(f'<p style="opacity: 0.75">{_said(document.made_by)}</p>')
     inside = "\n".join(pieces)
     return f'<div style="max-width: 800px; overflow-x: auto">\n{inside}\n</div>\n'
+
+
+def _sections(sections: Sequence[Section]) -> Iterator[str]:
+    """Yield the parts in their order; the smallest ones first get the room that there is."""
+    opened = [at for at, one in enumerate(sections) if one.figure is not None][:OPEN]
+    whole = {at: _section(one, opened=at in opened) for at, one in enumerate(sections)}
+    kept, left = dict[int, str](), MOST_BYTES
+    for at in sorted(whole, key=lambda place: len(whole[place])):
+        for piece in (whole[at], _section(sections[at], with_figure=False)):
+            size = len(piece.encode())
+            if at not in kept and size <= left:
+                kept[at], left = piece, left - size
+    yield from (kept[at] for at in sorted(kept))
+    if missing := [one.title for at, one in enumerate(sections) if at not in kept]:
+        names = "; ".join(map(_said, missing[:20]))
+        yield f"<p>Too large to be shown here, and on the page (--html): {names}</p>"
 
 
 def _top(document: PageDocument) -> Iterator[str]:
@@ -67,7 +67,7 @@ def _fact(one: Fact) -> tuple[str, str, str]:
     return one.name, one.value, one.note
 
 
-def _section(section: Section, *, with_figure: bool, opened: bool) -> str:
+def _section(section: Section, *, with_figure: bool = True, opened: bool = False) -> str:
     """Return a part, folded up but for the first figures."""
     parts = [f"<details{' open' * opened}>"]
     parts.append(f"<summary><strong>{_said(section.title)}</strong></summary>")
