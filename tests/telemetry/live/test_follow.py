@@ -27,7 +27,7 @@ def test_only_whole_lines_are_read_and_each_once(tmp_path: Path) -> None:
     assert [step.whole("step") for step in now.steps] == [1, 2]
     assert not now.finished
     assert now.status() == (
-        "step 2/4  loss 2.5  grad_norm 1  lr 1.0e-3  tok/s 256.0  mem 1.00 MiB  eta 0.50s"
+        "step 2/4  loss 2.5  tok/s 256.0  eta 0.50s  grad_norm 1  lr 1.0e-3  mem 1.00 MiB"
     )
     file.write_text(text)
     assert follower.look()
@@ -64,4 +64,4 @@ def test_a_run_without_numbers_has_no_curves(tmp_path: Path) -> None:
     follower.look()
     now = follower.now()
     assert now.curves(60) == []
-    assert now.status() == "step 3/3  lr 1.0e-3  validation 3.5  mem 1.00 MiB"
+    assert now.status() == "step 3/3  validation 3.5  lr 1.0e-3  mem 1.00 MiB"

@@ -43,24 +43,26 @@ class FollowedSteps:
         return bool(self.steps) and self.steps[-1].whole("step") >= self.total_steps
 
     def status(self) -> str:
-        """Return how the run stands, in a line."""
+        """Return how the run stands, in a line; what matters most is first."""
         if not self.steps:
             return f"step 0/{self.total_steps}  no step is done yet"
         last = self.steps[-1]
         parts = [f"step {last.whole('step')}/{self.total_steps}"]
-        for name, key in (("loss", "loss"), ("grad_norm", "grad_norm"), ("lr", "learning_rate")):
-            if key in last.values and (value := last.number(key)) is not None:
-                shown = scientific(value) if name == "lr" else f"{value:.4g}"
-                parts.append(f"{name} {shown}")
-        if self.validation is not None:
-            parts.append(f"validation {self.validation:.4g}")
+        if (loss := self._last("loss")) is not None:
+            parts.append(f"loss {loss:.4g}")
         if rates := [rate for rate in self.rates()[-_LATE:] if rate is not None]:
             parts.append(f"tok/s {short(median(rates))}")
-        if "peak_bytes" in last.values:
-            parts.append(f"mem {binary_bytes(last.whole('peak_bytes'))}")
         left = self.total_steps - last.whole("step")
         if seconds := [one for one in self._seconds()[-_LATE:] if one is not None]:
             parts.append(f"eta {duration(max(0.0, left * median(seconds)))}")
+        if self.validation is not None:
+            parts.append(f"validation {self.validation:.4g}")
+        if (norm := self._last("grad_norm")) is not None:
+            parts.append(f"grad_norm {norm:.4g}")
+        if (rate := self._last("learning_rate")) is not None:
+            parts.append(f"lr {scientific(rate)}")
+        if "peak_bytes" in last.values:
+            parts.append(f"mem {binary_bytes(last.whole('peak_bytes'))}")
         return "  ".join(parts)
 
     def curves(self, columns: int, marks: str = UNICODE) -> list[str]:
@@ -77,6 +79,11 @@ class FollowedSteps:
         """Return the tokens per second of each step."""
         pairs = zip(self.steps, self._seconds(), strict=True)
         return [step.whole("tokens") / seconds if seconds else None for step, seconds in pairs]
+
+    def _last(self, key: str) -> float | None:
+        """Return a number of the last step; None where it has none."""
+        last = self.steps[-1]
+        return last.number(key) if key in last.values else None
 
     def _seconds(self) -> list[float | None]:
         return [step.number("step_s") for step in self.steps]
