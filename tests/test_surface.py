@@ -36,7 +36,7 @@ VERBS = (
     *("bisect", "calibrate_machine", "calibrate_model", "calibrate_run", "compare"),
     *("compare_strategies", "explore", "export", "export_weights"),
     *("generate", "import_run", "merge_calibrations", "observe", "observe_experts"),
-    *("observe_schedule", "parallelize", "plan", "prove", "rehearse", "strategy"),
+    *("observe_schedule", "parallelize", "plan", "prove", "rehearse", "report", "strategy"),
     *("threaded", "train", "verify"),
 )
 
@@ -123,6 +123,8 @@ assert_type(ec.observe_experts(run.run), ExpertHotspots)
 assert_type(ec.compare(plan, "run.toml"), PlanComparison)
 assert_type(ec.export(plan, "megatron"), ExportedRun)
 assert_type(ec.import_run("ds.json", ranks=2), ImportedRun)
+assert_type(ec.report(answer, "plan.html"), tuple[Path, ...])
+assert_type(ec.report(proof, "figures/"), tuple[Path, ...])
 assert_type(ec.explore("explorer.html", model="llama3-8b"), Path)
 assert_type(ec.calibrate_machine(out="cluster.toml"), MachineCalibration)
 assert_type(ec.merge_calibrations(["a.toml", "b.toml"], out="c.toml"), MergedCalibration)
@@ -174,6 +176,7 @@ ec.export("nano", "gpipe")
 ec.calibrate_model("nano")
 ec.parallelize(None, ec.plan("nano"))
 ec.threaded(3, replicas=2)
+ec.report(3, "plan.html")
 """
 
 

@@ -67,6 +67,7 @@ __all__ = [
     "plan",
     "prove",
     "rehearse",
+    "report",
     "strategy",
     "threaded",
     "train",
@@ -89,6 +90,7 @@ if TYPE_CHECKING:
     from echelon.api.planning import bisect, plan, prove
     from echelon.api.rehearsing import rehearse
     from echelon.api.replicating import threaded
+    from echelon.api.reporting import report
     from echelon.api.strategies import DistributionStrategy, strategy
     from echelon.api.training import TrainResult, train
     from echelon.api.verifying import verify
@@ -152,6 +154,7 @@ else:
         "prove": "echelon.api.planning",
         "bisect": "echelon.api.planning",
         "rehearse": "echelon.api.rehearsing",
+        "report": "echelon.api.reporting",
         "strategy": "echelon.api.strategies",
         "threaded": "echelon.api.replicating",
         "train": "echelon.api.training",

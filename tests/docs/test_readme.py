@@ -12,7 +12,19 @@ import echelon
 from echelon.cli.app import COMMANDS, FAMILIES
 from tests.docs import features
 from tests.docs.doc_site import links, prose, target
-from tests.docs.readme import BLOCK, DOCS, FIGURES, ROOT, comparable, drawn, pages, printed
+from tests.docs.readme import (
+    BLOCK,
+    DOCS,
+    FIGURES,
+    GALLERY,
+    ROOT,
+    SLOW,
+    comparable,
+    comparable_figure,
+    drawn,
+    pages,
+    printed,
+)
 
 PAGES = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in pages()}
 BLOCKS = [
@@ -30,6 +42,8 @@ OF_OTHERS = {str(page.file.relative_to(ROOT)) for page in features.PAGES}
 WRITTEN_BY_USERS = {
     *("run.toml", "cluster.toml", "best.toml", "back.toml", "other.toml", "my-schedule.csv"),
     *("pretrain_gpt.py", "train.py", "device.toml", "node.toml"),
+    *("NAME.svg", "paper.svg", "paper-memory.svg", "paper-step.svg"),
+    *("figures/memory.svg", "figures/step.svg"),
 }
 """Files that a page tells the reader to write, or that are another tool's."""
 
@@ -51,10 +65,33 @@ def test_the_readme_is_short() -> None:
     assert len(PAGES["README.md"].splitlines()) <= MOST_README_LINES
 
 
-@pytest.mark.parametrize("path", FIGURES)
+@pytest.mark.parametrize(
+    "path", [pytest.param(one, marks=[pytest.mark.slow] * (one in SLOW)) for one in FIGURES]
+)
 def test_a_figure_is_what_its_command_draws(path: str) -> None:
-    assert f"]({path})" in PAGES["README.md"]
-    assert (ROOT / path).read_text(encoding="utf-8") == drawn(FIGURES[path])
+    kept = (ROOT / path).read_text(encoding="utf-8")
+    assert comparable_figure(path, kept) == comparable_figure(path, drawn(FIGURES[path]))
+    assert len(kept) < 50_000
+
+
+def test_every_figure_is_on_a_page() -> None:
+    shown = {
+        found
+        for name, text in PAGES.items()
+        for link in re.findall(r"!\[[^\]]*\]\(([^)\s]+\.svg)\)", text)
+        if (found := target(ROOT / name, link)) is not None
+    }
+    assert shown == {ROOT / path for path in FIGURES}
+    # The first of them is the picture of the README.
+    assert re.findall(r"!\[[^\]]*\]\(([^)]*)\)", PAGES["README.md"])[0] in FIGURES
+
+
+def test_the_gallery_says_by_which_command_each_figure_is_drawn() -> None:
+    page = PAGES["docs/gallery.md"]
+    for path, command in FIGURES.items():
+        if path.startswith(GALLERY):
+            assert f"](assets/{path.removeprefix('docs/assets/')})" in page
+            assert command.rpartition(" --html ")[0] in page
 
 
 @pytest.mark.parametrize("name", sorted(set(PAGES) - {WRONG_BY_INTENT}))

@@ -33,6 +33,12 @@ PLANS = [
     (*EXPERTS, "mesh.dp_shard=4", "mesh.ep=2"),
     (*EXPERTS, "mesh.dp_shard=2", "mesh.cp=2", "mesh.ep=4"),
     (*EXPERTS, "mesh.dp_shard=2", "mesh.tp=2", "mesh.ep=4", "mesh.sequence_parallel=true"),
+    # Groups that end inside of a context group.
+    (
+        *EXPERTS,
+        *("mesh.dp_shard=4", "mesh.cp=3", "mesh.ep=4", "batch.sequence_length=96"),
+        "cluster.preset=12xcpu",
+    ),
 ]
 
 

@@ -61,8 +61,7 @@ export interface MeshFigure {
 /**
  * Hold an axis of more than one rank, with the links that its groups travel over.
  *
- * A group is all ranks that differ in the digits of the axis alone; `ep` can have several, as it
- * is folded over other axes. Outermost digits come first.
+ * A group is all ranks that differ in the digits of the axis alone; outermost digits come first.
  */
 export interface MeshAxis {
   name: string;

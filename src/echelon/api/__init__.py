@@ -4,7 +4,7 @@
     given_plan.py     a plan, or what has one     keywords.py       errors of ec.plan name keywords
     training.py       ec.train                    converting.py     ec.export, import_run
     parallelizing.py  ec.parallelize              generating.py     ec.generate
-    exploring.py      ec.explore
+    exploring.py      ec.explore                  reporting.py      ec.report
     collectives.py    ec.collectives.all_reduce, ..
     strategies.py     ec.strategy
     run_setup.py      what a run needs before its ranks

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from echelon.api.given_plan import GivenPlan, plan_from_given
 from echelon.config.job import DataSettings, Job, ObserveSettings, TrainSettings
 from echelon.config.rules.plan import require_trainable
-from echelon.core.errors import EnvironmentProblem
+from echelon.core.errors import EchelonError, EnvironmentProblem
 from echelon.core.optional import optional_package
 from echelon.core.plan import Plan
 from echelon.core.rulebook.lost_islands import LOST_ISLANDS_NEED_OUR_LAUNCHER
@@ -46,6 +46,15 @@ class TrainResult:
     data: Path
     summary: TrainSummary
     rank: int = 0
+
+    def _repr_html_(self) -> str | None:
+        """Return the page of the run without a script; None where its folder is gone."""
+        from echelon.page.notebook import run_html
+
+        try:
+            return run_html(self.run)
+        except EchelonError:
+            return None
 
 
 def train(

@@ -56,7 +56,7 @@ COMMANDS = {
     ),
     "train": ("echelon.cli.train:train", "Train a run; --resume goes on with one."),
     "generate": ("echelon.cli.generate:generate", "Write text with a trained model."),
-    "observe": ("echelon.cli.observe:observe", "Say what a run did; draw its pipeline."),
+    "observe": ("echelon.cli.observe.command:observe", "Say what a run did; draw its pipeline."),
     "calibrate": (
         "echelon.cli.calibrate.command:CALIBRATE",
         "Measure this machine, or a model's blocks.",

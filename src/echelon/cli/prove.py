@@ -10,9 +10,10 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from echelon.cli.flags import Json, Settings, bad_argument, require_new_files, require_suffix
+from echelon.cli.flags import Json, Settings, bad_argument
 from echelon.cli.output import WIDEST, note, page_columns, print_result
 from echelon.cli.proof_text import bisection_text, proof_text, subject_text
+from echelon.cli.report_files import Html, ReportFiles
 
 PROOF_FILE = "proof.json"
 
@@ -45,19 +46,16 @@ def prove(
         bool,
         Parameter(help="Also complete operations as late as they may, and compare.", negative=""),
     ] = False,
-    html: Annotated[
-        Path | None, Parameter(help="Write the page of the proof to this file, which must be new.")
-    ] = None,
+    html: Html = None,
     json: Json = False,
 ) -> int:
     """Prove that a plan, or any program, computes what one device does; exit 1 where it does not.
 
     Of a run folder, the plan in it is proven, and proof.json is written beside it.
     """
-    require_suffix("--html", html, (".html",))
-    require_new_files({"--html": html})
+    report = ReportFiles.at(html)
     if subject is not None and subject.partition(":")[0].endswith(".py"):
-        if run is not None or settings or independent or late or html is not None:
+        if run is not None or settings or independent or late or report is not None:
             example = f"echelon prove --subject {subject}"
             raise bad_argument("a run and its flags say nothing of a program", example)
         return _prove_file(subject, ranks, bisect=bisect, as_json=json)
@@ -67,7 +65,7 @@ def prove(
     if ranks is not None:
         raise bad_argument("--ranks is for a program: a run has its mesh", "--set mesh.tp=2")
     return _prove_run(
-        run, settings, subject, _Extras(bisect, independent, late, html), as_json=json
+        run, settings, subject, _Extras(bisect, independent, late, report), as_json=json
     )
 
 
@@ -78,7 +76,7 @@ class _Extras:
     bisect: bool
     independent: bool
     late: bool
-    html: Path | None
+    report: ReportFiles | None
 
 
 def _prove_run(
@@ -105,12 +103,10 @@ def _prove_run(
     if is_run and not settings and subject is None:
         proof.write(folder.path / PROOF_FILE)
     values: dict[str, object] = {"proven": proof.proven, "proof": proof.to_json()}
-    if extras.html is not None:
-        from echelon.page.html import write_page
+    if extras.report is not None:
         from echelon.page.proof import proof_page
 
-        write_page(proof_page(proof.to_json()), extras.html)
-        note(f"written: {extras.html}")
+        extras.report.write(proof_page(proof.to_json()))
     columns = page_columns(WIDEST)
     text = proof_text(proof, columns=columns)
     if extras.bisect and not proof.proven:

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from echelon.cli.flags import Json, Settings, bad_argument, require_new_files, require_suffix
+from echelon.cli.flags import Json, Settings, bad_argument, require_new_files
 from echelon.cli.other_tools import AnyRun
 from echelon.cli.output import note, page_columns, print_result
+from echelon.cli.report_files import Html, ReportFiles
 from echelon.core.units import binary_bytes, decimal_bytes, short_count
 from echelon.planner.view.text_layout import fit_page, table
 
@@ -55,10 +56,7 @@ def rehearse(
         Path | None,
         Parameter(help="The folder to make, for a trace of each distinct rank (Perfetto, Chrome)."),
     ] = None,
-    html: Annotated[
-        Path | None,
-        Parameter(help="Write the page of the rehearsal to this file, which must be new."),
-    ] = None,
+    html: Html = None,
     json: Json = False,
 ) -> int:
     """Rehearse a step of every distinct rank on GPUs under NCCL, without a GPU; exit 1 on a fault.
@@ -73,7 +71,7 @@ def rehearse(
 
     if workers is not None and workers < 1:
         raise bad_argument(f"--workers {workers} is no number of processes", "--workers 1")
-    require_suffix("--html", html, (".html",))
+    report = ReportFiles.at(html)
     require_new_files({"--out": out, "--traces": traces, "--html": html})
     if cluster is None:
         plan = read_plan(run, settings=settings)[0]
@@ -87,12 +85,10 @@ def rehearse(
         if file is not None:
             text = json_module.dumps(values["rehearsal"], indent=2) + "\n"
             file.write_text(text, encoding="utf-8")
-    if html is not None:
-        from echelon.page.html import write_page
+    if report is not None:
         from echelon.page.rehearsal import rehearsal_page
 
-        write_page(rehearsal_page(found.to_json()), html)
-        note(f"written: {html}")
+        report.write(rehearsal_page(found.to_json()))
     columns = page_columns()
     print_result(
         "rehearse", lambda: values, lambda: rehearsal_text(found, columns=columns), as_json=json

@@ -1,4 +1,4 @@
-"""Import a package that only some commands need, or say what to install.
+"""Import what only some uses need: a package, or say what to install; the page for a notebook.
 
 Echelon is installed from its source: what works is a command in the checkout, `.[train]`.
 """
@@ -29,3 +29,12 @@ def optional_package(name: str, *, extra: str, purpose: str) -> ModuleType:
                 suggestions=(install_command(extra),),
             )
         ) from error
+
+
+def notebook_html(view: str, record: object) -> str:
+    """Return what a notebook shows of a record, by the function `view` of `page/notebook.py`.
+
+    Records know it by its name only: the page stands floors above them, and is imported when a
+    notebook asks for it.
+    """
+    return getattr(import_module("echelon.page.notebook"), view)(record)

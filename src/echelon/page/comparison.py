@@ -11,9 +11,9 @@ from pathlib import Path
 from echelon.config.settings.value_types import toml_text
 from echelon.core.units import binary_bytes, decimal_bytes
 from echelon.core.version import __version__
+from echelon.page.curves import MOST_POINTS, sampled
 from echelon.page.document import Fact, PageDocument, Section
 from echelon.page.figures import BarRow, BarsFigure, DataTable, LineSeries, LinesFigure
-from echelon.page.run import MOST_POINTS, sampled
 from echelon.planner.explain.compare import PlanComparison, SettingDifference
 from echelon.telemetry.events import METRICS_FILE
 from echelon.telemetry.json_lines import LogEntry, last_of_each_step, read_entries

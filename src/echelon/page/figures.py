@@ -37,8 +37,7 @@ class MeshDigit:
 class MeshAxis:
     """Hold an axis of more than one rank, with the links that its groups travel over.
 
-    A group is all ranks that differ in the digits of the axis alone; `ep` can have several, as it
-    is folded over other axes. Outermost digits come first.
+    A group is all ranks that differ in the digits of the axis alone; outermost digits come first.
     """
 
     name: str

@@ -52,16 +52,15 @@ def _axis(mesh: Mesh, fact: AxisFact, expert_tp: int) -> MeshAxis:
 
 
 def _digits(mesh: Mesh, axis: Axis, expert_tp: int) -> tuple[MeshDigit, ...]:
-    """Return the digits that an axis varies; `ep` takes the innermost ranks of its fold."""
-    if axis is not Axis.EP:
-        return (MeshDigit(degree=mesh.degree(axis), stride=_stride(mesh, axis)),)
-    left, found = mesh.ep, list[MeshDigit]()
-    for part in reversed(mesh.expert_fold(expert_tp=expert_tp)):
-        degree = min(mesh.degree(part), left)
-        if degree > 1:
-            found.append(MeshDigit(degree=degree, stride=_stride(mesh, part)))
-        left //= degree
-    return tuple(reversed(found))
+    """Return the digits that an axis varies.
+
+    Those of `ep` are neighbours of its fold, whose axes stand beside one another in a rank's
+    number: the groups are runs of as many, whatever axes they reach over.
+    """
+    degree, inner = mesh.degree(axis), axis
+    if axis is Axis.EP:
+        degree, inner = mesh.ep, mesh.expert_fold(expert_tp=expert_tp)[-1]
+    return (MeshDigit(degree=degree, stride=_stride(mesh, inner)),)
 
 
 def _stride(mesh: Mesh, axis: Axis) -> int:

@@ -62,12 +62,55 @@ def _claims_section(proof: Mapping[str, Any]) -> Section:
         id="proof",
         title="The proof",
         summary=f"{holds} of {of} claims hold beside one process, over {proof['num_steps']} steps.",
+        figure=_used_figure(proof),
         table=DataTable(
             head=_HEAD,
             rows=tuple(_row(precision, claim) for precision, claim in _claims(proof)),
             right=(2, 3, 4),
         ),
     )
+
+
+def _used_figure(proof: Mapping[str, Any]) -> HeatFigure:
+    """Return how much of what it may be off by each claim is off by, in each precision."""
+    columns = tuple(dict.fromkeys(str(one["precision"]) for one in _passes(proof)))
+    by_claim: dict[str, dict[str, Mapping[str, Any]]] = {}
+    for precision, claim in _claims(proof):
+        by_claim.setdefault(str(claim["statement"]), {})[precision] = claim
+    return HeatFigure(
+        columns=columns,
+        rows=tuple(
+            HeatRow(
+                label=statement,
+                values=tuple(_used(found.get(one)) for one in columns),
+                texts=tuple(_used_text(found.get(one)) for one in columns),
+            )
+            for statement, found in by_claim.items()
+        ),
+        most=1.0,
+        legend="How much of what it may be off by a claim is off by; full where it does not hold",
+    )
+
+
+def _used(claim: Mapping[str, Any] | None) -> float | None:
+    """Return the error of a claim over what is allowed, 1 where it does not hold."""
+    if claim is None:
+        return None
+    if not claim["holds"]:
+        return 1.0
+    error, allowed = claim["max_error"], claim["allowed"]
+    if not (isinstance(error, float | int) and isinstance(allowed, float | int)) or allowed <= 0:
+        return 0.0
+    return min(error / allowed, 1.0)
+
+
+def _used_text(claim: Mapping[str, Any] | None) -> str:
+    used = _used(claim)
+    if claim is None or used is None:
+        return "-"
+    if not claim["holds"]:
+        return "NO"
+    return f"{100 * used:.2g} %" if used else "equal"
 
 
 def _wrong_section(proof: Mapping[str, Any], failed: Mapping[str, Any]) -> Section:

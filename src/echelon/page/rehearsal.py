@@ -5,15 +5,17 @@ It is read from `rehearsal.json`, as `rehearse` writes it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from echelon.core.units import binary_bytes, decimal_bytes, short_count
 from echelon.core.version import __version__
+from echelon.page.curves import MOST_POINTS, sampled
 from echelon.page.document import Fact, PageDocument, Section
 from echelon.page.figures import BarRow, BarsFigure, DataTable, LineSeries, LinesFigure
 
 MOST_RANKS = 24  # ranks
+MOST_NAMED = 64  # ranks of a fault that are named
 
 
 def rehearsal_page(found: Mapping[str, Any]) -> PageDocument:
@@ -71,12 +73,15 @@ def _faults(found: Mapping[str, Any]) -> Section:
         summary=verdict_of_rehearsal(found),
         table=DataTable(
             head=("rule", "ranks", "what"),
-            rows=tuple(
-                (one["rule"], ", ".join(map(str, one["ranks"])), one["text"])
-                for one in found["faults"]
-            ),
+            rows=tuple((one["rule"], _ranks(one["ranks"]), one["text"]) for one in found["faults"]),
         ),
     )
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    """Return ranks as text; of very many, the first."""
+    more = f" and {len(ranks) - MOST_NAMED:,} more" if len(ranks) > MOST_NAMED else ""
+    return ", ".join(map(str, ranks[:MOST_NAMED])) + more
 
 
 def _peaks(found: Mapping[str, Any]) -> Section:
@@ -123,11 +128,14 @@ def _pair(rank: Mapping[str, Any]) -> tuple[BarRow, BarRow]:
 
 def _curve(rank: Mapping[str, Any]) -> Section:
     """Return what the fullest rank holds after each action of a step, and at its peak in it."""
-    points = rank["curve"]
+    every = rank["curve"]
+    points = sampled(every, MOST_POINTS)
+    some = f" {len(points):,} of them are drawn." if len(points) < len(every) else ""
     return Section(
         id="memory-curve",
         title=f"Memory of rank {rank['rank']} through a step",
-        summary=f"It peaks at {binary_bytes(rank['peak_bytes'])}, over {len(points)} actions.",
+        summary=f"It peaks at {binary_bytes(rank['peak_bytes'])}, over {len(every):,} actions."
+        + some,
         figure=LinesFigure(
             unit="bytes",
             steps=tuple(range(len(points))),

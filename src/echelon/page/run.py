@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from echelon.core.errors import ConfigError, EchelonError
 from echelon.core.plan import Plan
@@ -17,8 +17,9 @@ from echelon.core.rulebook.observe import EVENTS_READABLE
 from echelon.core.serialize import decode_json
 from echelon.core.units import binary_bytes, short_count
 from echelon.core.version import __version__
+from echelon.page.curves import curve_sections
 from echelon.page.document import Fact, PageDocument, Section
-from echelon.page.figures import BarRow, BarsFigure, DataTable, LineSeries, LinesFigure
+from echelon.page.figures import BarRow, BarsFigure, DataTable
 from echelon.page.mesh import mesh_section
 from echelon.page.plan import memory_section, sent_section, step_section, subject_of_plan
 from echelon.page.proof import proof_sections
@@ -27,19 +28,13 @@ from echelon.page.schedule import chart_from_timelines, schedule_section
 from echelon.planner.predict.estimate import Estimate, estimate_plan
 from echelon.telemetry.bound import Bound, StepBound
 from echelon.telemetry.events import METRICS_FILE
-from echelon.telemetry.json_lines import LogEntry, last_of_each_step, read_entries
+from echelon.telemetry.json_lines import last_of_each_step, read_entries
 from echelon.telemetry.run_directory import RunDirectory, open_run
 from echelon.telemetry.schedule_report import read_schedule_report
 from echelon.telemetry.summary import RunSummary, summarize_run
 
-T = TypeVar("T")
-
-MOST_POINTS = 800
-"""Steps that a line is drawn through."""
-MOST_ROWS = 40
-"""Steps that a table lists."""
-MOST_RANKS = 16
-"""Ranks that have a line of their own."""
+MOST_CHARACTERS = 4000
+"""Characters of what a file says of a machine or a command."""
 
 
 def run_page(path: Path) -> PageDocument:
@@ -58,6 +53,19 @@ def run_page(path: Path) -> PageDocument:
     )
 
 
+def summary_page(summary: RunSummary) -> PageDocument:
+    """Return what a run did in numbers alone, without its folder and so without its figures."""
+    return PageDocument(
+        title=f"{summary.name}: run",
+        subject=f"plan {summary.plan_hash[:12]}",
+        verdict=_verdict(summary),
+        good=summary.steps >= summary.total_steps,
+        facts=tuple(_facts(summary, None)),
+        sections=(),
+        made_by=f"Echelon {__version__}",
+    )
+
+
 def _verdict(summary: RunSummary) -> str:
     done = "finished" if summary.steps >= summary.total_steps else "is not finished"
     learned = ""
@@ -66,14 +74,13 @@ def _verdict(summary: RunSummary) -> str:
     return f"The run {done}, {summary.steps:,} of {summary.total_steps:,} steps{learned}."
 
 
-def _facts(summary: RunSummary, estimate: Estimate) -> Iterator[Fact]:
+def _facts(summary: RunSummary, estimate: Estimate | None) -> Iterator[Fact]:
     if summary.step_s is not None:
-        ratio = summary.step_s / estimate.step_s
-        yield Fact(
-            name="step, median",
-            value=f"{summary.step_s:.4g} s",
-            note=f"predicted {estimate.step_s:.4g} s: {ratio:.2f} times",
-        )
+        note = ""
+        if estimate is not None:
+            ratio = summary.step_s / estimate.step_s
+            note = f"predicted {estimate.step_s:.4g} s: {ratio:.2f} times"
+        yield Fact(name="step, median", value=f"{summary.step_s:.4g} s", note=note)
     if summary.tokens_per_s is not None:
         yield Fact(name="tokens/s", value=short_count(summary.tokens_per_s), note="median")
     if summary.peak_bytes is not None:
@@ -98,7 +105,7 @@ def _sections(
     steps = last_of_each_step(one for one in entries if one.text("kind") == "step")
     validations = last_of_each_step(one for one in entries if one.text("kind") == "validation")
     if steps:
-        yield from _curves(steps, validations, estimate)
+        yield from curve_sections(steps, validations, estimate)
     if summary.bound is not None:
         yield _bound_section(summary.bound)
     if plan.mesh.pp > 1:
@@ -129,146 +136,6 @@ def _schedule(run: RunDirectory, plan: Plan) -> Section:
         chart_from_timelines(f"measured, step {report.step}", measured),
     ]
     return schedule_section(plan, charts)
-
-
-def _curves(
-    steps: Sequence[LogEntry], validations: Sequence[LogEntry], estimate: Estimate
-) -> Iterator[Section]:
-    drawn = sampled(steps, MOST_POINTS)
-    numbers = tuple(step.whole("step") for step in drawn)
-    losses = _series("loss", drawn, "loss")
-    by_step = {one.whole("step"): one.number("loss") for one in validations}
-    checked = LineSeries(name="validation loss", values=tuple(map(by_step.get, numbers)))
-    yield Section(
-        id="loss",
-        title="Loss",
-        summary=_moves("The loss", losses.values),
-        figure=LinesFigure(
-            unit="loss",
-            steps=numbers,
-            series=(losses, checked) if any(v is not None for v in checked.values) else (losses,),
-            planned=None,
-            planned_text="",
-        ),
-        table=_table(steps),
-    )
-    yield _line_section("norm", "Gradient norm", "norm", drawn, "grad_norm")
-    yield _line_section("rate", "Learning rate", "rate", drawn, "learning_rate")
-    yield _line_section(
-        "seconds",
-        "Seconds of each step",
-        "s",
-        drawn,
-        "step_s",
-        planned=(estimate.step_s, f"{estimate.step_s:.4g} s"),
-    )
-    yield from _rank_lines(drawn, "waits", "Waits of each rank", "s", "rank_waits_s")
-    yield from _rank_lines(drawn, "used", "Memory of each rank", "bytes", "rank_used_bytes")
-    if routed := [step for step in drawn if "imbalance" in step.values]:
-        title = "Load of experts: the busiest over the mean"
-        yield _line_section("experts", title, "x", routed, "imbalance")
-
-
-def sampled(steps: Sequence[T], most: int) -> list[T]:
-    """Return `most` steps at most, evenly spaced, with the first and the last."""
-    if len(steps) <= most:
-        return list(steps)
-    last = len(steps) - 1
-    places = sorted({round(place * last / (most - 1)) for place in range(most)})
-    return [steps[place] for place in places]
-
-
-def _series(name: str, steps: Sequence[LogEntry], key: str) -> LineSeries:
-    return LineSeries(name=name, values=tuple(step.number(key) for step in steps))
-
-
-def _plain(value: float) -> str:
-    return f"{value:.4g}"
-
-
-def _moves(name: str, values: Sequence[float | None], text: Callable[[float], str] = _plain) -> str:
-    there = [value for value in values if value is not None]
-    if not there:
-        return f"{name} was not written."
-    first, last, least, most = map(text, (there[0], there[-1], min(there), max(there)))
-    return f"{name} goes from {first} to {last}; the least is {least}, the most {most}."
-
-
-def _line_section(
-    id: str,
-    title: str,
-    unit: str,
-    steps: Sequence[LogEntry],
-    key: str,
-    planned: tuple[float, str] | None = None,
-) -> Section:
-    series = _series(title.lower(), steps, key)
-    return Section(
-        id=id,
-        title=title,
-        summary=_moves(title, series.values),
-        figure=LinesFigure(
-            unit=unit,
-            steps=tuple(step.whole("step") for step in steps),
-            series=(series,),
-            planned=None if planned is None else planned[0],
-            planned_text="" if planned is None else planned[1],
-        ),
-    )
-
-
-def _rank_lines(
-    steps: Sequence[LogEntry], id: str, title: str, unit: str, key: str
-) -> Iterator[Section]:
-    """Yield a line for each of the first ranks, where steps say something of each rank."""
-    rows = [_list(step.values.get(key)) for step in steps]
-    count = max(map(len, rows), default=0)
-    if not count:
-        return
-    shown = range(min(count, MOST_RANKS))
-    text = binary_bytes if unit == "bytes" else _plain
-    series = tuple(
-        LineSeries(
-            name=f"rank {rank}",
-            values=tuple(row[rank] if rank < len(row) else None for row in rows),
-        )
-        for rank in shown
-    )
-    more = f" The first {len(shown)} of {count} ranks are drawn." if len(shown) < count else ""
-    yield Section(
-        id=id,
-        title=title,
-        summary=_moves(title, [value for one in series for value in one.values], text) + more,
-        figure=LinesFigure(
-            unit=unit,
-            steps=tuple(step.whole("step") for step in steps),
-            series=series,
-            planned=None,
-            planned_text="",
-        ),
-    )
-
-
-def _list(value: object) -> list[float | None]:
-    if not isinstance(value, list):
-        return []
-    return [float(one) if isinstance(one, int | float) else None for one in value]
-
-
-def _table(steps: Sequence[LogEntry]) -> DataTable:
-    keys = ("loss", "grad_norm", "learning_rate", "step_s")
-    return DataTable(
-        head=("step", "loss", "gradient norm", "learning rate", "seconds", "tokens"),
-        rows=tuple(
-            (
-                f"{step.whole('step'):,}",
-                *("-" if (v := step.number(key)) is None else f"{v:.6g}" for key in keys),
-                f"{step.whole('tokens'):,}",
-            )
-            for step in sampled(steps, MOST_ROWS)
-        ),
-        right=(0, 1, 2, 3, 4, 5),
-    )
 
 
 def _bound_section(bound: StepBound) -> Section:
@@ -315,7 +182,7 @@ def _again_section(run: RunDirectory) -> Section:
     where = _environment(run)
     command = where.get("command")
     words = [str(word) for word in command] if isinstance(command, list) else []
-    started = [shlex.join(["echelon", *words[1:]])] if words else []
+    started = [_cut(shlex.join(["echelon", *words[1:]]))] if words else []
     packages = where.get("packages")
     versions = (
         ", ".join(f"{name} {version}" for name, version in packages.items() if version)
@@ -325,10 +192,18 @@ def _again_section(run: RunDirectory) -> Section:
     return Section(
         id="again",
         title="How to do it again",
-        summary=f"Echelon {where.get('echelon', '?')}, Python {where.get('python', '?')}, "
-        f"{versions or 'packages not written'}; {where.get('platform', 'platform not written')}.",
+        summary=_cut(
+            f"Echelon {where.get('echelon', '?')}, Python {where.get('python', '?')}, "
+            f"{versions or 'packages not written'}; "
+            f"{where.get('platform', 'platform not written')}."
+        ),
         commands=(*started, f"echelon train {run.name}/run.toml", f"echelon prove {run.name}"),
     )
+
+
+def _cut(text: str) -> str:
+    """Return text, or its beginning where it is longer than anybody wrote."""
+    return text if len(text) <= MOST_CHARACTERS else f"{text[:MOST_CHARACTERS]} ..."
 
 
 _BESIDE: Mapping[str, Callable[[Mapping[str, Any]], Sequence[Section]]] = {

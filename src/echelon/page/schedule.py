@@ -12,6 +12,8 @@ from echelon.telemetry.bubble import IdleCause, RankBubble, bubble_from_timeline
 from echelon.telemetry.timeline import Timeline
 
 KINDS = ("F", "B", "W", "BW")
+MOST_ACTIONS = 40_000
+"""Actions of a chart: so many are some megabytes of a page."""
 KIND_WORDS = ("forward", "input gradient", "weight gradient", "backward")
 
 
@@ -38,26 +40,36 @@ def schedule_section(plan: Plan, charts: Sequence[ScheduleChart]) -> Section:
 
 
 def chart_from_timelines(name: str, timelines: Sequence[Timeline]) -> ScheduleChart:
-    """Return the chart of pipelines in one step, a lane for each of their ranks."""
+    """Return the chart of pipelines in one step, a lane for each of their ranks.
+
+    Of very many actions each rank's first are drawn, on a scale that ends with them.
+    """
     bubble = bubble_from_timelines(timelines)
     idle = {one.rank: one for one in bubble.ranks}
-    span = max(timeline.span_s for timeline in timelines)
+    by_rank: dict[int, list[Event]] = {
+        rank: [] for timeline in timelines for rank in timeline.pipeline.ranks
+    }
+    for timeline in timelines:
+        for action in timeline.actions:
+            by_rank[action.rank].append(action)
+    whole = max(timeline.span_s for timeline in timelines)
+    most, count = MOST_ACTIONS // len(by_rank), max(map(len, by_rank.values()))
     lanes = [
-        _lane(timeline, rank, idle[rank])
-        for timeline in timelines
-        for rank in timeline.pipeline.ranks
+        _lane(rank, sorted(actions, key=_start)[:most], idle[rank])
+        for rank, actions in by_rank.items()
     ]
+    few = count > most
+    some = f"; the first {most:,} of {count:,} actions of each rank are drawn" if few else ""
     return ScheduleChart(
         name=name,
         lanes=tuple(lanes),
-        span_s=span,
-        span_text=f"{span:.4g} s",
-        bubble_text=f"ranks are idle for {100 * bubble.total_fraction:.1f} % of the time",
+        span_s=max(max(lane.ends, default=0.0) for lane in lanes) if few else whole,
+        span_text=f"{whole:.4g} s",
+        bubble_text=f"ranks are idle for {100 * bubble.total_fraction:.1f} % of the time{some}",
     )
 
 
-def _lane(timeline: Timeline, rank: int, bubble: RankBubble) -> ScheduleLane:
-    own = sorted((one for one in timeline.actions if one.rank == rank), key=_start)
+def _lane(rank: int, own: Sequence[Event], bubble: RankBubble) -> ScheduleLane:
     return ScheduleLane(
         label=f"rank {rank}",
         kinds=tuple(KINDS.index(one.kind) for one in own),

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from echelon.core.errors import Problem, ProofFailed
+from echelon.core.optional import notebook_html
 from echelon.core.plan import Plan
 from echelon.core.rules import Rule
 from echelon.rehearsal.rank import RankRehearsal
@@ -91,6 +92,10 @@ class Rehearsal:
             "roofline": None if self.roofline is None else self.roofline.to_json(),
             "ranks": [self._rank_json(one) for one in self.ranks],
         }
+
+    def _repr_html_(self) -> str:
+        """Return the rehearsal, as a notebook shows it: its page without a script."""
+        return notebook_html("rehearsal_html", self)
 
     def _rank_json(self, rank: RankRehearsal) -> dict[str, object]:
         return {

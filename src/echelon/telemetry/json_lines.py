@@ -104,20 +104,23 @@ class LogEntry:
 
     def whole(self, key: str) -> int:
         """Return a whole number; ConfigError where it is none."""
-        return self._checked(key, "whole number", lambda value: type(value) is int)
+        return self._checked(key, "whole number", _is_whole)
 
     def whole_numbers(self, key: str) -> tuple[int, ...]:
         """Return whole numbers, of which there are some; ConfigError where they are none."""
 
         def fits(value: Any) -> bool:
             items = cast("list[object]", value) if isinstance(value, list) else []
-            return bool(items) and all(type(item) is int for item in items)
+            return bool(items) and all(map(_is_whole, items))
 
         return tuple(self._checked(key, "list of whole numbers", fits))
 
     def number(self, key: str) -> float | None:
         """Return a number, None where it was not finite; ConfigError where it is neither."""
-        return self._checked(key, "number", lambda v: v is None or type(v) in (int, float))
+        value = self._checked(
+            key, "number", lambda v: v is None or type(v) is float or _is_whole(v)
+        )
+        return value if value is None or math.isfinite(value) else None
 
     def event(self, rank: int) -> Event:
         """Return the line as an event of `rank`; ConfigError where it is none."""
@@ -135,7 +138,7 @@ class LogEntry:
         if key not in self.values:
             raise self._misfit(f"has no {key}")
         if not fits(self.values[key]):
-            raise self._misfit(f"{key} = {self.values[key]!r} is no {what}")
+            raise self._misfit(f"{key} = {self.values[key]!r:.{_SHOWN}} is no {what}")
         return self.values[key]
 
     def _misfit(self, why: str) -> ConfigError:
@@ -185,6 +188,11 @@ def unreadable_file_error(path: Path, why: str, *, place: int | None = None) -> 
 def os_error_text(error: OSError) -> str:
     """Return what the system says of a file that it does not give, as part of a message."""
     return f"it cannot be read: {error.strerror or error}"
+
+
+def _is_whole(value: object) -> bool:
+    """Return whether a value is a whole number that a count can have; no count is longer."""
+    return type(value) is int and abs(value) < 2**63
 
 
 def _values(line: bytes, path: Path, place: int) -> Mapping[str, Any]:

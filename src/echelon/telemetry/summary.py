@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
+from echelon.core.optional import notebook_html
 from echelon.telemetry.bound import StepBound, read_bound
 from echelon.telemetry.events import METRICS_FILE
 from echelon.telemetry.json_lines import LogEntry, last_of_each_step, read_entries
@@ -69,6 +70,10 @@ class RunSummary:
     """How the islands of local SGD met, where there are some."""
     notes: tuple[str, ...] = ()
     """What else happened: workers or islands that were lost and came back."""
+
+    def _repr_html_(self) -> str:
+        """Return the summary, as a notebook shows it: its numbers."""
+        return notebook_html("summary_html", self)
 
 
 def step_losses(run_dir: Path) -> tuple[float, ...]:

@@ -9,16 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echelon.planner.view.bars_svg import memory_svg
 from echelon.planner.view.memory import memory_bars
 from echelon.planner.view.terms import MOST_TERMS_SHOWN, term_styles
-from tests.planner.view.figures import (
-    assert_narrow,
-    assert_texts_are_clear,
-    number,
-    rects,
-    text_of,
-)
+from tests.planner.view.figures import assert_narrow, text_of
 
 GIB = 2.0**30
 
@@ -44,17 +37,13 @@ def _bar(text: str, label: str) -> str:
 
 @settings(max_examples=60)
 @given(rows_of_any_kind, st.one_of(st.just(0.0), st.floats(1.0, 1e13)))
-def test_anything_is_drawn_within_80_columns_and_without_overlap(
+def test_anything_is_drawn_within_80_columns(
     rows: list[tuple[str, dict[str, float]]], limit: float
 ) -> None:
     bars = memory_bars(rows, limit)
     assert_narrow(text_of(bars.lines()))
-    figure = memory_svg(bars, title="".join(label for label, _ in rows))
-    assert_texts_are_clear(figure)
     for row, (_, terms) in zip(bars.rows, rows, strict=True):
         assert row.total == pytest.approx(sum(terms.values()))
-    for box in rects(figure, "box"):
-        assert number(box, "x") + number(box, "width") <= 760
 
 
 def test_columns_of_a_bar_are_proportional_to_bytes() -> None:
@@ -82,10 +71,8 @@ def test_a_byte_too_much_is_seen() -> None:
     bars = memory_bars([("a", {"parameters": 80 * GIB + 1})], 80 * GIB)
     assert "P|p" in text_of(bars.lines())
     assert ">100 %" in text_of(bars.lines())
-    assert len(rects(memory_svg(bars), "over")) == 1
     whole = memory_bars([("a", {"parameters": 80 * GIB})], 80 * GIB)
     assert "p" not in _bar(text_of(whole.lines()), "a  ")
-    assert rects(memory_svg(whole), "over") == []
 
 
 def test_the_table_below_is_of_the_fullest_row_and_adds_up() -> None:
@@ -100,7 +87,6 @@ def test_nothing_is_still_a_picture() -> None:
     for rows in ([], [("a", {})]):
         bars = memory_bars(rows, 0.0)
         assert_narrow(text_of(bars.lines()))
-        assert_texts_are_clear(memory_svg(bars))
     assert text_of(memory_bars([], 1.0).lines()) == "(no ranks)\n"
     assert "Nothing is held." in text_of(memory_bars([("a", {})], 1.0).lines())
 

@@ -8,16 +8,16 @@ one process. The answer is on stdout, and in `--json`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
 from echelon.api.comparing import compare as compare_runs
 from echelon.cli.compare.strategies import compare_with_one_process
-from echelon.cli.flags import Json, Settings, bad_argument, require_new_files, require_suffix
+from echelon.cli.flags import Json, Settings, bad_argument
 from echelon.cli.other_tools import AnyRun
-from echelon.cli.output import note, page_columns, print_result
+from echelon.cli.output import page_columns, print_result
+from echelon.cli.report_files import Html, ReportFiles
 from echelon.config.settings.value_types import toml_text
 from echelon.core.units import binary_bytes, decimal_bytes, duration, short_count
 from echelon.page.comparison import comparison_page, verdict_of_comparison, what_changes
@@ -39,10 +39,7 @@ def compare(
     ] = None,
     ranks: Annotated[int | None, Parameter(help="Ranks of each strategy, 2 by default.")] = None,
     settings: Settings = (),
-    html: Annotated[
-        Path | None,
-        Parameter(help="Write the page of two plans or runs to this file, which must be new."),
-    ] = None,
+    html: Html = None,
     json: Json = False,
 ) -> int:
     """Compare two plans: settings that differ, whether the mathematics do, bytes held and sent.
@@ -50,11 +47,12 @@ def compare(
     With --strategies, split the run in each of these ways, prove it, and show how far loss,
     gradients and parameters are from one process, and which sums are taken in another order.
     """
-    require_suffix("--html", html, (".html",))
-    require_new_files({"--html": html})
+    report = ReportFiles.at(html)
     if strategies is not None:
-        if html is not None:
-            raise bad_argument("--html is the page of two plans", f"echelon compare {a} nano-zero3")
+        if report is not None:
+            raise bad_argument(
+                f"{report.flag} is the page of two plans", f"echelon compare {a} nano-zero3"
+            )
         if b is not None:
             example = f"echelon compare {a} --strategies {strategies}"
             raise bad_argument("--strategies compares with one process, not with a plan B", example)
@@ -66,11 +64,8 @@ def compare(
         example = f"echelon compare {a} --strategies all --ranks 2"
         raise bad_argument("--ranks and --set are about --strategies", example)
     found = compare_runs(a, b)
-    if html is not None:
-        from echelon.page.html import write_page
-
-        write_page(comparison_page(found, a, b), html)
-        note(f"written: {html}")
+    if report is not None:
+        report.write(comparison_page(found, a, b))
     columns = page_columns()
     print_result(
         "compare",

@@ -15,8 +15,9 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from echelon.cli.flags import Json, Settings, bad_argument, require_new_files
+from echelon.cli.flags import Json, Settings, bad_argument
 from echelon.cli.output import print_json, spinner
+from echelon.cli.report_files import Html, ReportFiles
 from echelon.interop.tools import trainer_names
 
 OURS = "echelon"
@@ -51,13 +52,6 @@ Why = Annotated[
 Detail = Annotated[
     bool, Parameter(help="Show also the ten best plans, and every term of the first.")
 ]
-Figures = Annotated[
-    Path | None,
-    Parameter(
-        name=("--figures", "--html"),
-        help="Draw the best: a page as FILE.html that opens anywhere, or SVGs in this new folder.",
-    ),
-]
 Trainer = Annotated[
     str,
     Parameter(
@@ -91,7 +85,7 @@ def plan(
     out: Out = None,
     why: Why = False,
     detail: Detail = False,
-    figures: Figures = None,
+    html: Html = None,
     settings: Settings = (),
     json: AsJson = False,
 ) -> int:
@@ -104,10 +98,7 @@ def plan(
     from echelon.planner.search.request import asks_what_exists
 
     columns = page_columns()
-    html = figures if figures is not None and figures.suffix == ".html" else None
-    if html is not None:
-        require_new_files({"--html": html})
-        figures = None
+    report = ReportFiles.at(html)
     anywhere = cluster is None and not search and asks_what_exists(run, settings)
     if cluster is None and not search and not anywhere:
         asked: dict[str, object] = {
@@ -117,9 +108,10 @@ def plan(
         asked |= {"--pin": pin, "--price": price, "--out": out, "--detail": detail}
         _require_search(asked)
         fits = _show(run, settings, json=json, columns=columns)
-        _explain(run, settings, why=why, figures=figures, columns=columns)
-        if html is not None:
-            _write_page(run, settings, html)
+        if why:
+            _explain(run, settings, columns=columns)
+        if report is not None:
+            _write_report(run, settings, report)
         return 0 if fits else 1
     from echelon.cli.plan.search import SearchOutputOptions, run_search
     from echelon.planner.search.request import SearchAim
@@ -134,8 +126,7 @@ def plan(
         detail=detail,
         output=out,
         why=why,
-        figures=figures,
-        html=html,
+        report=report,
         json=json,
     )
     if anywhere:
@@ -165,12 +156,8 @@ def _show(run: str, settings: tuple[str, ...], *, json: bool, columns: int) -> b
     return plan_fits(job.plan)
 
 
-def _explain(
-    run: str, settings: tuple[str, ...], *, why: bool, figures: Path | None, columns: int
-) -> None:
-    """Say what makes a run fit, where it does not, and draw it: on stderr, beside its page."""
-    if not why and figures is None:
-        return
+def _explain(run: str, settings: tuple[str, ...], *, columns: int) -> None:
+    """Say what makes a run fit, where it does not, else draw it: on stderr, beside its page."""
     from echelon.cli.output import note
     from echelon.cli.plan.view import draw
     from echelon.cli.plan.why import fixes_text
@@ -181,28 +168,22 @@ def _explain(
 
     plan = load_job(run, settings).plan
     estimated = estimate_plan(plan)
-    if why:
-        fixes = find_fixes(make_request(run, settings=settings), candidate_from_plan(plan))
-        note(
-            fixes_text(fixes, columns=columns)
-            if fixes
-            else draw(plan, estimated.seconds, estimated.bytes, columns=columns)
-        )
-    if figures is not None:
-        note(draw(plan, estimated.seconds, estimated.bytes, figures).rstrip("\n"))
+    fixes = find_fixes(make_request(run, settings=settings), candidate_from_plan(plan))
+    note(
+        fixes_text(fixes, columns=columns)
+        if fixes
+        else draw(plan, estimated.seconds, estimated.bytes, columns=columns)
+    )
 
 
-def _write_page(run: str, settings: tuple[str, ...], html: Path) -> None:
-    """Write the page of a run's plan, and say where it is: on stderr."""
-    from echelon.cli.output import note
+def _write_report(run: str, settings: tuple[str, ...], report: ReportFiles) -> None:
+    """Write the page of a run's plan, or its figures."""
     from echelon.config.files.times_file import unit_times_from_job
     from echelon.config.load import load_job
-    from echelon.page.html import write_page
     from echelon.page.plan import plan_page
 
     job = load_job(run, settings)
-    write_page(plan_page(job.plan, unit_times_from_job(job)), html)
-    note(f"written: {html}")
+    report.write(plan_page(job.plan, unit_times_from_job(job)))
 
 
 def _require_search(flags: dict[str, object]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from echelon.cli.flags import require_new_files, require_suffix
 from echelon.cli.output import note, print_json, spinner
+from echelon.cli.report_files import ReportFiles
 
 if TYPE_CHECKING:
     from echelon.core.errors import ConfigError
@@ -29,8 +30,7 @@ class SearchOutputOptions:
     detail: bool
     output: Path | None
     why: bool
-    figures: Path | None
-    html: Path | None
+    report: ReportFiles | None
     json: bool
 
 
@@ -56,10 +56,6 @@ def run_search(
 
     require_suffix("--out", shown.output, (".toml", ".json"))
     require_new_files({"--out": shown.output})
-    if shown.figures is not None:
-        from echelon.cli.plan.view import require_new_folder
-
-        require_new_folder(shown.figures)
     request = make_request(model, cluster=cluster, settings=settings, pins=pins, aim=wanted)
     if not shown.json:
         print(heading_text(request, columns=columns), flush=True)
@@ -88,7 +84,7 @@ def run_search(
             print("\n" + explanation_text(reasons, columns=columns), end="")
     if answer.best is not None:
         _write_outputs(answer, shown)
-        _write_page(found, shown.html, _command(model, cluster, settings, pins, request))
+        _write_report(found, shown.report, _command(model, cluster, settings, pins, request))
     if answer.interrupted:
         note(
             f"interrupted: {answer.num_computed:,} plans computed of {answer.num_legal:,} met so "
@@ -135,27 +131,22 @@ def _command(
     return shlex.join(words)
 
 
-def _write_page(found: Recommendation | SearchResult, html: Path | None, asked: str) -> None:
-    """Write the page of the best plan, where there is to be one, and say where it is."""
-    if html is None:
-        return
-    from echelon.page.html import write_page
-    from echelon.page.search import search_page
+def _write_report(
+    found: Recommendation | SearchResult, report: ReportFiles | None, asked: str
+) -> None:
+    """Write the page of the best plan, or its figures, where that is wanted."""
+    if report is not None:
+        from echelon.page.search import search_page
 
-    write_page(search_page(found, asked), html)
-    note(f"written: {html}")
+        report.write(search_page(found, asked))
 
 
 def _write_outputs(answer: SearchResult, shown: SearchOutputOptions) -> None:
     """Write what was asked for of the best plan."""
-    plan, estimate = answer.first.plan, answer.first.estimate
+    plan = answer.first.plan
     assert plan is not None, "what is the best of an answer has become a Plan"
     if shown.output is not None:
         _write(plan, shown.output)
-    if shown.figures is not None:
-        from echelon.cli.plan.view import draw
-
-        note(draw(plan, estimate.seconds, estimate.bytes, shown.figures).rstrip("\n"))
 
 
 def _write(plan: Plan, out: Path) -> None:

@@ -62,7 +62,7 @@ def _require_no_plan_flags(shown: SearchOutputOptions) -> None:
     """Refuse what is about one plan, where there are four."""
     flags = {
         "--out": shown.output is not None,
-        "--figures": shown.figures is not None,
+        "--figures": shown.report is not None,
         "--why": shown.why,
         "--detail": shown.detail,
         "--objective front": shown.front,

@@ -1,30 +1,22 @@
 """The pictures of a plan: memory bars, the waterfall of a step, and the mesh map.
 
 In a terminal they are lines of 80 columns, in color where the terminal has it and `NO_COLOR` is not
-set; with `--figures FOLDER` they are three figures in a new folder.
+set. As SVG and PNG the page draws them (`page/drawn/`).
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import fsum
-from pathlib import Path
 
-from echelon.cli.flags import free_path
-from echelon.config.files.new_file import require_writable, write_new
-from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
-from echelon.planner.view.bars_svg import memory_svg, waterfall_svg
 from echelon.planner.view.lines import TextLine
 from echelon.planner.view.memory import MemoryBars, memory_bars, memory_rows_from_plan
 from echelon.planner.view.mesh_map import MeshMap, mesh_map
-from echelon.planner.view.mesh_svg import mesh_svg
 from echelon.planner.view.text_layout import WIDTH
 from echelon.planner.view.waterfall import Waterfall, waterfall
 
-FLAG = "--figures"
 PLANNED = "fullest, planned"
 """The row of what the planner says that the fullest rank holds, above those of the ranks."""
 
@@ -47,33 +39,16 @@ class PlanFigures:
         ]
         return "\n".join(f"{title}:\n\n{painted(lines)}" for title, lines in parts)
 
-    def figures(self) -> dict[str, str]:
-        """Return the name and the text of each figure."""
-        return {
-            "memory.svg": memory_svg(self.memory, title=f"{self.name}: memory at its peak"),
-            "step.svg": waterfall_svg(self.step, title=f"{self.name}: seconds of a step"),
-            "mesh.svg": mesh_svg(self.mesh, title=f"{self.name}: where ranks are"),
-        }
-
 
 def draw(
     plan: Plan,
     seconds: Mapping[str, float],
     held: Mapping[str, float],
-    folder: Path | None = None,
     *,
     columns: int = WIDTH,
 ) -> str:
-    """Return what to print of a plan whose step takes `seconds`, its fullest rank holding `held`.
-
-    With `folder`, write the figures into it, which must be new, and return a line for each of them.
-    """
-    if folder is not None:
-        require_new_folder(folder)
-    pictures = plan_figures(plan, seconds, held)
-    if folder is None:
-        return pictures.text(columns=columns)
-    return "".join(f"written: {path}\n" for path in write_figures(pictures, folder))
+    """Return what to print of a plan by the seconds of its step and the bytes of a rank."""
+    return plan_figures(plan, seconds, held).text(columns=columns)
 
 
 def plan_figures(
@@ -103,29 +78,6 @@ def _beside(terms: Mapping[str, float], held: Mapping[str, float]) -> dict[str, 
     if "slack" in found:
         found["slack"] *= fsum(terms.values()) / used if used > 0 else 0.0
     return found
-
-
-def require_new_folder(folder: Path) -> None:
-    """Refuse a folder that exists or cannot be made, before the work for what goes into it."""
-    try:
-        require_writable(folder, key=FLAG)
-    except ConfigError as error:
-        there = os.path.lexists(folder)
-        free = (f"{FLAG} {free_path(folder.parent, folder.name, '')}",) if there else ()
-        problems = [replace(problem, suggestions=free) for problem in error.problems]
-        raise ConfigError(problems) from None
-
-
-def write_figures(pictures: PlanFigures, folder: Path) -> tuple[Path, ...]:
-    """Write the figures to a new folder and return their files; ConfigError if it is there."""
-    # All texts are made before any is written: what goes wrong leaves no file behind.
-    texts = pictures.figures()
-    require_new_folder(folder)
-    folder.mkdir()
-    files = {folder / name: text for name, text in texts.items()}
-    for file, text in files.items():
-        write_new(file, text, key=FLAG)
-    return tuple(files)
 
 
 def painted(lines: Sequence[TextLine]) -> str:

@@ -14,14 +14,14 @@ from echelon.core.errors import ConfigError
 from echelon.core.rulebook.command_line import CANNOT_WRITE, NEVER_OVERWRITE
 
 
-def write_new(file: Path, text: str, *, key: str = "FILE") -> None:
+def write_new(file: Path, content: str | bytes, *, key: str = "FILE") -> None:
     """Write a file, whole or not at all; ConfigError, with a free name, where there is one."""
     with _refused(file, key):
         _require_free(file)
         part = _beside(file)
         try:
-            with part.open("x", encoding="utf-8") as stream:
-                stream.write(text)
+            with part.open("xb") as stream:
+                stream.write(content.encode() if isinstance(content, str) else content)
                 stream.flush()
                 flush_file(stream.fileno())
             _give_name(part, file)

@@ -73,3 +73,13 @@ OUTPUT_WRITABLE = Rule(
     bad="echelon plan nano >/dev/full",
     fixed="echelon plan nano >plan.txt     # on a disk with room",
 )
+
+FONT_INSTALLED = Rule(
+    id="font-installed",
+    why="""
+    A figure as PNG has its words drawn into it, by a font of this machine. A container may have
+    none; then the figure would have no words. SVG names fonts and needs none here.
+    """,
+    bad="echelon plan nano --html nano.png     # in a container without fonts",
+    fixed="apt-get install fonts-dejavu-core\nechelon plan nano --html nano.png",
+)

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from echelon.config.plan_view import plan_settings
+from echelon.core.optional import notebook_html
 from echelon.core.plan import Plan
 from echelon.cost.bytes.terms import HeldTerm
 from echelon.planner.predict.estimate import estimate_by_events
@@ -75,6 +76,10 @@ class PlanComparison:
     def same_layout(self) -> bool:
         """Return whether both plans are split alike."""
         return self.a.plan.layout == self.b.plan.layout
+
+    def _repr_html_(self) -> str:
+        """Return both plans, as a notebook shows it: its page without a script."""
+        return notebook_html("comparison_html", self)
 
 
 def compare_plans(a: Plan, b: Plan) -> PlanComparison:

@@ -1,6 +1,6 @@
 """See a plan: what ranks hold, where the seconds of a step go, where ranks sit.
 
-Each picture is made of plain values, and is lines of text for a terminal or one SVG figure.
+Each picture is made of plain values, and is lines of text for a terminal; the page draws them too.
 
     memory.py       bytes of each rank by kind, as bars; rows of a plan
     waterfall.py    seconds of a step by term, as bars
@@ -8,5 +8,4 @@ Each picture is made of plain values, and is lines of text for a terminal or one
     terms.py        numbers that add up as they are shown; letters, hues and tones of terms
     text_layout.py  tables and sentences in 80 columns
     lines.py        text with colors for a terminal
-    bars_svg.py, mesh_svg.py    the same as SVG; scale.py: places on the page of a figure
 """

@@ -99,11 +99,10 @@ _MOST_PARTS = 16  # names
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MapDevice:
-    """Hold one device of the map: its rank, its coordinates as they are told, its place in pp."""
+    """Hold one device of the map: its rank, and its coordinates as they are told."""
 
     rank: int
     coordinates: tuple[str, ...]
-    pp: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +193,7 @@ class MeshMap:
         names = [f"{name}{here[axis]}" for axis, name in told if mesh.degree(axis) > 1]
         if mesh.ep > 1:
             names.append(f"ep{mesh.expert_index(rank, expert_tp=self.expert_tp)}")
-        return MapDevice(rank=rank, coordinates=tuple(names), pp=here[Axis.PP])
+        return MapDevice(rank=rank, coordinates=tuple(names))
 
     def _part(self, pp: int) -> str:
         per_node, size = self.cluster.devices_per_node, self.mesh.world_size // self.mesh.pp

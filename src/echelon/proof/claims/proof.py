@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from echelon.core.errors import Problem, ProofFailed
+from echelon.core.optional import notebook_html
 from echelon.core.plan import Plan
 from echelon.proof.claims.claims import ClaimResult
 from echelon.proof.diagnose.diagnosis import Diagnosis
@@ -96,6 +97,10 @@ class Proof:
             "independent": pass_json(self.independent),
             "whole_run": pass_json(self.whole_run),
         }
+
+    def _repr_html_(self) -> str:
+        """Return the proof, as a notebook shows it: its page without a script."""
+        return notebook_html("proof_html", self)
 
     def write(self, path: Path) -> None:
         """Write the proof to `path` (``proof.json`` beside the plan)."""

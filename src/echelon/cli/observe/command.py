@@ -1,7 +1,4 @@
-"""`echelon observe`: what a run did; with --schedule, its pipeline as planned and as measured.
-
-With --experts, which experts its tokens chose.
-"""
+"""`echelon observe`: what a run did; with --schedule, its pipeline as planned and as measured."""
 
 from __future__ import annotations
 
@@ -13,15 +10,11 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from echelon.api.observing import observe as observe_run
-from echelon.api.observing import observe_experts, observe_schedule
-from echelon.cli.flags import (
-    Json,
-    argument_problem,
-    bad_argument,
-    require_new_files,
-    require_suffix,
-)
+from echelon.api.observing import observe_schedule
+from echelon.cli.flags import Json, argument_problem, bad_argument
+from echelon.cli.observe.experts import show_experts
 from echelon.cli.output import WIDEST, note, page_columns, print_result
+from echelon.cli.report_files import Html, ReportFiles
 from echelon.config.files.new_file import write_new
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.units import binary_bytes, short_count
@@ -30,7 +23,6 @@ from echelon.schedule.draw import draw_timeline
 from echelon.schedule.svg import panels_svg
 from echelon.telemetry.bound import Bound, StepBound
 from echelon.telemetry.bubble import Bubble, IdleCause
-from echelon.telemetry.routing import ExpertHotspots, RecordedLoad
 from echelon.telemetry.schedule_report import TimelineReport
 from echelon.telemetry.summary import RunSummary
 from echelon.telemetry.timeline import Timeline
@@ -56,11 +48,12 @@ def observe(
     svg: Annotated[
         Path | None, Parameter(help="Draw it into this file too, which must be new.")
     ] = None,
-    html: Annotated[
-        Path | None, Parameter(help="Write the page of the run to this file, which must be new.")
-    ] = None,
+    html: Html = None,
     serve: Annotated[
         bool, Parameter(negative="", help="Serve that page to this machine, and follow the run.")
+    ] = False,
+    follow: Annotated[
+        bool, Parameter(negative="", help="Follow the run in this terminal, until it ends.")
     ] = False,
     json: Json = False,
 ) -> int:
@@ -72,18 +65,22 @@ def observe(
     traces/measured.json.gz with the three steps up to the one that is drawn.
     """
     _require_fitting_flags(schedule, experts, step, svg)
-    if serve and (schedule or experts or json):
-        raise bad_argument("--serve is a page of everything", f"echelon observe {run} --serve")
-    require_suffix("--html", html, (".html",))
-    require_new_files({"--html": html})
-    if html is not None:
-        from echelon.page.html import write_page
+    for flag, name, others in (
+        (serve, "--serve is a page of everything", schedule or experts or json or follow),
+        (follow, "--follow is how a run stands", schedule or experts or json or html is not None),
+    ):
+        if flag and others:
+            raise bad_argument(name, f"echelon observe {run} {name.split()[0]}")
+    if (report := ReportFiles.at(html)) is not None:
         from echelon.page.run import run_page
 
-        write_page(run_page(run), html)
-        note(f"written: {html}")
+        report.write(run_page(run))
     if serve:
         return _serve(run)
+    if follow:
+        from echelon.cli.observe.follow import follow as follow_run
+
+        return follow_run(run)
     if experts:
         return show_experts(run, step, json)
     if not schedule:
@@ -314,81 +311,3 @@ def _ms(seconds: float) -> str:
 
 def _list(numbers: tuple[int, ...] | list[int]) -> str:
     return ", ".join(str(number) for number in numbers)
-
-
-_SHOWN = 16
-"""Experts that have a column each; of more, those with most and fewest tokens are named."""
-_LOAD_FACTS = ("layer", "counts", "imbalance", "busiest", "dropped", "aux_loss", "z_loss")
-
-
-def show_experts(run: Path, step: int | None, json: bool) -> int:
-    """Print where the tokens of a step of a run went."""
-    spots = observe_experts(run, step=step)
-    print_result(
-        "observe",
-        lambda: hotspots_json(spots),
-        lambda: hotspots_text(spots, columns=page_columns(WIDEST)),
-        as_json=json,
-    )
-    return 0
-
-
-def hotspots_text(spots: ExpertHotspots, *, columns: int = WIDEST) -> str:
-    """Return the tokens of each expert by layer, then what stands out."""
-    experts = spots.plan.model.experts
-    assert experts is not None, "a run without experts is refused before"
-    each = experts.num_experts <= _SHOWN
-    loads = range(experts.num_experts) if each else ("most", "fewest")
-    header = ("layer", "imbalance", "busiest", *(str(one) for one in loads), "dropped")
-    worst, mean = spots.worst, spots.layers[0].mean
-    lines = [
-        f"step {spots.step} of {spots.run.name}: tokens that chose each expert "
-        f"({mean:.0f} where all have as many)",
-        "",
-        table(header, [_row(load, each=each) for load in spots.layers], columns),
-        "",
-        f"hottest     expert {worst.busiest} of layer {worst.layer}: {max(worst.counts)} tokens, "
-        f"{worst.imbalance:.2f} times the mean",
-    ]
-    idle = [
-        f"{load.layer}.{expert}"
-        for load in spots.layers
-        for expert, count in enumerate(load.counts)
-        if count == 0
-    ]
-    if idle:
-        more = f" and {len(idle) - _SHOWN} more" if len(idle) > _SHOWN else ""
-        lines.append(f"idle        layer.expert {', '.join(idle[:_SHOWN])}{more}")
-    share = 100 * spots.dropped / max(1, spots.assignments)
-    lines.append(f"dropped     {spots.dropped} of {spots.assignments} assignments, {share:.1f} %")
-    lines.append(f"received    {_received(spots)}")
-    return fit_page("\n".join(lines), columns=columns) + "\n"
-
-
-def hotspots_json(spots: ExpertHotspots) -> dict[str, object]:
-    """Return the same as JSON."""
-    return {
-        "run": str(spots.run),
-        "step": spots.step,
-        "layers": [{name: getattr(load, name) for name in _LOAD_FACTS} for load in spots.layers],
-        "received_bytes": {str(rank): count for rank, count in spots.received_bytes.items()},
-    }
-
-
-def _row(load: RecordedLoad, *, each: bool) -> tuple[object, ...]:
-    counts = load.counts if each else (max(load.counts), min(load.counts))
-    return (load.layer, f"{load.imbalance:.2f}", load.busiest, *counts, load.dropped)
-
-
-def _received(spots: ExpertHotspots) -> str:
-    if spots.plan.mesh.ep == 1:
-        return "nothing: every rank has all experts"
-    if not spots.received_bytes:
-        return "not known: the run has no events of this step"
-    by_rank = spots.received_bytes
-    rank, most = max(by_rank.items(), key=lambda item: item[1])
-    mean = sum(by_rank.values()) / len(by_rank)
-    return (
-        f"{binary_bytes(most)} at most at once, by rank {rank} "
-        f"(one microbatch of one layer; the mean of ranks is {binary_bytes(round(mean))})"
-    )

@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 
 import pytest
 
-from echelon.cli import observe as observe_command
 from echelon.cli.main import main
+from echelon.cli.observe import command as observe_command
 from echelon.telemetry.bubble import IdleCause
 from echelon.telemetry.events import events_path
 from echelon.telemetry.summary import RunSummary

@@ -1,0 +1,60 @@
+"""What a notebook shows of a plan, a proof, a rehearsal, a comparison and a run: their pages.
+
+`core.optional.notebook_html` finds these functions by name: records stand floors below a page.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from echelon.page.drawn.static import static_html
+
+if TYPE_CHECKING:
+    from echelon.core.plan import Plan
+    from echelon.planner.explain.compare import PlanComparison
+    from echelon.proof.claims.proof import Proof
+    from echelon.rehearsal.result import Rehearsal
+    from echelon.telemetry.summary import RunSummary
+
+
+def plan_html(plan: Plan) -> str:
+    """Return what a notebook shows of a plan: its page, without a script."""
+    from echelon.page.plan import plan_page
+
+    return static_html(plan_page(plan))
+
+
+def proof_html(proof: Proof) -> str:
+    """Return what a notebook shows of a proof."""
+    from echelon.page.proof import proof_page
+
+    return static_html(proof_page(proof.to_json()))
+
+
+def rehearsal_html(rehearsal: Rehearsal) -> str:
+    """Return what a notebook shows of a rehearsal."""
+    from echelon.page.rehearsal import rehearsal_page
+
+    return static_html(rehearsal_page(rehearsal.to_json()))
+
+
+def comparison_html(found: PlanComparison) -> str:
+    """Return what a notebook shows of two plans beside one another."""
+    from echelon.page.comparison import comparison_page
+
+    return static_html(comparison_page(found, found.a.plan.name, found.b.plan.name))
+
+
+def summary_html(summary: RunSummary) -> str:
+    """Return what a notebook shows of what a run did so far."""
+    from echelon.page.run import summary_page
+
+    return static_html(summary_page(summary))
+
+
+def run_html(folder: Path) -> str:
+    """Return what a notebook shows of the folder of a run; ConfigError where it is none."""
+    from echelon.page.run import run_page
+
+    return static_html(run_page(folder))
