@@ -10,17 +10,19 @@ from echelon.core.axis import Axis
 from echelon.core.choices.context_kinds import CONTEXT_KINDS
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.choices.strategies import STRATEGIES
+from echelon.handbook.glossary import field_words
+from echelon.page.lessons.guides.words import idle_causes
 from echelon.schedule.build import SCHEDULES
 from echelon.telemetry.bubble import IdleCause
-from tests.docs.glossary import glossary_page, idle_causes, words
+from tests.docs.glossary import glossary_page
 
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "reduce-scatter")
 
 
 def test_every_axis_and_collective_is_explained() -> None:
-    said = " ".join(words())
+    said = " ".join(field_words())
     assert [axis for axis in Axis if f"`{axis.value}`" not in said] == []
-    assert [name for name in COLLECTIVES if name not in words()] == []
+    assert [name for name in COLLECTIVES if name not in field_words()] == []
 
 
 @pytest.mark.system("S60")
@@ -37,6 +39,6 @@ def test_every_cause_of_idle_time_is_explained() -> None:
 
 
 def test_each_meaning_is_said_and_no_word_twice() -> None:
-    assert all(words().values())
-    lowered = [word.lower() for word in words()]
+    assert all(field_words().values())
+    lowered = [word.lower() for word in field_words()]
     assert len(set(lowered)) == len(lowered)

@@ -130,15 +130,21 @@ export interface WaterfallBarPart {
   seconds: number;
 }
 /**
- * Hold charts of the same pipeline under one another, on one scale of seconds.
+ * Hold charts of the same pipeline under one another, on one scale of seconds, or of slots.
+ *
+ * A slot is the time of one forward pass; its numbers are whole.
  */
 export interface ScheduleFigure {
   kind: "schedule";
   kinds: string[];
   charts: ScheduleChart[];
+  unit: "s" | "slots";
 }
 /**
  * Hold a step of a pipeline, planned or measured: its ranks, how long it takes, its bubble.
+ *
+ * `reached` is the time up to which it is told, where that is not all: what a rank waits until
+ * then is drawn as idle, what comes later not at all.
  */
 export interface ScheduleChart {
   name: string;
@@ -146,6 +152,7 @@ export interface ScheduleChart {
   span_s: number;
   span_text: string;
   bubble_text: string;
+  reached: number | null;
 }
 /**
  * Hold what one rank of a pipeline does in a step, as columns of equal length.
@@ -308,24 +315,24 @@ export interface Move {
  */
 export interface TreeFigure {
   kind: "tree";
-  nodes: TreeNode[];
+  nodes: QuestionNode[];
 }
 /**
  * Hold a question with its branches or, without any, a leaf.
  *
  * `chosen` nodes are on the path that the frame's numbers take; `why` is the arithmetic.
  */
-export interface TreeNode {
+export interface QuestionNode {
   id: string;
   text: string;
-  branches: TreeBranch[];
+  branches: QuestionBranch[];
   chosen: boolean;
   why: string;
 }
 /**
  * Hold an answer, and the id of the node that it leads to.
  */
-export interface TreeBranch {
+export interface QuestionBranch {
   answer: string;
   node: string;
 }

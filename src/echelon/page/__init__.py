@@ -7,6 +7,8 @@ document.py    what a page says, draws and lists, in order
 figures.py     what each kind of figure is: plain values, and the words to say them with
 plan.py        the page of a plan; mesh.py, schedule.py: its figures
 run.py, proof.py, rehearsal.py, search.py, comparison.py    the pages of these
+explorer/      the page with controls, and its formulas
+lessons/       figures that explain, walked through step by step, in the same page
 html.py        a document written into the page
 schema.py      the JSON Schema of a document, which the types of the TypeScript come from
 """

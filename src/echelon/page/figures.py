@@ -138,22 +138,31 @@ class ScheduleLane:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleChart:
-    """Hold a step of a pipeline, planned or measured: its ranks, how long it takes, its bubble."""
+    """Hold a step of a pipeline, planned or measured: its ranks, how long it takes, its bubble.
+
+    `reached` is the time up to which it is told, where that is not all: what a rank waits until
+    then is drawn as idle, what comes later not at all.
+    """
 
     name: str
     lanes: tuple[ScheduleLane, ...]
     span_s: float
     span_text: str
     bubble_text: str
+    reached: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScheduleFigure:
-    """Hold charts of the same pipeline under one another, on one scale of seconds."""
+    """Hold charts of the same pipeline under one another, on one scale of seconds, or of slots.
+
+    A slot is the time of one forward pass; its numbers are whole.
+    """
 
     kind: Literal["schedule"] = "schedule"
     kinds: tuple[str, ...]
     charts: tuple[ScheduleChart, ...]
+    unit: Literal["s", "slots"] = "s"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

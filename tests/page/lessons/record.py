@@ -16,10 +16,14 @@ from echelon.launch.local.pool import RankPool
 from echelon.page.lessons import traces
 from tests.page.lessons.recordings.collectives import record_collectives
 from tests.page.lessons.recordings.data_parallel import record_data_parallel
+from tests.page.lessons.recordings.experts import record_travel
+from tests.page.lessons.recordings.ring import record_ring
 
 RECORDINGS: Mapping[str, Callable[[RankPool], dict[str, Any]]] = {
     "collectives": record_collectives,
     "data_parallel": record_data_parallel,
+    "experts": record_travel,
+    "ring": record_ring,
 }
 FOLDER = Path(traces.__file__).parent
 

@@ -1,45 +1,45 @@
-"""A lesson has a scene for every choice of its controls, in the order of their product."""
+"""A lesson has a scene for each choice, in the order of the product of its controls' values."""
 
 from __future__ import annotations
 
 import pytest
 
-from echelon.page.lessons.diagram import DiagramFigure
 from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene, choices
 
 CONTROLS = (
-    LessonControl(name="ranks", label="ranks", values=("2", "4")),
-    LessonControl(name="way", label="way", values=("a", "b", "c"), start=2),
+    LessonControl(name="size", label="size", values=("small", "large"), start=1),
+    LessonControl(name="ranks", label="ranks", values=("1", "2", "4")),
 )
 
 
-def _lesson(num_scenes: int) -> Lesson:
-    board = DiagramFigure(kinds=(), places=())
+def lesson(scenes: int) -> Lesson:
     return Lesson(
-        id="small",
-        topic="none",
-        title="Small",
+        id="one",
+        topic="Topic",
+        title="A title",
         rows=(),
-        summary="It is small.",
-        source="this test",
+        summary="It shows something.",
+        source="here",
         controls=CONTROLS,
         scenes=tuple(
-            Scene(frames=(Frame(caption=f"Scene {number}.", figures=(board,)),))
-            for number in range(num_scenes)
+            Scene(frames=(Frame(caption=f"Scene {place}.", figures=()),)) for place in range(scenes)
         ),
     )
 
 
-def test_a_scene_is_found_by_its_values_in_the_order_of_choices() -> None:
-    lesson = _lesson(6)
-    for number, chosen in enumerate(choices(CONTROLS)):
-        assert lesson.scene(**chosen) is lesson.scenes[number]
-    assert choices(CONTROLS)[1] == {"ranks": "2", "way": "b"}
-    assert lesson.scene() is lesson.scenes[2], "controls that are not named are at their start"
+def test_the_last_control_changes_fastest() -> None:
+    found = choices(CONTROLS)
+    assert found[1] == {"size": "small", "ranks": "2"}
+    one = lesson(len(found))
+    for place, chosen in enumerate(found):
+        assert one.scene(**chosen) is one.scenes[place]
+    # Where nothing is said, a control is at its start.
+    assert one.scene() is one.scenes[3]
+    assert one.scene(ranks="4") is one.scenes[5]
 
 
-def test_a_lesson_without_a_scene_for_each_choice_is_refused() -> None:
-    with pytest.raises(ValueError, match="6 choices, but 5 scenes"):
-        _lesson(5)
+def test_a_choice_without_a_scene_and_an_unknown_control_are_refused() -> None:
+    with pytest.raises(ValueError, match="one: 6 choices, but 5 scenes"):
+        lesson(5)
     with pytest.raises(KeyError, match="no control color"):
-        _lesson(6).scene(color="red")
+        lesson(6).scene(color="red")

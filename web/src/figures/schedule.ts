@@ -7,6 +7,8 @@ import { legend } from "./legend";
 import { fitted } from "./mesh";
 
 const FILLS = ["--k0", "--k1", "--k2", "--k3"];
+const IDLE = "repeating-linear-gradient(45deg, var(--muted) 0 1.5px, var(--empty) 1.5px 6px)";
+const STRIPE = 6; // pixels from one line of what is idle to the next
 const LABEL = 64;
 const AXIS = 18;
 const ZOOM = 1.5;
@@ -34,7 +36,7 @@ export function schedule(host: HTMLElement, found: ScheduleFigure): void {
   const show = () => {
     found.charts.forEach((chart, place) => {
       const own = chosen?.chart === place ? chosen : null;
-      paint(canvases[place]!, chart, view, own, width);
+      paint(canvases[place]!, chart, found.unit, view, own, width);
     });
     said.textContent = chosen ? words(found, chosen) : "Choose an action, or move with the arrow keys.";
   };
@@ -55,7 +57,10 @@ export function schedule(host: HTMLElement, found: ScheduleFigure): void {
   };
   const middle = () => view.first + view.span / 2;
   host.append(
-    legend(found.kinds.flatMap((name, place) => (uses(found, place) ? [{ name, fill: `var(${FILLS[place]})` }] : []))),
+    legend([
+      ...found.kinds.flatMap((name, place) => (uses(found, place) ? [{ name, fill: `var(${FILLS[place]})` }] : [])),
+      ...(found.charts.some((chart) => chart.reached !== null) ? [{ name: "idle", fill: IDLE }] : []),
+    ]),
     el(
       "div",
       { class: "controls" },
@@ -127,8 +132,14 @@ function words(found: ScheduleFigure, at: Chosen): string {
   return (
     `${chart.name}, ${lane.label}: ${found.kinds[lane.kinds[at.action]!]} of microbatch ` +
     `${lane.microbatches[at.action]} on stage ${lane.stages[at.action]}, from ` +
-    `${secondsText(start, chart.span_s)} for ${secondsText(end - start)}. Idle: ${lane.idle_text}.`
+    `${timeText(found.unit, start, chart.span_s)} for ${timeText(found.unit, end - start)}. Idle: ${lane.idle_text}.`
   );
+}
+
+function timeText(unit: ScheduleFigure["unit"], time: number, span = time): string {
+  if (unit === "s") return secondsText(time, span);
+  const count = Number(time.toFixed(2));
+  return `${count} ${count === 1 ? "slot" : "slots"}`;
 }
 
 function moved(chart: ScheduleChart, place: number, at: Chosen | null, key: string): Chosen | null {
@@ -179,6 +190,7 @@ function actionAt(
 function paint(
   canvas: HTMLCanvasElement,
   chart: ScheduleChart,
+  unit: ScheduleFigure["unit"],
   view: View,
   chosen: Chosen | null,
   width: number,
@@ -193,7 +205,10 @@ function paint(
   chart.lanes.forEach((lane, number) => {
     const top = number * high;
     context.fillStyle = ink.empty;
-    context.fillRect(LABEL, top + 1, width - LABEL, high - 2);
+    const end = chart.reached === null ? width : LABEL + (chart.reached - view.first) * scale;
+    const told = Math.max(0, Math.min(width, end) - LABEL);
+    context.fillRect(LABEL, top + 1, told, high - 2);
+    if (chart.reached !== null) hatch(context, LABEL, top + 1, told, high - 2, ink.muted);
     for (let action = nearest(lane, view.first); action < lane.kinds.length; action++) {
       const start = lane.starts[action]!;
       if (start > view.first + view.span) break;
@@ -218,11 +233,29 @@ function paint(
     context.font = `${high >= 16 ? 11 : 9}px system-ui, sans-serif`;
     if (high >= 16 || number % 4 === 0) context.fillText(lane.label, 0, top + high / 2, LABEL - 6);
   });
-  ticks(context, view, width, high * chart.lanes.length, ink.muted);
+  ticks(context, unit, view, width, high * chart.lanes.length, ink.muted);
+}
+
+// Lines over what is idle, which what a rank does is painted over.
+function hatch(context: CanvasRenderingContext2D, left: number, top: number, wide: number, high: number, ink: string): void {
+  context.save();
+  context.beginPath();
+  context.rect(left, top, wide, high);
+  context.clip();
+  context.beginPath();
+  for (let x = left - high; x < left + wide; x += STRIPE) {
+    context.moveTo(x, top + high);
+    context.lineTo(x + high, top);
+  }
+  context.strokeStyle = ink;
+  context.lineWidth = 1;
+  context.stroke();
+  context.restore();
 }
 
 function ticks(
   context: CanvasRenderingContext2D,
+  unit: ScheduleFigure["unit"],
   view: View,
   width: number,
   top: number,
@@ -231,10 +264,28 @@ function ticks(
   const many = width > 700 ? 6 : 3;
   context.fillStyle = ink;
   context.font = "10px system-ui, sans-serif";
+  if (unit === "slots") {
+    slots(context, view, width, top);
+    return;
+  }
   for (let tick = 0; tick <= many; tick++) {
     const x = LABEL + ((width - LABEL) * tick) / many;
     context.textAlign = tick === many ? "right" : tick === 0 ? "left" : "center";
     context.fillText(secondsText(view.first + (view.span * tick) / many, view.first + view.span), x, top + 10);
+  }
+  context.textAlign = "left";
+}
+
+// Whole slots only, as many as there is room for.
+function slots(context: CanvasRenderingContext2D, view: View, width: number, top: number): void {
+  const scale = (width - LABEL) / view.span;
+  const step = Math.max(1, Math.ceil(28 / scale));
+  const last = Math.floor(view.first + view.span);
+  context.textAlign = "center";
+  for (let slot = Math.ceil(view.first / step) * step; slot <= last; slot += step) {
+    const x = LABEL + (slot - view.first) * scale;
+    context.textAlign = x > width - 12 ? "right" : "center";
+    context.fillText(String(slot), x, top + 10);
   }
   context.textAlign = "left";
 }

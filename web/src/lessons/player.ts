@@ -122,7 +122,11 @@ function show(parts: Parts, shown: Shown): void {
   parts.steps.textContent = `step ${shown.step + 1} of ${many}`;
   parts.player.hidden = many === 1;
   const open = parts.table.querySelector("details")?.open ?? false;
-  parts.table.replaceChildren(scene.table ? folded(scene.table, shown.lesson.title, open) : "", moves(frame) ?? "");
+  // A lesson that draws nothing is its table.
+  const bare = scene.frames.every((one) => !one.figures.length);
+  parts.table.classList.toggle("bare", bare);
+  const shownTable = scene.table && (bare ? dataTable(scene.table, shown.lesson.title) : folded(scene.table, shown.lesson.title, open));
+  parts.table.replaceChildren(shownTable ?? "", moves(frame) ?? "");
 }
 
 function folded(table: NonNullable<Shown["lesson"]["scenes"][0]["table"]>, title: string, open: boolean): Node {

@@ -5,7 +5,14 @@ diagram.py          figures that only lessons have
 catalog.py          all lessons, in the order of their topics
 corrections.py      where published guides were wrong, for the lessons
 matrices.py         small matrices of whole numbers, and their blocks as tiles
-traces/             what ranks recorded, as JSON
-
-mesh/ data/ collectives/ tensor/ zero/   the lessons, by topic
+traces/             what ranks recorded for the lessons
+mesh/               three ways to split, and grids of ranks
+data/               ranks that read different samples
+collectives/        what ranks send one another, message by message
+tensor/             matrices that are cut
+pipeline/           stages, and schedules slot by slot
+zero/               shares of model state
+context/            rings, and slices of keys
+experts/            tokens on their way
+guides/             trees of questions, derivations, errata, words
 """

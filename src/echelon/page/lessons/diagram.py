@@ -70,7 +70,7 @@ class DiagramFigure:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TreeBranch:
+class QuestionBranch:
     """Hold an answer, and the id of the node that it leads to."""
 
     answer: str
@@ -78,7 +78,7 @@ class TreeBranch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TreeNode:
+class QuestionNode:
     """Hold a question with its branches or, without any, a leaf.
 
     `chosen` nodes are on the path that the frame's numbers take; `why` is the arithmetic.
@@ -86,7 +86,7 @@ class TreeNode:
 
     id: str
     text: str
-    branches: tuple[TreeBranch, ...] = ()
+    branches: tuple[QuestionBranch, ...] = ()
     chosen: bool = False
     why: str = ""
 
@@ -96,7 +96,7 @@ class TreeFigure:
     """Hold a tree of questions; the first node is its root."""
 
     kind: Literal["tree"] = "tree"
-    nodes: tuple[TreeNode, ...]
+    nodes: tuple[QuestionNode, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

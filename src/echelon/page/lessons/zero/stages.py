@@ -16,8 +16,8 @@ from echelon.page.figures import BarRow, BarsFigure, DataTable
 from echelon.page.lessons.corrections import corrections
 from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene, choices
 
-WEIGHTS = {"7B": 7e9, "70B": 70e9, "405B": 405e9}
-RANKS = (1, 2, 4, 8, 64, 1024)
+WEIGHTS = {"7B": 7e9, "70B": 70e9}
+RANKS = (1, 2, 4, 8, 64)  # data ranks
 _KINDS = ("parameters", "gradients", "optimizer")
 _CONTROLS = (
     LessonControl(name="weights", label="weights", values=tuple(WEIGHTS)),

@@ -1,0 +1,183 @@
+"""How weights are stored: a neuron is a column, a layer a rectangle, and columns can be shared."""
+
+from __future__ import annotations
+
+from echelon.core.parameters import ParameterSpec
+from echelon.core.units import binary_bytes, decimal_bytes
+from echelon.cost.bytes.model_sizes import mlp_weights
+from echelon.page.document import Fact
+from echelon.page.lessons.corrections import corrections
+from echelon.page.lessons.diagram import DiagramFigure, Fold, FoldsFigure, Place, Tile
+from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene, choices
+
+# The MLP of a 7B model as guides draw it: D, 4 D, blocks, bytes of a 16-bit value.
+HIDDEN = 4096
+INNER = 16_384
+LAYERS = 32
+SIZE = 2
+GATED_INNER = 11_008
+"""The inner width of the gated MLP of a Llama 2 7B."""
+NEURONS = 8
+"""Columns of the drawing."""
+RANKS = (2, 4)  # tensor ranks
+_CONTROL = LessonControl(name="ranks", label="tensor ranks N", values=tuple(map(str, RANKS)))
+
+
+def weights_guide() -> Lesson:
+    """Return the guide: a matrix, its columns, and columns over ranks."""
+    return Lesson(
+        id="guide-weights",
+        topic="Guides",
+        title="How weights are stored, and why they can be shared out",
+        rows=("M25",),
+        summary=(
+            "A layer is one matrix: a row for each input, a column for each neuron. A neuron uses "
+            "its own column only, so ranks can have different columns."
+        ),
+        source="the formula of an MLP's weights that echelon explain memory prints",
+        controls=(_CONTROL,),
+        scenes=tuple(_scene(int(one["ranks"])) for one in choices((_CONTROL,))),
+        corrections=corrections("llm-training-25", "llm-training-26", "llm-training-27"),
+        commands=("echelon explain memory llama2-7b --dp 4",),
+    )
+
+
+def columns_of_rank(ranks: int) -> int:
+    """Return how many of the inner columns each tensor rank has."""
+    up = ParameterSpec(name="up", shape=(INNER, HIDDEN), layer=0, split_dim=0)
+    return up.local_numel(ranks) // HIDDEN
+
+
+def _scene(ranks: int) -> Scene:
+    return Scene(frames=(_matrix(), _columns(), _shared(ranks)))
+
+
+def _matrix() -> Frame:
+    values = mlp_weights(HIDDEN, INNER, matrices=1)
+    tile = Tile(
+        id="W",
+        label=f"W: {HIDDEN:,} x {INNER:,}",
+        words="the whole matrix",
+        kind=0,
+        rows=4,
+        columns=NEURONS,
+    )
+    return Frame(
+        caption=f"One layer from {HIDDEN:,} inputs to {INNER:,} neurons is one matrix of numbers.",
+        figures=(
+            _figure((Place(label="W", note="down: inputs, across: neurons", tiles=(tile,)),)),
+            FoldsFigure(folds=_folds()),
+        ),
+        facts=(
+            Fact(name="values of the matrix", value=f"{values:,}"),
+            Fact(
+                name="in 16 bits",
+                value=decimal_bytes(SIZE * values),
+                note=f"= {binary_bytes(SIZE * values)}",
+            ),
+        ),
+    )
+
+
+def _folds() -> tuple[Fold, ...]:
+    one, both = mlp_weights(HIDDEN, INNER, matrices=1), mlp_weights(HIDDEN, INNER)
+    gated = mlp_weights(HIDDEN, GATED_INNER, matrices=3)
+    return (
+        Fold(
+            title="One matrix",
+            result=binary_bytes(SIZE * one),
+            lines=(
+                f"{HIDDEN:,} x {INNER:,} = {one:,} values.",
+                f"{SIZE} x {one:,} = {SIZE * one:,} bytes.",
+                f"{decimal_bytes(SIZE * one)} = {binary_bytes(SIZE * one)}: 10^6 or 2^20 bytes.",
+            ),
+        ),
+        Fold(
+            title="An MLP: one matrix leads up, one leads back",
+            result=binary_bytes(SIZE * both),
+            lines=(
+                f"h = GeLU(x W1), from {HIDDEN:,} to {INNER:,}; y = h W2, back to {HIDDEN:,}.",
+                f"2 x {one:,} = {both:,} values, {decimal_bytes(SIZE * both)}.",
+            ),
+        ),
+        Fold(
+            title=f"All MLPs of {LAYERS} blocks",
+            result=binary_bytes(SIZE * both * LAYERS),
+            lines=(
+                f"{LAYERS} x {both:,} = {LAYERS * both:,} values.",
+                f"{decimal_bytes(SIZE * both * LAYERS)} = {binary_bytes(SIZE * both * LAYERS)}.",
+            ),
+        ),
+        Fold(
+            title=f"A gated MLP, as Llama 2 has it: three matrices of {GATED_INNER:,} neurons",
+            result=binary_bytes(SIZE * gated),
+            lines=(
+                "y = (silu(x W1) * (x W3)) W2.",
+                f"3 x {HIDDEN:,} x {GATED_INNER:,} = {gated:,} values, "
+                f"{decimal_bytes(SIZE * gated)}.",
+            ),
+        ),
+    )
+
+
+def _columns() -> Frame:
+    tiles = tuple(_column(at, at) for at in range(NEURONS))
+    place = Place(label="W", note=f"{NEURONS} of {INNER:,} columns", tiles=tiles)
+    return Frame(
+        caption=(
+            "A column holds the weights from every input to one neuron. Output j needs column j, "
+            "and no other."
+        ),
+        figures=(_figure((place,)),),
+        facts=(Fact(name="values of a column", value=f"{HIDDEN:,}", note="one for each input"),),
+    )
+
+
+def _shared(ranks: int) -> Frame:
+    each = NEURONS // ranks
+    places = tuple(
+        Place(
+            label=f"rank {rank}",
+            note=_columns_text(rank, ranks),
+            tiles=tuple(_column(rank * each + at, at) for at in range(each)),
+        )
+        for rank in range(ranks)
+    )
+    return Frame(
+        caption=(
+            f"{ranks} ranks take different columns and compute their neurons at the same time. "
+            "Nothing is summed: the second matrix, cut by rows, takes the parts as they are."
+        ),
+        figures=(_figure(places),),
+        facts=(
+            Fact(
+                name="columns of a rank",
+                value=f"{columns_of_rank(ranks):,}",
+                note=f"{INNER:,} / {ranks}",
+            ),
+            Fact(
+                name="of each matrix, a rank holds",
+                value=binary_bytes(SIZE * columns_of_rank(ranks) * HIDDEN),
+            ),
+        ),
+    )
+
+
+def _columns_text(rank: int, ranks: int) -> str:
+    each = columns_of_rank(ranks)
+    return f"columns {rank * each:,} to {(rank + 1) * each - 1:,}"
+
+
+def _column(number: int, at: int) -> Tile:
+    return Tile(
+        id=f"column {number}",
+        label=str(number),
+        words=f"column of neuron {number}",
+        kind=0,
+        column=at,
+        rows=4,
+    )
+
+
+def _figure(places: tuple[Place, ...]) -> DiagramFigure:
+    return DiagramFigure(kinds=("weights",), places=places)
