@@ -15,7 +15,6 @@ TREE = TREES[0]
 """The tree that asks first whether a model fits one device."""
 SITUATIONS = {
     "llama2-7b on 16 x H100": ("llama2-7b", "16xh100"),
-    "llama2-13b on 16 x H100": ("llama2-13b", "16xh100"),
     "gpt3-175b on 16 x H100": ("gpt3-175b", "16xh100"),
 }
 

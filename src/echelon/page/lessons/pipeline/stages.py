@@ -18,12 +18,12 @@ from echelon.page.lessons.diagram import DiagramFigure, Move, Place, Tile
 from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene, choices
 
 MODEL = "llama2-7b"
-RANKS = (2, 4, 8)  # pipeline ranks
+RANKS = (4, 8)  # pipeline ranks
 COLUMNS = 4
 """Blocks in a row of a stage; the whole model has twice as many."""
 
 _KINDS = ("block", "embedding", "head")
-_CONTROL = LessonControl(name="p", label="pipeline ranks p", values=tuple(map(str, RANKS)), start=1)
+_CONTROL = LessonControl(name="p", label="pipeline ranks p", values=tuple(map(str, RANKS)))
 
 
 def pipeline_stages() -> Lesson:
