@@ -10,6 +10,7 @@ import pytest
 from echelon.page.figures import ScheduleFigure
 from echelon.page.html import write_page
 from echelon.page.lessons.catalog import lesson_book
+from echelon.page.lessons.diagram import DiagramFigure
 from echelon.page.lessons.lesson import Lesson
 from tests.page.browser.conftest import WIDTHS, Opener, OpenPage
 from tests.page.browser.lesson_reading import READ, address, wanted
@@ -52,12 +53,14 @@ def walked(browser: Browser, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 
 def go(page: Page, lesson: Lesson, place: int, step: int) -> None:
-    """Open a step of a scene by its address."""
+    """Open a step of a scene by its address; its arrows are drawn when its width is known."""
     page.evaluate("(hash) => { location.hash = hash; }", address(lesson, place, step))
+    frame = lesson.scenes[place].frames[step]
+    boards = (one for one in frame.figures if isinstance(one, DiagramFigure))
     page.wait_for_function(
-        "([id, text]) => document.querySelector(`main[data-lesson='${id}'] .caption`)?.textContent"
-        " === text",
-        arg=[lesson.id, lesson.scenes[place].frames[step].caption],
+        "([id, text, moves]) => document.querySelector(`main[data-lesson='${id}'] .caption`)"
+        "?.textContent === text && document.querySelectorAll('.arrows title').length === moves",
+        arg=[lesson.id, frame.caption, sum(len(one.moves) for one in boards)],
     )
 
 
