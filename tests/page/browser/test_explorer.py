@@ -15,7 +15,8 @@ from echelon.config.load import load_job
 from echelon.core.units import binary_bytes
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
 from echelon.page.explorer.document import ExplorerDocument, start_controls
-from echelon.page.explorer.inputs import Controls, inputs_of_controls, predict
+from echelon.page.explorer.controls import Controls
+from echelon.page.explorer.inputs import inputs_of_controls, predict
 from tests.page.browser.conftest import WIDTHS, Opener
 from tests.page.explorer.random_controls import Settings, legal_settings, tables
 

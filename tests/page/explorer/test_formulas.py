@@ -17,7 +17,8 @@ import pytest
 from echelon.page.compiled.module import module_text
 from echelon.page.explorer.inputs import predict
 from echelon.page.explorer.program import explorer_program
-from echelon.page.explorer.rules import broken_rules, run_text
+from echelon.page.explorer.rules.finders import broken_rules
+from echelon.page.explorer.run_file import run_text
 from tests.page.explorer.random_controls import Settings, legal_settings, random_settings, tables
 
 COMPILED = Path(__file__).parents[3] / "web" / "src" / "compiled"

@@ -12,37 +12,35 @@ let shape, tokens, work;
 work = $inputs_of_controls(tables, controls, model, cluster);
 shape = $model_shape($rt.item(model, "shape"));
 tokens = $rt.mul(controls.sequences, controls.length);
-return new $Prediction({ seconds: $step_seconds(work).terms, bytes: $closed_form_bytes(work).terms, ranks: controls.ranks, tokens: tokens, model_flops: $rt.mul($flops_of_weights($rt.item(model, "multiplied"), shape, controls.length), tokens), peak_flops: $rt.item(cluster, "peak_flops") });
+return new $Prediction({ seconds: $step_seconds(work).terms, bytes: $closed_form_bytes(work).terms, ranks: controls.ranks, tokens: tokens, model_flops: $rt.mul($flops_of_weights($rt.item(model, "multiplied"), shape, controls.length), tokens), peak_flops: $rt.item($rt.item(cluster, "peak_flops"), controls.precision) });
 }
 
 function $broken_rules(tables, controls, model, cluster) {
 let shape;
 
 shape = $model_shape($rt.item(model, "shape"));
-return [...$rt.iter($_tensor(controls, shape)), ...$rt.iter($_batch(controls, shape)), ...$rt.iter($_pipeline(tables, controls, shape)), ...$rt.iter($_zero(controls, shape)), ...$rt.iter($_context(tables, controls, shape)), ...$rt.iter($_experts(controls, shape)), ...$rt.iter($_devices(controls, cluster))];
+return [...$rt.iter($broken_by_tensor_ranks(controls, shape)), ...$rt.iter($broken_by_batch(tables, controls, shape)), ...$rt.iter($broken_by_overlap(controls, cluster)), ...$rt.iter($broken_by_servers(controls, shape)), ...$rt.iter($broken_by_pipeline(tables, controls, shape)), ...$rt.iter($broken_by_zero(controls, shape)), ...$rt.iter($broken_by_offload(controls)), ...$rt.iter($broken_by_nodes(controls, shape, cluster)), ...$rt.iter($broken_by_context(tables, controls, shape)), ...$rt.iter($broken_by_recompute(controls, shape)), ...$rt.iter($broken_by_fp8(controls, shape, cluster)), ...$rt.iter($broken_by_int8(controls, shape)), ...$rt.iter($broken_by_experts(controls, shape, cluster)), ...$rt.iter($broken_by_devices(controls, cluster))];
 }
 
 function $run_text(controls, model, cluster) {
-let context, split;
 
-context = (($rt.number(controls.cp) > $rt.number(1)) ? $rt.join("\n[context]\nkind = \"", $rt.str(controls.context), "\"\n") : "");
-split = ($rt.truth(controls.sequence_parallel) ? "sequence_parallel = true\n" : "");
-return $rt.add($rt.add($rt.join("[model]\npreset = \"", $rt.str($rt.item(model, "name")), "\"\n\n[cluster]\npreset = \"", $rt.str($rt.item(cluster, "name")), "\"\n\n[mesh]\npp = ", $rt.str(controls.pp), "\ndp_replicate = ", $rt.str(controls.dp_replicate), "\ndp_shard = ", $rt.str(controls.dp_shard), "\ncp = ", $rt.str(controls.cp), "\ntp = ", $rt.str(controls.tp), "\nep = ", $rt.str(controls.ep), "\n", $rt.str(split), "\n[zero]\nstage = ", $rt.str(controls.zero), "\n"), ($rt.eq(controls.zero, 3) ? "reshard_after_forward = \"always\"\n" : "")), $rt.join("\n[pipeline]\nschedule = \"", $rt.str(controls.schedule), "\"\nvirtual_stages = ", $rt.str(controls.virtual), "\n\n[batch]\nglobal_sequences = ", $rt.str(controls.sequences), "\nmicrobatch_sequences = ", $rt.str(controls.microbatch), "\nsequence_length = ", $rt.str(controls.length), "\n\n[recompute]\npolicy = \"", $rt.str(controls.recompute), "\"\n", $rt.str(context)));
+return $rt.add($rt.add($rt.add($rt.add($rt.add($rt.add($rt.add($rt.add($rt.add($rt.add($rt.add($rt.add($rt.add($rt.join("[model]\npreset = \"", $rt.str($rt.item(model, "name")), "\"\n\n[cluster]\npreset = \"", $rt.str($rt.item(cluster, "name")), "\"\n\n[mesh]\npp = ", $rt.str(controls.pp), "\ndp_replicate = ", $rt.str(controls.dp_replicate), "\ndp_shard = ", $rt.str(controls.dp_shard), "\ncp = ", $rt.str(controls.cp), "\ntp = ", $rt.str(controls.tp), "\nep = ", $rt.str(controls.ep), "\n"), $_flag("sequence_parallel", controls.sequence_parallel)), $_word("tp_overlap", "tp_overlap", controls.tp_overlap)), $_table("servers", $_number("count", "servers", controls.servers))), $rt.join("\n[zero]\nstage = ", $rt.str(controls.zero), "\n")), $_zero_lines(controls)), $rt.join("\n[pipeline]\nschedule = \"", $rt.str(controls.schedule), "\"\nvirtual_stages = ", $rt.str(controls.virtual), "\n\n[batch]\nglobal_sequences = ", $rt.str(controls.sequences), "\nmicrobatch_sequences = ", $rt.str(controls.microbatch), "\nsequence_length = ", $rt.str(controls.length), "\n")), $_table("precision", $rt.item($PRECISION_LINES, controls.precision))), $_table("optimizer", $_word("kind", "optimizer", controls.optimizer))), $rt.join("\n[recompute]\npolicy = \"", $rt.str(controls.recompute), "\"\n")), $_number("every", "every", controls.every)), $_operators(controls)), $_table("context", $rt.add($_word("kind", "context", controls.context), $_exchange(controls)))), $_table("experts", $rt.add($rt.add($_number("expert_tp", "expert_tp", controls.expert_tp), $_word("dispatch", "dispatch", controls.dispatch)), $_number("chunks", "chunks", controls.chunks))));
 }
 
 function $mesh_axes(controls, cluster) {
-let degree, found, name, stride;
+let degree, found, name, pieces, stride;
 
 found = [];
-stride = controls.ranks;
+stride = controls.workers;
 for ([name, degree] of $rt.iter([["pp", controls.pp], ["dp_replicate", controls.dp_replicate], ["dp_shard", controls.dp_shard], ["cp", controls.cp], ["tp", controls.tp]])) {
 stride = $rt.floordiv(stride, degree);
 if (($rt.number(degree) > $rt.number(1))) {
-$rt.append(found, $_axis(name, degree, stride, controls.ranks, cluster));
+$rt.append(found, $_axis(name, degree, stride, controls.workers, cluster));
 }
 }
 if (($rt.number(controls.ep) > $rt.number(1))) {
-$rt.append(found, $_axis("ep", controls.ep, 1, controls.ranks, cluster));
+pieces = (($rt.number(controls.expert_tp) > $rt.number(1)) ? controls.tp : 1);
+$rt.append(found, $_axis("ep", controls.ep, pieces, controls.workers, cluster));
 }
 return found;
 }
@@ -51,10 +49,10 @@ function $inputs_of_controls(tables, controls, model, cluster) {
 let machine, rates, shape, software;
 
 shape = $model_shape($rt.item(model, "shape"));
-machine = $rt.item($rt.item(tables, "machines"), $machine_place(controls, model, cluster));
+machine = $rt.item($rt.item(tables, "machines"), $machine_place(tables, controls, model, cluster));
 rates = new Map([...machine, ["tiers", $rt.list($rt.iter($rt.item(machine, "tiers")).map((one) => new $TierNumbers({ ...$rt.members(one) })))]]);
-software = $rt.item($rt.item(tables, "software"), $rt.item($rt.item(cluster, "software"), $rt.item(model, "name")));
-return new $CostInputs({ model: $model_numbers_from_shape(shape, controls.length, $rt.float(controls.tp)), machine: new $MachineNumbers({ ...$rt.members(rates) }), software: new $TrainerConstants({ ...$rt.members(software) }), layout: $layout_of_controls(tables, controls, shape, cluster) });
+software = new $TrainerConstants({ ...$rt.members($rt.item($rt.item(tables, "software"), $rt.item($rt.item(cluster, "software"), $rt.item(model, "name")))) });
+return new $CostInputs({ model: $model_numbers_from_shape(shape, controls.length, $rt.float(controls.tp)), machine: new $MachineNumbers({ ...$rt.members(rates) }), software: $constants_for_precision(software, $rt.item($PRECISIONS, controls.precision), controls.optimizer), layout: $layout_of_controls(tables, controls, shape, cluster) });
 }
 
 function $model_shape(record) {
@@ -133,8 +131,9 @@ keys_per_query = $attended_positions(shape, sequence_length);
 return $rt.add((6.0 * multiplied), $rt.mul($rt.mul((12.0 * shape.layers), $attention_width(shape)), keys_per_query));
 }
 
-function* $_tensor(controls, shape) {
+function* $broken_by_tensor_ranks(controls, shape) {
 let experts, tp, width;
+
 [tp, experts] = $rt.unpack([controls.tp, shape.experts], 2);
 yield* $rt.iter($_cut("tp-divides-heads", tp, "heads", shape.heads));
 yield* $rt.iter($_cut("tp-divides-kv-heads", tp, "kv_heads", shape.kv_heads));
@@ -147,106 +146,284 @@ yield* $rt.iter($_cut("tp-divides-ffn", tp, "shared_experts x experts.ffn", widt
 }
 }
 
-function* $_batch(controls, shape) {
-let cp, dp, length, size, tp;
-[length, tp, cp] = $rt.unpack([controls.length, controls.tp, controls.cp], 3);
-if (($rt.truth(controls.sequence_parallel) && $rt.truth($rt.mod(length, $rt.mul(cp, tp))))) {
-yield new $Broken({ rule: "sequence-parallel-divides-sequence", message: $rt.join("a sequence of ", $rt.str(length), " is not a multiple of cp x tp = ", $rt.str($rt.mul(cp, tp)), " (", $rt.str(length), " % ", $rt.str($rt.mul(cp, tp)), " = ", $rt.str($rt.mod(length, $rt.mul(cp, tp))), "), and sequence parallelism cuts it") });
+function* $broken_by_batch(tables, controls, shape) {
+let dp, length, parts, size;
+
+[length, parts] = $rt.unpack([controls.length, $rt.mul(controls.cp, controls.tp)], 2);
+if (($rt.truth(controls.sequence_parallel) && $rt.truth($rt.mod(length, parts)) && $rt.truth($cuts_groups(tables, controls)))) {
+yield new $Broken({ rule: "sequence-parallel-divides-sequence", message: $rt.join("a sequence of ", $rt.str(length), " is not a multiple of cp x tp = ", $rt.str(parts), " (", $rt.str($rest_text(length, parts)), "), and sequence parallelism cuts it") });
 }
 if (($rt.number(length) > $rt.number(shape.max_positions))) {
 yield new $Broken({ rule: "sequence-fits-positions", message: $rt.join("a sequence has ", $rt.str(length), " tokens, but the model has ", $rt.str(shape.max_positions), " positions") });
 }
 [size, dp] = $rt.unpack([controls.microbatch, $rt.mul(controls.dp_replicate, controls.dp_shard)], 2);
 if ($rt.truth($rt.mod(controls.sequences, $rt.mul(size, dp)))) {
-yield new $Broken({ rule: "batch-divides", message: $rt.join($rt.str(controls.sequences), " sequences are not a multiple of microbatch x data ranks = ", $rt.str(size), " x ", $rt.str(dp), " = ", $rt.str($rt.mul(size, dp)), " (", $rt.str(controls.sequences), " % ", $rt.str($rt.mul(size, dp)), " = ", $rt.str($rt.mod(controls.sequences, $rt.mul(size, dp))), ")") });
+yield new $Broken({ rule: "batch-divides", message: $rt.join($rt.str(controls.sequences), " sequences are not a multiple of microbatch x data ranks = ", $rt.str(size), " x ", $rt.str(dp), " = ", $rt.str($rt.mul(size, dp)), " (", $rt.str($rest_text(controls.sequences, $rt.mul(size, dp))), ")") });
 }
 }
 
-function* $_pipeline(tables, controls, shape) {
-let count, facts, least, multiple, name, pp, share, virtual;
-[pp, virtual, name] = $rt.unpack([controls.pp, controls.virtual, controls.schedule], 3);
+function* $broken_by_overlap(controls, cluster) {
+let domain, kind, tp, why;
+
+[tp, kind, domain] = $rt.unpack([controls.tp, controls.tp_overlap, $rt.item(cluster, "fast_domain")], 3);
+yield* $rt.iter($without_effect($rt.both($rt.eq(tp, 1), () => controls.sequence_parallel), "sequence parallelism splits over tp, and tp = 1"));
+if ($rt.eq(kind, "none")) {
+return undefined;
+}
+if (($rt.eq(kind, "symmetric-memory") && (!$rt.truth($rt.item(cluster, "gpus")) || $rt.truth($rt.mod(domain, tp))))) {
+why = $rt.join("tp = ", $rt.str(tp), " spans what fast links join (", $rt.str($rest_text(domain, tp)), ")");
+if (!$rt.truth($rt.item(cluster, "gpus"))) {
+why = $rt.join("the devices of ", $rt.str($rt.item(cluster, "name")), " are no GPUs");
+}
+yield new $Broken({ rule: "symmetric-memory-reaches-ranks", message: $rt.join($rt.str(kind), ", but ", $rt.str(why)) });
+}
+yield* $rt.iter($without_effect($rt.eq(tp, 1), $rt.join($rt.str(kind), " is about messages between tensor ranks, and tp = 1")));
+yield* $rt.iter($without_effect($rt.both(($rt.number(tp) > $rt.number(1)), () => !$rt.truth(controls.sequence_parallel)), $rt.join($rt.str(kind), " is about rows that sequence parallelism gathers and scatters")));
+}
+
+function* $broken_by_servers(controls, shape) {
+let count, cuts, degrees, told;
+
+[count, told] = $rt.unpack([controls.servers, $rt.join("servers = ", $rt.str(controls.servers))], 2);
+if ($rt.eq(count, 0)) {
+return undefined;
+}
+degrees = new Map([["pp", controls.pp], ["dp_shard", controls.dp_shard], ["cp", controls.cp], ["tp", controls.tp], ["ep", controls.ep]]);
+cuts = $rt.iter($rt.items(degrees, )).filter(([name, degree]) => ($rt.number(degree) > $rt.number(1))).map(([name, degree]) => $rt.join($rt.str(name), " = ", $rt.str(degree)));
+if (($rt.number(controls.zero) > $rt.number(0))) {
+$rt.append(cuts, $rt.join("ZeRO ", $rt.str(controls.zero)));
+}
+if ($rt.truth(cuts)) {
+yield new $Broken({ rule: "servers-split-samples", message: $rt.join($rt.str(told), ", and ", $rt.str($rt.joined(" and ", cuts)), " cut the model of a worker") });
+}
+if ($rt.eq(controls.optimizer, "muon")) {
+yield new $Broken({ rule: "servers-update-elements", message: $rt.join("muon updates whole matrices, and ", $rt.str(told), " holds ranges of elements") });
+}
+if ((shape.experts !== null)) {
+yield new $Broken({ rule: "servers-hold-dense-models", message: $rt.join($rt.str(told), ", and the model has experts, whose routers have state of their own") });
+}
+if ($rt.truth($rt.item($PRECISIONS, controls.precision).has_tensor_scales)) {
+yield new $Broken({ rule: "servers-hold-dense-models", message: $rt.join($rt.str(told), ", and scales of whole tensors keep the largest numbers of steps before") });
+}
+}
+
+function* $broken_by_pipeline(tables, controls, shape) {
+let pp, share, virtual;
+
+[pp, virtual] = $rt.unpack([controls.pp, controls.virtual], 2);
 share = $rt.mul($rt.mul(controls.microbatch, controls.dp_replicate), controls.dp_shard);
-facts = $rt.item($rt.item(tables, "schedule_facts"), name);
 if ($rt.eq($rt.mod(controls.sequences, share), 0)) {
-count = $rt.floordiv(controls.sequences, share);
-if (($rt.truth($rt.item(facts, "even_ranks")) && $rt.truth($rt.mod(pp, 2)))) {
-yield new $Broken({ rule: "schedule-even-ranks", message: $rt.join($rt.str(name), " pairs each rank with its mirror image, but pp = ", $rt.str(pp), " is odd") });
-} else {
-if ((($rt.number(virtual) >= $rt.number($rt.len($rt.item(facts, "virtual")))) || !$rt.truth($rt.item($rt.item(facts, "virtual"), virtual)))) {
-yield new $Broken({ rule: "schedule-stages-per-rank", message: $rt.join($rt.str(name), " places ", $rt.str($rt.item(facts, "places")), ", but there are ", $rt.str($rt.mul(pp, virtual)), " stages for ", $rt.str(pp), " ranks") });
-}
-}
-multiple = $rt.item(facts, "multiple");
-least = $rt.largest(1, $rt.mul($rt.item(facts, "per_rank"), pp));
-if (($rt.number(count) < $rt.number(least))) {
-yield new $Broken({ rule: "schedule-needs-microbatches", message: $rt.join($rt.str(name), " needs at least ", $rt.str(least), " microbatches on ", $rt.str(pp), " ranks, but a step has ", $rt.str(count)) });
-} else {
-if ($rt.truth($rt.mod(count, multiple))) {
-yield new $Broken({ rule: "schedule-even-microbatches", message: $rt.join($rt.str(name), " lets half of the microbatches enter at each end, but a step has ", $rt.str(count), " (", $rt.str(count), " % ", $rt.str(multiple), " = ", $rt.str($rt.mod(count, multiple)), ")") });
-}
-}
+yield* $rt.iter($_schedule(tables, controls, $rt.floordiv(controls.sequences, share)));
 }
 if (($rt.number(shape.layers) < $rt.number($rt.mul(pp, virtual)))) {
 yield new $Broken({ rule: "layers-fill-stages", message: $rt.join("pp x stages of a rank = ", $rt.str(pp), " x ", $rt.str(virtual), " = ", $rt.str($rt.mul(pp, virtual)), " stages, but the model has ", $rt.str(shape.layers), " blocks") });
 }
 }
 
-function* $_zero(controls, shape) {
-let cp, shard, used;
-if (($rt.eq(controls.tp, 1) && $rt.truth(controls.sequence_parallel))) {
-yield new $Broken({ rule: "no-effect", message: "sequence parallelism splits over tp, and tp = 1" });
+function* $broken_by_zero(controls, shape) {
+let below, cp, home, inner, shard, stage, used, why;
+
+[stage, shard, cp] = $rt.unpack([controls.zero, controls.dp_shard, controls.cp], 3);
+home = ($rt.eq(stage, 3) ? controls.parameter_offload : controls.optimizer_offload);
+if ((($rt.number(stage) > $rt.number(0)) && $rt.eq($rt.mul(shard, cp), 1) && $rt.eq(home, "none"))) {
+yield new $Broken({ rule: "zero-shares-out", message: $rt.join("ZeRO ", $rt.str(stage), " shares out over dp_shard x cp = ", $rt.str(shard), " x ", $rt.str(cp), " = 1 rank, and nothing of it rests on the host") });
 }
-[shard, cp] = $rt.unpack([controls.dp_shard, controls.cp], 2);
-if ((($rt.number(controls.zero) > $rt.number(0)) && $rt.eq($rt.mul(shard, cp), 1))) {
-yield new $Broken({ rule: "zero-shares-out", message: $rt.join("ZeRO ", $rt.str(controls.zero), " shares out over dp_shard x cp = ", $rt.str(shard), " x ", $rt.str(cp), " = 1 rank") });
-}
-used = $rt.both((shape.experts !== null), () => ($rt.number($rt.mod($rt.mul(cp, controls.tp), controls.ep)) > $rt.number(0)));
-if (($rt.eq(controls.zero, 0) && ($rt.number(shard) > $rt.number(1)) && !$rt.truth(used))) {
+inner = $rt.mul(cp, ($rt.eq(controls.expert_tp, 1) ? controls.tp : 1));
+used = $rt.both((shape.experts !== null), () => ($rt.number($rt.mod(inner, controls.ep)) > $rt.number(0)));
+if (($rt.eq(stage, 0) && ($rt.number(shard) > $rt.number(1)) && !$rt.truth(used))) {
 yield new $Broken({ rule: "no-effect", message: $rt.join("dp_shard = ", $rt.str(shard), " changes nothing: ZeRO 0 shares nothing out; whole replicas are dp_replicate") });
 }
+below = !$rt.eq(stage, 3);
+why = $rt.join("parameters are gathered by unit at stage 3, and this is ZeRO ", $rt.str(stage));
+yield* $rt.iter($without_effect($rt.both(below, () => !$rt.eq(controls.reshard, "always")), $rt.join("units are kept: ", $rt.str(why))));
+yield* $rt.iter($without_effect($rt.both(below, () => controls.secondary), $rt.join("secondary slices: ", $rt.str(why))));
 }
 
-function* $_context(tables, controls, shape) {
-let cp, heads, kind;
-[cp, kind] = $rt.unpack([controls.cp, controls.context], 2);
-if (($rt.truth($rt.item($rt.item($rt.item(tables, "context_kinds"), kind), "exchanges_heads")) && $rt.eq($rt.mod(shape.heads, controls.tp), 0))) {
-heads = $rt.floordiv(shape.heads, controls.tp);
-if ($rt.truth($rt.mod(heads, cp))) {
-yield new $Broken({ rule: "ulysses-divides-heads", message: $rt.join($rt.str(kind), " shares out heads among cp = ", $rt.str(cp), " ranks, but heads / tp = ", $rt.str(shape.heads), " / ", $rt.str(controls.tp), " = ", $rt.str(heads), " (", $rt.str(heads), " % ", $rt.str(cp), " = ", $rt.str($rt.mod(heads, cp)), ")") });
+function* $broken_by_offload(controls) {
+let home, least, what;
+
+for ([home, what, least] of $rt.iter([[controls.optimizer_offload, "optimizer state", 1], [controls.parameter_offload, "parameters", 3]])) {
+if ((!$rt.eq(home, "none") && ($rt.number(controls.zero) < $rt.number(least)))) {
+yield new $Broken({ rule: "offload-needs-stage", message: $rt.join($rt.str(what), " on the host, but ZeRO ", $rt.str(controls.zero), " keeps all of it whole: stage ", $rt.str(controls.zero), " < ", $rt.str(least)) });
 }
-}
-if (($rt.eq(cp, 1) && !$rt.eq(kind, "ring"))) {
-yield new $Broken({ rule: "no-effect", message: $rt.join($rt.str(kind), " is how cp works, and cp = 1") });
 }
 }
 
-function* $_experts(controls, shape) {
-let count, ep, experts, ranks, tokens;
-[ep, experts] = $rt.unpack([controls.ep, shape.experts], 2);
-if ((experts === null)) {
-if (($rt.number(ep) > $rt.number(1))) {
-yield new $Broken({ rule: "no-effect", message: $rt.join("ep = ", $rt.str(ep), ", but the model has no experts") });
+function* $broken_by_nodes(controls, shape, cluster) {
+let node, stage;
+
+[stage, node] = $rt.unpack([controls.zero, $rt.item(cluster, "devices_per_node")], 2);
+if (($rt.truth(controls.secondary) && $rt.eq(stage, 3))) {
+yield* $rt.iter($without_effect($rt.eq(controls.reshard, "never"), "secondary slices: units that are kept are gathered once"));
+if (!$rt.truth($over_nodes(controls, shape, node))) {
+yield new $Broken({ rule: "secondary-needs-nodes", message: $rt.join("secondary slices, but ", $rt.str($_where(controls, node))) });
+}
+}
+if (!$rt.eq(controls.reduce, "exact")) {
+if ($rt.eq(stage, 0)) {
+yield new $Broken({ rule: "reduce-needs-nodes", message: $rt.join("sums in ", $rt.str(controls.reduce), ", but ZeRO 0 sums whole gradients: 0 < 1") });
+} else {
+if (!$rt.truth($over_nodes(controls, shape, node))) {
+yield new $Broken({ rule: "reduce-needs-nodes", message: $rt.join("sums in ", $rt.str(controls.reduce), ", but ", $rt.str($_where(controls, node))) });
+}
+}
+}
+}
+
+function* $broken_by_context(tables, controls, shape) {
+let cp, degree, exchange, heads, kind, name, ranks;
+
+[cp, name, degree] = $rt.unpack([controls.cp, controls.context, controls.ulysses], 3);
+kind = $rt.item($rt.item(tables, "context_kinds"), name);
+exchange = $rt.item(kind, "exchange");
+if (!$rt.truth($cuts_groups(tables, controls))) {
+yield new $Broken({ rule: "ulysses-divides-cp", message: $rt.join($rt.str(degree), " ranks that exchange heads do not divide cp = ", $rt.str(cp), " (", $rt.str($rest_text(cp, degree)), ")") });
+}
+if (($rt.eq(exchange, "all") && !$rt.eq(degree, 1) && ($rt.number(cp) > $rt.number(1)) && !$rt.eq(degree, cp))) {
+yield new $Broken({ rule: "ulysses-divides-cp", message: $rt.join($rt.str(degree), " ranks that exchange heads, but ", $rt.str(name), " exchanges them among all of cp = ", $rt.str(cp)) });
+}
+if (($rt.eq($rt.mod(shape.heads, controls.tp), 0) && $rt.truth($cuts_groups(tables, controls)))) {
+[heads, ranks] = $rt.unpack([$rt.floordiv(shape.heads, controls.tp), $exchanging_ranks(kind, controls)], 2);
+if ($rt.truth($rt.mod(heads, ranks))) {
+yield new $Broken({ rule: "ulysses-divides-heads", message: $rt.join($rt.str(name), " shares out heads among ", $rt.str(ranks), " ranks, but heads / tp = ", $rt.str(shape.heads), " / ", $rt.str(controls.tp), " = ", $rt.str(heads), " (", $rt.str($rest_text(heads, ranks)), ")") });
+}
+}
+yield* $rt.iter($without_effect($rt.both($rt.eq(cp, 1), () => !$rt.eq(name, $rt.item($PLAIN, "context"))), $rt.join($rt.str(name), " is how cp works, and cp = 1")));
+yield* $rt.iter($without_effect($rt.both($rt.eq(exchange, "none"), () => !$rt.eq(degree, 1)), $rt.join($rt.str(name), " exchanges no heads, among ", $rt.str(degree), " ranks")));
+}
+
+function* $broken_by_recompute(controls, shape) {
+let every, named, operator, operators, policy, why;
+
+[policy, every, named] = $rt.unpack([controls.recompute, controls.every, controls.operators], 3);
+yield* $rt.iter($without_effect($rt.both(!$rt.eq(policy, "full"), () => !$rt.eq(every, 1)), $rt.join("every ", $rt.str(every), " counts blocks of full recompute")));
+if ($rt.eq(named, "auto")) {
+return undefined;
+}
+if (($rt.eq(policy, "none") || ($rt.eq(policy, "full") && $rt.eq(every, 1)))) {
+why = ($rt.eq(policy, "none") ? "nothing runs again" : "every block runs again whole");
+yield new $Broken({ rule: "no-effect", message: $rt.join($rt.str(named), " changes nothing: ", $rt.str(why)) });
+return undefined;
+}
+operators = $rt.item($OPERATORS, named);
+for (operator of $rt.iter(operators)) {
+why = $_lost(operator, operators, shape);
+if (!$rt.eq(why, "")) {
+yield new $Broken({ rule: "no-effect", message: $rt.join($rt.str(operator), " to run again changes nothing: ", $rt.str(why)) });
+}
+}
+}
+
+function* $broken_by_fp8(controls, shape, cluster) {
+let cut, precision;
+
+precision = $rt.item($PRECISIONS, controls.precision);
+if ($rt.truth(precision.is_fp8)) {
+cut = $_cut_width(controls, $_multiplied_widths(shape), precision.fp8_block);
+if (!$rt.eq(cut, "")) {
+yield new $Broken({ rule: "fp8-block-divides", message: $rt.join("products in fp8, but ", $rt.str(cut)) });
+}
+if (!$rt.eq(controls.tp_overlap, "none")) {
+yield new $Broken({ rule: "fp8-gathers-at-once", message: $rt.join($rt.str(controls.tp_overlap), " with products in fp8: codes and scales are gathered at once, in no chunks") });
+}
+if (($rt.truth($rt.item(cluster, "gpus")) && !$rt.truth($rt.item(cluster, "multiplies_fp8")))) {
+yield new $Broken({ rule: "fp8-device", message: $rt.join("products in fp8, but ", $rt.str($rt.item(cluster, "device")), " has no peak of fp8") });
+}
+}
+if (!$rt.eq(controls.gather, "fp8")) {
+return undefined;
+}
+if (!$rt.truth(precision.is_fp8)) {
+yield new $Broken({ rule: "fp8-gather-needs-codes", message: "codes of fp8 are gathered, but no weight is multiplied in 8 bits" });
+}
+if (($rt.number(controls.zero) < $rt.number(3))) {
+yield new $Broken({ rule: "fp8-gather-needs-codes", message: $rt.join("codes of fp8 are gathered, but ZeRO ", $rt.str(controls.zero), " keeps weights whole: ", $rt.str(controls.zero), " < ", $rt.str(3)) });
+}
+if ($rt.truth(precision.has_tensor_scales)) {
+yield new $Broken({ rule: "fp8-gather-of-squares", message: "codes of fp8 are gathered with the scales of squares, not of whole tensors" });
+}
+if (!$rt.eq(controls.parameter_offload, "none")) {
+yield new $Broken({ rule: "fp8-gather-on-device", message: "codes of fp8 are made of slices that are on the device, not on the host" });
+}
+}
+
+function* $broken_by_int8(controls, shape) {
+let cut;
+
+if (!$rt.eq(controls.gather, "int8")) {
+return undefined;
+}
+cut = $_cut_width(controls, $_row_widths(shape), 128);
+if (!$rt.eq(cut, "")) {
+yield new $Broken({ rule: "int8-block-divides", message: $rt.join("gathers in int8, but ", $rt.str(cut)) });
+}
+if (($rt.number(controls.zero) < $rt.number(3))) {
+yield new $Broken({ rule: "int8-gather-of-all", message: $rt.join("gathers in int8, but ZeRO ", $rt.str(controls.zero), " keeps matrices whole: ", $rt.str(controls.zero), " < ", $rt.str(3)) });
+} else {
+if (((shape.latent !== null) && $rt.truth(controls.sequence_parallel) && ($rt.number(controls.tp) > $rt.number(1)))) {
+yield new $Broken({ rule: "int8-gather-of-all", message: "gathers in int8 with sequence parallelism: matrices that lead down to latent vectors are whole on each tensor rank" });
+}
+}
+if ($rt.truth($rt.item($PRECISIONS, controls.precision).is_fp8)) {
+yield new $Broken({ rule: "int8-gather-rounds-once", message: "gathers in int8 with products in fp8: weights would be rounded twice" });
+}
+}
+
+function* $broken_by_experts(controls, shape, cluster) {
+let idle, what;
+
+if ((shape.experts === null)) {
+for ([idle, what] of $rt.iter([[($rt.number(controls.ep) > $rt.number(1)), $rt.join("ep = ", $rt.str(controls.ep))], [($rt.number(controls.expert_tp) > $rt.number(1)), $rt.join("experts in ", $rt.str(controls.expert_tp), " pieces")], [!$rt.eq(controls.dispatch, "flat"), controls.dispatch], [($rt.number(controls.chunks) > $rt.number(1)), $rt.join($rt.str(controls.chunks), " chunks")]])) {
+yield* $rt.iter($without_effect(idle, $rt.join($rt.str(what), ", but the model has no experts")));
 }
 return undefined;
 }
-count = experts.num_experts;
-if ($rt.truth($rt.mod(count, ep))) {
-yield new $Broken({ rule: "ep-divides-experts", message: $rt.join("ep = ", $rt.str(ep), ", but the model has ", $rt.str(count), " experts (", $rt.str(count), " % ", $rt.str(ep), " = ", $rt.str($rt.mod(count, ep)), ")") });
-}
-ranks = $rt.mul($rt.mul(controls.dp_shard, controls.cp), controls.tp);
-if ($rt.truth($rt.mod(ranks, ep))) {
-yield new $Broken({ rule: "ep-divides-ranks", message: $rt.join("ep = ", $rt.str(ep), " does not divide dp_shard x cp x tp = ", $rt.str(ranks), ", the ranks that share out experts (", $rt.str(ranks), " % ", $rt.str(ep), " = ", $rt.str($rt.mod(ranks, ep)), ")") });
-}
-tokens = $rt.mul(controls.microbatch, $rt.floordiv(controls.length, controls.cp));
-if (($rt.truth($rt.mod(tokens, controls.tp)) && !$rt.truth(controls.sequence_parallel))) {
-yield new $Broken({ rule: "tp-divides-tokens", message: $rt.join("tp = ", $rt.str(controls.tp), ", but a microbatch has ", $rt.str(tokens), " tokens on a rank (", $rt.str(tokens), " % ", $rt.str(controls.tp), " = ", $rt.str($rt.mod(tokens, controls.tp)), ")") });
-}
+yield* $rt.iter($_shared_out(controls, shape.experts));
+yield* $rt.iter($_rows(controls, cluster));
 }
 
-function* $_devices(controls, cluster) {
+function* $broken_by_devices(controls, cluster) {
+
 if (($rt.number(controls.ranks) > $rt.number($rt.item(cluster, "devices")))) {
 yield new $Broken({ rule: "fits-cluster", message: $rt.join("the mesh has ", $rt.str(controls.ranks), " ranks, but ", $rt.str($rt.item(cluster, "name")), " has ", $rt.str($rt.item(cluster, "devices")), " devices") });
 }
+}
+
+function $_flag(key, value) {
+return ($rt.truth(value) ? $rt.join($rt.str(key), " = true\n") : "");
+}
+
+function $_word(key, name, value) {
+return (!$rt.eq(value, $rt.item($PLAIN, name)) ? $rt.join($rt.str(key), " = \"", $rt.str(value), "\"\n") : "");
+}
+
+function $_table(name, lines) {
+return (!$rt.eq(lines, "") ? $rt.join("\n[", $rt.str(name), "]\n", $rt.str(lines)) : "");
+}
+
+function $_number(key, name, value) {
+return (!$rt.eq(value, $rt.item($PLAIN, name)) ? $rt.join($rt.str(key), " = ", $rt.str(value), "\n") : "");
+}
+
+function $_zero_lines(controls) {
+let whole;
+whole = $rt.either($rt.eq(controls.zero, 3), () => !$rt.eq(controls.reshard, $rt.item($PLAIN, "reshard")));
+return $rt.add($rt.add($rt.add($rt.add($rt.add(($rt.truth(whole) ? $rt.join("reshard_after_forward = \"", $rt.str(controls.reshard), "\"\n") : ""), $_flag("secondary", controls.secondary)), $_word("gather", "gather", controls.gather)), $_word("reduce", "reduce", controls.reduce)), $_word("optimizer_offload", "optimizer_offload", controls.optimizer_offload)), $_word("parameter_offload", "parameter_offload", controls.parameter_offload));
+}
+
+function $_operators(controls) {
+let words;
+if ($rt.eq(controls.operators, $rt.item($PLAIN, "operators"))) {
+return "";
+}
+words = $rt.joined(", ", $rt.iter($rt.item($OPERATORS, controls.operators)).map((one) => $rt.join("\"", $rt.str(one), "\"")));
+return $rt.join("operators = [", $rt.str(words), "]\n");
+}
+
+function $_exchange(controls) {
+let said;
+said = $rt.either($rt.has(["ulysses-ring"], controls.context), () => !$rt.eq(controls.ulysses, $rt.item($PLAIN, "ulysses")));
+return ($rt.truth(said) ? $rt.join("ulysses_degree = ", $rt.str(controls.ulysses), "\n") : "");
 }
 
 function $_axis(name, degree, stride, ranks, cluster) {
@@ -264,14 +441,15 @@ where = ($rt.eq(across, $rt.floordiv(ranks, degree)) ? "crosses" : "some cross")
 return new $MeshAxis({ name: name, degree: degree, digits: [new $MeshDigit({ degree: degree, stride: stride })], link: told, where: ($rt.eq(across, 0) ? "in a node" : where) });
 }
 
-function $machine_place(controls, model, cluster) {
-let found, hidden, row, window;
+function $machine_place(tables, controls, model, cluster) {
+let found, hidden, place, row, window;
 
 window = $rt.item($rt.item(model, "shape"), "window");
 hidden = $rt.both((window !== null), () => ($rt.number(window) < $rt.number(controls.length)));
+place = $rt.item($rt.item($rt.item(cluster, "machines"), controls.precision), $rt.item(model, "name"));
 found = (-1);
-for (row of $rt.iter($rt.item($rt.item(cluster, "machines"), $rt.item(model, "name")))) {
-if ((($rt.number($rt.item(row, "ranks")) <= $rt.number(controls.ranks)) && $rt.eq($rt.item(row, "hidden"), hidden))) {
+for (row of $rt.iter($rt.item($rt.item(tables, "machine_rows"), place))) {
+if ((($rt.number($rt.item(row, "ranks")) <= $rt.number(controls.workers)) && $rt.eq($rt.item(row, "hidden"), hidden))) {
 found = $rt.item(row, "place");
 }
 }
@@ -285,13 +463,27 @@ let experts, latent;
 return new $ModelNumbers({ layers: $rt.float(shape.layers), hidden: $rt.float(shape.hidden), heads: $rt.float(shape.heads), query_dim: $rt.float(shape.query_dim), kv_dim: $rt.float(shape.kv_dim), attention_dim: $rt.float($attention_width(shape)), ffn: $rt.float(shape.ffn), up: ($rt.truth(shape.gated) ? 2.0 : 1.0), vocab: $rt.mul($ceil_div($rt.float(shape.vocab), tp), tp), tied: $rt.float(shape.tied), positions: ($rt.eq(shape.positions, "learned") ? $rt.float(shape.max_positions) : 0.0), length: $rt.float(length), keys_per_query: $mean_keys_per_query(shape, length), norm_weights: ($rt.eq(shape.norm, "layernorm") ? 2.0 : 1.0), qkv_bias: $rt.float(shape.qkv_bias), output_bias: $rt.float(shape.output_bias), mlp_bias: $rt.float(shape.mlp_bias), head_norms: ($rt.truth(shape.qk_norm) ? (2.0 * shape.head_dim) : 0.0), query_rank: ($rt.truth(latent) ? $rt.float(latent.query_rank) : 0.0), kv_rank: ($rt.truth(latent) ? $rt.float($rt.add(latent.kv_rank, latent.rope_dim)) : 0.0), rope_dim: ($rt.truth(latent) ? $rt.float(latent.rope_dim) : 0.0), kv_up_dim: ($rt.truth(latent) ? $rt.float($rt.mul(shape.heads, $rt.add(latent.nope_dim, latent.value_dim))) : 0.0), value_dim: ($rt.truth(latent) ? $rt.float($rt.mul(shape.heads, latent.value_dim)) : 0.0), experts: ($rt.truth(experts) ? $rt.float(experts.num_experts) : 0.0), top_k: ($rt.truth(experts) ? $rt.float(experts.top_k) : 0.0), expert_ffn: ($rt.truth(experts) ? $rt.float(experts.ffn) : 0.0), shared_experts: ($rt.truth(experts) ? $rt.float(experts.shared_experts) : 0.0), dense_layers: ($rt.truth(experts) ? $rt.float(experts.first_dense_layers) : 0.0) });
 }
 
+function $constants_for_precision(software, precision, optimizer = "adamw") {
+let beside, element, gradient, master, rests, states;
+
+master = $rt.item($DTYPE_BYTES, precision.master);
+[element, gradient] = $rt.unpack([$rt.item($DTYPE_BYTES, precision.parameters), $rt.item($DTYPE_BYTES, precision.gradients)], 2);
+states = $rt.mul($rt.item($num_states, optimizer), master);
+rests = ($rt.number(software.parameter_bytes) > $rt.number(0.0));
+beside = $rt.mul($rt.mul(master, precision.has_master), (1.0 - rests));
+return $rt.replace(software, { element_bytes: $rt.float($rt.item($DTYPE_BYTES, precision.parameters)), gradient_bytes: $rt.float($rt.item($DTYPE_BYTES, precision.gradients)), reduced_bytes: $rt.float($rt.item($DTYPE_BYTES, precision.reduction)), state_bytes: $rt.float($rt.add(states, beside)), parameter_bytes: $rt.float($rt.mul(master, rests)), update_traffic: $rt.float($rt.add($rt.add($rt.mul(2, $rt.add(states, $rt.mul(master, precision.has_master))), gradient), $rt.mul(element, ($rt.truth(precision.has_master) ? 1 : 2)))), norm_traffic: $rt.float(gradient), cast_traffic: $rt.float($rt.mul($rt.add(gradient, master), precision.has_master)), copy_traffic: $rt.float($rt.mul($rt.add(master, element), precision.has_master)), copies_in_fp8: $rt.float(precision.is_fp8), wide_weight_gradients: $rt.float($rt.both(precision.is_fp8, () => !$rt.truth(precision.has_tensor_scales))), wide_input_gradients: $rt.float($rt.both($rt.both(precision.is_fp8, () => !$rt.truth(precision.has_tensor_scales)), () => !$rt.eq(precision.fp8_gradients, "e4m3"))) });
+}
+
 function $layout_of_controls(tables, controls, shape, cluster) {
-let kind, redone, replicas;
+let again, block, coded, kind, layers, precision, redone, replicas;
 
 kind = $rt.item($rt.item(tables, "context_kinds"), controls.context);
 replicas = $rt.mul(controls.dp_replicate, controls.dp_shard);
-redone = ($rt.eq(controls.recompute, "selective") ? 1.0 : 0.0);
-return new $LayoutNumbers({ tp: $rt.float(controls.tp), cp: $rt.float(controls.cp), pp: $rt.float(controls.pp), dp_shard: $rt.float(controls.dp_shard), dp_replicate: $rt.float(controls.dp_replicate), ep: $rt.float(controls.ep), sequence_parallel: $rt.float(controls.sequence_parallel), ulysses: ($rt.truth($rt.item(kind, "exchanges_heads")) ? $rt.float(controls.cp) : 1.0), gathered: $rt.float($rt.item(kind, "gathers_keys")), microbatch: $rt.float(controls.microbatch), microbatches: $rt.float($rt.floordiv(controls.sequences, $rt.mul(controls.microbatch, replicas))), virtual: $rt.float(controls.virtual), schedule: $rt.float($rt.item($rt.item(tables, "schedules"), controls.schedule)), zero: $rt.float(controls.zero), recompute: ($rt.eq(controls.recompute, "full") ? 1.0 : 0.0), redone_norm: redone, redone_activation: ($rt.truth(shape.has_dense_blocks) ? redone : 0.0), one_memory: $rt.float(!$rt.truth($rt.item(cluster, "gpus"))) });
+[layers, precision] = $rt.unpack([shape.layers, $rt.item($PRECISIONS, controls.precision)], 2);
+again = ($rt.eq(controls.recompute, "full") ? $ceil_div(layers, controls.every) : 0);
+redone = $redone_operators(controls, shape);
+[coded, block] = $rt.unpack([!$rt.eq(controls.gather, "parameters"), ($rt.eq(controls.gather, "int8") ? 128 : 0)], 2);
+return new $LayoutNumbers({ tp: $rt.float(controls.tp), cp: $rt.float(controls.cp), pp: $rt.float(controls.pp), dp_shard: $rt.float(controls.dp_shard), dp_replicate: $rt.float(controls.dp_replicate), ep: $rt.float(controls.ep), expert_tp: $rt.float(controls.expert_tp), two_hop: $rt.float($rt.eq(controls.dispatch, "two-hop")), chunks: $rt.float(controls.chunks), sequence_parallel: $rt.float(controls.sequence_parallel), tp_overlap: $rt.float(!$rt.eq(controls.tp_overlap, "none")), ulysses: $rt.float($exchanging_ranks(kind, controls)), gathered: $rt.float($rt.item(kind, "gathers_keys")), microbatch: $rt.float(controls.microbatch), microbatches: $rt.float($rt.floordiv(controls.sequences, $rt.mul(controls.microbatch, replicas))), virtual: $rt.float(controls.virtual), schedule: $rt.float($rt.item($rt.item(tables, "schedules"), controls.schedule)), zero: $rt.float(controls.zero), reshard: $rt.float($rt.eq(controls.reshard, "always")), recompute: (again / layers), selective: $rt.float($rt.has(redone, "attention")), redone_norm: $rt.float($rt.has(redone, "norm")), redone_activation: $rt.float($rt.has(redone, "activation")), redone_mlp: $rt.float($rt.has(redone, "mlp")), offload: $rt.float(!$rt.eq(controls.optimizer_offload, "none")), parameter_offload: $rt.float(!$rt.eq(controls.parameter_offload, "none")), gathered_bytes: ($rt.truth(coded) ? $gathered_weight_bytes(precision, block) : 0.0), gathers_ends: $rt.float($rt.eq(controls.gather, "int8")), secondary: $rt.float(controls.secondary), summed_bytes: $summed_weight_bytes(controls.reduce, precision), servers: $rt.float(controls.servers), one_memory: $rt.float(!$rt.truth($rt.item(cluster, "gpus"))) });
 }
 
 function $block_kind_seconds(work) {
@@ -528,23 +720,203 @@ return ($rt.mul(shape.heads, $rt.add(key_dim, shape.latent.value_dim)) / 2);
 
 function* $_cut(rule, degree, what, count) {
 if ($rt.truth($rt.mod(count, degree))) {
-yield new $Broken({ rule: rule, message: $rt.join("tp = ", $rt.str(degree), ", but the model has ", $rt.str(what), " = ", $rt.str(count), " (", $rt.str(count), " % ", $rt.str(degree), " = ", $rt.str($rt.mod(count, degree)), ")") });
+yield new $Broken({ rule: rule, message: $rt.join("tp = ", $rt.str(degree), ", but the model has ", $rt.str(what), " = ", $rt.str(count), " (", $rt.str($rest_text(count, degree)), ")") });
+}
+}
+
+function $cuts_groups(tables, controls) {
+let cp, kind;
+
+[cp, kind] = $rt.unpack([controls.cp, $rt.item($rt.item(tables, "context_kinds"), controls.context)], 2);
+return $rt.either($rt.either($rt.eq(cp, 1), () => !$rt.eq($rt.item(kind, "exchange"), "inner")), () => $rt.eq($rt.mod(cp, controls.ulysses), 0));
+}
+
+function $rest_text(number, by) {
+
+return $rt.join($rt.str(number), " % ", $rt.str(by), " = ", $rt.str($rt.mod(number, by)));
+}
+
+function* $without_effect(idle, why) {
+
+if ($rt.truth(idle)) {
+yield new $Broken({ rule: "no-effect", message: why });
+}
+}
+
+function* $_schedule(tables, controls, count) {
+let facts, least, multiple, name, pp, virtual;
+[pp, virtual, name] = $rt.unpack([controls.pp, controls.virtual, controls.schedule], 3);
+facts = $rt.item($rt.item(tables, "schedule_facts"), name);
+if (($rt.truth($rt.item(facts, "even_ranks")) && $rt.truth($rt.mod(pp, 2)))) {
+yield new $Broken({ rule: "schedule-even-ranks", message: $rt.join($rt.str(name), " pairs each rank with its mirror image, but pp = ", $rt.str(pp), " is odd") });
+} else {
+if ((($rt.number(virtual) >= $rt.number($rt.len($rt.item(facts, "virtual")))) || !$rt.truth($rt.item($rt.item(facts, "virtual"), virtual)))) {
+yield new $Broken({ rule: "schedule-stages-per-rank", message: $rt.join($rt.str(name), " places ", $rt.str($rt.item(facts, "places")), ", but there are ", $rt.str($rt.mul(pp, virtual)), " stages for ", $rt.str(pp), " ranks") });
+}
+}
+multiple = $rt.item(facts, "multiple");
+least = $rt.largest(1, $rt.mul($rt.item(facts, "per_rank"), pp));
+if (($rt.number(count) < $rt.number(least))) {
+yield new $Broken({ rule: "schedule-needs-microbatches", message: $rt.join($rt.str(name), " needs at least ", $rt.str(least), " microbatches on ", $rt.str(pp), " ranks, but a step has ", $rt.str(count)) });
+} else {
+if ($rt.truth($rt.mod(count, multiple))) {
+yield new $Broken({ rule: "schedule-even-microbatches", message: $rt.join($rt.str(name), " lets half of the microbatches enter at each end, but a step has ", $rt.str(count), " (", $rt.str($rest_text(count, multiple)), ")") });
+}
+}
+}
+
+function $over_nodes(controls, shape, node) {
+let cut, ep, fold, held, replicas, tp;
+
+[tp, ep, cut] = $rt.unpack([controls.tp, controls.ep, ($rt.number(controls.expert_tp) > $rt.number(1))], 3);
+[replicas, fold] = $rt.unpack([$rt.mul(controls.pp, controls.dp_replicate), $rt.mul(controls.dp_shard, controls.cp)], 2);
+held = $ranks_per_node(replicas, $rt.mul(fold, tp), tp, 1, tp, fold, node);
+if ((shape.experts === null)) {
+return ($rt.number(held) > $rt.number(1));
+}
+if ((!$rt.has([1, tp], controls.expert_tp) || $rt.truth($rt.mod($rt.mul(fold, ($rt.truth(cut) ? 1 : tp)), ep)))) {
+return true;
+}
+if (($rt.number(held) > $rt.number(1))) {
+return true;
+}
+if ($rt.truth(cut)) {
+return ($rt.number($ranks_per_node(replicas, $rt.mul(fold, tp), $rt.mul(tp, ep), 1, $rt.mul(tp, ep), $rt.floordiv(fold, ep), node)) > $rt.number(1));
+}
+return ($rt.number($ranks_per_node(replicas, $rt.mul(fold, tp), ep, 1, ep, $rt.floordiv($rt.mul(fold, tp), ep), node)) > $rt.number(1));
+}
+
+function $_where(controls, node) {
+let ranks;
+ranks = $rt.mul(controls.dp_shard, controls.cp);
+return $rt.join("the ", $rt.str(ranks), " ranks that share out are not several on each of several nodes of ", $rt.str(node));
+}
+
+function $exchanging_ranks(kind, controls) {
+
+if (($rt.eq(controls.cp, 1) || $rt.eq($rt.item(kind, "exchange"), "none"))) {
+return 1;
+}
+return ($rt.eq($rt.item(kind, "exchange"), "all") ? controls.cp : controls.ulysses);
+}
+
+function $_lost(operator, operators, shape) {
+
+if (($rt.eq(operator, "attention") && (shape.latent !== null))) {
+return "latent attention does not run again by itself";
+}
+if (($rt.has(["activation", "mlp"], operator) && !$rt.truth(shape.has_dense_blocks))) {
+return "no block has an MLP that every token meets alone";
+}
+if (($rt.eq(operator, "activation") && $rt.has(operators, "mlp"))) {
+return "it is a part of mlp";
+}
+return "";
+}
+
+function $_cut_width(controls, widths, block) {
+let axis, degree, degrees, over, what, width;
+
+degrees = new Map([["", 1], ["tp", controls.tp], ["expert_tp", controls.expert_tp]]);
+for ([what, width, axis] of $rt.iter(widths)) {
+degree = $rt.item(degrees, axis);
+if ($rt.truth($rt.mod(width, $rt.mul(degree, block)))) {
+over = ($rt.truth(axis) ? $rt.join(" / ", $rt.str(axis), " = ", $rt.str(width), " / ", $rt.str(degree)) : $rt.join(" = ", $rt.str(width)));
+return $rt.join($rt.str(what), $rt.str(over), " is no multiple of ", $rt.str(block));
+}
+}
+return "";
+}
+
+function $_multiplied_widths(shape) {
+let found, heads, latent, nope, rope, value;
+
+[heads, latent] = $rt.unpack([shape.heads, shape.latent], 2);
+found = [["hidden", shape.hidden, ""]];
+if ((latent === null)) {
+$rt.append(found, ["heads x head_dim", $rt.mul(heads, shape.head_dim), "tp"]);
+$rt.append(found, ["kv_heads x head_dim", $rt.mul(shape.kv_heads, shape.head_dim), "tp"]);
+} else {
+[nope, rope, value] = $rt.unpack([latent.nope_dim, latent.rope_dim, latent.value_dim], 3);
+$rt.append(found, ["latent.query_rank", latent.query_rank, ""]);
+$rt.append(found, ["latent.kv_rank", latent.kv_rank, ""]);
+$rt.append(found, ["heads x (nope_dim + rope_dim)", $rt.mul(heads, $rt.add(nope, rope)), "tp"]);
+$rt.append(found, ["heads x (nope_dim + value_dim)", $rt.mul(heads, $rt.add(nope, value)), "tp"]);
+$rt.append(found, ["heads x value_dim", $rt.mul(heads, value), "tp"]);
+}
+return [...$rt.iter(found), ...$rt.iter($_mlp_widths(shape))];
+}
+
+function $_row_widths(shape) {
+let found, latent;
+
+latent = shape.latent;
+found = [["hidden", shape.hidden, ""]];
+if ((latent === null)) {
+$rt.append(found, ["heads x head_dim", $rt.mul(shape.heads, shape.head_dim), "tp"]);
+} else {
+$rt.append(found, ["latent.query_rank", latent.query_rank, ""]);
+$rt.append(found, ["latent.kv_rank", latent.kv_rank, ""]);
+$rt.append(found, ["heads x value_dim", $rt.mul(shape.heads, latent.value_dim), "tp"]);
+}
+return [...$rt.iter(found), ...$rt.iter($_mlp_widths(shape))];
+}
+
+function* $_shared_out(controls, experts) {
+let count, ep, names, pieces, ranks, tokens, tp;
+[ep, tp, pieces] = $rt.unpack([controls.ep, controls.tp, controls.expert_tp], 3);
+[count, ranks] = $rt.unpack([experts.num_experts, $_fold(controls)], 2);
+if ($rt.truth($rt.mod(count, ep))) {
+yield new $Broken({ rule: "ep-divides-experts", message: $rt.join("ep = ", $rt.str(ep), ", but the model has ", $rt.str(count), " experts (", $rt.str($rest_text(count, ep)), ")") });
+}
+if ($rt.truth($rt.mod(ranks, ep))) {
+names = ($rt.eq(pieces, 1) ? "dp_shard x cp x tp" : "dp_shard x cp");
+yield new $Broken({ rule: "ep-divides-ranks", message: $rt.join("ep = ", $rt.str(ep), " does not divide ", $rt.str(names), " = ", $rt.str(ranks), ", the ranks that share out experts (", $rt.str($rest_text(ranks, ep)), ")") });
+}
+if (!$rt.has([1, tp], pieces)) {
+yield new $Broken({ rule: "expert-tp-is-one-or-tp", message: $rt.join("experts in ", $rt.str(pieces), " pieces, but tp = ", $rt.str(tp), ": an expert is whole, or each tensor rank has a piece of it") });
+} else {
+if ($rt.truth($rt.mod(experts.ffn, pieces))) {
+yield new $Broken({ rule: "expert-tp-divides-ffn", message: $rt.join("experts in ", $rt.str(pieces), " pieces, but they have ffn = ", $rt.str(experts.ffn), " (", $rt.str($rest_text(experts.ffn, pieces)), ")") });
+}
+}
+tokens = $rt.mul(controls.microbatch, $rt.floordiv(controls.length, controls.cp));
+if (($rt.truth($rt.mod(tokens, tp)) && !$rt.truth(controls.sequence_parallel))) {
+yield new $Broken({ rule: "tp-divides-tokens", message: $rt.join("tp = ", $rt.str(tp), ", but a microbatch has ", $rt.str(tokens), " tokens on a rank (", $rt.str($rest_text(tokens, tp)), ")") });
+}
+}
+
+function* $_rows(controls, cluster) {
+let chunks, ep, node, parts, tokens, tp;
+[ep, tp, chunks] = $rt.unpack([controls.ep, controls.tp, controls.chunks], 3);
+if ((!$rt.eq(controls.dispatch, "flat") && $rt.eq($rt.mod($_fold(controls), ep), 0))) {
+node = $rt.item(cluster, "devices_per_node");
+if (!$rt.truth($_hops_twice(controls, node))) {
+yield new $Broken({ rule: "two-hop-needs-nodes", message: $rt.join("rows in two hops, but the ", $rt.str(ep), " ranks that share out experts are not several, and as many, on each of several nodes of ", $rt.str(node)) });
+}
+}
+if ($rt.eq(ep, 1)) {
+yield* $rt.iter($without_effect(($rt.number(chunks) > $rt.number(1)), $rt.join($rt.str(chunks), " chunks, but rows do not travel: ep = 1")));
+return undefined;
+}
+tokens = $rt.mul(controls.microbatch, $rt.floordiv(controls.length, controls.cp));
+parts = ($rt.eq(controls.expert_tp, 1) ? tp : 1);
+if (($rt.eq($rt.mod(tokens, parts), 0) && $rt.truth($rt.mod($rt.floordiv(tokens, parts), chunks)))) {
+yield new $Broken({ rule: "chunks-divide-tokens", message: $rt.join($rt.str(chunks), " chunks, but a rank sends ", $rt.str($rt.floordiv(tokens, parts)), " tokens of a microbatch to experts (", $rt.str($rest_text($rt.floordiv(tokens, parts), chunks)), ")") });
 }
 }
 
 function $num_across(degree, stride, ranks, block) {
-let first, found, last, start;
+let every, found, last, span, whole;
 
-found = 0;
-for (start of $rt.iter($rt.range(0, ranks, $rt.mul(degree, stride)))) {
-for (first of $rt.iter($rt.range(start, $rt.add(start, stride)))) {
-last = $rt.add(first, $rt.mul(stride, (degree - 1)));
-if (!$rt.eq($rt.floordiv(first, block), $rt.floordiv(last, block))) {
-found = $rt.add(found, 1);
+[span, last] = $rt.unpack([$rt.mul(degree, stride), $rt.mul(stride, (degree - 1))], 2);
+if (($rt.number(last) >= $rt.number(block))) {
+return $rt.floordiv(ranks, degree);
 }
-}
-}
-return found;
+every = $rt.lcm(span, block);
+whole = $rt.floordiv(ranks, every);
+found = $_across(span, stride, last, $rt.mod(ranks, every), block);
+return ($rt.truth(whole) ? $rt.add(found, $rt.mul(whole, $_across(span, stride, last, every, block))) : found);
 }
 
 function $mean_keys_per_query(shape, length) {
@@ -552,6 +924,32 @@ let pairs;
 
 pairs = (shape.mask.num_pairs(length) - ($rt.mul(shape.causal, length) / 2));
 return (pairs / length);
+}
+
+function $redone_operators(controls, shape) {
+
+if (!$rt.eq(controls.operators, "auto")) {
+return $rt.item($OPERATORS, controls.operators);
+}
+if (!$rt.eq(controls.recompute, "selective")) {
+return [];
+}
+return ($rt.truth(shape.has_dense_blocks) ? ["norm", "activation"] : ["norm"]);
+}
+
+function $gathered_weight_bytes(precision, int8_block) {
+let scale;
+
+scale = ($rt.truth(int8_block) ? ($largest_number_bytes(precision) / int8_block) : 0.0);
+return $rt.add(1, scale);
+}
+
+function $summed_weight_bytes(kind, precision) {
+
+if ($rt.eq(kind, "exact")) {
+return 0.0;
+}
+return ($message_bytes(128, kind, $scale_bytes(precision)) / 128);
 }
 
 function $block_seconds(work, mixture) {
@@ -924,6 +1322,88 @@ if ($rt.truth(($rt.number(software.connection_bytes) > $rt.number(0.0)))) {
 $rt.setitem(terms, "nccl", $rt.add(ends.nccl, (0.0 * used)));
 }
 return terms;
+}
+
+function $ranks_per_node(blocks, block, starts, step, stride, count, node) {
+let first, found, held, start;
+
+found = 0;
+for (first of $rt.iter($rt.range(0, $rt.mul(blocks, block), block))) {
+for (start of $rt.iter($rt.range(first, $rt.add(first, starts), step))) {
+held = $even_on_nodes(start, stride, count, node);
+if ((($rt.number(held) <= $rt.number(1)) || $rt.eq(held, count) || (($rt.number(found) > $rt.number(0)) && !$rt.eq(held, found)))) {
+return 1;
+}
+found = held;
+}
+}
+return found;
+}
+
+function $_mlp_widths(shape) {
+let experts, found, width;
+experts = shape.experts;
+found = [];
+if ($rt.truth(shape.has_dense_blocks)) {
+$rt.append(found, ["ffn", shape.ffn, "tp"]);
+}
+if ((experts !== null)) {
+if ($rt.truth(experts.shared_experts)) {
+width = $rt.mul(experts.shared_experts, experts.ffn);
+$rt.append(found, ["shared_experts x experts.ffn", width, "tp"]);
+}
+$rt.append(found, ["experts.ffn", experts.ffn, "expert_tp"]);
+}
+return found;
+}
+
+function $_fold(controls) {
+
+return $rt.mul($rt.mul(controls.dp_shard, controls.cp), ($rt.eq(controls.expert_tp, 1) ? controls.tp : 1));
+}
+
+function $_hops_twice(controls, node) {
+let ep, first, held, start, stride;
+
+[ep, stride] = $rt.unpack([controls.ep, ($rt.eq(controls.expert_tp, 1) ? 1 : controls.tp)], 2);
+for (first of $rt.iter($rt.range(0, controls.workers, $rt.mul(ep, stride)))) {
+for (start of $rt.iter($rt.range(first, $rt.add(first, stride)))) {
+held = $even_on_nodes(start, stride, ep, node);
+if ((($rt.number(held) <= $rt.number(1)) || $rt.eq(held, ep))) {
+return false;
+}
+}
+}
+return true;
+}
+
+function $_across(span, stride, last, ranks, block) {
+let first, found, start;
+
+found = 0;
+for (start of $rt.iter($rt.range(0, ranks, span))) {
+for (first of $rt.iter($rt.range(start, $rt.add(start, stride)))) {
+if (($rt.number($rt.add($rt.mod(first, block), last)) >= $rt.number(block))) {
+found = $rt.add(found, 1);
+}
+}
+}
+return found;
+}
+
+function $largest_number_bytes(precision) {
+
+return $rt.largest(4, $rt.item($DTYPE_BYTES, precision.parameters));
+}
+
+function $message_bytes(count, kind, scale_bytes) {
+
+return $rt.mul($blocks_of_slice(count), $rt.add(scale_bytes, $rt.floordiv($rt.mul(128, $rt.item($CODE_BITS, kind)), 8)));
+}
+
+function $scale_bytes(precision) {
+
+return $rt.largest(4, $rt.item($DTYPE_BYTES, precision.reduction));
 }
 
 function $_attention_matmuls(work) {
@@ -1371,6 +1851,27 @@ gradients = $rt.where(($rt.number(once) > $rt.number(0)), grown, whole);
 here = $rt.where(($rt.number(layout.offload) > $rt.number(0)), 0.0, software.update_bytes);
 update = $rt.add($rt.mul(here, held.sliced(layout, 1.0)), (whole - gradients));
 return new Map([...terms, ["gradients", gradients], ["update", $rt.max(0.0, (update - passing))]]);
+}
+
+function $even_on_nodes(start, stride, count, node) {
+let even, here, last, rank;
+
+[even, here, last] = $rt.unpack([0, 0, $rt.floordiv(start, node)], 3);
+for (rank of $rt.iter($rt.range(start, $rt.add(start, $rt.mul(stride, count)), stride))) {
+if (!$rt.eq($rt.floordiv(rank, node), last)) {
+if ((($rt.number(even) > $rt.number(0)) && !$rt.eq(here, even))) {
+return 0;
+}
+[even, here, last] = $rt.unpack([here, 0, $rt.floordiv(rank, node)], 3);
+}
+here = $rt.add(here, 1);
+}
+return ($rt.has([0, here], even) ? here : 0);
+}
+
+function $blocks_of_slice(count) {
+
+return (-$rt.floordiv((-count), 128));
 }
 
 function $_attention_widths(work) {
@@ -1953,20 +2454,41 @@ this.dp_shard = $rt.required(of.dp_shard, 'dp_shard');
 this.cp = $rt.required(of.cp, 'cp');
 this.tp = $rt.required(of.tp, 'tp');
 this.ep = $rt.required(of.ep, 'ep');
+this.servers = $rt.required(of.servers, 'servers');
+this.sequence_parallel = $rt.required(of.sequence_parallel, 'sequence_parallel');
+this.tp_overlap = $rt.required(of.tp_overlap, 'tp_overlap');
 this.zero = $rt.required(of.zero, 'zero');
+this.reshard = $rt.required(of.reshard, 'reshard');
+this.secondary = $rt.required(of.secondary, 'secondary');
+this.gather = $rt.required(of.gather, 'gather');
+this.reduce = $rt.required(of.reduce, 'reduce');
+this.optimizer_offload = $rt.required(of.optimizer_offload, 'optimizer_offload');
+this.parameter_offload = $rt.required(of.parameter_offload, 'parameter_offload');
 this.schedule = $rt.required(of.schedule, 'schedule');
 this.virtual = $rt.required(of.virtual, 'virtual');
 this.microbatch = $rt.required(of.microbatch, 'microbatch');
 this.sequences = $rt.required(of.sequences, 'sequences');
 this.length = $rt.required(of.length, 'length');
+this.precision = $rt.required(of.precision, 'precision');
+this.optimizer = $rt.required(of.optimizer, 'optimizer');
 this.recompute = $rt.required(of.recompute, 'recompute');
+this.every = $rt.required(of.every, 'every');
+this.operators = $rt.required(of.operators, 'operators');
 this.context = $rt.required(of.context, 'context');
-this.sequence_parallel = $rt.required(of.sequence_parallel, 'sequence_parallel');
+this.ulysses = $rt.required(of.ulysses, 'ulysses');
+this.expert_tp = $rt.required(of.expert_tp, 'expert_tp');
+this.dispatch = $rt.required(of.dispatch, 'dispatch');
+this.chunks = $rt.required(of.chunks, 'chunks');
+}
+get workers() {
+const self = this;
+
+return $rt.mul($rt.mul($rt.mul($rt.mul(self.pp, self.dp_replicate), self.dp_shard), self.cp), self.tp);
 }
 get ranks() {
 const self = this;
 
-return $rt.mul($rt.mul($rt.mul($rt.mul(self.pp, self.dp_replicate), self.dp_shard), self.cp), self.tp);
+return $rt.add(self.workers, self.servers);
 }
 }
 
@@ -2008,49 +2530,6 @@ this.bandwidth = $rt.required(of.bandwidth, 'bandwidth');
 this.latency_s = $rt.required(of.latency_s, 'latency_s');
 this.efficiency = $rt.required(of.efficiency, 'efficiency');
 this.half_bytes = $rt.required(of.half_bytes, 'half_bytes');
-}
-}
-
-class $CostInputs {
-constructor(of) {
-this.model = $rt.required(of.model, 'model');
-this.machine = $rt.required(of.machine, 'machine');
-this.software = $rt.required(of.software, 'software');
-this.layout = $rt.required(of.layout, 'layout');
-}
-get element() {
-const self = this;
-
-return self.software.element_bytes;
-}
-get tokens() {
-const self = this;
-
-return ($rt.mul(self.layout.microbatch, self.model.length) / self.layout.cp);
-}
-}
-
-class $MachineNumbers {
-constructor(of) {
-this.peak_flops = $rt.required(of.peak_flops, 'peak_flops');
-this.attention_flops = $rt.required(of.attention_flops, 'attention_flops');
-this.memory_bytes = $rt.required(of.memory_bytes, 'memory_bytes');
-this.memory_bandwidth = $rt.required(of.memory_bandwidth, 'memory_bandwidth');
-this.matmul = $rt.required(of.matmul, 'matmul');
-this.half_depth = $rt.required(of.half_depth, 'half_depth');
-this.tile = $rt.required(of.tile, 'tile');
-this.units = $rt.required(of.units, 'units');
-this.memory = $rt.required(of.memory, 'memory');
-this.attention = $rt.required(of.attention, 'attention');
-this.attention_backward = $rt.required(of.attention_backward, 'attention_backward');
-this.optimizer = $rt.required(of.optimizer, 'optimizer');
-this.aligned = $rt.required(of.aligned, 'aligned');
-this.node = $rt.required(of.node, 'node');
-this.tiers = $rt.required(of.tiers, 'tiers');
-this.share = $rt.given(of.share, 1.0);
-this.launch_s = $rt.given(of.launch_s, 5e-06);
-this.half_reach = $rt.given(of.half_reach, 0.0);
-this.host_bandwidth = $rt.given(of.host_bandwidth, 31508000000.0);
 }
 }
 
@@ -2135,6 +2614,84 @@ this.context_bytes = $rt.given(of.context_bytes, 2000000000.0);
 this.connection_bytes = $rt.given(of.connection_bytes, 0.0);
 this.pool_bytes = $rt.given(of.pool_bytes, 0.0);
 this.slack = $rt.given(of.slack, 0.04);
+}
+}
+
+class $CostInputs {
+constructor(of) {
+this.model = $rt.required(of.model, 'model');
+this.machine = $rt.required(of.machine, 'machine');
+this.software = $rt.required(of.software, 'software');
+this.layout = $rt.required(of.layout, 'layout');
+}
+get element() {
+const self = this;
+
+return self.software.element_bytes;
+}
+get tokens() {
+const self = this;
+
+return ($rt.mul(self.layout.microbatch, self.model.length) / self.layout.cp);
+}
+}
+
+class $MachineNumbers {
+constructor(of) {
+this.peak_flops = $rt.required(of.peak_flops, 'peak_flops');
+this.attention_flops = $rt.required(of.attention_flops, 'attention_flops');
+this.memory_bytes = $rt.required(of.memory_bytes, 'memory_bytes');
+this.memory_bandwidth = $rt.required(of.memory_bandwidth, 'memory_bandwidth');
+this.matmul = $rt.required(of.matmul, 'matmul');
+this.half_depth = $rt.required(of.half_depth, 'half_depth');
+this.tile = $rt.required(of.tile, 'tile');
+this.units = $rt.required(of.units, 'units');
+this.memory = $rt.required(of.memory, 'memory');
+this.attention = $rt.required(of.attention, 'attention');
+this.attention_backward = $rt.required(of.attention_backward, 'attention_backward');
+this.optimizer = $rt.required(of.optimizer, 'optimizer');
+this.aligned = $rt.required(of.aligned, 'aligned');
+this.node = $rt.required(of.node, 'node');
+this.tiers = $rt.required(of.tiers, 'tiers');
+this.share = $rt.given(of.share, 1.0);
+this.launch_s = $rt.given(of.launch_s, 5e-06);
+this.half_reach = $rt.given(of.half_reach, 0.0);
+this.host_bandwidth = $rt.given(of.host_bandwidth, 31508000000.0);
+}
+}
+
+class $Precision {
+constructor(of) {
+this.parameters = $rt.given(of.parameters, "fp32");
+this.gradients = $rt.given(of.gradients, "fp32");
+this.reduction = $rt.given(of.reduction, "fp32");
+this.master = $rt.given(of.master, "fp32");
+this.loss_scaling = $rt.given(of.loss_scaling, "none");
+this.loss_scale = $rt.given(of.loss_scale, 65536.0);
+this.loss_scale_window = $rt.given(of.loss_scale_window, 1000);
+this.loss_scale_min = $rt.given(of.loss_scale_min, 1.0);
+this.loss_scale_hysteresis = $rt.given(of.loss_scale_hysteresis, 1);
+this.matmul = $rt.given(of.matmul, "parameters");
+this.fp8_block = $rt.given(of.fp8_block, 128);
+this.fp8_scales = $rt.given(of.fp8_scales, "block");
+this.fp8_history = $rt.given(of.fp8_history, 16);
+this.fp8_gradients = $rt.given(of.fp8_gradients, "e4m3");
+this.int8_block = $rt.given(of.int8_block, 0);
+}
+get has_master() {
+const self = this;
+
+return !$rt.eq(self.master, self.parameters);
+}
+get is_fp8() {
+const self = this;
+
+return $rt.eq(self.matmul, "fp8");
+}
+get has_tensor_scales() {
+const self = this;
+
+return $rt.both(self.is_fp8, () => $rt.eq(self.fp8_scales, "tensor"));
 }
 }
 
@@ -2852,6 +3409,18 @@ this.formula = $rt.required(of.formula, 'formula');
 }
 }
 
+const $PRECISION_LINES = new Map([["fp32", ""], ["bf16", "parameters = \"bf16\"\n"], ["bf16 gradients", "parameters = \"bf16\"\ngradients = \"bf16\"\nreduction = \"bf16\"\n"], ["fp16", "parameters = \"fp16\"\nloss_scaling = \"dynamic\"\n"], ["fp8", "parameters = \"bf16\"\nmatmul = \"fp8\"\n"], ["fp8 tensor", "parameters = \"bf16\"\nmatmul = \"fp8\"\nfp8_scales = \"tensor\"\n"]]);
+
+const $PRECISIONS = new Map([["fp32", new $Precision({ parameters: "fp32", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["bf16", new $Precision({ parameters: "bf16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["bf16 gradients", new $Precision({ parameters: "bf16", gradients: "bf16", reduction: "bf16", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["fp16", new $Precision({ parameters: "fp16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "dynamic", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["fp8", new $Precision({ parameters: "bf16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "fp8", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["fp8 tensor", new $Precision({ parameters: "bf16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "fp8", fp8_block: 128, fp8_scales: "tensor", fp8_history: 16, fp8_gradients: "e5m2", int8_block: 0 })]]);
+
+const $PLAIN = new Map([["ep", 1], ["servers", 0], ["sequence_parallel", false], ["tp_overlap", "none"], ["reshard", "always"], ["secondary", false], ["gather", "parameters"], ["reduce", "exact"], ["optimizer_offload", "none"], ["parameter_offload", "none"], ["virtual", 1], ["optimizer", "adamw"], ["every", 1], ["operators", "auto"], ["context", "ring"], ["ulysses", 1], ["expert_tp", 1], ["dispatch", "flat"], ["chunks", 1]]);
+
+const $OPERATORS = new Map([["auto", []], ["norm", ["norm"]], ["attention", ["attention"]], ["mlp", ["mlp"]], ["norm activation", ["norm", "activation"]], ["norm attention", ["norm", "attention"]], ["norm mlp", ["norm", "mlp"]], ["norm mlp attention", ["norm", "mlp", "attention"]]]);
+
+const $DTYPE_BYTES = new Map([["fp64", 8], ["fp32", 4], ["bf16", 2], ["fp16", 2]]);
+
+const $num_states = new Map([["adamw", 2], ["sgd", 1], ["muon", 1]]);
+
 const $_closed_forms = [new $ClosedForms({ idle_s: $lambda, in_flight: $lambda_2, waiting: null }), new $ClosedForms({ idle_s: $lambda_3, in_flight: $lambda_4, waiting: null }), new $ClosedForms({ idle_s: $lambda_3, in_flight: $lambda_5, waiting: null }), new $ClosedForms({ idle_s: $lambda_6, in_flight: $lambda_7, waiting: null }), new $ClosedForms({ idle_s: $lambda_6, in_flight: $lambda_4, waiting: null }), new $ClosedForms({ idle_s: $lambda_8, in_flight: $lambda_5, waiting: $rt.min }), new $ClosedForms({ idle_s: $lambda_9, in_flight: $lambda_10, waiting: $lambda_11 }), new $ClosedForms({ idle_s: $lambda_12, in_flight: $lambda_5, waiting: $lambda_13 }), new $ClosedForms({ idle_s: $lambda_14, in_flight: $lambda_15, waiting: $lambda_16 }), new $ClosedForms({ idle_s: $lambda_17, in_flight: $lambda_15, waiting: $lambda_16 })];
 
 const $NOTHING = new $ExchangeSeconds({ forward: 0.0, backward: 0.0, shown_forward: 0.0, shown_backward: 0.0 });
@@ -2861,6 +3430,8 @@ const $_crossing = [8];
 const $_bent = [7, 9];
 
 const $algorithm_index = new Map([["backend", 0], ["ring", 1], ["tree", 2], ["halving-doubling", 3], ["hierarchical", 4]]);
+
+const $CODE_BITS = new Map([["int8", 8], ["int4", 4]]);
 
 export { $controls_of_record as controls_of_record };
 

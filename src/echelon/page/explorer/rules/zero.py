@@ -1,0 +1,140 @@
+"""What ZeRO needs of ranks, of homes for its slices, and of nodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from echelon.core.model_shape import ModelShape
+from echelon.core.rulebook.config import NO_EFFECT
+from echelon.core.rulebook.zero import (
+    OFFLOAD_NEEDS_STAGE,
+    REDUCE_NEEDS_NODES,
+    SECONDARY_NEEDS_NODES,
+    ZERO_SHARES_OUT,
+)
+from echelon.page.explorer.controls import Controls, Record
+from echelon.page.explorer.rules.broken import Broken, without_effect
+
+WHOLE_STAGE = 3
+"""The stage that gathers parameters before each use."""
+
+
+def broken_by_zero(controls: Controls, shape: ModelShape) -> Iterator[Broken]:
+    """Yield a stage without ranks, ranks without a stage, and what is of stage 3 alone."""
+    stage, shard, cp = controls.zero, controls.dp_shard, controls.cp
+    home = controls.parameter_offload if stage == WHOLE_STAGE else controls.optimizer_offload
+    if stage > 0 and shard * cp == 1 and home == "none":
+        yield Broken(
+            rule=ZERO_SHARES_OUT.id,
+            message=f"ZeRO {stage} shares out over dp_shard x cp = {shard} x {cp} = 1 rank, and "
+            "nothing of it rests on the host",
+        )
+    # Where experts take more ranks than cp and tp have, dp_shard shares them out.
+    inner = cp * (controls.tp if controls.expert_tp == 1 else 1)
+    used = shape.experts is not None and inner % controls.ep > 0
+    if stage == 0 and shard > 1 and not used:
+        yield Broken(
+            rule=NO_EFFECT.id,
+            message=f"dp_shard = {shard} changes nothing: ZeRO 0 shares nothing out; whole "
+            "replicas are dp_replicate",
+        )
+    below = stage != WHOLE_STAGE
+    why = f"parameters are gathered by unit at stage 3, and this is ZeRO {stage}"
+    yield from without_effect(below and controls.reshard != "always", f"units are kept: {why}")
+    yield from without_effect(below and controls.secondary, f"secondary slices: {why}")
+
+
+def broken_by_offload(controls: Controls) -> Iterator[Broken]:
+    """Yield what rests on the host, but is whole."""
+    for home, what, least in (
+        (controls.optimizer_offload, "optimizer state", 1),
+        (controls.parameter_offload, "parameters", WHOLE_STAGE),
+    ):
+        if home != "none" and controls.zero < least:
+            yield Broken(
+                rule=OFFLOAD_NEEDS_STAGE.id,
+                message=f"{what} on the host, but ZeRO {controls.zero} keeps all of it whole: "
+                f"stage {controls.zero} < {least}",
+            )
+
+
+def broken_by_nodes(controls: Controls, shape: ModelShape, cluster: Record) -> Iterator[Broken]:
+    """Yield what is for ranks that share out, several on each of several nodes."""
+    stage, node = controls.zero, cluster["devices_per_node"]
+    if controls.secondary and stage == WHOLE_STAGE:
+        yield from without_effect(
+            controls.reshard == "never", "secondary slices: units that are kept are gathered once"
+        )
+        if not over_nodes(controls, shape, node):
+            yield Broken(
+                rule=SECONDARY_NEEDS_NODES.id,
+                message=f"secondary slices, but {_where(controls, node)}",
+            )
+    if controls.reduce != "exact":
+        if stage == 0:
+            yield Broken(
+                rule=REDUCE_NEEDS_NODES.id,
+                message=f"sums in {controls.reduce}, but ZeRO 0 sums whole gradients: 0 < 1",
+            )
+        elif not over_nodes(controls, shape, node):
+            yield Broken(
+                rule=REDUCE_NEEDS_NODES.id,
+                message=f"sums in {controls.reduce}, but {_where(controls, node)}",
+            )
+
+
+def _where(controls: Controls, node: int) -> str:
+    ranks = controls.dp_shard * controls.cp
+    return f"the {ranks} ranks that share out are not several on each of several nodes of {node}"
+
+
+def over_nodes(controls: Controls, shape: ModelShape, node: int) -> bool:
+    """Return whether ranks that share out parameters, or experts, are several on several nodes.
+
+    Where it is not known which ranks share out experts, nothing is said of either.
+    """
+    tp, ep, cut = controls.tp, controls.ep, controls.expert_tp > 1
+    replicas, fold = controls.pp * controls.dp_replicate, controls.dp_shard * controls.cp
+    held = ranks_per_node(replicas, fold * tp, tp, 1, tp, fold, node)
+    if shape.experts is None:
+        return held > 1
+    if controls.expert_tp not in (1, tp) or (fold * (1 if cut else tp)) % ep:
+        return True
+    if held > 1:
+        return True
+    if cut:
+        return ranks_per_node(replicas, fold * tp, tp * ep, 1, tp * ep, fold // ep, node) > 1
+    return ranks_per_node(replicas, fold * tp, ep, 1, ep, fold * tp // ep, node) > 1
+
+
+def ranks_per_node(
+    blocks: int, block: int, starts: int, step: int, stride: int, count: int, node: int
+) -> int:
+    """Return l where each group has l > 1 ranks on each of several nodes of so many; else 1.
+
+    In each of `blocks` runs of `block` ranks groups begin at the first `starts` ranks, `step`
+    apart; a group is `count` ranks, `stride` apart.
+    """
+    found = 0
+    for first in range(0, blocks * block, block):
+        for start in range(first, first + starts, step):
+            held = even_on_nodes(start, stride, count, node)
+            if held <= 1 or held == count or (found > 0 and held != found):
+                return 1
+            found = held
+    return found
+
+
+def even_on_nodes(start: int, stride: int, count: int, node: int) -> int:
+    """Return how many ranks of a group each of its nodes holds; 0 where they hold unequally many.
+
+    A group is `count` ranks from `start` on, `stride` apart.
+    """
+    even, here, last = 0, 0, start // node
+    for rank in range(start, start + stride * count, stride):
+        if rank // node != last:
+            if even > 0 and here != even:
+                return 0
+            even, here, last = here, 0, rank // node
+        here = here + 1
+    return here if even in (0, here) else 0

@@ -1,0 +1,31 @@
+"""How many ranks of a group nodes hold is what lists of ranks say."""
+
+from __future__ import annotations
+
+from itertools import product
+
+from echelon.core.axis import SHARD_AXES
+from echelon.core.choices.collective_algorithms import members_per_node
+from echelon.core.mesh import Mesh
+from echelon.layout.secondary import ranks_per_node as ranks_of_groups
+from echelon.page.explorer.rules.zero import even_on_nodes, ranks_per_node
+
+
+def test_ranks_of_a_group_on_each_node_are_those_of_its_list() -> None:
+    for start, stride, count, node in product((0, 1, 5), (1, 2, 3), (1, 2, 4, 6), (1, 2, 4, 6)):
+        ranks = range(start, start + stride * count, stride)
+        assert even_on_nodes(start, stride, count, node) == members_per_node(ranks, node)
+
+
+def test_groups_that_share_out_are_those_of_the_mesh() -> None:
+    for shard, cp, tp, ep, node in product((2, 4, 6), (1, 2), (1, 2, 4), (1, 2, 4), (2, 4, 6, 8)):
+        mesh = Mesh(pp=2, dp_replicate=2, dp_shard=shard, cp=cp, tp=tp, ep=ep)
+        fold, block = shard * cp, shard * cp * tp
+        found = ranks_per_node(4, block, tp, 1, tp, fold, node)
+        assert found == ranks_of_groups(mesh.groups(*SHARD_AXES), node)
+        if block % ep == 0:
+            found = ranks_per_node(4, block, ep, 1, ep, block // ep, node)
+            assert found == ranks_of_groups(mesh.expert_shard_groups(expert_tp=1), node)
+        if tp > 1 and fold % ep == 0:
+            found = ranks_per_node(4, block, tp * ep, 1, tp * ep, fold // ep, node)
+            assert found == ranks_of_groups(mesh.expert_shard_groups(expert_tp=tp), node)
