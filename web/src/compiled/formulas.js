@@ -45,14 +45,27 @@ $rt.append(found, $_axis("ep", controls.ep, pieces, controls.workers, cluster));
 return found;
 }
 
+function $guide_ways(tables, controls, model, cluster) {
+let found, row, situation, steps, strategy, tree;
+
+situation = new $ControlsSituation({ tables: tables, controls: controls, shape: $model_shape($rt.item(model, "shape")), preset: model, place: cluster });
+found = [];
+for (tree of $rt.iter($TREES)) {
+[steps, strategy] = $rt.unpack(tree.walk(situation), 2);
+$rt.append(found, new $GuideWay({ id: tree.id, source: tree.source, title: tree.title, steps: $rt.list($rt.iter(steps).map(([node, answer]) => new $GuideStep({ question: node.question.text, yes: answer.yes, why: answer.why }))), strategy: strategy.name, says: strategy.says(), differs: $_otherwise(strategy, controls), note: $rt.join("ours: ", $rt.str(tree.ours)) }));
+}
+for (row of $rt.iter($rows_for(situation))) {
+$rt.append(found, new $GuideWay({ id: row.id, source: "llm-training, section 10", title: row.strategy.name, steps: [], strategy: row.strategy.name, says: row.strategy.says(), differs: $_otherwise(row.strategy, controls), note: $rt.join("known corner: ", $rt.str(row.corner)) }));
+}
+return found;
+}
+
 function $inputs_of_controls(tables, controls, model, cluster) {
-let machine, rates, shape, software;
+let shape, software;
 
 shape = $model_shape($rt.item(model, "shape"));
-machine = $rt.item($rt.item(tables, "machines"), $machine_place(tables, controls, model, cluster));
-rates = new Map([...machine, ["tiers", $rt.list($rt.iter($rt.item(machine, "tiers")).map((one) => new $TierNumbers({ ...$rt.members(one) })))]]);
 software = new $TrainerConstants({ ...$rt.members($rt.item($rt.item(tables, "software"), $rt.item($rt.item(cluster, "software"), $rt.item(model, "name")))) });
-return new $CostInputs({ model: $model_numbers_from_shape(shape, controls.length, $rt.float(controls.tp)), machine: new $MachineNumbers({ ...$rt.members(rates) }), software: $constants_for_precision(software, $rt.item($PRECISIONS, controls.precision), controls.optimizer), layout: $layout_of_controls(tables, controls, shape, cluster) });
+return new $CostInputs({ model: $model_numbers_from_shape(shape, controls.length, $rt.float(controls.tp)), machine: $machine_numbers(tables, controls, model, cluster), software: $constants_for_precision(software, $rt.item($PRECISIONS, controls.precision), controls.optimizer), layout: $layout_of_controls(tables, controls, shape, cluster) });
 }
 
 function $model_shape(record) {
@@ -441,19 +454,112 @@ where = ($rt.eq(across, $rt.floordiv(ranks, degree)) ? "crosses" : "some cross")
 return new $MeshAxis({ name: name, degree: degree, digits: [new $MeshDigit({ degree: degree, stride: stride })], link: told, where: ($rt.eq(across, 0) ? "in a node" : where) });
 }
 
-function $machine_place(tables, controls, model, cluster) {
-let found, hidden, place, row, window;
+const $lambda = ((situation) => ($_fits_split(situation, new $GuideSplit({  }))));
 
-window = $rt.item($rt.item(model, "shape"), "window");
-hidden = $rt.both((window !== null), () => ($rt.number(window) < $rt.number(controls.length)));
-place = $rt.item($rt.item($rt.item(cluster, "machines"), controls.precision), $rt.item(model, "name"));
-found = (-1);
-for (row of $rt.iter($rt.item($rt.item(tables, "machine_rows"), place))) {
-if ((($rt.number($rt.item(row, "ranks")) <= $rt.number(controls.workers)) && $rt.eq($rt.item(row, "hidden"), hidden))) {
-found = $rt.item(row, "place");
+function $_fast_inside(situation) {
+let link;
+link = situation.inside;
+if ((link === null)) {
+return new $GuideAnswer({ yes: false, why: "one device a node" });
 }
+return new $GuideAnswer({ yes: ($rt.number(link.bandwidth) >= $rt.number(100000000000.0)), why: $rt.join($rt.str(link.name), ": ", $rt.fixed((link.bandwidth / 1000000000.0), 0, true), " GB/s one way; ", $rt.fixed((100000000000.0 / 1000000000.0), 0, false), " asked") });
 }
-return found;
+
+const $lambda_2 = ((situation) => ($_fits_split(situation, new $GuideSplit({ tp: situation.tensor_ranks }))));
+
+function $_many_nodes(situation) {
+let count, joined, nodes;
+[count, nodes] = $rt.unpack([situation.num_domains, situation.nodes], 2);
+if ($rt.eq(count, nodes)) {
+return new $GuideAnswer({ yes: ($rt.number(nodes) > $rt.number(1)), why: $rt.join($rt.str(nodes), " node", $rt.str($rt.mul("s", ($rt.number(nodes) > $rt.number(1))))) });
+}
+joined = $rt.join($rt.str(nodes), " nodes, joined by the links of a node in ", $rt.str(count), " x ", $rt.str(situation.domain), " devices");
+return new $GuideAnswer({ yes: ($rt.number(count) > $rt.number(1)), why: joined });
+}
+
+function $_block(situation) {
+let kept, states;
+states = $model_states(situation.largest_block, 0, 1, situation.precision).total;
+kept = $kept_of_block(situation.inputs(new $GuideSplit({  }), "none"), situation.model);
+return new $GuideAnswer({ yes: ($rt.number($rt.add(states, kept)) <= $rt.number(situation.memory)), why: $rt.join($rt.fixed((states / 1000000000.0), 1, true), " GB of states + ", $rt.fixed((kept / 1000000000.0), 1, true), " of activations = ", $rt.str(situation.against($rt.add(states, kept)))) });
+}
+
+function $_node_and_zero(situation) {
+let found, ranks, tp;
+tp = situation.tensor_ranks;
+ranks = situation.most_data_ranks(tp);
+found = $_fits_split(situation, new $GuideSplit({ tp: tp, dp: ranks, zero: 3 }));
+return new $GuideAnswer({ yes: found.yes, why: $rt.join("tp ", $rt.str(tp), ", N = ", $rt.str(ranks), ": ", $rt.str(found.why)) });
+}
+
+function $_sequence(situation) {
+let kept, tp;
+
+tp = ((situation.inside !== null) ? situation.tensor_ranks : 1);
+tp = ($rt.eq($rt.mod(situation.model.heads, tp), 0) ? tp : 1);
+kept = situation.held(new $GuideSplit({ tp: tp })).activations;
+return new $GuideAnswer({ yes: ($rt.number(kept) <= $rt.number(situation.memory)), why: $rt.join($rt.grouped(situation.positions), " positions, tp ", $rt.str(tp), ": ", $rt.str(situation.against(kept)), " of activations") });
+}
+
+function $_experts(situation) {
+let experts;
+experts = situation.model.experts;
+if ((experts === null)) {
+return new $GuideAnswer({ yes: false, why: "dense" });
+}
+return new $GuideAnswer({ yes: true, why: $rt.join($rt.str(experts.num_experts), " experts, ", $rt.str(experts.top_k), " a token") });
+}
+
+function $_tiered(situation) {
+let between, inside, ratio;
+[inside, between] = $rt.unpack([situation.inside, situation.between], 2);
+if (((inside === null) || (between === null))) {
+return new $GuideAnswer({ yes: false, why: "links of one kind" });
+}
+ratio = (inside.bandwidth / between.bandwidth);
+return new $GuideAnswer({ yes: $rt.both(($rt.number(inside.bandwidth) >= $rt.number(100000000000.0)), () => ($rt.number(ratio) > $rt.number(1))), why: $rt.join($rt.fixed((inside.bandwidth / 1000000000.0), 0, true), " GB/s in a node, ", $rt.fixed((between.bandwidth / 1000000000.0), 0, true), " between: ", $rt.fixed(ratio, 0, false), "x") });
+}
+
+function $_deep(situation) {
+let enough, layers, stages;
+stages = $rt.largest(2, situation.num_domains);
+layers = situation.model.layers;
+enough = $rt.both(($rt.number(situation.num_devices) >= $rt.number(2)), () => ($rt.number(layers) >= $rt.number($rt.mul(2, stages))));
+return new $GuideAnswer({ yes: enough, why: $rt.join($rt.str(layers), " blocks over ", $rt.str(stages), " stages, ", $rt.str(2), " a stage asked; ", $rt.str(situation.num_devices), " devices") });
+}
+
+function $_otherwise(strategy, controls) {
+let degrees, several;
+degrees = new Map([["tp", controls.tp], ["pp", controls.pp], ["cp", controls.cp], ["ep", controls.ep]]);
+several = ($rt.number($rt.mul(controls.dp_replicate, controls.dp_shard)) > $rt.number(1));
+return strategy.differs(degrees, ($rt.truth(several) ? controls.zero : null));
+}
+
+function $rows_for(situation) {
+
+return $rt.list($rt.iter($SIZES).filter((row) => $rt.truth(row.covers(situation))).map((row) => row));
+}
+
+function $bytes_of_weight(precision, optimizer) {
+let master;
+
+master = $rt.item($DTYPE_BYTES, precision.master);
+return new $StatePrecision({ parameters: $rt.item($DTYPE_BYTES, precision.parameters), gradients: $rt.item($DTYPE_BYTES, precision.gradients), master: ($rt.truth(precision.has_master) ? master : 0), moments: $rt.mul($rt.item($num_states, optimizer), master) });
+}
+
+function $_stages(zero) {
+return $rt.joined(" or ", $rt.iter(zero).map((one_of_them) => $rt.str(one_of_them)));
+}
+
+function $_fits_split(situation, split, recompute = null) {
+let held, parts;
+
+held = situation.held(split, recompute);
+parts = [$rt.join($rt.fixed((held.states / 1000000000.0), 1, true), " GB of states")];
+parts = $rt.add(parts, ($rt.truth(held.gathered) ? [$rt.join($rt.fixed((held.gathered / 1000000000.0), 1, true), " of gathered units")] : []));
+$rt.append(parts, $rt.join($rt.fixed((held.activations / 1000000000.0), 1, true), " of activations"));
+$rt.append(parts, $rt.join($rt.fixed((held.rest / 1000000000.0), 1, true), " else"));
+return new $GuideAnswer({ yes: ($rt.number(held.total) <= $rt.number(situation.memory)), why: $rt.join($rt.str($rt.joined(" + ", parts)), " = ", $rt.str(situation.against(held.total))) });
 }
 
 function $model_numbers_from_shape(shape, length, tp = 1.0) {
@@ -461,6 +567,14 @@ let experts, latent;
 
 [latent, experts] = $rt.unpack([shape.latent, shape.experts], 2);
 return new $ModelNumbers({ layers: $rt.float(shape.layers), hidden: $rt.float(shape.hidden), heads: $rt.float(shape.heads), query_dim: $rt.float(shape.query_dim), kv_dim: $rt.float(shape.kv_dim), attention_dim: $rt.float($attention_width(shape)), ffn: $rt.float(shape.ffn), up: ($rt.truth(shape.gated) ? 2.0 : 1.0), vocab: $rt.mul($ceil_div($rt.float(shape.vocab), tp), tp), tied: $rt.float(shape.tied), positions: ($rt.eq(shape.positions, "learned") ? $rt.float(shape.max_positions) : 0.0), length: $rt.float(length), keys_per_query: $mean_keys_per_query(shape, length), norm_weights: ($rt.eq(shape.norm, "layernorm") ? 2.0 : 1.0), qkv_bias: $rt.float(shape.qkv_bias), output_bias: $rt.float(shape.output_bias), mlp_bias: $rt.float(shape.mlp_bias), head_norms: ($rt.truth(shape.qk_norm) ? (2.0 * shape.head_dim) : 0.0), query_rank: ($rt.truth(latent) ? $rt.float(latent.query_rank) : 0.0), kv_rank: ($rt.truth(latent) ? $rt.float($rt.add(latent.kv_rank, latent.rope_dim)) : 0.0), rope_dim: ($rt.truth(latent) ? $rt.float(latent.rope_dim) : 0.0), kv_up_dim: ($rt.truth(latent) ? $rt.float($rt.mul(shape.heads, $rt.add(latent.nope_dim, latent.value_dim))) : 0.0), value_dim: ($rt.truth(latent) ? $rt.float($rt.mul(shape.heads, latent.value_dim)) : 0.0), experts: ($rt.truth(experts) ? $rt.float(experts.num_experts) : 0.0), top_k: ($rt.truth(experts) ? $rt.float(experts.top_k) : 0.0), expert_ffn: ($rt.truth(experts) ? $rt.float(experts.ffn) : 0.0), shared_experts: ($rt.truth(experts) ? $rt.float(experts.shared_experts) : 0.0), dense_layers: ($rt.truth(experts) ? $rt.float(experts.first_dense_layers) : 0.0) });
+}
+
+function $machine_numbers(tables, controls, model, cluster) {
+let machine, rates;
+
+machine = $rt.item($rt.item(tables, "machines"), $machine_place(tables, controls, model, cluster));
+rates = new Map([...machine, ["tiers", $rt.list($rt.iter($rt.item(machine, "tiers")).map((one) => new $TierNumbers({ ...$rt.members(one) })))]]);
+return new $MachineNumbers({ ...$rt.members(rates) });
 }
 
 function $constants_for_precision(software, precision, optimizer = "adamw") {
@@ -919,11 +1033,65 @@ found = $_across(span, stride, last, $rt.mod(ranks, every), block);
 return ($rt.truth(whole) ? $rt.add(found, $rt.mul(whole, $_across(span, stride, last, every, block))) : found);
 }
 
+function $model_states(num_parameters, stage, degree, precision = $MIXED_PRECISION) {
+let share;
+
+share = (num_parameters / degree);
+return new $ModelStates({ parameters: $rt.mul(precision.parameters, (($rt.number(stage) >= $rt.number(3)) ? share : num_parameters)), gradients: $rt.mul(precision.gradients, (($rt.number(stage) >= $rt.number(2)) ? share : num_parameters)), optimizer: $rt.mul(precision.optimizer, (($rt.number(stage) >= $rt.number(1)) ? share : num_parameters)) });
+}
+
+function $kept_of_block(work, shape) {
+let mixture;
+
+mixture = shape.layer_has_experts((shape.layers - 1));
+return $rt.float($saved_bytes_of_block(work, mixture));
+}
+
+function $layout_of_split(split, global_sequences, microbatch_sequences, recompute) {
+let whole;
+
+whole = $rt.mul(microbatch_sequences, split.dp);
+return new $LayoutNumbers({ tp: $rt.float(split.tp), cp: $rt.float(split.cp), pp: $rt.float(split.pp), dp_shard: $rt.float(split.dp), ep: $rt.float(split.ep), sequence_parallel: $rt.float(($rt.number(split.tp) > $rt.number(1))), microbatch: $rt.float(microbatch_sequences), microbatches: $rt.float($rt.largest(1, $rt.floordiv(global_sequences, whole))), schedule: $rt.item($schedule_index, "1f1b"), zero: $rt.float(split.zero), recompute: $rt.float($rt.eq(recompute, "full")), selective: $rt.float($rt.eq(recompute, "selective")) });
+}
+
+function $guide_constants(precision, optimizer, gpus) {
+let software;
+
+software = new $TrainerConstants({ element_bytes: $rt.float($rt.item($DTYPE_BYTES, precision.parameters)), working_width: 16.0, update_bytes: 0.0, slack: 0.04, context_bytes: ($rt.truth(gpus) ? 2000000000.0 : 0.0) });
+return $constants_for_precision(software, precision, optimizer);
+}
+
+function $rank_memory(work) {
+let kept, rest, states, terms, whole;
+
+terms = new Map($rt.iter($rt.items($fullest_rank_bytes(work).terms, )).map(([name, held]) => [name, $rt.float(held)]));
+states = $rt.sum($rt.iter(["parameters", "gradients", "optimizer"]).map((name) => $rt.item(terms, name)));
+whole = $rt.mul($rt.item(terms, "gathered"), ($rt.number($rt.float(work.layout.shard)) > $rt.number(1)));
+kept = $rt.sum($rt.iter(["activations", "working", "logits"]).map((name) => $rt.item(terms, name)));
+rest = $rt.sum($rt.iter($rt.items(terms, )).filter(([name, held]) => !$rt.has([...$rt.iter(["parameters", "gradients", "optimizer"]), ...$rt.iter(["activations", "working", "logits"]), "gathered"], name)).map(([name, held]) => held));
+return new $RankMemory({ states: states, gathered: whole, activations: kept, rest: rest });
+}
+
 function $mean_keys_per_query(shape, length) {
 let pairs;
 
 pairs = (shape.mask.num_pairs(length) - ($rt.mul(shape.causal, length) / 2));
 return (pairs / length);
+}
+
+function $machine_place(tables, controls, model, cluster) {
+let found, hidden, place, row, window;
+
+window = $rt.item($rt.item(model, "shape"), "window");
+hidden = $rt.both((window !== null), () => ($rt.number(window) < $rt.number(controls.length)));
+place = $rt.item($rt.item($rt.item(cluster, "machines"), controls.precision), $rt.item(model, "name"));
+found = (-1);
+for (row of $rt.iter($rt.item($rt.item(tables, "machine_rows"), place))) {
+if ((($rt.number($rt.item(row, "ranks")) <= $rt.number(controls.workers)) && $rt.eq($rt.item(row, "hidden"), hidden))) {
+found = $rt.item(row, "place");
+}
+}
+return found;
 }
 
 function $redone_operators(controls, shape) {
@@ -1003,39 +1171,39 @@ index = $rt.int(layout.schedule);
 return $rt.item(each, $rt.int(index))();
 }
 
-const $lambda = ((t) => ($rt.mul($rt.mul(t.others, t.microbatches), t.whole)));
+const $lambda_3 = ((t) => ($rt.mul($rt.mul(t.others, t.microbatches), t.whole)));
 
-const $lambda_2 = ((p, v, m) => ($rt.min(m, 1.0)));
+const $lambda_4 = ((p, v, m) => ($rt.min(m, 1.0)));
 
-const $lambda_3 = ((t) => ($rt.mul(t.others, t.whole)));
+const $lambda_5 = ((t) => ($rt.mul(t.others, t.whole)));
 
-const $lambda_4 = ((p, v, m) => (m));
+const $lambda_6 = ((p, v, m) => (m));
 
-const $lambda_5 = ((p, v, m) => ($rt.min(m, p)));
+const $lambda_7 = ((p, v, m) => ($rt.min(m, p)));
 
-const $lambda_6 = ((t) => (($rt.mul(t.others, t.whole) / t.virtual)));
+const $lambda_8 = ((t) => (($rt.mul(t.others, t.whole) / t.virtual)));
 
-const $lambda_7 = ((p, v, m) => ($rt.min(m, $rt.add(p, ((p - 1.0) / v)))));
+const $lambda_9 = ((p, v, m) => ($rt.min(m, $rt.add(p, ((p - 1.0) / v)))));
 
-const $lambda_8 = ((t) => ($rt.mul(t.others, $rt.max($rt.max(t.forward, t.inputs), t.split))));
+const $lambda_10 = ((t) => ($rt.mul(t.others, $rt.max($rt.max(t.forward, t.inputs), t.split))));
 
-const $lambda_9 = ((t) => ($rt.mul(t.others, $rt.max($rt.max(t.forward, (t.inputs - t.forward)), (t.split - t.weights)))));
+const $lambda_11 = ((t) => ($rt.mul(t.others, $rt.max($rt.max(t.forward, (t.inputs - t.forward)), (t.split - t.weights)))));
 
-const $lambda_10 = ((p, v, m) => ($rt.min(m, ((2.0 * p) - 1.0))));
+const $lambda_12 = ((p, v, m) => ($rt.min(m, ((2.0 * p) - 1.0))));
 
-const $lambda_11 = ((p, m) => ($rt.min(m, ((2.0 * p) - 1.0))));
+const $lambda_13 = ((p, m) => ($rt.min(m, ((2.0 * p) - 1.0))));
 
-const $lambda_12 = ((t) => (($rt.mul(t.others, t.forward) / 2.0)));
+const $lambda_14 = ((t) => (($rt.mul(t.others, t.forward) / 2.0)));
 
-const $lambda_13 = ((p, m) => ($rt.clip(((m - p) + 1.0), 0.5, p)));
+const $lambda_15 = ((p, m) => ($rt.clip(((m - p) + 1.0), 0.5, p)));
 
-const $lambda_14 = ((t) => ($rt.mul($rt.max(((t.ranks / 2.0) - 1.0), 0.0), $rt.max(t.split, 0.0))));
+const $lambda_16 = ((t) => ($rt.mul($rt.max(((t.ranks / 2.0) - 1.0), 0.0), $rt.max(t.split, 0.0))));
 
-const $lambda_15 = ((p, v, m) => ($rt.min(m, (p + 1.0))));
+const $lambda_17 = ((p, v, m) => ($rt.min(m, (p + 1.0))));
 
-const $lambda_16 = ((p, m) => ($rt.min(m, (p / 2.0))));
+const $lambda_18 = ((p, m) => ($rt.min(m, (p / 2.0))));
 
-const $lambda_17 = ((t) => (($rt.mul(t.others, $rt.max(t.split, 0.0)) / 2.0)));
+const $lambda_19 = ((t) => (($rt.mul(t.others, $rt.max(t.split, 0.0)) / 2.0)));
 
 function $block_weights(model, layout, mixture) {
 let attention, biases, down, each, hidden, inner, into, latent, matrices, norms, plain, routed, tp, up, vectors, width;
@@ -1389,6 +1557,11 @@ found = $rt.add(found, 1);
 }
 }
 return found;
+}
+
+function $saved_bytes_of_block(work, mixture) {
+
+return $_saved(work, $_numbers(work), mixture);
 }
 
 function $largest_number_bytes(precision) {
@@ -1869,6 +2042,29 @@ here = $rt.add(here, 1);
 return ($rt.has([0, here], even) ? here : 0);
 }
 
+function $_saved(work, x, mixture) {
+let inner, masks;
+inner = ($rt.truth(mixture) ? $mixture_saved(x, $_expert_numbers(work)) : $mlp_saved(x));
+masks = (2.0 * $dropout_saved(x, "attention dropout").bytes);
+return $rt.add($rt.add($total_saved_bytes([...$rt.iter($attention_saved(x)), ...$rt.iter(inner)]), masks), $_beside(work, mixture));
+}
+
+function $_numbers(work) {
+let keys, latent, layout, model, narrow, own, plain, scores, software, stream, tokens, tp, ulysses;
+
+[model, layout, software] = $rt.unpack([work.model, work.layout, work.software], 3);
+[tp, tokens] = $rt.unpack([layout.tp, work.tokens], 2);
+stream = $rt.where(($rt.number(layout.sequence_parallel) > $rt.number(0)), tp, 1.0);
+narrow = ($rt.number(work.machine.peak_flops) > $rt.number(work.machine.attention_flops));
+plain = $rt.mul((1.0 - software.fused_attention), (1.0 - layout.selective));
+scores = $rt.mul($rt.mul(plain, tokens), ($rt.mul(model.heads, model.length) / tp));
+latent = ($rt.number(model.kv_rank) > $rt.number(0));
+keys = $rt.where(latent, model.kv_up_dim, (2.0 * model.kv_dim));
+own = $rt.where(latent, 0.0, software.own_operators);
+ulysses = layout.ulysses;
+return new $ActivationNumbers({ tokens: tokens, rows: (tokens / stream), hidden: model.hidden, heads: (model.query_dim / tp), kv_heads: (keys / (2.0 * tp)), head_dim: 1.0, inner: (model.ffn / tp), up: model.up, vocab: 0.0, size: work.element, statistics_bytes: 0.0, matmul_size: $rt.where(narrow, 1.0, work.element), low_precision: 1, rope: $rt.mul(own, $rt.eq(model.positions, 0)), qk_norm: $rt.where(($rt.number(model.head_norms) > $rt.number(0)), $rt.add(software.saved_normed, own), 0.0), ring: $rt.mul(own, ($rt.number((layout.cp / ulysses)) > $rt.number(1))), transposed: $rt.mul($rt.mul(own, software.gpu_kernels), $_by_head(work)), exchanged: $rt.mul(own, ($rt.number(ulysses) > $rt.number(1))), copies: $rt.max(1.0, ($rt.mul($rt.mul(ulysses, tp), model.query_dim) / $rt.mul(model.kv_dim, model.heads))), dropout: software.dropout, scores: $rt.mul(scores, $rt.add((2.0 * work.element), software.dropout)) });
+}
+
 function $blocks_of_slice(count) {
 
 return (-$rt.floordiv((-count), 128));
@@ -2029,29 +2225,6 @@ pools = $rt.add(pools, $rt.mul(count, $rt.where(($rt.number(peers) > $rt.number(
 return [near, pools];
 }
 
-function $_numbers(work) {
-let keys, latent, layout, model, narrow, own, plain, scores, software, stream, tokens, tp, ulysses;
-
-[model, layout, software] = $rt.unpack([work.model, work.layout, work.software], 3);
-[tp, tokens] = $rt.unpack([layout.tp, work.tokens], 2);
-stream = $rt.where(($rt.number(layout.sequence_parallel) > $rt.number(0)), tp, 1.0);
-narrow = ($rt.number(work.machine.peak_flops) > $rt.number(work.machine.attention_flops));
-plain = $rt.mul((1.0 - software.fused_attention), (1.0 - layout.selective));
-scores = $rt.mul($rt.mul(plain, tokens), ($rt.mul(model.heads, model.length) / tp));
-latent = ($rt.number(model.kv_rank) > $rt.number(0));
-keys = $rt.where(latent, model.kv_up_dim, (2.0 * model.kv_dim));
-own = $rt.where(latent, 0.0, software.own_operators);
-ulysses = layout.ulysses;
-return new $ActivationNumbers({ tokens: tokens, rows: (tokens / stream), hidden: model.hidden, heads: (model.query_dim / tp), kv_heads: (keys / (2.0 * tp)), head_dim: 1.0, inner: (model.ffn / tp), up: model.up, vocab: 0.0, size: work.element, statistics_bytes: 0.0, matmul_size: $rt.where(narrow, 1.0, work.element), low_precision: 1, rope: $rt.mul(own, $rt.eq(model.positions, 0)), qk_norm: $rt.where(($rt.number(model.head_norms) > $rt.number(0)), $rt.add(software.saved_normed, own), 0.0), ring: $rt.mul(own, ($rt.number((layout.cp / ulysses)) > $rt.number(1))), transposed: $rt.mul($rt.mul(own, software.gpu_kernels), $_by_head(work)), exchanged: $rt.mul(own, ($rt.number(ulysses) > $rt.number(1))), copies: $rt.max(1.0, ($rt.mul($rt.mul(ulysses, tp), model.query_dim) / $rt.mul(model.kv_dim, model.heads))), dropout: software.dropout, scores: $rt.mul(scores, $rt.add((2.0 * work.element), software.dropout)) });
-}
-
-function $_saved(work, x, mixture) {
-let inner, masks;
-inner = ($rt.truth(mixture) ? $mixture_saved(x, $_expert_numbers(work)) : $mlp_saved(x));
-masks = (2.0 * $dropout_saved(x, "attention dropout").bytes);
-return $rt.add($rt.add($total_saved_bytes([...$rt.iter($attention_saved(x)), ...$rt.iter(inner)]), masks), $_beside(work, mixture));
-}
-
 function $_redone(work, x, mixture) {
 let attention, columns, inner, latent, layout, norms, own;
 layout = work.layout;
@@ -2151,50 +2324,6 @@ inner = ($rt.mul($rt.mul(model.top_k, model.expert_ffn), (1.0 + model.up)) / wor
 return $rt.mul($rt.mul(work.element, work.tokens), $rt.add((2.0 * $_routed(work)), inner));
 }
 
-function $microbatches_that_wait(layout) {
-let forms, found, here, index, m, p;
-
-[p, m] = $rt.unpack([layout.pp, layout.microbatches], 2);
-found = 0.0;
-for ([index, forms] of $rt.iter($rt.enumerate($_closed_forms))) {
-if ((forms.waiting !== null)) {
-here = $rt.and($rt.eq(layout.schedule, index), ($rt.number(p) > $rt.number(1.0)));
-found = $rt.where(here, forms.waiting(p, m), found);
-}
-}
-return found;
-}
-
-function $_is(value, more_than) {
-return $rt.where(($rt.number(value) > $rt.number(more_than)), 1.0, 0.0);
-}
-
-function $_several(degree) {
-return $_is(degree, 1.0);
-}
-
-function $_smaller(group, other) {
-
-return $rt.where(($rt.number(group) < $rt.number(other)), 1.0, 0.0);
-}
-
-function $_on_node(work, members, stride) {
-let on_node;
-
-on_node = $rt.floordiv(work.machine.node, stride);
-return $rt.min($rt.max(on_node, 1.0), members);
-}
-
-function $_by_head(work) {
-let element, found, layout, pieces, several;
-
-[layout, element] = $rt.unpack([work.layout, work.element], 2);
-several = ($rt.number(layout.microbatch) > $rt.number(1));
-found = $rt.or(($rt.number(element) > $rt.number(4)), $rt.and($rt.eq(element, 4), several));
-pieces = $rt.mul(layout.gathered, ($rt.number((layout.cp / layout.ulysses)) > $rt.number(1)));
-return $rt.mul(found, (1.0 - pieces));
-}
-
 function $mixture_saved(x, e) {
 let norm;
 
@@ -2258,6 +2387,55 @@ widths = $rt.add($rt.add(widths, (heads / tp)), $rt.mul(software.saved_whole, in
 return $rt.mul(work.tokens, $rt.add(widths, ($rt.mul(software.saved_inner, inner) / tp)));
 }
 
+function $_by_head(work) {
+let element, found, layout, pieces, several;
+
+[layout, element] = $rt.unpack([work.layout, work.element], 2);
+several = ($rt.number(layout.microbatch) > $rt.number(1));
+found = $rt.or(($rt.number(element) > $rt.number(4)), $rt.and($rt.eq(element, 4), several));
+pieces = $rt.mul(layout.gathered, ($rt.number((layout.cp / layout.ulysses)) > $rt.number(1)));
+return $rt.mul(found, (1.0 - pieces));
+}
+
+function $microbatches_that_wait(layout) {
+let forms, found, here, index, m, p;
+
+[p, m] = $rt.unpack([layout.pp, layout.microbatches], 2);
+found = 0.0;
+for ([index, forms] of $rt.iter($rt.enumerate($_closed_forms))) {
+if ((forms.waiting !== null)) {
+here = $rt.and($rt.eq(layout.schedule, index), ($rt.number(p) > $rt.number(1.0)));
+found = $rt.where(here, forms.waiting(p, m), found);
+}
+}
+return found;
+}
+
+function $is_positive(value) {
+
+return $rt.floordiv($elementwise_max(value, 0), $elementwise_max(value, 1));
+}
+
+function $_is(value, more_than) {
+return $rt.where(($rt.number(value) > $rt.number(more_than)), 1.0, 0.0);
+}
+
+function $_several(degree) {
+return $_is(degree, 1.0);
+}
+
+function $_smaller(group, other) {
+
+return $rt.where(($rt.number(group) < $rt.number(other)), 1.0, 0.0);
+}
+
+function $_on_node(work, members, stride) {
+let on_node;
+
+on_node = $rt.floordiv(work.machine.node, stride);
+return $rt.min($rt.max(on_node, 1.0), members);
+}
+
 function $attention_remade_bytes(x) {
 let projections;
 
@@ -2298,11 +2476,6 @@ found = value;
 return found;
 }
 
-function $is_positive(value) {
-
-return $rt.floordiv($elementwise_max(value, 0), $elementwise_max(value, 1));
-}
-
 function $_loss_waiting(x) {
 return $saved_tensors("loss", ["gradients of logits", $rt.mul($rt.mul(x.tokens, x.vocab), x.size), "N V s"], ["input, weighted", x.whole, "N D s"]);
 }
@@ -2331,10 +2504,6 @@ let layout, model;
 
 [model, layout] = $rt.unpack([work.model, work.layout], 2);
 return ($rt.mul($rt.mul(model.top_k, model.hidden), layout.expert_tp) / layout.tp);
-}
-
-function $_ceil_div(a, b) {
-return (-$rt.floordiv((-a), b));
 }
 
 function $norm_saved(x, name) {
@@ -2404,6 +2573,10 @@ numbers = $rt.mul($rt.mul(x.tokens, x.heads), x.head_dim);
 return $saved_tensors("o", ["input", x.copied_bytes(numbers), "N H h"]);
 }
 
+function $_ceil_div(a, b) {
+return (-$rt.floordiv((-a), b));
+}
+
 function $_projections_kept(x) {
 let local;
 
@@ -2414,20 +2587,6 @@ return $elementwise_max(x.projected, local, x.qk_norm, $rt.mul((1 - x.exchanged)
 function $saved_tensors(operator, ...rows) {
 
 return $rt.list($rt.iter(rows).map(([name, size, formula]) => new $SavedTensor({ operator: operator, name: name, bytes: size, formula: formula })));
-}
-
-function $_below(high, num_queries, num_keys) {
-let count, first_keys, last, total, unbounded;
-
-unbounded = $rt.least(num_queries, $rt.largest(0, $rt.add(high, 1)));
-total = $rt.mul(unbounded, num_keys);
-last = $rt.least(num_queries, $rt.add(high, num_keys));
-count = (last - unbounded);
-if (($rt.number(count) > $rt.number(0))) {
-first_keys = (num_keys - (unbounded - high));
-total = $rt.add(total, ($rt.mul(count, first_keys) - $rt.floordiv($rt.mul(count, (count - 1)), 2)));
-}
-return total;
 }
 
 function $_rows_kept(x, e) {
@@ -2444,6 +2603,20 @@ return $is_positive(e.shared_inner);
 function $queries_are_copied(x) {
 
 return $elementwise_max(x.rope, x.qk_norm);
+}
+
+function $_below(high, num_queries, num_keys) {
+let count, first_keys, last, total, unbounded;
+
+unbounded = $rt.least(num_queries, $rt.largest(0, $rt.add(high, 1)));
+total = $rt.mul(unbounded, num_keys);
+last = $rt.least(num_queries, $rt.add(high, num_keys));
+count = (last - unbounded);
+if (($rt.number(count) > $rt.number(0))) {
+first_keys = (num_keys - (unbounded - high));
+total = $rt.add(total, ($rt.mul(count, first_keys) - $rt.floordiv($rt.mul(count, (count - 1)), 2)));
+}
+return total;
 }
 
 class $Controls {
@@ -2523,13 +2696,352 @@ return (self.model_flops / $rt.mul($rt.mul(self.step_s, self.ranks), self.peak_f
 }
 }
 
-class $TierNumbers {
+class $ControlsSituation {
 constructor(of) {
-this.degree = $rt.required(of.degree, 'degree');
-this.bandwidth = $rt.required(of.bandwidth, 'bandwidth');
-this.latency_s = $rt.required(of.latency_s, 'latency_s');
-this.efficiency = $rt.required(of.efficiency, 'efficiency');
-this.half_bytes = $rt.required(of.half_bytes, 'half_bytes');
+this.tables = $rt.required(of.tables, 'tables');
+this.controls = $rt.required(of.controls, 'controls');
+this.shape = $rt.required(of.shape, 'shape');
+this.preset = $rt.required(of.preset, 'preset');
+this.place = $rt.required(of.place, 'place');
+}
+get model() {
+const self = this;
+
+return self.shape;
+}
+get num_parameters() {
+const self = this;
+
+return $rt.item(self.preset, "parameters");
+}
+get largest_block() {
+const self = this;
+
+return $rt.item(self.preset, "largest_block");
+}
+get precision() {
+const self = this;
+
+return $bytes_of_weight($rt.item($PRECISIONS, self.controls.precision), self.controls.optimizer);
+}
+get global_sequences() {
+const self = this;
+
+return self.controls.sequences;
+}
+get microbatch_sequences() {
+const self = this;
+
+return self.controls.microbatch;
+}
+get positions() {
+const self = this;
+
+return self.controls.length;
+}
+get memory() {
+const self = this;
+
+return $rt.item(self.place, "memory_bytes");
+}
+get nodes() {
+const self = this;
+
+return $rt.item(self.place, "nodes");
+}
+get devices_per_node() {
+const self = this;
+
+return $rt.item(self.place, "devices_per_node");
+}
+get domain() {
+const self = this;
+
+return $rt.item(self.place, "fast_domain");
+}
+get links() {
+const self = this;
+
+return $rt.list($rt.iter($rt.item(self.place, "links")).map((link) => new $Link({ name: $rt.item(link, "name"), degree: $rt.item(link, "degree"), bandwidth: $rt.item(link, "bandwidth"), latency_s: $rt.item(link, "latency_s") })));
+}
+inputs(split, recompute) {
+const self = this;
+let controls, layout, machine, precision;
+
+controls = self.controls;
+precision = $rt.item($PRECISIONS, controls.precision);
+layout = $layout_of_split(split, controls.sequences, controls.microbatch, $rt.either(recompute, () => controls.recompute));
+machine = $machine_numbers(self.tables, controls, self.preset, self.place);
+return new $CostInputs({ model: $model_numbers_from_shape(self.shape, controls.length, layout.tp), machine: $rt.replace(machine, { attention_flops: machine.peak_flops }), software: $guide_constants(precision, controls.optimizer, $rt.item(self.place, "gpus")), layout: layout });
+}
+get num_devices() {
+const self = this;
+
+return $rt.mul(self.nodes, self.devices_per_node);
+}
+get num_domains() {
+const self = this;
+
+return (-$rt.floordiv((-self.num_devices), self.domain));
+}
+get tensor_ranks() {
+const self = this;
+
+if ($rt.eq(self.domain, self.devices_per_node)) {
+return self.domain;
+}
+return $rt.gcd(self.domain, self.model.heads);
+}
+get inside() {
+const self = this;
+
+return (($rt.truth(self.links) && ($rt.number(self.domain) > $rt.number(1))) ? $rt.item(self.links, 0) : null);
+}
+get between() {
+const self = this;
+
+return (($rt.truth(self.links) && ($rt.number(self.num_domains) > $rt.number(1))) ? $rt.item(self.links, (-1)) : null);
+}
+most_data_ranks(others = 1) {
+const self = this;
+let by_batch;
+
+by_batch = $rt.floordiv(self.global_sequences, self.microbatch_sequences);
+return $rt.largest(1, $rt.least($rt.floordiv(self.num_devices, others), by_batch));
+}
+held(split, recompute = null) {
+const self = this;
+
+return $rank_memory(self.inputs(split, recompute));
+}
+against(num_bytes) {
+const self = this;
+
+return $rt.join($rt.fixed((num_bytes / 1000000000.0), 1, true), " GB of ", $rt.fixed((self.memory / 1000000000.0), 0, true), " GB");
+}
+}
+
+class $DecisionTree {
+constructor(of) {
+this.id = $rt.required(of.id, 'id');
+this.source = $rt.required(of.source, 'source');
+this.title = $rt.required(of.title, 'title');
+this.ours = $rt.required(of.ours, 'ours');
+this.start = $rt.required(of.start, 'start');
+this.nodes = $rt.required(of.nodes, 'nodes');
+}
+walk(situation) {
+const self = this;
+let _, answer, branch, name, node, nodes, steps, strategy;
+
+nodes = new Map($rt.iter(self.nodes).map((node) => [node.id, node]));
+[strategy, name] = $rt.unpack([self.start, $rt.item(self.nodes, 0).id], 2);
+steps = [];
+for (_ of $rt.iter(self.nodes)) {
+node = $rt.item(nodes, name);
+answer = node.question.ask(situation);
+$rt.append(steps, [node, answer]);
+branch = ($rt.truth(answer.yes) ? node.yes : node.no);
+[strategy, name] = $rt.unpack([branch.after(strategy), branch.to], 2);
+if (!$rt.truth(name)) {
+break;
+}
+}
+return [$rt.list(steps), strategy];
+}
+}
+
+class $Strategy {
+constructor(of) {
+this.name = $rt.required(of.name, 'name');
+this.zero = $rt.given(of.zero, [0]);
+this.tp = $rt.given(of.tp, new $DegreeRange({ minimum: 1, maximum: 1 }));
+this.pp = $rt.given(of.pp, new $DegreeRange({ minimum: 1, maximum: 1 }));
+this.cp = $rt.given(of.cp, new $DegreeRange({ minimum: 1, maximum: 1 }));
+this.ep = $rt.given(of.ep, new $DegreeRange({ minimum: 1, maximum: 1 }));
+this.tp_crosses = $rt.given(of.tp_crosses, false);
+this.recompute = $rt.given(of.recompute, null);
+}
+differs(degrees, stage) {
+const self = this;
+let allowed, axis, degree, found;
+
+found = [];
+for ([axis, degree] of $rt.iter($rt.items(degrees, ))) {
+allowed = $rt.attribute(self, axis);
+if (!$rt.has(allowed, degree)) {
+$rt.append(found, $rt.join($rt.str(axis), " ", $rt.str(degree), ", not ", $rt.str(allowed)));
+}
+}
+if (((stage !== null) && !$rt.has(self.zero, stage))) {
+$rt.append(found, $rt.join("ZeRO ", $rt.str(stage), ", not ", $rt.str($_stages(self.zero))));
+}
+return $rt.list(found);
+}
+says() {
+const self = this;
+let degrees, parts;
+
+parts = (!$rt.eq(self.zero, [0]) ? [$rt.join("ZeRO ", $rt.str($_stages(self.zero)))] : ["no ZeRO"]);
+degrees = new Map($rt.iter(["tp", "pp", "cp", "ep"]).map((axis) => [axis, $rt.attribute(self, axis)]));
+parts = $rt.add(parts, $rt.iter($rt.items(degrees, )).filter(([axis, degree]) => !$rt.eq(degree, $ONE)).map(([axis, degree]) => $rt.join($rt.str(axis), " ", $rt.str(degree))));
+if ($rt.eq(self.recompute, "full")) {
+$rt.append(parts, "full recompute");
+}
+return $rt.joined(", ", parts);
+}
+}
+
+class $DegreeRange {
+constructor(of) {
+this.minimum = $rt.given(of.minimum, 1);
+this.maximum = $rt.given(of.maximum, 1);
+}
+__contains__(degree) {
+const self = this;
+
+return (($rt.number(self.minimum) <= $rt.number(degree)) && ($rt.number(degree) <= $rt.number(self.maximum)));
+}
+__str__() {
+const self = this;
+
+if ($rt.eq(self.minimum, self.maximum)) {
+return $rt.str(self.minimum);
+}
+return $rt.add($rt.join($rt.str(self.minimum), " "), ($rt.eq(self.maximum, 1073741824) ? "or more" : $rt.join("to ", $rt.str(self.maximum))));
+}
+}
+
+class $TreeNode {
+constructor(of) {
+this.id = $rt.required(of.id, 'id');
+this.question = $rt.required(of.question, 'question');
+this.yes = $rt.required(of.yes, 'yes');
+this.no = $rt.required(of.no, 'no');
+}
+}
+
+class $GuideQuestion {
+constructor(of) {
+this.text = $rt.required(of.text, 'text');
+this.ask = $rt.required(of.ask, 'ask');
+}
+}
+
+class $TreeBranch {
+constructor(of) {
+this.strategy = $rt.given(of.strategy, null);
+this.to = $rt.given(of.to, "");
+this.add = $rt.given(of.add, null);
+}
+after(strategy) {
+const self = this;
+let name;
+
+strategy = $rt.either(self.strategy, () => strategy);
+if (!$rt.truth(self.add)) {
+return strategy;
+}
+name = $rt.joined(" + ", [strategy.name, ...$rt.iter($rt.iter(self.add).map((axis) => $rt.upper(axis, )))]);
+return $rt.replace(strategy, { name: name, ...$rt.members(self.add) });
+}
+}
+
+class $ZeroQuestion {
+constructor(of) {
+this.stage = $rt.required(of.stage, 'stage');
+this.recompute = $rt.given(of.recompute, null);
+}
+get text() {
+const self = this;
+let more, what;
+
+what = $rt.item(["optimizer state", "gradients too", "parameters too"], (self.stage - 1));
+more = ($rt.eq(self.recompute, "full") ? ", every block recomputed" : "");
+return $rt.join("With ", $rt.str(what), " cut over N data ranks", $rt.str(more), ", does it fit?");
+}
+ask(situation) {
+const self = this;
+let found, ranks, split;
+
+ranks = situation.most_data_ranks();
+split = new $GuideSplit({ dp: ranks, zero: self.stage });
+found = $_fits_split(situation, split, self.recompute);
+return new $GuideAnswer({ yes: found.yes, why: $rt.join("N = ", $rt.str(ranks), ": ", $rt.str(found.why)) });
+}
+}
+
+class $GuideWay {
+constructor(of) {
+this.id = $rt.required(of.id, 'id');
+this.source = $rt.required(of.source, 'source');
+this.title = $rt.required(of.title, 'title');
+this.steps = $rt.required(of.steps, 'steps');
+this.strategy = $rt.required(of.strategy, 'strategy');
+this.says = $rt.required(of.says, 'says');
+this.differs = $rt.required(of.differs, 'differs');
+this.note = $rt.required(of.note, 'note');
+}
+}
+
+class $GuideStep {
+constructor(of) {
+this.question = $rt.required(of.question, 'question');
+this.yes = $rt.required(of.yes, 'yes');
+this.why = $rt.required(of.why, 'why');
+}
+}
+
+class $Precision {
+constructor(of) {
+this.parameters = $rt.given(of.parameters, "fp32");
+this.gradients = $rt.given(of.gradients, "fp32");
+this.reduction = $rt.given(of.reduction, "fp32");
+this.master = $rt.given(of.master, "fp32");
+this.loss_scaling = $rt.given(of.loss_scaling, "none");
+this.loss_scale = $rt.given(of.loss_scale, 65536.0);
+this.loss_scale_window = $rt.given(of.loss_scale_window, 1000);
+this.loss_scale_min = $rt.given(of.loss_scale_min, 1.0);
+this.loss_scale_hysteresis = $rt.given(of.loss_scale_hysteresis, 1);
+this.matmul = $rt.given(of.matmul, "parameters");
+this.fp8_block = $rt.given(of.fp8_block, 128);
+this.fp8_scales = $rt.given(of.fp8_scales, "block");
+this.fp8_history = $rt.given(of.fp8_history, 16);
+this.fp8_gradients = $rt.given(of.fp8_gradients, "e4m3");
+this.int8_block = $rt.given(of.int8_block, 0);
+}
+get has_master() {
+const self = this;
+
+return !$rt.eq(self.master, self.parameters);
+}
+get is_fp8() {
+const self = this;
+
+return $rt.eq(self.matmul, "fp8");
+}
+get has_tensor_scales() {
+const self = this;
+
+return $rt.both(self.is_fp8, () => $rt.eq(self.fp8_scales, "tensor"));
+}
+}
+
+class $GuideSplit {
+constructor(of) {
+this.dp = $rt.given(of.dp, 1);
+this.tp = $rt.given(of.tp, 1);
+this.pp = $rt.given(of.pp, 1);
+this.cp = $rt.given(of.cp, 1);
+this.ep = $rt.given(of.ep, 1);
+this.zero = $rt.given(of.zero, 0);
+}
+}
+
+class $GuideAnswer {
+constructor(of) {
+this.yes = $rt.required(of.yes, 'yes');
+this.why = $rt.required(of.why, 'why');
 }
 }
 
@@ -2636,65 +3148,6 @@ return ($rt.mul(self.layout.microbatch, self.model.length) / self.layout.cp);
 }
 }
 
-class $MachineNumbers {
-constructor(of) {
-this.peak_flops = $rt.required(of.peak_flops, 'peak_flops');
-this.attention_flops = $rt.required(of.attention_flops, 'attention_flops');
-this.memory_bytes = $rt.required(of.memory_bytes, 'memory_bytes');
-this.memory_bandwidth = $rt.required(of.memory_bandwidth, 'memory_bandwidth');
-this.matmul = $rt.required(of.matmul, 'matmul');
-this.half_depth = $rt.required(of.half_depth, 'half_depth');
-this.tile = $rt.required(of.tile, 'tile');
-this.units = $rt.required(of.units, 'units');
-this.memory = $rt.required(of.memory, 'memory');
-this.attention = $rt.required(of.attention, 'attention');
-this.attention_backward = $rt.required(of.attention_backward, 'attention_backward');
-this.optimizer = $rt.required(of.optimizer, 'optimizer');
-this.aligned = $rt.required(of.aligned, 'aligned');
-this.node = $rt.required(of.node, 'node');
-this.tiers = $rt.required(of.tiers, 'tiers');
-this.share = $rt.given(of.share, 1.0);
-this.launch_s = $rt.given(of.launch_s, 5e-06);
-this.half_reach = $rt.given(of.half_reach, 0.0);
-this.host_bandwidth = $rt.given(of.host_bandwidth, 31508000000.0);
-}
-}
-
-class $Precision {
-constructor(of) {
-this.parameters = $rt.given(of.parameters, "fp32");
-this.gradients = $rt.given(of.gradients, "fp32");
-this.reduction = $rt.given(of.reduction, "fp32");
-this.master = $rt.given(of.master, "fp32");
-this.loss_scaling = $rt.given(of.loss_scaling, "none");
-this.loss_scale = $rt.given(of.loss_scale, 65536.0);
-this.loss_scale_window = $rt.given(of.loss_scale_window, 1000);
-this.loss_scale_min = $rt.given(of.loss_scale_min, 1.0);
-this.loss_scale_hysteresis = $rt.given(of.loss_scale_hysteresis, 1);
-this.matmul = $rt.given(of.matmul, "parameters");
-this.fp8_block = $rt.given(of.fp8_block, 128);
-this.fp8_scales = $rt.given(of.fp8_scales, "block");
-this.fp8_history = $rt.given(of.fp8_history, 16);
-this.fp8_gradients = $rt.given(of.fp8_gradients, "e4m3");
-this.int8_block = $rt.given(of.int8_block, 0);
-}
-get has_master() {
-const self = this;
-
-return !$rt.eq(self.master, self.parameters);
-}
-get is_fp8() {
-const self = this;
-
-return $rt.eq(self.matmul, "fp8");
-}
-get has_tensor_scales() {
-const self = this;
-
-return $rt.both(self.is_fp8, () => $rt.eq(self.fp8_scales, "tensor"));
-}
-}
-
 class $Experts {
 constructor(of) {
 this.num_experts = $rt.required(of.num_experts, 'num_experts');
@@ -2772,6 +3225,11 @@ const self = this;
 
 return $rt.either((self.experts === null), () => ($rt.number(self.experts.first_dense_layers) > $rt.number(0)));
 }
+layer_has_experts(layer) {
+const self = this;
+
+return $rt.both((self.experts !== null), () => ($rt.number(layer) >= $rt.number(self.experts.first_dense_layers)));
+}
 }
 
 class $_MicrobatchSums {
@@ -2840,6 +3298,44 @@ this.stride = $rt.required(of.stride, 'stride');
 }
 }
 
+class $SizeRow {
+constructor(of) {
+this.id = $rt.required(of.id, 'id');
+this.billions = $rt.required(of.billions, 'billions');
+this.devices = $rt.required(of.devices, 'devices');
+this.strategy = $rt.required(of.strategy, 'strategy');
+this.corner = $rt.required(of.corner, 'corner');
+this.positions = $rt.given(of.positions, 1);
+this.experts = $rt.given(of.experts, false);
+}
+covers(situation) {
+const self = this;
+let billions, least, most;
+
+[[least, most], billions] = $rt.unpack([self.billions, (situation.num_parameters / 1000000000.0)], 2);
+return $rt.both($rt.both($rt.both((($rt.number(least) <= $rt.number(billions)) && ($rt.number(billions) <= $rt.number(most))), () => $rt.has(self.devices, situation.num_devices)), () => ($rt.number(situation.positions) >= $rt.number(self.positions))), () => $rt.either(!$rt.truth(self.experts), () => (situation.model.experts !== null)));
+}
+}
+
+class $StatePrecision {
+constructor(of) {
+this.parameters = $rt.required(of.parameters, 'parameters');
+this.gradients = $rt.required(of.gradients, 'gradients');
+this.master = $rt.required(of.master, 'master');
+this.moments = $rt.required(of.moments, 'moments');
+}
+get optimizer() {
+const self = this;
+
+return $rt.add(self.master, self.moments);
+}
+get total() {
+const self = this;
+
+return $rt.add($rt.add(self.parameters, self.gradients), self.optimizer);
+}
+}
+
 class $ModelNumbers {
 constructor(of) {
 this.layers = $rt.required(of.layers, 'layers');
@@ -2875,6 +3371,40 @@ get mixture_layers() {
 const self = this;
 
 return $rt.where(($rt.number(self.experts) > $rt.number(0)), (self.layers - self.dense_layers), 0.0);
+}
+}
+
+class $TierNumbers {
+constructor(of) {
+this.degree = $rt.required(of.degree, 'degree');
+this.bandwidth = $rt.required(of.bandwidth, 'bandwidth');
+this.latency_s = $rt.required(of.latency_s, 'latency_s');
+this.efficiency = $rt.required(of.efficiency, 'efficiency');
+this.half_bytes = $rt.required(of.half_bytes, 'half_bytes');
+}
+}
+
+class $MachineNumbers {
+constructor(of) {
+this.peak_flops = $rt.required(of.peak_flops, 'peak_flops');
+this.attention_flops = $rt.required(of.attention_flops, 'attention_flops');
+this.memory_bytes = $rt.required(of.memory_bytes, 'memory_bytes');
+this.memory_bandwidth = $rt.required(of.memory_bandwidth, 'memory_bandwidth');
+this.matmul = $rt.required(of.matmul, 'matmul');
+this.half_depth = $rt.required(of.half_depth, 'half_depth');
+this.tile = $rt.required(of.tile, 'tile');
+this.units = $rt.required(of.units, 'units');
+this.memory = $rt.required(of.memory, 'memory');
+this.attention = $rt.required(of.attention, 'attention');
+this.attention_backward = $rt.required(of.attention_backward, 'attention_backward');
+this.optimizer = $rt.required(of.optimizer, 'optimizer');
+this.aligned = $rt.required(of.aligned, 'aligned');
+this.node = $rt.required(of.node, 'node');
+this.tiers = $rt.required(of.tiers, 'tiers');
+this.share = $rt.given(of.share, 1.0);
+this.launch_s = $rt.given(of.launch_s, 5e-06);
+this.half_reach = $rt.given(of.half_reach, 0.0);
+this.host_bandwidth = $rt.given(of.host_bandwidth, 31508000000.0);
 }
 }
 
@@ -3001,6 +3531,45 @@ constructor(of) {
 this.blocks = $rt.required(of.blocks, 'blocks');
 this.routed = $rt.required(of.routed, 'routed');
 this.ends = $rt.required(of.ends, 'ends');
+}
+}
+
+class $ModelStates {
+constructor(of) {
+this.parameters = $rt.required(of.parameters, 'parameters');
+this.gradients = $rt.required(of.gradients, 'gradients');
+this.optimizer = $rt.required(of.optimizer, 'optimizer');
+}
+get total() {
+const self = this;
+
+return $rt.add($rt.add(self.parameters, self.gradients), self.optimizer);
+}
+}
+
+class $RankMemory {
+constructor(of) {
+this.states = $rt.required(of.states, 'states');
+this.gathered = $rt.required(of.gathered, 'gathered');
+this.activations = $rt.required(of.activations, 'activations');
+this.rest = $rt.required(of.rest, 'rest');
+}
+get total() {
+const self = this;
+
+return $rt.add($rt.add($rt.add(self.states, self.gathered), self.activations), self.rest);
+}
+}
+
+class $Link {
+constructor(of) {
+this.name = $rt.required(of.name, 'name');
+this.degree = $rt.required(of.degree, 'degree');
+this.bandwidth = $rt.required(of.bandwidth, 'bandwidth');
+this.latency_s = $rt.required(of.latency_s, 'latency_s');
+this.efficiency = $rt.given(of.efficiency, 1.0);
+this.half_bytes = $rt.given(of.half_bytes, 0.0);
+this.interfaces = $rt.given(of.interfaces, 0);
 }
 }
 
@@ -3202,14 +3771,6 @@ return $rt.where(($rt.number(waiting) > $rt.number(0.0)), split, self.whole);
 }
 }
 
-class $PositionRun {
-constructor(of) {
-this.start = $rt.required(of.start, 'start');
-this.step = $rt.required(of.step, 'step');
-this.count = $rt.required(of.count, 'count');
-}
-}
-
 class $ActivationNumbers {
 constructor(of) {
 this.tokens = $rt.required(of.tokens, 'tokens');
@@ -3347,31 +3908,19 @@ return $rt.add($rt.mul((1 - self.tp_ring), taken), $rt.mul($rt.mul(self.tp_ring,
 }
 }
 
-class $Band {
+class $PositionRun {
 constructor(of) {
-this.low = $rt.required(of.low, 'low');
-this.high = $rt.required(of.high, 'high');
+this.start = $rt.required(of.start, 'start');
+this.step = $rt.required(of.step, 'step');
+this.count = $rt.required(of.count, 'count');
 }
-keys(num_queries, num_keys) {
+between(start, stop) {
 const self = this;
-let empty, first, last, none;
+let first, last;
 
-first = ((self.high === null) ? 0 : $rt.largest(0, (-self.high)));
-last = ((self.low === null) ? num_keys : $rt.least(num_keys, (num_queries - self.low)));
-empty = $rt.both($rt.both((self.low !== null), () => (self.high !== null)), () => ($rt.number(self.low) > $rt.number(self.high)));
-none = $rt.either($rt.either(empty, () => $rt.eq(num_queries, 0)), () => ($rt.number(first) >= $rt.number(last)));
-return ($rt.truth(none) ? [0, 0] : [first, last]);
-}
-num_pairs(num_queries, num_keys) {
-const self = this;
-let high, low;
-
-low = ((self.low === null) ? (1 - num_keys) : $rt.largest(self.low, (1 - num_keys)));
-high = ((self.high === null) ? (num_queries - 1) : $rt.least(self.high, (num_queries - 1)));
-if ((($rt.number(low) > $rt.number(high)) || !$rt.truth(num_queries) || !$rt.truth(num_keys))) {
-return 0;
-}
-return ($_below(high, num_queries, num_keys) - $_below((low - 1), num_queries, num_keys));
+first = $rt.least($rt.largest(0, $_ceil_div((start - self.start), self.step)), self.count);
+last = $rt.least($rt.largest(0, $_ceil_div((stop - self.start), self.step)), self.count);
+return [first, $rt.largest(first, last)];
 }
 }
 
@@ -3409,19 +3958,67 @@ this.formula = $rt.required(of.formula, 'formula');
 }
 }
 
+class $Band {
+constructor(of) {
+this.low = $rt.required(of.low, 'low');
+this.high = $rt.required(of.high, 'high');
+}
+keys(num_queries, num_keys) {
+const self = this;
+let empty, first, last, none;
+
+first = ((self.high === null) ? 0 : $rt.largest(0, (-self.high)));
+last = ((self.low === null) ? num_keys : $rt.least(num_keys, (num_queries - self.low)));
+empty = $rt.both($rt.both((self.low !== null), () => (self.high !== null)), () => ($rt.number(self.low) > $rt.number(self.high)));
+none = $rt.either($rt.either(empty, () => $rt.eq(num_queries, 0)), () => ($rt.number(first) >= $rt.number(last)));
+return ($rt.truth(none) ? [0, 0] : [first, last]);
+}
+covers(num_queries, num_keys) {
+const self = this;
+let low;
+
+if ((!$rt.truth(num_queries) || !$rt.truth(num_keys))) {
+return true;
+}
+low = $rt.either((self.low === null), () => ($rt.number((1 - num_keys)) >= $rt.number(self.low)));
+return $rt.both(low, () => $rt.either((self.high === null), () => ($rt.number((num_queries - 1)) <= $rt.number(self.high))));
+}
+num_pairs(num_queries, num_keys) {
+const self = this;
+let high, low;
+
+low = ((self.low === null) ? (1 - num_keys) : $rt.largest(self.low, (1 - num_keys)));
+high = ((self.high === null) ? (num_queries - 1) : $rt.least(self.high, (num_queries - 1)));
+if ((($rt.number(low) > $rt.number(high)) || !$rt.truth(num_queries) || !$rt.truth(num_keys))) {
+return 0;
+}
+return ($_below(high, num_queries, num_keys) - $_below((low - 1), num_queries, num_keys));
+}
+}
+
 const $PRECISION_LINES = new Map([["fp32", ""], ["bf16", "parameters = \"bf16\"\n"], ["bf16 gradients", "parameters = \"bf16\"\ngradients = \"bf16\"\nreduction = \"bf16\"\n"], ["fp16", "parameters = \"fp16\"\nloss_scaling = \"dynamic\"\n"], ["fp8", "parameters = \"bf16\"\nmatmul = \"fp8\"\n"], ["fp8 tensor", "parameters = \"bf16\"\nmatmul = \"fp8\"\nfp8_scales = \"tensor\"\n"]]);
 
+const $TREES = [new $DecisionTree({ id: "distributed", source: "distributed, decision tree", title: "Fits one device, or which axis first", ours: "it asks whether the model fits one device and names four ends; the questions between them are read from what it says of each end", start: new $Strategy({ name: "data parallel", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), nodes: [new $TreeNode({ id: "fits", question: new $GuideQuestion({ text: "Does the model, with gradients and optimizer state, fit one device?", ask: $lambda }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "data parallel", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "fast", add: null }) }), new $TreeNode({ id: "fast", question: new $GuideQuestion({ text: "Are the links inside of a node fast?", ask: $_fast_inside }), yes: new $TreeBranch({ strategy: null, to: "node", add: null }), no: new $TreeBranch({ strategy: new $Strategy({ name: "ZeRO 3 / FSDP", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }) }), new $TreeNode({ id: "node", question: new $GuideQuestion({ text: "Does it fit, cut by tensor parallelism over one node?", ask: $lambda_2 }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "tensor parallel in a node", zero: [0], tp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "nodes", add: null }) }), new $TreeNode({ id: "nodes", question: new $GuideQuestion({ text: "Are there several nodes?", ask: $_many_nodes }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "pipeline over nodes, tensor inside", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: new $Strategy({ name: "ZeRO 3 / FSDP", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }) })] }), new $DecisionTree({ id: "llm-training", source: "llm-training, section 10", title: "ZeRO 3 first, then axes one by one", ours: "'exceeds memory' is read as: activations of one microbatch, cut over a node, do not fit (so what fits over a node needs no such question)", start: new $Strategy({ name: "ZeRO 3 / FSDP", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), nodes: [new $TreeNode({ id: "block", question: new $GuideQuestion({ text: "Does one block fit one device?", ask: $_block }), yes: new $TreeBranch({ strategy: null, to: "sequence", add: null }), no: new $TreeBranch({ strategy: null, to: "node", add: new Map([["tp", new $DegreeRange({ minimum: 2, maximum: 1073741824 })]]) }) }), new $TreeNode({ id: "node", question: new $GuideQuestion({ text: "Does it fit with tensor parallelism over a whole node, and ZeRO 3 over the rest?", ask: $_node_and_zero }), yes: new $TreeBranch({ strategy: null, to: "experts", add: null }), no: new $TreeBranch({ strategy: null, to: "sequence", add: new Map([["pp", new $DegreeRange({ minimum: 2, maximum: 1073741824 })]]) }) }), new $TreeNode({ id: "sequence", question: new $GuideQuestion({ text: "Do the activations of one microbatch fit?", ask: $_sequence }), yes: new $TreeBranch({ strategy: null, to: "experts", add: null }), no: new $TreeBranch({ strategy: null, to: "experts", add: new Map([["cp", new $DegreeRange({ minimum: 2, maximum: 1073741824 })]]) }) }), new $TreeNode({ id: "experts", question: new $GuideQuestion({ text: "Is it a mixture of experts?", ask: $_experts }), yes: new $TreeBranch({ strategy: null, to: "", add: new Map([["ep", new $DegreeRange({ minimum: 2, maximum: 1073741824 })]]) }), no: new $TreeBranch({ strategy: null, to: "", add: null }) })] }), new $DecisionTree({ id: "scaling", source: "scaling, conclusion", title: "Compute or memory, then topology", ours: "its three questions for models that do not fit are asked in the order of what an answer rules out: one block, then shards, then depth; the topology where axes are combined", start: new $Strategy({ name: "data parallel", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), nodes: [new $TreeNode({ id: "fits", question: new $GuideQuestion({ text: "Does the model, with gradients and optimizer state, fit one device?", ask: $lambda }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "data parallel", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "block", add: null }) }), new $TreeNode({ id: "block", question: new $GuideQuestion({ text: "Does one block fit one device?", ask: $_block }), yes: new $TreeBranch({ strategy: null, to: "shards", add: null }), no: new $TreeBranch({ strategy: new $Strategy({ name: "tensor parallel in a node", zero: [0], tp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "tiers-block", add: null }) }), new $TreeNode({ id: "tiers-block", question: new $GuideQuestion({ text: "Are links fast in a node and slower between nodes?", ask: $_tiered }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "tensor x pipeline x data", zero: [0], tp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "", add: null }) }), new $TreeNode({ id: "shards", question: new $ZeroQuestion({ stage: 3, recompute: null }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "ZeRO 3 / FSDP", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "deep", add: null }) }), new $TreeNode({ id: "deep", question: new $GuideQuestion({ text: "Is the model deep: blocks enough for stages?", ask: $_deep }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "pipeline parallel", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "tiers-deep", add: null }), no: new $TreeBranch({ strategy: new $Strategy({ name: "more devices, or offload", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }) }), new $TreeNode({ id: "tiers-deep", question: new $GuideQuestion({ text: "Are links fast in a node and slower between nodes?", ask: $_tiered }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "tensor x pipeline x data", zero: [0], tp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "", add: null }) })] }), new $DecisionTree({ id: "cheapest", source: "llm-training-71 and between-02, corrected", title: "The cheapest communication that fits", ours: "stages 0 to 2 send 2 psi, stage 3 sends 3 psi, tensor ranks send activations of every block: the first that fits is taken (cost/bytes/model_states.py)", start: new $Strategy({ name: "data parallel", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), nodes: [new $TreeNode({ id: "ddp", question: new $GuideQuestion({ text: "Does the model, with gradients and optimizer state, fit one device?", ask: $lambda }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "data parallel", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "zero-1", add: null }) }), new $TreeNode({ id: "zero-1", question: new $ZeroQuestion({ stage: 1, recompute: null }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "ZeRO 1", zero: [1], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "zero-2", add: null }) }), new $TreeNode({ id: "zero-2", question: new $ZeroQuestion({ stage: 2, recompute: null }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "ZeRO 2", zero: [2], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "zero-3", add: null }) }), new $TreeNode({ id: "zero-3", question: new $ZeroQuestion({ stage: 3, recompute: null }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "ZeRO 3 / FSDP", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "recompute", add: null }) }), new $TreeNode({ id: "recompute", question: new $ZeroQuestion({ stage: 3, recompute: "full" }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "ZeRO 3, recomputed", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: "full" }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "fast", add: null }) }), new $TreeNode({ id: "fast", question: new $GuideQuestion({ text: "Are the links inside of a node fast?", ask: $_fast_inside }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "tensor x pipeline x ZeRO 1", zero: [1], tp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: new $Strategy({ name: "more devices, or offload", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }) })] })];
+
 const $PRECISIONS = new Map([["fp32", new $Precision({ parameters: "fp32", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["bf16", new $Precision({ parameters: "bf16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["bf16 gradients", new $Precision({ parameters: "bf16", gradients: "bf16", reduction: "bf16", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["fp16", new $Precision({ parameters: "fp16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "dynamic", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["fp8", new $Precision({ parameters: "bf16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "fp8", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["fp8 tensor", new $Precision({ parameters: "bf16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "fp8", fp8_block: 128, fp8_scales: "tensor", fp8_history: 16, fp8_gradients: "e5m2", int8_block: 0 })]]);
+
+const $ONE = new $DegreeRange({ minimum: 1, maximum: 1 });
 
 const $PLAIN = new Map([["ep", 1], ["servers", 0], ["sequence_parallel", false], ["tp_overlap", "none"], ["reshard", "always"], ["secondary", false], ["gather", "parameters"], ["reduce", "exact"], ["optimizer_offload", "none"], ["parameter_offload", "none"], ["virtual", 1], ["optimizer", "adamw"], ["every", 1], ["operators", "auto"], ["context", "ring"], ["ulysses", 1], ["expert_tp", 1], ["dispatch", "flat"], ["chunks", 1]]);
 
 const $OPERATORS = new Map([["auto", []], ["norm", ["norm"]], ["attention", ["attention"]], ["mlp", ["mlp"]], ["norm activation", ["norm", "activation"]], ["norm attention", ["norm", "attention"]], ["norm mlp", ["norm", "mlp"]], ["norm mlp attention", ["norm", "mlp", "attention"]]]);
 
+const $SIZES = [new $SizeRow({ id: "size-1b-7b", billions: [1, 7.5], devices: new $DegreeRange({ minimum: 1, maximum: 8 }), strategy: new $Strategy({ name: "ZeRO 2 or 3", zero: [2, 3], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), corner: "7B on one device: ZeRO cuts nothing at N = 1 (112 GB; llm-training-66)", positions: 1, experts: false }), new $SizeRow({ id: "size-7b-70b", billions: [7, 72], devices: new $DegreeRange({ minimum: 8, maximum: 64 }), strategy: new $Strategy({ name: "ZeRO 3 + TP 2 to 4", zero: [3], tp: new $DegreeRange({ minimum: 2, maximum: 4 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), corner: "70B on 8 devices: 140 GB each (llm-training-67)", positions: 1, experts: false }), new $SizeRow({ id: "size-70b-500b", billions: [70, 500], devices: new $DegreeRange({ minimum: 64, maximum: 512 }), strategy: new $Strategy({ name: "TP 8 + PP 4 to 8 + DP", zero: [0], tp: new $DegreeRange({ minimum: 8, maximum: 8 }), pp: new $DegreeRange({ minimum: 4, maximum: 8 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), corner: "500B with TP 8, PP 8: 125 GB without ZeRO 1, 43 GB with it at N = 8 (llm-training-68)", positions: 1, experts: false }), new $SizeRow({ id: "size-500b-experts", billions: [500, 1000000.0], devices: new $DegreeRange({ minimum: 512, maximum: 1073741824 }), strategy: new $Strategy({ name: "TP + PP + DP + EP", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), tp_crosses: false, recompute: null }), corner: "its example has TP 16; DeepSeek-V3 was trained without TP, EP 64, PP 16 (llm-training-69)", positions: 1, experts: true }), new $SizeRow({ id: "size-long-context", billions: [0, 1000000.0], devices: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), strategy: new $Strategy({ name: "add CP", zero: [0, 1, 2, 3], tp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), ep: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), tp_crosses: false, recompute: null }), corner: "says nothing of how keys meet queries: echelon explain context", positions: 131072, experts: false })];
+
 const $DTYPE_BYTES = new Map([["fp64", 8], ["fp32", 4], ["bf16", 2], ["fp16", 2]]);
 
 const $num_states = new Map([["adamw", 2], ["sgd", 1], ["muon", 1]]);
 
-const $_closed_forms = [new $ClosedForms({ idle_s: $lambda, in_flight: $lambda_2, waiting: null }), new $ClosedForms({ idle_s: $lambda_3, in_flight: $lambda_4, waiting: null }), new $ClosedForms({ idle_s: $lambda_3, in_flight: $lambda_5, waiting: null }), new $ClosedForms({ idle_s: $lambda_6, in_flight: $lambda_7, waiting: null }), new $ClosedForms({ idle_s: $lambda_6, in_flight: $lambda_4, waiting: null }), new $ClosedForms({ idle_s: $lambda_8, in_flight: $lambda_5, waiting: $rt.min }), new $ClosedForms({ idle_s: $lambda_9, in_flight: $lambda_10, waiting: $lambda_11 }), new $ClosedForms({ idle_s: $lambda_12, in_flight: $lambda_5, waiting: $lambda_13 }), new $ClosedForms({ idle_s: $lambda_14, in_flight: $lambda_15, waiting: $lambda_16 }), new $ClosedForms({ idle_s: $lambda_17, in_flight: $lambda_15, waiting: $lambda_16 })];
+const $_closed_forms = [new $ClosedForms({ idle_s: $lambda_3, in_flight: $lambda_4, waiting: null }), new $ClosedForms({ idle_s: $lambda_5, in_flight: $lambda_6, waiting: null }), new $ClosedForms({ idle_s: $lambda_5, in_flight: $lambda_7, waiting: null }), new $ClosedForms({ idle_s: $lambda_8, in_flight: $lambda_9, waiting: null }), new $ClosedForms({ idle_s: $lambda_8, in_flight: $lambda_6, waiting: null }), new $ClosedForms({ idle_s: $lambda_10, in_flight: $lambda_7, waiting: $rt.min }), new $ClosedForms({ idle_s: $lambda_11, in_flight: $lambda_12, waiting: $lambda_13 }), new $ClosedForms({ idle_s: $lambda_14, in_flight: $lambda_7, waiting: $lambda_15 }), new $ClosedForms({ idle_s: $lambda_16, in_flight: $lambda_17, waiting: $lambda_18 }), new $ClosedForms({ idle_s: $lambda_19, in_flight: $lambda_17, waiting: $lambda_18 })];
+
+const $MIXED_PRECISION = new $StatePrecision({ parameters: 2, gradients: 2, master: 4, moments: 8 });
+
+const $schedule_index = new Map([["naive", 0.0], ["gpipe", 1.0], ["1f1b", 2.0], ["interleaved-1f1b", 3.0], ["breadth-first", 4.0], ["zb-h1", 5.0], ["zb-h2", 6.0], ["zb-v", 7.0], ["dualpipe", 8.0], ["dualpipe-v", 9.0]]);
 
 const $NOTHING = new $ExchangeSeconds({ forward: 0.0, backward: 0.0, shown_forward: 0.0, shown_backward: 0.0 });
 
@@ -3442,3 +4039,5 @@ export { $broken_rules as broken_rules };
 export { $run_text as run_text };
 
 export { $mesh_axes as mesh_axes };
+
+export { $guide_ways as guide_ways };

@@ -76,12 +76,19 @@ export function eq(left, right) {
   }
   const plain = (value) => (typeof value === "boolean" ? Number(value) : value);
   if (left instanceof Map || right instanceof Map) fail("== of dicts");
+  if (isRecord(left) && isRecord(right)) {
+    if (left.constructor !== right.constructor) return false;
+    return Object.keys(left).every((name) => eq(left[name], right[name]));
+  }
   return plain(left) === plain(right);
 }
+
+const isRecord = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 
 export function has(owner, value) {
   if (owner instanceof Map) return owner.has(value);
   if (typeof owner === "string") return owner.includes(value);
+  if (!Array.isArray(owner)) return owner.__contains__(value);
   return owner.some((one) => eq(one, value));
 }
 
@@ -190,12 +197,36 @@ export function index(owner, value) {
 export const join = (...parts) => parts.join("");
 export const joined = (between, values) => iter(values).join(between);
 export const repr = (value) => (typeof value === "string" ? `'${value}'` : str(value));
-export const grouped = (value) => value.toLocaleString("en-US");
+export const upper = (text) => text.toUpperCase();
+
+const THOUSANDS = /\B(?=(\d{3})+$)/g;
+
+function commas(text) {
+  const [whole, rest] = text.split(".");
+  const found = whole.replace(THOUSANDS, ",");
+  return rest === undefined ? found : `${found}.${rest}`;
+}
+
+export const grouped = (value) => commas(String(value));
+
+// As Python: halfway to the even digit, where a number is truly halfway.
+export function fixed(value, digits, group) {
+  const size = Math.abs(number(value));
+  const shifted = size * 2 ** (digits + 1);
+  let near = size;
+  if (Number.isInteger(shifted) && shifted % 2 === 1) {
+    const below = Math.floor((shifted * 5 ** digits) / 2);
+    near = (below % 2 === 0 ? below : below + 1) / 10 ** digits;
+  }
+  const text = near.toFixed(digits);
+  return (value < 0 || Object.is(value, -0) ? "-" : "") + (group ? commas(text) : text);
+}
 
 export function str(value) {
   if (value === null) return "None";
   if (typeof value === "boolean") return value ? "True" : "False";
-  return String(value);
+  if (!isRecord(value)) return String(value);
+  return value.__str__ ? value.__str__() : fail("a record as text");
 }
 
 // What JSON has as objects, as the Maps that compiled code reads.

@@ -77,6 +77,7 @@ METHODS: Mapping[str, str] = {
     "startswith": "startswith",
     "endswith": "endswith",
     "join": "joined",
+    "upper": "upper",
 }
 """Methods of Python's own types."""
 

@@ -18,6 +18,10 @@ from echelon.page.compiled.names import Reached
 from echelon.page.compiled.source import class_tree, function_tree, refuse
 
 
+SPOKEN = ("__contains__", "__str__")
+"""Methods that nobody names: `in`, and what a record is as text."""
+
+
 def function_text(function: FunctionType, name: str, reached: Reached) -> str:
     """Return a function at the top of the module."""
     tree = function_tree(function)
@@ -69,7 +73,7 @@ def _members(kind: type, reached: Reached, there: set[str]) -> Iterator[str]:
         if not isinstance(node, ast.FunctionDef):
             continue
         plain = node.name == "__init__"
-        if not plain and node.name not in reached.attributes:
+        if not plain and node.name not in (*reached.attributes, *SPOKEN):
             continue
         scope = Scope(path=path, module=module, reached=reached, call=call)
         word = "constructor" if plain else node.name

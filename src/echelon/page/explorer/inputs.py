@@ -77,17 +77,24 @@ def inputs_of_controls(
 ) -> CostInputs:
     """Return what the formulas read of the controls."""
     shape = model_shape(model["shape"])
-    machine = tables["machines"][machine_place(tables, controls, model, cluster)]
-    rates = {**machine, "tiers": tuple(TierNumbers(**one) for one in machine["tiers"])}
     software = TrainerConstants(**tables["software"][cluster["software"][model["name"]]])
     return CostInputs(
         model=model_numbers_from_shape(shape, controls.length, tp=float(controls.tp)),
-        machine=MachineNumbers(**rates),
+        machine=machine_numbers(tables, controls, model, cluster),
         software=constants_for_precision(
             software, PRECISIONS[controls.precision], controls.optimizer
         ),
         layout=layout_of_controls(tables, controls, shape, cluster),
     )
+
+
+def machine_numbers(
+    tables: Record, controls: Controls, model: Record, cluster: Record
+) -> MachineNumbers:
+    """Return the rates of a device with the controls' ranks at work."""
+    machine = tables["machines"][machine_place(tables, controls, model, cluster)]
+    rates = {**machine, "tiers": tuple(TierNumbers(**one) for one in machine["tiers"])}
+    return MachineNumbers(**rates)
 
 
 def machine_place(tables: Record, controls: Controls, model: Record, cluster: Record) -> int:

@@ -17,12 +17,14 @@ from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.cluster import Cluster, fast_domain
 from echelon.core.mesh import Mesh
 from echelon.core.model_shape import ModelShape
+from echelon.core.parameters import num_parameters
 from echelon.core.plan import Plan
 from echelon.core.units import decimal_bytes
 from echelon.cost.seconds.flops import multiplied_weights
 from echelon.cost.seconds.from_plan import machine_numbers_from_plan, peak_flops
 from echelon.cost.seconds.pipeline import schedule_index
 from echelon.cost.seconds.trainer_generations import our_constants
+from echelon.handbook.guides.situation import largest_block
 from echelon.page.explorer.controls import OPERATORS, PRECISIONS
 from echelon.schedule.build import SCHEDULES
 from echelon.schedule.builder import Builder
@@ -105,6 +107,8 @@ def _model(name: str, plan: Plan) -> dict[str, Any]:
         "name": name,
         "shape": asdict(plan.model),
         "multiplied": multiplied_weights(plan.model),
+        "parameters": num_parameters(plan.model),
+        "largest_block": largest_block(plan.model),
     }
 
 
@@ -132,6 +136,7 @@ def _cluster(
         "device": cluster.device.name,
         "gpus": gpus,
         "devices": cluster.num_devices,
+        "nodes": cluster.nodes,
         "devices_per_node": cluster.devices_per_node,
         "fast_domain": fast_domain(cluster),
         "memory_bytes": float(cluster.device.memory_bytes),
@@ -142,8 +147,7 @@ def _cluster(
         },
         "links": [
             {
-                "name": link.name,
-                "degree": link.degree,
+                **asdict(link),
                 "words": f"{decimal_bytes(link.bandwidth)}/s each way",
             }
             for link in cluster.links
