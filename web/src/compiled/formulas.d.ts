@@ -5,6 +5,7 @@ export type Table = Map<string, unknown>;
 
 export interface Controls {
   readonly ranks: number;
+  readonly workers: number;
 }
 
 export interface Prediction {
@@ -21,8 +22,20 @@ export interface Broken {
   readonly message: string;
 }
 
+export interface GuideWay {
+  readonly id: string;
+  readonly source: string;
+  readonly title: string;
+  readonly steps: readonly { readonly question: string; readonly yes: boolean; readonly why: string }[];
+  readonly strategy: string;
+  readonly says: string;
+  readonly differs: readonly string[];
+  readonly note: string;
+}
+
 export function controls_of_record(record: Table): Controls;
 export function predict(tables: Table, controls: Controls, model: Table, cluster: Table): Prediction;
 export function broken_rules(tables: Table, controls: Controls, model: Table, cluster: Table): Broken[];
 export function run_text(controls: Controls, model: Table, cluster: Table): string;
 export function mesh_axes(controls: Controls, cluster: Table): MeshAxis[];
+export function guide_ways(tables: Table, controls: Controls, model: Table, cluster: Table): GuideWay[];
