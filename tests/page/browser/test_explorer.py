@@ -3,76 +3,24 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlencode
 
 import pytest
 
 from echelon.config.load import load_job
 from echelon.core.units import binary_bytes
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
-from echelon.page.explorer.document import ExplorerDocument, start_controls
 from echelon.page.explorer.controls import Controls
 from echelon.page.explorer.inputs import inputs_of_controls, predict
 from tests.page.browser.conftest import WIDTHS, Opener
+from tests.page.browser.explorer_pages import document, link, move, numbers, record, start
 from tests.page.explorer.random_controls import Settings, legal_settings, tables
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 pytestmark = pytest.mark.timeout(600)
-
-
-def record(settings: Settings) -> dict[str, object]:
-    controls, model, cluster = settings
-    return {"model": model["name"], "cluster": cluster["name"], **asdict(controls)}
-
-
-@cache
-def start() -> Settings:
-    model = next(one for one in tables()["models"] if one["name"] == "llama3-8b")
-    cluster = tables()["clusters"][1]
-    return start_controls(tables(), model, cluster), model, cluster
-
-
-def document() -> ExplorerDocument:
-    return ExplorerDocument(
-        title="Explorer", start=record(start()), tables=tables(), made_by="Echelon"
-    )
-
-
-def move(page: Page, wanted: dict[str, object]) -> None:
-    """Give every control its value, as somebody who uses the page does."""
-    # What has no effect is locked, so that what unlocks it comes first.
-    order = sorted(wanted, key=lambda name: name in ("ep", "context", "sequence_parallel"))
-    for name in order:
-        control = page.locator(f"#control-{name}")
-        there = control.evaluate(
-            "(e) => e.disabled || String(e.type === 'checkbox' ? e.checked : e.value)"
-        )
-        if there is True or there == str(wanted[name]).replace("True", "true").replace(
-            "False", "false"
-        ):
-            continue
-        if name == "sequence_parallel":
-            control.set_checked(bool(wanted[name]))
-        elif control.evaluate("(one) => one.tagName") == "SELECT":
-            control.select_option(str(wanted[name]))
-        else:
-            control.fill(str(wanted[name]))
-
-
-def numbers(page: Page) -> dict[str, float]:
-    rows = page.locator("dl.facts > div")
-    return {
-        rows.nth(place).locator("dt").inner_text(): float(
-            rows.nth(place).locator("strong").get_attribute("data-number") or "nan"
-        )
-        for place in range(rows.count())
-    }
 
 
 def is_shown(page: Page, settings: Settings) -> None:
@@ -105,11 +53,7 @@ def test_a_link_holds_the_whole_state(opened: Opener) -> None:
     settings = legal_settings(22, 1)[0]
     move(page, record(settings))
     hash_of_page = page.evaluate("location.hash")
-    told = {
-        name: str(value).lower() if isinstance(value, bool) else value
-        for name, value in record(settings).items()
-    }
-    assert hash_of_page == f"#{urlencode(told)}"
+    assert hash_of_page == link(settings)
     other = opened(document()).page
     other.evaluate(f"location.hash = {hash_of_page!r}")
     other.wait_for_function(
@@ -139,8 +83,9 @@ def test_what_breaks_a_rule_is_said_with_its_arithmetic(opened: Opener) -> None:
     page.locator("#control-tp").fill("16")
     assert page.inner_text("#verdict").startswith("These settings make no plan")
     rows = page.locator(".broken li").all_inner_texts()
-    assert "tp-divides-kv-heads: tp = 16, but the model has kv_heads = 8 (8 % 16 = 8)" in rows
-    assert page.locator("main section").count() == 0
+    told = "tp-divides-kv-heads: tp = 16, but the model has kv_heads = 8 (8 % 16 = 8)"
+    assert any(row.startswith(told) for row in rows)
+    assert not page.locator("main").is_visible()
     assert page.locator("textarea").input_value() == ""
     page.locator("#control-tp").fill("1.5")
     assert "whole number from 1" in page.inner_text(".broken")

@@ -109,7 +109,11 @@ export function item(owner, key) {
   return found === undefined ? fail(`no place ${key}`) : found;
 }
 
-export const setitem = (owner, key, value) => owner.set(key, value);
+export function setitem(owner, key, value) {
+  spread.delete(owner);
+  owner.set(key, value);
+}
+
 export const slice = (owner, from, to) => owner.slice(from, to);
 
 export function attribute(owner, name) {
@@ -119,7 +123,14 @@ export function attribute(owner, name) {
 
 export const given = (value, otherwise) => (value === undefined ? otherwise : value);
 export const required = (value, name) => (value === undefined ? fail(`no ${name}`) : value);
-export const members = (value) => (value instanceof Map ? Object.fromEntries(value) : value);
+// Rows of tables become records again and again.
+const spread = new WeakMap();
+export function members(value) {
+  if (!(value instanceof Map)) return value;
+  if (!spread.has(value)) spread.set(value, Object.fromEntries(value));
+  return spread.get(value);
+}
+
 export const replace = (record, changes) => new record.constructor({ ...record, ...changes });
 export const fields = (record) => Object.keys(record).map((name) => ({ name }));
 
@@ -185,6 +196,7 @@ export const endswith = (text, end) => text.endsWith(end);
 
 export function pop(owner, key) {
   const found = item(owner, key);
+  spread.delete(owner);
   owner.delete(key);
   return found;
 }

@@ -6,6 +6,12 @@ import { changeText } from "./near";
 import type { Change } from "./near";
 import type { Control } from "./state";
 
+export function changeButton(change: Change, controls: Control[], choose: (change: Change) => void): HTMLElement {
+  const made = el("button", { type: "button", "data-change": JSON.stringify(change) }, changeText(change, controls));
+  made.addEventListener("click", () => choose(change));
+  return made;
+}
+
 export function brokenList(controls: Control[], choose: (change: Change) => void) {
   const made = el("ul", { class: "broken", "aria-label": "Rules that are broken" });
   const show = (wrong: string[], broken: Broken[]) => {
@@ -19,11 +25,7 @@ export function brokenList(controls: Control[], choose: (change: Change) => void
   const offer = (found: Map<string, Change[]>) => {
     for (const [rule, changes] of found) {
       const row = made.querySelector(`[data-rule="${rule}"]`);
-      const buttons = changes.map((change) => {
-        const button = el("button", { type: "button" }, changeText(change, controls));
-        button.addEventListener("click", () => choose(change));
-        return button;
-      });
+      const buttons = changes.map((change) => changeButton(change, controls, choose));
       const said = buttons.length ? "works here:" : "no value of one or two controls near these works.";
       row?.append(el("span", { class: "works" }, ` ${said} `, ...buttons.flatMap((one) => [one, " "])));
     }

@@ -60,6 +60,8 @@ export function explorer(found: ExplorerDocument): Node[] {
     const bad = wrong.size + rules.length;
     run.show(bad ? "" : run_text(asked.controls, asked.model, asked.cluster));
     main.hidden = bad > 0;
+    broken.made.removeAttribute("aria-busy");
+    main.removeAttribute("aria-busy");
     if (bad) {
       verdict.className = "verdict bad";
       verdict.textContent = `These settings make no plan: ${bad === 1 ? "one rule is" : `${bad} rules are`} broken.`;
@@ -75,11 +77,16 @@ export function explorer(found: ExplorerDocument): Node[] {
   const offer = (now: number) => {
     const before = ask.rules(state);
     const devices = ask.of(state).record.devices;
-    slowly(ways(state, before, controls, devices, ask.rules), () => turn !== now, broken.offer);
+    broken.made.setAttribute("aria-busy", "true");
+    slowly(ways(state, before, controls, devices, ask.rules), () => turn !== now, (found) => {
+      broken.offer(found);
+      broken.made.removeAttribute("aria-busy");
+    });
   };
   // What somebody reads after the numbers may come after them.
   const later = (now: number, asked: Asked, predicted: Prediction) => {
     near.hide();
+    main.setAttribute("aria-busy", "true");
     const memory = asked.record.memory_bytes;
     const plans = nearPlans(state, controls, found.tables, memory, (one) => {
       const other = ask.of(one);
@@ -92,7 +99,10 @@ export function explorer(found: ExplorerDocument): Node[] {
         return yield* plans;
       })(),
       () => turn !== now,
-      (rows) => near.show(rows, predicted, predicted.bytes_held <= memory),
+      (rows) => {
+        near.show(rows, predicted, predicted.bytes_held <= memory);
+        main.removeAttribute("aria-busy");
+      },
     );
   };
   for (const control of controls) {

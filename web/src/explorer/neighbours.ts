@@ -2,8 +2,9 @@
 
 import type { Prediction } from "../compiled/formulas.js";
 import { el } from "../dom";
+import { changeButton } from "./broken";
 import { bytesText, secondsText } from "./figures";
-import { changeText, changed, neighbours } from "./near";
+import { changed, neighbours } from "./near";
 import type { Change } from "./near";
 import type { Control, State, Tables } from "./state";
 
@@ -61,13 +62,11 @@ export function neighboursSection(controls: Control[], choose: (change: Change) 
     body.replaceChildren(...better.map((one) => row(one, now)));
   };
   const row = (one: Neighbour, now: Prediction) => {
-    const button = el("button", { type: "button" }, changeText(one.change, controls));
-    button.addEventListener("click", () => choose(one.change));
     const beside = `${(100 * (one.step_s / now.step_s - 1)).toFixed(1)} %`;
     return el(
       "tr",
       { "data-step": one.step_s, "data-bytes": one.bytes_held },
-      el("td", {}, button),
+      el("td", {}, changeButton(one.change, controls, choose)),
       el("td", { class: "number" }, secondsText(one.step_s)),
       el("td", { class: "number" }, one.step_s > now.step_s ? `+${beside}` : beside),
       el("td", { class: "number" }, bytesText(one.bytes_held)),

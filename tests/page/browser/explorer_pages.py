@@ -1,0 +1,96 @@
+"""The explorer as tests open it: its document, its controls moved, and its numbers read back."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from functools import cache
+from typing import TYPE_CHECKING
+from urllib.parse import urlencode
+
+from echelon.page.explorer.document import ExplorerDocument, start_controls
+from tests.page.explorer.random_controls import Settings, tables
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Page
+
+LOCKED = ("zero", "recompute", "every", "tp", "cp", "ep", "context", "reshard", "sequence_parallel")
+"""Controls that lock others, each before those that lock it: they are moved before all others."""
+
+
+def record(settings: Settings) -> dict[str, object]:
+    """Return settings as the page has them."""
+    controls, model, cluster = settings
+    return {"model": model["name"], "cluster": cluster["name"], **asdict(controls)}
+
+
+@cache
+def start() -> Settings:
+    """Return where the page starts."""
+    model = next(one for one in tables()["models"] if one["name"] == "llama3-8b")
+    cluster = tables()["clusters"][1]
+    return start_controls(tables(), model, cluster), model, cluster
+
+
+def document() -> ExplorerDocument:
+    """Return what the page is given."""
+    return ExplorerDocument(
+        title="Explorer", start=record(start()), tables=tables(), made_by="Echelon"
+    )
+
+
+def text(value: object) -> str:
+    """Return a value as the page writes it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def link(settings: Settings) -> str:
+    """Return the part of an address that holds settings."""
+    return f"#{urlencode({name: text(value) for name, value in record(settings).items()})}"
+
+
+def move(page: Page, wanted: dict[str, object]) -> None:
+    """Give every control its value, as somebody who uses the page does."""
+    first = ["model", "cluster", *(name for name in LOCKED)]
+    order = sorted(wanted, key=lambda name: first.index(name) if name in first else len(first))
+    for name in order:
+        control = page.locator(f"#control-{name}")
+        there = control.evaluate(
+            "(e) => e.disabled || String(e.type === 'checkbox' ? e.checked : e.value)"
+        )
+        if there is True or there == text(wanted[name]):
+            continue
+        if isinstance(wanted[name], bool):
+            control.set_checked(bool(wanted[name]))
+        elif control.evaluate("(one) => one.tagName") == "SELECT":
+            control.select_option(str(wanted[name]))
+        else:
+            control.fill(str(wanted[name]))
+
+
+def goto(page: Page, settings: Settings) -> None:
+    """Move the page by its address, and wait until all has followed."""
+    page.evaluate(
+        """(text) => new Promise((done) => {
+          if (location.hash === text) return done();
+          addEventListener("hashchange", () => done(), { once: true });
+          location.hash = text;
+        })""",
+        link(settings),
+    )
+    settled(page)
+
+
+def settled(page: Page) -> None:
+    """Wait until what comes after the numbers is there, too."""
+    page.wait_for_selector("#page:not(:has([aria-busy]))", state="attached")
+
+
+def numbers(page: Page) -> dict[str, float]:
+    """Return the facts under the verdict."""
+    rows = page.locator("dl.facts > div")
+    return {
+        rows.nth(place).locator("dt").inner_text(): float(
+            rows.nth(place).locator("strong").get_attribute("data-number") or "nan"
+        )
+        for place in range(rows.count())
+    }
