@@ -14,7 +14,7 @@ from echelon.cost.seconds.from_plan import cost_inputs_from_plan
 from echelon.page.explorer.controls import Controls
 from echelon.page.explorer.inputs import inputs_of_controls, predict
 from tests.page.browser.conftest import WIDTHS, Opener
-from tests.page.browser.explorer_pages import document, link, move, numbers, record, start
+from tests.page.browser.explorer_pages import document, link, move, numbers, record, settled, start
 from tests.page.explorer.random_controls import Settings, legal_settings, tables
 
 if TYPE_CHECKING:
@@ -126,6 +126,7 @@ def test_the_page_has_no_serious_fault_of_access(scheme: str, opened: Opener) ->
     for tp in (None, "16"):
         if tp:
             page.locator("#control-tp").fill(tp)
+        settled(page)
         found = axe.Axe().run(page).response["violations"]
         serious = [one for one in found if one["impact"] in ("serious", "critical")]
         assert [(one["id"], [node["target"] for node in one["nodes"]][:3]) for one in serious] == []

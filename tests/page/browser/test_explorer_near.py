@@ -81,7 +81,7 @@ def test_where_one_value_does_not_do_two_are_offered(opened: Opener) -> None:
 def test_what_is_wrong_is_told_with_what_works_of_many_settings(opened: Opener) -> None:
     page, random, seen = opened(document()).page, Random(51), Counter[bool]()
     asked = 0
-    while asked < 12:  # noqa: PLR2004
+    while asked < 12:
         settings = random_settings(random)
         # Controls without effect are as if nobody had moved them, which is another state.
         if not rules(settings) or "no-effect" in rules(settings):

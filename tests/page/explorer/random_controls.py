@@ -88,9 +88,7 @@ def random_settings(random: Random) -> Settings:
     return controls, model, cluster
 
 
-def _more(
-    random: Random, model: dict[str, Any], *, zero: int, cp: int, tp: int
-) -> dict[str, Any]:
+def _more(random: Random, model: dict[str, Any], *, zero: int, cp: int, tp: int) -> dict[str, Any]:
     """Return settings that few runs have, most of them where they have an effect."""
     pick, found = random.choice, dict[str, Any]()
 

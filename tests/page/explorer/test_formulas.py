@@ -27,7 +27,8 @@ from tests.page.explorer.random_controls import Settings, legal_settings, random
 COMPILED = Path(__file__).parents[3] / "web" / "src" / "compiled"
 ASKS = """
 import { readFileSync, writeFileSync } from "node:fs";
-import { broken_rules, controls_of_record, guide_ways, mesh_axes, predict, run_text } from "%s/formulas.js";
+import { broken_rules, controls_of_record, guide_ways } from "%s/formulas.js";
+import { mesh_axes, predict, run_text } from "%s/formulas.js";
 import { mapped } from "%s/runtime.js";
 const asked = JSON.parse(readFileSync(process.argv[2]));
 const tables = mapped(asked.tables);
@@ -62,7 +63,7 @@ def node() -> list[str]:
 def of_page(tmp_path: Path, rows: list[Settings]) -> list[dict[str, Any]]:
     """Return what the compiled code says of settings, in one process."""
     script, asked, told = tmp_path / "ask.mjs", tmp_path / "asked.json", tmp_path / "told.json"
-    script.write_text(ASKS % (COMPILED.as_uri(), COMPILED.as_uri()), encoding="utf-8")
+    script.write_text(ASKS.replace("%s", COMPILED.as_uri()), encoding="utf-8")
     names = ([one["name"] for one in tables()["models"]], [*map(id, tables()["clusters"])])
     asked.write_text(
         json.dumps(

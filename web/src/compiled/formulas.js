@@ -880,24 +880,24 @@ yield new $Broken({ rule: "schedule-even-microbatches", message: $rt.join($rt.st
 }
 
 function $over_nodes(controls, shape, node) {
-let cut, ep, fold, held, replicas, tp;
+let blocks, cut, ep, fold, same, starts, tp;
 
-[tp, ep, cut] = $rt.unpack([controls.tp, controls.ep, ($rt.number(controls.expert_tp) > $rt.number(1))], 3);
-[replicas, fold] = $rt.unpack([$rt.mul(controls.pp, controls.dp_replicate), $rt.mul(controls.dp_shard, controls.cp)], 2);
-held = $ranks_per_node(replicas, $rt.mul(fold, tp), tp, 1, tp, fold, node);
+[tp, ep, fold] = $rt.unpack([controls.tp, controls.ep, $rt.mul(controls.dp_shard, controls.cp)], 3);
+blocks = $rt.range(0, controls.workers, $rt.mul(fold, tp));
+starts = $rt.iter(blocks).flatMap((first) => $rt.iter($rt.range(tp)).map((rank) => $rt.add(first, rank)));
+if (($rt.number($ranks_per_node(starts, tp, fold, node)) > $rt.number(1))) {
+return true;
+}
 if ((shape.experts === null)) {
-return ($rt.number(held) > $rt.number(1));
+return false;
 }
-if ((!$rt.has([1, tp], controls.expert_tp) || $rt.truth($rt.mod($rt.mul(fold, ($rt.truth(cut) ? 1 : tp)), ep)))) {
+cut = (($rt.number(controls.expert_tp) > $rt.number(1)) ? tp : 1);
+same = $rt.floordiv($rt.floordiv($rt.mul(fold, tp), cut), ep);
+if ((!$rt.has([1, tp], controls.expert_tp) || $rt.truth($rt.mod($rt.floordiv($rt.mul(fold, tp), cut), ep)))) {
 return true;
 }
-if (($rt.number(held) > $rt.number(1))) {
-return true;
-}
-if ($rt.truth(cut)) {
-return ($rt.number($ranks_per_node(replicas, $rt.mul(fold, tp), $rt.mul(tp, ep), 1, $rt.mul(tp, ep), $rt.floordiv(fold, ep), node)) > $rt.number(1));
-}
-return ($rt.number($ranks_per_node(replicas, $rt.mul(fold, tp), ep, 1, ep, $rt.floordiv($rt.mul(fold, tp), ep), node)) > $rt.number(1));
+starts = $rt.iter(blocks).flatMap((first) => $rt.iter($rt.range($rt.mul(cut, ep))).map((rank) => $rt.add(first, rank)));
+return ($rt.number($ranks_per_node(starts, $rt.mul(cut, ep), same, node)) > $rt.number(1));
 }
 
 function $_where(controls, node) {
@@ -1492,18 +1492,16 @@ $rt.setitem(terms, "nccl", $rt.add(ends.nccl, (0.0 * used)));
 return terms;
 }
 
-function $ranks_per_node(blocks, block, starts, step, stride, count, node) {
-let first, found, held, start;
+function $ranks_per_node(starts, stride, count, node) {
+let found, held, start;
 
 found = 0;
-for (first of $rt.iter($rt.range(0, $rt.mul(blocks, block), block))) {
-for (start of $rt.iter($rt.range(first, $rt.add(first, starts), step))) {
+for (start of $rt.iter(starts)) {
 held = $even_on_nodes(start, stride, count, node);
 if ((($rt.number(held) <= $rt.number(1)) || $rt.eq(held, count) || (($rt.number(found) > $rt.number(0)) && !$rt.eq(held, found)))) {
 return 1;
 }
 found = held;
-}
 }
 return found;
 }

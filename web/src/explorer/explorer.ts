@@ -85,7 +85,6 @@ export function explorer(found: ExplorerDocument): Node[] {
   };
   // What somebody reads after the numbers may come after them.
   const later = (now: number, asked: Asked, predicted: Prediction) => {
-    near.hide();
     main.setAttribute("aria-busy", "true");
     const memory = asked.record.memory_bytes;
     const plans = nearPlans(state, controls, found.tables, memory, (one) => {

@@ -38,7 +38,7 @@ export function neighboursSection(controls: Control[], choose: (change: Change) 
   const body = el("tbody");
   const made = el(
     "section",
-    { id: "neighbours", "aria-labelledby": "neighbours-title" },
+    { id: "neighbours", hidden: true, "aria-labelledby": "neighbours-title" },
     el("h2", { id: "neighbours-title" }, "One change away"),
     summary,
     el(
@@ -72,5 +72,5 @@ export function neighboursSection(controls: Control[], choose: (change: Change) 
       el("td", { class: "number" }, bytesText(one.bytes_held)),
     );
   };
-  return { made, show, hide: () => void (made.hidden = true) };
+  return { made, show };
 }

@@ -231,7 +231,9 @@ def _parts(question: ChooseQuestion, *, columns: int) -> Iterator[list[str]]:
     yield ["Guides", "", *guide_rows(SOURCES.values(), columns=columns)]
 
 
-def _head(situation: PlanSituation, defaults_taken: tuple[str, ...], *, columns: int) -> Iterator[str]:
+def _head(
+    situation: PlanSituation, defaults_taken: tuple[str, ...], *, columns: int
+) -> Iterator[str]:
     cluster, sizes = situation.cluster, situation.precision
     text = (
         f"{situation.model.name} ({short_count(situation.num_parameters)} parameters) on "

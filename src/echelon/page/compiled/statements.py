@@ -17,7 +17,6 @@ from echelon.page.compiled.expressions import Scope, expression, local_name, pat
 from echelon.page.compiled.names import Reached
 from echelon.page.compiled.source import class_tree, function_tree, refuse
 
-
 SPOKEN = ("__contains__", "__str__")
 """Methods that nobody names: `in`, and what a record is as text."""
 

@@ -83,8 +83,9 @@ def start_controls(
     for tp in _divisors(cluster["devices_per_node"]):
         shards = cluster["devices"] // tp
         for sequence_parallel in (True, False):
+            plain: dict[str, Any] = {**PLAIN, "sequence_parallel": sequence_parallel}
             found = Controls(
-                **{**PLAIN, "sequence_parallel": sequence_parallel},
+                **plain,
                 pp=1,
                 dp_replicate=1,
                 dp_shard=shards,

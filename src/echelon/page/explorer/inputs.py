@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from echelon.core.model_shape import Experts, LatentAttention, ModelShape
 from echelon.cost.seconds.flops import flops_of_weights
@@ -24,6 +23,7 @@ from echelon.cost.seconds.numbers import LayoutNumbers, MachineNumbers, Num, Tie
 from echelon.cost.seconds.step import step_seconds
 from echelon.page.explorer.controls import INT8_BLOCK, OPERATORS, PRECISIONS, Controls, Record
 from echelon.planner.predict.estimate import closed_form_bytes
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prediction:

@@ -32,8 +32,7 @@ def run_text(controls: Controls, model: Record, cluster: Record) -> str:
         + _operators(controls)
         + _table(
             "context",
-            _word("kind", "context", controls.context)
-            + _exchange(controls),
+            _word("kind", "context", controls.context) + _exchange(controls),
         )
         + _table(
             "experts",

@@ -123,9 +123,7 @@ def _schedule(builder: type[Builder]) -> dict[str, Any]:
     }
 
 
-def _cluster(
-    cluster: Cluster, plans: dict[str, dict[str, Plan]], tables: Tables
-) -> dict[str, Any]:
+def _cluster(cluster: Cluster, plans: dict[str, dict[str, Plan]], tables: Tables) -> dict[str, Any]:
     gpus = cluster.backend == "nccl"
     runs = {
         name: replace(each[GPUS if gpus else PROCESSORS], cluster=cluster)

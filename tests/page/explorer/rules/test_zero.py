@@ -21,11 +21,13 @@ def test_groups_that_share_out_are_those_of_the_mesh() -> None:
     for shard, cp, tp, ep, node in product((2, 4, 6), (1, 2), (1, 2, 4), (1, 2, 4), (2, 4, 6, 8)):
         mesh = Mesh(pp=2, dp_replicate=2, dp_shard=shard, cp=cp, tp=tp, ep=ep)
         fold, block = shard * cp, shard * cp * tp
-        found = ranks_per_node(4, block, tp, 1, tp, fold, node)
+        blocks = range(0, mesh.num_workers, block)
+        starts = [first + rank for first in blocks for rank in range(tp)]
+        found = ranks_per_node(starts, tp, fold, node)
         assert found == ranks_of_groups(mesh.groups(*SHARD_AXES), node)
-        if block % ep == 0:
-            found = ranks_per_node(4, block, ep, 1, ep, block // ep, node)
-            assert found == ranks_of_groups(mesh.expert_shard_groups(expert_tp=1), node)
-        if tp > 1 and fold % ep == 0:
-            found = ranks_per_node(4, block, tp * ep, 1, tp * ep, fold // ep, node)
-            assert found == ranks_of_groups(mesh.expert_shard_groups(expert_tp=tp), node)
+        for pieces in {1, tp}:
+            if block // pieces % ep:
+                continue
+            starts = [first + rank for first in blocks for rank in range(pieces * ep)]
+            found = ranks_per_node(starts, pieces * ep, block // pieces // ep, node)
+            assert found == ranks_of_groups(mesh.expert_shard_groups(expert_tp=pieces), node)

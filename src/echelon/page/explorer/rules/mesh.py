@@ -83,9 +83,7 @@ def broken_by_overlap(controls: Controls, cluster: Record) -> Iterator[Broken]:
         if not cluster["gpus"]:
             why = f"the devices of {cluster['name']} are no GPUs"
         yield Broken(rule=SYMMETRIC_MEMORY_REACHES_RANKS.id, message=f"{kind}, but {why}")
-    yield from without_effect(
-        tp == 1, f"{kind} is about messages between tensor ranks, and tp = 1"
-    )
+    yield from without_effect(tp == 1, f"{kind} is about messages between tensor ranks, and tp = 1")
     yield from without_effect(
         tp > 1 and not controls.sequence_parallel,
         f"{kind} is about rows that sequence parallelism gathers and scatters",

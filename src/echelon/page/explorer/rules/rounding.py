@@ -90,8 +90,8 @@ def broken_by_fp8(controls: Controls, shape: ModelShape, cluster: Record) -> Ite
         if controls.tp_overlap != "none":
             yield Broken(
                 rule=FP8_GATHERS_AT_ONCE.id,
-                message=f"{controls.tp_overlap} with products in fp8: codes and scales are gathered "
-                "at once, in no chunks",
+                message=f"{controls.tp_overlap} with products in fp8: codes and scales are "
+                "gathered at once, in no chunks",
             )
         if cluster["gpus"] and not cluster["multiplies_fp8"]:
             yield Broken(

@@ -93,35 +93,33 @@ def over_nodes(controls: Controls, shape: ModelShape, node: int) -> bool:
 
     Where it is not known which ranks share out experts, nothing is said of either.
     """
-    tp, ep, cut = controls.tp, controls.ep, controls.expert_tp > 1
-    replicas, fold = controls.pp * controls.dp_replicate, controls.dp_shard * controls.cp
-    held = ranks_per_node(replicas, fold * tp, tp, 1, tp, fold, node)
+    tp, ep, fold = controls.tp, controls.ep, controls.dp_shard * controls.cp
+    blocks = range(0, controls.workers, fold * tp)
+    starts = [first + rank for first in blocks for rank in range(tp)]
+    if ranks_per_node(starts, tp, fold, node) > 1:
+        return True
     if shape.experts is None:
-        return held > 1
-    if controls.expert_tp not in (1, tp) or (fold * (1 if cut else tp)) % ep:
+        return False
+    # Pieces of one expert are on neighbours; ranks with the same experts are further apart.
+    cut = tp if controls.expert_tp > 1 else 1
+    same = fold * tp // cut // ep
+    if controls.expert_tp not in (1, tp) or (fold * tp // cut) % ep:
         return True
-    if held > 1:
-        return True
-    if cut:
-        return ranks_per_node(replicas, fold * tp, tp * ep, 1, tp * ep, fold // ep, node) > 1
-    return ranks_per_node(replicas, fold * tp, ep, 1, ep, fold * tp // ep, node) > 1
+    starts = [first + rank for first in blocks for rank in range(cut * ep)]
+    return ranks_per_node(starts, cut * ep, same, node) > 1
 
 
-def ranks_per_node(
-    blocks: int, block: int, starts: int, step: int, stride: int, count: int, node: int
-) -> int:
+def ranks_per_node(starts: list[int], stride: int, count: int, node: int) -> int:
     """Return l where each group has l > 1 ranks on each of several nodes of so many; else 1.
 
-    In each of `blocks` runs of `block` ranks groups begin at the first `starts` ranks, `step`
-    apart; a group is `count` ranks, `stride` apart.
+    A group is `count` ranks from one of `starts` on, `stride` apart.
     """
     found = 0
-    for first in range(0, blocks * block, block):
-        for start in range(first, first + starts, step):
-            held = even_on_nodes(start, stride, count, node)
-            if held <= 1 or held == count or (found > 0 and held != found):
-                return 1
-            found = held
+    for start in starts:
+        held = even_on_nodes(start, stride, count, node)
+        if held <= 1 or held == count or (found > 0 and held != found):
+            return 1
+        found = held
     return found
 
 
