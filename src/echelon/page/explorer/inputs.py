@@ -2,7 +2,7 @@
 
 All of this module runs in the page, too: it is compiled (`page/compiled/`). A record of a table is
 a mapping there, as it comes of JSON. Nothing here is new: `cost_inputs_from_plan` gives the same
-numbers of the plan that the controls make (tests/page/explorer/test_rules.py).
+numbers of the plan that the controls make (tests/page/explorer/test_inputs.py).
 """
 
 from __future__ import annotations
