@@ -123,6 +123,26 @@ def test_plans_one_change_away_fit_and_are_faster(opened: Opener) -> None:
     assert shown > 0
 
 
+def test_bounds_of_a_microbatch_are_those_that_make_a_plan_and_fit(opened: Opener) -> None:
+    page = opened(document()).page
+    for settings in [start(), *legal_settings(54, 3)]:
+        goto(page, settings)
+        controls, model, cluster = settings
+        share = controls.sequences // (controls.dp_replicate * controls.dp_shard)
+        sizes = [size for size in range(1, share + 1) if share % size == 0]
+        made = [(size, (replace(controls, microbatch=size), model, cluster)) for size in sizes]
+        legal = [(size, one) for size, one in made if not rules(one)]
+        fitting = [
+            size
+            for size, one in legal
+            if float(predict(tables(), *one).bytes_held) <= cluster["memory_bytes"]
+        ]
+        assert page.inner_text("#microbatches") == (
+            f"Sequences of a microbatch that make a plan: {', '.join(str(n) for n, _ in legal)}; "
+            f"that fit: {', '.join(map(str, fitting)) or 'none'}."
+        )
+
+
 def test_a_neighbour_is_chosen_by_its_button(opened: Opener) -> None:
     page = opened(document()).page
     page.locator("#control-recompute").select_option("full")

@@ -11,7 +11,7 @@ import { bytesText, countText, secondsText, shareText } from "./figures";
 import { guidesSection } from "./guides";
 import { changed, slowly, ways } from "./near";
 import type { Change } from "./near";
-import { nearPlans, neighboursSection } from "./neighbours";
+import { microbatches, nearPlans, neighboursSection } from "./neighbours";
 import { runSection } from "./run";
 import { resultParts } from "./results";
 import { effective, hashOf, stateOfHash, valueOf } from "./state";
@@ -87,19 +87,20 @@ export function explorer(found: ExplorerDocument): Node[] {
   const later = (now: number, asked: Asked, predicted: Prediction) => {
     main.setAttribute("aria-busy", "true");
     const memory = asked.record.memory_bytes;
-    const plans = nearPlans(state, controls, found.tables, memory, (one) => {
+    const planOf = (one: State) => {
       const other = ask.of(one);
       return ask.broken(other).length ? null : ask.predict(other);
-    });
+    };
     slowly(
       (function* () {
         guides.show(guide_ways(ask.tables, asked.controls, asked.model, asked.cluster));
         yield;
-        return yield* plans;
+        const plans = yield* nearPlans(state, controls, found.tables, memory, planOf);
+        return { plans, sizes: yield* microbatches(state, memory, planOf) };
       })(),
       () => turn !== now,
-      (rows) => {
-        near.show(rows, predicted, predicted.bytes_held <= memory);
+      ({ plans, sizes }) => {
+        near.show(plans, sizes, predicted, predicted.bytes_held <= memory);
         main.removeAttribute("aria-busy");
       },
     );

@@ -15,6 +15,7 @@ export interface Neighbour {
 }
 
 const MOST = 8;
+const MOST_SEQUENCES = 4096;
 
 // All that fit, fastest first; yields between plans, so that it can wait.
 export function* nearPlans(
@@ -33,9 +34,40 @@ export function* nearPlans(
   return found.sort((one, other) => one.step_s - other.step_s).slice(0, MOST);
 }
 
+export interface Microbatches {
+  // Sequences of a microbatch that make a plan, and those of them with which it fits.
+  legal: number[];
+  fitting: number[];
+}
+
+// Every microbatch that the batch can be cut into; yields between plans.
+export function* microbatches(
+  state: State,
+  memory: number,
+  ask: (state: State) => Prediction | null,
+): Generator<undefined, Microbatches> {
+  const share = Number(state["sequences"]) / (Number(state["dp_replicate"]) * Number(state["dp_shard"]));
+  const found: Microbatches = { legal: [], fitting: [] };
+  for (let size = 1; size <= Math.min(share, MOST_SEQUENCES); size++) {
+    if (share % size) continue;
+    const got = ask({ ...state, microbatch: size });
+    yield;
+    if (!got) continue;
+    found.legal.push(size);
+    if (got.bytes_held <= memory) found.fitting.push(size);
+  }
+  return found;
+}
+
+function boundsText({ legal, fitting }: Microbatches): string {
+  const listed = (sizes: number[]) => (sizes.length ? sizes.join(", ") : "none");
+  return `Sequences of a microbatch that make a plan: ${listed(legal)}; that fit: ${listed(fitting)}.`;
+}
+
 export function neighboursSection(controls: Control[], choose: (change: Change) => void) {
   const summary = el("p", { class: "summary" });
   const body = el("tbody");
+  const bounds = el("p", { class: "note", id: "microbatches" });
   const made = el(
     "section",
     { id: "neighbours", hidden: true, "aria-labelledby": "neighbours-title" },
@@ -51,8 +83,10 @@ export function neighboursSection(controls: Control[], choose: (change: Change) 
         body,
       ),
     ),
+    bounds,
   );
-  const show = (found: Neighbour[], now: Prediction, fits: boolean) => {
+  const show = (found: Neighbour[], sizes: Microbatches, now: Prediction, fits: boolean) => {
+    bounds.textContent = boundsText(sizes);
     const better = found.filter((one) => !fits || one.step_s < now.step_s);
     made.hidden = false;
     const far = fits ? "faster than this one" : "that fit their devices";
