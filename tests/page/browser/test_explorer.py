@@ -97,6 +97,7 @@ def test_what_breaks_a_rule_is_said_with_its_arithmetic(opened: Opener) -> None:
 
 def test_terms_and_bars_are_those_of_the_formulas(opened: Opener) -> None:
     page = opened(document()).page
+    settled(page)
     wanted = predict(tables(), *start())
     shown = [name for name, held in wanted.bytes.items() if held > 0]
     assert page.locator("#memory .legend li").all_inner_texts() == shown
@@ -134,6 +135,7 @@ def test_the_page_has_no_serious_fault_of_access(scheme: str, opened: Opener) ->
 
 def test_the_keyboard_reaches_every_control(opened: Opener) -> None:
     page = opened(document()).page
+    settled(page)
     controls = "a, button, input:enabled, select:enabled, textarea, summary"
     wanted = page.locator(controls).count()
     for _ in range(3 * wanted):
