@@ -154,17 +154,28 @@ def _cluster(cluster: Cluster, plans: dict[str, dict[str, Plan]], tables: Tables
             name: tables.software.place(asdict(our_constants(cluster, plan.layout.kernels)))
             for name, plan in runs.items()
         },
-        "machines": {
-            precision: {
-                name: tables.machine_rows.place([*_machines(plan, precision, tables.machines)])
-                for name, plan in runs.items()
-            }
-            for precision in PRECISIONS
-        },
+        "machines": {precision: _machines(runs, precision, tables) for precision in PRECISIONS},
     }
 
 
-def _machines(plan: Plan, precision: str, machines: Table) -> Iterator[dict[str, Any]]:
+def _machines(runs: dict[str, Plan], precision: str, tables: Tables) -> dict[str, int]:
+    """Return where the rows of each model are.
+
+    Of a model the rates of a device follow heads and masks alone: which kernel attends.
+    """
+    known: dict[object, int] = {}
+    found: dict[str, int] = {}
+    for name, plan in runs.items():
+        model = plan.model
+        key = (model.head_dim, model.soft_cap, model.window, model.max_positions)
+        if key not in known:
+            rows = [*_machine_rows(plan, precision, tables.machines)]
+            known[key] = tables.machine_rows.place(rows)
+        found[name] = known[key]
+    return found
+
+
+def _machine_rows(plan: Plan, precision: str, machines: Table) -> Iterator[dict[str, Any]]:
     """Yield where the rates of a device are, from so many ranks on."""
     cluster, model, gpus = plan.cluster, plan.model, plan.cluster.backend == "nccl"
     mathematics = replace(plan.mathematics, precision=PRECISIONS[precision])
