@@ -50,21 +50,21 @@ def link(settings: Settings) -> str:
 
 def move(page: Page, wanted: dict[str, object]) -> None:
     """Give every control its value, as somebody who uses the page does."""
-    first = ["model", "cluster", *(name for name in LOCKED)]
+    first = ["model", "cluster", *LOCKED]
     order = sorted(wanted, key=lambda name: first.index(name) if name in first else len(first))
-    for name in order:
-        control = page.locator(f"#control-{name}")
-        there = control.evaluate(
-            "(e) => e.disabled || String(e.type === 'checkbox' ? e.checked : e.value)"
-        )
-        if there is True or there == text(wanted[name]):
-            continue
-        if isinstance(wanted[name], bool):
-            control.set_checked(bool(wanted[name]))
-        elif control.evaluate("(one) => one.tagName") == "SELECT":
-            control.select_option(str(wanted[name]))
-        else:
-            control.fill(str(wanted[name]))
+    there = page.locator("form.explorer [name]").evaluate_all(
+        "(all) => Object.fromEntries(all.map((e) => "
+        "[e.name, e.type === 'checkbox' ? String(e.checked) : e.value]))"
+    )
+    for name in (name for name in order if there[name] != text(wanted[name])):
+        control, value = page.locator(f"#control-{name}"), wanted[name]
+        kind = control.evaluate("(e) => e.disabled ? '' : e.tagName === 'SELECT' ? 'many' : e.type")
+        if kind == "checkbox":
+            control.set_checked(bool(value))
+        elif kind == "many":
+            control.select_option(str(value))
+        elif kind:
+            control.fill(str(value))
 
 
 def goto(page: Page, settings: Settings) -> None:

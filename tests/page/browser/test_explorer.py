@@ -41,7 +41,7 @@ def is_shown(page: Page, settings: Settings) -> None:
 def test_numbers_follow_the_controls_and_are_those_of_python(opened: Opener) -> None:
     found = opened(document())
     is_shown(found.page, start())
-    for settings in legal_settings(21, 20):
+    for settings in legal_settings(21, 12):
         move(found.page, record(settings))
         is_shown(found.page, settings)
     assert found.problems == []
@@ -50,7 +50,8 @@ def test_numbers_follow_the_controls_and_are_those_of_python(opened: Opener) -> 
 
 def test_a_link_holds_the_whole_state(opened: Opener) -> None:
     page = opened(document()).page
-    settings = legal_settings(22, 1)[0]
+    # The page starts with sequence parallelism, which one tensor rank locks.
+    settings = next(one for one in legal_settings(22, 20) if one[0].tp > 1)
     move(page, record(settings))
     hash_of_page = page.evaluate("location.hash")
     assert hash_of_page == link(settings)

@@ -880,11 +880,11 @@ yield new $Broken({ rule: "schedule-even-microbatches", message: $rt.join($rt.st
 }
 
 function $over_nodes(controls, shape, node) {
-let blocks, cut, ep, fold, same, starts, tp;
+let cut, ep, fold, replicas, shared, starts, tp;
 
 [tp, ep, fold] = $rt.unpack([controls.tp, controls.ep, $rt.mul(controls.dp_shard, controls.cp)], 3);
-blocks = $rt.range(0, controls.workers, $rt.mul(fold, tp));
-starts = $rt.iter(blocks).flatMap((first) => $rt.iter($rt.range(tp)).map((rank) => $rt.add(first, rank)));
+replicas = $rt.mul(controls.pp, controls.dp_replicate);
+starts = $starts_of_groups(replicas, $rt.mul(fold, tp), tp, node);
 if (($rt.number($ranks_per_node(starts, tp, fold, node)) > $rt.number(1))) {
 return true;
 }
@@ -892,12 +892,12 @@ if ((shape.experts === null)) {
 return false;
 }
 cut = (($rt.number(controls.expert_tp) > $rt.number(1)) ? tp : 1);
-same = $rt.floordiv($rt.floordiv($rt.mul(fold, tp), cut), ep);
-if ((!$rt.has([1, tp], controls.expert_tp) || $rt.truth($rt.mod($rt.floordiv($rt.mul(fold, tp), cut), ep)))) {
+shared = $rt.floordiv($rt.mul(fold, tp), cut);
+if ((!$rt.has([1, tp], controls.expert_tp) || $rt.truth($rt.mod(shared, ep)))) {
 return true;
 }
-starts = $rt.iter(blocks).flatMap((first) => $rt.iter($rt.range($rt.mul(cut, ep))).map((rank) => $rt.add(first, rank)));
-return ($rt.number($ranks_per_node(starts, $rt.mul(cut, ep), same, node)) > $rt.number(1));
+starts = $starts_of_groups(replicas, $rt.mul(fold, tp), $rt.mul(cut, ep), node);
+return ($rt.number($ranks_per_node(starts, $rt.mul(cut, ep), $rt.floordiv(shared, ep), node)) > $rt.number(1));
 }
 
 function $_where(controls, node) {
@@ -1492,6 +1492,13 @@ $rt.setitem(terms, "nccl", $rt.add(ends.nccl, (0.0 * used)));
 return terms;
 }
 
+function $starts_of_groups(blocks, block, width, node) {
+let few;
+
+few = $rt.least(blocks, $rt.floordiv(node, $rt.gcd(block, node)));
+return $rt.iter($rt.range(few)).flatMap((number) => $rt.iter($rt.range($rt.least(width, node))).map((place) => $rt.add($rt.mul(number, block), place)));
+}
+
 function $ranks_per_node(starts, stride, count, node) {
 let found, held, start;
 
@@ -1529,15 +1536,14 @@ return $rt.mul($rt.mul(controls.dp_shard, controls.cp), ($rt.eq(controls.expert_
 }
 
 function $_hops_twice(controls, node) {
-let ep, first, held, start, stride;
+let ep, groups, held, start, stride;
 
 [ep, stride] = $rt.unpack([controls.ep, ($rt.eq(controls.expert_tp, 1) ? 1 : controls.tp)], 2);
-for (first of $rt.iter($rt.range(0, controls.workers, $rt.mul(ep, stride)))) {
-for (start of $rt.iter($rt.range(first, $rt.add(first, stride)))) {
+groups = $rt.floordiv(controls.workers, $rt.mul(ep, stride));
+for (start of $rt.iter($starts_of_groups(groups, $rt.mul(ep, stride), stride, node))) {
 held = $even_on_nodes(start, stride, ep, node);
 if ((($rt.number(held) <= $rt.number(1)) || $rt.eq(held, ep))) {
 return false;
-}
 }
 }
 return true;
@@ -2025,15 +2031,18 @@ return new Map([...terms, ["gradients", gradients], ["update", $rt.max(0.0, (upd
 }
 
 function $even_on_nodes(start, stride, count, node) {
-let even, here, last, rank;
+let at, even, here, last, period, place, seen;
 
+period = $rt.floordiv(node, $rt.gcd(stride, node));
+seen = (($rt.number(count) <= $rt.number($rt.mul(3, period))) ? count : $rt.add($rt.mul(2, period), $rt.mod(count, period)));
 [even, here, last] = $rt.unpack([0, 0, $rt.floordiv(start, node)], 3);
-for (rank of $rt.iter($rt.range(start, $rt.add(start, $rt.mul(stride, count)), stride))) {
-if (!$rt.eq($rt.floordiv(rank, node), last)) {
+for (place of $rt.iter($rt.range(seen))) {
+at = $rt.floordiv($rt.add(start, $rt.mul(stride, place)), node);
+if (!$rt.eq(at, last)) {
 if ((($rt.number(even) > $rt.number(0)) && !$rt.eq(here, even))) {
 return 0;
 }
-[even, here, last] = $rt.unpack([here, 0, $rt.floordiv(rank, node)], 3);
+[even, here, last] = $rt.unpack([here, 0, at], 3);
 }
 here = $rt.add(here, 1);
 }

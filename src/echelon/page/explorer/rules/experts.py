@@ -16,7 +16,7 @@ from echelon.core.rulebook.expert_parallel import (
 )
 from echelon.page.explorer.controls import Controls, Record
 from echelon.page.explorer.rules.broken import Broken, rest_text, without_effect
-from echelon.page.explorer.rules.zero import even_on_nodes
+from echelon.page.explorer.rules.zero import even_on_nodes, starts_of_groups
 
 FLAT = "flat"
 
@@ -103,9 +103,9 @@ def _rows(controls: Controls, cluster: Record) -> Iterator[Broken]:
 def _hops_twice(controls: Controls, node: int) -> bool:
     """Return whether each group of expert ranks has several on each of several nodes."""
     ep, stride = controls.ep, 1 if controls.expert_tp == 1 else controls.tp
-    for first in range(0, controls.workers, ep * stride):
-        for start in range(first, first + stride):
-            held = even_on_nodes(start, stride, ep, node)
-            if held <= 1 or held == ep:
-                return False
+    groups = controls.workers // (ep * stride)
+    for start in starts_of_groups(groups, ep * stride, stride, node):
+        held = even_on_nodes(start, stride, ep, node)
+        if held <= 1 or held == ep:
+            return False
     return True

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import gcd
 
 from echelon.core.model_shape import ModelShape
 from echelon.core.rulebook.config import NO_EFFECT
@@ -94,19 +95,28 @@ def over_nodes(controls: Controls, shape: ModelShape, node: int) -> bool:
     Where it is not known which ranks share out experts, nothing is said of either.
     """
     tp, ep, fold = controls.tp, controls.ep, controls.dp_shard * controls.cp
-    blocks = range(0, controls.workers, fold * tp)
-    starts = [first + rank for first in blocks for rank in range(tp)]
+    replicas = controls.pp * controls.dp_replicate
+    starts = starts_of_groups(replicas, fold * tp, tp, node)
     if ranks_per_node(starts, tp, fold, node) > 1:
         return True
     if shape.experts is None:
         return False
     # Pieces of one expert are on neighbours; ranks with the same experts are further apart.
     cut = tp if controls.expert_tp > 1 else 1
-    same = fold * tp // cut // ep
-    if controls.expert_tp not in (1, tp) or (fold * tp // cut) % ep:
+    shared = fold * tp // cut
+    if controls.expert_tp not in (1, tp) or shared % ep:
         return True
-    starts = [first + rank for first in blocks for rank in range(cut * ep)]
-    return ranks_per_node(starts, cut * ep, same, node) > 1
+    starts = starts_of_groups(replicas, fold * tp, cut * ep, node)
+    return ranks_per_node(starts, cut * ep, shared // ep, node) > 1
+
+
+def starts_of_groups(blocks: int, block: int, width: int, node: int) -> list[int]:
+    """Return where groups begin that begin at the first `width` ranks of each block of ranks.
+
+    Of those that begin at the same place of a node there is one: degrees may be any numbers.
+    """
+    few = min(blocks, node // gcd(block, node))
+    return [number * block + place for number in range(few) for place in range(min(width, node))]
 
 
 def ranks_per_node(starts: list[int], stride: int, count: int, node: int) -> int:
@@ -126,13 +136,16 @@ def ranks_per_node(starts: list[int], stride: int, count: int, node: int) -> int
 def even_on_nodes(start: int, stride: int, count: int, node: int) -> int:
     """Return how many ranks of a group each of its nodes holds; 0 where they hold unequally many.
 
-    A group is `count` ranks from `start` on, `stride` apart.
+    A group is `count` ranks from `start` on, `stride` apart. How they lie on nodes repeats.
     """
+    period = node // gcd(stride, node)
+    seen = count if count <= 3 * period else 2 * period + count % period
     even, here, last = 0, 0, start // node
-    for rank in range(start, start + stride * count, stride):
-        if rank // node != last:
+    for place in range(seen):
+        at = (start + stride * place) // node
+        if at != last:
             if even > 0 and here != even:
                 return 0
-            even, here, last = here, 0, rank // node
+            even, here, last = here, 0, at
         here = here + 1
     return here if even in (0, here) else 0
