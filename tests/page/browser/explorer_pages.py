@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from urllib.parse import urlencode
 
+from echelon.page.explorer.controls import PLAIN
 from echelon.page.explorer.document import ExplorerDocument, start_controls
 from tests.page.explorer.random_controls import Settings, tables
 
@@ -29,6 +30,30 @@ def start() -> Settings:
     model = next(one for one in tables()["models"] if one["name"] == "llama3-8b")
     cluster = tables()["clusters"][1]
     return start_controls(tables(), model, cluster), model, cluster
+
+
+def effective(settings: Settings) -> Settings:
+    """Return settings with what has no effect as it is where nobody says anything."""
+    controls, model, cluster = settings
+    dense = model["shape"]["experts"] is None
+    alone = ("dispatch", "chunks") if dense or controls.ep == 1 else ()
+    whole = controls.recompute == "full" and controls.every == 1
+    kind = tables()["context_kinds"][controls.context]["exchange"]
+    locked = {
+        *alone,
+        *(("ep", "expert_tp") if dense else ()),
+        *(("sequence_parallel",) if controls.tp == 1 else ()),
+        *(("tp_overlap",) if controls.tp == 1 or not controls.sequence_parallel else ()),
+        *(("reshard", "secondary", "gather", "parameter_offload") if controls.zero < 3 else ()),
+        *(("secondary",) if controls.reshard == "never" else ()),
+        *(("reduce", "optimizer_offload") if controls.zero < 1 else ()),
+        *(("every",) if controls.recompute != "full" else ()),
+        *(("operators",) if controls.recompute == "none" or whole else ()),
+        *(("context",) if controls.cp == 1 else ()),
+        *(("ulysses",) if controls.cp == 1 or kind != "inner" else ()),
+    }
+    plain: dict[str, Any] = {name: PLAIN[name] for name in locked}
+    return replace(controls, **plain), model, cluster
 
 
 def document() -> ExplorerDocument:
