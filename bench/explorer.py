@@ -194,7 +194,7 @@ class _opened:
         page = self.context.new_page()
         page.add_init_script(WATCH)
         page.goto(self.path.as_uri())
-        page.wait_for_function("window.bench.verdict > 0")
+        page.wait_for_function("() => window.bench.verdict > 0")
         page.wait_for_function(SETTLED)
         return page
 
@@ -218,7 +218,7 @@ def _there_and_back(page: Page, name: str, times: ModelTimes) -> None:
     for move in _moves(control):
         count = page.evaluate("window.bench.changes.length")
         move()
-        page.wait_for_function(f"window.bench.changes.length > {count}")
+        page.wait_for_function("(count) => window.bench.changes.length > count", arg=count)
         one = page.evaluate("window.bench.changes.at(-1)")
         assert one["trusted"], "no input event of a person"
         assert one["control"] == name
@@ -251,7 +251,7 @@ def _held(page: Page) -> list[float]:
     control.focus()
     for _ in range(HELD):
         page.keyboard.press("ArrowUp")
-    page.wait_for_function(f"window.bench.changes.length >= {count + HELD}")
+    page.wait_for_function("(all) => window.bench.changes.length >= all", arg=count + HELD)
     return page.evaluate(f"window.bench.changes.slice({count}).map((one) => one.ms)")
 
 
