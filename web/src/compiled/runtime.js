@@ -247,3 +247,17 @@ export function mapped(value) {
   if (value === null || typeof value !== "object") return value;
   return new Map(Object.entries(value).map(([name, one]) => [name, mapped(one)]));
 }
+
+// The same of long tables, each record when it is first read.
+export function mappedLater(records) {
+  const found = new Array(records.length);
+  records.forEach((record, place) => {
+    const get = () => {
+      const value = mapped(record);
+      Object.defineProperty(found, place, { value });
+      return value;
+    };
+    Object.defineProperty(found, place, { get, configurable: true });
+  });
+  return found;
+}

@@ -2,7 +2,7 @@
 
 import { broken_rules, controls_of_record, guide_ways, predict, run_text } from "../compiled/formulas.js";
 import type { Controls, Prediction, Table } from "../compiled/formulas.js";
-import { mapped } from "../compiled/runtime.js";
+import { mapped, mappedLater } from "../compiled/runtime.js";
 import { el } from "../dom";
 import { brokenList } from "./broken";
 import { controlsOf, form, input, put, settle, textOf } from "./controls";
@@ -71,7 +71,7 @@ export function explorer(found: ExplorerDocument): Node[] {
     }
     const predicted = ask.predict(asked);
     say(verdict, facts, predicted, asked);
-    results.show(predicted, asked.controls, asked.record, asked.cluster);
+    results.show(predicted, asked.record);
     later(now, asked, predicted);
   };
   const offer = (now: number) => {
@@ -93,6 +93,8 @@ export function explorer(found: ExplorerDocument): Node[] {
     };
     slowly(
       (function* () {
+        results.mesh(asked.controls, asked.record, asked.cluster);
+        yield;
         guides.show(guide_ways(ask.tables, asked.controls, asked.model, asked.cluster));
         yield;
         const plans = yield* nearPlans(state, controls, found.tables, memory, planOf);
@@ -139,7 +141,9 @@ export function explorer(found: ExplorerDocument): Node[] {
 }
 
 function asker(found: ExplorerDocument, controls: Control[]) {
-  const tables = mapped(found.tables) as Table;
+  const tables: Table = new Map(
+    Object.entries(found.tables).map(([name, one]) => [name, Array.isArray(one) ? mappedLater(one) : mapped(one)]),
+  );
   const place = <T extends { name: string }>(rows: T[]) => new Map(rows.map((one, at) => [one.name, at]));
   const [models, clusters] = [place(found.tables.models), place(found.tables.clusters)];
   const of = (state: State): Asked => {

@@ -8,26 +8,26 @@ import { bytesText, memoryFigure, meshFigure, secondsText, stepFigure, termsTabl
 import type { ClusterRecord } from "./state";
 
 export function resultParts() {
-  const made = el("div", { class: "results" });
-  let mesh: { key: string; drawn: HTMLElement } | null = null;
-  // The mesh is drawn anew where it is another: a rank that was chosen stays so else.
-  const meshPart = (controls: Controls, cluster: ClusterRecord, table: Table): HTMLElement | null => {
-    if (controls.workers === 1) return null;
-    const found = meshFigure(controls, cluster, table);
-    const key = JSON.stringify(found);
-    if (mesh?.key !== key) {
-      mesh = { key, drawn: section("mesh", "Where ranks are", "Choose a rank to see its groups.", found, null) };
-    }
-    return mesh.drawn;
-  };
-  const show = (found: Prediction, controls: Controls, cluster: ClusterRecord, table: Table) => {
-    const open = new Set([...made.querySelectorAll("section:has(details[open])")].map((one) => one.id));
+  const numbers = el("div", { class: "results" });
+  const where = el("div", { class: "results" });
+  const show = (found: Prediction, cluster: ClusterRecord) => {
+    const open = new Set([...numbers.querySelectorAll("section:has(details[open])")].map((one) => one.id));
     const parts = sections(found, cluster);
     for (const one of parts) if (open.has(one.id)) one.querySelector("details")!.open = true;
-    const drawn = meshPart(controls, cluster, table);
-    made.replaceChildren(...parts, ...(drawn ? [drawn] : []));
+    numbers.replaceChildren(...parts);
   };
-  return { made, show };
+  // The mesh is drawn anew where it is another: a rank that was chosen stays so else.
+  let last = "";
+  const mesh = (controls: Controls, cluster: ClusterRecord, table: Table) => {
+    const found = meshFigure(controls, cluster, table);
+    const key = JSON.stringify(found);
+    if (key === last) return;
+    last = key;
+    where.replaceChildren(
+      ...(found.ranks > 1 ? [section("mesh", "Where ranks are", "Choose a rank to see its groups.", found, null)] : []),
+    );
+  };
+  return { made: el("div", {}, numbers, where), show, mesh };
 }
 
 function sections(found: Prediction, cluster: ClusterRecord): HTMLElement[] {
