@@ -58,12 +58,12 @@ def random_settings(random: Random) -> Settings:
         zero = zero if shards * cp > 1 else 0
         shards, replicas = (1, shards * replicas) if zero == 0 else (shards, replicas)
         rounds = 2 * pp * pick((1, 2, 4))
-    legal = {**PLAIN, **_more(random, model, zero=zero, cp=cp, tp=tp)}
+    legal: dict[str, Any] = {**PLAIN, **_more(random, model, zero=zero, cp=cp, tp=tp)}
     ep = pick((1, 2, 4, 8, 3)) if model["shape"]["experts"] or random.random() < 0.05 else 1
     servers = pick((1, 2)) if random.random() < 0.05 else 0
     if servers and random.random() < TIDY:
         pp, cp, tp, ep, zero, replicas, shards = 1, 1, 1, 1, 0, min(devices - 1, 2) or 1, 1
-        virtual, schedule, split, legal = 1, "1f1b", False, {**PLAIN}
+        virtual, schedule, split, legal = 1, "1f1b", False, dict(PLAIN)
     legal |= {
         "recompute": legal.get("recompute", "none"),
         "ep": ep,
