@@ -12,7 +12,7 @@ from dataclasses import asdict, dataclass
 from types import MappingProxyType
 from typing import Any
 
-from echelon.core.plan import Precision
+from echelon.core.plan import Precision, RecomputePolicy, ReduceKind
 
 Record = Mapping[str, Any]
 """A record of a table, by its members."""
@@ -48,7 +48,7 @@ class Controls:
     """At stage 3, whether a unit is gathered again inside of nodes alone."""
     gather: str
     """At stage 3, what is gathered: "parameters", or codes of them."""
-    reduce: str
+    reduce: ReduceKind
     """How gradients are summed into slices: "exact", or rounded."""
     optimizer_offload: str
     """Where slices of optimizer state rest ("none", "host")."""
@@ -68,7 +68,7 @@ class Controls:
     """A name in `PRECISIONS`."""
     optimizer: str
     """Name of the optimizer."""
-    recompute: str
+    recompute: RecomputePolicy
     """What runs forward again."""
     every: int
     """With full recompute, every how many blocks one does."""
