@@ -255,7 +255,7 @@ def _fits_split(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ZeroQuestion:
+class ZeroFitQuestion:
     """Ask whether a model fits, cut over data ranks at a ZeRO stage."""
 
     stage: ZeroStage
@@ -365,9 +365,9 @@ FITS_ONE = GuideQuestion(
     text="Does the model, with gradients and optimizer state, fit one device?",
     ask=lambda situation: _fits_split(situation, GuideSplit()),
 )
-ZERO_1_FITS, ZERO_2_FITS = ZeroQuestion(stage=1), ZeroQuestion(stage=2)
-ZERO_3_FITS = ZeroQuestion(stage=3)
-ZERO_3_FITS_RECOMPUTED = ZeroQuestion(stage=3, recompute="full")
+ZERO_1_FITS, ZERO_2_FITS = ZeroFitQuestion(stage=1), ZeroFitQuestion(stage=2)
+ZERO_3_FITS = ZeroFitQuestion(stage=3)
+ZERO_3_FITS_RECOMPUTED = ZeroFitQuestion(stage=3, recompute="full")
 BLOCK_FITS = GuideQuestion(text="Does one block fit one device?", ask=_block)
 NODE_FITS = GuideQuestion(
     text="Does it fit, cut by tensor parallelism over one node?",

@@ -32,7 +32,7 @@ from echelon.handbook.guides.situation import (
     GuideAnswer,
     GuideQuestion,
     Situation,
-    ZeroQuestion,
+    ZeroFitQuestion,
 )
 from echelon.handbook.guides.strategy import FREE, SEVERAL, DegreeRange, Strategy
 
@@ -62,7 +62,7 @@ class TreeNode:
     """Hold a question, and the branches of its two answers."""
 
     id: str
-    question: GuideQuestion | ZeroQuestion
+    question: GuideQuestion | ZeroFitQuestion
     yes: TreeBranch
     no: TreeBranch
 
