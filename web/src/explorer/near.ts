@@ -166,9 +166,11 @@ export function* neighbours(state: State, controls: Control[], tables: Tables): 
   }
 }
 
-// Run in slices between frames, until it is done or somebody has moved a control.
+// Run in slices between frames, until it is done or somebody has moved a control; first the numbers
+// are painted, and whoever holds a key sees nothing of it.
 export function slowly<T>(work: Generator<unknown, T>, stale: () => boolean, done: (found: T) => void): void {
   const SLICE_MS = 8;
+  const REST_MS = 50;
   const slice = () => {
     if (stale()) return;
     const end = performance.now() + SLICE_MS;
@@ -178,5 +180,5 @@ export function slowly<T>(work: Generator<unknown, T>, stale: () => boolean, don
     }
     setTimeout(slice);
   };
-  requestAnimationFrame(() => setTimeout(slice));
+  requestAnimationFrame(() => setTimeout(slice, REST_MS));
 }
