@@ -62,3 +62,9 @@ def test_symmetric_memory_stays_inside_of_a_node(small: Path) -> None:
         found["symmetric-memory-reaches-ranks"].message
     )
     assert problems_of(small, [*wide[:-1], "mesh.tp_overlap=ring", "cluster.preset=16xh100"]) == {}
+
+
+def test_a_wrong_degree_is_told_of_a_dense_model_beside_settings_of_experts() -> None:
+    sets = ["mesh.tp=3", "experts.expert_tp=3", "cluster.preset=8xh100"]
+    sets += ["batch.global_sequences=8", "batch.sequence_length=1024"]
+    assert {"no-effect", "tp-divides-heads"} <= {*problems_of("llama3-8b", sets)}

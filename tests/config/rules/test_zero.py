@@ -266,3 +266,12 @@ def test_sums_in_hops_need_nodes(sets: list[str], says: str) -> None:
     assert found["reduce-needs-nodes"].suggestions
     for advice in found["reduce-needs-nodes"].suggestions:
         assert "reduce-needs-nodes" not in problems_of("nano", taken(advice, sets)), advice
+
+
+@pytest.mark.parametrize("kept", ["zero.reduce=int8", "zero.secondary=true"])
+def test_experts_that_ranks_cannot_share_out_are_told_by_their_own_rules(kept: str) -> None:
+    sets = ["mesh.ep=3", "zero.stage=3", "mesh.dp_shard=4", "batch.global_sequences=4"]
+    sets += ["cluster.preset=64xh100", "batch.sequence_length=1024"]
+    assert {"ep-divides-experts", "ep-divides-ranks"} <= {
+        *problems_of("mixtral-8x7b", [*sets, kept])
+    }

@@ -7,7 +7,7 @@ from functools import lru_cache
 
 from echelon.config.load import load_job
 from echelon.core.plan import Plan
-from echelon.handbook.guides.situation import Situation
+from echelon.handbook.guides.situation import PlanSituation
 
 MEMORY = {"a100-40gb": 40, "a100-80gb": 80, "h100": 80, "h200": 141, "gb200": 186, "cpu": 2}
 """GB of a device, round, so that what fits does not hang on a few percent of a preset."""
@@ -25,6 +25,6 @@ def plan_of(text: str) -> Plan:
     return replace(plan, cluster=replace(plan.cluster, device=device))
 
 
-def situation(text: str) -> Situation:
+def situation(text: str) -> PlanSituation:
     """Return the situation of the same words."""
-    return Situation(plan_of(text))
+    return PlanSituation(plan_of(text))

@@ -3,80 +3,24 @@
 from __future__ import annotations
 
 import tomllib
-from dataclasses import asdict
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
-from urllib.parse import urlencode
 
 import pytest
 
 from echelon.config.load import load_job
 from echelon.core.units import binary_bytes
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
-from echelon.page.explorer.document import ExplorerDocument, start_controls
-from echelon.page.explorer.inputs import Controls, inputs_of_controls, predict
-from echelon.page.lessons.catalog import lesson_book
+from echelon.page.explorer.controls import Controls
+from echelon.page.explorer.inputs import inputs_of_controls, predict
 from tests.page.browser.conftest import WIDTHS, Opener
+from tests.page.browser.explorer_pages import document, link, move, numbers, record, settled, start
 from tests.page.explorer.random_controls import Settings, legal_settings, tables
 
 if TYPE_CHECKING:
     from playwright.sync_api import Page
 
 pytestmark = pytest.mark.timeout(600)
-
-
-def record(settings: Settings) -> dict[str, object]:
-    controls, model, cluster = settings
-    return {"model": model["name"], "cluster": cluster["name"], **asdict(controls)}
-
-
-@cache
-def start() -> Settings:
-    model = next(one for one in tables()["models"] if one["name"] == "llama3-8b")
-    cluster = tables()["clusters"][1]
-    return start_controls(tables(), model, cluster), model, cluster
-
-
-def document() -> ExplorerDocument:
-    return ExplorerDocument(
-        title="Explorer",
-        start=record(start()),
-        tables=tables(),
-        book=lesson_book(),
-        made_by="Echelon",
-    )
-
-
-def move(page: Page, wanted: dict[str, object]) -> None:
-    """Give every control its value, as somebody who uses the page does."""
-    # What has no effect is locked, so that what unlocks it comes first.
-    order = sorted(wanted, key=lambda name: name in ("ep", "context", "sequence_parallel"))
-    for name in order:
-        control = page.locator(f"#control-{name}")
-        there = control.evaluate(
-            "(e) => e.disabled || String(e.type === 'checkbox' ? e.checked : e.value)"
-        )
-        if there is True or there == str(wanted[name]).replace("True", "true").replace(
-            "False", "false"
-        ):
-            continue
-        if name == "sequence_parallel":
-            control.set_checked(bool(wanted[name]))
-        elif control.evaluate("(one) => one.tagName") == "SELECT":
-            control.select_option(str(wanted[name]))
-        else:
-            control.fill(str(wanted[name]))
-
-
-def numbers(page: Page) -> dict[str, float]:
-    rows = page.locator("dl.facts > div")
-    return {
-        rows.nth(place).locator("dt").inner_text(): float(
-            rows.nth(place).locator("strong").get_attribute("data-number") or "nan"
-        )
-        for place in range(rows.count())
-    }
 
 
 def is_shown(page: Page, settings: Settings) -> None:
@@ -97,7 +41,7 @@ def is_shown(page: Page, settings: Settings) -> None:
 def test_numbers_follow_the_controls_and_are_those_of_python(opened: Opener) -> None:
     found = opened(document())
     is_shown(found.page, start())
-    for settings in legal_settings(21, 20):
+    for settings in legal_settings(21, 12):
         move(found.page, record(settings))
         is_shown(found.page, settings)
     assert found.problems == []
@@ -106,14 +50,11 @@ def test_numbers_follow_the_controls_and_are_those_of_python(opened: Opener) -> 
 
 def test_a_link_holds_the_whole_state(opened: Opener) -> None:
     page = opened(document()).page
-    settings = legal_settings(22, 1)[0]
+    # The page starts with sequence parallelism, which one tensor rank locks.
+    settings = next(one for one in legal_settings(22, 20) if one[0].tp > 1)
     move(page, record(settings))
     hash_of_page = page.evaluate("location.hash")
-    told = {
-        name: str(value).lower() if isinstance(value, bool) else value
-        for name, value in record(settings).items()
-    }
-    assert hash_of_page == f"#{urlencode(told)}"
+    assert hash_of_page == link(settings)
     other = opened(document()).page
     other.evaluate(f"location.hash = {hash_of_page!r}")
     other.wait_for_function(
@@ -143,8 +84,9 @@ def test_what_breaks_a_rule_is_said_with_its_arithmetic(opened: Opener) -> None:
     page.locator("#control-tp").fill("16")
     assert page.inner_text("#verdict").startswith("These settings make no plan")
     rows = page.locator(".broken li").all_inner_texts()
-    assert "tp-divides-kv-heads: tp = 16, but the model has kv_heads = 8 (8 % 16 = 8)" in rows
-    assert page.locator("main section").count() == 0
+    told = "tp-divides-kv-heads: tp = 16, but the model has kv_heads = 8 (8 % 16 = 8)"
+    assert any(row.startswith(told) for row in rows)
+    assert not page.locator("main").is_visible()
     assert page.locator("textarea").input_value() == ""
     page.locator("#control-tp").fill("1.5")
     assert "whole number from 1" in page.inner_text(".broken")
@@ -156,6 +98,7 @@ def test_what_breaks_a_rule_is_said_with_its_arithmetic(opened: Opener) -> None:
 
 def test_terms_and_bars_are_those_of_the_formulas(opened: Opener) -> None:
     page = opened(document()).page
+    settled(page)
     wanted = predict(tables(), *start())
     shown = [name for name, held in wanted.bytes.items() if held > 0]
     assert page.locator("#memory .legend li").all_inner_texts() == shown
@@ -185,6 +128,7 @@ def test_the_page_has_no_serious_fault_of_access(scheme: str, opened: Opener) ->
     for tp in (None, "16"):
         if tp:
             page.locator("#control-tp").fill(tp)
+        settled(page)
         found = axe.Axe().run(page).response["violations"]
         serious = [one for one in found if one["impact"] in ("serious", "critical")]
         assert [(one["id"], [node["target"] for node in one["nodes"]][:3]) for one in serious] == []
@@ -192,6 +136,7 @@ def test_the_page_has_no_serious_fault_of_access(scheme: str, opened: Opener) ->
 
 def test_the_keyboard_reaches_every_control(opened: Opener) -> None:
     page = opened(document()).page
+    settled(page)
     controls = "a, button, input:enabled, select:enabled, textarea, summary"
     wanted = page.locator(controls).count()
     for _ in range(3 * wanted):

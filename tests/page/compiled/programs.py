@@ -196,8 +196,39 @@ def classes_and_their_members(a: float, b: float) -> list[Any]:
     ]
 
 
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Hold two ends: what is between them is in it."""
+
+    low: float
+    high: float
+
+    def __contains__(self, value: float) -> bool:
+        """Return whether a value is between the ends."""
+        return self.low <= value <= self.high
+
+    def __str__(self) -> str:
+        """Return both ends."""
+        return f"{self.low:.0f} to {self.high:.0f}"
+
+
+def own_meanings(a: float, b: float) -> list[Any]:
+    """Return what records are beside each other, what is in them, and what they are as text."""
+    span = Span(a, b)
+    same = Span(low=a, high=b)
+    return [span == same, span != Span(b, a), a in span, 2.0 not in span, f"{span}", str(same)]
+
+
+def formats(a: float, b: float) -> list[str]:
+    """Return numbers with digits behind the point, halves to the even one, with commas."""
+    found = [f"{a:.0f}, {b:.2f}, {1000.0 * a:,.1f}, {int(12345.0 * b):,}".upper()]
+    for half in (0.5, 1.5, 2.5, 62.5, 0.25, 0.75, 0.125, 0.15, 1.005, 1234567.5):
+        found.append(f"{half * a:.0f} {half:.1f} {half:,.2f} {-half:.0f}")
+    return found
+
+
 PROGRAMS = (
-    *(whole_numbers, truths, bits, records, arrays, loops),
+    *(whole_numbers, truths, bits, records, arrays, loops, own_meanings, formats),
     *(keys_with_parts, lists_that_change, classes_and_their_members),
 )
 

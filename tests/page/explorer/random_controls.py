@@ -6,8 +6,8 @@ from functools import cache
 from random import Random
 from typing import Any
 
-from echelon.page.explorer.inputs import Controls
-from echelon.page.explorer.rules import broken_rules
+from echelon.page.explorer.controls import OPERATORS, PLAIN, PRECISIONS, Controls
+from echelon.page.explorer.rules.finders import broken_rules
 from echelon.page.explorer.tables import CONTEXT_DEGREES, LENGTHS, explorer_tables
 
 MODELS = (
@@ -58,24 +58,74 @@ def random_settings(random: Random) -> Settings:
         zero = zero if shards * cp > 1 else 0
         shards, replicas = (1, shards * replicas) if zero == 0 else (shards, replicas)
         rounds = 2 * pp * pick((1, 2, 4))
+    legal: dict[str, Any] = {**PLAIN, **_more(random, model, zero=zero, cp=cp, tp=tp)}
+    ep = pick((1, 2, 4, 8, 3)) if model["shape"]["experts"] or random.random() < 0.05 else 1
+    servers = pick((1, 2)) if random.random() < 0.05 else 0
+    if servers and random.random() < TIDY:
+        pp, cp, tp, ep, zero, replicas, shards = 1, 1, 1, 1, 0, min(devices - 1, 2) or 1, 1
+        virtual, schedule, split, legal = 1, "1f1b", False, dict(PLAIN)
+    legal |= {
+        "recompute": legal.get("recompute", "none"),
+        "ep": ep,
+        "servers": servers,
+        "virtual": virtual,
+        "sequence_parallel": split or random.random() < 0.02,
+    }
     controls = Controls(
+        **legal,
         pp=max(1, pp),
         dp_replicate=replicas,
         dp_shard=shards,
         cp=cp,
         tp=tp,
-        ep=pick((1, 2, 4, 8, 3)) if model["shape"]["experts"] or random.random() < 0.05 else 1,
         zero=zero,
         schedule=schedule,
-        virtual=virtual,
         microbatch=microbatch,
         sequences=replicas * shards * microbatch * rounds + (random.random() < 0.05),
         length=pick((1024, 1024, 2048, *LENGTHS[:7])),
-        recompute=pick(tuple(tables()["recomputes"])),
-        context=pick((*tables()["context_kinds"],)) if cp > 1 or random.random() < 0.05 else "ring",
-        sequence_parallel=split or random.random() < 0.02,
+        precision=pick((*PRECISIONS, "bf16", "bf16")),
     )
     return controls, model, cluster
+
+
+def _more(random: Random, model: dict[str, Any], *, zero: int, cp: int, tp: int) -> dict[str, Any]:
+    """Return settings that few runs have, most of them where they have an effect."""
+    pick, found = random.choice, dict[str, Any]()
+
+    def chance(usual: bool) -> bool:
+        """Return whether a setting is drawn: often where it is `usual`, else seldom."""
+        return random.random() < (0.4 if usual else 0.015)
+
+    found["recompute"] = policy = pick(tuple(tables()["recomputes"]))
+    found["every"] = pick((2, 3, 8)) if chance(policy == "full") else 1
+    if chance(policy == "selective" or found["every"] > 1):
+        found["operators"] = pick((*OPERATORS,))
+    if chance(cp > 1) or chance(cp > 1):
+        found["context"] = pick((*tables()["context_kinds"],))
+    if chance(found.get("context") == "ulysses-ring"):
+        found["ulysses"] = pick((1, 2, 4, 3, cp))
+    for name, least, values in (
+        ("reshard", 3, ("never",)),
+        ("secondary", 3, (True,)),
+        ("gather", 3, ("int8", "fp8")),
+        ("reduce", 1, ("int8", "int4")),
+        ("optimizer_offload", 1, ("host",)),
+        ("parameter_offload", 3, ("host",)),
+    ):
+        if chance(zero >= least) and random.random() < 0.6:
+            found[name] = pick(values)
+    if chance(tp > 1):
+        found["tp_overlap"] = pick(("ring", "symmetric-memory"))
+    if random.random() < 0.3:
+        found["optimizer"] = pick(tuple(tables()["optimizers"]))
+    experts = model["shape"]["experts"] is not None
+    if chance(experts):
+        found["expert_tp"] = pick((tp, tp, tp, 2))
+    if chance(experts):
+        found["dispatch"] = "two-hop"
+    if chance(experts):
+        found["chunks"] = pick((2, 4, 3))
+    return found
 
 
 def legal_settings(seed: int, count: int) -> list[Settings]:

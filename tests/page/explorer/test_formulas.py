@@ -7,6 +7,7 @@ import os
 import shutil
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from random import Random
@@ -15,15 +16,19 @@ from typing import Any
 import pytest
 
 from echelon.page.compiled.module import module_text
+from echelon.page.explorer.guides import guide_ways
 from echelon.page.explorer.inputs import predict
+from echelon.page.explorer.mesh import mesh_axes
 from echelon.page.explorer.program import explorer_program
-from echelon.page.explorer.rules import broken_rules, run_text
+from echelon.page.explorer.rules.finders import broken_rules
+from echelon.page.explorer.run_file import run_text
 from tests.page.explorer.random_controls import Settings, legal_settings, random_settings, tables
 
 COMPILED = Path(__file__).parents[3] / "web" / "src" / "compiled"
 ASKS = """
 import { readFileSync, writeFileSync } from "node:fs";
-import { broken_rules, controls_of_record, predict, run_text } from "%s/formulas.js";
+import { broken_rules, controls_of_record, guide_ways } from "%s/formulas.js";
+import { mesh_axes, predict, run_text } from "%s/formulas.js";
 import { mapped } from "%s/runtime.js";
 const asked = JSON.parse(readFileSync(process.argv[2]));
 const tables = mapped(asked.tables);
@@ -36,7 +41,8 @@ const found = asked.rows.map(([record, model, cluster]) => {
   const got = predict(tables, controls, m, c);
   const [seconds, bytes] = [Object.fromEntries(got.seconds), Object.fromEntries(got.bytes)];
   const numbers = [got.step_s, got.bytes_held, got.tokens_per_s_per_device, got.mfu];
-  return { broken, text, seconds, bytes, numbers };
+  const axes = mesh_axes(controls, c);
+  return { broken, text, seconds, bytes, numbers, axes, ways: guide_ways(tables, controls, m, c) };
 });
 writeFileSync(process.argv[3], JSON.stringify(found));
 """
@@ -57,7 +63,7 @@ def node() -> list[str]:
 def of_page(tmp_path: Path, rows: list[Settings]) -> list[dict[str, Any]]:
     """Return what the compiled code says of settings, in one process."""
     script, asked, told = tmp_path / "ask.mjs", tmp_path / "asked.json", tmp_path / "told.json"
-    script.write_text(ASKS % (COMPILED.as_uri(), COMPILED.as_uri()), encoding="utf-8")
+    script.write_text(ASKS.replace("%s", COMPILED.as_uri()), encoding="utf-8")
     names = ([one["name"] for one in tables()["models"]], [*map(id, tables()["clusters"])])
     asked.write_text(
         json.dumps(
@@ -104,6 +110,13 @@ def require_equal(tmp_path: Path, rows: list[Settings]) -> None:
             assert abs(told["bytes"][name] - float(size)) < 0.01
         numbers = (wanted.step_s, wanted.bytes_held, wanted.tokens_per_s_per_device, wanted.mfu)
         assert told["numbers"] == pytest.approx([*map(float, numbers)], rel=1e-9, abs=0)
+        assert told["axes"] == as_json(mesh_axes(one[0], one[2]))
+        assert told["ways"] == as_json(guide_ways(tables(), *one))
+
+
+def as_json(records: Iterable[Any]) -> Any:
+    """Return records as JSON has them."""
+    return json.loads(json.dumps([*map(asdict, records)]))
 
 
 def test_the_page_computes_what_python_computes(tmp_path: Path) -> None:

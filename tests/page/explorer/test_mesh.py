@@ -21,7 +21,9 @@ def test_axes_have_the_degrees_links_and_places_of_the_map() -> None:
         )
         facts = {
             fact.axis.value: fact
-            for fact in axis_facts(mesh, read_typed_cluster(cluster["name"], ""))
+            for fact in axis_facts(
+                mesh, read_typed_cluster(cluster["name"], ""), expert_tp=controls.expert_tp
+            )
         }
         axes = {axis.name: axis for axis in mesh_axes(controls, cluster)}
         assert set(axes) == set(facts)
@@ -30,5 +32,7 @@ def test_axes_have_the_degrees_links_and_places_of_the_map() -> None:
             assert (axis.degree, axis.where) == (fact.degree, fact.where)
             assert axis.link.startswith("no link" if link is None else f"{link.name}, ")
             (digit,) = axis.digits
-            group = mesh.expert_groups(expert_tp=1)[0] if name == "ep" else mesh.group(0, fact.axis)
+            group = mesh.group(0, fact.axis)
+            if name == "ep":
+                group = mesh.expert_groups(expert_tp=controls.expert_tp)[0]
             assert tuple(range(0, digit.degree * digit.stride, digit.stride)) == tuple(group)

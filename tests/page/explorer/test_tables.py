@@ -9,9 +9,11 @@ def test_each_record_stands_once_and_each_place_is_there() -> None:
     found = tables()
     assert [one["name"] for one in found["models"]] == list(MODELS)
     assert [one["name"] for one in found["clusters"]] == list(CLUSTERS)
-    for name in ("machines", "software"):
+    for name in ("machines", "machine_rows", "software"):
         assert len({repr(one) for one in found[name]}) == len(found[name])
     for cluster in found["clusters"]:
         assert set(cluster["software"].values()) <= set(range(len(found["software"])))
-        for rows in cluster["machines"].values():
-            assert {row["place"] for row in rows} <= set(range(len(found["machines"])))
+        for places in cluster["machines"].values():
+            assert set(places.values()) <= set(range(len(found["machine_rows"])))
+    for rows in found["machine_rows"]:
+        assert {row["place"] for row in rows} <= set(range(len(found["machines"])))

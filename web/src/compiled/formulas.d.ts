@@ -5,6 +5,7 @@ export type Table = Map<string, unknown>;
 
 export interface Controls {
   readonly ranks: number;
+  readonly workers: number;
 }
 
 export interface Prediction {
@@ -19,6 +20,17 @@ export interface Prediction {
 export interface Broken {
   readonly rule: string;
   readonly message: string;
+}
+
+export interface GuideWay {
+  readonly id: string;
+  readonly source: string;
+  readonly title: string;
+  readonly steps: readonly { readonly question: string; readonly yes: boolean; readonly why: string }[];
+  readonly strategy: string;
+  readonly says: string;
+  readonly differs: readonly string[];
+  readonly note: string;
 }
 
 export function controls_of_record(record: Table): Controls;
@@ -98,3 +110,4 @@ export function schedule_of_words(
 export function lengths_of(forward: number, input: number, weight: number, transfer: number): ActionLengths;
 export function schedule_verdict(schedule: Schedule, lengths: ActionLengths, limit: number | null): ScheduleVerdict;
 export function schedule_text(schedule: Schedule): string;
+export function guide_ways(tables: Table, controls: Controls, model: Table, cluster: Table): GuideWay[];

@@ -12,37 +12,50 @@ let shape, tokens, work;
 work = $inputs_of_controls(tables, controls, model, cluster);
 shape = $model_shape($rt.item(model, "shape"));
 tokens = $rt.mul(controls.sequences, controls.length);
-return new $Prediction({ seconds: $step_seconds(work).terms, bytes: $closed_form_bytes(work).terms, ranks: controls.ranks, tokens: tokens, model_flops: $rt.mul($flops_of_weights($rt.item(model, "multiplied"), shape, controls.length), tokens), peak_flops: $rt.item(cluster, "peak_flops") });
+return new $Prediction({ seconds: $step_seconds(work).terms, bytes: $closed_form_bytes(work).terms, ranks: controls.ranks, tokens: tokens, model_flops: $rt.mul($flops_of_weights($rt.item(model, "multiplied"), shape, controls.length), tokens), peak_flops: $rt.item($rt.item(cluster, "peak_flops"), controls.precision) });
 }
 
 function $broken_rules(tables, controls, model, cluster) {
 let shape;
 
 shape = $model_shape($rt.item(model, "shape"));
-return [...$rt.iter($_tensor(controls, shape)), ...$rt.iter($_batch(controls, shape)), ...$rt.iter($_pipeline(tables, controls, shape)), ...$rt.iter($_zero(controls, shape)), ...$rt.iter($_context(tables, controls, shape)), ...$rt.iter($_experts(controls, shape)), ...$rt.iter($_devices(controls, cluster))];
+return [...$rt.iter($broken_by_tensor_ranks(controls, shape)), ...$rt.iter($broken_by_batch(tables, controls, shape)), ...$rt.iter($broken_by_overlap(controls, cluster)), ...$rt.iter($broken_by_servers(controls, shape)), ...$rt.iter($broken_by_pipeline(tables, controls, shape)), ...$rt.iter($broken_by_zero(controls, shape)), ...$rt.iter($broken_by_offload(controls)), ...$rt.iter($broken_by_nodes(controls, shape, cluster)), ...$rt.iter($broken_by_context(tables, controls, shape)), ...$rt.iter($broken_by_recompute(controls, shape)), ...$rt.iter($broken_by_fp8(controls, shape, cluster)), ...$rt.iter($broken_by_int8(controls, shape)), ...$rt.iter($broken_by_experts(controls, shape, cluster)), ...$rt.iter($broken_by_devices(controls, cluster))];
 }
 
 function $run_text(controls, model, cluster) {
-let context, split;
 
-context = (($rt.number(controls.cp) > $rt.number(1)) ? $rt.join("\n[context]\nkind = \"", $rt.str(controls.context), "\"\n") : "");
-split = ($rt.truth(controls.sequence_parallel) ? "sequence_parallel = true\n" : "");
-return $rt.add($rt.add($rt.join("[model]\npreset = \"", $rt.str($rt.item(model, "name")), "\"\n\n[cluster]\npreset = \"", $rt.str($rt.item(cluster, "name")), "\"\n\n[mesh]\npp = ", $rt.str(controls.pp), "\ndp_replicate = ", $rt.str(controls.dp_replicate), "\ndp_shard = ", $rt.str(controls.dp_shard), "\ncp = ", $rt.str(controls.cp), "\ntp = ", $rt.str(controls.tp), "\nep = ", $rt.str(controls.ep), "\n", $rt.str(split), "\n[zero]\nstage = ", $rt.str(controls.zero), "\n"), ($rt.eq(controls.zero, 3) ? "reshard_after_forward = \"always\"\n" : "")), $rt.join("\n[pipeline]\nschedule = \"", $rt.str(controls.schedule), "\"\nvirtual_stages = ", $rt.str(controls.virtual), "\n\n[batch]\nglobal_sequences = ", $rt.str(controls.sequences), "\nmicrobatch_sequences = ", $rt.str(controls.microbatch), "\nsequence_length = ", $rt.str(controls.length), "\n\n[recompute]\npolicy = \"", $rt.str(controls.recompute), "\"\n", $rt.str(context)));
+return $rt.add($rt.add($rt.add($rt.add($rt.add($rt.add($rt.add($rt.add($rt.add($rt.add($rt.add($rt.add($rt.add($rt.join("[model]\npreset = \"", $rt.str($rt.item(model, "name")), "\"\n\n[cluster]\npreset = \"", $rt.str($rt.item(cluster, "name")), "\"\n\n[mesh]\npp = ", $rt.str(controls.pp), "\ndp_replicate = ", $rt.str(controls.dp_replicate), "\ndp_shard = ", $rt.str(controls.dp_shard), "\ncp = ", $rt.str(controls.cp), "\ntp = ", $rt.str(controls.tp), "\nep = ", $rt.str(controls.ep), "\n"), $_flag("sequence_parallel", controls.sequence_parallel)), $_word("tp_overlap", "tp_overlap", controls.tp_overlap)), $_table("servers", $_number("count", "servers", controls.servers))), $rt.join("\n[zero]\nstage = ", $rt.str(controls.zero), "\n")), $_zero_lines(controls)), $rt.join("\n[pipeline]\nschedule = \"", $rt.str(controls.schedule), "\"\nvirtual_stages = ", $rt.str(controls.virtual), "\n\n[batch]\nglobal_sequences = ", $rt.str(controls.sequences), "\nmicrobatch_sequences = ", $rt.str(controls.microbatch), "\nsequence_length = ", $rt.str(controls.length), "\n")), $_table("precision", $rt.item($PRECISION_LINES, controls.precision))), $_table("optimizer", $_word("kind", "optimizer", controls.optimizer))), $rt.join("\n[recompute]\npolicy = \"", $rt.str(controls.recompute), "\"\n")), $_number("every", "every", controls.every)), $_operators(controls)), $_table("context", $rt.add($_word("kind", "context", controls.context), $_exchange(controls)))), $_table("experts", $rt.add($rt.add($_number("expert_tp", "expert_tp", controls.expert_tp), $_word("dispatch", "dispatch", controls.dispatch)), $_number("chunks", "chunks", controls.chunks))));
 }
 
 function $mesh_axes(controls, cluster) {
-let degree, found, name, stride;
+let degree, found, name, pieces, stride;
 
 found = [];
-stride = controls.ranks;
+stride = controls.workers;
 for ([name, degree] of $rt.iter([["pp", controls.pp], ["dp_replicate", controls.dp_replicate], ["dp_shard", controls.dp_shard], ["cp", controls.cp], ["tp", controls.tp]])) {
 stride = $rt.floordiv(stride, degree);
 if (($rt.number(degree) > $rt.number(1))) {
-$rt.append(found, $_axis(name, degree, stride, controls.ranks, cluster));
+$rt.append(found, $_axis(name, degree, stride, controls.workers, cluster));
 }
 }
 if (($rt.number(controls.ep) > $rt.number(1))) {
-$rt.append(found, $_axis("ep", controls.ep, 1, controls.ranks, cluster));
+pieces = (($rt.number(controls.expert_tp) > $rt.number(1)) ? controls.tp : 1);
+$rt.append(found, $_axis("ep", controls.ep, pieces, controls.workers, cluster));
+}
+return found;
+}
+
+function $guide_ways(tables, controls, model, cluster) {
+let found, row, situation, steps, strategy, tree;
+
+situation = new $ControlsSituation({ tables: tables, controls: controls, shape: $model_shape($rt.item(model, "shape")), preset: model, place: cluster });
+found = [];
+for (tree of $rt.iter($TREES)) {
+[steps, strategy] = $rt.unpack(tree.walk(situation), 2);
+$rt.append(found, new $GuideWay({ id: tree.id, source: tree.source, title: tree.title, steps: $rt.list($rt.iter(steps).map(([node, answer]) => new $GuideStep({ question: node.question.text, yes: answer.yes, why: answer.why }))), strategy: strategy.name, says: strategy.says(), differs: $_otherwise(strategy, controls), note: $rt.join("ours: ", $rt.str(tree.ours)) }));
+}
+for (row of $rt.iter($rows_for(situation))) {
+$rt.append(found, new $GuideWay({ id: row.id, source: "llm-training, section 10", title: row.strategy.name, steps: [], strategy: row.strategy.name, says: row.strategy.says(), differs: $_otherwise(row.strategy, controls), note: $rt.join("known corner: ", $rt.str(row.corner)) }));
 }
 return found;
 }
@@ -93,13 +106,11 @@ return schedule.to_json();
 }
 
 function $inputs_of_controls(tables, controls, model, cluster) {
-let machine, rates, shape, software;
+let shape, software;
 
 shape = $model_shape($rt.item(model, "shape"));
-machine = $rt.item($rt.item(tables, "machines"), $machine_place(controls, model, cluster));
-rates = $rt.dict([...machine, ["tiers", $rt.list($rt.iter($rt.item(machine, "tiers")).map((one) => new $TierNumbers({ ...$rt.members(one) })))]]);
-software = $rt.item($rt.item(tables, "software"), $rt.item($rt.item(cluster, "software"), $rt.item(model, "name")));
-return new $CostInputs({ model: $model_numbers_from_shape(shape, controls.length, $rt.float(controls.tp)), machine: new $MachineNumbers({ ...$rt.members(rates) }), software: new $TrainerConstants({ ...$rt.members(software) }), layout: $layout_of_controls(tables, controls, shape, cluster) });
+software = new $TrainerConstants({ ...$rt.members($rt.item($rt.item(tables, "software"), $rt.item($rt.item(cluster, "software"), $rt.item(model, "name")))) });
+return new $CostInputs({ model: $model_numbers_from_shape(shape, controls.length, $rt.float(controls.tp)), machine: $machine_numbers(tables, controls, model, cluster), software: $constants_for_precision(software, $rt.item($PRECISIONS, controls.precision), controls.optimizer), layout: $layout_of_controls(tables, controls, shape, cluster) });
 }
 
 function $model_shape(record) {
@@ -178,8 +189,9 @@ keys_per_query = $attended_positions(shape, sequence_length);
 return $rt.add((6.0 * multiplied), $rt.mul($rt.mul((12.0 * shape.layers), $attention_width(shape)), keys_per_query));
 }
 
-function* $_tensor(controls, shape) {
+function* $broken_by_tensor_ranks(controls, shape) {
 let experts, tp, width;
+
 [tp, experts] = $rt.unpack([controls.tp, shape.experts], 2);
 yield* $rt.iter($_cut("tp-divides-heads", tp, "heads", shape.heads));
 yield* $rt.iter($_cut("tp-divides-kv-heads", tp, "kv_heads", shape.kv_heads));
@@ -192,106 +204,284 @@ yield* $rt.iter($_cut("tp-divides-ffn", tp, "shared_experts x experts.ffn", widt
 }
 }
 
-function* $_batch(controls, shape) {
-let cp, dp, length, size, tp;
-[length, tp, cp] = $rt.unpack([controls.length, controls.tp, controls.cp], 3);
-if (($rt.truth(controls.sequence_parallel) && $rt.truth($rt.mod(length, $rt.mul(cp, tp))))) {
-yield new $Broken({ rule: "sequence-parallel-divides-sequence", message: $rt.join("a sequence of ", $rt.str(length), " is not a multiple of cp x tp = ", $rt.str($rt.mul(cp, tp)), " (", $rt.str(length), " % ", $rt.str($rt.mul(cp, tp)), " = ", $rt.str($rt.mod(length, $rt.mul(cp, tp))), "), and sequence parallelism cuts it") });
+function* $broken_by_batch(tables, controls, shape) {
+let dp, length, parts, size;
+
+[length, parts] = $rt.unpack([controls.length, $rt.mul(controls.cp, controls.tp)], 2);
+if (($rt.truth(controls.sequence_parallel) && $rt.truth($rt.mod(length, parts)) && $rt.truth($cuts_groups(tables, controls)))) {
+yield new $Broken({ rule: "sequence-parallel-divides-sequence", message: $rt.join("a sequence of ", $rt.str(length), " is not a multiple of cp x tp = ", $rt.str(parts), " (", $rt.str($rest_text(length, parts)), "), and sequence parallelism cuts it") });
 }
 if (($rt.number(length) > $rt.number(shape.max_positions))) {
 yield new $Broken({ rule: "sequence-fits-positions", message: $rt.join("a sequence has ", $rt.str(length), " tokens, but the model has ", $rt.str(shape.max_positions), " positions") });
 }
 [size, dp] = $rt.unpack([controls.microbatch, $rt.mul(controls.dp_replicate, controls.dp_shard)], 2);
 if ($rt.truth($rt.mod(controls.sequences, $rt.mul(size, dp)))) {
-yield new $Broken({ rule: "batch-divides", message: $rt.join($rt.str(controls.sequences), " sequences are not a multiple of microbatch x data ranks = ", $rt.str(size), " x ", $rt.str(dp), " = ", $rt.str($rt.mul(size, dp)), " (", $rt.str(controls.sequences), " % ", $rt.str($rt.mul(size, dp)), " = ", $rt.str($rt.mod(controls.sequences, $rt.mul(size, dp))), ")") });
+yield new $Broken({ rule: "batch-divides", message: $rt.join($rt.str(controls.sequences), " sequences are not a multiple of microbatch x data ranks = ", $rt.str(size), " x ", $rt.str(dp), " = ", $rt.str($rt.mul(size, dp)), " (", $rt.str($rest_text(controls.sequences, $rt.mul(size, dp))), ")") });
 }
 }
 
-function* $_pipeline(tables, controls, shape) {
-let count, facts, least, multiple, name, pp, share, virtual;
-[pp, virtual, name] = $rt.unpack([controls.pp, controls.virtual, controls.schedule], 3);
+function* $broken_by_overlap(controls, cluster) {
+let domain, kind, tp, why;
+
+[tp, kind, domain] = $rt.unpack([controls.tp, controls.tp_overlap, $rt.item(cluster, "fast_domain")], 3);
+yield* $rt.iter($without_effect($rt.both($rt.eq(tp, 1), () => controls.sequence_parallel), "sequence parallelism splits over tp, and tp = 1"));
+if ($rt.eq(kind, "none")) {
+return undefined;
+}
+if (($rt.eq(kind, "symmetric-memory") && (!$rt.truth($rt.item(cluster, "gpus")) || $rt.truth($rt.mod(domain, tp))))) {
+why = $rt.join("tp = ", $rt.str(tp), " spans what fast links join (", $rt.str($rest_text(domain, tp)), ")");
+if (!$rt.truth($rt.item(cluster, "gpus"))) {
+why = $rt.join("the devices of ", $rt.str($rt.item(cluster, "name")), " are no GPUs");
+}
+yield new $Broken({ rule: "symmetric-memory-reaches-ranks", message: $rt.join($rt.str(kind), ", but ", $rt.str(why)) });
+}
+yield* $rt.iter($without_effect($rt.eq(tp, 1), $rt.join($rt.str(kind), " is about messages between tensor ranks, and tp = 1")));
+yield* $rt.iter($without_effect($rt.both(($rt.number(tp) > $rt.number(1)), () => !$rt.truth(controls.sequence_parallel)), $rt.join($rt.str(kind), " is about rows that sequence parallelism gathers and scatters")));
+}
+
+function* $broken_by_servers(controls, shape) {
+let count, cuts, degrees, told;
+
+[count, told] = $rt.unpack([controls.servers, $rt.join("servers = ", $rt.str(controls.servers))], 2);
+if ($rt.eq(count, 0)) {
+return undefined;
+}
+degrees = $rt.dict([["pp", controls.pp], ["dp_shard", controls.dp_shard], ["cp", controls.cp], ["tp", controls.tp], ["ep", controls.ep]]);
+cuts = $rt.iter($rt.items(degrees, )).filter(([name, degree]) => ($rt.number(degree) > $rt.number(1))).map(([name, degree]) => $rt.join($rt.str(name), " = ", $rt.str(degree)));
+if (($rt.number(controls.zero) > $rt.number(0))) {
+$rt.append(cuts, $rt.join("ZeRO ", $rt.str(controls.zero)));
+}
+if ($rt.truth(cuts)) {
+yield new $Broken({ rule: "servers-split-samples", message: $rt.join($rt.str(told), ", and ", $rt.str($rt.joined(" and ", cuts)), " cut the model of a worker") });
+}
+if ($rt.eq(controls.optimizer, "muon")) {
+yield new $Broken({ rule: "servers-update-elements", message: $rt.join("muon updates whole matrices, and ", $rt.str(told), " holds ranges of elements") });
+}
+if ((shape.experts !== null)) {
+yield new $Broken({ rule: "servers-hold-dense-models", message: $rt.join($rt.str(told), ", and the model has experts, whose routers have state of their own") });
+}
+if ($rt.truth($rt.item($PRECISIONS, controls.precision).has_tensor_scales)) {
+yield new $Broken({ rule: "servers-hold-dense-models", message: $rt.join($rt.str(told), ", and scales of whole tensors keep the largest numbers of steps before") });
+}
+}
+
+function* $broken_by_pipeline(tables, controls, shape) {
+let pp, share, virtual;
+
+[pp, virtual] = $rt.unpack([controls.pp, controls.virtual], 2);
 share = $rt.mul($rt.mul(controls.microbatch, controls.dp_replicate), controls.dp_shard);
-facts = $rt.item($rt.item(tables, "schedule_facts"), name);
 if ($rt.eq($rt.mod(controls.sequences, share), 0)) {
-count = $rt.floordiv(controls.sequences, share);
-if (($rt.truth($rt.item(facts, "even_ranks")) && $rt.truth($rt.mod(pp, 2)))) {
-yield new $Broken({ rule: "schedule-even-ranks", message: $rt.join($rt.str(name), " pairs each rank with its mirror image, but pp = ", $rt.str(pp), " is odd") });
-} else {
-if ((($rt.number(virtual) >= $rt.number($rt.len($rt.item(facts, "virtual")))) || !$rt.truth($rt.item($rt.item(facts, "virtual"), virtual)))) {
-yield new $Broken({ rule: "schedule-stages-per-rank", message: $rt.join($rt.str(name), " places ", $rt.str($rt.item(facts, "places")), ", but there are ", $rt.str($rt.mul(pp, virtual)), " stages for ", $rt.str(pp), " ranks") });
-}
-}
-multiple = $rt.item(facts, "multiple");
-least = $rt.largest(1, $rt.mul($rt.item(facts, "per_rank"), pp));
-if (($rt.number(count) < $rt.number(least))) {
-yield new $Broken({ rule: "schedule-needs-microbatches", message: $rt.join($rt.str(name), " needs at least ", $rt.str(least), " microbatches on ", $rt.str(pp), " ranks, but a step has ", $rt.str(count)) });
-} else {
-if ($rt.truth($rt.mod(count, multiple))) {
-yield new $Broken({ rule: "schedule-even-microbatches", message: $rt.join($rt.str(name), " lets half of the microbatches enter at each end, but a step has ", $rt.str(count), " (", $rt.str(count), " % ", $rt.str(multiple), " = ", $rt.str($rt.mod(count, multiple)), ")") });
-}
-}
+yield* $rt.iter($_schedule(tables, controls, $rt.floordiv(controls.sequences, share)));
 }
 if (($rt.number(shape.layers) < $rt.number($rt.mul(pp, virtual)))) {
 yield new $Broken({ rule: "layers-fill-stages", message: $rt.join("pp x stages of a rank = ", $rt.str(pp), " x ", $rt.str(virtual), " = ", $rt.str($rt.mul(pp, virtual)), " stages, but the model has ", $rt.str(shape.layers), " blocks") });
 }
 }
 
-function* $_zero(controls, shape) {
-let cp, shard, used;
-if (($rt.eq(controls.tp, 1) && $rt.truth(controls.sequence_parallel))) {
-yield new $Broken({ rule: "no-effect", message: "sequence parallelism splits over tp, and tp = 1" });
+function* $broken_by_zero(controls, shape) {
+let below, cp, home, inner, shard, stage, used, why;
+
+[stage, shard, cp] = $rt.unpack([controls.zero, controls.dp_shard, controls.cp], 3);
+home = ($rt.eq(stage, 3) ? controls.parameter_offload : controls.optimizer_offload);
+if ((($rt.number(stage) > $rt.number(0)) && $rt.eq($rt.mul(shard, cp), 1) && $rt.eq(home, "none"))) {
+yield new $Broken({ rule: "zero-shares-out", message: $rt.join("ZeRO ", $rt.str(stage), " shares out over dp_shard x cp = ", $rt.str(shard), " x ", $rt.str(cp), " = 1 rank, and nothing of it rests on the host") });
 }
-[shard, cp] = $rt.unpack([controls.dp_shard, controls.cp], 2);
-if ((($rt.number(controls.zero) > $rt.number(0)) && $rt.eq($rt.mul(shard, cp), 1))) {
-yield new $Broken({ rule: "zero-shares-out", message: $rt.join("ZeRO ", $rt.str(controls.zero), " shares out over dp_shard x cp = ", $rt.str(shard), " x ", $rt.str(cp), " = 1 rank") });
-}
-used = $rt.both((shape.experts !== null), () => ($rt.number($rt.mod($rt.mul(cp, controls.tp), controls.ep)) > $rt.number(0)));
-if (($rt.eq(controls.zero, 0) && ($rt.number(shard) > $rt.number(1)) && !$rt.truth(used))) {
+inner = $rt.mul(cp, ($rt.eq(controls.expert_tp, 1) ? controls.tp : 1));
+used = $rt.both((shape.experts !== null), () => ($rt.number($rt.mod(inner, controls.ep)) > $rt.number(0)));
+if (($rt.eq(stage, 0) && ($rt.number(shard) > $rt.number(1)) && !$rt.truth(used))) {
 yield new $Broken({ rule: "no-effect", message: $rt.join("dp_shard = ", $rt.str(shard), " changes nothing: ZeRO 0 shares nothing out; whole replicas are dp_replicate") });
 }
+below = !$rt.eq(stage, 3);
+why = $rt.join("parameters are gathered by unit at stage 3, and this is ZeRO ", $rt.str(stage));
+yield* $rt.iter($without_effect($rt.both(below, () => !$rt.eq(controls.reshard, "always")), $rt.join("units are kept: ", $rt.str(why))));
+yield* $rt.iter($without_effect($rt.both(below, () => controls.secondary), $rt.join("secondary slices: ", $rt.str(why))));
 }
 
-function* $_context(tables, controls, shape) {
-let cp, heads, kind;
-[cp, kind] = $rt.unpack([controls.cp, controls.context], 2);
-if (($rt.truth($rt.item($rt.item($rt.item(tables, "context_kinds"), kind), "exchanges_heads")) && $rt.eq($rt.mod(shape.heads, controls.tp), 0))) {
-heads = $rt.floordiv(shape.heads, controls.tp);
-if ($rt.truth($rt.mod(heads, cp))) {
-yield new $Broken({ rule: "ulysses-divides-heads", message: $rt.join($rt.str(kind), " shares out heads among cp = ", $rt.str(cp), " ranks, but heads / tp = ", $rt.str(shape.heads), " / ", $rt.str(controls.tp), " = ", $rt.str(heads), " (", $rt.str(heads), " % ", $rt.str(cp), " = ", $rt.str($rt.mod(heads, cp)), ")") });
+function* $broken_by_offload(controls) {
+let home, least, what;
+
+for ([home, what, least] of $rt.iter([[controls.optimizer_offload, "optimizer state", 1], [controls.parameter_offload, "parameters", 3]])) {
+if ((!$rt.eq(home, "none") && ($rt.number(controls.zero) < $rt.number(least)))) {
+yield new $Broken({ rule: "offload-needs-stage", message: $rt.join($rt.str(what), " on the host, but ZeRO ", $rt.str(controls.zero), " keeps all of it whole: stage ", $rt.str(controls.zero), " < ", $rt.str(least)) });
 }
-}
-if (($rt.eq(cp, 1) && !$rt.eq(kind, "ring"))) {
-yield new $Broken({ rule: "no-effect", message: $rt.join($rt.str(kind), " is how cp works, and cp = 1") });
 }
 }
 
-function* $_experts(controls, shape) {
-let count, ep, experts, ranks, tokens;
-[ep, experts] = $rt.unpack([controls.ep, shape.experts], 2);
-if ((experts === null)) {
-if (($rt.number(ep) > $rt.number(1))) {
-yield new $Broken({ rule: "no-effect", message: $rt.join("ep = ", $rt.str(ep), ", but the model has no experts") });
+function* $broken_by_nodes(controls, shape, cluster) {
+let node, stage;
+
+[stage, node] = $rt.unpack([controls.zero, $rt.item(cluster, "devices_per_node")], 2);
+if (($rt.truth(controls.secondary) && $rt.eq(stage, 3))) {
+yield* $rt.iter($without_effect($rt.eq(controls.reshard, "never"), "secondary slices: units that are kept are gathered once"));
+if (!$rt.truth($over_nodes(controls, shape, node))) {
+yield new $Broken({ rule: "secondary-needs-nodes", message: $rt.join("secondary slices, but ", $rt.str($_where(controls, node))) });
+}
+}
+if (!$rt.eq(controls.reduce, "exact")) {
+if ($rt.eq(stage, 0)) {
+yield new $Broken({ rule: "reduce-needs-nodes", message: $rt.join("sums in ", $rt.str(controls.reduce), ", but ZeRO 0 sums whole gradients: 0 < 1") });
+} else {
+if (!$rt.truth($over_nodes(controls, shape, node))) {
+yield new $Broken({ rule: "reduce-needs-nodes", message: $rt.join("sums in ", $rt.str(controls.reduce), ", but ", $rt.str($_where(controls, node))) });
+}
+}
+}
+}
+
+function* $broken_by_context(tables, controls, shape) {
+let cp, degree, exchange, heads, kind, name, ranks;
+
+[cp, name, degree] = $rt.unpack([controls.cp, controls.context, controls.ulysses], 3);
+kind = $rt.item($rt.item(tables, "context_kinds"), name);
+exchange = $rt.item(kind, "exchange");
+if (!$rt.truth($cuts_groups(tables, controls))) {
+yield new $Broken({ rule: "ulysses-divides-cp", message: $rt.join($rt.str(degree), " ranks that exchange heads do not divide cp = ", $rt.str(cp), " (", $rt.str($rest_text(cp, degree)), ")") });
+}
+if (($rt.eq(exchange, "all") && !$rt.eq(degree, 1) && ($rt.number(cp) > $rt.number(1)) && !$rt.eq(degree, cp))) {
+yield new $Broken({ rule: "ulysses-divides-cp", message: $rt.join($rt.str(degree), " ranks that exchange heads, but ", $rt.str(name), " exchanges them among all of cp = ", $rt.str(cp)) });
+}
+if (($rt.eq($rt.mod(shape.heads, controls.tp), 0) && $rt.truth($cuts_groups(tables, controls)))) {
+[heads, ranks] = $rt.unpack([$rt.floordiv(shape.heads, controls.tp), $exchanging_ranks(kind, controls)], 2);
+if ($rt.truth($rt.mod(heads, ranks))) {
+yield new $Broken({ rule: "ulysses-divides-heads", message: $rt.join($rt.str(name), " shares out heads among ", $rt.str(ranks), " ranks, but heads / tp = ", $rt.str(shape.heads), " / ", $rt.str(controls.tp), " = ", $rt.str(heads), " (", $rt.str($rest_text(heads, ranks)), ")") });
+}
+}
+yield* $rt.iter($without_effect($rt.both($rt.eq(cp, 1), () => !$rt.eq(name, $rt.item($PLAIN, "context"))), $rt.join($rt.str(name), " is how cp works, and cp = 1")));
+yield* $rt.iter($without_effect($rt.both($rt.eq(exchange, "none"), () => !$rt.eq(degree, 1)), $rt.join($rt.str(name), " exchanges no heads, among ", $rt.str(degree), " ranks")));
+}
+
+function* $broken_by_recompute(controls, shape) {
+let every, named, operator, operators, policy, why;
+
+[policy, every, named] = $rt.unpack([controls.recompute, controls.every, controls.operators], 3);
+yield* $rt.iter($without_effect($rt.both(!$rt.eq(policy, "full"), () => !$rt.eq(every, 1)), $rt.join("every ", $rt.str(every), " counts blocks of full recompute")));
+if ($rt.eq(named, "auto")) {
+return undefined;
+}
+if (($rt.eq(policy, "none") || ($rt.eq(policy, "full") && $rt.eq(every, 1)))) {
+why = ($rt.eq(policy, "none") ? "nothing runs again" : "every block runs again whole");
+yield new $Broken({ rule: "no-effect", message: $rt.join($rt.str(named), " changes nothing: ", $rt.str(why)) });
+return undefined;
+}
+operators = $rt.item($OPERATORS, named);
+for (operator of $rt.iter(operators)) {
+why = $_lost(operator, operators, shape);
+if (!$rt.eq(why, "")) {
+yield new $Broken({ rule: "no-effect", message: $rt.join($rt.str(operator), " to run again changes nothing: ", $rt.str(why)) });
+}
+}
+}
+
+function* $broken_by_fp8(controls, shape, cluster) {
+let cut, precision;
+
+precision = $rt.item($PRECISIONS, controls.precision);
+if ($rt.truth(precision.is_fp8)) {
+cut = $_cut_width(controls, $_multiplied_widths(shape), precision.fp8_block);
+if (!$rt.eq(cut, "")) {
+yield new $Broken({ rule: "fp8-block-divides", message: $rt.join("products in fp8, but ", $rt.str(cut)) });
+}
+if (!$rt.eq(controls.tp_overlap, "none")) {
+yield new $Broken({ rule: "fp8-gathers-at-once", message: $rt.join($rt.str(controls.tp_overlap), " with products in fp8: codes and scales are gathered at once, in no chunks") });
+}
+if (($rt.truth($rt.item(cluster, "gpus")) && !$rt.truth($rt.item(cluster, "multiplies_fp8")))) {
+yield new $Broken({ rule: "fp8-device", message: $rt.join("products in fp8, but ", $rt.str($rt.item(cluster, "device")), " has no peak of fp8") });
+}
+}
+if (!$rt.eq(controls.gather, "fp8")) {
+return undefined;
+}
+if (!$rt.truth(precision.is_fp8)) {
+yield new $Broken({ rule: "fp8-gather-needs-codes", message: "codes of fp8 are gathered, but no weight is multiplied in 8 bits" });
+}
+if (($rt.number(controls.zero) < $rt.number(3))) {
+yield new $Broken({ rule: "fp8-gather-needs-codes", message: $rt.join("codes of fp8 are gathered, but ZeRO ", $rt.str(controls.zero), " keeps weights whole: ", $rt.str(controls.zero), " < ", $rt.str(3)) });
+}
+if ($rt.truth(precision.has_tensor_scales)) {
+yield new $Broken({ rule: "fp8-gather-of-squares", message: "codes of fp8 are gathered with the scales of squares, not of whole tensors" });
+}
+if (!$rt.eq(controls.parameter_offload, "none")) {
+yield new $Broken({ rule: "fp8-gather-on-device", message: "codes of fp8 are made of slices that are on the device, not on the host" });
+}
+}
+
+function* $broken_by_int8(controls, shape) {
+let cut;
+
+if (!$rt.eq(controls.gather, "int8")) {
+return undefined;
+}
+cut = $_cut_width(controls, $_row_widths(shape), 128);
+if (!$rt.eq(cut, "")) {
+yield new $Broken({ rule: "int8-block-divides", message: $rt.join("gathers in int8, but ", $rt.str(cut)) });
+}
+if (($rt.number(controls.zero) < $rt.number(3))) {
+yield new $Broken({ rule: "int8-gather-of-all", message: $rt.join("gathers in int8, but ZeRO ", $rt.str(controls.zero), " keeps matrices whole: ", $rt.str(controls.zero), " < ", $rt.str(3)) });
+} else {
+if (((shape.latent !== null) && $rt.truth(controls.sequence_parallel) && ($rt.number(controls.tp) > $rt.number(1)))) {
+yield new $Broken({ rule: "int8-gather-of-all", message: "gathers in int8 with sequence parallelism: matrices that lead down to latent vectors are whole on each tensor rank" });
+}
+}
+if ($rt.truth($rt.item($PRECISIONS, controls.precision).is_fp8)) {
+yield new $Broken({ rule: "int8-gather-rounds-once", message: "gathers in int8 with products in fp8: weights would be rounded twice" });
+}
+}
+
+function* $broken_by_experts(controls, shape, cluster) {
+let idle, what;
+
+if ((shape.experts === null)) {
+for ([idle, what] of $rt.iter([[($rt.number(controls.ep) > $rt.number(1)), $rt.join("ep = ", $rt.str(controls.ep))], [($rt.number(controls.expert_tp) > $rt.number(1)), $rt.join("experts in ", $rt.str(controls.expert_tp), " pieces")], [!$rt.eq(controls.dispatch, "flat"), controls.dispatch], [($rt.number(controls.chunks) > $rt.number(1)), $rt.join($rt.str(controls.chunks), " chunks")]])) {
+yield* $rt.iter($without_effect(idle, $rt.join($rt.str(what), ", but the model has no experts")));
 }
 return undefined;
 }
-count = experts.num_experts;
-if ($rt.truth($rt.mod(count, ep))) {
-yield new $Broken({ rule: "ep-divides-experts", message: $rt.join("ep = ", $rt.str(ep), ", but the model has ", $rt.str(count), " experts (", $rt.str(count), " % ", $rt.str(ep), " = ", $rt.str($rt.mod(count, ep)), ")") });
-}
-ranks = $rt.mul($rt.mul(controls.dp_shard, controls.cp), controls.tp);
-if ($rt.truth($rt.mod(ranks, ep))) {
-yield new $Broken({ rule: "ep-divides-ranks", message: $rt.join("ep = ", $rt.str(ep), " does not divide dp_shard x cp x tp = ", $rt.str(ranks), ", the ranks that share out experts (", $rt.str(ranks), " % ", $rt.str(ep), " = ", $rt.str($rt.mod(ranks, ep)), ")") });
-}
-tokens = $rt.mul(controls.microbatch, $rt.floordiv(controls.length, controls.cp));
-if (($rt.truth($rt.mod(tokens, controls.tp)) && !$rt.truth(controls.sequence_parallel))) {
-yield new $Broken({ rule: "tp-divides-tokens", message: $rt.join("tp = ", $rt.str(controls.tp), ", but a microbatch has ", $rt.str(tokens), " tokens on a rank (", $rt.str(tokens), " % ", $rt.str(controls.tp), " = ", $rt.str($rt.mod(tokens, controls.tp)), ")") });
-}
+yield* $rt.iter($_shared_out(controls, shape.experts));
+yield* $rt.iter($_rows(controls, cluster));
 }
 
-function* $_devices(controls, cluster) {
+function* $broken_by_devices(controls, cluster) {
+
 if (($rt.number(controls.ranks) > $rt.number($rt.item(cluster, "devices")))) {
 yield new $Broken({ rule: "fits-cluster", message: $rt.join("the mesh has ", $rt.str(controls.ranks), " ranks, but ", $rt.str($rt.item(cluster, "name")), " has ", $rt.str($rt.item(cluster, "devices")), " devices") });
 }
+}
+
+function $_flag(key, value) {
+return ($rt.truth(value) ? $rt.join($rt.str(key), " = true\n") : "");
+}
+
+function $_word(key, name, value) {
+return (!$rt.eq(value, $rt.item($PLAIN, name)) ? $rt.join($rt.str(key), " = \"", $rt.str(value), "\"\n") : "");
+}
+
+function $_table(name, lines) {
+return (!$rt.eq(lines, "") ? $rt.join("\n[", $rt.str(name), "]\n", $rt.str(lines)) : "");
+}
+
+function $_number(key, name, value) {
+return (!$rt.eq(value, $rt.item($PLAIN, name)) ? $rt.join($rt.str(key), " = ", $rt.str(value), "\n") : "");
+}
+
+function $_zero_lines(controls) {
+let whole;
+whole = $rt.either($rt.eq(controls.zero, 3), () => !$rt.eq(controls.reshard, $rt.item($PLAIN, "reshard")));
+return $rt.add($rt.add($rt.add($rt.add($rt.add(($rt.truth(whole) ? $rt.join("reshard_after_forward = \"", $rt.str(controls.reshard), "\"\n") : ""), $_flag("secondary", controls.secondary)), $_word("gather", "gather", controls.gather)), $_word("reduce", "reduce", controls.reduce)), $_word("optimizer_offload", "optimizer_offload", controls.optimizer_offload)), $_word("parameter_offload", "parameter_offload", controls.parameter_offload));
+}
+
+function $_operators(controls) {
+let words;
+if ($rt.eq(controls.operators, $rt.item($PLAIN, "operators"))) {
+return "";
+}
+words = $rt.joined(", ", $rt.iter($rt.item($OPERATORS, controls.operators)).map((one) => $rt.join("\"", $rt.str(one), "\"")));
+return $rt.join("operators = [", $rt.str(words), "]\n");
+}
+
+function $_exchange(controls) {
+let said;
+said = $rt.either($rt.has(["ulysses-ring"], controls.context), () => !$rt.eq(controls.ulysses, $rt.item($PLAIN, "ulysses")));
+return ($rt.truth(said) ? $rt.join("ulysses_degree = ", $rt.str(controls.ulysses), "\n") : "");
 }
 
 function $_axis(name, degree, stride, ranks, cluster) {
@@ -307,6 +497,92 @@ break;
 across = $num_across(degree, stride, ranks, $rt.item(cluster, "devices_per_node"));
 where = ($rt.eq(across, $rt.floordiv(ranks, degree)) ? "crosses" : "some cross");
 return new $MeshAxis({ name: name, degree: degree, digits: [new $MeshDigit({ degree: degree, stride: stride })], link: told, where: ($rt.eq(across, 0) ? "in a node" : where) });
+}
+
+const $lambda = ((situation) => ($_fits_split(situation, new $GuideSplit({  }))));
+
+function $_fast_inside(situation) {
+let link;
+link = situation.inside;
+if ((link === null)) {
+return new $GuideAnswer({ yes: false, why: "one device a node" });
+}
+return new $GuideAnswer({ yes: ($rt.number(link.bandwidth) >= $rt.number(100000000000.0)), why: $rt.join($rt.str(link.name), ": ", $rt.fixed((link.bandwidth / 1000000000.0), 0, true), " GB/s one way; ", $rt.fixed((100000000000.0 / 1000000000.0), 0, false), " asked") });
+}
+
+const $lambda_2 = ((situation) => ($_fits_split(situation, new $GuideSplit({ tp: situation.tensor_ranks }))));
+
+function $_many_nodes(situation) {
+let count, joined, nodes;
+[count, nodes] = $rt.unpack([situation.num_domains, situation.nodes], 2);
+if ($rt.eq(count, nodes)) {
+return new $GuideAnswer({ yes: ($rt.number(nodes) > $rt.number(1)), why: $rt.join($rt.str(nodes), " node", $rt.str($rt.mul("s", ($rt.number(nodes) > $rt.number(1))))) });
+}
+joined = $rt.join($rt.str(nodes), " nodes, joined by the links of a node in ", $rt.str(count), " x ", $rt.str(situation.domain), " devices");
+return new $GuideAnswer({ yes: ($rt.number(count) > $rt.number(1)), why: joined });
+}
+
+function $_block(situation) {
+let kept, states;
+states = $model_states(situation.largest_block, 0, 1, situation.precision).total;
+kept = $kept_of_block(situation.inputs(new $GuideSplit({  }), "none"), situation.model);
+return new $GuideAnswer({ yes: ($rt.number($rt.add(states, kept)) <= $rt.number(situation.memory)), why: $rt.join($rt.fixed((states / 1000000000.0), 1, true), " GB of states + ", $rt.fixed((kept / 1000000000.0), 1, true), " of activations = ", $rt.str(situation.against($rt.add(states, kept)))) });
+}
+
+function $_node_and_zero(situation) {
+let found, ranks, tp;
+tp = situation.tensor_ranks;
+ranks = situation.most_data_ranks(tp);
+found = $_fits_split(situation, new $GuideSplit({ tp: tp, dp: ranks, zero: 3 }));
+return new $GuideAnswer({ yes: found.yes, why: $rt.join("tp ", $rt.str(tp), ", N = ", $rt.str(ranks), ": ", $rt.str(found.why)) });
+}
+
+function $_sequence(situation) {
+let kept, tp;
+
+tp = ((situation.inside !== null) ? situation.tensor_ranks : 1);
+tp = ($rt.eq($rt.mod(situation.model.heads, tp), 0) ? tp : 1);
+kept = situation.held(new $GuideSplit({ tp: tp })).activations;
+return new $GuideAnswer({ yes: ($rt.number(kept) <= $rt.number(situation.memory)), why: $rt.join($rt.grouped(situation.positions), " positions, tp ", $rt.str(tp), ": ", $rt.str(situation.against(kept)), " of activations") });
+}
+
+function $_experts(situation) {
+let experts;
+experts = situation.model.experts;
+if ((experts === null)) {
+return new $GuideAnswer({ yes: false, why: "dense" });
+}
+return new $GuideAnswer({ yes: true, why: $rt.join($rt.str(experts.num_experts), " experts, ", $rt.str(experts.top_k), " a token") });
+}
+
+function $_tiered(situation) {
+let between, inside, ratio;
+[inside, between] = $rt.unpack([situation.inside, situation.between], 2);
+if (((inside === null) || (between === null))) {
+return new $GuideAnswer({ yes: false, why: "links of one kind" });
+}
+ratio = (inside.bandwidth / between.bandwidth);
+return new $GuideAnswer({ yes: $rt.both(($rt.number(inside.bandwidth) >= $rt.number(100000000000.0)), () => ($rt.number(ratio) > $rt.number(1))), why: $rt.join($rt.fixed((inside.bandwidth / 1000000000.0), 0, true), " GB/s in a node, ", $rt.fixed((between.bandwidth / 1000000000.0), 0, true), " between: ", $rt.fixed(ratio, 0, false), "x") });
+}
+
+function $_deep(situation) {
+let enough, layers, stages;
+stages = $rt.largest(2, situation.num_domains);
+layers = situation.model.layers;
+enough = $rt.both(($rt.number(situation.num_devices) >= $rt.number(2)), () => ($rt.number(layers) >= $rt.number($rt.mul(2, stages))));
+return new $GuideAnswer({ yes: enough, why: $rt.join($rt.str(layers), " blocks over ", $rt.str(stages), " stages, ", $rt.str(2), " a stage asked; ", $rt.str(situation.num_devices), " devices") });
+}
+
+function $_otherwise(strategy, controls) {
+let degrees, several;
+degrees = $rt.dict([["tp", controls.tp], ["pp", controls.pp], ["cp", controls.cp], ["ep", controls.ep]]);
+several = ($rt.number($rt.mul(controls.dp_replicate, controls.dp_shard)) > $rt.number(1));
+return strategy.differs(degrees, ($rt.truth(several) ? controls.zero : null));
+}
+
+function $rows_for(situation) {
+
+return $rt.list($rt.iter($SIZES).filter((row) => $rt.truth(row.covers(situation))).map((row) => row));
 }
 
 function $builder_problems(wanted) {
@@ -423,6 +699,28 @@ whole = $rt.add(lengths.input_gradient_s, lengths.weight_gradient_s);
 return new $Durations({ forward_s: $rt.mul([lengths.forward_s], stages), backward_s: $rt.mul([whole], stages), input_gradient_s: $rt.mul([lengths.input_gradient_s], stages), weight_gradient_s: $rt.mul([lengths.weight_gradient_s], stages), transfer_s: $rt.mul([lengths.transfer_s], (stages - 1)) });
 }
 
+function $bytes_of_weight(precision, optimizer) {
+let master;
+
+master = $rt.item($DTYPE_BYTES, precision.master);
+return new $StatePrecision({ parameters: $rt.item($DTYPE_BYTES, precision.parameters), gradients: $rt.item($DTYPE_BYTES, precision.gradients), master: ($rt.truth(precision.has_master) ? master : 0), moments: $rt.mul($rt.item($num_states, optimizer), master) });
+}
+
+function $_stages(zero) {
+return $rt.joined(" or ", $rt.iter(zero).map((one_of_them) => $rt.str(one_of_them)));
+}
+
+function $_fits_split(situation, split, recompute = null) {
+let held, parts;
+
+held = situation.held(split, recompute);
+parts = [$rt.join($rt.fixed((held.states / 1000000000.0), 1, true), " GB of states")];
+parts = $rt.add(parts, ($rt.truth(held.gathered) ? [$rt.join($rt.fixed((held.gathered / 1000000000.0), 1, true), " of gathered units")] : []));
+$rt.append(parts, $rt.join($rt.fixed((held.activations / 1000000000.0), 1, true), " of activations"));
+$rt.append(parts, $rt.join($rt.fixed((held.rest / 1000000000.0), 1, true), " else"));
+return new $GuideAnswer({ yes: ($rt.number(held.total) <= $rt.number(situation.memory)), why: $rt.join($rt.str($rt.joined(" + ", parts)), " = ", $rt.str(situation.against(held.total))) });
+}
+
 function $meeting_streams(rank, num_ranks, near, far) {
 let _, inner, number, outer, steps;
 
@@ -464,20 +762,6 @@ steps.weight();
 return $rt.list(steps.actions);
 }
 
-function $machine_place(controls, model, cluster) {
-let found, hidden, row, window;
-
-window = $rt.item($rt.item(model, "shape"), "window");
-hidden = $rt.both((window !== null), () => ($rt.number(window) < $rt.number(controls.length)));
-found = (-1);
-for (row of $rt.iter($rt.item($rt.item(cluster, "machines"), $rt.item(model, "name")))) {
-if ((($rt.number($rt.item(row, "ranks")) <= $rt.number(controls.ranks)) && $rt.eq($rt.item(row, "hidden"), hidden))) {
-found = $rt.item(row, "place");
-}
-}
-return found;
-}
-
 function $model_numbers_from_shape(shape, length, tp = 1.0) {
 let experts, latent;
 
@@ -485,13 +769,35 @@ let experts, latent;
 return new $ModelNumbers({ layers: $rt.float(shape.layers), hidden: $rt.float(shape.hidden), heads: $rt.float(shape.heads), query_dim: $rt.float(shape.query_dim), kv_dim: $rt.float(shape.kv_dim), attention_dim: $rt.float($attention_width(shape)), ffn: $rt.float(shape.ffn), up: ($rt.truth(shape.gated) ? 2.0 : 1.0), vocab: $rt.mul($ceil_div($rt.float(shape.vocab), tp), tp), tied: $rt.float(shape.tied), positions: ($rt.eq(shape.positions, "learned") ? $rt.float(shape.max_positions) : 0.0), length: $rt.float(length), keys_per_query: $mean_keys_per_query(shape, length), norm_weights: ($rt.eq(shape.norm, "layernorm") ? 2.0 : 1.0), qkv_bias: $rt.float(shape.qkv_bias), output_bias: $rt.float(shape.output_bias), mlp_bias: $rt.float(shape.mlp_bias), head_norms: ($rt.truth(shape.qk_norm) ? (2.0 * shape.head_dim) : 0.0), query_rank: ($rt.truth(latent) ? $rt.float(latent.query_rank) : 0.0), kv_rank: ($rt.truth(latent) ? $rt.float($rt.add(latent.kv_rank, latent.rope_dim)) : 0.0), rope_dim: ($rt.truth(latent) ? $rt.float(latent.rope_dim) : 0.0), kv_up_dim: ($rt.truth(latent) ? $rt.float($rt.mul(shape.heads, $rt.add(latent.nope_dim, latent.value_dim))) : 0.0), value_dim: ($rt.truth(latent) ? $rt.float($rt.mul(shape.heads, latent.value_dim)) : 0.0), experts: ($rt.truth(experts) ? $rt.float(experts.num_experts) : 0.0), top_k: ($rt.truth(experts) ? $rt.float(experts.top_k) : 0.0), expert_ffn: ($rt.truth(experts) ? $rt.float(experts.ffn) : 0.0), shared_experts: ($rt.truth(experts) ? $rt.float(experts.shared_experts) : 0.0), dense_layers: ($rt.truth(experts) ? $rt.float(experts.first_dense_layers) : 0.0) });
 }
 
+function $machine_numbers(tables, controls, model, cluster) {
+let machine, rates;
+
+machine = $rt.item($rt.item(tables, "machines"), $machine_place(tables, controls, model, cluster));
+rates = $rt.dict([...machine, ["tiers", $rt.list($rt.iter($rt.item(machine, "tiers")).map((one) => new $TierNumbers({ ...$rt.members(one) })))]]);
+return new $MachineNumbers({ ...$rt.members(rates) });
+}
+
+function $constants_for_precision(software, precision, optimizer = "adamw") {
+let beside, element, gradient, master, rests, states;
+
+master = $rt.item($DTYPE_BYTES, precision.master);
+[element, gradient] = $rt.unpack([$rt.item($DTYPE_BYTES, precision.parameters), $rt.item($DTYPE_BYTES, precision.gradients)], 2);
+states = $rt.mul($rt.item($num_states, optimizer), master);
+rests = ($rt.number(software.parameter_bytes) > $rt.number(0.0));
+beside = $rt.mul($rt.mul(master, precision.has_master), (1.0 - rests));
+return $rt.replace(software, { element_bytes: $rt.float($rt.item($DTYPE_BYTES, precision.parameters)), gradient_bytes: $rt.float($rt.item($DTYPE_BYTES, precision.gradients)), reduced_bytes: $rt.float($rt.item($DTYPE_BYTES, precision.reduction)), state_bytes: $rt.float($rt.add(states, beside)), parameter_bytes: $rt.float($rt.mul(master, rests)), update_traffic: $rt.float($rt.add($rt.add($rt.mul(2, $rt.add(states, $rt.mul(master, precision.has_master))), gradient), $rt.mul(element, ($rt.truth(precision.has_master) ? 1 : 2)))), norm_traffic: $rt.float(gradient), cast_traffic: $rt.float($rt.mul($rt.add(gradient, master), precision.has_master)), copy_traffic: $rt.float($rt.mul($rt.add(master, element), precision.has_master)), copies_in_fp8: $rt.float(precision.is_fp8), wide_weight_gradients: $rt.float($rt.both(precision.is_fp8, () => !$rt.truth(precision.has_tensor_scales))), wide_input_gradients: $rt.float($rt.both($rt.both(precision.is_fp8, () => !$rt.truth(precision.has_tensor_scales)), () => !$rt.eq(precision.fp8_gradients, "e4m3"))) });
+}
+
 function $layout_of_controls(tables, controls, shape, cluster) {
-let kind, redone, replicas;
+let again, block, coded, kind, layers, precision, redone, replicas;
 
 kind = $rt.item($rt.item(tables, "context_kinds"), controls.context);
 replicas = $rt.mul(controls.dp_replicate, controls.dp_shard);
-redone = ($rt.eq(controls.recompute, "selective") ? 1.0 : 0.0);
-return new $LayoutNumbers({ tp: $rt.float(controls.tp), cp: $rt.float(controls.cp), pp: $rt.float(controls.pp), dp_shard: $rt.float(controls.dp_shard), dp_replicate: $rt.float(controls.dp_replicate), ep: $rt.float(controls.ep), sequence_parallel: $rt.float(controls.sequence_parallel), ulysses: ($rt.truth($rt.item(kind, "exchanges_heads")) ? $rt.float(controls.cp) : 1.0), gathered: $rt.float($rt.item(kind, "gathers_keys")), microbatch: $rt.float(controls.microbatch), microbatches: $rt.float($rt.floordiv(controls.sequences, $rt.mul(controls.microbatch, replicas))), virtual: $rt.float(controls.virtual), schedule: $rt.float($rt.item($rt.item(tables, "schedules"), controls.schedule)), zero: $rt.float(controls.zero), recompute: ($rt.eq(controls.recompute, "full") ? 1.0 : 0.0), redone_norm: redone, redone_activation: ($rt.truth(shape.has_dense_blocks) ? redone : 0.0), one_memory: $rt.float(!$rt.truth($rt.item(cluster, "gpus"))) });
+[layers, precision] = $rt.unpack([shape.layers, $rt.item($PRECISIONS, controls.precision)], 2);
+again = ($rt.eq(controls.recompute, "full") ? $ceil_div(layers, controls.every) : 0);
+redone = $redone_operators(controls, shape);
+[coded, block] = $rt.unpack([!$rt.eq(controls.gather, "parameters"), ($rt.eq(controls.gather, "int8") ? 128 : 0)], 2);
+return new $LayoutNumbers({ tp: $rt.float(controls.tp), cp: $rt.float(controls.cp), pp: $rt.float(controls.pp), dp_shard: $rt.float(controls.dp_shard), dp_replicate: $rt.float(controls.dp_replicate), ep: $rt.float(controls.ep), expert_tp: $rt.float(controls.expert_tp), two_hop: $rt.float($rt.eq(controls.dispatch, "two-hop")), chunks: $rt.float(controls.chunks), sequence_parallel: $rt.float(controls.sequence_parallel), tp_overlap: $rt.float(!$rt.eq(controls.tp_overlap, "none")), ulysses: $rt.float($exchanging_ranks(kind, controls)), gathered: $rt.float($rt.item(kind, "gathers_keys")), microbatch: $rt.float(controls.microbatch), microbatches: $rt.float($rt.floordiv(controls.sequences, $rt.mul(controls.microbatch, replicas))), virtual: $rt.float(controls.virtual), schedule: $rt.float($rt.item($rt.item(tables, "schedules"), controls.schedule)), zero: $rt.float(controls.zero), reshard: $rt.float($rt.eq(controls.reshard, "always")), recompute: (again / layers), selective: $rt.float($rt.has(redone, "attention")), redone_norm: $rt.float($rt.has(redone, "norm")), redone_activation: $rt.float($rt.has(redone, "activation")), redone_mlp: $rt.float($rt.has(redone, "mlp")), offload: $rt.float(!$rt.eq(controls.optimizer_offload, "none")), parameter_offload: $rt.float(!$rt.eq(controls.parameter_offload, "none")), gathered_bytes: ($rt.truth(coded) ? $gathered_weight_bytes(precision, block) : 0.0), gathers_ends: $rt.float($rt.eq(controls.gather, "int8")), secondary: $rt.float(controls.secondary), summed_bytes: $summed_weight_bytes(controls.reduce, precision), servers: $rt.float(controls.servers), one_memory: $rt.float(!$rt.truth($rt.item(cluster, "gpus"))) });
 }
 
 function $block_kind_seconds(work) {
@@ -728,23 +1034,217 @@ return ($rt.mul(shape.heads, $rt.add(key_dim, shape.latent.value_dim)) / 2);
 
 function* $_cut(rule, degree, what, count) {
 if ($rt.truth($rt.mod(count, degree))) {
-yield new $Broken({ rule: rule, message: $rt.join("tp = ", $rt.str(degree), ", but the model has ", $rt.str(what), " = ", $rt.str(count), " (", $rt.str(count), " % ", $rt.str(degree), " = ", $rt.str($rt.mod(count, degree)), ")") });
+yield new $Broken({ rule: rule, message: $rt.join("tp = ", $rt.str(degree), ", but the model has ", $rt.str(what), " = ", $rt.str(count), " (", $rt.str($rest_text(count, degree)), ")") });
+}
+}
+
+function $cuts_groups(tables, controls) {
+let cp, kind;
+
+[cp, kind] = $rt.unpack([controls.cp, $rt.item($rt.item(tables, "context_kinds"), controls.context)], 2);
+return $rt.either($rt.either($rt.eq(cp, 1), () => !$rt.eq($rt.item(kind, "exchange"), "inner")), () => $rt.eq($rt.mod(cp, controls.ulysses), 0));
+}
+
+function $rest_text(number, by) {
+
+return $rt.join($rt.str(number), " % ", $rt.str(by), " = ", $rt.str($rt.mod(number, by)));
+}
+
+function* $without_effect(idle, why) {
+
+if ($rt.truth(idle)) {
+yield new $Broken({ rule: "no-effect", message: why });
+}
+}
+
+function* $_schedule(tables, controls, count) {
+let facts, least, multiple, name, pp, virtual;
+[pp, virtual, name] = $rt.unpack([controls.pp, controls.virtual, controls.schedule], 3);
+facts = $rt.item($rt.item(tables, "schedule_facts"), name);
+if (($rt.truth($rt.item(facts, "even_ranks")) && $rt.truth($rt.mod(pp, 2)))) {
+yield new $Broken({ rule: "schedule-even-ranks", message: $rt.join($rt.str(name), " pairs each rank with its mirror image, but pp = ", $rt.str(pp), " is odd") });
+} else {
+if ((($rt.number(virtual) >= $rt.number($rt.len($rt.item(facts, "virtual")))) || !$rt.truth($rt.item($rt.item(facts, "virtual"), virtual)))) {
+yield new $Broken({ rule: "schedule-stages-per-rank", message: $rt.join($rt.str(name), " places ", $rt.str($rt.item(facts, "places")), ", but there are ", $rt.str($rt.mul(pp, virtual)), " stages for ", $rt.str(pp), " ranks") });
+}
+}
+multiple = $rt.item(facts, "multiple");
+least = $rt.largest(1, $rt.mul($rt.item(facts, "per_rank"), pp));
+if (($rt.number(count) < $rt.number(least))) {
+yield new $Broken({ rule: "schedule-needs-microbatches", message: $rt.join($rt.str(name), " needs at least ", $rt.str(least), " microbatches on ", $rt.str(pp), " ranks, but a step has ", $rt.str(count)) });
+} else {
+if ($rt.truth($rt.mod(count, multiple))) {
+yield new $Broken({ rule: "schedule-even-microbatches", message: $rt.join($rt.str(name), " lets half of the microbatches enter at each end, but a step has ", $rt.str(count), " (", $rt.str($rest_text(count, multiple)), ")") });
+}
+}
+}
+
+function $over_nodes(controls, shape, node) {
+let cut, ep, fold, replicas, shared, starts, tp;
+
+[tp, ep, fold] = $rt.unpack([controls.tp, controls.ep, $rt.mul(controls.dp_shard, controls.cp)], 3);
+replicas = $rt.mul(controls.pp, controls.dp_replicate);
+starts = $starts_of_groups(replicas, $rt.mul(fold, tp), tp, node);
+if (($rt.number($ranks_per_node(starts, tp, fold, node)) > $rt.number(1))) {
+return true;
+}
+if ((shape.experts === null)) {
+return false;
+}
+cut = (($rt.number(controls.expert_tp) > $rt.number(1)) ? tp : 1);
+shared = $rt.floordiv($rt.mul(fold, tp), cut);
+if ((!$rt.has([1, tp], controls.expert_tp) || $rt.truth($rt.mod(shared, ep)))) {
+return true;
+}
+starts = $starts_of_groups(replicas, $rt.mul(fold, tp), $rt.mul(cut, ep), node);
+return ($rt.number($ranks_per_node(starts, $rt.mul(cut, ep), $rt.floordiv(shared, ep), node)) > $rt.number(1));
+}
+
+function $_where(controls, node) {
+let ranks;
+ranks = $rt.mul(controls.dp_shard, controls.cp);
+return $rt.join("the ", $rt.str(ranks), " ranks that share out are not several on each of several nodes of ", $rt.str(node));
+}
+
+function $exchanging_ranks(kind, controls) {
+
+if (($rt.eq(controls.cp, 1) || $rt.eq($rt.item(kind, "exchange"), "none"))) {
+return 1;
+}
+return ($rt.eq($rt.item(kind, "exchange"), "all") ? controls.cp : controls.ulysses);
+}
+
+function $_lost(operator, operators, shape) {
+
+if (($rt.eq(operator, "attention") && (shape.latent !== null))) {
+return "latent attention does not run again by itself";
+}
+if (($rt.has(["activation", "mlp"], operator) && !$rt.truth(shape.has_dense_blocks))) {
+return "no block has an MLP that every token meets alone";
+}
+if (($rt.eq(operator, "activation") && $rt.has(operators, "mlp"))) {
+return "it is a part of mlp";
+}
+return "";
+}
+
+function $_cut_width(controls, widths, block) {
+let axis, degree, degrees, over, what, width;
+
+degrees = $rt.dict([["", 1], ["tp", controls.tp], ["expert_tp", controls.expert_tp]]);
+for ([what, width, axis] of $rt.iter(widths)) {
+degree = $rt.item(degrees, axis);
+if ($rt.truth($rt.mod(width, $rt.mul(degree, block)))) {
+over = ($rt.truth(axis) ? $rt.join(" / ", $rt.str(axis), " = ", $rt.str(width), " / ", $rt.str(degree)) : $rt.join(" = ", $rt.str(width)));
+return $rt.join($rt.str(what), $rt.str(over), " is no multiple of ", $rt.str(block));
+}
+}
+return "";
+}
+
+function $_multiplied_widths(shape) {
+let found, heads, latent, nope, rope, value;
+
+[heads, latent] = $rt.unpack([shape.heads, shape.latent], 2);
+found = [["hidden", shape.hidden, ""]];
+if ((latent === null)) {
+$rt.append(found, ["heads x head_dim", $rt.mul(heads, shape.head_dim), "tp"]);
+$rt.append(found, ["kv_heads x head_dim", $rt.mul(shape.kv_heads, shape.head_dim), "tp"]);
+} else {
+[nope, rope, value] = $rt.unpack([latent.nope_dim, latent.rope_dim, latent.value_dim], 3);
+$rt.append(found, ["latent.query_rank", latent.query_rank, ""]);
+$rt.append(found, ["latent.kv_rank", latent.kv_rank, ""]);
+$rt.append(found, ["heads x (nope_dim + rope_dim)", $rt.mul(heads, $rt.add(nope, rope)), "tp"]);
+$rt.append(found, ["heads x (nope_dim + value_dim)", $rt.mul(heads, $rt.add(nope, value)), "tp"]);
+$rt.append(found, ["heads x value_dim", $rt.mul(heads, value), "tp"]);
+}
+return [...$rt.iter(found), ...$rt.iter($_mlp_widths(shape))];
+}
+
+function $_row_widths(shape) {
+let found, latent;
+
+latent = shape.latent;
+found = [["hidden", shape.hidden, ""]];
+if ((latent === null)) {
+$rt.append(found, ["heads x head_dim", $rt.mul(shape.heads, shape.head_dim), "tp"]);
+} else {
+$rt.append(found, ["latent.query_rank", latent.query_rank, ""]);
+$rt.append(found, ["latent.kv_rank", latent.kv_rank, ""]);
+$rt.append(found, ["heads x value_dim", $rt.mul(shape.heads, latent.value_dim), "tp"]);
+}
+return [...$rt.iter(found), ...$rt.iter($_mlp_widths(shape))];
+}
+
+function* $_shared_out(controls, experts) {
+let count, ep, names, pieces, ranks, tokens, tp;
+[ep, tp, pieces] = $rt.unpack([controls.ep, controls.tp, controls.expert_tp], 3);
+[count, ranks] = $rt.unpack([experts.num_experts, $_fold(controls)], 2);
+if ($rt.truth($rt.mod(count, ep))) {
+yield new $Broken({ rule: "ep-divides-experts", message: $rt.join("ep = ", $rt.str(ep), ", but the model has ", $rt.str(count), " experts (", $rt.str($rest_text(count, ep)), ")") });
+}
+if ($rt.truth($rt.mod(ranks, ep))) {
+names = ($rt.eq(pieces, 1) ? "dp_shard x cp x tp" : "dp_shard x cp");
+yield new $Broken({ rule: "ep-divides-ranks", message: $rt.join("ep = ", $rt.str(ep), " does not divide ", $rt.str(names), " = ", $rt.str(ranks), ", the ranks that share out experts (", $rt.str($rest_text(ranks, ep)), ")") });
+}
+if (!$rt.has([1, tp], pieces)) {
+yield new $Broken({ rule: "expert-tp-is-one-or-tp", message: $rt.join("experts in ", $rt.str(pieces), " pieces, but tp = ", $rt.str(tp), ": an expert is whole, or each tensor rank has a piece of it") });
+} else {
+if ($rt.truth($rt.mod(experts.ffn, pieces))) {
+yield new $Broken({ rule: "expert-tp-divides-ffn", message: $rt.join("experts in ", $rt.str(pieces), " pieces, but they have ffn = ", $rt.str(experts.ffn), " (", $rt.str($rest_text(experts.ffn, pieces)), ")") });
+}
+}
+tokens = $rt.mul(controls.microbatch, $rt.floordiv(controls.length, controls.cp));
+if (($rt.truth($rt.mod(tokens, tp)) && !$rt.truth(controls.sequence_parallel))) {
+yield new $Broken({ rule: "tp-divides-tokens", message: $rt.join("tp = ", $rt.str(tp), ", but a microbatch has ", $rt.str(tokens), " tokens on a rank (", $rt.str($rest_text(tokens, tp)), ")") });
+}
+}
+
+function* $_rows(controls, cluster) {
+let chunks, ep, node, parts, tokens, tp;
+[ep, tp, chunks] = $rt.unpack([controls.ep, controls.tp, controls.chunks], 3);
+if ((!$rt.eq(controls.dispatch, "flat") && $rt.eq($rt.mod($_fold(controls), ep), 0))) {
+node = $rt.item(cluster, "devices_per_node");
+if (!$rt.truth($_hops_twice(controls, node))) {
+yield new $Broken({ rule: "two-hop-needs-nodes", message: $rt.join("rows in two hops, but the ", $rt.str(ep), " ranks that share out experts are not several, and as many, on each of several nodes of ", $rt.str(node)) });
+}
+}
+if ($rt.eq(ep, 1)) {
+yield* $rt.iter($without_effect(($rt.number(chunks) > $rt.number(1)), $rt.join($rt.str(chunks), " chunks, but rows do not travel: ep = 1")));
+return undefined;
+}
+tokens = $rt.mul(controls.microbatch, $rt.floordiv(controls.length, controls.cp));
+parts = ($rt.eq(controls.expert_tp, 1) ? tp : 1);
+if (($rt.eq($rt.mod(tokens, parts), 0) && $rt.truth($rt.mod($rt.floordiv(tokens, parts), chunks)))) {
+yield new $Broken({ rule: "chunks-divide-tokens", message: $rt.join($rt.str(chunks), " chunks, but a rank sends ", $rt.str($rt.floordiv(tokens, parts)), " tokens of a microbatch to experts (", $rt.str($rest_text($rt.floordiv(tokens, parts), chunks)), ")") });
 }
 }
 
 function $num_across(degree, stride, ranks, block) {
-let first, found, last, start;
+let every, found, last, span, whole;
 
-found = 0;
-for (start of $rt.iter($rt.range(0, ranks, $rt.mul(degree, stride)))) {
-for (first of $rt.iter($rt.range(start, $rt.add(start, stride)))) {
-last = $rt.add(first, $rt.mul(stride, (degree - 1)));
-if (!$rt.eq($rt.floordiv(first, block), $rt.floordiv(last, block))) {
-found = $rt.add(found, 1);
+[span, last] = $rt.unpack([$rt.mul(degree, stride), $rt.mul(stride, (degree - 1))], 2);
+if (($rt.number(last) >= $rt.number(block))) {
+return $rt.floordiv(ranks, degree);
 }
+every = $rt.lcm(span, block);
+whole = $rt.floordiv(ranks, every);
+found = $_across(span, stride, last, $rt.mod(ranks, every), block);
+return ($rt.truth(whole) ? $rt.add(found, $rt.mul(whole, $_across(span, stride, last, every, block))) : found);
 }
+
+function $model_states(num_parameters, stage, degree, precision = $MIXED_PRECISION) {
+let share;
+
+share = (num_parameters / degree);
+return new $ModelStates({ parameters: $rt.mul(precision.parameters, (($rt.number(stage) >= $rt.number(3)) ? share : num_parameters)), gradients: $rt.mul(precision.gradients, (($rt.number(stage) >= $rt.number(2)) ? share : num_parameters)), optimizer: $rt.mul(precision.optimizer, (($rt.number(stage) >= $rt.number(1)) ? share : num_parameters)) });
 }
-return found;
+
+function $kept_of_block(work, shape) {
+let mixture;
+
+mixture = shape.layer_has_experts((shape.layers - 1));
+return $rt.float($saved_bytes_of_block(work, mixture));
 }
 
 function $_odd_ranks(wanted) {
@@ -955,11 +1455,77 @@ stages = $rt.range(schedule.num_stages);
 return new $ActionWithMessages({ action: action, receive: receive, send: send, local_input: $rt.both($rt.has(stages, before), () => (receive === null)), local_output: $rt.both($rt.has(stages, after), () => (send === null)) });
 }
 
+function $layout_of_split(split, global_sequences, microbatch_sequences, recompute) {
+let whole;
+
+whole = $rt.mul(microbatch_sequences, split.dp);
+return new $LayoutNumbers({ tp: $rt.float(split.tp), cp: $rt.float(split.cp), pp: $rt.float(split.pp), dp_shard: $rt.float(split.dp), ep: $rt.float(split.ep), sequence_parallel: $rt.float(($rt.number(split.tp) > $rt.number(1))), microbatch: $rt.float(microbatch_sequences), microbatches: $rt.float($rt.largest(1, $rt.floordiv(global_sequences, whole))), schedule: $rt.item($schedule_index, "1f1b"), zero: $rt.float(split.zero), recompute: $rt.float($rt.eq(recompute, "full")), selective: $rt.float($rt.eq(recompute, "selective")) });
+}
+
+function $guide_constants(precision, optimizer, gpus) {
+let software;
+
+software = new $TrainerConstants({ element_bytes: $rt.float($rt.item($DTYPE_BYTES, precision.parameters)), working_width: 16.0, update_bytes: 0.0, slack: 0.04, context_bytes: ($rt.truth(gpus) ? 2000000000.0 : 0.0) });
+return $constants_for_precision(software, precision, optimizer);
+}
+
+function $rank_memory(work) {
+let kept, rest, states, terms, whole;
+
+terms = $rt.dict($rt.iter($rt.items($fullest_rank_bytes(work).terms, )).map(([name, held]) => [name, $rt.float(held)]));
+states = $rt.sum($rt.iter(["parameters", "gradients", "optimizer"]).map((name) => $rt.item(terms, name)));
+whole = $rt.mul($rt.item(terms, "gathered"), ($rt.number($rt.float(work.layout.shard)) > $rt.number(1)));
+kept = $rt.sum($rt.iter(["activations", "working", "logits"]).map((name) => $rt.item(terms, name)));
+rest = $rt.sum($rt.iter($rt.items(terms, )).filter(([name, held]) => !$rt.has([...$rt.iter(["parameters", "gradients", "optimizer"]), ...$rt.iter(["activations", "working", "logits"]), "gathered"], name)).map(([name, held]) => held));
+return new $RankMemory({ states: states, gathered: whole, activations: kept, rest: rest });
+}
+
 function $mean_keys_per_query(shape, length) {
 let pairs;
 
 pairs = (shape.mask.num_pairs(length) - ($rt.mul(shape.causal, length) / 2));
 return (pairs / length);
+}
+
+function $machine_place(tables, controls, model, cluster) {
+let found, hidden, place, row, window;
+
+window = $rt.item($rt.item(model, "shape"), "window");
+hidden = $rt.both((window !== null), () => ($rt.number(window) < $rt.number(controls.length)));
+place = $rt.item($rt.item($rt.item(cluster, "machines"), controls.precision), $rt.item(model, "name"));
+found = (-1);
+for (row of $rt.iter($rt.item($rt.item(tables, "machine_rows"), place))) {
+if ((($rt.number($rt.item(row, "ranks")) <= $rt.number(controls.workers)) && $rt.eq($rt.item(row, "hidden"), hidden))) {
+found = $rt.item(row, "place");
+}
+}
+return found;
+}
+
+function $redone_operators(controls, shape) {
+
+if (!$rt.eq(controls.operators, "auto")) {
+return $rt.item($OPERATORS, controls.operators);
+}
+if (!$rt.eq(controls.recompute, "selective")) {
+return [];
+}
+return ($rt.truth(shape.has_dense_blocks) ? ["norm", "activation"] : ["norm"]);
+}
+
+function $gathered_weight_bytes(precision, int8_block) {
+let scale;
+
+scale = ($rt.truth(int8_block) ? ($largest_number_bytes(precision) / int8_block) : 0.0);
+return $rt.add(1, scale);
+}
+
+function $summed_weight_bytes(kind, precision) {
+
+if ($rt.eq(kind, "exact")) {
+return 0.0;
+}
+return ($message_bytes(128, kind, $scale_bytes(precision)) / 128);
 }
 
 function $block_seconds(work, mixture) {
@@ -1013,39 +1579,39 @@ index = $rt.int(layout.schedule);
 return $rt.item(each, $rt.int(index))();
 }
 
-const $lambda = ((t) => ($rt.mul($rt.mul(t.others, t.microbatches), t.whole)));
+const $lambda_3 = ((t) => ($rt.mul($rt.mul(t.others, t.microbatches), t.whole)));
 
-const $lambda_2 = ((p, v, m) => ($rt.min(m, 1.0)));
+const $lambda_4 = ((p, v, m) => ($rt.min(m, 1.0)));
 
-const $lambda_3 = ((t) => ($rt.mul(t.others, t.whole)));
+const $lambda_5 = ((t) => ($rt.mul(t.others, t.whole)));
 
-const $lambda_4 = ((p, v, m) => (m));
+const $lambda_6 = ((p, v, m) => (m));
 
-const $lambda_5 = ((p, v, m) => ($rt.min(m, p)));
+const $lambda_7 = ((p, v, m) => ($rt.min(m, p)));
 
-const $lambda_6 = ((t) => (($rt.mul(t.others, t.whole) / t.virtual)));
+const $lambda_8 = ((t) => (($rt.mul(t.others, t.whole) / t.virtual)));
 
-const $lambda_7 = ((p, v, m) => ($rt.min(m, $rt.add(p, ((p - 1.0) / v)))));
+const $lambda_9 = ((p, v, m) => ($rt.min(m, $rt.add(p, ((p - 1.0) / v)))));
 
-const $lambda_8 = ((t) => ($rt.mul(t.others, $rt.max($rt.max(t.forward, t.inputs), t.split))));
+const $lambda_10 = ((t) => ($rt.mul(t.others, $rt.max($rt.max(t.forward, t.inputs), t.split))));
 
-const $lambda_9 = ((t) => ($rt.mul(t.others, $rt.max($rt.max(t.forward, (t.inputs - t.forward)), (t.split - t.weights)))));
+const $lambda_11 = ((t) => ($rt.mul(t.others, $rt.max($rt.max(t.forward, (t.inputs - t.forward)), (t.split - t.weights)))));
 
-const $lambda_10 = ((p, v, m) => ($rt.min(m, ((2.0 * p) - 1.0))));
+const $lambda_12 = ((p, v, m) => ($rt.min(m, ((2.0 * p) - 1.0))));
 
-const $lambda_11 = ((p, m) => ($rt.min(m, ((2.0 * p) - 1.0))));
+const $lambda_13 = ((p, m) => ($rt.min(m, ((2.0 * p) - 1.0))));
 
-const $lambda_12 = ((t) => (($rt.mul(t.others, t.forward) / 2.0)));
+const $lambda_14 = ((t) => (($rt.mul(t.others, t.forward) / 2.0)));
 
-const $lambda_13 = ((p, m) => ($rt.clip(((m - p) + 1.0), 0.5, p)));
+const $lambda_15 = ((p, m) => ($rt.clip(((m - p) + 1.0), 0.5, p)));
 
-const $lambda_14 = ((t) => ($rt.mul($rt.max(((t.ranks / 2.0) - 1.0), 0.0), $rt.max(t.split, 0.0))));
+const $lambda_16 = ((t) => ($rt.mul($rt.max(((t.ranks / 2.0) - 1.0), 0.0), $rt.max(t.split, 0.0))));
 
-const $lambda_15 = ((p, v, m) => ($rt.min(m, (p + 1.0))));
+const $lambda_17 = ((p, v, m) => ($rt.min(m, (p + 1.0))));
 
-const $lambda_16 = ((p, m) => ($rt.min(m, (p / 2.0))));
+const $lambda_18 = ((p, m) => ($rt.min(m, (p / 2.0))));
 
-const $lambda_17 = ((t) => (($rt.mul(t.others, $rt.max(t.split, 0.0)) / 2.0)));
+const $lambda_19 = ((t) => (($rt.mul(t.others, $rt.max(t.split, 0.0)) / 2.0)));
 
 function $block_weights(model, layout, mixture) {
 let attention, biases, down, each, hidden, inner, into, latent, matrices, norms, plain, routed, tp, up, vectors, width;
@@ -1334,6 +1900,82 @@ $rt.setitem(terms, "nccl", $rt.add(ends.nccl, (0.0 * used)));
 return terms;
 }
 
+function $starts_of_groups(blocks, block, width, node) {
+let few;
+
+few = $rt.least(blocks, $rt.floordiv(node, $rt.gcd(block, node)));
+return $rt.iter($rt.range(few)).flatMap((number) => $rt.iter($rt.range($rt.least(width, node))).map((place) => $rt.add($rt.mul(number, block), place)));
+}
+
+function $ranks_per_node(starts, stride, count, node) {
+let found, held, start;
+
+found = 0;
+for (start of $rt.iter(starts)) {
+held = $even_on_nodes(start, stride, count, node);
+if ((($rt.number(held) <= $rt.number(1)) || $rt.eq(held, count) || (($rt.number(found) > $rt.number(0)) && !$rt.eq(held, found)))) {
+return 1;
+}
+found = held;
+}
+return found;
+}
+
+function $_mlp_widths(shape) {
+let experts, found, width;
+experts = shape.experts;
+found = [];
+if ($rt.truth(shape.has_dense_blocks)) {
+$rt.append(found, ["ffn", shape.ffn, "tp"]);
+}
+if ((experts !== null)) {
+if ($rt.truth(experts.shared_experts)) {
+width = $rt.mul(experts.shared_experts, experts.ffn);
+$rt.append(found, ["shared_experts x experts.ffn", width, "tp"]);
+}
+$rt.append(found, ["experts.ffn", experts.ffn, "expert_tp"]);
+}
+return found;
+}
+
+function $_fold(controls) {
+
+return $rt.mul($rt.mul(controls.dp_shard, controls.cp), ($rt.eq(controls.expert_tp, 1) ? controls.tp : 1));
+}
+
+function $_hops_twice(controls, node) {
+let ep, groups, held, start, stride;
+
+[ep, stride] = $rt.unpack([controls.ep, ($rt.eq(controls.expert_tp, 1) ? 1 : controls.tp)], 2);
+groups = $rt.floordiv(controls.workers, $rt.mul(ep, stride));
+for (start of $rt.iter($starts_of_groups(groups, $rt.mul(ep, stride), stride, node))) {
+held = $even_on_nodes(start, stride, ep, node);
+if ((($rt.number(held) <= $rt.number(1)) || $rt.eq(held, ep))) {
+return false;
+}
+}
+return true;
+}
+
+function $_across(span, stride, last, ranks, block) {
+let first, found, start;
+
+found = 0;
+for (start of $rt.iter($rt.range(0, ranks, span))) {
+for (first of $rt.iter($rt.range(start, $rt.add(start, stride)))) {
+if (($rt.number($rt.add($rt.mod(first, block), last)) >= $rt.number(block))) {
+found = $rt.add(found, 1);
+}
+}
+}
+return found;
+}
+
+function $saved_bytes_of_block(work, mixture) {
+
+return $_saved(work, $_numbers(work), mixture);
+}
+
 function $_other_schedules(wanted) {
 
 return $rt.iter($rt.items($SCHEDULES, )).filter(([other, builder]) => ($rt.truth(builder.fits_stages(wanted.num_stages, wanted.num_ranks)) && $rt.truth(builder.allows_microbatches(wanted.num_ranks, wanted.num_microbatches)))).map(([other, builder]) => $rt.join("schedule = ", $rt.repr(other)));
@@ -1520,6 +2162,21 @@ if ($rt.eq(source_rank, target_rank)) {
 return null;
 }
 return new $Message({ payload: ((action.kind === "F") ? "activation" : "gradient"), microbatch: action.microbatch, source_stage: source, target_stage: target, source_rank: source_rank, target_rank: target_rank });
+}
+
+function $largest_number_bytes(precision) {
+
+return $rt.largest(4, $rt.item($DTYPE_BYTES, precision.parameters));
+}
+
+function $message_bytes(count, kind, scale_bytes) {
+
+return $rt.mul($blocks_of_slice(count), $rt.add(scale_bytes, $rt.floordiv($rt.mul(128, $rt.item($CODE_BITS, kind)), 8)));
+}
+
+function $scale_bytes(precision) {
+
+return $rt.largest(4, $rt.item($DTYPE_BYTES, precision.reduction));
 }
 
 function $_attention_matmuls(work) {
@@ -1969,6 +2626,48 @@ update = $rt.add($rt.mul(here, held.sliced(layout, 1.0)), (whole - gradients));
 return $rt.dict([...terms, ["gradients", gradients], ["update", $rt.max(0.0, (update - passing))]]);
 }
 
+function $even_on_nodes(start, stride, count, node) {
+let at, even, here, last, period, place, seen;
+
+period = $rt.floordiv(node, $rt.gcd(stride, node));
+seen = (($rt.number(count) <= $rt.number($rt.mul(3, period))) ? count : $rt.add($rt.mul(2, period), $rt.mod(count, period)));
+[even, here, last] = $rt.unpack([0, 0, $rt.floordiv(start, node)], 3);
+for (place of $rt.iter($rt.range(seen))) {
+at = $rt.floordiv($rt.add(start, $rt.mul(stride, place)), node);
+if (!$rt.eq(at, last)) {
+if ((($rt.number(even) > $rt.number(0)) && !$rt.eq(here, even))) {
+return 0;
+}
+[even, here, last] = $rt.unpack([here, 0, at], 3);
+}
+here = $rt.add(here, 1);
+}
+return ($rt.has([0, here], even) ? here : 0);
+}
+
+function $_saved(work, x, mixture) {
+let inner, masks;
+inner = ($rt.truth(mixture) ? $mixture_saved(x, $_expert_numbers(work)) : $mlp_saved(x));
+masks = (2.0 * $dropout_saved(x, "attention dropout").bytes);
+return $rt.add($rt.add($total_saved_bytes([...$rt.iter($attention_saved(x)), ...$rt.iter(inner)]), masks), $_beside(work, mixture));
+}
+
+function $_numbers(work) {
+let keys, latent, layout, model, narrow, own, plain, scores, software, stream, tokens, tp, ulysses;
+
+[model, layout, software] = $rt.unpack([work.model, work.layout, work.software], 3);
+[tp, tokens] = $rt.unpack([layout.tp, work.tokens], 2);
+stream = $rt.where(($rt.number(layout.sequence_parallel) > $rt.number(0)), tp, 1.0);
+narrow = ($rt.number(work.machine.peak_flops) > $rt.number(work.machine.attention_flops));
+plain = $rt.mul((1.0 - software.fused_attention), (1.0 - layout.selective));
+scores = $rt.mul($rt.mul(plain, tokens), ($rt.mul(model.heads, model.length) / tp));
+latent = ($rt.number(model.kv_rank) > $rt.number(0));
+keys = $rt.where(latent, model.kv_up_dim, (2.0 * model.kv_dim));
+own = $rt.where(latent, 0.0, software.own_operators);
+ulysses = layout.ulysses;
+return new $ActivationNumbers({ tokens: tokens, rows: (tokens / stream), hidden: model.hidden, heads: (model.query_dim / tp), kv_heads: (keys / (2.0 * tp)), head_dim: 1.0, inner: (model.ffn / tp), up: model.up, vocab: 0.0, size: work.element, statistics_bytes: 0.0, matmul_size: $rt.where(narrow, 1.0, work.element), low_precision: 1, rope: $rt.mul(own, $rt.eq(model.positions, 0)), qk_norm: $rt.where(($rt.number(model.head_norms) > $rt.number(0)), $rt.add(software.saved_normed, own), 0.0), ring: $rt.mul(own, ($rt.number((layout.cp / ulysses)) > $rt.number(1))), transposed: $rt.mul($rt.mul(own, software.gpu_kernels), $_by_head(work)), exchanged: $rt.mul(own, ($rt.number(ulysses) > $rt.number(1))), copies: $rt.max(1.0, ($rt.mul($rt.mul(ulysses, tp), model.query_dim) / $rt.mul(model.kv_dim, model.heads))), dropout: software.dropout, scores: $rt.mul(scores, $rt.add((2.0 * work.element), software.dropout)) });
+}
+
 function $_cell_fault(stage, microbatch, found) {
 let forward, fused, kinds, split;
 
@@ -1997,6 +2696,11 @@ for (microbatch of $rt.iter($rt.range(microbatches))) {
 yield [stage, microbatch];
 }
 }
+}
+
+function $blocks_of_slice(count) {
+
+return (-$rt.floordiv((-count), 128));
 }
 
 function $_attention_widths(work) {
@@ -2154,29 +2858,6 @@ pools = $rt.add(pools, $rt.mul(count, $rt.where(($rt.number(peers) > $rt.number(
 return [near, pools];
 }
 
-function $_numbers(work) {
-let keys, latent, layout, model, narrow, own, plain, scores, software, stream, tokens, tp, ulysses;
-
-[model, layout, software] = $rt.unpack([work.model, work.layout, work.software], 3);
-[tp, tokens] = $rt.unpack([layout.tp, work.tokens], 2);
-stream = $rt.where(($rt.number(layout.sequence_parallel) > $rt.number(0)), tp, 1.0);
-narrow = ($rt.number(work.machine.peak_flops) > $rt.number(work.machine.attention_flops));
-plain = $rt.mul((1.0 - software.fused_attention), (1.0 - layout.selective));
-scores = $rt.mul($rt.mul(plain, tokens), ($rt.mul(model.heads, model.length) / tp));
-latent = ($rt.number(model.kv_rank) > $rt.number(0));
-keys = $rt.where(latent, model.kv_up_dim, (2.0 * model.kv_dim));
-own = $rt.where(latent, 0.0, software.own_operators);
-ulysses = layout.ulysses;
-return new $ActivationNumbers({ tokens: tokens, rows: (tokens / stream), hidden: model.hidden, heads: (model.query_dim / tp), kv_heads: (keys / (2.0 * tp)), head_dim: 1.0, inner: (model.ffn / tp), up: model.up, vocab: 0.0, size: work.element, statistics_bytes: 0.0, matmul_size: $rt.where(narrow, 1.0, work.element), low_precision: 1, rope: $rt.mul(own, $rt.eq(model.positions, 0)), qk_norm: $rt.where(($rt.number(model.head_norms) > $rt.number(0)), $rt.add(software.saved_normed, own), 0.0), ring: $rt.mul(own, ($rt.number((layout.cp / ulysses)) > $rt.number(1))), transposed: $rt.mul($rt.mul(own, software.gpu_kernels), $_by_head(work)), exchanged: $rt.mul(own, ($rt.number(ulysses) > $rt.number(1))), copies: $rt.max(1.0, ($rt.mul($rt.mul(ulysses, tp), model.query_dim) / $rt.mul(model.kv_dim, model.heads))), dropout: software.dropout, scores: $rt.mul(scores, $rt.add((2.0 * work.element), software.dropout)) });
-}
-
-function $_saved(work, x, mixture) {
-let inner, masks;
-inner = ($rt.truth(mixture) ? $mixture_saved(x, $_expert_numbers(work)) : $mlp_saved(x));
-masks = (2.0 * $dropout_saved(x, "attention dropout").bytes);
-return $rt.add($rt.add($total_saved_bytes([...$rt.iter($attention_saved(x)), ...$rt.iter(inner)]), masks), $_beside(work, mixture));
-}
-
 function $_redone(work, x, mixture) {
 let attention, columns, inner, latent, layout, norms, own;
 layout = work.layout;
@@ -2276,50 +2957,6 @@ inner = ($rt.mul($rt.mul(model.top_k, model.expert_ffn), (1.0 + model.up)) / wor
 return $rt.mul($rt.mul(work.element, work.tokens), $rt.add((2.0 * $_routed(work)), inner));
 }
 
-function $microbatches_that_wait(layout) {
-let forms, found, here, index, m, p;
-
-[p, m] = $rt.unpack([layout.pp, layout.microbatches], 2);
-found = 0.0;
-for ([index, forms] of $rt.iter($rt.enumerate($_closed_forms))) {
-if ((forms.waiting !== null)) {
-here = $rt.and($rt.eq(layout.schedule, index), ($rt.number(p) > $rt.number(1.0)));
-found = $rt.where(here, forms.waiting(p, m), found);
-}
-}
-return found;
-}
-
-function $_is(value, more_than) {
-return $rt.where(($rt.number(value) > $rt.number(more_than)), 1.0, 0.0);
-}
-
-function $_several(degree) {
-return $_is(degree, 1.0);
-}
-
-function $_smaller(group, other) {
-
-return $rt.where(($rt.number(group) < $rt.number(other)), 1.0, 0.0);
-}
-
-function $_on_node(work, members, stride) {
-let on_node;
-
-on_node = $rt.floordiv(work.machine.node, stride);
-return $rt.min($rt.max(on_node, 1.0), members);
-}
-
-function $_by_head(work) {
-let element, found, layout, pieces, several;
-
-[layout, element] = $rt.unpack([work.layout, work.element], 2);
-several = ($rt.number(layout.microbatch) > $rt.number(1));
-found = $rt.or(($rt.number(element) > $rt.number(4)), $rt.and($rt.eq(element, 4), several));
-pieces = $rt.mul(layout.gathered, ($rt.number((layout.cp / layout.ulysses)) > $rt.number(1)));
-return $rt.mul(found, (1.0 - pieces));
-}
-
 function $mixture_saved(x, e) {
 let norm;
 
@@ -2383,6 +3020,55 @@ widths = $rt.add($rt.add(widths, (heads / tp)), $rt.mul(software.saved_whole, in
 return $rt.mul(work.tokens, $rt.add(widths, ($rt.mul(software.saved_inner, inner) / tp)));
 }
 
+function $_by_head(work) {
+let element, found, layout, pieces, several;
+
+[layout, element] = $rt.unpack([work.layout, work.element], 2);
+several = ($rt.number(layout.microbatch) > $rt.number(1));
+found = $rt.or(($rt.number(element) > $rt.number(4)), $rt.and($rt.eq(element, 4), several));
+pieces = $rt.mul(layout.gathered, ($rt.number((layout.cp / layout.ulysses)) > $rt.number(1)));
+return $rt.mul(found, (1.0 - pieces));
+}
+
+function $microbatches_that_wait(layout) {
+let forms, found, here, index, m, p;
+
+[p, m] = $rt.unpack([layout.pp, layout.microbatches], 2);
+found = 0.0;
+for ([index, forms] of $rt.iter($rt.enumerate($_closed_forms))) {
+if ((forms.waiting !== null)) {
+here = $rt.and($rt.eq(layout.schedule, index), ($rt.number(p) > $rt.number(1.0)));
+found = $rt.where(here, forms.waiting(p, m), found);
+}
+}
+return found;
+}
+
+function $is_positive(value) {
+
+return $rt.floordiv($elementwise_max(value, 0), $elementwise_max(value, 1));
+}
+
+function $_is(value, more_than) {
+return $rt.where(($rt.number(value) > $rt.number(more_than)), 1.0, 0.0);
+}
+
+function $_several(degree) {
+return $_is(degree, 1.0);
+}
+
+function $_smaller(group, other) {
+
+return $rt.where(($rt.number(group) < $rt.number(other)), 1.0, 0.0);
+}
+
+function $_on_node(work, members, stride) {
+let on_node;
+
+on_node = $rt.floordiv(work.machine.node, stride);
+return $rt.min($rt.max(on_node, 1.0), members);
+}
+
 function $attention_remade_bytes(x) {
 let projections;
 
@@ -2423,11 +3109,6 @@ found = value;
 return found;
 }
 
-function $is_positive(value) {
-
-return $rt.floordiv($elementwise_max(value, 0), $elementwise_max(value, 1));
-}
-
 function $_loss_waiting(x) {
 return $saved_tensors("loss", ["gradients of logits", $rt.mul($rt.mul(x.tokens, x.vocab), x.size), "N V s"], ["input, weighted", x.whole, "N D s"]);
 }
@@ -2456,10 +3137,6 @@ let layout, model;
 
 [model, layout] = $rt.unpack([work.model, work.layout], 2);
 return ($rt.mul($rt.mul(model.top_k, model.hidden), layout.expert_tp) / layout.tp);
-}
-
-function $_ceil_div(a, b) {
-return (-$rt.floordiv((-a), b));
 }
 
 function $norm_saved(x, name) {
@@ -2529,6 +3206,10 @@ numbers = $rt.mul($rt.mul(x.tokens, x.heads), x.head_dim);
 return $saved_tensors("o", ["input", x.copied_bytes(numbers), "N H h"]);
 }
 
+function $_ceil_div(a, b) {
+return (-$rt.floordiv((-a), b));
+}
+
 function $_projections_kept(x) {
 let local;
 
@@ -2539,20 +3220,6 @@ return $elementwise_max(x.projected, local, x.qk_norm, $rt.mul((1 - x.exchanged)
 function $saved_tensors(operator, ...rows) {
 
 return $rt.list($rt.iter(rows).map(([name, size, formula]) => new $SavedTensor({ operator: operator, name: name, bytes: size, formula: formula })));
-}
-
-function $_below(high, num_queries, num_keys) {
-let count, first_keys, last, total, unbounded;
-
-unbounded = $rt.least(num_queries, $rt.largest(0, $rt.add(high, 1)));
-total = $rt.mul(unbounded, num_keys);
-last = $rt.least(num_queries, $rt.add(high, num_keys));
-count = (last - unbounded);
-if (($rt.number(count) > $rt.number(0))) {
-first_keys = (num_keys - (unbounded - high));
-total = $rt.add(total, ($rt.mul(count, first_keys) - $rt.floordiv($rt.mul(count, (count - 1)), 2)));
-}
-return total;
 }
 
 function $_rows_kept(x, e) {
@@ -2571,6 +3238,20 @@ function $queries_are_copied(x) {
 return $elementwise_max(x.rope, x.qk_norm);
 }
 
+function $_below(high, num_queries, num_keys) {
+let count, first_keys, last, total, unbounded;
+
+unbounded = $rt.least(num_queries, $rt.largest(0, $rt.add(high, 1)));
+total = $rt.mul(unbounded, num_keys);
+last = $rt.least(num_queries, $rt.add(high, num_keys));
+count = (last - unbounded);
+if (($rt.number(count) > $rt.number(0))) {
+first_keys = (num_keys - (unbounded - high));
+total = $rt.add(total, ($rt.mul(count, first_keys) - $rt.floordiv($rt.mul(count, (count - 1)), 2)));
+}
+return total;
+}
+
 class $Controls {
 constructor(of) {
 this.pp = $rt.required(of.pp, 'pp');
@@ -2579,20 +3260,41 @@ this.dp_shard = $rt.required(of.dp_shard, 'dp_shard');
 this.cp = $rt.required(of.cp, 'cp');
 this.tp = $rt.required(of.tp, 'tp');
 this.ep = $rt.required(of.ep, 'ep');
+this.servers = $rt.required(of.servers, 'servers');
+this.sequence_parallel = $rt.required(of.sequence_parallel, 'sequence_parallel');
+this.tp_overlap = $rt.required(of.tp_overlap, 'tp_overlap');
 this.zero = $rt.required(of.zero, 'zero');
+this.reshard = $rt.required(of.reshard, 'reshard');
+this.secondary = $rt.required(of.secondary, 'secondary');
+this.gather = $rt.required(of.gather, 'gather');
+this.reduce = $rt.required(of.reduce, 'reduce');
+this.optimizer_offload = $rt.required(of.optimizer_offload, 'optimizer_offload');
+this.parameter_offload = $rt.required(of.parameter_offload, 'parameter_offload');
 this.schedule = $rt.required(of.schedule, 'schedule');
 this.virtual = $rt.required(of.virtual, 'virtual');
 this.microbatch = $rt.required(of.microbatch, 'microbatch');
 this.sequences = $rt.required(of.sequences, 'sequences');
 this.length = $rt.required(of.length, 'length');
+this.precision = $rt.required(of.precision, 'precision');
+this.optimizer = $rt.required(of.optimizer, 'optimizer');
 this.recompute = $rt.required(of.recompute, 'recompute');
+this.every = $rt.required(of.every, 'every');
+this.operators = $rt.required(of.operators, 'operators');
 this.context = $rt.required(of.context, 'context');
-this.sequence_parallel = $rt.required(of.sequence_parallel, 'sequence_parallel');
+this.ulysses = $rt.required(of.ulysses, 'ulysses');
+this.expert_tp = $rt.required(of.expert_tp, 'expert_tp');
+this.dispatch = $rt.required(of.dispatch, 'dispatch');
+this.chunks = $rt.required(of.chunks, 'chunks');
+}
+get workers() {
+const self = this;
+
+return $rt.mul($rt.mul($rt.mul($rt.mul(self.pp, self.dp_replicate), self.dp_shard), self.cp), self.tp);
 }
 get ranks() {
 const self = this;
 
-return $rt.mul($rt.mul($rt.mul($rt.mul(self.pp, self.dp_replicate), self.dp_shard), self.cp), self.tp);
+return $rt.add(self.workers, self.servers);
 }
 }
 
@@ -2624,6 +3326,302 @@ get mfu() {
 const self = this;
 
 return (self.model_flops / $rt.mul($rt.mul(self.step_s, self.ranks), self.peak_flops));
+}
+}
+
+class $ControlsSituation {
+constructor(of) {
+this.tables = $rt.required(of.tables, 'tables');
+this.controls = $rt.required(of.controls, 'controls');
+this.shape = $rt.required(of.shape, 'shape');
+this.preset = $rt.required(of.preset, 'preset');
+this.place = $rt.required(of.place, 'place');
+}
+get model() {
+const self = this;
+
+return self.shape;
+}
+get num_parameters() {
+const self = this;
+
+return $rt.item(self.preset, "parameters");
+}
+get largest_block() {
+const self = this;
+
+return $rt.item(self.preset, "largest_block");
+}
+get precision() {
+const self = this;
+
+return $bytes_of_weight($rt.item($PRECISIONS, self.controls.precision), self.controls.optimizer);
+}
+get global_sequences() {
+const self = this;
+
+return self.controls.sequences;
+}
+get microbatch_sequences() {
+const self = this;
+
+return self.controls.microbatch;
+}
+get positions() {
+const self = this;
+
+return self.controls.length;
+}
+get memory() {
+const self = this;
+
+return $rt.item(self.place, "memory_bytes");
+}
+get nodes() {
+const self = this;
+
+return $rt.item(self.place, "nodes");
+}
+get devices_per_node() {
+const self = this;
+
+return $rt.item(self.place, "devices_per_node");
+}
+get domain() {
+const self = this;
+
+return $rt.item(self.place, "fast_domain");
+}
+get links() {
+const self = this;
+
+return $rt.list($rt.iter($rt.item(self.place, "links")).map((link) => new $Link({ name: $rt.item(link, "name"), degree: $rt.item(link, "degree"), bandwidth: $rt.item(link, "bandwidth"), latency_s: $rt.item(link, "latency_s") })));
+}
+inputs(split, recompute) {
+const self = this;
+let controls, layout, machine, precision;
+
+controls = self.controls;
+precision = $rt.item($PRECISIONS, controls.precision);
+layout = $layout_of_split(split, controls.sequences, controls.microbatch, $rt.either(recompute, () => controls.recompute));
+machine = $machine_numbers(self.tables, controls, self.preset, self.place);
+return new $CostInputs({ model: $model_numbers_from_shape(self.shape, controls.length, layout.tp), machine: $rt.replace(machine, { attention_flops: machine.peak_flops }), software: $guide_constants(precision, controls.optimizer, $rt.item(self.place, "gpus")), layout: layout });
+}
+get num_devices() {
+const self = this;
+
+return $rt.mul(self.nodes, self.devices_per_node);
+}
+get num_domains() {
+const self = this;
+
+return (-$rt.floordiv((-self.num_devices), self.domain));
+}
+get tensor_ranks() {
+const self = this;
+
+if ($rt.eq(self.domain, self.devices_per_node)) {
+return self.domain;
+}
+return $rt.gcd(self.domain, self.model.heads);
+}
+get inside() {
+const self = this;
+
+return (($rt.truth(self.links) && ($rt.number(self.domain) > $rt.number(1))) ? $rt.item(self.links, 0) : null);
+}
+get between() {
+const self = this;
+
+return (($rt.truth(self.links) && ($rt.number(self.num_domains) > $rt.number(1))) ? $rt.item(self.links, (-1)) : null);
+}
+most_data_ranks(others = 1) {
+const self = this;
+let by_batch;
+
+by_batch = $rt.floordiv(self.global_sequences, self.microbatch_sequences);
+return $rt.largest(1, $rt.least($rt.floordiv(self.num_devices, others), by_batch));
+}
+held(split, recompute = null) {
+const self = this;
+
+return $rank_memory(self.inputs(split, recompute));
+}
+against(num_bytes) {
+const self = this;
+
+return $rt.join($rt.fixed((num_bytes / 1000000000.0), 1, true), " GB of ", $rt.fixed((self.memory / 1000000000.0), 0, true), " GB");
+}
+}
+
+class $DecisionTree {
+constructor(of) {
+this.id = $rt.required(of.id, 'id');
+this.source = $rt.required(of.source, 'source');
+this.title = $rt.required(of.title, 'title');
+this.ours = $rt.required(of.ours, 'ours');
+this.start = $rt.required(of.start, 'start');
+this.nodes = $rt.required(of.nodes, 'nodes');
+}
+walk(situation) {
+const self = this;
+let _, answer, branch, name, node, nodes, steps, strategy;
+
+nodes = $rt.dict($rt.iter(self.nodes).map((node) => [node.id, node]));
+[strategy, name] = $rt.unpack([self.start, $rt.item(self.nodes, 0).id], 2);
+steps = [];
+for (_ of $rt.iter(self.nodes)) {
+node = $rt.item(nodes, name);
+answer = node.question.ask(situation);
+$rt.append(steps, [node, answer]);
+branch = ($rt.truth(answer.yes) ? node.yes : node.no);
+[strategy, name] = $rt.unpack([branch.after(strategy), branch.to], 2);
+if (!$rt.truth(name)) {
+break;
+}
+}
+return [$rt.list(steps), strategy];
+}
+}
+
+class $Strategy {
+constructor(of) {
+this.name = $rt.required(of.name, 'name');
+this.zero = $rt.given(of.zero, [0]);
+this.tp = $rt.given(of.tp, new $DegreeRange({ minimum: 1, maximum: 1 }));
+this.pp = $rt.given(of.pp, new $DegreeRange({ minimum: 1, maximum: 1 }));
+this.cp = $rt.given(of.cp, new $DegreeRange({ minimum: 1, maximum: 1 }));
+this.ep = $rt.given(of.ep, new $DegreeRange({ minimum: 1, maximum: 1 }));
+this.tp_crosses = $rt.given(of.tp_crosses, false);
+this.recompute = $rt.given(of.recompute, null);
+}
+differs(degrees, stage) {
+const self = this;
+let allowed, axis, degree, found;
+
+found = [];
+for ([axis, degree] of $rt.iter($rt.items(degrees, ))) {
+allowed = $rt.attribute(self, axis);
+if (!$rt.has(allowed, degree)) {
+$rt.append(found, $rt.join($rt.str(axis), " ", $rt.str(degree), ", not ", $rt.str(allowed)));
+}
+}
+if (((stage !== null) && !$rt.has(self.zero, stage))) {
+$rt.append(found, $rt.join("ZeRO ", $rt.str(stage), ", not ", $rt.str($_stages(self.zero))));
+}
+return $rt.list(found);
+}
+says() {
+const self = this;
+let degrees, parts;
+
+parts = (!$rt.eq(self.zero, [0]) ? [$rt.join("ZeRO ", $rt.str($_stages(self.zero)))] : ["no ZeRO"]);
+degrees = $rt.dict($rt.iter(["tp", "pp", "cp", "ep"]).map((axis) => [axis, $rt.attribute(self, axis)]));
+parts = $rt.add(parts, $rt.iter($rt.items(degrees, )).filter(([axis, degree]) => !$rt.eq(degree, $ONE)).map(([axis, degree]) => $rt.join($rt.str(axis), " ", $rt.str(degree))));
+if ($rt.eq(self.recompute, "full")) {
+$rt.append(parts, "full recompute");
+}
+return $rt.joined(", ", parts);
+}
+}
+
+class $DegreeRange {
+constructor(of) {
+this.minimum = $rt.given(of.minimum, 1);
+this.maximum = $rt.given(of.maximum, 1);
+}
+__contains__(degree) {
+const self = this;
+
+return (($rt.number(self.minimum) <= $rt.number(degree)) && ($rt.number(degree) <= $rt.number(self.maximum)));
+}
+toString() {
+const self = this;
+
+if ($rt.eq(self.minimum, self.maximum)) {
+return $rt.str(self.minimum);
+}
+return $rt.add($rt.join($rt.str(self.minimum), " "), ($rt.eq(self.maximum, 1073741824) ? "or more" : $rt.join("to ", $rt.str(self.maximum))));
+}
+}
+
+class $TreeNode {
+constructor(of) {
+this.id = $rt.required(of.id, 'id');
+this.question = $rt.required(of.question, 'question');
+this.yes = $rt.required(of.yes, 'yes');
+this.no = $rt.required(of.no, 'no');
+}
+}
+
+class $GuideQuestion {
+constructor(of) {
+this.text = $rt.required(of.text, 'text');
+this.ask = $rt.required(of.ask, 'ask');
+}
+}
+
+class $TreeBranch {
+constructor(of) {
+this.strategy = $rt.given(of.strategy, null);
+this.to = $rt.given(of.to, "");
+this.add = $rt.given(of.add, null);
+}
+after(strategy) {
+const self = this;
+let name;
+
+strategy = $rt.either(self.strategy, () => strategy);
+if (!$rt.truth(self.add)) {
+return strategy;
+}
+name = $rt.joined(" + ", [strategy.name, ...$rt.iter($rt.iter(self.add).map((axis) => $rt.upper(axis, )))]);
+return $rt.replace(strategy, { name: name, ...$rt.members(self.add) });
+}
+}
+
+class $ZeroFitQuestion {
+constructor(of) {
+this.stage = $rt.required(of.stage, 'stage');
+this.recompute = $rt.given(of.recompute, null);
+}
+get text() {
+const self = this;
+let more, what;
+
+what = $rt.item(["optimizer state", "gradients too", "parameters too"], (self.stage - 1));
+more = ($rt.eq(self.recompute, "full") ? ", every block recomputed" : "");
+return $rt.join("With ", $rt.str(what), " cut over N data ranks", $rt.str(more), ", does it fit?");
+}
+ask(situation) {
+const self = this;
+let found, ranks, split;
+
+ranks = situation.most_data_ranks();
+split = new $GuideSplit({ dp: ranks, zero: self.stage });
+found = $_fits_split(situation, split, self.recompute);
+return new $GuideAnswer({ yes: found.yes, why: $rt.join("N = ", $rt.str(ranks), ": ", $rt.str(found.why)) });
+}
+}
+
+class $GuideWay {
+constructor(of) {
+this.id = $rt.required(of.id, 'id');
+this.source = $rt.required(of.source, 'source');
+this.title = $rt.required(of.title, 'title');
+this.steps = $rt.required(of.steps, 'steps');
+this.strategy = $rt.required(of.strategy, 'strategy');
+this.says = $rt.required(of.says, 'says');
+this.differs = $rt.required(of.differs, 'differs');
+this.note = $rt.required(of.note, 'note');
+}
+}
+
+class $GuideStep {
+constructor(of) {
+this.question = $rt.required(of.question, 'question');
+this.yes = $rt.required(of.yes, 'yes');
+this.why = $rt.required(of.why, 'why');
 }
 }
 
@@ -3717,56 +4715,56 @@ this.transfer_s = $rt.required(of.transfer_s, 'transfer_s');
 }
 }
 
-class $TierNumbers {
+class $Precision {
 constructor(of) {
-this.degree = $rt.required(of.degree, 'degree');
-this.bandwidth = $rt.required(of.bandwidth, 'bandwidth');
-this.latency_s = $rt.required(of.latency_s, 'latency_s');
-this.efficiency = $rt.required(of.efficiency, 'efficiency');
-this.half_bytes = $rt.required(of.half_bytes, 'half_bytes');
+this.parameters = $rt.given(of.parameters, "fp32");
+this.gradients = $rt.given(of.gradients, "fp32");
+this.reduction = $rt.given(of.reduction, "fp32");
+this.master = $rt.given(of.master, "fp32");
+this.loss_scaling = $rt.given(of.loss_scaling, "none");
+this.loss_scale = $rt.given(of.loss_scale, 65536.0);
+this.loss_scale_window = $rt.given(of.loss_scale_window, 1000);
+this.loss_scale_min = $rt.given(of.loss_scale_min, 1.0);
+this.loss_scale_hysteresis = $rt.given(of.loss_scale_hysteresis, 1);
+this.matmul = $rt.given(of.matmul, "parameters");
+this.fp8_block = $rt.given(of.fp8_block, 128);
+this.fp8_scales = $rt.given(of.fp8_scales, "block");
+this.fp8_history = $rt.given(of.fp8_history, 16);
+this.fp8_gradients = $rt.given(of.fp8_gradients, "e4m3");
+this.int8_block = $rt.given(of.int8_block, 0);
 }
-}
-
-class $CostInputs {
-constructor(of) {
-this.model = $rt.required(of.model, 'model');
-this.machine = $rt.required(of.machine, 'machine');
-this.software = $rt.required(of.software, 'software');
-this.layout = $rt.required(of.layout, 'layout');
-}
-get element() {
+get has_master() {
 const self = this;
 
-return self.software.element_bytes;
+return !$rt.eq(self.master, self.parameters);
 }
-get tokens() {
+get is_fp8() {
 const self = this;
 
-return ($rt.mul(self.layout.microbatch, self.model.length) / self.layout.cp);
+return $rt.eq(self.matmul, "fp8");
+}
+get has_tensor_scales() {
+const self = this;
+
+return $rt.both(self.is_fp8, () => $rt.eq(self.fp8_scales, "tensor"));
 }
 }
 
-class $MachineNumbers {
+class $GuideSplit {
 constructor(of) {
-this.peak_flops = $rt.required(of.peak_flops, 'peak_flops');
-this.attention_flops = $rt.required(of.attention_flops, 'attention_flops');
-this.memory_bytes = $rt.required(of.memory_bytes, 'memory_bytes');
-this.memory_bandwidth = $rt.required(of.memory_bandwidth, 'memory_bandwidth');
-this.matmul = $rt.required(of.matmul, 'matmul');
-this.half_depth = $rt.required(of.half_depth, 'half_depth');
-this.tile = $rt.required(of.tile, 'tile');
-this.units = $rt.required(of.units, 'units');
-this.memory = $rt.required(of.memory, 'memory');
-this.attention = $rt.required(of.attention, 'attention');
-this.attention_backward = $rt.required(of.attention_backward, 'attention_backward');
-this.optimizer = $rt.required(of.optimizer, 'optimizer');
-this.aligned = $rt.required(of.aligned, 'aligned');
-this.node = $rt.required(of.node, 'node');
-this.tiers = $rt.required(of.tiers, 'tiers');
-this.share = $rt.given(of.share, 1.0);
-this.launch_s = $rt.given(of.launch_s, 5e-06);
-this.half_reach = $rt.given(of.half_reach, 0.0);
-this.host_bandwidth = $rt.given(of.host_bandwidth, 31508000000.0);
+this.dp = $rt.given(of.dp, 1);
+this.tp = $rt.given(of.tp, 1);
+this.pp = $rt.given(of.pp, 1);
+this.cp = $rt.given(of.cp, 1);
+this.ep = $rt.given(of.ep, 1);
+this.zero = $rt.given(of.zero, 0);
+}
+}
+
+class $GuideAnswer {
+constructor(of) {
+this.yes = $rt.required(of.yes, 'yes');
+this.why = $rt.required(of.why, 'why');
 }
 }
 
@@ -3854,6 +4852,25 @@ this.slack = $rt.given(of.slack, 0.04);
 }
 }
 
+class $CostInputs {
+constructor(of) {
+this.model = $rt.required(of.model, 'model');
+this.machine = $rt.required(of.machine, 'machine');
+this.software = $rt.required(of.software, 'software');
+this.layout = $rt.required(of.layout, 'layout');
+}
+get element() {
+const self = this;
+
+return self.software.element_bytes;
+}
+get tokens() {
+const self = this;
+
+return ($rt.mul(self.layout.microbatch, self.model.length) / self.layout.cp);
+}
+}
+
 class $Experts {
 constructor(of) {
 this.num_experts = $rt.required(of.num_experts, 'num_experts');
@@ -3931,6 +4948,11 @@ const self = this;
 
 return $rt.either((self.experts === null), () => ($rt.number(self.experts.first_dense_layers) > $rt.number(0)));
 }
+layer_has_experts(layer) {
+const self = this;
+
+return $rt.both((self.experts !== null), () => ($rt.number(layer) >= $rt.number(self.experts.first_dense_layers)));
+}
 }
 
 class $_MicrobatchSums {
@@ -3996,6 +5018,25 @@ class $MeshDigit {
 constructor(of) {
 this.degree = $rt.required(of.degree, 'degree');
 this.stride = $rt.required(of.stride, 'stride');
+}
+}
+
+class $SizeRow {
+constructor(of) {
+this.id = $rt.required(of.id, 'id');
+this.billions = $rt.required(of.billions, 'billions');
+this.devices = $rt.required(of.devices, 'devices');
+this.strategy = $rt.required(of.strategy, 'strategy');
+this.corner = $rt.required(of.corner, 'corner');
+this.positions = $rt.given(of.positions, 1);
+this.experts = $rt.given(of.experts, false);
+}
+covers(situation) {
+const self = this;
+let billions, least, most;
+
+[[least, most], billions] = $rt.unpack([self.billions, (situation.num_parameters / 1000000000.0)], 2);
+return $rt.both($rt.both($rt.both((($rt.number(least) <= $rt.number(billions)) && ($rt.number(billions) <= $rt.number(most))), () => $rt.has(self.devices, situation.num_devices)), () => ($rt.number(situation.positions) >= $rt.number(self.positions))), () => $rt.either(!$rt.truth(self.experts), () => (situation.model.experts !== null)));
 }
 }
 
@@ -4095,6 +5136,25 @@ return $rt.item($rt.item(self.by_kind, $rt.index(["F", "B", "W", "BW"], action.k
 }
 }
 
+class $StatePrecision {
+constructor(of) {
+this.parameters = $rt.required(of.parameters, 'parameters');
+this.gradients = $rt.required(of.gradients, 'gradients');
+this.master = $rt.required(of.master, 'master');
+this.moments = $rt.required(of.moments, 'moments');
+}
+get optimizer() {
+const self = this;
+
+return $rt.add(self.master, self.moments);
+}
+get total() {
+const self = this;
+
+return $rt.add($rt.add(self.parameters, self.gradients), self.optimizer);
+}
+}
+
 class $_Steps {
 constructor(near, far) {
 const self = this;
@@ -4161,6 +5221,40 @@ get mixture_layers() {
 const self = this;
 
 return $rt.where(($rt.number(self.experts) > $rt.number(0)), (self.layers - self.dense_layers), 0.0);
+}
+}
+
+class $TierNumbers {
+constructor(of) {
+this.degree = $rt.required(of.degree, 'degree');
+this.bandwidth = $rt.required(of.bandwidth, 'bandwidth');
+this.latency_s = $rt.required(of.latency_s, 'latency_s');
+this.efficiency = $rt.required(of.efficiency, 'efficiency');
+this.half_bytes = $rt.required(of.half_bytes, 'half_bytes');
+}
+}
+
+class $MachineNumbers {
+constructor(of) {
+this.peak_flops = $rt.required(of.peak_flops, 'peak_flops');
+this.attention_flops = $rt.required(of.attention_flops, 'attention_flops');
+this.memory_bytes = $rt.required(of.memory_bytes, 'memory_bytes');
+this.memory_bandwidth = $rt.required(of.memory_bandwidth, 'memory_bandwidth');
+this.matmul = $rt.required(of.matmul, 'matmul');
+this.half_depth = $rt.required(of.half_depth, 'half_depth');
+this.tile = $rt.required(of.tile, 'tile');
+this.units = $rt.required(of.units, 'units');
+this.memory = $rt.required(of.memory, 'memory');
+this.attention = $rt.required(of.attention, 'attention');
+this.attention_backward = $rt.required(of.attention_backward, 'attention_backward');
+this.optimizer = $rt.required(of.optimizer, 'optimizer');
+this.aligned = $rt.required(of.aligned, 'aligned');
+this.node = $rt.required(of.node, 'node');
+this.tiers = $rt.required(of.tiers, 'tiers');
+this.share = $rt.given(of.share, 1.0);
+this.launch_s = $rt.given(of.launch_s, 5e-06);
+this.half_reach = $rt.given(of.half_reach, 0.0);
+this.host_bandwidth = $rt.given(of.host_bandwidth, 31508000000.0);
 }
 }
 
@@ -4290,6 +5384,19 @@ this.ends = $rt.required(of.ends, 'ends');
 }
 }
 
+class $ModelStates {
+constructor(of) {
+this.parameters = $rt.required(of.parameters, 'parameters');
+this.gradients = $rt.required(of.gradients, 'gradients');
+this.optimizer = $rt.required(of.optimizer, 'optimizer');
+}
+get total() {
+const self = this;
+
+return $rt.add($rt.add(self.parameters, self.gradients), self.optimizer);
+}
+}
+
 class $Rule {
 constructor(of) {
 this.id = $rt.required(of.id, 'id');
@@ -4308,6 +5415,32 @@ this.receive = $rt.given(of.receive, null);
 this.send = $rt.given(of.send, null);
 this.local_input = $rt.given(of.local_input, false);
 this.local_output = $rt.given(of.local_output, false);
+}
+}
+
+class $RankMemory {
+constructor(of) {
+this.states = $rt.required(of.states, 'states');
+this.gathered = $rt.required(of.gathered, 'gathered');
+this.activations = $rt.required(of.activations, 'activations');
+this.rest = $rt.required(of.rest, 'rest');
+}
+get total() {
+const self = this;
+
+return $rt.add($rt.add($rt.add(self.states, self.gathered), self.activations), self.rest);
+}
+}
+
+class $Link {
+constructor(of) {
+this.name = $rt.required(of.name, 'name');
+this.degree = $rt.required(of.degree, 'degree');
+this.bandwidth = $rt.required(of.bandwidth, 'bandwidth');
+this.latency_s = $rt.required(of.latency_s, 'latency_s');
+this.efficiency = $rt.given(of.efficiency, 1.0);
+this.half_bytes = $rt.given(of.half_bytes, 0.0);
+this.interfaces = $rt.given(of.interfaces, 0);
 }
 }
 
@@ -4542,14 +5675,6 @@ return $rt.where(($rt.number(waiting) > $rt.number(0.0)), split, self.whole);
 }
 }
 
-class $PositionRun {
-constructor(of) {
-this.start = $rt.required(of.start, 'start');
-this.step = $rt.required(of.step, 'step');
-this.count = $rt.required(of.count, 'count');
-}
-}
-
 class $ActivationNumbers {
 constructor(of) {
 this.tokens = $rt.required(of.tokens, 'tokens');
@@ -4687,31 +5812,19 @@ return $rt.add($rt.mul((1 - self.tp_ring), taken), $rt.mul($rt.mul(self.tp_ring,
 }
 }
 
-class $Band {
+class $PositionRun {
 constructor(of) {
-this.low = $rt.required(of.low, 'low');
-this.high = $rt.required(of.high, 'high');
+this.start = $rt.required(of.start, 'start');
+this.step = $rt.required(of.step, 'step');
+this.count = $rt.required(of.count, 'count');
 }
-keys(num_queries, num_keys) {
+between(start, stop) {
 const self = this;
-let empty, first, last, none;
+let first, last;
 
-first = ((self.high === null) ? 0 : $rt.largest(0, (-self.high)));
-last = ((self.low === null) ? num_keys : $rt.least(num_keys, (num_queries - self.low)));
-empty = $rt.both($rt.both((self.low !== null), () => (self.high !== null)), () => ($rt.number(self.low) > $rt.number(self.high)));
-none = $rt.either($rt.either(empty, () => $rt.eq(num_queries, 0)), () => ($rt.number(first) >= $rt.number(last)));
-return ($rt.truth(none) ? [0, 0] : [first, last]);
-}
-num_pairs(num_queries, num_keys) {
-const self = this;
-let high, low;
-
-low = ((self.low === null) ? (1 - num_keys) : $rt.largest(self.low, (1 - num_keys)));
-high = ((self.high === null) ? (num_queries - 1) : $rt.least(self.high, (num_queries - 1)));
-if ((($rt.number(low) > $rt.number(high)) || !$rt.truth(num_queries) || !$rt.truth(num_keys))) {
-return 0;
-}
-return ($_below(high, num_queries, num_keys) - $_below((low - 1), num_queries, num_keys));
+first = $rt.least($rt.largest(0, $_ceil_div((start - self.start), self.step)), self.count);
+last = $rt.least($rt.largest(0, $_ceil_div((stop - self.start), self.step)), self.count);
+return [first, $rt.largest(first, last)];
 }
 }
 
@@ -4749,13 +5862,71 @@ this.formula = $rt.required(of.formula, 'formula');
 }
 }
 
+class $Band {
+constructor(of) {
+this.low = $rt.required(of.low, 'low');
+this.high = $rt.required(of.high, 'high');
+}
+keys(num_queries, num_keys) {
+const self = this;
+let empty, first, last, none;
+
+first = ((self.high === null) ? 0 : $rt.largest(0, (-self.high)));
+last = ((self.low === null) ? num_keys : $rt.least(num_keys, (num_queries - self.low)));
+empty = $rt.both($rt.both((self.low !== null), () => (self.high !== null)), () => ($rt.number(self.low) > $rt.number(self.high)));
+none = $rt.either($rt.either(empty, () => $rt.eq(num_queries, 0)), () => ($rt.number(first) >= $rt.number(last)));
+return ($rt.truth(none) ? [0, 0] : [first, last]);
+}
+covers(num_queries, num_keys) {
+const self = this;
+let low;
+
+if ((!$rt.truth(num_queries) || !$rt.truth(num_keys))) {
+return true;
+}
+low = $rt.either((self.low === null), () => ($rt.number((1 - num_keys)) >= $rt.number(self.low)));
+return $rt.both(low, () => $rt.either((self.high === null), () => ($rt.number((num_queries - 1)) <= $rt.number(self.high))));
+}
+num_pairs(num_queries, num_keys) {
+const self = this;
+let high, low;
+
+low = ((self.low === null) ? (1 - num_keys) : $rt.largest(self.low, (1 - num_keys)));
+high = ((self.high === null) ? (num_queries - 1) : $rt.least(self.high, (num_queries - 1)));
+if ((($rt.number(low) > $rt.number(high)) || !$rt.truth(num_queries) || !$rt.truth(num_keys))) {
+return 0;
+}
+return ($_below(high, num_queries, num_keys) - $_below((low - 1), num_queries, num_keys));
+}
+}
+
+const $PRECISION_LINES = $rt.dict([["fp32", ""], ["bf16", "parameters = \"bf16\"\n"], ["bf16 gradients", "parameters = \"bf16\"\ngradients = \"bf16\"\nreduction = \"bf16\"\n"], ["fp16", "parameters = \"fp16\"\nloss_scaling = \"dynamic\"\n"], ["fp8", "parameters = \"bf16\"\nmatmul = \"fp8\"\n"], ["fp8 tensor", "parameters = \"bf16\"\nmatmul = \"fp8\"\nfp8_scales = \"tensor\"\n"]]);
+
+const $TREES = [new $DecisionTree({ id: "distributed", source: "distributed, decision tree", title: "Fits one device, or which axis first", ours: "it asks whether the model fits one device and names four ends; the questions between them are read from what it says of each end", start: new $Strategy({ name: "data parallel", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), nodes: [new $TreeNode({ id: "fits", question: new $GuideQuestion({ text: "Does the model, with gradients and optimizer state, fit one device?", ask: $lambda }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "data parallel", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "fast", add: null }) }), new $TreeNode({ id: "fast", question: new $GuideQuestion({ text: "Are the links inside of a node fast?", ask: $_fast_inside }), yes: new $TreeBranch({ strategy: null, to: "node", add: null }), no: new $TreeBranch({ strategy: new $Strategy({ name: "ZeRO 3 / FSDP", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }) }), new $TreeNode({ id: "node", question: new $GuideQuestion({ text: "Does it fit, cut by tensor parallelism over one node?", ask: $lambda_2 }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "tensor parallel in a node", zero: [0], tp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "nodes", add: null }) }), new $TreeNode({ id: "nodes", question: new $GuideQuestion({ text: "Are there several nodes?", ask: $_many_nodes }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "pipeline over nodes, tensor inside", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: new $Strategy({ name: "ZeRO 3 / FSDP", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }) })] }), new $DecisionTree({ id: "llm-training", source: "llm-training, section 10", title: "ZeRO 3 first, then axes one by one", ours: "'exceeds memory' is read as: activations of one microbatch, cut over a node, do not fit (so what fits over a node needs no such question)", start: new $Strategy({ name: "ZeRO 3 / FSDP", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), nodes: [new $TreeNode({ id: "block", question: new $GuideQuestion({ text: "Does one block fit one device?", ask: $_block }), yes: new $TreeBranch({ strategy: null, to: "sequence", add: null }), no: new $TreeBranch({ strategy: null, to: "node", add: $rt.dict([["tp", new $DegreeRange({ minimum: 2, maximum: 1073741824 })]]) }) }), new $TreeNode({ id: "node", question: new $GuideQuestion({ text: "Does it fit with tensor parallelism over a whole node, and ZeRO 3 over the rest?", ask: $_node_and_zero }), yes: new $TreeBranch({ strategy: null, to: "experts", add: null }), no: new $TreeBranch({ strategy: null, to: "sequence", add: $rt.dict([["pp", new $DegreeRange({ minimum: 2, maximum: 1073741824 })]]) }) }), new $TreeNode({ id: "sequence", question: new $GuideQuestion({ text: "Do the activations of one microbatch fit?", ask: $_sequence }), yes: new $TreeBranch({ strategy: null, to: "experts", add: null }), no: new $TreeBranch({ strategy: null, to: "experts", add: $rt.dict([["cp", new $DegreeRange({ minimum: 2, maximum: 1073741824 })]]) }) }), new $TreeNode({ id: "experts", question: new $GuideQuestion({ text: "Is it a mixture of experts?", ask: $_experts }), yes: new $TreeBranch({ strategy: null, to: "", add: $rt.dict([["ep", new $DegreeRange({ minimum: 2, maximum: 1073741824 })]]) }), no: new $TreeBranch({ strategy: null, to: "", add: null }) })] }), new $DecisionTree({ id: "scaling", source: "scaling, conclusion", title: "Compute or memory, then topology", ours: "its three questions for models that do not fit are asked in the order of what an answer rules out: one block, then shards, then depth; the topology where axes are combined", start: new $Strategy({ name: "data parallel", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), nodes: [new $TreeNode({ id: "fits", question: new $GuideQuestion({ text: "Does the model, with gradients and optimizer state, fit one device?", ask: $lambda }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "data parallel", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "block", add: null }) }), new $TreeNode({ id: "block", question: new $GuideQuestion({ text: "Does one block fit one device?", ask: $_block }), yes: new $TreeBranch({ strategy: null, to: "shards", add: null }), no: new $TreeBranch({ strategy: new $Strategy({ name: "tensor parallel in a node", zero: [0], tp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "tiers-block", add: null }) }), new $TreeNode({ id: "tiers-block", question: new $GuideQuestion({ text: "Are links fast in a node and slower between nodes?", ask: $_tiered }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "tensor x pipeline x data", zero: [0], tp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "", add: null }) }), new $TreeNode({ id: "shards", question: new $ZeroFitQuestion({ stage: 3, recompute: null }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "ZeRO 3 / FSDP", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "deep", add: null }) }), new $TreeNode({ id: "deep", question: new $GuideQuestion({ text: "Is the model deep: blocks enough for stages?", ask: $_deep }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "pipeline parallel", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "tiers-deep", add: null }), no: new $TreeBranch({ strategy: new $Strategy({ name: "more devices, or offload", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }) }), new $TreeNode({ id: "tiers-deep", question: new $GuideQuestion({ text: "Are links fast in a node and slower between nodes?", ask: $_tiered }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "tensor x pipeline x data", zero: [0], tp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "", add: null }) })] }), new $DecisionTree({ id: "cheapest", source: "llm-training-71 and between-02, corrected", title: "The cheapest communication that fits", ours: "stages 0 to 2 send 2 psi, stage 3 sends 3 psi, tensor ranks send activations of every block: the first that fits is taken (cost/bytes/model_states.py)", start: new $Strategy({ name: "data parallel", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), nodes: [new $TreeNode({ id: "ddp", question: new $GuideQuestion({ text: "Does the model, with gradients and optimizer state, fit one device?", ask: $lambda }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "data parallel", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "zero-1", add: null }) }), new $TreeNode({ id: "zero-1", question: new $ZeroFitQuestion({ stage: 1, recompute: null }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "ZeRO 1", zero: [1], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "zero-2", add: null }) }), new $TreeNode({ id: "zero-2", question: new $ZeroFitQuestion({ stage: 2, recompute: null }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "ZeRO 2", zero: [2], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "zero-3", add: null }) }), new $TreeNode({ id: "zero-3", question: new $ZeroFitQuestion({ stage: 3, recompute: null }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "ZeRO 3 / FSDP", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "recompute", add: null }) }), new $TreeNode({ id: "recompute", question: new $ZeroFitQuestion({ stage: 3, recompute: "full" }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "ZeRO 3, recomputed", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: "full" }), to: "", add: null }), no: new $TreeBranch({ strategy: null, to: "fast", add: null }) }), new $TreeNode({ id: "fast", question: new $GuideQuestion({ text: "Are the links inside of a node fast?", ask: $_fast_inside }), yes: new $TreeBranch({ strategy: new $Strategy({ name: "tensor x pipeline x ZeRO 1", zero: [1], tp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), tp_crosses: false, recompute: null }), to: "", add: null }), no: new $TreeBranch({ strategy: new $Strategy({ name: "more devices, or offload", zero: [3], tp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), to: "", add: null }) })] })];
+
 const $SCHEDULES = $rt.dict([["naive", $Naive], ["gpipe", $GPipe], ["1f1b", $OneFOneB], ["interleaved-1f1b", $Interleaved], ["breadth-first", $BreadthFirst], ["zb-h1", $ZeroBubbleH1], ["zb-h2", $ZeroBubbleH2], ["zb-v", $ZeroBubbleV], ["dualpipe", $DualPipe], ["dualpipe-v", $DualPipeV]]);
+
+const $PRECISIONS = $rt.dict([["fp32", new $Precision({ parameters: "fp32", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["bf16", new $Precision({ parameters: "bf16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["bf16 gradients", new $Precision({ parameters: "bf16", gradients: "bf16", reduction: "bf16", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["fp16", new $Precision({ parameters: "fp16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "dynamic", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["fp8", new $Precision({ parameters: "bf16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "fp8", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["fp8 tensor", new $Precision({ parameters: "bf16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "fp8", fp8_block: 128, fp8_scales: "tensor", fp8_history: 16, fp8_gradients: "e5m2", int8_block: 0 })]]);
+
+const $ONE = new $DegreeRange({ minimum: 1, maximum: 1 });
+
+const $PLAIN = $rt.dict([["ep", 1], ["servers", 0], ["sequence_parallel", false], ["tp_overlap", "none"], ["reshard", "always"], ["secondary", false], ["gather", "parameters"], ["reduce", "exact"], ["optimizer_offload", "none"], ["parameter_offload", "none"], ["virtual", 1], ["optimizer", "adamw"], ["every", 1], ["operators", "auto"], ["context", "ring"], ["ulysses", 1], ["expert_tp", 1], ["dispatch", "flat"], ["chunks", 1]]);
+
+const $OPERATORS = $rt.dict([["auto", []], ["norm", ["norm"]], ["attention", ["attention"]], ["mlp", ["mlp"]], ["norm activation", ["norm", "activation"]], ["norm attention", ["norm", "attention"]], ["norm mlp", ["norm", "mlp"]], ["norm mlp attention", ["norm", "mlp", "attention"]]]);
+
+const $SIZES = [new $SizeRow({ id: "size-1b-7b", billions: [1, 7.5], devices: new $DegreeRange({ minimum: 1, maximum: 8 }), strategy: new $Strategy({ name: "ZeRO 2 or 3", zero: [2, 3], tp: new $DegreeRange({ minimum: 1, maximum: 1 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), corner: "7B on one device: ZeRO cuts nothing at N = 1 (112 GB; llm-training-66)", positions: 1, experts: false }), new $SizeRow({ id: "size-7b-70b", billions: [7, 72], devices: new $DegreeRange({ minimum: 8, maximum: 64 }), strategy: new $Strategy({ name: "ZeRO 3 + TP 2 to 4", zero: [3], tp: new $DegreeRange({ minimum: 2, maximum: 4 }), pp: new $DegreeRange({ minimum: 1, maximum: 1 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), corner: "70B on 8 devices: 140 GB each (llm-training-67)", positions: 1, experts: false }), new $SizeRow({ id: "size-70b-500b", billions: [70, 500], devices: new $DegreeRange({ minimum: 64, maximum: 512 }), strategy: new $Strategy({ name: "TP 8 + PP 4 to 8 + DP", zero: [0], tp: new $DegreeRange({ minimum: 8, maximum: 8 }), pp: new $DegreeRange({ minimum: 4, maximum: 8 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 1, maximum: 1 }), tp_crosses: false, recompute: null }), corner: "500B with TP 8, PP 8: 125 GB without ZeRO 1, 43 GB with it at N = 8 (llm-training-68)", positions: 1, experts: false }), new $SizeRow({ id: "size-500b-experts", billions: [500, 1000000.0], devices: new $DegreeRange({ minimum: 512, maximum: 1073741824 }), strategy: new $Strategy({ name: "TP + PP + DP + EP", zero: [0], tp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 1, maximum: 1 }), ep: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), tp_crosses: false, recompute: null }), corner: "its example has TP 16; DeepSeek-V3 was trained without TP, EP 64, PP 16 (llm-training-69)", positions: 1, experts: true }), new $SizeRow({ id: "size-long-context", billions: [0, 1000000.0], devices: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), strategy: new $Strategy({ name: "add CP", zero: [0, 1, 2, 3], tp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), pp: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), cp: new $DegreeRange({ minimum: 2, maximum: 1073741824 }), ep: new $DegreeRange({ minimum: 1, maximum: 1073741824 }), tp_crosses: false, recompute: null }), corner: "says nothing of how keys meet queries: echelon explain context", positions: 131072, experts: false })];
 
 const $NO_FILE = new $ActionCells({ source: "", rows: [], cells: [] });
 
 const $_LEGEND = "[ ] cannot start      ( ) would end the wait of the rank whose arrow comes here";
 
-const $_closed_forms = [new $ClosedForms({ idle_s: $lambda, in_flight: $lambda_2, waiting: null }), new $ClosedForms({ idle_s: $lambda_3, in_flight: $lambda_4, waiting: null }), new $ClosedForms({ idle_s: $lambda_3, in_flight: $lambda_5, waiting: null }), new $ClosedForms({ idle_s: $lambda_6, in_flight: $lambda_7, waiting: null }), new $ClosedForms({ idle_s: $lambda_6, in_flight: $lambda_4, waiting: null }), new $ClosedForms({ idle_s: $lambda_8, in_flight: $lambda_5, waiting: $rt.min }), new $ClosedForms({ idle_s: $lambda_9, in_flight: $lambda_10, waiting: $lambda_11 }), new $ClosedForms({ idle_s: $lambda_12, in_flight: $lambda_5, waiting: $lambda_13 }), new $ClosedForms({ idle_s: $lambda_14, in_flight: $lambda_15, waiting: $lambda_16 }), new $ClosedForms({ idle_s: $lambda_17, in_flight: $lambda_15, waiting: $lambda_16 })];
+const $DTYPE_BYTES = $rt.dict([["fp64", 8], ["fp32", 4], ["bf16", 2], ["fp16", 2]]);
+
+const $num_states = $rt.dict([["adamw", 2], ["sgd", 1], ["muon", 1]]);
+
+const $_closed_forms = [new $ClosedForms({ idle_s: $lambda_3, in_flight: $lambda_4, waiting: null }), new $ClosedForms({ idle_s: $lambda_5, in_flight: $lambda_6, waiting: null }), new $ClosedForms({ idle_s: $lambda_5, in_flight: $lambda_7, waiting: null }), new $ClosedForms({ idle_s: $lambda_8, in_flight: $lambda_9, waiting: null }), new $ClosedForms({ idle_s: $lambda_8, in_flight: $lambda_6, waiting: null }), new $ClosedForms({ idle_s: $lambda_10, in_flight: $lambda_7, waiting: $rt.min }), new $ClosedForms({ idle_s: $lambda_11, in_flight: $lambda_12, waiting: $lambda_13 }), new $ClosedForms({ idle_s: $lambda_14, in_flight: $lambda_7, waiting: $lambda_15 }), new $ClosedForms({ idle_s: $lambda_16, in_flight: $lambda_17, waiting: $lambda_18 }), new $ClosedForms({ idle_s: $lambda_19, in_flight: $lambda_17, waiting: $lambda_18 })];
+
+const $MIXED_PRECISION = new $StatePrecision({ parameters: 2, gradients: 2, master: 4, moments: 8 });
 
 const $Rule_2 = new $Rule({ id: "schedule-even-ranks" });
 
@@ -4775,6 +5946,8 @@ const $Rule_7 = new $Rule({ id: "schedule-cannot-deadlock" });
 
 const $Rule_8 = new $Rule({ id: "schedule-within-memory" });
 
+const $schedule_index = $rt.dict([["naive", 0.0], ["gpipe", 1.0], ["1f1b", 2.0], ["interleaved-1f1b", 3.0], ["breadth-first", 4.0], ["zb-h1", 5.0], ["zb-h2", 6.0], ["zb-v", 7.0], ["dualpipe", 8.0], ["dualpipe-v", 9.0]]);
+
 const $NOTHING = new $ExchangeSeconds({ forward: 0.0, backward: 0.0, shown_forward: 0.0, shown_backward: 0.0 });
 
 const $_crossing = [8];
@@ -4782,6 +5955,8 @@ const $_crossing = [8];
 const $_bent = [7, 9];
 
 const $algorithm_index = $rt.dict([["backend", 0], ["ring", 1], ["tree", 2], ["halving-doubling", 3], ["hierarchical", 4]]);
+
+const $CODE_BITS = $rt.dict([["int8", 8], ["int4", 4]]);
 
 export { $controls_of_record as controls_of_record };
 
@@ -4792,6 +5967,8 @@ export { $broken_rules as broken_rules };
 export { $run_text as run_text };
 
 export { $mesh_axes as mesh_axes };
+
+export { $guide_ways as guide_ways };
 
 export { $schedule_names as schedule_names };
 

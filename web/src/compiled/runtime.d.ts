@@ -1,1 +1,3 @@
 export function mapped(value: unknown): unknown;
+
+export function mappedLater(records: unknown[]): unknown[];

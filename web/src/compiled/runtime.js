@@ -146,15 +146,20 @@ export function eq(left, right) {
     return left.size === right.size && keys(left).every((one) => right.has(one));
   }
   if (left instanceof Map || right instanceof Map) fail("== of dicts");
-  if (record(left) && record(right)) return left === right || named(left) === named(right);
+  if (isRecord(left) && isRecord(right)) {
+    if (left === right) return true;
+    if (left.constructor !== right.constructor) return false;
+    return Object.keys(left).every((name) => eq(left[name], right[name]));
+  }
   return plain(left) === plain(right);
 }
 
-const record = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
+const isRecord = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
 
 export function has(owner, value) {
   if (owner instanceof Map) return owner.has(value);
   if (typeof owner === "string") return owner.includes(value);
+  if (!Array.isArray(owner)) return owner.__contains__(value);
   return owner.some((one) => eq(one, value));
 }
 
@@ -179,7 +184,10 @@ export function item(owner, key) {
 }
 
 export function setitem(owner, key, value) {
-  if (owner instanceof Map) return void owner.set(key, value);
+  if (owner instanceof Map) {
+    spread.delete(owner);
+    return void owner.set(key, value);
+  }
   const place = key < 0 ? owner.length + key : Number(key);
   if (place < 0 || place >= owner.length) fail(`no place ${key}`);
   owner[place] = value;
@@ -194,7 +202,14 @@ export function attribute(owner, name) {
 
 export const given = (value, otherwise) => (value === undefined ? otherwise : value);
 export const required = (value, name) => (value === undefined ? fail(`no ${name}`) : value);
-export const members = (value) => (value instanceof Map ? Object.fromEntries(value) : value);
+// Rows of tables become records again and again.
+const spread = new WeakMap();
+export function members(value) {
+  if (!(value instanceof Map)) return value;
+  if (!spread.has(value)) spread.set(value, Object.fromEntries(value));
+  return spread.get(value);
+}
+
 export const replace = (record, changes) => new record.constructor({ ...record, ...changes });
 export const fields = (record) => Object.keys(record).map((name) => ({ name }));
 
@@ -333,6 +348,7 @@ export function pop(owner, key, otherwise) {
   }
   if (otherwise !== undefined && !owner.has(key)) return otherwise;
   const found = item(owner, key);
+  spread.delete(owner);
   owner.delete(key);
   return found;
 }
@@ -345,7 +361,29 @@ export function index(owner, value) {
 export const join = (...parts) => parts.join("");
 export const joined = (between, values) => iter(values).join(between);
 export const repr = (value) => (typeof value === "string" ? `'${value}'` : str(value));
-export const grouped = (value) => value.toLocaleString("en-US");
+
+const THOUSANDS = /\B(?=(\d{3})+$)/g;
+
+function commas(text) {
+  const [whole, rest] = text.split(".");
+  const found = whole.replace(THOUSANDS, ",");
+  return rest === undefined ? found : `${found}.${rest}`;
+}
+
+export const grouped = (value) => commas(String(value));
+
+// As Python: halfway to the even digit, where a number is truly halfway.
+export function fixed(value, digits, group) {
+  const size = Math.abs(number(value));
+  const shifted = size * 2 ** (digits + 1);
+  let near = size;
+  if (Number.isInteger(shifted) && shifted % 2 === 1) {
+    const below = Math.floor((shifted * 5 ** digits) / 2);
+    near = (below % 2 === 0 ? below : below + 1) / 10 ** digits;
+  }
+  const text = near.toFixed(digits);
+  return (value < 0 || Object.is(value, -0) ? "-" : "") + (group ? commas(text) : text);
+}
 
 export function str(value) {
   if (value === null) return "None";
@@ -373,4 +411,18 @@ export function mapped(value) {
   if (Array.isArray(value)) return value.map(mapped);
   if (value === null || typeof value !== "object") return value;
   return new Map(Object.entries(value).map(([name, one]) => [name, mapped(one)]));
+}
+
+// The same of long tables, each record when it is first read.
+export function mappedLater(records) {
+  const found = new Array(records.length);
+  records.forEach((record, place) => {
+    const get = () => {
+      const value = mapped(record);
+      Object.defineProperty(found, place, { value });
+      return value;
+    };
+    Object.defineProperty(found, place, { get, configurable: true });
+  });
+  return found;
 }

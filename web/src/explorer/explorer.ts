@@ -1,50 +1,120 @@
 // The explorer: controls, and what they come to by compiled formulas, at once.
 
-import { broken_rules, controls_of_record, predict, run_text } from "../compiled/formulas.js";
-import type { Broken, Controls, Prediction, Table } from "../compiled/formulas.js";
-import { mapped } from "../compiled/runtime.js";
+import { broken_rules, controls_of_record, guide_ways, predict, run_text } from "../compiled/formulas.js";
+import type { Controls, Prediction, Table } from "../compiled/formulas.js";
+import { mapped, mappedLater } from "../compiled/runtime.js";
 import { el } from "../dom";
-import { figure, type Figure } from "../figures/figure";
+import { isLesson } from "../lessons/address";
 import { scheduleBuilder } from "../schedules/builder";
 import { withBuilt } from "../schedules/link";
-import { isLesson } from "../lessons/address";
-import { dataTable } from "../table";
-import { bytesText, memoryFigure, meshFigure, secondsText, shareText, stepFigure, termsTable } from "./figures";
-import { controlsOf, effective, hashOf, stateOfHash, valueOf } from "./state";
+import { brokenList } from "./broken";
+import { controlsOf, form, input, put, settle, textOf } from "./controls";
+import type { Input } from "./controls";
+import { bytesText, countText, secondsText, shareText } from "./figures";
+import { guidesSection } from "./guides";
+import { changed, slowly, ways } from "./near";
+import type { Change } from "./near";
+import { microbatches, nearPlans, neighboursSection } from "./neighbours";
+import { runSection } from "./run";
+import { resultParts } from "./results";
+import { effective, hashOf, stateOfHash, valueOf } from "./state";
 import type { ClusterRecord, Control, ExplorerDocument, State } from "./state";
 
-interface Parts {
-  verdict: HTMLElement;
-  facts: HTMLElement;
-  broken: HTMLElement;
-  results: HTMLElement;
-  text: HTMLTextAreaElement;
-  mesh?: { key: string; made: HTMLElement };
+// What formulas are asked of a state: the records of its model and cluster, and its controls.
+interface Asked {
+  controls: Controls;
+  model: Table;
+  cluster: Table;
+  record: ClusterRecord;
 }
 
 export function explorer(found: ExplorerDocument): Node[] {
   const controls = controlsOf(found.tables);
-  const tables = mapped(found.tables) as Table;
-  let state = stateOfHash(location.hash, controls, found.start);
+  const ask = asker(found, controls);
+  const inputs = new Map<string, Input>(controls.map((one) => [one.name, input(one)]));
   const wrong = new Map<string, string>();
-  const parts: Parts = {
-    verdict: el("p", { class: "verdict", id: "verdict", role: "status" }),
-    facts: el("dl", { class: "facts" }),
-    broken: el("ul", { class: "broken", "aria-label": "Rules that are broken" }),
-    results: el("main", { id: "content" }),
-    text: el("textarea", { readonly: true, rows: 12, "aria-label": "run.toml", spellcheck: false }),
+  let state = stateOfHash(location.hash, controls, found.start);
+  let turn = 0;
+
+  const choose = (change: Change) => {
+    state = changed(state, change);
+    wrong.clear();
+    history.replaceState(null, "", hashOf(state));
+    for (const control of controls) put(inputs.get(control.name)!, control, state);
+    update();
+    inputs.get(change[0]![0])?.focus();
   };
-  const inputs = new Map(controls.map((one) => [one.name, input(one)]));
+  const verdict = el("p", { class: "verdict", id: "verdict", role: "status" });
+  const facts = el("dl", { class: "facts" });
+  const broken = brokenList(controls, choose);
+  const results = resultParts();
+  const near = neighboursSection(controls, choose);
+  const guides = guidesSection();
+  const run = runSection();
+  const main = el("main", { id: "content" }, results.made, near.made, guides.made);
+
   const update = () => {
-    const told = effective(state, controls, found.tables);
-    for (const control of controls) settle(inputs.get(control.name)!, control, state, found);
-    show(parts, tables, found, told, [...wrong.values()]);
+    turn += 1;
+    const now = turn;
+    for (const control of controls) settle(inputs.get(control.name)!, control, state, found.tables);
+    const asked = ask.of(state);
+    const rules = wrong.size ? [] : ask.broken(asked);
+    broken.show([...wrong.values()], rules);
+    const bad = wrong.size + rules.length;
+    run.show(bad ? "" : run_text(asked.controls, asked.model, asked.cluster));
+    main.hidden = bad > 0;
+    broken.made.removeAttribute("aria-busy");
+    main.removeAttribute("aria-busy");
+    if (bad) {
+      verdict.className = "verdict bad";
+      verdict.textContent = `These settings make no plan: ${bad === 1 ? "one rule is" : `${bad} rules are`} broken.`;
+      facts.replaceChildren();
+      if (!wrong.size) offer(now);
+      return;
+    }
+    const predicted = ask.predict(asked);
+    say(verdict, facts, predicted, asked);
+    results.show(predicted, asked.record);
+    later(now, asked, predicted);
+  };
+  const offer = (now: number) => {
+    const before = ask.rules(state);
+    const devices = ask.of(state).record.devices;
+    broken.made.setAttribute("aria-busy", "true");
+    slowly(ways(state, before, controls, devices, ask.rules), () => turn !== now, (found) => {
+      broken.offer(found);
+      broken.made.removeAttribute("aria-busy");
+    });
+  };
+  // What somebody reads after the numbers may come after them.
+  const later = (now: number, asked: Asked, predicted: Prediction) => {
+    main.setAttribute("aria-busy", "true");
+    const memory = asked.record.memory_bytes;
+    const planOf = (one: State) => {
+      const other = ask.of(one);
+      return ask.broken(other).length ? null : ask.predict(other);
+    };
+    slowly(
+      (function* () {
+        results.mesh(asked.controls, asked.record, asked.cluster);
+        yield;
+        guides.show(guide_ways(ask.tables, asked.controls, asked.model, asked.cluster));
+        yield;
+        const plans = yield* nearPlans(state, controls, found.tables, memory, planOf);
+        return { plans, sizes: yield* microbatches(state, memory, planOf) };
+      })(),
+      () => turn !== now,
+      ({ plans, sizes }) => {
+        near.show(plans, sizes, predicted, predicted.bytes_held <= memory);
+        main.removeAttribute("aria-busy");
+      },
+    );
   };
   for (const control of controls) {
     const made = inputs.get(control.name)!;
     put(made, control, state);
     made.addEventListener(made instanceof HTMLSelectElement ? "change" : "input", () => {
-      const read = valueOf(control, made instanceof HTMLInputElement && made.type === "checkbox" ? String(made.checked) : made.value);
+      const read = valueOf(control, textOf(made));
       made.setAttribute("aria-invalid", String("why" in read));
       if ("why" in read) {
         wrong.set(control.name, read.why);
@@ -66,166 +136,73 @@ export function explorer(found: ExplorerDocument): Node[] {
   update();
   return [
     el("a", { class: "skip", href: "#content" }, "Skip to the content"),
-    el("header", {}, el("h1", {}, "Explorer"), parts.verdict, parts.broken, parts.facts),
+    el("header", {}, el("h1", {}, "Explorer"), verdict, broken.made, facts),
     form(controls, inputs),
-    parts.results,
-    runSection(parts.text),
+    main,
+    run.made,
     scheduleBuilder(),
-    el(
-      "footer",
-      {},
-      el(
-        "p",
-        {},
-        `${found.made_by}. Numbers are closed forms, as a search compares plans by; echelon plan times a pipeline `,
-        "event by event and counts what a rank holds. This file loads nothing and sends nothing.",
-      ),
-    ),
+    foot(found),
   ];
 }
 
-function input(control: Control): HTMLSelectElement | HTMLInputElement {
-  const id = `control-${control.name}`;
-  if (!control.choices) {
-    return el("input", { id, name: control.name, type: "number", min: 1, max: control.most, step: 1 });
-  }
-  if (control.choices.every((one) => typeof one === "boolean")) {
-    return el("input", { id, name: control.name, type: "checkbox" });
-  }
-  const options = control.choices.map((one) => el("option", { value: String(one) }, String(one)));
-  return el("select", { id, name: control.name }, ...options);
-}
-
-function put(made: HTMLSelectElement | HTMLInputElement, control: Control, state: State): void {
-  made.removeAttribute("aria-invalid");
-  if (made instanceof HTMLInputElement && made.type === "checkbox") made.checked = state[control.name] === true;
-  else made.value = String(state[control.name]);
-}
-
-function settle(made: HTMLElement, control: Control, state: State, found: ExplorerDocument): void {
-  const idle = control.idle?.(state, found.tables) ?? "";
-  made.toggleAttribute("disabled", idle !== "");
-  made.title = idle && `no effect: ${idle}`;
-}
-
-function form(controls: Control[], inputs: Map<string, HTMLElement>): Node {
-  const rows = controls.map((one) =>
-    el("div", {}, el("label", { for: `control-${one.name}` }, one.label), inputs.get(one.name)!),
+function asker(found: ExplorerDocument, controls: Control[]) {
+  const tables: Table = new Map(
+    Object.entries(found.tables).map(([name, one]) => [name, Array.isArray(one) ? mappedLater(one) : mapped(one)]),
   );
-  const made = el("form", { class: "explorer", "aria-label": "Controls" }, ...rows);
-  made.addEventListener("submit", (event) => event.preventDefault());
-  return made;
+  const place = <T extends { name: string }>(rows: T[]) => new Map(rows.map((one, at) => [one.name, at]));
+  const [models, clusters] = [place(found.tables.models), place(found.tables.clusters)];
+  const of = (state: State): Asked => {
+    const { model, cluster, ...rest } = effective(state, controls, found.tables);
+    const at = clusters.get(String(cluster))!;
+    return {
+      controls: controls_of_record(new Map(Object.entries(rest))),
+      model: (tables.get("models") as Table[])[models.get(String(model))!]!,
+      cluster: (tables.get("clusters") as Table[])[at]!,
+      record: found.tables.clusters[at]!,
+    };
+  };
+  const broken = (one: Asked) => broken_rules(tables, one.controls, one.model, one.cluster);
+  return {
+    tables,
+    of,
+    broken,
+    rules: (state: State) => broken(of(state)).map((one) => one.rule),
+    predict: (one: Asked) => predict(tables, one.controls, one.model, one.cluster),
+  };
 }
 
-function show(parts: Parts, tables: Table, found: ExplorerDocument, state: State, wrong: string[]): void {
-  const { model, cluster, ...rest } = state;
-  const place = found.tables.clusters.findIndex((one) => one.name === cluster);
-  const record = found.tables.clusters[place]!;
-  const table = (tables.get("clusters") as Table[])[place]!;
-  const shape = (tables.get("models") as Table[])[found.tables.models.findIndex((one) => one.name === model)]!;
-  const controls = controls_of_record(new Map(Object.entries(rest)));
-  const broken = wrong.length ? [] : broken_rules(tables, controls, shape, table);
-  const bad = [...wrong.map((message) => ({ rule: "", message })), ...broken];
-  parts.broken.replaceChildren(...bad.map(brokenRow));
-  parts.broken.hidden = bad.length === 0;
-  parts.text.value = bad.length ? "" : run_text(controls, shape, table);
-  if (bad.length) {
-    parts.verdict.className = "verdict bad";
-    parts.verdict.textContent = `These settings make no plan: ${bad.length === 1 ? "one rule is" : `${bad.length} rules are`} broken.`;
-    parts.facts.replaceChildren();
-    parts.results.replaceChildren();
-    return;
-  }
-  const predicted = predict(tables, controls, shape, table);
-  say(parts, predicted, controls, record);
-  const open = new Set([...parts.results.querySelectorAll("section:has(details[open])")].map((one) => one.id));
-  const made = sections(predicted, record);
-  for (const one of made) if (open.has(one.id)) one.querySelector("details")!.open = true;
-  const mesh = meshSection(parts, controls, record, table);
-  parts.results.replaceChildren(...made, ...(mesh ? [mesh] : []));
-}
-
-function brokenRow(one: Broken): Node {
-  return el("li", {}, one.rule ? el("code", {}, one.rule) : null, one.rule ? `: ${one.message}` : one.message);
-}
-
-function say(parts: Parts, found: Prediction, controls: Controls, cluster: ClusterRecord): void {
+function say(verdict: HTMLElement, facts: HTMLElement, found: Prediction, asked: Asked): void {
+  const { record: cluster, controls } = asked;
   const fits = found.bytes_held <= cluster.memory_bytes;
   const of = cluster.memory_bytes > 0 ? ` of ${bytesText(cluster.memory_bytes)}` : "";
-  parts.verdict.className = `verdict ${fits ? "good" : "bad"}`;
-  parts.verdict.textContent = `The plan ${fits ? "fits" : "does not fit"}: its fullest rank holds ${bytesText(found.bytes_held)}${of}, and a step takes ${secondsText(found.step_s)}.`;
+  verdict.className = `verdict ${fits ? "good" : "bad"}`;
+  verdict.textContent = `The plan ${fits ? "fits" : "does not fit"}: its fullest rank holds ${bytesText(found.bytes_held)}${of}, and a step takes ${secondsText(found.step_s)}.`;
   const rows: [string, string, number][] = [
     ["step", secondsText(found.step_s), found.step_s],
-    ["tokens/s of a device", Math.round(found.tokens_per_s_per_device).toLocaleString("en-US"), found.tokens_per_s_per_device],
+    ["tokens/s of a device", countText(Math.round(found.tokens_per_s_per_device)), found.tokens_per_s_per_device],
     ["MFU", shareText(found.mfu), found.mfu],
     ["memory of the fullest rank", bytesText(found.bytes_held), found.bytes_held],
-    ["ranks", controls.ranks.toLocaleString("en-US"), controls.ranks],
+    ["ranks", countText(controls.ranks), controls.ranks],
   ];
-  parts.facts.replaceChildren(
+  facts.replaceChildren(
     ...rows.map(([name, value, exact]) =>
       el("div", {}, el("dt", {}, name), el("dd", {}, el("strong", { "data-number": exact }, value))),
     ),
   );
 }
 
-// The mesh is drawn anew where it is another: a rank that was chosen stays so else.
-function meshSection(parts: Parts, controls: Controls, cluster: ClusterRecord, table: Table): Node | null {
-  if (controls.ranks === 1) return null;
-  const mesh = meshFigure(controls, cluster, table);
-  const key = JSON.stringify(mesh);
-  if (parts.mesh?.key !== key) {
-    const made = section("mesh", "Where ranks are", "Choose a rank to see its groups.", mesh, null);
-    parts.mesh = { key, made };
-  }
-  return parts.mesh.made;
-}
-
-function sections(found: Prediction, cluster: ClusterRecord): HTMLElement[] {
-  return [
-    section(
-      "memory",
-      "What the fullest rank holds at its peak",
-      `The fullest rank holds ${bytesText(found.bytes_held)}.`,
-      memoryFigure(found, cluster),
-      dataTable(termsTable("bytes", found.bytes, found.bytes_held, bytesText), "bytes by term"),
-    ),
-    section(
-      "step",
-      "Seconds of a step",
-      `A step takes ${secondsText(found.step_s)}.`,
-      stepFigure(found),
-      dataTable(termsTable("seconds", found.seconds, found.step_s, secondsText), "seconds by term"),
-    ),
-  ];
-}
-
-function section(id: string, title: string, summary: string, drawn: Figure, table: Node | null): HTMLElement {
+function foot(found: ExplorerDocument): Node {
   return el(
-    "section",
-    { id, "aria-labelledby": `${id}-title` },
-    el("h2", { id: `${id}-title` }, title),
-    el("p", { class: "summary", id: `${id}-summary` }, summary),
-    figure(drawn, title, `${id}-summary`),
-    table ? el("details", {}, el("summary", {}, "The numbers as a table"), table) : null,
-  );
-}
-
-function runSection(text: HTMLTextAreaElement): Node {
-  const said = el("span", { role: "status" });
-  const button = el("button", { type: "button" }, "Copy run.toml");
-  button.addEventListener("click", () => {
-    text.select();
-    const copied = () => (said.textContent = " copied");
-    // A page that is a file may not have the clipboard: what is selected can be copied by keys.
-    const refused = () => (said.textContent = " selected: copy it by the keyboard");
-    (navigator.clipboard?.writeText(text.value) ?? Promise.reject()).then(copied, refused);
-  });
-  return el(
-    "section",
-    { id: "run", "aria-labelledby": "run-title" },
-    el("h2", { id: "run-title" }, "The run file"),
-    el("p", { class: "summary" }, "echelon plan, rehearse, prove and train read it."),
-    el("p", {}, button, said),
-    text,
+    "footer",
+    {},
+    el(
+      "p",
+      {},
+      `${found.made_by}. Numbers are closed forms, as a search compares plans by; echelon plan times a pipeline `,
+      "event by event and counts what a rank holds. What these forms do not see has no control: buckets, units and ",
+      "prefetch of ZeRO, offload to NVMe, how gradients of microbatches add up, stages by hand, capacity of experts, ",
+      "asynchronous servers. Local SGD, replicas on threads, kernels and padded rows are left to a run file, too. ",
+      "This file loads nothing and sends nothing.",
+    ),
   );
 }

@@ -18,6 +18,8 @@ export function bytesText(bytes: number): string {
 }
 
 export const secondsText = (seconds: number) => `${Number(seconds.toPrecision(4))} s`;
+// Formats of a locale take longer than all formulas of a plan.
+export const countText = (count: number) => String(count).replace(/\B(?=(\d{3})+$)/g, ",");
 export const shareText = (part: number) => `${(100 * part).toFixed(1)} %`;
 
 export function memoryFigure(found: Prediction, cluster: ClusterRecord): BarsFigure {
@@ -77,10 +79,13 @@ export function meshFigure(controls: Controls, cluster: ClusterRecord, table: Ta
     kind: "mesh",
     cluster: cluster.name,
     device: cluster.device,
-    ranks: controls.ranks,
+    ranks: controls.workers,
     devices_per_node: cluster.devices_per_node,
     axes: mesh_axes(controls, table),
-    words: [],
+    words:
+      controls.ranks > controls.workers
+        ? [`Ranks from ${controls.workers} to ${controls.ranks - 1} are parameter servers, no part of the mesh.`]
+        : [],
   };
 }
 

@@ -17,8 +17,11 @@ export interface Tables {
   models: { name: string; shape: { experts: unknown } }[];
   clusters: ClusterRecord[];
   schedules: Record<string, number>;
-  context_kinds: Record<string, unknown>;
+  context_kinds: Record<string, { exchange: string }>;
   recomputes: string[];
+  operators: string[];
+  precisions: string[];
+  optimizers: string[];
   context_degrees: number[];
   lengths: number[];
 }
@@ -36,54 +39,22 @@ export interface ExplorerDocument {
 export interface Control {
   name: string;
   label: string;
-  // What can be chosen; none: a whole number from 1 to `most`.
+  group: string;
+  // What can be chosen; none: a whole number from `least` to `most`.
   choices?: Value[];
+  least?: number;
   most?: number;
   // Why the control has no effect; "" where it has one.
   idle?: (state: State, tables: Tables) => string;
   // What it is then.
   plain?: Value;
+  // Whether it decides what is computed, not who computes it.
+  mathematics?: boolean;
 }
 
 const MOST = 1_048_576;
 
-const degree = (name: string, label: string): Control => ({ name, label, most: MOST });
-
-export function controlsOf(tables: Tables): Control[] {
-  const dense = (state: State) =>
-    tables.models.find((one) => one.name === state["model"])?.shape.experts ? "" : "the model has no experts";
-  return [
-    { name: "model", label: "model", choices: tables.models.map((one) => one.name) },
-    { name: "cluster", label: "cluster", choices: tables.clusters.map((one) => one.name) },
-    degree("pp", "pp"),
-    degree("dp_replicate", "dp_replicate"),
-    degree("dp_shard", "dp_shard"),
-    { name: "cp", label: "cp", choices: tables.context_degrees },
-    degree("tp", "tp"),
-    { ...degree("ep", "ep"), idle: dense, plain: 1 },
-    { name: "zero", label: "ZeRO stage", choices: [0, 1, 2, 3] },
-    { name: "schedule", label: "schedule", choices: Object.keys(tables.schedules) },
-    { name: "virtual", label: "stages of a rank", most: 64 },
-    degree("microbatch", "microbatch, sequences"),
-    { name: "sequences", label: "global batch, sequences", most: 2 ** 30 },
-    { name: "length", label: "sequence length", choices: tables.lengths },
-    { name: "recompute", label: "recompute", choices: tables.recomputes },
-    {
-      name: "context",
-      label: "context kind",
-      choices: Object.keys(tables.context_kinds),
-      idle: (state) => (state["cp"] === 1 ? "cp = 1" : ""),
-      plain: "ring",
-    },
-    {
-      name: "sequence_parallel",
-      label: "sequence parallel",
-      choices: [false, true],
-      idle: (state) => (state["tp"] === 1 ? "tp = 1" : ""),
-      plain: false,
-    },
-  ];
-}
+export const boundsOf = (control: Control): [number, number] => [control.least ?? 1, control.most ?? MOST];
 
 // A value of a control from its text, or why it is none.
 export function valueOf(control: Control, text: string): { value: Value } | { why: string } {
@@ -92,8 +63,9 @@ export function valueOf(control: Control, text: string): { value: Value } | { wh
     return found === undefined ? { why: `${control.label} can't be ${text}` } : { value: found };
   }
   const number = Number(text);
-  if (!/^\d{1,10}$/.test(text.trim()) || number < 1 || number > control.most!) {
-    return { why: `${control.label} is a whole number from 1 to ${control.most!.toLocaleString("en-US")}` };
+  const [least, most] = boundsOf(control);
+  if (!/^\d{1,10}$/.test(text.trim()) || number < least || number > most) {
+    return { why: `${control.label} is a whole number from ${least} to ${most.toLocaleString("en-US")}` };
   }
   return { value: number };
 }

@@ -173,21 +173,32 @@ function paint(
   const fills = { own: color("--accent"), group: color("--communication"), other: color("--idle") };
   const ink = { text: color("--text"), on: color("--on-accent"), muted: color("--muted") };
   context.textBaseline = "top";
+  const size = at.cell - (at.cell >= 9 ? 2 : at.cell >= 5 ? 1 : 0.5);
+  const box = (rank: number) => {
+    const [x, y] = place(found, at, rank);
+    context.fillRect(x, y, size, size);
+  };
+  // Colors change seldom: to set one takes longer than to draw a rank.
+  const run = stages?.digits[0]?.stride ?? found.ranks;
+  context.fillStyle = fills.other;
+  for (let first = 0; first < found.ranks; first += run) {
+    context.globalAlpha = stages ? 0.45 + (0.55 * coordinate(stages, first)) / stages.degree : 1;
+    const end = Math.min(first + run, found.ranks);
+    for (let rank = first; rank < end; rank++) if (!members.has(rank)) box(rank);
+  }
+  context.globalAlpha = 1;
+  context.fillStyle = fills.group;
+  for (const rank of members) if (rank !== chosen) box(rank);
+  context.fillStyle = fills.own;
+  box(chosen);
+  if (at.cell < 22) return;
   for (let rank = 0; rank < found.ranks; rank++) {
     const [x, y] = place(found, at, rank);
-    const size = at.cell - (at.cell >= 9 ? 2 : at.cell >= 5 ? 1 : 0.5);
-    context.globalAlpha =
-      members.has(rank) || !stages ? 1 : 0.45 + (0.55 * coordinate(stages, rank)) / stages.degree;
-    context.fillStyle = rank === chosen ? fills.own : members.has(rank) ? fills.group : fills.other;
-    context.fillRect(x, y, size, size);
-    context.globalAlpha = 1;
-    if (at.cell >= 22) {
-      context.fillStyle = members.has(rank) ? ink.on : ink.text;
-      context.font = "11px system-ui, sans-serif";
-      context.fillText(String(rank), x + 3, y + 3, size - 4);
-      if (at.cell >= 44) names(context, found, rank, x + 3, y + 17, size - 4);
-    }
-    if (at.cell >= 22 && rank % found.devices_per_node === 0) {
+    context.fillStyle = members.has(rank) ? ink.on : ink.text;
+    context.font = "11px system-ui, sans-serif";
+    context.fillText(String(rank), x + 3, y + 3, size - 4);
+    if (at.cell >= 44) names(context, found, rank, x + 3, y + 17, size - 4);
+    if (rank % found.devices_per_node === 0) {
       context.fillStyle = ink.muted;
       context.font = "11px system-ui, sans-serif";
       context.fillText(`node ${rank / found.devices_per_node}`, x, y - 14);

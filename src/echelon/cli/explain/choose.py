@@ -22,7 +22,7 @@ from echelon.cost.seconds.inputs import TrainerConstants
 from echelon.handbook.guides.agreement import Advice, SituationAdvice, advise
 from echelon.handbook.guides.comparison import StrategyRow, compare_strategies, step_seconds_of
 from echelon.handbook.guides.practices import PRACTICES
-from echelon.handbook.guides.situation import Situation
+from echelon.handbook.guides.situation import PlanSituation
 from echelon.handbook.guides.sizes import NAMED
 from echelon.handbook.guides.strategy import StrategyOutcome
 from echelon.handbook.sources import SOURCES
@@ -89,7 +89,7 @@ def ask_choose(
     best = search(request).best
     return ChooseQuestion(
         plan=plan,
-        advised=advise(Situation(plan)),
+        advised=advise(PlanSituation(plan)),
         best=best and best.plan,
         step_s=best and best.estimate.step_s,
         defaults_taken=request.defaults_taken,
@@ -231,7 +231,9 @@ def _parts(question: ChooseQuestion, *, columns: int) -> Iterator[list[str]]:
     yield ["Guides", "", *guide_rows(SOURCES.values(), columns=columns)]
 
 
-def _head(situation: Situation, defaults_taken: tuple[str, ...], *, columns: int) -> Iterator[str]:
+def _head(
+    situation: PlanSituation, defaults_taken: tuple[str, ...], *, columns: int
+) -> Iterator[str]:
     cluster, sizes = situation.cluster, situation.precision
     text = (
         f"{situation.model.name} ({short_count(situation.num_parameters)} parameters) on "
@@ -248,7 +250,7 @@ def _head(situation: Situation, defaults_taken: tuple[str, ...], *, columns: int
 
 
 def _advice(
-    advice: Advice, situation: Situation, seconds: float | None, *, columns: int
+    advice: Advice, situation: PlanSituation, seconds: float | None, *, columns: int
 ) -> Iterator[str]:
     title = advice.tree.title if advice.tree else advice.strategy.name
     yield from wrap_text(f"{advice.id} ({advice.source}): {title}", "", "  ", columns=columns)
@@ -273,7 +275,7 @@ def _advice(
         yield from wrap_text(f"(ours: {advice.tree.ours})", "     ", "     ", columns=columns)
 
 
-def _outcome(found: StrategyOutcome | None, situation: Situation) -> str:
+def _outcome(found: StrategyOutcome | None, situation: PlanSituation) -> str:
     if found is None:
         return f"no split of this kind uses all {situation.num_devices:,} devices"
     fits = "fits" if found.fits else "does not fit"
@@ -287,7 +289,7 @@ def _shown(split: GuideSplit) -> str:
     return " x ".join(parts or ["one device"]) + (f", ZeRO {zero}" if zero else "")
 
 
-def _strategy(row: StrategyRow, situation: Situation, *, columns: int) -> Iterator[str]:
+def _strategy(row: StrategyRow, situation: PlanSituation, *, columns: int) -> Iterator[str]:
     kind = row.kind
     claims = f" [{', '.join(kind.claims)}]" if kind.claims else ""
     yield from wrap_text(

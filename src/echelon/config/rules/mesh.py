@@ -86,7 +86,7 @@ def _divided_by_tp(view: View) -> int:
         cut.append(view.integer(LENGTH_KEY) // view.integer(CP_KEY))
     elif has_experts(view):
         cut.append(tokens_of_microbatch(view))
-    if view.integer(EXPERT_TP_KEY) > 1:
+    if has_experts(view) and view.integer(EXPERT_TP_KEY) > 1:
         cut.append(view.integer(FFN_KEY))
     heads, rest = divmod(view.integer("model.heads"), exchanging_ranks(view))
     if heads and not rest:

@@ -19,6 +19,7 @@ from echelon.config.settings.experts import (
     expert_stage,
     expert_tp,
     has_experts,
+    ranks_with_the_same_experts,
 )
 from echelon.config.view import View, mesh_of
 from echelon.core.axis import SHARD_AXES
@@ -241,6 +242,7 @@ def _not_over_nodes(view: View, *, least: int) -> str:
     shares = view.integer("zero.stage") >= least
     groups = {"parameters": mesh.groups(*SHARD_AXES)} if shares else {}
     if has_experts(view) and expert_stage(view)[0] >= least:
+        ranks_with_the_same_experts(view)  # Of uneven ones nobody knows which they are.
         groups["experts"] = mesh.expert_shard_groups(expert_tp=expert_tp(view))
     if not groups or any(ranks_per_node(found, node) > 1 for found in groups.values()):
         return ""

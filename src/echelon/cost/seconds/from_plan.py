@@ -39,23 +39,28 @@ def cost_inputs_from_plan(plan: Plan, software: TrainerConstants | None = None) 
     `software` says what the plan leaves open, by default our own trainer; dtypes and optimizer are
     those of the plan.
     """
-    mathematics = plan.mathematics
     facts = software or our_constants(plan.cluster, plan.layout.kernels)
-    dtype = product_dtype(plan.cluster, mathematics.precision)
-    ranks = plan.mesh.num_workers * plan.layout.threads.replicas
-    machine = machine_numbers_from_cluster(
-        plan.cluster, dtype, attention_dtype=mathematics.precision.parameters, ranks=ranks
-    )
-    if facts.gpu_kernels:
-        machine = with_measured_kernels(machine, plan, dtype=dtype, ranks=ranks)
     return CostInputs(
         model=model_numbers_from_shape(
-            plan.model, mathematics.sequence_length, tp=float(plan.mesh.tp)
+            plan.model, plan.mathematics.sequence_length, tp=float(plan.mesh.tp)
         ),
-        machine=machine,
-        software=constants_for_precision(facts, mathematics.precision, mathematics.optimizer.kind),
+        machine=machine_numbers_from_plan(plan, measured=bool(facts.gpu_kernels)),
+        software=constants_for_precision(
+            facts, plan.mathematics.precision, plan.mathematics.optimizer.kind
+        ),
         layout=layout_numbers_from_plan(plan),
     )
+
+
+def machine_numbers_from_plan(plan: Plan, *, measured: bool) -> MachineNumbers:
+    """Return the rates of the devices of a plan; `measured`: those that our kernels reach."""
+    precision = plan.mathematics.precision
+    dtype = product_dtype(plan.cluster, precision)
+    ranks = plan.mesh.num_workers * plan.layout.threads.replicas
+    machine = machine_numbers_from_cluster(
+        plan.cluster, dtype, attention_dtype=precision.parameters, ranks=ranks
+    )
+    return with_measured_kernels(machine, plan, dtype=dtype, ranks=ranks) if measured else machine
 
 
 def model_numbers_from_shape(shape: ModelShape, length: int, *, tp: Num = 1.0) -> ModelNumbers:
@@ -199,7 +204,7 @@ def constants_for_precision(
     """
     master = DTYPE_BYTES[precision.master]
     element, gradient = DTYPE_BYTES[precision.parameters], DTYPE_BYTES[precision.gradients]
-    states = len(OPTIMIZERS[optimizer].state) * master
+    states = num_states(optimizer) * master
     # Where the parameters that rest are what the optimizer updates, there is no other copy.
     rests = np.asarray(software.parameter_bytes) > 0.0
     beside = master * precision.has_master * (1.0 - rests)
@@ -227,6 +232,11 @@ def constants_for_precision(
             and precision.fp8_gradients != "e4m3"
         ),
     )
+
+
+def num_states(optimizer: OptimizerKind) -> int:
+    """Return how many tensors an optimizer keeps of each parameter."""
+    return len(OPTIMIZERS[optimizer].state)
 
 
 NOMINAL_FLOPS_PER_BYTE = 10.0

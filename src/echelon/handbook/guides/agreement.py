@@ -8,8 +8,8 @@ from itertools import combinations
 
 from echelon.core.plan import Plan
 from echelon.handbook.guides.practices import PREFERENCES, Preference
-from echelon.handbook.guides.situation import GuideAnswer, Situation
-from echelon.handbook.guides.sizes import rows_for
+from echelon.handbook.guides.situation import GuideAnswer, PlanSituation
+from echelon.handbook.guides.sizes import SIZE_GUIDE, rows_for
 from echelon.handbook.guides.strategy import Strategy, StrategyOutcome, strategy_outcome
 from echelon.handbook.guides.trees import TREES, DecisionTree, TreeSteps
 
@@ -37,7 +37,7 @@ class SituationAdvice:
     A conflict says by their ids which two guides no plan can follow both, and where they differ.
     """
 
-    situation: Situation
+    situation: PlanSituation
     advice: tuple[Advice, ...]
     preferences: tuple[tuple[Preference, GuideAnswer], ...]
     conflicts: tuple[tuple[str, str, tuple[str, ...]], ...]
@@ -47,7 +47,7 @@ class SituationAdvice:
         return tuple((advice, advice.strategy.differs_from(plan)) for advice in self.advice)
 
 
-def advise(situation: Situation) -> SituationAdvice:
+def advise(situation: PlanSituation) -> SituationAdvice:
     """Return what every tree and every row of the size guide says of a situation."""
     advice = (*_of_trees(situation), *_of_sizes(situation))
     conflicts = (
@@ -62,7 +62,7 @@ def advise(situation: Situation) -> SituationAdvice:
     )
 
 
-def _of_trees(situation: Situation) -> Iterator[Advice]:
+def _of_trees(situation: PlanSituation) -> Iterator[Advice]:
     for tree in TREES:
         steps, strategy = tree.walk(situation)
         yield Advice(
@@ -75,11 +75,11 @@ def _of_trees(situation: Situation) -> Iterator[Advice]:
         )
 
 
-def _of_sizes(situation: Situation) -> Iterator[Advice]:
+def _of_sizes(situation: PlanSituation) -> Iterator[Advice]:
     for row in rows_for(situation):
         yield Advice(
             id=row.id,
-            source="llm-training, section 10",
+            source=SIZE_GUIDE,
             strategy=row.strategy,
             outcome=strategy_outcome(row.strategy, situation),
             note=row.corner,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from echelon.core.plan import Plan
 from echelon.cost.seconds.inputs import TrainerConstants
-from echelon.handbook.guides.situation import Situation
+from echelon.handbook.guides.situation import PlanSituation
 from echelon.handbook.guides.strategy import (
     Strategy,
     StrategyOutcome,
@@ -46,7 +46,9 @@ class StrategyRow:
 STRATEGY_KINDS = tuple(StrategyKind(**row) for row in advice_rows("kind"))
 
 
-def compare_strategies(situation: Situation, software: TrainerConstants) -> Iterator[StrategyRow]:
+def compare_strategies(
+    situation: PlanSituation, software: TrainerConstants
+) -> Iterator[StrategyRow]:
     """Yield every strategy with the situation's numbers; seconds are those of a trainer."""
     for kind in STRATEGY_KINDS:
         found = strategy_outcome(kind.strategy, situation)

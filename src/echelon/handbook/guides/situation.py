@@ -5,6 +5,7 @@ A question is a function of the situation; its answer has the numbers that it re
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,11 +17,13 @@ from echelon.core.parameters import num_parameters, parameters
 from echelon.core.plan import Plan, RecomputePolicy, ZeroStage
 from echelon.core.units import GB
 from echelon.cost.bytes.model_states import StatePrecision, model_states
+from echelon.cost.seconds.inputs import CostInputs
 from echelon.planner.predict.split_memory import (
     GuideSplit,
     RankMemory,
-    block_activations,
-    memory_of_split,
+    cost_inputs_from_split,
+    kept_of_block,
+    rank_memory,
     state_precision,
 )
 
@@ -31,9 +34,122 @@ _BLOCKS_A_STAGE = 2
 """A model is deep where each node could be a stage of at least so many blocks."""
 
 
+class Situation(ABC):
+    """Show what a guide may ask about of a model, its batch and a cluster.
+
+    How a run is split is not read. Of a Plan it is a `PlanSituation`; the explorer has its own.
+    """
+
+    __slots__ = ()
+
+    @property
+    @abstractmethod
+    def model(self) -> ModelShape:
+        """Return the shape of the model."""
+
+    @property
+    @abstractmethod
+    def num_parameters(self) -> int:
+        """Return psi."""
+
+    @property
+    @abstractmethod
+    def largest_block(self) -> int:
+        """Return the weights of the largest block, all of its experts included."""
+
+    @property
+    @abstractmethod
+    def precision(self) -> StatePrecision:
+        """Return the bytes that a weight takes."""
+
+    @property
+    @abstractmethod
+    def global_sequences(self) -> int:
+        """Return the sequences of a step."""
+
+    @property
+    @abstractmethod
+    def microbatch_sequences(self) -> int:
+        """Return the sequences of a microbatch."""
+
+    @property
+    @abstractmethod
+    def positions(self) -> int:
+        """Return the positions of a sequence."""
+
+    @property
+    @abstractmethod
+    def memory(self) -> int:
+        """Return the memory of a device, in bytes."""
+
+    @property
+    @abstractmethod
+    def nodes(self) -> int:
+        """Return the number of nodes."""
+
+    @property
+    @abstractmethod
+    def devices_per_node(self) -> int:
+        """Return the number of devices of a node."""
+
+    @property
+    @abstractmethod
+    def domain(self) -> int:
+        """Return how many devices the fast links join: a node, or a rack that is wired as one."""
+
+    @property
+    @abstractmethod
+    def links(self) -> tuple[Link, ...]:
+        """Return the links, fastest first."""
+
+    @abstractmethod
+    def inputs(self, split: GuideSplit, recompute: RecomputePolicy | None) -> CostInputs:
+        """Return what the formulas read of a split; recompute is the run's own where it is None."""
+
+    @property
+    def num_devices(self) -> int:
+        """Return the number of devices."""
+        return self.nodes * self.devices_per_node
+
+    @property
+    def num_domains(self) -> int:
+        """Return how many nodes there are, or racks that are wired as one."""
+        return -(-self.num_devices // self.domain)
+
+    @property
+    def tensor_ranks(self) -> int:
+        """Return the tensor ranks of a node; of a rack wired as one, as many as heads allow."""
+        if self.domain == self.devices_per_node:
+            return self.domain
+        return gcd(self.domain, self.model.heads)
+
+    @property
+    def inside(self) -> Link | None:
+        """Return the link between devices of a node; None where a node has one device."""
+        return self.links[0] if self.links and self.domain > 1 else None
+
+    @property
+    def between(self) -> Link | None:
+        """Return the link between nodes; None where there is one node."""
+        return self.links[-1] if self.links and self.num_domains > 1 else None
+
+    def most_data_ranks(self, others: int = 1) -> int:
+        """Return over how many ranks the batch can be shared out, `others` ranks to each."""
+        by_batch = self.global_sequences // self.microbatch_sequences
+        return max(1, min(self.num_devices // others, by_batch))
+
+    def held(self, split: GuideSplit, recompute: RecomputePolicy | None = None) -> RankMemory:
+        """Return what the fullest rank of a split would hold."""
+        return rank_memory(self.inputs(split, recompute))
+
+    def against(self, num_bytes: float) -> str:
+        """Return bytes against the memory of a device, for people."""
+        return f"{num_bytes / GB:,.1f} GB of {self.memory / GB:,.0f} GB"
+
+
 @dataclass(frozen=True, slots=True)
-class Situation:
-    """Show what a guide may ask about of `plan`: how it is split is not read."""
+class PlanSituation(Situation):
+    """Show what a guide may ask about of `plan`."""
 
     plan: Plan
 
@@ -41,6 +157,16 @@ class Situation:
     def model(self) -> ModelShape:
         """Return the shape of the model."""
         return self.plan.model
+
+    @property
+    def num_parameters(self) -> int:
+        """Return psi."""
+        return num_parameters(self.model)
+
+    @property
+    def largest_block(self) -> int:
+        """Return the weights of the largest block, all of its experts included."""
+        return largest_block(self.model)
 
     @property
     def cluster(self) -> Cluster:
@@ -73,14 +199,14 @@ class Situation:
         return self.cluster.device.memory_bytes
 
     @property
-    def num_devices(self) -> int:
-        """Return the number of devices."""
-        return self.cluster.num_devices
+    def nodes(self) -> int:
+        """Return the number of nodes."""
+        return self.cluster.nodes
 
     @property
-    def num_parameters(self) -> int:
-        """Return psi."""
-        return num_parameters(self.model)
+    def devices_per_node(self) -> int:
+        """Return the number of devices of a node."""
+        return self.cluster.devices_per_node
 
     @property
     def domain(self) -> int:
@@ -88,41 +214,13 @@ class Situation:
         return fast_domain(self.cluster)
 
     @property
-    def num_domains(self) -> int:
-        """Return how many nodes there are, or racks that are wired as one."""
-        return -(-self.num_devices // self.domain)
+    def links(self) -> tuple[Link, ...]:
+        """Return the links, fastest first."""
+        return self.cluster.links
 
-    @property
-    def tensor_ranks(self) -> int:
-        """Return the tensor ranks of a node; of a rack wired as one, as many as heads allow."""
-        if self.domain == self.cluster.devices_per_node:
-            return self.domain
-        return gcd(self.domain, self.model.heads)
-
-    @property
-    def inside(self) -> Link | None:
-        """Return the link between devices of a node; None where a node has one device."""
-        links = self.cluster.links
-        return links[0] if links and self.domain > 1 else None
-
-    @property
-    def between(self) -> Link | None:
-        """Return the link between nodes; None where there is one node."""
-        links = self.cluster.links
-        return links[-1] if links and self.num_domains > 1 else None
-
-    def most_data_ranks(self, others: int = 1) -> int:
-        """Return over how many ranks the batch can be shared out, `others` ranks to each."""
-        by_batch = self.global_sequences // self.microbatch_sequences
-        return max(1, min(self.num_devices // others, by_batch))
-
-    def held(self, split: GuideSplit, recompute: RecomputePolicy | None = None) -> RankMemory:
-        """Return what the fullest rank of a split would hold."""
-        return memory_of_split(self.plan, split, recompute)
-
-    def against(self, num_bytes: float) -> str:
-        """Return bytes against the memory of a device, for people."""
-        return f"{num_bytes / GB:,.1f} GB of {self.memory / GB:,.0f} GB"
+    def inputs(self, split: GuideSplit, recompute: RecomputePolicy | None) -> CostInputs:
+        """Return what the formulas read of a split; recompute is the run's own where it is None."""
+        return cost_inputs_from_split(self.plan, split, recompute)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -156,20 +254,31 @@ def _fits_split(
     )
 
 
-def _zero(stage: ZeroStage, recompute: RecomputePolicy | None = None) -> GuideQuestion:
-    def ask(situation: Situation) -> GuideAnswer:
-        ranks = situation.most_data_ranks()
-        found = _fits_split(situation, GuideSplit(dp=ranks, zero=stage), recompute)
-        return GuideAnswer(yes=found.yes, why=f"N = {ranks}: {found.why}")
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ZeroFitQuestion:
+    """Ask whether a model fits, cut over data ranks at a ZeRO stage."""
 
-    what = ("optimizer state", "gradients too", "parameters too")[stage - 1]
-    more = ", every block recomputed" if recompute == "full" else ""
-    return GuideQuestion(text=f"With {what} cut over N data ranks{more}, does it fit?", ask=ask)
+    stage: ZeroStage
+    recompute: RecomputePolicy | None = None
+
+    @property
+    def text(self) -> str:
+        """Return the question."""
+        what = ("optimizer state", "gradients too", "parameters too")[self.stage - 1]
+        more = ", every block recomputed" if self.recompute == "full" else ""
+        return f"With {what} cut over N data ranks{more}, does it fit?"
+
+    def ask(self, situation: Situation) -> GuideAnswer:
+        """Return the answer, over as many data ranks as the batch has work for."""
+        ranks = situation.most_data_ranks()
+        split = GuideSplit(dp=ranks, zero=self.stage)
+        found = _fits_split(situation, split, self.recompute)
+        return GuideAnswer(yes=found.yes, why=f"N = {ranks}: {found.why}")
 
 
 def _block(situation: Situation) -> GuideAnswer:
-    states = model_states(_largest_block(situation.model), 0, 1, situation.precision).total
-    kept = block_activations(situation.plan)
+    states = model_states(situation.largest_block, 0, 1, situation.precision).total
+    kept = kept_of_block(situation.inputs(GuideSplit(), "none"), situation.model)
     return GuideAnswer(
         yes=states + kept <= situation.memory,
         why=f"{states / GB:,.1f} GB of states + {kept / GB:,.1f} of activations = "
@@ -177,7 +286,7 @@ def _block(situation: Situation) -> GuideAnswer:
     )
 
 
-def _largest_block(shape: ModelShape) -> int:
+def largest_block(shape: ModelShape) -> int:
     """Return the weights of the largest block, all of its experts included."""
     layers = Counter[int]()
     for spec in parameters(shape):
@@ -204,7 +313,7 @@ def _fast_inside(situation: Situation) -> GuideAnswer:
 
 
 def _many_nodes(situation: Situation) -> GuideAnswer:
-    count, nodes = situation.num_domains, situation.cluster.nodes
+    count, nodes = situation.num_domains, situation.nodes
     if count == nodes:
         return GuideAnswer(yes=nodes > 1, why=f"{nodes} node{'s' * (nodes > 1)}")
     joined = f"{nodes} nodes, joined by the links of a node in {count} x {situation.domain} devices"
@@ -256,8 +365,9 @@ FITS_ONE = GuideQuestion(
     text="Does the model, with gradients and optimizer state, fit one device?",
     ask=lambda situation: _fits_split(situation, GuideSplit()),
 )
-ZERO_1_FITS, ZERO_2_FITS, ZERO_3_FITS = _zero(1), _zero(2), _zero(3)
-ZERO_3_FITS_RECOMPUTED = _zero(3, "full")
+ZERO_1_FITS, ZERO_2_FITS = ZeroFitQuestion(stage=1), ZeroFitQuestion(stage=2)
+ZERO_3_FITS = ZeroFitQuestion(stage=3)
+ZERO_3_FITS_RECOMPUTED = ZeroFitQuestion(stage=3, recompute="full")
 BLOCK_FITS = GuideQuestion(text="Does one block fit one device?", ask=_block)
 NODE_FITS = GuideQuestion(
     text="Does it fit, cut by tensor parallelism over one node?",

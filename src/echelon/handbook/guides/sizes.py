@@ -35,15 +35,17 @@ class SizeRow:
 
     def covers(self, situation: Situation) -> bool:
         """Return whether a situation is inside of the ranges of the row."""
-        least, most = self.billions
+        (least, most), billions = self.billions, situation.num_parameters / 1e9
         return (
-            least <= situation.num_parameters / 1e9 <= most
+            least <= billions <= most
             and situation.num_devices in self.devices
             and situation.positions >= self.positions
             and (not self.experts or situation.model.experts is not None)
         )
 
 
+SIZE_GUIDE = "llm-training, section 10"
+"""Where the rows stand."""
 SIZES = tuple(SizeRow(**row) for row in advice_rows("size"))
 
 

@@ -68,13 +68,18 @@ class Strategy:
     def differs_from(self, plan: Plan) -> tuple[str, ...]:
         """Return what a plan does otherwise, such as ``tp 8, not 1``."""
         mesh = plan.mesh
-        found = [
-            f"{axis} {degree}, not {allowed}"
-            for axis in AXES
-            if (degree := getattr(mesh, axis)) not in (allowed := getattr(self, axis))
-        ]
-        if plan.layout.zero.stage not in self.zero and mesh.dp > 1:
-            found.append(f"ZeRO {plan.layout.zero.stage}, not {_stages(self.zero)}")
+        degrees = {axis: getattr(mesh, axis) for axis in AXES}
+        return self.differs(degrees, plan.layout.zero.stage if mesh.dp > 1 else None)
+
+    def differs(self, degrees: Mapping[str, int], stage: int | None) -> tuple[str, ...]:
+        """Return what degrees and a ZeRO stage are otherwise; a stage of one data rank is None."""
+        found: list[str] = []
+        for axis, degree in degrees.items():
+            allowed = getattr(self, axis)
+            if degree not in allowed:
+                found.append(f"{axis} {degree}, not {allowed}")
+        if stage is not None and stage not in self.zero:
+            found.append(f"ZeRO {stage}, not {_stages(self.zero)}")
         return tuple(found)
 
     def conflicts_with(self, other: Strategy) -> tuple[str, ...]:

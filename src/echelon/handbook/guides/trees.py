@@ -32,6 +32,7 @@ from echelon.handbook.guides.situation import (
     GuideAnswer,
     GuideQuestion,
     Situation,
+    ZeroFitQuestion,
 )
 from echelon.handbook.guides.strategy import FREE, SEVERAL, DegreeRange, Strategy
 
@@ -61,7 +62,7 @@ class TreeNode:
     """Hold a question, and the branches of its two answers."""
 
     id: str
-    question: GuideQuestion
+    question: GuideQuestion | ZeroFitQuestion
     yes: TreeBranch
     no: TreeBranch
 
@@ -87,13 +88,17 @@ class DecisionTree:
     def walk(self, situation: Situation) -> tuple[TreeSteps, Strategy]:
         """Return the way of a situation through the tree, and the strategy at its end."""
         nodes = {node.id: node for node in self.nodes}
-        strategy, name, steps = self.start, self.nodes[0].id, list[tuple[TreeNode, GuideAnswer]]()
-        while name:
+        strategy, name = self.start, self.nodes[0].id
+        steps: list[tuple[TreeNode, GuideAnswer]] = []
+        # No way comes to a node twice.
+        for _ in self.nodes:
             node = nodes[name]
             answer = node.question.ask(situation)
             steps.append((node, answer))
             branch = node.yes if answer.yes else node.no
             strategy, name = branch.after(strategy), branch.to
+            if not name:
+                break
         return tuple(steps), strategy
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import builtins
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
@@ -335,10 +336,18 @@ def _formatted_value(scope: Scope, node: ast.FormattedValue) -> str:
         refuse(scope.path, node, "a conversion other than !r")
     if node.format_spec is None:
         return f"$rt.str({text})"
-    spec = ast.unparse(node.format_spec).strip("f'\"")
-    if spec != ",":
+    parts = node.format_spec.values if isinstance(node.format_spec, ast.JoinedStr) else []
+    spec = "".join(str(one.value) for one in parts if isinstance(one, ast.Constant))
+    if spec == ",":
+        return f"$rt.grouped({text})"
+    fixed = _FIXED.fullmatch(spec)
+    if fixed is None:
         refuse(scope.path, node, f"the format {spec!r}")
-    return f"$rt.grouped({text})"
+    return f"$rt.fixed({text}, {fixed[2]}, {json.dumps(bool(fixed[1]))})"
+
+
+_FIXED = re.compile(r"(,?)\.(\d)f")
+"""Formats with so many digits behind the point, with commas or without."""
 
 
 def _called(scope: Scope, node: ast.Call) -> str:

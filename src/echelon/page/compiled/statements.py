@@ -105,7 +105,11 @@ def _names(kind: type) -> set[str]:
     return {one.__name__ for one in kind.__mro__}
 
 
-_WORDS: Mapping[str, str] = {"__init__": "constructor", "__str__": "toString"}
+_WORDS: Mapping[str, str] = {
+    "__init__": "constructor",
+    "__contains__": "__contains__",
+    "__str__": "toString",
+}
 """What methods with a meaning are called in the page."""
 
 

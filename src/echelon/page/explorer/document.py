@@ -14,8 +14,8 @@ from echelon.core.rulebook.config import UNKNOWN_PRESET
 from echelon.core.rules import did_you_mean
 from echelon.core.version import __version__
 from echelon.page.document import SCHEMA
-from echelon.page.explorer.inputs import Controls
-from echelon.page.explorer.rules import broken_rules
+from echelon.page.explorer.controls import PLAIN, Controls
+from echelon.page.explorer.rules.finders import broken_rules
 from echelon.page.explorer.tables import explorer_tables
 from echelon.page.lessons.book import LessonBook
 from echelon.page.lessons.catalog import lesson_book
@@ -87,22 +87,21 @@ def start_controls(
     for tp in _divisors(cluster["devices_per_node"]):
         shards = cluster["devices"] // tp
         for sequence_parallel in (True, False):
+            plain: dict[str, Any] = {**PLAIN, "sequence_parallel": sequence_parallel}
             found = Controls(
+                **plain,
                 pp=1,
                 dp_replicate=1,
                 dp_shard=shards,
                 cp=1,
                 tp=tp,
-                ep=1,
                 zero=3 if shards > 1 else 0,
                 schedule="1f1b",
-                virtual=1,
                 microbatch=1,
                 sequences=max(shards, 4),
                 length=length,
+                precision="bf16" if cluster["gpus"] else "fp32",
                 recompute="none",
-                context="ring",
-                sequence_parallel=sequence_parallel,
             )
             if not broken_rules(tables, found, model, cluster):
                 return found

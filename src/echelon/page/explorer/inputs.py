@@ -2,66 +2,27 @@
 
 All of this module runs in the page, too: it is compiled (`page/compiled/`). A record of a table is
 a mapping there, as it comes of JSON. Nothing here is new: `cost_inputs_from_plan` gives the same
-numbers of the plan that the controls make (tests/page/explorer/test_rules.py).
+numbers of the plan that the controls make (tests/page/explorer/test_inputs.py).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from echelon.core.model_shape import Experts, LatentAttention, ModelShape
 from echelon.cost.seconds.flops import flops_of_weights
-from echelon.cost.seconds.from_plan import model_numbers_from_shape
+from echelon.cost.seconds.from_plan import (
+    constants_for_precision,
+    gathered_weight_bytes,
+    model_numbers_from_shape,
+    summed_weight_bytes,
+)
 from echelon.cost.seconds.inputs import CostInputs, TrainerConstants
-from echelon.cost.seconds.numbers import LayoutNumbers, MachineNumbers, Num, TierNumbers
+from echelon.cost.seconds.numbers import LayoutNumbers, MachineNumbers, Num, TierNumbers, ceil_div
 from echelon.cost.seconds.step import step_seconds
+from echelon.page.explorer.controls import INT8_BLOCK, OPERATORS, PRECISIONS, Controls, Record
 from echelon.planner.predict.estimate import closed_form_bytes
-
-Record = Mapping[str, Any]
-"""A record of a table, by its members."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Controls:
-    """Hold what the controls of the page say of a run, beside model and cluster."""
-
-    pp: int
-    """Pipeline ranks."""
-    dp_replicate: int
-    """Copies of what ZeRO cuts."""
-    dp_shard: int
-    """Data ranks over which ZeRO cuts."""
-    cp: int
-    """Context ranks."""
-    tp: int
-    """Tensor ranks."""
-    ep: int
-    """Expert ranks."""
-    zero: int
-    """ZeRO stage."""
-    schedule: str
-    """Name of the schedule."""
-    virtual: int
-    """Stages on each pipeline rank."""
-    microbatch: int
-    """Sequences of a microbatch."""
-    sequences: int
-    """Sequences of a step."""
-    length: int
-    """Tokens of a sequence."""
-    recompute: str
-    """What runs forward again."""
-    context: str
-    """How context ranks meet."""
-    sequence_parallel: bool
-    """Whether tensor ranks share the residual stream."""
-
-    @property
-    def ranks(self) -> int:
-        """Return the number of ranks."""
-        return self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,7 +68,7 @@ def predict(tables: Record, controls: Controls, model: Record, cluster: Record) 
         ranks=controls.ranks,
         tokens=tokens,
         model_flops=flops_of_weights(model["multiplied"], shape, controls.length) * tokens,
-        peak_flops=cluster["peak_flops"],
+        peak_flops=cluster["peak_flops"][controls.precision],
     )
 
 
@@ -116,27 +77,37 @@ def inputs_of_controls(
 ) -> CostInputs:
     """Return what the formulas read of the controls."""
     shape = model_shape(model["shape"])
-    machine = tables["machines"][machine_place(controls, model, cluster)]
-    rates = {**machine, "tiers": tuple(TierNumbers(**one) for one in machine["tiers"])}
-    software = tables["software"][cluster["software"][model["name"]]]
+    software = TrainerConstants(**tables["software"][cluster["software"][model["name"]]])
     return CostInputs(
         model=model_numbers_from_shape(shape, controls.length, tp=float(controls.tp)),
-        machine=MachineNumbers(**rates),
-        software=TrainerConstants(**software),
+        machine=machine_numbers(tables, controls, model, cluster),
+        software=constants_for_precision(
+            software, PRECISIONS[controls.precision], controls.optimizer
+        ),
         layout=layout_of_controls(tables, controls, shape, cluster),
     )
 
 
-def machine_place(controls: Controls, model: Record, cluster: Record) -> int:
+def machine_numbers(
+    tables: Record, controls: Controls, model: Record, cluster: Record
+) -> MachineNumbers:
+    """Return the rates of a device with the controls' ranks at work."""
+    machine = tables["machines"][machine_place(tables, controls, model, cluster)]
+    rates = {**machine, "tiers": tuple(TierNumbers(**one) for one in machine["tiers"])}
+    return MachineNumbers(**rates)
+
+
+def machine_place(tables: Record, controls: Controls, model: Record, cluster: Record) -> int:
     """Return where in their table the rates of a device are, with so many ranks at work.
 
     Each row says from how many ranks on it holds, and whether a window hides a part of a sequence.
     """
     window = model["shape"]["window"]
     hidden = window is not None and window < controls.length
+    place = cluster["machines"][controls.precision][model["name"]]
     found = -1
-    for row in cluster["machines"][model["name"]]:
-        if row["ranks"] <= controls.ranks and row["hidden"] == hidden:
+    for row in tables["machine_rows"][place]:
+        if row["ranks"] <= controls.workers and row["hidden"] == hidden:
             found = row["place"]
     return found
 
@@ -157,7 +128,10 @@ def layout_of_controls(
     """Return the numbers of the split that the controls say."""
     kind = tables["context_kinds"][controls.context]
     replicas = controls.dp_replicate * controls.dp_shard
-    redone = 1.0 if controls.recompute == "selective" else 0.0
+    layers, precision = shape.layers, PRECISIONS[controls.precision]
+    again = ceil_div(layers, controls.every) if controls.recompute == "full" else 0
+    redone = redone_operators(controls, shape)
+    coded, block = controls.gather != "parameters", INT8_BLOCK if controls.gather == "int8" else 0
     return LayoutNumbers(
         tp=float(controls.tp),
         cp=float(controls.cp),
@@ -165,21 +139,46 @@ def layout_of_controls(
         dp_shard=float(controls.dp_shard),
         dp_replicate=float(controls.dp_replicate),
         ep=float(controls.ep),
+        expert_tp=float(controls.expert_tp),
+        two_hop=float(controls.dispatch == "two-hop"),
+        chunks=float(controls.chunks),
         sequence_parallel=float(controls.sequence_parallel),
-        ulysses=float(controls.cp) if kind["exchanges_heads"] else 1.0,
+        tp_overlap=float(controls.tp_overlap != "none"),
+        ulysses=float(exchanging_ranks(kind, controls)),
         gathered=float(kind["gathers_keys"]),
         microbatch=float(controls.microbatch),
         microbatches=float(controls.sequences // (controls.microbatch * replicas)),
         virtual=float(controls.virtual),
         schedule=float(tables["schedules"][controls.schedule]),
         zero=float(controls.zero),
-        recompute=1.0 if controls.recompute == "full" else 0.0,
-        redone_norm=redone,
-        redone_activation=redone if shape.has_dense_blocks else 0.0,
+        reshard=float(controls.reshard == "always"),
+        recompute=again / layers,
+        selective=float("attention" in redone),
+        redone_norm=float("norm" in redone),
+        redone_activation=float("activation" in redone),
+        redone_mlp=float("mlp" in redone),
+        offload=float(controls.optimizer_offload != "none"),
+        parameter_offload=float(controls.parameter_offload != "none"),
+        gathered_bytes=gathered_weight_bytes(precision, int8_block=block) if coded else 0.0,
+        gathers_ends=float(controls.gather == "int8"),
+        secondary=float(controls.secondary),
+        summed_bytes=summed_weight_bytes(controls.reduce, precision),
+        servers=float(controls.servers),
         one_memory=float(not cluster["gpus"]),
     )
 
 
-def controls_of_record(record: Record) -> Controls:
-    """Return controls of their record."""
-    return Controls(**record)
+def exchanging_ranks(kind: Record, controls: Controls) -> int:
+    """Return among how many context ranks a kind exchanges heads."""
+    if controls.cp == 1 or kind["exchange"] == "none":
+        return 1
+    return controls.cp if kind["exchange"] == "all" else controls.ulysses
+
+
+def redone_operators(controls: Controls, shape: ModelShape) -> tuple[str, ...]:
+    """Return what runs again of blocks that do not run again whole."""
+    if controls.operators != "auto":
+        return OPERATORS[controls.operators]
+    if controls.recompute != "selective":
+        return ()
+    return ("norm", "activation") if shape.has_dense_blocks else ("norm",)

@@ -7,16 +7,17 @@ first and the last rank tell which nodes it is on.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import lcm
 from typing import Any
 
-from echelon.page.explorer.inputs import Controls, Record
+from echelon.page.explorer.controls import Controls, Record
 from echelon.page.figures import MeshAxis, MeshDigit
 
 
 def mesh_axes(controls: Controls, cluster: Record) -> list[MeshAxis]:
     """Return the axes of more than one rank, outermost first; neighbours share out experts."""
     found: list[MeshAxis] = []
-    stride = controls.ranks
+    stride = controls.workers
     for name, degree in (
         ("pp", controls.pp),
         ("dp_replicate", controls.dp_replicate),
@@ -26,9 +27,11 @@ def mesh_axes(controls: Controls, cluster: Record) -> list[MeshAxis]:
     ):
         stride = stride // degree
         if degree > 1:
-            found.append(_axis(name, degree, stride, controls.ranks, cluster))
+            found.append(_axis(name, degree, stride, controls.workers, cluster))
     if controls.ep > 1:
-        found.append(_axis("ep", controls.ep, 1, controls.ranks, cluster))
+        # Ranks that hold pieces of one expert are neighbours.
+        pieces = controls.tp if controls.expert_tp > 1 else 1
+        found.append(_axis("ep", controls.ep, pieces, controls.workers, cluster))
     return found
 
 
@@ -51,11 +54,25 @@ def _axis(name: str, degree: int, stride: int, ranks: int, cluster: Record) -> M
 
 
 def num_across(degree: int, stride: int, ranks: int, block: int) -> int:
-    """Return how many groups are not in one block of so many devices."""
+    """Return how many groups are not in one block of so many devices.
+
+    Of a group the first and the last rank tell. Groups are runs of `stride` neighbours that begin
+    every ``degree x stride`` ranks: where in a block they begin repeats.
+    """
+    span, last = degree * stride, stride * (degree - 1)
+    if last >= block:
+        return ranks // degree
+    every = lcm(span, block)
+    whole = ranks // every
+    found = _across(span, stride, last, ranks % every, block)
+    return found + whole * _across(span, stride, last, every, block) if whole else found
+
+
+def _across(span: int, stride: int, last: int, ranks: int, block: int) -> int:
+    """Return how many groups of the first so many ranks lie across blocks."""
     found = 0
-    for start in range(0, ranks, degree * stride):
+    for start in range(0, ranks, span):
         for first in range(start, start + stride):
-            last = first + stride * (degree - 1)
-            if first // block != last // block:
+            if first % block + last >= block:
                 found = found + 1
     return found

@@ -6,12 +6,18 @@
 from __future__ import annotations
 
 from echelon.core.choices.collective_algorithms import COLLECTIVE_ALGORITHMS, algorithm_index
+from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.cost.seconds import pipeline
+from echelon.cost.seconds.from_plan import num_states
+from echelon.cost.seconds.pipeline import schedule_index
 from echelon.page.compiled.module import module_text
 from echelon.page.compiled.names import CompiledProgram
-from echelon.page.explorer.inputs import controls_of_record, predict
+from echelon.page.explorer.controls import controls_of_record
+from echelon.page.explorer.guides import guide_ways
+from echelon.page.explorer.inputs import predict
 from echelon.page.explorer.mesh import mesh_axes
-from echelon.page.explorer.rules import broken_rules, run_text
+from echelon.page.explorer.rules.finders import broken_rules
+from echelon.page.explorer.run_file import run_text
 from echelon.page.explorer.schedules import (
     lengths_of,
     schedule_default_stages,
@@ -21,6 +27,7 @@ from echelon.page.explorer.schedules import (
     schedule_text,
     schedule_verdict,
 )
+from echelon.schedule.build import SCHEDULES
 
 SCHEDULE_ENTRIES = (
     schedule_names,
@@ -50,18 +57,22 @@ def explorer_program() -> CompiledProgram:
     """Return what the page computes."""
     return CompiledProgram(
         entries=(
-            *(controls_of_record, predict, broken_rules, run_text, mesh_axes),
+            *(controls_of_record, predict, broken_rules, run_text, mesh_axes, guide_ways),
             *SCHEDULE_ENTRIES,
         ),
         evaluated=pipeline.TABLES_OF_SCHEDULES,
         read=frozenset(
             (
-                *("ranks", "step_s", "bytes_held", "tokens_per_s_per_device", "mfu"),
+                *("ranks", "workers", "step_s", "bytes_held", "tokens_per_s_per_device", "mfu"),
                 *SCHEDULE_MEMBERS,
             ),
         ),
         dropped=NOT_OF_THE_PAGE,
-        tabulated={algorithm_index: list(COLLECTIVE_ALGORITHMS)},
+        tabulated={
+            algorithm_index: list(COLLECTIVE_ALGORITHMS),
+            num_states: list(OPTIMIZERS),
+            schedule_index: list(SCHEDULES),
+        },
     )
 
 

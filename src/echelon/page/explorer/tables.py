@@ -12,21 +12,23 @@ from typing import Any
 
 from echelon.config.cluster.settings import read_typed_cluster
 from echelon.config.load import load_job
-from echelon.core.axis import Axis
 from echelon.core.choices.context_kinds import CONTEXT_KINDS
-from echelon.core.cluster import Cluster
+from echelon.core.choices.optimizers import OPTIMIZERS
+from echelon.core.cluster import Cluster, fast_domain
 from echelon.core.mesh import Mesh
 from echelon.core.model_shape import ModelShape
+from echelon.core.parameters import num_parameters
 from echelon.core.plan import Plan
 from echelon.core.units import decimal_bytes
 from echelon.cost.seconds.flops import multiplied_weights
-from echelon.cost.seconds.from_plan import cost_inputs_from_plan, peak_flops
+from echelon.cost.seconds.from_plan import machine_numbers_from_plan, peak_flops
 from echelon.cost.seconds.pipeline import schedule_index
+from echelon.cost.seconds.trainer_generations import our_constants
+from echelon.handbook.guides.situation import largest_block
+from echelon.page.explorer.controls import OPERATORS, PRECISIONS
 from echelon.schedule.build import SCHEDULES
 from echelon.schedule.builder import Builder
 
-CONTEXTS = tuple(name for name, kind in CONTEXT_KINDS.items() if kind.exchange != "inner")
-"""Kinds whose degree of exchange follows from cp."""
 MOST_VIRTUAL = 16  # stages of a rank
 CONTEXT_DEGREES = tuple(2**power for power in range(7))
 LENGTHS = tuple(2**power for power in range(8, 21))
@@ -41,10 +43,10 @@ GPUS = "8xh100"
 class Table:
     """Hold records, each of which stands once."""
 
-    rows: list[dict[str, Any]] = field(default_factory=list[dict[str, Any]])
+    rows: list[Any] = field(default_factory=list[Any])
     places: dict[str, int] = field(default_factory=dict[str, int])
 
-    def place(self, record: dict[str, Any]) -> int:
+    def place(self, record: Any) -> int:
         """Return where a record stands."""
         key = repr(record)
         if key not in self.places:
@@ -53,29 +55,39 @@ class Table:
         return self.places[key]
 
 
+@dataclass(slots=True)
+class Tables:
+    """Hold what devices reach, from which ranks on, and what our trainer is on them."""
+
+    machines: Table = field(default_factory=Table)
+    machine_rows: Table = field(default_factory=Table)
+    software: Table = field(default_factory=Table)
+
+
 def explorer_tables(models: Sequence[str], clusters: Sequence[str]) -> dict[str, Any]:
     """Return the tables of the page; ConfigError where a model or a cluster is not known."""
-    machines, software = Table(), Table()
+    tables = Tables()
     plans = {name: _plans(name) for name in models}
     found = [read_typed_cluster(name, "--cluster") for name in clusters]
     return {
         "models": [_model(name, plans[name][PROCESSORS]) for name in models],
-        "clusters": [
-            _cluster(cluster, {name: each for name, each in plans.items()}, machines, software)
-            for cluster in found
-        ],
-        "machines": machines.rows,
-        "software": software.rows,
+        "clusters": [_cluster(cluster, plans, tables) for cluster in found],
+        "machines": tables.machines.rows,
+        "machine_rows": tables.machine_rows.rows,
+        "software": tables.software.rows,
         "schedules": {name: schedule_index(name) for name in SCHEDULES},
         "schedule_facts": {name: _schedule(builder) for name, builder in SCHEDULES.items()},
         "context_kinds": {
             name: {
-                "exchanges_heads": CONTEXT_KINDS[name].exchange == "all",
-                "gathers_keys": CONTEXT_KINDS[name].gathers_keys,
+                "exchange": kind.exchange,
+                "gathers_keys": kind.gathers_keys,
             }
-            for name in CONTEXTS
+            for name, kind in CONTEXT_KINDS.items()
         },
         "recomputes": list(RECOMPUTES),
+        "operators": list(OPERATORS),
+        "precisions": list(PRECISIONS),
+        "optimizers": list(OPTIMIZERS),
         "context_degrees": list(CONTEXT_DEGREES),
         "lengths": list(LENGTHS),
     }
@@ -95,6 +107,8 @@ def _model(name: str, plan: Plan) -> dict[str, Any]:
         "name": name,
         "shape": asdict(plan.model),
         "multiplied": multiplied_weights(plan.model),
+        "parameters": num_parameters(plan.model),
+        "largest_block": largest_block(plan.model),
     }
 
 
@@ -109,60 +123,76 @@ def _schedule(builder: type[Builder]) -> dict[str, Any]:
     }
 
 
-def _cluster(
-    cluster: Cluster, plans: dict[str, dict[str, Plan]], machines: Table, software: Table
-) -> dict[str, Any]:
+def _cluster(cluster: Cluster, plans: dict[str, dict[str, Plan]], tables: Tables) -> dict[str, Any]:
     gpus = cluster.backend == "nccl"
     runs = {
         name: replace(each[GPUS if gpus else PROCESSORS], cluster=cluster)
         for name, each in plans.items()
     }
-    precision = next(iter(runs.values())).mathematics.precision
     return {
         "name": cluster.name,
         "device": cluster.device.name,
         "gpus": gpus,
         "devices": cluster.num_devices,
+        "nodes": cluster.nodes,
         "devices_per_node": cluster.devices_per_node,
+        "fast_domain": fast_domain(cluster),
         "memory_bytes": float(cluster.device.memory_bytes),
-        "peak_flops": peak_flops(cluster, precision.parameters),
+        "multiplies_fp8": cluster.device.flops("fp8") is not None,
+        "peak_flops": {
+            name: peak_flops(cluster, precision.parameters)
+            for name, precision in PRECISIONS.items()
+        },
         "links": [
             {
-                "name": link.name,
-                "degree": link.degree,
+                **asdict(link),
                 "words": f"{decimal_bytes(link.bandwidth)}/s each way",
             }
             for link in cluster.links
         ],
         "software": {
-            name: software.place(asdict(cost_inputs_from_plan(plan).software))
+            name: tables.software.place(asdict(our_constants(cluster, plan.layout.kernels)))
             for name, plan in runs.items()
         },
-        "machines": {name: [*_machines(plan, machines)] for name, plan in runs.items()},
+        "machines": {precision: _machines(runs, precision, tables) for precision in PRECISIONS},
     }
 
 
-def _machines(plan: Plan, machines: Table) -> Iterator[dict[str, Any]]:
+def _machines(runs: dict[str, Plan], precision: str, tables: Tables) -> dict[str, int]:
+    """Return where the rows of each model are.
+
+    Of a model the rates of a device follow heads and masks alone: which kernel attends.
+    """
+    known: dict[object, int] = {}
+    found: dict[str, int] = {}
+    for name, plan in runs.items():
+        model = plan.model
+        key = (model.head_dim, model.soft_cap, model.window, model.max_positions)
+        if key not in known:
+            rows = [*_machine_rows(plan, precision, tables.machines)]
+            known[key] = tables.machine_rows.place(rows)
+        found[name] = known[key]
+    return found
+
+
+def _machine_rows(plan: Plan, precision: str, machines: Table) -> Iterator[dict[str, Any]]:
     """Yield where the rates of a device are, from so many ranks on."""
-    cluster, model = plan.cluster, plan.model
+    cluster, model, gpus = plan.cluster, plan.model, plan.cluster.backend == "nccl"
+    mathematics = replace(plan.mathematics, precision=PRECISIONS[precision])
+    plan = replace(plan, mathematics=mathematics)
     lengths = {False: 1, True: model.max_positions}
     last: dict[bool, int] = {}
-    for ranks in range(1, max(2, cluster.devices_per_node if _shares(cluster) else 2) + 1):
+    for ranks in range(1, (2 if gpus else max(2, cluster.devices_per_node)) + 1):
         if ranks > cluster.num_devices:
             break
         for hidden, length in lengths.items():
             if hidden and not _hides(model):
                 continue
             run = _with_ranks(plan, ranks, max(length, 2 * (model.window or 0) if hidden else 1))
-            place = machines.place(asdict(cost_inputs_from_plan(run).machine))
+            place = machines.place(asdict(machine_numbers_from_plan(run, measured=gpus)))
             if last.get(hidden) != place:
                 last[hidden] = place
                 yield {"ranks": ranks, "hidden": hidden, "place": place}
-
-
-def _shares(cluster: Cluster) -> bool:
-    """Return whether the ranks of a node share cores."""
-    return cluster.backend == "gloo"
 
 
 def _hides(model: ModelShape) -> bool:
@@ -173,8 +203,3 @@ def _with_ranks(plan: Plan, ranks: int, length: int) -> Plan:
     layout = replace(plan.layout, mesh=Mesh(dp_replicate=ranks))
     mathematics = replace(plan.mathematics, global_sequences=ranks, sequence_length=length)
     return replace(plan, layout=layout, mathematics=mathematics)
-
-
-def axes_of_tables() -> tuple[str, ...]:
-    """Return the axes that the page has a control of, outermost first."""
-    return tuple(axis.value for axis in (*Mesh().order, Axis.EP))

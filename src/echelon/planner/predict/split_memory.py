@@ -8,8 +8,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from echelon.core.choices.optimizers import OPTIMIZERS
-from echelon.core.plan import DTYPE_BYTES, Plan, RecomputePolicy, ZeroStage
+from echelon.core.model_shape import ModelShape
+from echelon.core.plan import (
+    DTYPE_BYTES,
+    OptimizerKind,
+    Plan,
+    Precision,
+    RecomputePolicy,
+    ZeroStage,
+)
 from echelon.cost.activations.closed_forms import saved_bytes_of_block
 from echelon.cost.bytes.fullest_rank import fullest_rank_bytes
 from echelon.cost.bytes.model_states import StatePrecision
@@ -18,6 +25,7 @@ from echelon.cost.seconds.from_plan import (
     cost_inputs_from_plan,
     machine_numbers_from_cluster,
     model_numbers_from_shape,
+    num_states,
 )
 from echelon.cost.seconds.inputs import CostInputs, TrainerConstants
 from echelon.cost.seconds.numbers import LayoutNumbers
@@ -63,7 +71,7 @@ def memory_of_split(
     plan: Plan, split: GuideSplit, recompute: RecomputePolicy | None = None
 ) -> RankMemory:
     """Return what the fullest rank holds of the model and batch of `plan`, split otherwise."""
-    return _memory(cost_inputs_from_split(plan, split, recompute))
+    return rank_memory(cost_inputs_from_split(plan, split, recompute))
 
 
 def memory_of_plan(plan: Plan, **changes: float) -> RankMemory:
@@ -71,25 +79,33 @@ def memory_of_plan(plan: Plan, **changes: float) -> RankMemory:
     work = cost_inputs_from_plan(plan, _software(plan))
     layout = replace(work.layout, **changes) if changes else work.layout
     model = model_numbers_from_shape(plan.model, plan.mathematics.sequence_length, tp=layout.tp)
-    return _memory(replace(work, layout=layout, model=model))
+    return rank_memory(replace(work, layout=layout, model=model))
 
 
 def block_activations(plan: Plan) -> float:
     """Return the bytes that the largest block keeps of one microbatch for backward, uncut."""
-    work = cost_inputs_from_split(plan, GuideSplit(), "none")
-    mixture = plan.model.layer_has_experts(plan.model.layers - 1)
+    return kept_of_block(cost_inputs_from_split(plan, GuideSplit(), "none"), plan.model)
+
+
+def kept_of_block(work: CostInputs, shape: ModelShape) -> float:
+    """Return the bytes that the largest block of a model keeps of a microbatch, so split."""
+    mixture = shape.layer_has_experts(shape.layers - 1)
     return float(saved_bytes_of_block(work, mixture=mixture))
 
 
 def state_precision(plan: Plan) -> StatePrecision:
     """Return the bytes that a weight takes of each kind in a plan."""
-    precision = plan.mathematics.precision
+    return bytes_of_weight(plan.mathematics.precision, plan.mathematics.optimizer.kind)
+
+
+def bytes_of_weight(precision: Precision, optimizer: OptimizerKind) -> StatePrecision:
+    """Return the bytes that a weight takes of each kind."""
     master = DTYPE_BYTES[precision.master]
     return StatePrecision(
         parameters=DTYPE_BYTES[precision.parameters],
         gradients=DTYPE_BYTES[precision.gradients],
         master=master if precision.has_master else 0,
-        moments=len(OPTIMIZERS[plan.mathematics.optimizer.kind].state) * master,
+        moments=num_states(optimizer) * master,
     )
 
 
@@ -97,48 +113,71 @@ def cost_inputs_from_split(
     plan: Plan, split: GuideSplit, recompute: RecomputePolicy | None = None
 ) -> CostInputs:
     """Return what the formulas read of the model and batch of `plan`, so split."""
-    mathematics, sequences = plan.mathematics, plan.layout.microbatch_sequences
-    policy = recompute or plan.layout.recompute.policy
-    layout = LayoutNumbers(
+    mathematics = plan.mathematics
+    layout = layout_of_split(
+        split,
+        global_sequences=mathematics.global_sequences,
+        microbatch_sequences=plan.layout.microbatch_sequences,
+        recompute=recompute or plan.layout.recompute.policy,
+    )
+    return CostInputs(
+        model=model_numbers_from_shape(plan.model, mathematics.sequence_length, tp=layout.tp),
+        machine=machine_numbers_from_cluster(plan.cluster, mathematics.precision.parameters),
+        software=_software(plan),
+        layout=layout,
+    )
+
+
+def layout_of_split(
+    split: GuideSplit,
+    *,
+    global_sequences: int,
+    microbatch_sequences: int,
+    recompute: RecomputePolicy,
+) -> LayoutNumbers:
+    """Return the numbers of a split of a batch."""
+    whole = microbatch_sequences * split.dp
+    return LayoutNumbers(
         tp=float(split.tp),
         cp=float(split.cp),
         pp=float(split.pp),
         dp_shard=float(split.dp),
         ep=float(split.ep),
         sequence_parallel=float(split.tp > 1),
-        microbatch=float(sequences),
-        microbatches=float(max(1, mathematics.global_sequences // (sequences * split.dp))),
+        microbatch=float(microbatch_sequences),
+        microbatches=float(max(1, global_sequences // whole)),
         schedule=schedule_index(PLAIN_SCHEDULE),
         zero=float(split.zero),
-        recompute=float(policy == "full"),
-        selective=float(policy == "selective"),
-    )
-    return CostInputs(
-        model=model_numbers_from_shape(plan.model, mathematics.sequence_length, tp=layout.tp),
-        machine=machine_numbers_from_cluster(plan.cluster, mathematics.precision.parameters),
-        software=constants_for_precision(
-            _software(plan), mathematics.precision, mathematics.optimizer.kind
-        ),
-        layout=layout,
+        recompute=float(recompute == "full"),
+        selective=float(recompute == "selective"),
     )
 
 
 def _software(plan: Plan) -> TrainerConstants:
+    mathematics = plan.mathematics
+    gpus = plan.cluster.backend != "gloo"
+    return guide_constants(mathematics.precision, mathematics.optimizer.kind, gpus=gpus)
+
+
+def guide_constants(
+    precision: Precision, optimizer: OptimizerKind, *, gpus: bool
+) -> TrainerConstants:
     """Return round figures of a trainer: what guides are measured by follows no fit.
 
     Nothing is taken before the first tensor where a device has no context.
     """
-    context = 0.0 if plan.cluster.backend == "gloo" else _CONTEXT_BYTES
-    return TrainerConstants(
-        element_bytes=float(DTYPE_BYTES[plan.mathematics.precision.parameters]),
+    software = TrainerConstants(
+        element_bytes=float(DTYPE_BYTES[precision.parameters]),
         working_width=_WORKING,
         update_bytes=0.0,
         slack=_SLACK,
-        context_bytes=context,
+        context_bytes=_CONTEXT_BYTES if gpus else 0.0,
     )
+    return constants_for_precision(software, precision, optimizer)
 
 
-def _memory(work: CostInputs) -> RankMemory:
+def rank_memory(work: CostInputs) -> RankMemory:
+    """Return what the fullest rank holds, by kind."""
     terms = {name: float(held) for name, held in fullest_rank_bytes(work).terms.items()}
     states = sum(terms[name] for name in _STATES)
     whole = terms["gathered"] * (float(work.layout.shard) > 1)

@@ -16,7 +16,8 @@ from echelon.config.rules.violations import find_violations
 from echelon.config.setting_layers import gather_layers
 from echelon.config.view import View
 from echelon.core.errors import ConfigError
-from echelon.page.explorer.rules import broken_rules, run_text
+from echelon.page.explorer.rules.finders import broken_rules
+from echelon.page.explorer.run_file import run_text
 from tests.page.explorer.random_controls import legal_settings, random_settings, tables
 
 
@@ -37,8 +38,6 @@ def agree_on_rules(tmp_path: Path, seed: int, count: int) -> Counter[str]:
         controls, model, cluster = random_settings(random)
         path = tmp_path / "run.toml"
         text = run_text(controls, model, cluster)
-        if controls.cp == 1:
-            text += f'\n[context]\nkind = "{controls.context}"\n'
         path.write_text(text, encoding="utf-8")
         broken = sorted(one.rule for one in broken_rules(tables(), controls, model, cluster))
         assert broken == found_by_finders(path), text

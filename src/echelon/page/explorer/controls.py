@@ -1,0 +1,180 @@
+"""What the controls of the explorer say, and the words of them that stand for several settings.
+
+Compiled for the page, as all that reads it. Each control is one setting of a run file, but
+`precision` and `operators`, whose words are names of settings that go together (`PRECISIONS`,
+`OPERATORS`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from types import MappingProxyType
+from typing import Any
+
+from echelon.core.plan import Precision, RecomputePolicy, ReduceKind
+
+Record = Mapping[str, Any]
+"""A record of a table, by its members."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Controls:
+    """Hold what the controls of the page say of a run, beside model and cluster."""
+
+    pp: int
+    """Pipeline ranks."""
+    dp_replicate: int
+    """Copies of what ZeRO cuts."""
+    dp_shard: int
+    """Data ranks over which ZeRO cuts."""
+    cp: int
+    """Context ranks."""
+    tp: int
+    """Tensor ranks."""
+    ep: int
+    """Expert ranks."""
+    servers: int
+    """Parameter servers beside the mesh."""
+    sequence_parallel: bool
+    """Whether tensor ranks share the residual stream."""
+    tp_overlap: str
+    """How products run beside the messages of their rows."""
+    zero: int
+    """ZeRO stage."""
+    reshard: str
+    """At stage 3, whether parameters are freed after each use ("always", "never")."""
+    secondary: bool
+    """At stage 3, whether a unit is gathered again inside of nodes alone."""
+    gather: str
+    """At stage 3, what is gathered: "parameters", or codes of them."""
+    reduce: ReduceKind
+    """How gradients are summed into slices: "exact", or rounded."""
+    optimizer_offload: str
+    """Where slices of optimizer state rest ("none", "host")."""
+    parameter_offload: str
+    """Where slices of parameters rest ("none", "host")."""
+    schedule: str
+    """Name of the schedule."""
+    virtual: int
+    """Stages on each pipeline rank."""
+    microbatch: int
+    """Sequences of a microbatch."""
+    sequences: int
+    """Sequences of a step."""
+    length: int
+    """Tokens of a sequence."""
+    precision: str
+    """A name in `PRECISIONS`."""
+    optimizer: str
+    """Name of the optimizer."""
+    recompute: RecomputePolicy
+    """What runs forward again."""
+    every: int
+    """With full recompute, every how many blocks one does."""
+    operators: str
+    """A name in `OPERATORS`: what of the other blocks runs again."""
+    context: str
+    """How context ranks meet."""
+    ulysses: int
+    """Ranks that exchange heads, where the kind leaves that open."""
+    expert_tp: int
+    """Pieces that an expert is cut into."""
+    dispatch: str
+    """How rows travel to their experts ("flat", "two-hop")."""
+    chunks: int
+    """Parts in which they travel."""
+
+    @property
+    def workers(self) -> int:
+        """Return the number of ranks of the mesh."""
+        return self.pp * self.dp_replicate * self.dp_shard * self.cp * self.tp
+
+    @property
+    def ranks(self) -> int:
+        """Return the number of ranks, servers included."""
+        return self.workers + self.servers
+
+
+PLAIN: Mapping[str, int | str | bool] = MappingProxyType(
+    {
+        "ep": 1,
+        "servers": 0,
+        "sequence_parallel": False,
+        "tp_overlap": "none",
+        "reshard": "always",
+        "secondary": False,
+        "gather": "parameters",
+        "reduce": "exact",
+        "optimizer_offload": "none",
+        "parameter_offload": "none",
+        "virtual": 1,
+        "optimizer": "adamw",
+        "every": 1,
+        "operators": "auto",
+        "context": "ring",
+        "ulysses": 1,
+        "expert_tp": 1,
+        "dispatch": "flat",
+        "chunks": 1,
+    }
+)
+"""What controls say where nobody says anything."""
+
+INT8_BLOCK = 128
+"""Numbers of a row that share a scale where `gather` is "int8": `zero.int8_block` by itself."""
+
+PRECISIONS: Mapping[str, Precision] = MappingProxyType(
+    {
+        "fp32": Precision(),
+        "bf16": Precision(parameters="bf16"),
+        "bf16 gradients": Precision(parameters="bf16", gradients="bf16", reduction="bf16"),
+        "fp16": Precision(parameters="fp16", loss_scaling="dynamic"),
+        "fp8": Precision(parameters="bf16", matmul="fp8"),
+        "fp8 tensor": Precision(
+            parameters="bf16", matmul="fp8", fp8_scales="tensor", fp8_gradients="e5m2"
+        ),
+    }
+)
+"""Dtypes that go together. In fp8 linear layers of blocks multiply 8-bit numbers: tiles of 128 of
+them share a scale, or whole tensors."""
+
+_PRECISION_KEYS = (
+    *("parameters", "gradients", "reduction", "loss_scaling", "matmul", "fp8_scales"),
+)
+
+
+def _precision_lines(precision: Precision) -> str:
+    plain = asdict(Precision())
+    said = {
+        key: value
+        for key, value in asdict(precision).items()
+        if key in _PRECISION_KEYS and value != plain[key]
+    }
+    return "".join(f'{key} = "{value}"\n' for key, value in said.items())
+
+
+PRECISION_LINES: Mapping[str, str] = MappingProxyType(
+    {name: _precision_lines(precision) for name, precision in PRECISIONS.items()}
+)
+"""The lines of a run file below `[precision]`."""
+
+OPERATORS: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {
+        "auto": (),
+        "norm": ("norm",),
+        "attention": ("attention",),
+        "mlp": ("mlp",),
+        "norm activation": ("norm", "activation"),
+        "norm attention": ("norm", "attention"),
+        "norm mlp": ("norm", "mlp"),
+        "norm mlp attention": ("norm", "mlp", "attention"),
+    }
+)
+"""What runs again of blocks that do not run again whole; "auto" is what takes next to no time,
+and only with selective recompute."""
+
+
+def controls_of_record(record: Record) -> Controls:
+    """Return controls of their record."""
+    return Controls(**record)
