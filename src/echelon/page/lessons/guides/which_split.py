@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from echelon.config.load import load_job
-from echelon.handbook.guides.situation import Situation
+from echelon.handbook.guides.situation import PlanSituation
 from echelon.handbook.guides.trees import TREES, DecisionTree
 from echelon.page.document import Fact
 from echelon.page.figures import DataTable
@@ -99,13 +99,13 @@ def _path_scene(path: TreePath) -> Scene:
     return Scene(frames=tuple(frames), table=DataTable(head=("question", "answer"), rows=rows))
 
 
-def _situation(model: str, cluster: str) -> Situation:
-    return Situation(
+def _situation(model: str, cluster: str) -> PlanSituation:
+    return PlanSituation(
         load_job(model, (f"cluster.preset={cluster}", "precision.parameters=bf16")).plan
     )
 
 
-def _model_scene(situation: Situation, tree: DecisionTree) -> Scene:
+def _model_scene(situation: PlanSituation, tree: DecisionTree) -> Scene:
     steps, strategy = tree.walk(situation)
     taken = tuple((node.id, answer.yes) for node, answer in steps)
     frame = Frame(

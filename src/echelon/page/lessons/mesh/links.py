@@ -121,7 +121,7 @@ def _link_facts(mesh: Mesh, axis: Axis, fact: AxisFact) -> tuple[Fact, ...]:
     return (
         Fact(
             name="groups",
-            value=f"{fact.num_groups} of {fact.degree}",
+            value=f"{fact.num_groups} of {fact.degree} ranks",
             note=_groups_text(mesh, axis),
         ),
         Fact(name="link", value=_speed(fact), note="each way, of one device"),
