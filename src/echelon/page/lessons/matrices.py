@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TypeAlias
 
 from echelon.core.model_shape import ModelShape
@@ -22,8 +23,12 @@ def filled(rows: int, columns: int, seed: int) -> Matrix:
     return tuple(tuple(values[row * columns : (row + 1) * columns]) for row in range(rows))
 
 
+@lru_cache(maxsize=256)
 def product(left: Matrix, right: Matrix) -> Matrix:
-    """Return left times right; ValueError where their shapes do not fit."""
+    """Return left times right; ValueError where their shapes do not fit.
+
+    Kept, as each frame of a lesson asks for the same products again.
+    """
     columns = tuple(zip(*right, strict=True))
     return tuple(
         tuple(sum(a * b for a, b in zip(row, column, strict=True)) for column in columns)

@@ -93,8 +93,11 @@ def _fact(mesh: Mesh, axis: Axis, found: AxisFact | None) -> Fact:
 def coordinates_text(mesh: Mesh, rank: int) -> str:
     """Return where a rank is on the three axes: ``dp 0, tp 1, pp 0``."""
     here = mesh.coordinates(rank)
-    axes = (("dp", Axis.DP_REPLICATE), ("tp", Axis.TP), ("pp", Axis.PP))
-    return ", ".join(f"{name} {here[axis]}" for name, axis in axes)
+    return _place_text(here[Axis.DP_REPLICATE], here[Axis.TP], here[Axis.PP])
+
+
+def _place_text(dp: int, tp: int, pp: int) -> str:
+    return f"dp {dp}, tp {tp}, pp {pp}"
 
 
 def _cube(mesh: Mesh) -> DiagramFigure:
@@ -113,7 +116,7 @@ def _replica(mesh: Mesh, dp: int) -> Place:
                 Tile(
                     id=f"rank {rank}",
                     label=str(rank),
-                    words=coordinates_text(mesh, rank),
+                    words=_place_text(dp, tp, pp),
                     kind=pp,
                     row=pp,
                     column=tp,
