@@ -27,7 +27,7 @@ def test_a_rule_is_told_with_its_arithmetic(changes: dict[str, Any], rule: str, 
 
 
 def test_rows_hop_twice_over_several_ranks_of_several_nodes() -> None:
-    hops = {"ep": 8, "expert_tp": 2, "tp": 2, "dp_shard": 32, "sequences": 32}
+    hops: dict[str, Any] = {"ep": 8, "expert_tp": 2, "tp": 2, "dp_shard": 32, "sequences": 32}
     assert broken("mixtral-8x7b", **hops, dispatch="two-hop") == {}
 
 
