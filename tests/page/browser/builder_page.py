@@ -76,7 +76,7 @@ def tile(page: Page, list_name: str, place: int) -> dict[str, float]:
 
 def drag(page: Page, start: dict[str, float], end: dict[str, float], *, drop: bool = True) -> None:
     """Drag by the mouse, in steps as a hand does."""
-    page.mouse.move(**start)
+    page.mouse.move(start["x"], start["y"])
     page.mouse.down()
     page.mouse.move(end["x"], end["y"], steps=6)
     if drop:

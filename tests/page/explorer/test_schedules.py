@@ -159,7 +159,7 @@ def require_engine(case: Case, verdict: ScheduleVerdict) -> None:
     assert bool(verdict.circle) == deadlock
     if deadlock:
         assert verdict.circle == find_deadlock(schedule)
-        assert verdict.drawing == draw_deadlock(schedule, verdict.circle)
+        assert verdict.drawing == draw_deadlock(schedule, tuple(verdict.circle))
     if problems:
         return
     report = check_schedule(schedule, most_in_flight=limits)
@@ -212,7 +212,7 @@ def test_the_page_judges_builds_and_times_as_the_engine_does(tmp_path: Path) -> 
 @pytest.mark.slow
 def test_the_page_builds_every_schedule_that_can_be_chosen(tmp_path: Path) -> None:
     starts = all_starts()
-    cases = [
+    cases: list[Case] = [
         (built, EQUAL, None)
         for start in Random(3).sample(starts, 600)
         if (built := schedule_start(*start).schedule) is not None

@@ -45,7 +45,7 @@ def test_groups_and_links_are_those_of_the_planner(order: str, cluster: str) -> 
         pairs = [pair for group in mesh.groups(axis) for pair in pairwise(group)]
         drawn = [(one.source, one.target) for one in board.moves]
         assert drawn == [(f"rank {one}", f"rank {other}") for one, other in pairs]
-        assert facts(frame)["groups"] == f"{fact.num_groups} of {fact.degree}"
+        assert facts(frame)["groups"] == f"{fact.num_groups} of {fact.degree} ranks"
         across = f"{fact.num_across} of {fact.num_groups}"
         assert facts(frame)["groups that cross nodes"] == across
         assert fact.link is not None
