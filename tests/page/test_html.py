@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import re
+from base64 import b64decode
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
 
 from echelon.core.errors import ConfigError
 from echelon.page.document import Fact, PageDocument, Section
+from echelon.page.explorer.document import ExplorerDocument
 from echelon.page.figures import LineSeries, LinesFigure
 from echelon.page.html import DATA, document_json, page_html, write_page
+from echelon.page.lessons.catalog import lesson_book
 
 HOSTILE = "</script><script>alert(1)</script><!--<script>\u2028&amp; \"quoted\" 'too'"
 
@@ -81,3 +86,16 @@ def test_a_page_overwrites_nothing(tmp_path: Path) -> None:
         write_page(document("other"), path)
     assert caught.value.problems[0].key == "--html"
     assert path.read_bytes() == before
+
+
+def test_lessons_are_packed_beside_the_document_of_the_explorer() -> None:
+    book = lesson_book()
+    explorer = ExplorerDocument(title="Explorer", start={}, tables={}, book=book, made_by="Echelon")
+    page = page_html(explorer)
+    assert "book" not in json.loads(data_of(page))
+    (packed,) = re.findall(
+        r'<script type="application/gzip" id="echelon-book">(.*?)</script>', page
+    )
+    assert re.fullmatch("[A-Za-z0-9+/=]+", packed)
+    assert json.loads(gzip.decompress(b64decode(packed))) == json.loads(json.dumps(asdict(book)))
+    assert page == page_html(explorer)

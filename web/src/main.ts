@@ -5,6 +5,7 @@ import { explorer } from "./explorer/explorer";
 import type { ExplorerDocument } from "./explorer/state";
 import { isLesson } from "./lessons/address";
 import { book, tabs } from "./lessons/book";
+import { unpacked } from "./lessons/packed";
 import { page } from "./page";
 
 const SCHEMA = 1;
@@ -59,8 +60,8 @@ function explorerAndLessons(found: ExplorerDocument): Node[] {
     const learns = isLesson(location.hash);
     controls.hidden = learns;
     lessons.hidden = !learns;
-    if (learns) book(lessons, found.book.lessons, location.hash);
-    else lessons.replaceChildren();
+    if (!learns) lessons.replaceChildren();
+    else void unpacked().then((all) => isLesson(location.hash) && book(lessons, all, location.hash));
     links.forEach((link, place) => {
       if ((place === 1) === learns) link.setAttribute("aria-current", "page");
       else link.removeAttribute("aria-current");

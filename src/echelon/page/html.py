@@ -2,12 +2,15 @@
 
 The document is JSON in a script element that no browser runs. ``<``, ``>`` and ``&`` are escaped in
 it, so that no text, ``</script>`` included, can end the element; numbers that JSON does not have
-(NaN, infinities) become null.
+(NaN, infinities) become null. The lessons of the explorer, a megabyte that most readers never
+open, stand beside it, packed: the page unpacks them when they are asked for.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
+from base64 import b64encode
 from dataclasses import asdict
 from html import escape
 from importlib.resources import files
@@ -42,6 +45,10 @@ def page_html(document: AnyDocument, *, live: bool = False) -> str:
     asks = ' data-live="document.json"' if live else ""
     begin = f'<script type="application/json" id="echelon-data"{asks}>'
     data = f"{begin}{document_json(document)}</script>"
+    if isinstance(document, ExplorerDocument):
+        data += (
+            f'<script type="application/gzip" id="echelon-book">{packed_book(document)}</script>'
+        )
     if live:
         template = template.replace(_POLICY, f"{_POLICY} connect-src 'self';")
     titled = template.replace(TITLE, f"<title>{escape(document.title)}</title>")
@@ -49,9 +56,20 @@ def page_html(document: AnyDocument, *, live: bool = False) -> str:
 
 
 def document_json(document: AnyDocument) -> str:
-    """Return a document as JSON that is safe inside of HTML."""
-    text = json.dumps(_plain(asdict(document)), ensure_ascii=False, separators=(",", ":"))
-    return "".join(_ESCAPES.get(char, char) for char in text)
+    """Return a document as JSON that is safe inside of HTML; lessons are not in it."""
+    content = asdict(document)
+    content.pop("book", None)
+    return "".join(_ESCAPES.get(char, char) for char in _json(content))
+
+
+def packed_book(document: ExplorerDocument) -> str:
+    """Return the lessons of a document as JSON: gzip in base64, the same for the same lessons."""
+    text = _json(asdict(document.book))
+    return b64encode(gzip.compress(text.encode(), mtime=0)).decode("ascii")
+
+
+def _json(content: dict[str, Any]) -> str:
+    return json.dumps(_plain(content), ensure_ascii=False, separators=(",", ":"))
 
 
 def write_page(document: AnyDocument, path: Path, *, key: str = "--html") -> None:

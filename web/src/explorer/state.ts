@@ -1,7 +1,5 @@
 // What the controls say: all of it is in the address, so that a link holds the whole state.
 
-import type { LessonBook } from "../document";
-
 export type Value = number | string | boolean;
 export type State = Record<string, Value>;
 
@@ -32,7 +30,6 @@ export interface ExplorerDocument {
   title: string;
   start: State;
   tables: Tables;
-  book: LessonBook;
   made_by: string;
 }
 

@@ -170,8 +170,8 @@ class Group:
             work = dist.all_reduce(tensor, op=largest, group=self._group, async_op=True)
             sent = all_reduce_bytes(tensor.nbytes, self.size)
         elif self._room is not None and self._room.has_room(tensor):
-            # A part is put once where all others read it.
-            work, sent = self._room.add(tensor), tensor.nbytes
+            # Told are the bytes of the messages that it stands for: they hang on no processor.
+            work, sent = self._room.add(tensor), self._sum_bytes(tensor)
         else:
             work, sent = self._start_sum(tensor), self._sum_bytes(tensor)
         record = self._event("all_reduce", name, sent, start)
@@ -188,7 +188,8 @@ class Group:
         start, number = self.recorder.now(), self._begun("all_gather", name, shard)
         if self._room is not None and self._room.has_room(shard):
             work = self._room.gather(whole, shard)
-            record = self._event("all_gather", name, shard.nbytes, start)
+            sent = all_gather_bytes(shard.nbytes, self.size)
+            record = self._event("all_gather", name, sent, start)
             return self._pending(work, name, record, async_op, number)
         peers = self._peers()
         if peers is None:
