@@ -140,6 +140,17 @@ def test_a_lost_store_ends_the_rank_unless_it_is_done(capsys: pytest.CaptureFixt
     assert capsys.readouterr().err == ""
 
 
+def test_the_thread_ends_before_the_process_does() -> None:
+    """In the store when Python ends, it would abort the process."""
+    watchdog = watch(HashStore())
+    watchdog.leave()
+    watchdog = watch(HashStore())
+    watchdog.start()
+    watchdog.finish()
+    watchdog.leave()
+    assert not watchdog.is_alive()
+
+
 STALLED = StalledConnection(
     local="10.0.0.1:7", peer="10.0.0.2:9", packets=1, repeats=3, silent_s=2.5
 )

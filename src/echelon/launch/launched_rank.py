@@ -214,6 +214,7 @@ def run_joined(
                 rank=place.rank,
             )
         finally:
+            watchdog.leave()
             if progress.ring is not None:
                 remove_ring(progress.ring.path)
     return RunOutcome(results=(result,), stop_requested=progress.stop_requested(), rank=place.rank)

@@ -42,6 +42,7 @@ WATCHDOG_INTERVAL_S = 1.0
 SILENT_S = 12.0
 _CYCLE_TICKS = 3  # ticks
 _SHORTEST_S = 0.05
+_LEAVES_WITHIN_S = 5.0  # of a watchdog that may wait for a store that is gone
 _FAULT = "fault"
 _FAULT_ENTRIES = ("rank", "kind", "at", "summary", "detail")
 
@@ -92,6 +93,7 @@ class Watchdog(threading.Thread):
         self._own_count, self._own_moved_at = -1, now
         self._ticks = self._circle_ticks = 0
         self._done = False
+        self._left = threading.Event()
         self._ticked_at = now
         self._told: set[str] = set()
         self._store_port = store_port
@@ -115,9 +117,9 @@ class Watchdog(threading.Thread):
         if self._alone is not None:
             self._alone.start()
         try:
-            while True:
+            while not self._left.is_set():
                 self._tick()
-                time.sleep(self._pause_s())
+                self._left.wait(self._pause_s())
         except RuntimeError as error:
             if not self._done:
                 self._exit(f"{self._who} ends: the run's store is gone ({error})")
@@ -125,6 +127,15 @@ class Watchdog(threading.Thread):
     def finish(self) -> None:
         """Say that this rank needs no watching any more."""
         self._done = True
+
+    def leave(self) -> None:
+        """End the thread before the process ends.
+
+        A thread that is in the store when Python ends is torn out of it, which aborts the process.
+        """
+        self._left.set()
+        if self.is_alive():
+            self.join(timeout=_LEAVES_WITHIN_S)
 
     def publish_fault(self, fault: RankFault) -> RankFault:
         """Write `fault` for all ranks to see, unless there is one; return the one that counts."""

@@ -286,6 +286,8 @@ def test_the_builder_has_no_serious_fault_of_access(scheme: str, opened: Opener)
     for link in at_states(page):
         page.evaluate(f"location.hash = {link!r}")
         page.wait_for_timeout(100)
+        # What is computed later is pale until it is there.
+        page.wait_for_function("() => !document.querySelector('#page [aria-busy]')")
         found = axe.Axe().run(page).response["violations"]
         serious = [one for one in found if one["impact"] in ("serious", "critical")]
         assert [(one["id"], [node["target"] for node in one["nodes"]][:3]) for one in serious] == []
