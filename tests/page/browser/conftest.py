@@ -103,6 +103,8 @@ def opener(browser: Browser, folder: Path) -> Iterator[Opener]:
         found.page.on("request", lambda one: found.requests.append(one.url))
         found.page.goto(path.as_uri())
         found.page.wait_for_selector("#verdict")
+        # What stands below is made after the first frame.
+        found.page.wait_for_function("() => !document.querySelector('.later')")
         return found
 
     yield open_it

@@ -140,9 +140,16 @@ export function explorer(found: ExplorerDocument): Node[] {
     form(controls, inputs),
     main,
     run.made,
-    scheduleBuilder(),
+    afterPaint(scheduleBuilder),
     foot(found),
   ];
+}
+
+// What stands below the fold is made once the first frame has been painted.
+function afterPaint(make: () => HTMLElement): HTMLElement {
+  const place = el("div", { class: "later", "aria-busy": "true" });
+  requestAnimationFrame(() => setTimeout(() => place.replaceWith(make())));
+  return place;
 }
 
 function asker(found: ExplorerDocument, controls: Control[]) {
