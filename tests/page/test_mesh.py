@@ -8,7 +8,10 @@ from echelon.config.load import load_job
 from echelon.core.axis import MESH_AXES, Axis
 from echelon.core.plan import Plan
 from echelon.page.figures import MeshAxis, MeshFigure
+from echelon.page.html import page_html
 from echelon.page.mesh import mesh_section
+from echelon.page.plan import plan_page
+from echelon.planner.view.mesh_map import mesh_map
 
 
 def figure_of(plan: Plan) -> MeshFigure:
@@ -71,3 +74,21 @@ def test_links_and_nodes_are_those_of_the_cluster() -> None:
     assert where["dp_shard"][1] == "crosses"
     assert section.table is not None
     assert {row[0]: row[-1] for row in section.table.rows} == {k: v[0] for k, v in where.items()}
+
+
+def test_servers_are_beside_the_grid() -> None:
+    """Ranks of the figure are those of the mesh; servers are told in words, and drawn as such."""
+    settings = ("mesh.dp_replicate=2", "servers.count=2", "cluster.preset=4xcpu")
+    plan = load_job("nano", settings).plan
+    figure = figure_of(plan)
+    assert figure.ranks == 2
+    assert figure.words == ("ranks 2-3 are servers, beside these ranks",)
+    assert mesh_section(plan).summary.startswith("dp_replicate 2 = 2 ranks, and 2 servers, on")
+    found = mesh_map(plan.mesh, plan.cluster)
+    assert [one.coordinates for one in found.devices(0)] == [
+        ("dp0",),
+        ("dp1",),
+        ("server",),
+        ("server",),
+    ]
+    page_html(plan_page(plan))

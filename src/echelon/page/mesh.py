@@ -32,11 +32,22 @@ def mesh_figure(found: MeshMap) -> MeshFigure:
     return MeshFigure(
         cluster=cluster.name,
         device=cluster.device.name,
-        ranks=mesh.world_size,
+        ranks=mesh.num_workers,
         devices_per_node=cluster.devices_per_node,
         axes=tuple(_axis(mesh, fact, found.expert_tp) for fact in reversed(found.facts)),
-        words=found.parts(),
+        words=(*found.parts(), *_servers(mesh)),
     )
+
+
+def _servers(mesh: Mesh) -> tuple[str, ...]:
+    """Return which ranks are beside the grid, if any."""
+    if not mesh.servers:
+        return ()
+    first, last = mesh.server_ranks[0], mesh.server_ranks[-1]
+    ranks = (
+        f"rank {first:,} is a server" if first == last else f"ranks {first:,}-{last:,} are servers"
+    )
+    return (f"{ranks}, beside these ranks",)
 
 
 def _axis(mesh: Mesh, fact: AxisFact, expert_tp: int) -> MeshAxis:

@@ -56,7 +56,7 @@ def axis_facts(mesh: Mesh, cluster: Cluster, *, expert_tp: int = 1) -> tuple[Axi
 
 def _groups(mesh: Mesh, *, expert_tp: int) -> Iterator[tuple[Axis, Any]]:
     """Yield each axis with its groups, one in a row: those of `Mesh.groups`, for many ranks."""
-    grid = np.arange(mesh.world_size).reshape([mesh.degree(axis) for axis in mesh.order])
+    grid = np.arange(mesh.num_workers).reshape([mesh.degree(axis) for axis in mesh.order])
     for place in reversed(range(len(mesh.order))):
         axis = mesh.order[place]
         if mesh.degree(axis) > 1:
@@ -157,11 +157,12 @@ class MeshMap:
         used = [fact for fact in reversed(self.facts) if fact.axis is not Axis.EP]
         degrees = " x ".join(f"{fact.axis} {fact.degree}" for fact in used)
         experts = f", ep {mesh.ep}" if mesh.ep > 1 else ""
-        ranks = f"{mesh.world_size:,} ranks" if mesh.world_size > 1 else "1 rank"
+        ranks = f"{mesh.num_workers:,} ranks" if mesh.num_workers > 1 else "1 rank"
+        beside = f", and {mesh.servers:,} server{'s' * (mesh.servers > 1)}" if mesh.servers else ""
         return (
             f"{cluster.name}: {cluster.nodes:,} x {cluster.devices_per_node:,} "
             f"{cluster.device.name}",
-            f"{degrees} = {ranks}{experts}" if degrees else ranks,
+            f"{degrees} = {ranks}{experts}{beside}" if degrees else f"{ranks}{beside}",
         )
 
     def rows(self) -> list[tuple[str, ...]]:
@@ -186,6 +187,8 @@ class MeshMap:
 
     def _device(self, rank: int) -> MapDevice:
         mesh = self.mesh
+        if mesh.is_server(rank):
+            return MapDevice(rank=rank, coordinates=("server",))
         here = mesh.coordinates(rank)
         both = mesh.dp_replicate > 1 and mesh.dp_shard > 1
         told = [(Axis.PP, "pp"), (Axis.DP_REPLICATE, "rep" if both else "dp")]
@@ -196,7 +199,7 @@ class MeshMap:
         return MapDevice(rank=rank, coordinates=tuple(names))
 
     def _part(self, pp: int) -> str:
-        per_node, size = self.cluster.devices_per_node, self.mesh.world_size // self.mesh.pp
+        per_node, size = self.cluster.devices_per_node, self.mesh.num_workers // self.mesh.pp
         first, last = pp * size // per_node, ((pp + 1) * size - 1) // per_node
         nodes = f"node {first:,}" if first == last else f"nodes {first:,}-{last:,}"
         return f"pp{pp}: {nodes}, {size:,} ranks"
