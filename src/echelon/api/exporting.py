@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -81,9 +80,8 @@ def export_weights(
         share_out,
     )
     from echelon.models.precision import TORCH_DTYPES
-    from echelon.telemetry.run_directory import open_run
+    from echelon.telemetry.run_directory import run_of
     from echelon.training.checkpoint.folder import find_checkpoint
-    from echelon.training.checkpoint.index import INDEX_FILE
     from echelon.training.checkpoint.load import check_checkpoint
     from echelon.training.data.tokenizer_files import tokenizer_files
     from echelon.training.weights.export import open_model, write_files
@@ -91,8 +89,7 @@ def export_weights(
 
     _require_sizes(file_bytes, threads)
     path = run.run if isinstance(run, TrainResult) else Path(run)
-    is_checkpoint = (path / INDEX_FILE).is_file() or path.parent.name == "checkpoints"
-    directory = open_run(path.resolve().parent.parent if is_checkpoint else path)
+    directory = run_of(path)
     plan = directory.plan()
     shape = plan.model
     config = hub_config(shape, model_type)
@@ -152,12 +149,11 @@ def _tokenizer(
     from echelon.api.generating import data_of_run
     from echelon.training.data.dataset import TokenDataset
 
-    found: Tokenizer | None = None
-    with suppress(ConfigError, DataError, OSError):
+    try:
         data = run.data if isinstance(run, TrainResult) else data_of_run(run_file)
         found = TokenDataset.open(data).tokenizer()
-    if found is None:
-        return None, "none: the data of the run is gone"
+    except (ConfigError, DataError, OSError) as error:
+        return None, f"none, for the run's data is not there: {str(error).splitlines()[0]}"
     if found.description.hash != wanted:
         return None, "none: the data of the run was made anew with another tokenizer"
     return found, f"{found.description.name}, {found.description.vocabulary:,} ids"

@@ -103,16 +103,13 @@ def generate_texts(
 ) -> Generated:
     """Return what is written after prompts; `say` is told of the cache before the first rank."""
     optional_package("torch", extra="train", purpose="generating text")
-    from echelon.telemetry.run_directory import open_run
+    from echelon.telemetry.run_directory import run_of
     from echelon.training.checkpoint.folder import find_checkpoint
-    from echelon.training.checkpoint.index import INDEX_FILE
     from echelon.training.data.dataset import TokenDataset
     from echelon.training.inference import GenerateTask, rank_cache_size
 
     path = run.run if isinstance(run, TrainResult) else Path(run)
-    is_checkpoint = (path / INDEX_FILE).is_file() or path.parent.name == "checkpoints"
-    folder = path.resolve().parent.parent if is_checkpoint else path
-    directory = open_run(folder)
+    directory = run_of(path)
     trained = directory.plan()
     plan = generation_plan(trained, settings)
     checkpoint = find_checkpoint(path).path

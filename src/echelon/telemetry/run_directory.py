@@ -38,6 +38,7 @@ from echelon.core.rulebook.run_directory import (
 from echelon.core.serialize import decode_json
 from echelon.core.version import __version__
 from echelon.training.checkpoint.folder import CHECKPOINTS, clean_leftovers
+from echelon.training.checkpoint.index import INDEX_FILE
 from echelon.training.data.index import DATA_FOLDER
 
 _LOCK_FILE = ".lock"
@@ -143,6 +144,12 @@ def create_run(
         flush_folder(run.path)
         flush_folder(runs_dir)
     return run
+
+
+def run_of(path: Path) -> RunDirectory:
+    """Open the run that `path` means: its own folder, or that of a checkpoint in it."""
+    inside = (path / INDEX_FILE).is_file() or path.parent.name == CHECKPOINTS
+    return open_run(path.resolve().parent.parent if inside else path)
 
 
 def open_run(path: Path) -> RunDirectory:

@@ -10,8 +10,9 @@ from __future__ import annotations
 import hashlib
 import json
 import struct
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -68,12 +69,14 @@ def write_shard_file(folder: Path, file: str, shards: Shards) -> WrittenFile:
         return WrittenFile(file=file, entry=None, shards=())
     # Wide elements first keeps every tensor aligned to its element, as the library does.
     found.sort(key=lambda item: (-item[1].tensor.element_size(), item[0].entry.key))
-    header = _header(found)
+    header = safetensors_header(
+        (stored.entry.key, shard.tensor.dtype, stored.entry.shape) for stored, shard in found
+    )
     digest, size = hashlib.sha256(header), len(header)
     with disk_errors(f"to write into {folder.parent}"), (folder / file).open("xb") as stream:
         stream.write(header)
         for _, shard in found:
-            data = _bytes(shard.tensor)
+            data = tensor_bytes(shard.tensor)
             digest.update(data)
             stream.write(data)
             size += len(data)
@@ -119,14 +122,15 @@ def every_shard(shards: Shards) -> Iterator[tuple[str, str, Shard]]:
                     yield kind, name, shard
 
 
-def _header(found: Sequence[tuple[WrittenShard, Shard]]) -> bytes:
+def safetensors_header(tensors: Iterable[tuple[str, torch.dtype, Sequence[int]]]) -> bytes:
+    """Return what a safetensors file begins with: key, dtype and shape of each tensor, in order."""
     entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
     end = 0
-    for stored, shard in found:
-        start, end = end, end + shard.tensor.numel() * shard.tensor.element_size()
-        entries[stored.entry.key] = {
-            "dtype": stored.dtype,
-            "shape": list(stored.entry.shape),
+    for key, dtype, shape in tensors:
+        start, end = end, end + prod(shape) * dtype.itemsize
+        entries[key] = {
+            "dtype": DTYPE_NAMES[dtype],
+            "shape": list(shape),
             "data_offsets": [start, end],
         }
     text = json.dumps(entries, separators=(",", ":")).encode()
@@ -134,6 +138,7 @@ def _header(found: Sequence[tuple[WrittenShard, Shard]]) -> bytes:
     return struct.pack("<Q", len(text)) + text
 
 
-def _bytes(tensor: torch.Tensor) -> memoryview:
+def tensor_bytes(tensor: torch.Tensor) -> memoryview:
+    """Return the elements of a tensor as they stand in a file."""
     flat = tensor.detach().to("cpu").contiguous().reshape(-1)
     return flat.view(torch.uint8).numpy().data

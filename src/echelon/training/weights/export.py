@@ -8,13 +8,11 @@ one another, and are written by several threads, each of which holds a tensor.
 
 from __future__ import annotations
 
-import json
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
-from typing import Any, BinaryIO
 
 import torch
 
@@ -33,7 +31,11 @@ from echelon.training.checkpoint.index import (
     ShardEntry,
     TensorEntry,
 )
-from echelon.training.checkpoint.shard_file import DTYPE_NAMES
+from echelon.training.checkpoint.shard_file import (
+    DTYPE_NAMES,
+    safetensors_header,
+    tensor_bytes,
+)
 from echelon.training.checkpoint.sub_tensor import (
     StoredPiece,
     StoredRows,
@@ -70,11 +72,11 @@ def open_model(path: Path, index: CheckpointIndex, tensors: Sequence[FolderTenso
         )
     for name in wanted:
         entry = held[name]
-        size = sum(_numel(piece.shape) for piece in entry.pieces)
-        if size != _numel(entry.shape):
+        size = sum(prod(piece.shape) for piece in entry.pieces)
+        if size != prod(entry.shape):
             raise CheckpointError(
                 CHECKPOINT_COVERS_TENSORS.problem(
-                    f"{path} holds {size} elements of {name}, which has {_numel(entry.shape)}"
+                    f"{path} holds {size} elements of {name}, which has {prod(entry.shape)}"
                 )
             )
     files = dict.fromkeys(piece.file for name in wanted for piece in held[name].pieces)
@@ -112,30 +114,11 @@ def _write_file(
     model: StoredModel, tensors: Sequence[FolderTensor], file: Path, dtype: torch.dtype
 ) -> None:
     with disk_errors(f"to write into {file.parent}"), file.open("xb") as stream:
-        stream.write(_header(tensors, dtype))
+        stream.write(safetensors_header((one.key, dtype, one.shape) for one in tensors))
         for tensor in tensors:
-            _write(stream, _filled(model, tensor, dtype))
+            stream.write(tensor_bytes(_filled(model, tensor, dtype)))
         stream.flush()
         flush_file(stream.fileno())
-
-
-def _header(tensors: Sequence[FolderTensor], dtype: torch.dtype) -> bytes:
-    entries: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for tensor in tensors:
-        start, end = end, end + tensor.numel * dtype.itemsize
-        entries[tensor.key] = {
-            "dtype": DTYPE_NAMES[dtype],
-            "shape": list(tensor.shape),
-            "data_offsets": [start, end],
-        }
-    text = json.dumps(entries, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return struct.pack("<Q", len(text)) + text
-
-
-def _write(stream: BinaryIO, tensor: torch.Tensor) -> None:
-    stream.write(tensor.reshape(-1).view(torch.uint8).numpy().data)
 
 
 def _filled(model: StoredModel, tensor: FolderTensor, dtype: torch.dtype) -> torch.Tensor:
@@ -192,13 +175,6 @@ def _rows(
     return StoredRows(
         start=stored.start, dtype=dtype, width=width, row=row, column=0, target=target
     )
-
-
-def _numel(shape: Sequence[int]) -> int:
-    count = 1
-    for size in shape:
-        count *= size
-    return count
 
 
 def _unreadable(file: Path, error: Exception) -> CheckpointError:

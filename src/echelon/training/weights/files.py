@@ -31,6 +31,7 @@ from echelon.core.rulebook.weights import (
 )
 from echelon.core.rules import Rule
 from echelon.core.serialize import decode_json
+from echelon.interop.hugging_face.folder import INDEX_NAME, SINGLE_NAME
 from echelon.interop.weight_names.names import WeightNaming, find_naming
 from echelon.interop.weight_names.source import ParameterSource
 
@@ -62,8 +63,6 @@ def position_problems(path: Path) -> Iterator[Problem]:
 
 DTYPE_SIZES: Mapping[str, int] = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2}
 
-_INDEX = "model.safetensors.index.json"
-_SINGLE = "model.safetensors"
 _LARGEST_HEADER = 100_000_000  # bytes
 _CHUNK_BYTES = 8 * 2**20
 _LFS = b"version https://git-lfs"
@@ -150,7 +149,7 @@ def _find_file(path: Path) -> Path:
             return path
         raise _error(WEIGHTS_FILE_EXISTS, f"{path} is no safetensors file and no index of some")
     if path.is_dir():
-        for name in (_INDEX, _SINGLE):
+        for name in (INDEX_NAME, SINGLE_NAME):
             if (path / name).is_file():
                 return path / name
         if (path / "index.json").is_file() and (path / "state.json").is_file():
