@@ -4,6 +4,7 @@ back bit for bit."""
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -77,3 +78,13 @@ def test_numbers_that_cannot_be_meant_are_refused(run: ec.TrainResult, tmp_path:
     with pytest.raises(ConfigError, match="no model_type that is written"):
         ec.export_weights(run, tmp_path / "out", model_type="bert")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_weights_leave_without_a_tokenizer_where_the_data_is_gone(tmp_path: Path) -> None:
+    gone = trained_run(tmp_path)
+    (tmp_path / "words.txt").unlink()
+    shutil.rmtree(gone.data)
+    found = ec.export_weights(gone.run, tmp_path / "out")
+    assert found.tokenizer.startswith("none, for the run's data is not there: ")
+    assert not (tmp_path / "out/tokenizer.json").exists()
+    assert AutoModelForCausalLM.from_pretrained(tmp_path / "out") is not None
