@@ -97,6 +97,7 @@ def test_calibrate_writes_a_file_that_a_plan_reads_and_never_writes_over_it(
     assert out.read_text() == text
 
 
+@pytest.mark.slow
 def test_calibrate_shows_a_row_for_each_unit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
