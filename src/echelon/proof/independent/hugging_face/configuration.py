@@ -46,7 +46,8 @@ def transformers_model(plan: Plan) -> TransformersModel | str:
     if reason is not None:
         return reason
     found = _plain(plan.model)
-    written = _written(plan.model) if isinstance(found, str) or _is_new(plan.model) else None
+    plain = plan.model.experts is None and plan.model.latent is None
+    written = _written(plan.model) if isinstance(found, str) and plain else None
     return found if written is None else written
 
 
