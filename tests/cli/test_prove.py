@@ -125,7 +125,9 @@ def test_an_engine_that_cannot_be_imported_is_named(capsys: pytest.CaptureFixtur
 def test_a_model_that_cannot_be_trained_yet_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["prove", "nano", "--set", "model.activation=gelu"]) == 2
+    sets = ("activation=gelu", "experts.num_experts=4", "experts.top_k=2", "experts.ffn=64")
+    flags = [word for one in sets for word in ("--set", f"model.{one}")]
+    assert main(["prove", "nano", *flags]) == 2
     assert capsys.readouterr().err.startswith("error[not-built-yet]")
 
 

@@ -83,9 +83,10 @@ def plan_settings(plan: Plan) -> dict[str, object]:
 def model_settings(model: ModelShape) -> dict[str, object]:
     """Return every setting of a model."""
     found = settings_under("model", model)
-    for part in PARTS:
+    for part in (*PARTS, "rotary", "multipliers"):
         found |= settings_under(f"model.{part}", getattr(model, part))
     found["model.window"] = _or_word(model.window, "none")
+    found["model.score_scale"] = _or_word(model.score_scale, "none")
     found["model.soft_cap"] = _or_word(model.soft_cap, "none")
     return {key: found[key] for key in SETTINGS if key in found}
 

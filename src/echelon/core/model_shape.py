@@ -1,19 +1,19 @@
 """The shape of a decoder: everything about a model but its weights.
 
 Read from a preset, a Hugging Face `config.json` or a table in run.toml. Llama, Mistral, Qwen,
-GPT-2, Mixtral and DeepSeek are values of this one type.
+GPT-2, Mixtral, DeepSeek, Gemma, Phi-3, Granite and others are values of this one type.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from echelon.core.attention_mask import AttentionMask
 
 NormKind = Literal["rmsnorm", "layernorm"]
 PositionKind = Literal["rope", "learned"]
-Activation = Literal["silu", "gelu"]
+Activation = Literal["silu", "gelu", "gelu-exact"]
 RouterKind = Literal["softmax", "sigmoid"]
 
 
@@ -25,6 +25,29 @@ class RopeScaling:
     low_frequency_factor: float
     high_frequency_factor: float
     original_positions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotary:
+    """Say which dims of a head turn with the position, and in which blocks.
+
+    Of a head the first `fraction` turn (rounded down to whole pairs); where they are `interleaved`,
+    files keep the two dims of a pair side by side, else in two halves. Each `none_every`-th block
+    turns nothing; 0: all blocks turn.
+    """
+
+    fraction: float = 1.0
+    interleaved: bool = False
+    none_every: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Multipliers:
+    """Give fixed factors: of token vectors, of what a branch adds to the stream, and of logits."""
+
+    embedding: float = 1.0
+    residual: float = 1.0
+    logits: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,6 +144,14 @@ class ModelShape:
     """Whether a query meets only the keys at and before it."""
     window: int | None = None
     """Positions beyond which a query meets no key; None for no such limit."""
+    score_scale: float | None = None
+    """What the product of a query and a key is multiplied by; None: 1 / sqrt(head_dim)."""
+    rotary: Rotary = Rotary()
+    """Which dims of a head turn, in which blocks, where positions are rotary."""
+    multipliers: Multipliers = Multipliers()
+    """Fixed factors on the way through the model."""
+    norm_offset: float = 0.0
+    """How much less files keep of a norm's weight than what multiplies: 1 for those of Gemma."""
     soft_cap: float | None = None
     """Makes a score s into c tanh(s / c) for a cap of c (Gemma 2, 2024, section 2); None leaves
     it."""
@@ -133,6 +164,32 @@ class ModelShape:
     def mask(self) -> AttentionMask:
         """Return which keys a query meets, documents apart."""
         return AttentionMask(causal=self.causal, window=self.window)
+
+    @property
+    def turned_dims(self) -> int:
+        """Return how many dims of a head turn with the position; all others pass as they are."""
+        if self.positions != "rope":
+            return 0
+        if self.latent is not None:
+            return self.latent.rope_dim
+        return int(self.head_dim * self.rotary.fraction) // 2 * 2
+
+    @property
+    def turn_factor(self) -> float:
+        """Return what queries and keys are each multiplied by where they turn.
+
+        Attention then multiplies their product by 1 / sqrt(head_dim), whatever `score_scale` is.
+        """
+        if self.score_scale is None:
+            return 1.0
+        return (self.score_scale * self.head_dim**0.5) ** 0.5
+
+    def of_layer(self, layer: int) -> ModelShape:
+        """Return the shape as block `layer` has it: its positions may not turn."""
+        every = self.rotary.none_every
+        if self.positions != "rope" or every == 0 or (layer + 1) % every:
+            return self
+        return replace(self, rotary=replace(self.rotary, fraction=0.0))
 
     @property
     def query_dim(self) -> int:

@@ -113,7 +113,7 @@ class Generator:
             )
             return
         x_BD = decoder.norm(x_ND if not batch.spans else x_ND[batch.last_B])
-        logits_Bv = self._operations.logits(x_BD, decoder.head_weight)
+        logits_Bv = decoder.logits(x_BD)
         places = [(one.number, len(one.tokens)) for one in group.live]
         tensor = self._groups.tensor
         chosen, stop = choose_tokens(

@@ -24,7 +24,7 @@ from torch import nn
 from torch.nn import functional as fn
 
 from echelon.core.experts import Balance
-from echelon.core.model_shape import ModelShape
+from echelon.core.model_shape import ModelShape, Rotary
 from echelon.inference.attention import CachedAttention
 from echelon.inference.batch import CacheBatch
 from echelon.inference.cache import PagedCache
@@ -65,7 +65,8 @@ class CacheOperations(Operations):
         self.router_biases: dict[int, torch.Tensor] = {}
         self._cache: PagedCache | None = None
         self._layer = 0
-        self._tables: tuple[TokenBatch, tuple[torch.Tensor, torch.Tensor]] | None = None
+        self._tables_of: TokenBatch | None = None
+        self._tables: dict[Rotary, tuple[torch.Tensor, torch.Tensor]] = {}
 
     @property
     def cache(self) -> PagedCache:
@@ -128,13 +129,15 @@ class CacheOperations(Operations):
     def rotary_tables(
         self, shape: ModelShape, batch: TokenBatch, like: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin of each token's own position, made once for all blocks."""
+        """Return cos and sin of each token's own position, made once for blocks of a kind."""
         assert isinstance(batch, CacheBatch)
-        if self._tables is None or self._tables[0] is not batch:
+        if self._tables_of is not batch:
+            self._tables_of, self._tables = batch, {}
+        if shape.rotary not in self._tables:
             wide = at_least_fp32(like.dtype)
             tables = rotary_tables(shape, batch.positions_N, wide, like.device)
-            self._tables = batch, tables
-        return self._tables[1]
+            self._tables[shape.rotary] = tables
+        return self._tables[shape.rotary]
 
     def attend(
         self,

@@ -1,4 +1,4 @@
-"""One decoder for Llama, Mistral, Qwen, GPT-2, Mixtral and DeepSeek: configurations, not classes.
+"""One decoder for Llama, Mistral, Qwen, GPT-2, Gemma, DeepSeek and others: settings, not classes.
 
 The decoder is written for one device and unaware of ranks; it asks an `Operations` for every step.
 It can hold all blocks or only some (a pipeline stage): the first part also embeds, the last part
@@ -22,7 +22,7 @@ from echelon.models.batch import TokenBatch
 from echelon.models.latent import MultiHeadLatentAttention
 from echelon.models.modules import EmptyLinear, TensorShare, Weight
 from echelon.models.moe import MixtureOfExperts
-from echelon.models.operations import AttentionHeads, Operations
+from echelon.models.operations import AttentionHeads, LossHead, Operations
 
 BlockRunner = Callable[["Block", torch.Tensor, TokenBatch], torch.Tensor]
 
@@ -94,7 +94,7 @@ class MLP(nn.Module):
 
     def _activate(self, columns: torch.Tensor) -> torch.Tensor:
         if self.shape.gated:
-            return self.operations.gate(columns)
+            return self.operations.gate(columns, self.shape.activation)
         return self.operations.activate(columns, self.shape.activation)
 
 
@@ -102,7 +102,10 @@ class GroupedQueryAttention(nn.Module):
     """Grouped-query attention with rotary positions and optional QK-norm."""
 
     def __init__(self, shape: ModelShape, operations: Operations, tp: int) -> None:
-        """Make the projections for the heads of one of `tp` tensor ranks."""
+        """Make the projections for the heads of one of `tp` tensor ranks.
+
+        `shape` is that of the block.
+        """
         super().__init__()
         query, kv = shape.query_dim // tp, shape.kv_dim // tp
         self.shape, self.operations = shape, operations
@@ -141,10 +144,10 @@ class Block(nn.Module):
         """Make block `index` of the model, or a rank's share of it."""
         super().__init__()
         self.index, self.dropout, self.operations = index, shape.dropout, operations
-        tp = share.tp
+        self.factor, tp = shape.multipliers.residual, share.tp
         self.attention_norm = BranchNorm(shape, operations, again=True)
         if shape.latent is None:
-            self.attention = GroupedQueryAttention(shape, operations, tp)
+            self.attention = GroupedQueryAttention(shape.of_layer(index), operations, tp)
         else:
             self.attention = MultiHeadLatentAttention(shape, shape.latent, operations, tp)
         experts = shape.layer_has_experts(index)
@@ -158,10 +161,10 @@ class Block(nn.Module):
         """Return the residual stream after this block, [N, D]."""
         ops, site = self.operations, f"layers.{self.index}"
         x_ND, normed_ND = self.attention_norm(x_ND)
-        y_ND = self.attention(normed_ND, batch)
+        y_ND = ops.multiply(self.attention(normed_ND, batch), self.factor)
         y_ND = ops.dropout(y_ND, self.dropout, f"{site}.attention", batch)
         x_ND, normed_ND = self.mlp_norm(x_ND, y_ND)
-        y_ND = self.mlp(normed_ND, batch)
+        y_ND = ops.multiply(self.mlp(normed_ND, batch), self.factor)
         return ops.add(x_ND, ops.dropout(y_ND, self.dropout, f"{site}.mlp", batch))
 
 
@@ -219,6 +222,16 @@ class Decoder(nn.Module):
         """Return the matrix [V, D] that gives the logits."""
         return (self.embedding if self.shape.tied else self.head).weight
 
+    @property
+    def loss_head(self) -> LossHead:
+        """Return what makes the logits."""
+        return LossHead(weight_VD=self.head_weight, factor=self.shape.multipliers.logits)
+
+    def logits(self, x_ND: torch.Tensor) -> torch.Tensor:
+        """Return the logits of normed rows, as `Operations.logits` has them."""
+        logits_NV = self.operations.logits(x_ND, self.head_weight)
+        return self.operations.multiply(logits_NV, self.shape.multipliers.logits)
+
     def hidden(self, x_ND: torch.Tensor | None, batch: TokenBatch) -> torch.Tensor:
         """Return the residual stream after the blocks; `x_ND` is what the stage before gave."""
         ops = self.operations
@@ -226,6 +239,7 @@ class Decoder(nn.Module):
             ops.enter(UNIT_EMBEDDING, None)
             positions = self.positions.weight if self.shape.positions == "learned" else None
             x_ND = ops.embed(self.embedding.weight, positions, batch)
+            x_ND = ops.multiply(x_ND, self.shape.multipliers.embedding)
             x_ND = ops.dropout(x_ND, self.shape.dropout, "embedding", batch)
             x_ND = ops.leave(UNIT_EMBEDDING, x_ND)
         for index, block in self.layers.items():
@@ -242,7 +256,7 @@ class Decoder(nn.Module):
             return out_ND
         ops = self.operations
         out_ND = require_stream(ops.enter(UNIT_HEAD, out_ND))
-        loss = ops.head_loss(self.norm(out_ND), self.head_weight, batch.labels_N, scale)
+        loss = ops.head_loss(self.norm(out_ND), self.loss_head, batch.labels_N, scale)
         return ops.leave(UNIT_HEAD, loss)
 
 

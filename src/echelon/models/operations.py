@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn import functional as fn
 
-from echelon.core.model_shape import LatentAttention, ModelShape
+from echelon.core.model_shape import Activation, LatentAttention, ModelShape
 from echelon.models.attention.reference import attention_reference, visible
 from echelon.models.batch import IGNORED_LABEL, TokenBatch, positions_of
 from echelon.models.counter_random import make_key, uniform
@@ -29,6 +29,9 @@ from echelon.models.modules import EmptyLinear, Weight
 from echelon.models.moe import MixtureOfExperts
 from echelon.models.precision import LOW_PRECISION, at_least_fp32, widened
 from echelon.models.rotary import rotary_tables
+
+GELU_FORMS = {"gelu": "tanh", "gelu-exact": "none"}
+"""What PyTorch calls the forms of GELU."""
 
 
 class NormOfStream(Protocol):
@@ -68,6 +71,14 @@ class AttentionHeads:
     num_queries: int
     num_keys: int
     norms: tuple[Weight, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossHead:
+    """Hold the matrix that makes logits, and what they are multiplied by."""
+
+    weight_VD: nn.Parameter
+    factor: float = 1.0
 
 
 class Operations:
@@ -220,14 +231,14 @@ class Operations:
         """Return latent attention of the narrow vectors and the shared key part, [N, H * U]."""
         return latent.attended(q_NR, kv_NR, shared_NP, batch)
 
-    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Return SwiGLU's silu(gate) * up for gate and up side by side, [N, F]."""
+    def gate(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """Return activation(gate) * up for gate and up side by side, [N, F] (Shazeer, 2020)."""
         gate, up = gate_up.chunk(2, dim=-1)
-        return fn.silu(gate) * up
+        return activated(gate, activation) * up
 
-    def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+    def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
         """Return the activation of an MLP without a gate."""
-        return fn.gelu(x, approximate="tanh") if activation == "gelu" else fn.silu(x)
+        return activated(x, activation)
 
     def mixture(
         self, x_ND: torch.Tensor, mixture: MixtureOfExperts, batch: TokenBatch
@@ -239,6 +250,10 @@ class Operations:
         """Return the residual stream x with a block's output y added."""
         return x_ND + y_ND
 
+    def multiply(self, x_ND: torch.Tensor, factor: float) -> torch.Tensor:
+        """Return x times a factor of the model, which is often 1."""
+        return x_ND if factor == 1.0 else x_ND * factor
+
     def dropout(
         self, x_ND: torch.Tensor, probability: float, site: str, batch: TokenBatch
     ) -> torch.Tensor:
@@ -249,16 +264,23 @@ class Operations:
         return apply_dropout(x_ND, rows, probability, site, batch)
 
     def head_loss(
-        self, x_ND: torch.Tensor, weight_VD: nn.Parameter, labels_N: torch.Tensor, scale: float
+        self, x_ND: torch.Tensor, head: LossHead, labels_N: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """Return scale x the sum of the cross-entropies of all counted tokens, a scalar."""
-        logits_NV = self.logits(x_ND, weight_VD)
+        logits_NV = self.multiply(self.logits(x_ND, head.weight_VD), head.factor)
         total = fn.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED_LABEL, reduction="sum")
         return total * scale
 
     def logits(self, x_ND: torch.Tensor, weight_VD: nn.Parameter) -> torch.Tensor:
         """Return the logits_NV of every token, ready for a softmax (ranks never build them)."""
         return widened(fn.linear(x_ND, weight_VD))
+
+
+def activated(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """Return the activation of x: silu, or gelu exactly or in its tanh form."""
+    if activation == "silu":
+        return fn.silu(x)
+    return fn.gelu(x, approximate=GELU_FORMS[activation])
 
 
 def apply_dropout(

@@ -12,11 +12,13 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from echelon.core.model_shape import ModelShape
+from echelon.core.model_shape import Activation, ModelShape
 from echelon.models.batch import TokenBatch
 from echelon.models.moe import MixtureOfExperts
 from echelon.models.operations import (
+    GELU_FORMS,
     AttentionHeads,
+    LossHead,
     NormOfStream,
     Operations,
     apply_dropout,
@@ -24,7 +26,7 @@ from echelon.models.operations import (
 from echelon.parallel.context import ContextAttention
 from echelon.parallel.expert import ExpertParallel
 from echelon.parallel.fp8_linear import Fp8ColumnLinear, Fp8RowLinear
-from echelon.parallel.kernels.fused import LayerNorm, RMSNorm, Rotate, SwiGLU
+from echelon.parallel.kernels.fused import GeGLU, LayerNorm, RMSNorm, Rotate, SwiGLU
 from echelon.parallel.kernels.piece_functions import (
     Branch,
     FusedHeads,
@@ -177,7 +179,7 @@ class RankOperations(Operations):
         self, shape: ModelShape, batch: TokenBatch, like: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the tables of the reference, computed once per set of positions and dtype."""
-        key = (batch.runs, like.dtype, like.device)
+        key = (batch.runs, shape.rotary, like.dtype, like.device)
         if key not in self._tables:
             self._tables[key] = super().rotary_tables(shape, batch, like)
         return self._tables[key]
@@ -226,8 +228,10 @@ class RankOperations(Operations):
         assert self.experts is not None, "the plan has experts"
         return self.experts.mixture(x_ND, mixture, batch)
 
-    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Return silu(gate) * up."""
+    def gate(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """Return activation(gate) * up."""
+        if activation != "silu":
+            return GeGLU.apply(gate_up, GELU_FORMS[activation], self.split.pieces)
         provider = self.split.kernels.of("swiglu")
         if provider != "plain":
             return FusedSwiGLU.apply(gate_up, provider)
@@ -243,13 +247,18 @@ class RankOperations(Operations):
         return apply_dropout(x_ND, rows, probability, site, batch)
 
     def head_loss(
-        self, x_ND: torch.Tensor, weight_VD: nn.Parameter, labels_N: torch.Tensor, scale: float
+        self, x_ND: torch.Tensor, head: LossHead, labels_N: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """Return scale x the sum of token losses: a number once backward has been here.
 
         No rank holds the logits of all ids, nor those of all tokens.
         """
-        head = VocabularyHead(
-            weight_VD=weight_VD, labels_N=labels_N, scale=scale, vocab=self.vocab, split=self.split
+        own = VocabularyHead(
+            weight_VD=head.weight_VD,
+            factor=head.factor,
+            labels_N=labels_N,
+            scale=scale,
+            vocab=self.vocab,
+            split=self.split,
         )
-        return vocabulary_loss(x_ND, head)
+        return vocabulary_loss(x_ND, own)

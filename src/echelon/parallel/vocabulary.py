@@ -103,10 +103,12 @@ class PositionEmbedding(torch.autograd.Function):
 class VocabularyHead:
     """Compute the loss of a microbatch from its stream, over a few tokens at a time.
 
-    There are `vocab` real ids; the rows of the weight beyond them are padding.
+    There are `vocab` real ids; the rows of the weight beyond them are padding. Logits are products
+    times `factor`.
     """
 
     weight_VD: nn.Parameter
+    factor: float = 1.0
     labels_N: torch.Tensor
     scale: float
     vocab: int
@@ -126,7 +128,7 @@ class VocabularyHead:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss, and dx summed over the tensor ranks; the weight's goes to the store."""
         split, labels, x_ND = self.split, self._labels(), self._gathered(x_ND)
-        factor = self.scale * dloss
+        factor = self.scale * self.factor * dloss
         dx_ND = torch.empty_like(x_ND)
         # A product that waits for W, or adds up in few digits, is one for all tokens.
         parts = split.store.takes_parts(self.weight_VD)
@@ -181,6 +183,8 @@ class VocabularyHead:
         """Return the logits of some tokens, and their numbers over the whole vocabulary."""
         group, num_local = self.split.group, self.weight_VD.shape[0]
         logits_CV = matmul(x_CD, self.weight_VD)
+        if self.factor != 1.0:
+            logits_CV *= self.factor
         real = max(0, min(num_local, self.vocab - group.index * num_local))
         if real < num_local:
             logits_CV[:, real:] = float("-inf")

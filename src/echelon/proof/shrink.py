@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from math import lcm
+from typing import Any
 
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.model_shape import ModelShape
@@ -148,11 +149,26 @@ def _model(plan: Plan, layers: int, sequence_length: int) -> ModelShape:
         max_positions=sequence_length + spare_positions,
         window=_window(plan, sequence_length),
         latent=latent,
+        **_turns(shape, head_dim),
         experts=small_experts(plan, layers, lambda size: _width(size, beside, 12, tp=cut)),
         # A narrow model needs wide weights: with the std of a wide one its blocks would add next
         # to nothing to the residual stream, and a wrong one would hardly show.
         initial_std=max(shape.initial_std, hidden**-0.5),
     )
+
+
+def _turns(shape: ModelShape, head_dim: int) -> dict[str, Any]:
+    """Return what of small heads turns: a pair at least, and in some blocks none where that is so.
+
+    Scores have the scale that the plan's have beside 1 / sqrt(head_dim).
+    """
+    rotary = shape.rotary
+    fraction = max(rotary.fraction, 2 / head_dim) if rotary.fraction else 0.0
+    rotary = replace(rotary, fraction=fraction, none_every=min(rotary.none_every, 2))
+    scale = shape.score_scale
+    if scale is not None:
+        scale *= (shape.head_dim / head_dim) ** 0.5
+    return {"rotary": rotary, "score_scale": scale}
 
 
 def _hidden(shape: ModelShape, query_dim: int, tp: int) -> int:

@@ -113,7 +113,8 @@ def test_a_model_that_is_not_trained_yet_is_not_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "times.json"
-    flags = ["--set", "model.activation=gelu"]
+    sets = ("activation=gelu", "experts.num_experts=4", "experts.top_k=2", "experts.ffn=64")
+    flags = [word for one in sets for word in ("--set", f"model.{one}")]
     assert main(["calibrate", "nano", "--out", str(out), *flags]) == 2
     assert "error[not-built-yet]" in capsys.readouterr().err
     assert not out.exists()

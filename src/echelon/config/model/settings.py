@@ -13,7 +13,14 @@ from echelon.config.settings.experts import BALANCE_KEY, BIAS_KEY, HAS_BIAS
 from echelon.config.settings.schema import MODEL_SOURCES
 from echelon.config.view import Unavailable, View, record
 from echelon.core.errors import Problem
-from echelon.core.model_shape import Experts, LatentAttention, ModelShape, RopeScaling
+from echelon.core.model_shape import (
+    Experts,
+    LatentAttention,
+    ModelShape,
+    Multipliers,
+    RopeScaling,
+    Rotary,
+)
 from echelon.core.rulebook.config import MISSING_SETTING
 
 REQUIRED = ("layers", "hidden", "heads", "ffn", "vocab", "max_positions")
@@ -113,7 +120,9 @@ def build_model(view: View) -> ModelShape:
         name: record(view, kind, f"model.{name}") if view.has_table(f"model.{name}") else None
         for name, kind in PARTS.items()
     }
-    for name in ("window", "soft_cap"):
+    parts["rotary"] = record(view, Rotary, "model.rotary")
+    parts["multipliers"] = record(view, Multipliers, "model.multipliers")
+    for name in ("window", "soft_cap", "score_scale"):
         value = view.value(f"model.{name}")
         parts[name] = None if value == "none" else value
     return record(view, ModelShape, "model", **parts)

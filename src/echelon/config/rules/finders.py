@@ -19,6 +19,7 @@ from echelon.config.rules.fp8 import FP8_FINDERS, FP8_RUN_FINDERS
 from echelon.config.rules.int8 import INT8_FINDERS, int8_block_without_effect
 from echelon.config.rules.kernels import KERNEL_FINDERS, fused_pieces
 from echelon.config.rules.mesh import MESH_FINDERS, TENSOR_FINDERS, mesh_settings_without_effect
+from echelon.config.rules.blocks import BLOCK_FINDERS
 from echelon.config.rules.model import MODEL_FINDERS, experts_enough, gate_is_built
 from echelon.config.rules.model_parts import PART_FINDERS
 from echelon.config.rules.pipeline import PIPELINE_FINDERS, pipeline_settings_without_effect
@@ -45,6 +46,7 @@ EXPERT_FINDERS = (*PART_FINDERS, *EXPERT_MESH_FINDERS, *DISPATCH_FINDERS, *BALAN
 
 FINDERS: tuple[ViolationFinder, ...] = (
     *MODEL_FINDERS,
+    *BLOCK_FINDERS,
     *MESH_FINDERS,
     *SERVER_FINDERS,
     *PIPELINE_FINDERS,
@@ -75,6 +77,7 @@ FINDERS: tuple[ViolationFinder, ...] = (
 
 PLAN_FINDERS: tuple[ViolationFinder, ...] = (
     gate_is_built,
+    *BLOCK_FINDERS,
     experts_enough,
     recomputed_operators,
     fused_pieces,

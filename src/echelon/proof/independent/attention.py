@@ -34,6 +34,7 @@ class ScoreSettings:
     window: int | None
     soft_cap: float | None
     width: int
+    scale: float | None = None
     documents: tuple[int, ...] = (0,)
 
     @classmethod
@@ -45,6 +46,7 @@ class ScoreSettings:
             window=model.window,
             soft_cap=model.soft_cap,
             width=model.head_dim,
+            scale=model.score_scale,
             documents=run.documents,
         )
 
@@ -58,10 +60,20 @@ class ScoreSettings:
         return document[0] == document[1]
 
 
-def turns_of(model: ModelShape, length: int) -> torch.Tensor:
-    """Return e^(i t w) for every position t and frequency w, complex128 [T, E]."""
+def turns_of(model: ModelShape, length: int, block: int | None = None) -> torch.Tensor:
+    """Return e^(i t w) for every position t and frequency w, complex128 [T, E].
+
+    Dims that do not turn, in any block or in `block` (SmolLM3, 2025), have the frequency 0.
+    """
     width = model.head_dim if model.latent is None else model.latent.rope_dim
-    frequencies = [model.rope_theta ** (-2 * pair / width) for pair in range(width // 2)]
+    turned = width
+    if model.latent is None:
+        turned = 2 * int(width * model.rotary.fraction / 2)
+    pairs = turned // 2
+    frequencies = [model.rope_theta ** (-2 * pair / turned) for pair in range(pairs)]
+    if model.rotary.none_every and block is not None and not (block + 1) % model.rotary.none_every:
+        frequencies = [0.0] * pairs
+    frequencies += [0.0] * (width // 2 - pairs)
     if model.rope_scaling is not None:
         frequencies = [_stretched(model, one) for one in frequencies]
     return torch.tensor(
@@ -74,6 +86,8 @@ def _stretched(model: ModelShape, frequency: float) -> float:
     """Return a frequency of Llama 3.1, by its wave length beside the original positions."""
     scaling = model.rope_scaling
     assert scaling is not None, "only stretched frequencies come here"
+    if frequency == 0.0:
+        return 0.0
     wave = 2 * math.pi / frequency
     if wave < scaling.original_positions / scaling.high_frequency_factor:
         return frequency
@@ -99,10 +113,11 @@ def attend(
     seen = torch.tensor(
         [[settings.allows(query, key) for key in range(length)] for query in range(length)]
     )
+    scale = 1 / math.sqrt(settings.width) if settings.scale is None else settings.scale
     outs: list[torch.Tensor] = []
     for head in range(heads):
         own = head // (heads // k_SKd.shape[1])
-        scores_TS = q_THd[:, head] @ k_SKd[:, own].T / math.sqrt(settings.width)
+        scores_TS = q_THd[:, head] @ k_SKd[:, own].T * scale
         if settings.soft_cap is not None:
             scores_TS = settings.soft_cap * torch.tanh(scores_TS / settings.soft_cap)
         weights_TS = torch.softmax(torch.where(seen, scores_TS, -torch.inf), dim=-1)
@@ -122,7 +137,7 @@ def grouped_attention(run: SequenceRun, x_TD: torch.Tensor) -> torch.Tensor:
             for x, name in ((q, "attention.q_norm.weight"), (k, "attention.k_norm.weight"))
         )
     if model.positions == "rope":
-        turns_TE = turns_of(model, length)
+        turns_TE = turns_of(model, length, int(run.unit.rpartition(".")[2]))
         q, k = run.note(ROTARY, turned(q, turns_TE)), run.note(ROTARY, turned(k, turns_TE))
     out = attend(q, k, v, ScoreSettings.of(run)).reshape(length, -1)
     return run.linear(run.note(ATTENTION, out), "attention.o")

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from echelon.core.model_shape import ModelShape
+from echelon.core.model_shape import Activation, ModelShape
 from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
 from echelon.models.moe import MixtureOfExperts
@@ -55,6 +55,7 @@ class NotingOperations(OracleOperations):
         """Note nothing yet."""
         super().__init__(rounds=False)
         self.unit = EMBEDDING_UNIT
+        self._factor = 1.0
         self.parts: dict[PartKey, torch.Tensor] = {}
         self.attended: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
@@ -101,9 +102,18 @@ class NotingOperations(OracleOperations):
         """Note an output projection."""
         return self._note(decoder.OUTPUT, super().project_out(x, linear))
 
+    def rotary_tables(
+        self, shape: ModelShape, batch: TokenBatch, like: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Remember what is in the tables beside turns."""
+        self._factor = shape.turn_factor
+        return super().rotary_tables(shape, batch, like)
+
     def rotate(self, x: torch.Tensor, cos_TE: torch.Tensor, sin_TE: torch.Tensor) -> torch.Tensor:
         """Note rotated heads."""
-        return self._note(attention.ROTARY, super().rotate(x, cos_TE, sin_TE))
+        y = super().rotate(x, cos_TE, sin_TE)
+        self._note(attention.ROTARY, y / self._factor)
+        return y
 
     def attend(
         self,
@@ -114,7 +124,8 @@ class NotingOperations(OracleOperations):
         batch: TokenBatch,
     ) -> torch.Tensor:
         """Note attention, and what it is computed from."""
-        self.attended[self.unit] = q.detach(), k.detach(), v.detach()
+        q_alone, k_alone = q.detach() / shape.turn_factor, k.detach() / shape.turn_factor
+        self.attended[self.unit] = q_alone, k_alone, v.detach()
         y_ND = super().attend(q, k, v, shape, batch)
         if shape.latent is None:
             return self._note(attention.ATTENTION, y_ND)
@@ -123,11 +134,11 @@ class NotingOperations(OracleOperations):
         self._note(attention.ATTENTION, y_ND.unflatten(-1, (-1, shape.head_dim))[..., :width])
         return y_ND
 
-    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def gate(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         """Note a gated activation."""
-        return self._note(decoder.GATED, super().gate(gate_up))
+        return self._note(decoder.GATED, super().gate(gate_up, activation))
 
-    def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+    def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
         """Note an activation."""
         return self._note(decoder.ACTIVATION, super().activate(x, activation))
 
@@ -146,6 +157,11 @@ class NotingOperations(OracleOperations):
     def add(self, x_ND: torch.Tensor, y_ND: torch.Tensor) -> torch.Tensor:
         """Note the residual stream."""
         return self._note(decoder.RESIDUAL, super().add(x_ND, y_ND))
+
+    def multiply(self, x_ND: torch.Tensor, factor: float) -> torch.Tensor:
+        """Note what a factor of the model makes."""
+        y_ND = super().multiply(x_ND, factor)
+        return y_ND if factor == 1.0 else self._note(decoder.MULTIPLIED, y_ND)
 
     def dropout(
         self, x_ND: torch.Tensor, probability: float, site: str, batch: TokenBatch
@@ -235,4 +251,6 @@ def _other_settings(
     yield "causal mask", [replace(one, causal=not one.causal) for one in settings]
     if any(len(one.documents) > 1 for one in settings):
         yield "document starts", [replace(one, documents=(0,)) for one in settings]
-    yield "scale of scores", [replace(one, width=1) for one in settings]
+    yield "scale of scores", [replace(one, width=1, scale=None) for one in settings]
+    if first.scale is not None:
+        yield "scale of scores", [replace(one, scale=None) for one in settings]
