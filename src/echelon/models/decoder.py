@@ -22,7 +22,7 @@ from echelon.models.batch import TokenBatch
 from echelon.models.latent import MultiHeadLatentAttention
 from echelon.models.modules import EmptyLinear, TensorShare, Weight
 from echelon.models.moe import MixtureOfExperts
-from echelon.models.operations import AttentionHeads, Operations
+from echelon.models.operations import AttentionHeads, LossHead, Operations
 
 BlockRunner = Callable[["Block", torch.Tensor, TokenBatch], torch.Tensor]
 
@@ -106,6 +106,7 @@ class GroupedQueryAttention(nn.Module):
         super().__init__()
         query, kv = shape.query_dim // tp, shape.kv_dim // tp
         self.shape, self.operations = shape, operations
+        self.sinks = Weight(shape.heads // tp) if shape.sinks else None
         self.q = EmptyLinear(shape.hidden, query, shape.qkv_bias)
         self.k = EmptyLinear(shape.hidden, kv, shape.qkv_bias)
         self.v = EmptyLinear(shape.hidden, kv, shape.qkv_bias)
@@ -129,7 +130,9 @@ class GroupedQueryAttention(nn.Module):
         norms = (self.q_norm, self.k_norm) if shape.qk_norm else ()
         own = AttentionHeads(shape=shape, num_queries=heads, num_keys=kv_heads, norms=norms)
         q, k, v = ops.heads(qkv, own, batch)
-        return ops.attend(q, k, v, shape, batch)
+        if self.sinks is None:
+            return ops.attend(q, k, v, shape, batch)
+        return ops.attend(q, k, v, shape, batch, sinks_H=self.sinks.weight)
 
 
 class Block(nn.Module):
@@ -141,12 +144,12 @@ class Block(nn.Module):
         """Make block `index` of the model, or a rank's share of it."""
         super().__init__()
         self.index, self.dropout, self.operations = index, shape.dropout, operations
-        tp = share.tp
+        tp, own = share.tp, shape.of_layer(index)
         self.attention_norm = BranchNorm(shape, operations, again=True)
-        if shape.latent is None:
-            self.attention = GroupedQueryAttention(shape, operations, tp)
+        if own.latent is None:
+            self.attention = GroupedQueryAttention(own, operations, tp)
         else:
-            self.attention = MultiHeadLatentAttention(shape, shape.latent, operations, tp)
+            self.attention = MultiHeadLatentAttention(own, own.latent, operations, tp)
         experts = shape.layer_has_experts(index)
         self.mlp_norm = BranchNorm(shape, operations, again=not experts)
         if experts:
@@ -219,6 +222,16 @@ class Decoder(nn.Module):
         """Return the matrix [V, D] that gives the logits."""
         return (self.embedding if self.shape.tied else self.head).weight
 
+    @property
+    def loss_head(self) -> LossHead:
+        """Return what makes the logits."""
+        return LossHead(weight_VD=self.head_weight, soft_cap=self.shape.final_soft_cap)
+
+    def logits(self, x_ND: torch.Tensor) -> torch.Tensor:
+        """Return the logits of normed rows, as `Operations.logits` has them."""
+        logits_NV = self.operations.logits(x_ND, self.head_weight)
+        return self.operations.cap(logits_NV, self.shape.final_soft_cap)
+
     def hidden(self, x_ND: torch.Tensor | None, batch: TokenBatch) -> torch.Tensor:
         """Return the residual stream after the blocks; `x_ND` is what the stage before gave."""
         ops = self.operations
@@ -242,7 +255,7 @@ class Decoder(nn.Module):
             return out_ND
         ops = self.operations
         out_ND = require_stream(ops.enter(UNIT_HEAD, out_ND))
-        loss = ops.head_loss(self.norm(out_ND), self.head_weight, batch.labels_N, scale)
+        loss = ops.head_loss(self.norm(out_ND), self.loss_head, batch.labels_N, scale)
         return ops.leave(UNIT_HEAD, loss)
 
 

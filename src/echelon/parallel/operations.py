@@ -17,10 +17,12 @@ from echelon.models.batch import TokenBatch
 from echelon.models.moe import MixtureOfExperts
 from echelon.models.operations import (
     AttentionHeads,
+    LossHead,
     NormOfStream,
     Operations,
     apply_dropout,
 )
+from echelon.models.rotary import rotary_key
 from echelon.parallel.context import ContextAttention
 from echelon.parallel.expert import ExpertParallel
 from echelon.parallel.fp8_linear import Fp8ColumnLinear, Fp8RowLinear
@@ -177,7 +179,7 @@ class RankOperations(Operations):
         self, shape: ModelShape, batch: TokenBatch, like: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the tables of the reference, computed once per set of positions and dtype."""
-        key = (batch.runs, like.dtype, like.device)
+        key = (batch.runs, like.dtype, like.device, rotary_key(shape, batch.whole_length))
         if key not in self._tables:
             self._tables[key] = super().rotary_tables(shape, batch, like)
         return self._tables[key]
@@ -215,9 +217,11 @@ class RankOperations(Operations):
         v: torch.Tensor,
         shape: ModelShape,
         batch: TokenBatch,
+        *,
+        sinks_H: nn.Parameter | None = None,
     ) -> torch.Tensor:
         """Return attention over the heads of this rank, the keys of all context ranks met."""
-        return self.context.attend(q, k, v, shape, batch)
+        return self.context.attend(q, k, v, shape, batch, sinks_H=sinks_H)
 
     def mixture(
         self, x_ND: torch.Tensor, mixture: MixtureOfExperts, batch: TokenBatch
@@ -243,13 +247,18 @@ class RankOperations(Operations):
         return apply_dropout(x_ND, rows, probability, site, batch)
 
     def head_loss(
-        self, x_ND: torch.Tensor, weight_VD: nn.Parameter, labels_N: torch.Tensor, scale: float
+        self, x_ND: torch.Tensor, head: LossHead, labels_N: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """Return scale x the sum of token losses: a number once backward has been here.
 
         No rank holds the logits of all ids, nor those of all tokens.
         """
-        head = VocabularyHead(
-            weight_VD=weight_VD, labels_N=labels_N, scale=scale, vocab=self.vocab, split=self.split
+        whole = VocabularyHead(
+            weight_VD=head.weight_VD,
+            soft_cap=head.soft_cap,
+            labels_N=labels_N,
+            scale=scale,
+            vocab=self.vocab,
+            split=self.split,
         )
-        return vocabulary_loss(x_ND, head)
+        return vocabulary_loss(x_ND, whole)

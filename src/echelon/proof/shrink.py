@@ -20,6 +20,7 @@ from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import family_of, parameters
 from echelon.core.plan import DTYPE_BYTES, DType, Mathematics, Optimizer, Plan, Precision, Zero
 from echelon.cost.bytes.context.sent import kv_copies
+from echelon.proof.shrink_attention import small_kinds, small_stretch
 from echelon.proof.shrink_experts import (
     elements_of_a_rank,
     small_balance,
@@ -147,6 +148,10 @@ def _model(plan: Plan, layers: int, sequence_length: int) -> ModelShape:
         vocab=vocab,
         max_positions=sequence_length + spare_positions,
         window=_window(plan, sequence_length),
+        layer_kinds=small_kinds(shape, layers),
+        rope_scaling=small_stretch(
+            plan, sequence_length, head_dim if latent is None else latent.rope_dim
+        ),
         latent=latent,
         experts=small_experts(plan, layers, lambda size: _width(size, beside, 12, tp=cut)),
         # A narrow model needs wide weights: with the std of a wide one its blocks would add next

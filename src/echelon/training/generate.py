@@ -58,7 +58,7 @@ def continue_tokens(
         documents = None if joined else document_starts(np.array([recent]), separator)
         batch = whole.cut((), documents)
         x_ND = decoder.norm(decoder.hidden(None, batch)[-1:])
-        logits_V = decoder.operations.logits(x_ND, decoder.head_weight)[0]
+        logits_V = decoder.logits(x_ND)[0]
         weights_V = (logits_V / temperature).softmax(-1)
         written.append(int(torch.multinomial(weights_V, 1, generator=generator)))
     return written[len(tokens) :]

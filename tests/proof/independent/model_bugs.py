@@ -51,7 +51,7 @@ def rotary_positions_are_doubled(patch: Patch) -> None:
     },
 )
 def stretched_frequencies_are_not(patch: Patch) -> None:
-    patch.setattr(rotary, "scale_frequencies", lambda frequencies_E, scaling: frequencies_E)
+    patch.setattr(rotary, "scale_frequencies", lambda frequencies_E, *_: frequencies_E)
 
 
 @shared_bug("gates", "layers.0", **MIXTURE)

@@ -33,6 +33,7 @@ GATED = "gate of the MLP"
 ACTIVATION = "activation"
 RESIDUAL = "residual sum"
 HEAD = "head"
+LOGIT_CAP = "soft cap of logits"
 
 
 def token_losses(run: SequenceRun, labels: list[int]) -> torch.Tensor:
@@ -41,6 +42,9 @@ def token_losses(run: SequenceRun, labels: list[int]) -> torch.Tensor:
     run.unit = HEAD_UNIT
     head = "embedding.weight" if run.model.tied else "head.weight"
     logits_TV = run.note(HEAD, _normed(run, x_TD, "norm") @ run.weights[head].T)
+    cap = run.model.final_soft_cap
+    if cap is not None:
+        logits_TV = run.note(LOGIT_CAP, cap * torch.tanh(logits_TV / cap))
     losses: list[torch.Tensor] = []
     for row_V, label in zip(logits_TV, labels, strict=True):
         counted = label != -100

@@ -112,10 +112,12 @@ class NotingOperations(OracleOperations):
         v: torch.Tensor,
         shape: ModelShape,
         batch: TokenBatch,
+        *,
+        sinks_H: nn.Parameter | None = None,
     ) -> torch.Tensor:
         """Note attention, and what it is computed from."""
         self.attended[self.unit] = q.detach(), k.detach(), v.detach()
-        y_ND = super().attend(q, k, v, shape, batch)
+        y_ND = super().attend(q, k, v, shape, batch, sinks_H=sinks_H)
         if shape.latent is None:
             return self._note(attention.ATTENTION, y_ND)
         # Values are as wide as keys here, with zeros behind them.
@@ -157,6 +159,11 @@ class NotingOperations(OracleOperations):
     def logits(self, x_ND: torch.Tensor, weight_VD: nn.Parameter) -> torch.Tensor:
         """Note the logits."""
         return self._note(decoder.HEAD, super().logits(x_ND, weight_VD))
+
+    def cap(self, logits_NV: torch.Tensor, soft_cap: float | None) -> torch.Tensor:
+        """Note capped logits."""
+        capped_NV = super().cap(logits_NV, soft_cap)
+        return capped_NV if soft_cap is None else self._note(decoder.LOGIT_CAP, capped_NV)
 
 
 def forward_from(
@@ -211,7 +218,7 @@ def _of_attention(runs: Sequence[SequenceRun], noting: NotingOperations, unit: s
     q, k, v = noting.attended[unit]
     latent = runs[0].model.latent
     width = v.shape[-1] if latent is None else latent.value_dim
-    for part, changed in _other_settings([ScoreSettings.of(run) for run in runs]):
+    for part, changed in _other_settings([ScoreSettings.of(run, unit) for run in runs]):
         outs = [
             attend(q[:, b], k[:, b], v[:, b, :, :width], settings)
             for b, settings in enumerate(changed)
@@ -232,7 +239,13 @@ def _other_settings(
                 yield "window", [replace(one, window=window) for one in settings]
     if first.soft_cap is not None:
         yield "soft cap", [replace(one, soft_cap=None) for one in settings]
+    if first.sinks is not None:
+        yield "sinks", [replace(one, sinks=None) for one in settings]
+    if first.other_window != first.window:
+        yield "kind of layer", [replace(one, window=one.other_window) for one in settings]
     yield "causal mask", [replace(one, causal=not one.causal) for one in settings]
     if any(len(one.documents) > 1 for one in settings):
         yield "document starts", [replace(one, documents=(0,)) for one in settings]
-    yield "scale of scores", [replace(one, width=1) for one in settings]
+    for scale in (1.0, first.head_dim**-0.5):
+        if scale != first.scale:
+            yield "scale of scores", [replace(one, scale=scale) for one in settings]

@@ -223,7 +223,7 @@ def token_losses(plan: Plan, model: Decoder, batch: ProofBatch, step: int) -> to
 
 
 def _head_losses(model: Decoder, x_ND: torch.Tensor, tokens: TokenBatch) -> torch.Tensor:
-    logits_NV = widened(model.operations.logits(x_ND, model.head_weight))
+    logits_NV = widened(model.logits(x_ND))
     losses_N = fn.cross_entropy(
         logits_NV, tokens.labels_N, ignore_index=IGNORED_LABEL, reduction="none"
     )
