@@ -38,6 +38,15 @@ MODELS: Mapping[str, ModelShape] = {
     "experts": replace(MIXTRAL, max_positions=64),
     "shared-experts": replace(DEEPSEEK, max_positions=64),
     "window-latent": replace(LATENT, window=6),
+    "kinds": replace(
+        WIDE,
+        window=5,
+        layer_kinds=("local", "global"),
+        local_rope_theta=50.0,
+        sinks=True,
+        final_soft_cap=3.0,
+        attention_scale=0.7,
+    ),
 }
 """Every kind of attention, position and block."""
 
@@ -87,7 +96,7 @@ def _continued(decoder: Decoder, tokens: list[int], count: int, end: int | None)
         context = torch.tensor([[*tokens, *written]])
         batch = TokenBatch.from_rows(context, context, torch.zeros(1).long(), train=False)
         x_ND = decoder.norm(decoder.hidden(None, batch)[-1:])
-        chosen = int(decoder.operations.logits(x_ND, decoder.head_weight).argmax())
+        chosen = int(decoder.logits(x_ND).argmax())
         if chosen == end:
             break
         written.append(chosen)

@@ -11,7 +11,7 @@ import torch
 
 from echelon.inference import batch, generator, weights
 from echelon.inference.attention import CachedAttention
-from echelon.inference.cache import CachedSequence, PagedCache
+from echelon.inference.cache import CachedSequence, KindCaches, PagedCache
 from echelon.inference.operations import CacheOperations
 from echelon.launch.context import RankContext
 from tests.inference.targets import Written, write
@@ -34,7 +34,7 @@ def turns_by_the_next_position(patch: pytest.MonkeyPatch) -> None:
     """Take the number of a token for its position."""
     made = batch.next_batch
 
-    def shifted(cache: PagedCache, sequences: list[CachedSequence]) -> batch.CacheBatch:
+    def shifted(cache: KindCaches, sequences: list[CachedSequence]) -> batch.CacheBatch:
         found = made(cache, sequences)
         found.positions_N.add_(1)
         return found

@@ -8,8 +8,8 @@ from typing import Any
 from echelon.config.generation import Sampling
 from echelon.core.event import EventList
 from echelon.core.plan import Plan
-from echelon.cost.bytes.cache import cache_size
-from echelon.inference.cache import PagedCache
+from echelon.cost.bytes.cache import kind_cache_sizes
+from echelon.inference.cache import KindCaches
 from echelon.inference.generator import Generator, Writing
 from echelon.inference.operations import CacheOperations
 from echelon.inference.weights import empty_decoder, put_off_biases, weight_shards
@@ -51,14 +51,14 @@ def write(context: RankContext, argument: Any) -> Written:
     assert isinstance(operations, CacheOperations)
     operations.router_biases = router_biases_of(plan.model, dtype)
     prompts = argument["prompts"]
-    size = cache_size(
+    size = kind_cache_sizes(
         plan,
-        len(part.blocks),
+        part.blocks,
         [len(one) for one in prompts],
         max_tokens=argument["max_tokens"],
         block_tokens=argument.get("block_tokens", 4),
     )
-    operations.cache = PagedCache(size, part.blocks, plan.model.window, dtype, context.device)
+    operations.caches = KindCaches(size, dtype, context.device)
     sequences = sequences_of(prompts)
     writing = Writing(
         max_tokens=argument["max_tokens"],
@@ -67,11 +67,11 @@ def write(context: RankContext, argument: Any) -> Written:
     )
     events.events.clear()
     Generator(plan, decoder, groups).write(sequences, writing)
-    assert operations.cache.num_bytes == size.num_bytes
+    assert operations.caches.num_bytes == size.num_bytes
     return Written(
         texts=[one.written for one in sequences],
-        cache_bytes=operations.cache.num_bytes,
-        num_free=operations.cache.num_free,
-        num_blocks=size.num_blocks,
+        cache_bytes=operations.caches.num_bytes,
+        num_free=operations.caches.num_free,
+        num_blocks=sum(one.num_blocks for one in size.sizes),
         sent=dict(events.bytes_by_axis()),
     )

@@ -8,7 +8,7 @@ import torch
 from echelon.core.attention_mask import AttentionMask
 from echelon.inference import attention
 from echelon.inference.attention import CachedAttention
-from echelon.models.attention.reference import attention_reference, visible
+from echelon.models.attention.reference import ScoreForm, attention_reference, visible
 
 LENGTH, HEADS, KEYS, WIDTH = 11, 6, 2, 4
 
@@ -29,7 +29,9 @@ def test_prompts_and_next_tokens_find_what_the_reference_finds(
     rule = CachedAttention(scale=WIDTH**-0.5, mask=mask, soft_cap=soft_cap)
     at = torch.arange(LENGTH)
     seen = visible(at, at, mask, None)
-    found = attention_reference(q[:, None], k[:, None], v[:, None], seen, soft_cap)
+    found = attention_reference(
+        q[:, None], k[:, None], v[:, None], seen, ScoreForm(soft_cap=soft_cap)
+    )
     expected = found[0][:, 0]
     assert torch.allclose(rule.of_prompt(q, k, v), expected, atol=1e-12)
     # Each position as one of a batch: what is beyond it is masked.

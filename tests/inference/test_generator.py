@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from echelon.core.experts import ExpertLayout
-from echelon.cost.bytes.cache import cache_size
+from echelon.cost.bytes.cache import kind_cache_sizes
 from echelon.launch.local.pool import RankPool
 from tests.inference.cases import MODELS, PROMPTS, first_difference, without_cache
 from tests.inference.runs import COUNT, generation_plan, split_name, written
@@ -58,8 +58,12 @@ def test_ranks_write_what_one_process_writes_without_a_cache(
     plan = generation_plan(name, **split)
     expected = without_cache(plan, PROMPTS, COUNT)
     model, mesh = plan.model, plan.mesh
-    alone = cache_size(
-        generation_plan(name), model.layers, map(len, PROMPTS), max_tokens=COUNT, block_tokens=4
+    alone = kind_cache_sizes(
+        generation_plan(name),
+        range(model.layers),
+        [len(one) for one in PROMPTS],
+        max_tokens=COUNT,
+        block_tokens=4,
     )
     # By blocks of the model and by heads; a latent vector has none, and every rank reads it.
     parts = mesh.pp * (1 if model.latent else mesh.tp)

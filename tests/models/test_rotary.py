@@ -7,8 +7,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from echelon.core.model_shape import RopeScaling
+from echelon.interop.hugging_face.rotary import stretch_keys
 from echelon.models.operations import Operations
 from echelon.models.rotary import rotary_tables, scale_frequencies
 from tests.parallel.layouts import NANO
@@ -61,7 +64,7 @@ def by_hand(frequency: float, scaling: RopeScaling) -> float:
 
 def test_llama_scaling_stretches_low_keeps_high_and_blends_between() -> None:
     frequencies = 500_000.0 ** -(torch.arange(0, 128, 2, dtype=torch.float64) / 128)
-    scaled = scale_frequencies(frequencies, LLAMA3)
+    scaled = scale_frequencies(frequencies, LLAMA3, 500_000.0, 0)
     ratio = scaled / frequencies
     assert ratio[0] == 1.0
     assert ratio[-1] == 1 / 8
@@ -84,3 +87,45 @@ def test_tables_are_rounded_once_from_float64() -> None:
     for wide, narrow in zip(exact, short, strict=True):
         assert narrow.dtype == torch.float32
         assert torch.equal(wide.float(), narrow)
+
+
+@pytest.mark.parametrize("length", [32, 64])
+@pytest.mark.parametrize(
+    "scaling",
+    [
+        RopeScaling(kind="linear", factor=8.0),
+        RopeScaling(kind="yarn", factor=4.0, original_positions=32),
+        RopeScaling(kind="yarn", factor=4.0, original_positions=32, attention_factor=1.5),
+        RopeScaling(
+            kind="yarn",
+            factor=32.0,
+            original_positions=512,
+            slow_turns=2.0,
+            fast_turns=9.0,
+            whole_dims=False,
+        ),
+        RopeScaling(
+            kind="longrope",
+            factor=2.0,
+            original_positions=32,
+            short_factors=(1.0, 1.1, 1.2, 1.3),
+            long_factors=(2.0, 3.0, 4.0, 8.0),
+        ),
+    ],
+    ids=lambda one: f"{one.kind}-{one.factor:g}",
+)
+def test_every_stretch_is_that_of_transformers(scaling: RopeScaling, length: int) -> None:
+    config = transformers.LlamaConfig(
+        hidden_size=32,
+        num_attention_heads=4,
+        max_position_embeddings=64,
+        rope_parameters={"rope_theta": 10_000.0, **stretch_keys(scaling)},
+    )
+    stretch = ROPE_INIT_FUNCTIONS[scaling.kind]
+    frequencies_E, factor = stretch(config, torch.device("cpu"), seq_len=length)
+    shape = replace(NANO, head_dim=8, rope_scaling=scaling)
+    positions = torch.arange(length)
+    cos, sin = rotary_tables(shape, positions, torch.float64, length=length)
+    angles = torch.outer(positions.double(), frequencies_E.double())
+    torch.testing.assert_close(cos, angles.cos() * factor, rtol=0.0, atol=1e-5)
+    torch.testing.assert_close(sin, angles.sin() * factor, rtol=0.0, atol=1e-5)

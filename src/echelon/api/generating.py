@@ -19,7 +19,7 @@ from echelon.core.plan import Plan
 from echelon.core.units import binary_bytes
 
 if TYPE_CHECKING:
-    from echelon.cost.bytes.cache import CacheSize
+    from echelon.cost.bytes.cache import KindCacheSizes
     from echelon.training.inference import GenerateTask, RankWriting
 
 GENERATE_RANK = "echelon.training.inference:generate_rank"
@@ -142,7 +142,7 @@ def generate_texts(
     )
 
 
-def cache_text(plan: Plan, size: CacheSize) -> str:
+def cache_text(plan: Plan, found: KindCacheSizes) -> str:
     """Return how large the cache of a rank is, and why, in one line."""
     model, tp = plan.model, plan.mesh.tp
     if model.latent is not None:
@@ -150,11 +150,12 @@ def cache_text(plan: Plan, size: CacheSize) -> str:
     else:
         heads = f"{model.kv_heads}" if tp == 1 else f"{model.kv_heads}/{tp}"
         width = f"2 x {heads} x {model.head_dim}"
-    return (
-        f"cache: {binary_bytes(size.num_bytes)} a rank = {size.num_blocks} blocks x "
-        f"{size.block_tokens} positions x {size.layers} layers x {width} numbers x "
-        f"{size.element_bytes} bytes"
+    terms = " + ".join(
+        f"{size.num_blocks} blocks x {size.block_tokens} positions x {size.layers} layers x "
+        f"{width} numbers x {size.element_bytes} bytes"
+        for size in found.sizes
     )
+    return f"cache: {binary_bytes(found.num_bytes)} a rank = {terms}"
 
 
 def _run(task: GenerateTask) -> tuple[int, tuple[RankWriting, ...]]:

@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import Any, cast
 
 from echelon.config.entries import Entry
-from echelon.config.model.settings import PARTS
+from echelon.config.model.settings import OPTIONAL, OPTIONAL_STRETCH, PARTS
 from echelon.config.settings.experts import STAGE_KEY
 from echelon.config.settings.schema import SETTINGS
 from echelon.config.view import View
@@ -85,9 +85,15 @@ def model_settings(model: ModelShape) -> dict[str, object]:
     found = settings_under("model", model)
     for part in (*PARTS, "rotary", "multipliers"):
         found |= settings_under(f"model.{part}", getattr(model, part))
-    found["model.window"] = _or_word(model.window, "none")
-    found["model.score_scale"] = _or_word(model.score_scale, "none")
-    found["model.soft_cap"] = _or_word(model.soft_cap, "none")
+    for name in OPTIONAL:
+        found[f"model.{name}"] = _or_word(getattr(model, name), "none")
+    found["model.layer_kinds"] = list(model.layer_kinds) or "local"
+    if model.rope_scaling is not None:
+        for name in OPTIONAL_STRETCH:
+            key = f"model.rope_scaling.{name}"
+            found[key] = _or_word(found[key], "none")
+        for name in ("short_factors", "long_factors"):
+            found[f"model.rope_scaling.{name}"] = list(getattr(model.rope_scaling, name)) or "none"
     return {key: found[key] for key in SETTINGS if key in found}
 
 

@@ -7,6 +7,7 @@ GPT-2, Mixtral, DeepSeek, Gemma, Phi-3, Granite and others are values of this on
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Literal
 
 from echelon.core.attention_mask import AttentionMask
@@ -15,16 +16,37 @@ NormKind = Literal["rmsnorm", "layernorm"]
 PositionKind = Literal["rope", "learned"]
 Activation = Literal["silu", "gelu", "gelu-exact"]
 RouterKind = Literal["softmax", "sigmoid"]
+LayerKind = Literal["local", "global"]
+"""Whether a query of a block meets the keys of the window, or all of them."""
+RopeKind = Literal["llama3", "linear", "yarn", "longrope"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RopeScaling:
-    """Stretch rotary frequencies as Llama 3.1 does (Llama 3 paper, section 3.4.2)."""
+    """Say how rotary frequencies are stretched: `models/rotary.py` has the formulas."""
 
+    kind: RopeKind = "llama3"
+    """The formula; fields that it does not read are as they stand here."""
     factor: float
-    low_frequency_factor: float
-    high_frequency_factor: float
-    original_positions: int
+    """How many times as long positions become."""
+    original_positions: int | None = None
+    """Positions before stretching; linear needs none."""
+    low_frequency_factor: float | None = None
+    """Of llama3: frequencies of fewer turns over the original positions are stretched whole."""
+    high_frequency_factor: float | None = None
+    """Of llama3: those of more turns are kept."""
+    slow_turns: float = 1.0
+    """Of yarn: frequencies of fewer turns over the original positions are stretched whole."""
+    fast_turns: float = 32.0
+    """Of yarn: those of more turns are kept."""
+    whole_dims: bool = True
+    """Of yarn: whether the blend between begins and ends at a whole frequency."""
+    attention_factor: float | None = None
+    """Of yarn and longrope: what cosines and sines are multiplied by; None: the paper's formula."""
+    short_factors: tuple[float, ...] = ()
+    """Of longrope: a divisor for each frequency, of sequences up to the original positions."""
+    long_factors: tuple[float, ...] = ()
+    """Of longrope: the same of longer sequences."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,17 +166,28 @@ class ModelShape:
     """Whether a query meets only the keys at and before it."""
     window: int | None = None
     """Positions beyond which a query meets no key; None for no such limit."""
-    score_scale: float | None = None
-    """What the product of a query and a key is multiplied by; None: 1 / sqrt(head_dim)."""
     rotary: Rotary = Rotary()
     """Which dims of a head turn, in which blocks, where positions are rotary."""
     multipliers: Multipliers = Multipliers()
     """Fixed factors on the way through the model."""
     norm_offset: float = 0.0
     """How much less files keep of a norm's weight than what multiplies: 1 for those of Gemma."""
+    layer_kinds: tuple[LayerKind, ...] = ()
+    """Which blocks have the window: the kinds of the first ones, repeated from block to block; none
+    for all blocks."""
+    local_rope_theta: float | None = None
+    """Base of the rotary frequencies of blocks with the window, which are not stretched then; None
+    for those of all blocks (Gemma 3, 2025, section 2.1)."""
     soft_cap: float | None = None
     """Makes a score s into c tanh(s / c) for a cap of c (Gemma 2, 2024, section 2); None leaves
     it."""
+    final_soft_cap: float | None = None
+    """The same of logits; None leaves them."""
+    attention_scale: float | None = None
+    """What products of queries and keys are multiplied by; None for 1 / sqrt(head_dim)."""
+    sinks: bool = False
+    """Whether each query head has a learned score beside those of keys, which takes its share of
+    the softmax and gives nothing (gpt-oss, 2025)."""
     latent: LatentAttention | None = None
     """Sizes of multi-head latent attention, where the model has it."""
     experts: Experts | None = None
@@ -175,21 +208,27 @@ class ModelShape:
         return int(self.head_dim * self.rotary.fraction) // 2 * 2
 
     @property
-    def turn_factor(self) -> float:
-        """Return what queries and keys are each multiplied by where they turn.
-
-        Attention then multiplies their product by 1 / sqrt(head_dim), whatever `score_scale` is.
-        """
-        if self.score_scale is None:
-            return 1.0
-        return (self.score_scale * self.head_dim**0.5) ** 0.5
+    def score_scale(self) -> float:
+        """Return what products of queries and keys are multiplied by."""
+        return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
 
     def of_layer(self, layer: int) -> ModelShape:
-        """Return the shape as block `layer` has it: its positions may not turn."""
+        """Return the shape whose attention is that of block `layer`, in all of its blocks."""
+        kind = of_layer_kind(self, self.layer_kind(layer))
         every = self.rotary.none_every
         if self.positions != "rope" or every == 0 or (layer + 1) % every:
-            return self
-        return replace(self, rotary=replace(self.rotary, fraction=0.0))
+            return kind
+        return replace(kind, rotary=replace(self.rotary, fraction=0.0))
+
+    def layer_kind(self, layer: int) -> LayerKind:
+        """Return whether the queries of block `layer` have the window, if there is one."""
+        return self.layer_kinds[layer % len(self.layer_kinds)] if self.layer_kinds else "local"
+
+    @property
+    def first_of_kinds(self) -> tuple[int, ...]:
+        """Return the first block of each kind of attention."""
+        found = {self.layer_kind(layer): layer for layer in reversed(range(self.layers))}
+        return tuple(sorted(found.values()))
 
     @property
     def query_dim(self) -> int:
@@ -209,3 +248,21 @@ class ModelShape:
     def layer_has_experts(self, layer: int) -> bool:
         """Return whether block `layer` is a mixture of experts."""
         return self.experts is not None and layer >= self.experts.first_dense_layers
+
+
+@lru_cache(maxsize=64)
+def of_layer_kind(shape: ModelShape, kind: LayerKind) -> ModelShape:
+    """Return the shape with the attention of one kind in all blocks: a window for all, or none."""
+    if shape.window is None or not (shape.layer_kinds or shape.local_rope_theta):
+        return shape
+    if kind == "global":
+        return replace(shape, window=None, layer_kinds=(), local_rope_theta=None)
+    if shape.local_rope_theta is None:
+        return replace(shape, layer_kinds=())
+    return replace(
+        shape,
+        layer_kinds=(),
+        local_rope_theta=None,
+        rope_theta=shape.local_rope_theta,
+        rope_scaling=None,
+    )

@@ -180,6 +180,11 @@ def _attention(shape: ModelShape, name: str, layer: int) -> Iterator[ParameterSp
     if shape.qk_norm:
         yield _scale(f"{name}.q_norm", shape.head_dim, layer)
         yield _scale(f"{name}.k_norm", shape.head_dim, layer)
+    if shape.sinks:
+        size = (shape.heads,)
+        yield ParameterSpec(
+            name=f"{name}.sinks.weight", shape=size, layer=layer, split_dim=0, initial="zeros"
+        )
     yield from _row(f"{name}.o", shape.hidden, shape.query_dim, layer, shape.output_bias)
 
 

@@ -29,6 +29,7 @@ class CachedAttention:
     scale: float
     mask: AttentionMask
     soft_cap: float | None = None
+    sinks_H: torch.Tensor | None = None
 
     def of_prompt(
         self, q_THE: torch.Tensor, k_TKE: torch.Tensor, v_TKU: torch.Tensor
@@ -49,6 +50,7 @@ class CachedAttention:
                 k_KTE[:, None, keys],
                 v_KTU[:, None, keys],
                 seen_TS,
+                None if self.sinks_H is None else self.sinks_H.view(num_heads, -1, 1, 1),
             )
             found.append(part.permute(2, 0, 1, 3).flatten(1, 2))
         return torch.cat(found)
@@ -65,12 +67,18 @@ class CachedAttention:
         q_BKRE = q_BHE.unflatten(1, (k_BSKE.shape[2], -1))
         k_BKSE, v_BKSU = k_BSKE.transpose(1, 2), v_BSKU.transpose(1, 2)
         seen = None if seen_BS is None else seen_BS[:, None, None]
-        return self._weigh(q_BKRE, k_BKSE, v_BKSU, seen).flatten(1, 2)
+        sinks = None if self.sinks_H is None else self.sinks_H.view(1, k_BSKE.shape[2], -1, 1)
+        return self._weigh(q_BKRE, k_BKSE, v_BKSU, seen, sinks).flatten(1, 2)
 
     def _weigh(
-        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, seen: torch.Tensor | None
+        self,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        seen: torch.Tensor | None,
+        sinks: torch.Tensor | None,
     ) -> torch.Tensor:
-        if self.soft_cap is None and q.shape[-1] == v.shape[-1]:
+        if self.soft_cap is None and sinks is None and q.shape[-1] == v.shape[-1]:
             k, v = (x.expand(*q.shape[:2], *x.shape[2:]) for x in (k, v))
             return fn.scaled_dot_product_attention(q, k, v, attn_mask=seen, scale=self.scale)
         scores = widened(q @ k.transpose(-1, -2)) * self.scale
@@ -78,4 +86,7 @@ class CachedAttention:
             scores = self.soft_cap * torch.tanh(scores / self.soft_cap)
         if seen is not None:
             scores = scores.masked_fill(~seen, float("-inf"))
-        return scores.softmax(-1).to(v.dtype) @ v
+        if sinks is not None:
+            sinks = sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)
+            scores = torch.cat((scores, sinks), dim=-1)
+        return scores.softmax(-1)[..., : k.shape[-2]].to(v.dtype) @ v

@@ -15,8 +15,22 @@ from typing import Any
 import torch
 
 from echelon.cost.bytes.cache import first_kept
-from echelon.inference.cache import CachedSequence, PagedCache
+from echelon.inference.cache import CachedSequence, KindCaches, PagedCache
 from echelon.models.batch import TokenBatch
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CachePlaces:
+    """Say which rows of the cache of one kind of blocks a step writes and reads."""
+
+    kept_M: torch.Tensor | None
+    """The rows of the batch that write to the cache; None: all."""
+    write_M: torch.Tensor
+    """Where they write."""
+    read_BS: torch.Tensor | slice | None = None
+    """Where the keys of a next token are, B x S side by side; a slice where they are in order."""
+    seen_BS: torch.Tensor | None = None
+    """Which of them a token meets; None: all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,14 +43,8 @@ class CacheBatch(TokenBatch):
     """The rows of each prompt; none where each row is the next token of a sequence."""
     last_B: torch.Tensor
     """The row of each sequence whose output says what comes next, int64."""
-    kept_M: torch.Tensor | None
-    """The rows that write to the cache; None: all."""
-    write_M: torch.Tensor
-    """Where they write."""
-    read_BS: torch.Tensor | slice | None = None
-    """Where the keys of a next token are, B x S side by side; a slice where they are in order."""
-    seen_BS: torch.Tensor | None = None
-    """Which of them a token meets; None: all."""
+    places: tuple[CachePlaces, ...]
+    """Where they are in the cache of each kind of blocks."""
 
     @property
     def positions_T(self) -> torch.Tensor:
@@ -44,33 +52,57 @@ class CacheBatch(TokenBatch):
         return self.positions_N.to(self.tokens_N.device)
 
 
-def prompt_batch(cache: PagedCache, sequences: Sequence[CachedSequence]) -> CacheBatch:
+def prompt_batch(caches: KindCaches, sequences: Sequence[CachedSequence]) -> CacheBatch:
     """Return the batch that reads prompts, each from its beginning to its end."""
     tokens: list[int] = []
     spans: list[slice] = []
-    positions: list[torch.Tensor] = []
+    for sequence in sequences:
+        spans.append(slice(len(tokens), len(tokens) + len(sequence.tokens)))
+        tokens += sequence.tokens
+    positions_N = torch.cat([torch.arange(len(sequence.tokens)) for sequence in sequences])
+    return CacheBatch(
+        **_rows(tokens, positions_N, caches.device),
+        spans=tuple(spans),
+        last_B=torch.tensor([span.stop - 1 for span in spans], device=caches.device),
+        places=tuple(
+            _prompt_places(cache, [one.of_kind(kind) for one in sequences])
+            for kind, cache in enumerate(caches.caches)
+        ),
+    )
+
+
+def _prompt_places(cache: PagedCache, sequences: Sequence[CachedSequence]) -> CachePlaces:
     kept: list[torch.Tensor] = []
     writes: list[torch.Tensor] = []
+    start = 0
     for sequence in sequences:
-        start, length = len(tokens), len(sequence.tokens)
-        tokens += sequence.tokens
-        spans.append(slice(start, start + length))
-        positions.append(torch.arange(length))
+        length = len(sequence.tokens)
         held = cache.extend(sequence, length)
         kept.append(torch.arange(start + held.start, start + held.stop))
         writes.append(cache.slots(sequence, held))
+        start += length
     kept_M = torch.cat(kept)
-    return CacheBatch(
-        **_rows(tokens, torch.cat(positions), cache.device),
-        spans=tuple(spans),
-        last_B=torch.tensor([span.stop - 1 for span in spans], device=cache.device),
-        kept_M=None if len(kept_M) == len(tokens) else kept_M.to(cache.device),
+    return CachePlaces(
+        kept_M=None if len(kept_M) == start else kept_M.to(cache.device),
         write_M=torch.cat(writes).to(cache.device),
     )
 
 
-def next_batch(cache: PagedCache, sequences: Sequence[CachedSequence]) -> CacheBatch:
+def next_batch(caches: KindCaches, sequences: Sequence[CachedSequence]) -> CacheBatch:
     """Return the batch of the last token of each sequence, which meets what is cached of it."""
+    positions_N = torch.tensor([len(sequence.tokens) - 1 for sequence in sequences])
+    return CacheBatch(
+        **_rows([sequence.tokens[-1] for sequence in sequences], positions_N, caches.device),
+        spans=(),
+        last_B=torch.arange(len(sequences), device=caches.device),
+        places=tuple(
+            _next_places(cache, [one.of_kind(kind) for one in sequences])
+            for kind, cache in enumerate(caches.caches)
+        ),
+    )
+
+
+def _next_places(cache: PagedCache, sequences: Sequence[CachedSequence]) -> CachePlaces:
     writes: list[torch.Tensor] = []
     reads: list[torch.Tensor] = []
     for sequence in sequences:
@@ -83,11 +115,7 @@ def next_batch(cache: PagedCache, sequences: Sequence[CachedSequence]) -> CacheB
         lengths_B = torch.tensor([len(one) for one in reads])
         seen = (torch.arange(longest) < lengths_B[:, None]).to(cache.device)
         reads = [torch.nn.functional.pad(one, (0, longest - len(one))) for one in reads]
-    positions_N = torch.tensor([len(sequence.tokens) - 1 for sequence in sequences])
-    return CacheBatch(
-        **_rows([sequence.tokens[-1] for sequence in sequences], positions_N, cache.device),
-        spans=(),
-        last_B=torch.arange(len(sequences), device=cache.device),
+    return CachePlaces(
         kept_M=None,
         write_M=torch.cat(writes).to(cache.device),
         read_BS=_in_order(reads, cache.device),

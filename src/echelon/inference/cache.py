@@ -3,7 +3,8 @@
 Each block of the model has a tensor of `num_blocks x block_tokens` rows; the same rows of all of
 them belong to the same positions. A sequence names its blocks in order, wherever they lie. Blocks
 that are out of a window, and those of a sequence that has ended, go back to the pool.
-Bytes: `cache_size` in `cost/bytes/cache.py`, exactly.
+Blocks of the model with a window, and those without, have pools apart (`KindCaches`).
+Bytes: `kind_cache_sizes` in `cost/bytes/cache.py`, exactly.
 Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
 PagedAttention", 2023, section 4.
 
@@ -18,7 +19,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from echelon.cost.bytes.cache import CacheSize, first_kept
+from echelon.cost.bytes.cache import CacheSize, KindCacheSizes, first_kept
 
 
 @dataclass(slots=True, kw_only=True)
@@ -39,6 +40,19 @@ class CachedSequence:
     """Positions whose keys have been written."""
     ended: bool = False
     """Whether the token that ends a text has been chosen."""
+
+    others: dict[int, CachedSequence] = field(default_factory=dict["int", "CachedSequence"])
+    """What caches of other kinds of blocks than the first hold of it, by their number."""
+
+    def of_kind(self, kind: int) -> CachedSequence:
+        """Return the sequence as the cache of one kind of blocks holds it; tokens are the same."""
+        if kind == 0:
+            return self
+        if kind not in self.others:
+            self.others[kind] = CachedSequence(
+                number=self.number, tokens=self.tokens, prompt_tokens=self.prompt_tokens
+            )
+        return self.others[kind]
 
     @property
     def written(self) -> list[int]:
@@ -115,3 +129,35 @@ class PagedCache:
         """Return rows of a pool: a view where they lie side by side."""
         pool = self.pools[layer]
         return pool[slots_S] if isinstance(slots_S, slice) else pool.index_select(0, slots_S)
+
+
+class KindCaches:
+    """Hold a cache for each kind of blocks: those with a window hold fewer positions."""
+
+    def __init__(self, sizes: KindCacheSizes, dtype: torch.dtype, device: torch.device) -> None:
+        """Make the pools of all blocks of a rank; one without blocks has none."""
+        self.device = device
+        self.caches = tuple(
+            PagedCache(size, blocks, window, dtype, device)
+            for size, blocks, window in zip(sizes.sizes, sizes.blocks, sizes.windows, strict=True)
+        )
+        self._kinds = {layer: kind for kind, blocks in enumerate(sizes.blocks) for layer in blocks}
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes that are held."""
+        return sum(cache.num_bytes for cache in self.caches)
+
+    @property
+    def num_free(self) -> int:
+        """Return the blocks of all pools that nobody holds."""
+        return sum(cache.num_free for cache in self.caches)
+
+    def kind_of(self, layer: int) -> int:
+        """Return the number of the cache of a block of the model."""
+        return self._kinds[layer]
+
+    def release(self, sequence: CachedSequence) -> None:
+        """Give back all blocks of a sequence that has ended."""
+        for kind, cache in enumerate(self.caches):
+            cache.release(sequence.of_kind(kind))

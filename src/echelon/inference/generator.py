@@ -91,7 +91,7 @@ class Generator:
         for group in groups:
             stopping = self._settle(group, writing) or stopping
             for sequence in group.live:
-                self._operations.cache.release(sequence)
+                self._operations.caches.release(sequence)
         for pending in self._sent:
             pending.wait()
         self._sent.clear()
@@ -100,7 +100,7 @@ class Generator:
     def _advance(self, group: _Group, sampling: Sampling, *, first: bool) -> None:
         """Run this stage for a group, and choose its next tokens or begin to hear of them."""
         make = prompt_batch if first else next_batch
-        batch = make(self._operations.cache, group.live)
+        batch = make(self._operations.caches, group.live)
         decoder, last = self._decoder, self._stage == self._stages - 1
         self._messages += 2
         x_ND = self._received(batch)
@@ -138,7 +138,7 @@ class Generator:
                 live.append(sequence)
             else:
                 sequence.ended = True
-                self._operations.cache.release(sequence)
+                self._operations.caches.release(sequence)
         group.live = live
         return bool(stop)
 

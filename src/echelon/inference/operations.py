@@ -24,15 +24,15 @@ from torch import nn
 from torch.nn import functional as fn
 
 from echelon.core.experts import Balance
-from echelon.core.model_shape import ModelShape, Rotary
+from echelon.core.model_shape import ModelShape
 from echelon.inference.attention import CachedAttention
 from echelon.inference.batch import CacheBatch
-from echelon.inference.cache import PagedCache
+from echelon.inference.cache import KindCaches
 from echelon.models.batch import TokenBatch
 from echelon.models.moe import Expert, MixtureOfExperts
 from echelon.models.operations import LatentProjections, Operations
 from echelon.models.precision import at_least_fp32, widened
-from echelon.models.rotary import rotary_tables
+from echelon.models.rotary import rotary_key, rotary_tables
 from echelon.models.routing import choose_experts, gates_of, scores_of
 from echelon.parallel.transport.collectives import Group
 
@@ -55,28 +55,30 @@ class CacheOperations(Operations):
 
         `fp8`: linear layers of blocks multiply 8-bit numbers, each in its own way.
 
-        `joined` and `biases` are set by who makes the weights (`weights.py`), `cache` by who knows
+        `joined` and `biases` are set by who makes the weights (`weights.py`), `caches` by who knows
         how many positions there will be; `balance` and `router_biases` say how tokens are routed.
+        `length` is that of the sequences of training: longrope goes by it.
         """
         self.group, self._splits_experts, self._fp8 = group, splits_experts, fp8
         self.joined: dict[int, JoinedLinear] = {}
         self.biases: dict[int, torch.Tensor] = {}
         self.balance = Balance()
         self.router_biases: dict[int, torch.Tensor] = {}
-        self._cache: PagedCache | None = None
+        self.length = 0
+        self._caches: KindCaches | None = None
         self._layer = 0
-        self._tables_of: TokenBatch | None = None
-        self._tables: dict[Rotary, tuple[torch.Tensor, torch.Tensor]] = {}
+        self._tables: tuple[TokenBatch, dict[object, tuple[torch.Tensor, torch.Tensor]]] | None
+        self._tables = None
 
     @property
-    def cache(self) -> PagedCache:
-        """Return the cache of this rank."""
-        assert self._cache is not None, "a cache is made before the first token is read"
-        return self._cache
+    def caches(self) -> KindCaches:
+        """Return the caches of this rank."""
+        assert self._caches is not None, "a cache is made before the first token is read"
+        return self._caches
 
-    @cache.setter
-    def cache(self, cache: PagedCache) -> None:
-        self._cache = cache
+    @caches.setter
+    def caches(self, caches: KindCaches) -> None:
+        self._caches = caches
 
     def enter(self, unit: str, x: torch.Tensor | None) -> torch.Tensor | None:
         """Note which block begins: its keys have a pool of their own."""
@@ -129,15 +131,17 @@ class CacheOperations(Operations):
     def rotary_tables(
         self, shape: ModelShape, batch: TokenBatch, like: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return cos and sin of each token's own position, made once for blocks of a kind."""
+        """Return cos and sin of each token's own position, made once for all blocks of a kind."""
         assert isinstance(batch, CacheBatch)
-        if self._tables_of is not batch:
-            self._tables_of, self._tables = batch, {}
-        if shape.rotary not in self._tables:
+        if self._tables is None or self._tables[0] is not batch:
+            self._tables = batch, {}
+        found, key = self._tables[1], rotary_key(shape, self.length)
+        if key not in found:
             wide = at_least_fp32(like.dtype)
-            tables = rotary_tables(shape, batch.positions_N, wide, like.device)
-            self._tables[shape.rotary] = tables
-        return self._tables[shape.rotary]
+            found[key] = rotary_tables(
+                shape, batch.positions_N, wide, like.device, length=self.length
+            )
+        return found[key]
 
     def attend(
         self,
@@ -146,12 +150,14 @@ class CacheOperations(Operations):
         v: torch.Tensor,
         shape: ModelShape,
         batch: TokenBatch,
+        *,
+        sinks_H: nn.Parameter | None = None,
     ) -> torch.Tensor:
         """Write keys and values to the cache, and return attention over it, [N, H * hd]."""
         q_NHE, k_NKE, v_NKE = q[:, 0], k[:, 0], v[:, 0]
         num_heads, head_dim = k_NKE.shape[1:]
         rows_NW = torch.cat((k_NKE.flatten(1), v_NKE.flatten(1)), dim=1)
-        attention = _attention(shape)
+        attention = _attention(shape, sinks_H)
 
         def parts(rows: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
             k_and_v = rows.unflatten(-1, (2, num_heads, head_dim))
@@ -201,15 +207,17 @@ class CacheOperations(Operations):
     ) -> torch.Tensor:
         """Write the rows of the batch; return what its queries find, [N, H, width of a value]."""
         assert isinstance(batch, CacheBatch)
-        kept = rows_NW if batch.kept_M is None else rows_NW[batch.kept_M]
-        self.cache.write(self._layer, batch.write_M, kept)
-        if batch.read_BS is None:
+        kind = self.caches.kind_of(self._layer)
+        cache, places = self.caches.caches[kind], batch.places[kind]
+        kept = rows_NW if places.kept_M is None else rows_NW[places.kept_M]
+        cache.write(self._layer, places.write_M, kept)
+        if places.read_BS is None:
             k, v = parts(rows_NW)
             found = [attention.of_prompt(q_NHW[one], k[one], v[one]) for one in batch.spans]
             return torch.cat(found)
-        rows = self.cache.read(self._layer, batch.read_BS)
+        rows = cache.read(self._layer, places.read_BS)
         k, v = parts(rows.view(len(q_NHW), -1, rows.shape[-1]))
-        return attention.of_next(q_NHW, k, v, batch.seen_BS)
+        return attention.of_next(q_NHW, k, v, places.seen_BS)
 
     def mixture(
         self, x_ND: torch.Tensor, mixture: MixtureOfExperts, batch: TokenBatch
@@ -247,8 +255,10 @@ def product(
     return y_NO if bias_O is None else y_NO + bias_O
 
 
-def _attention(shape: ModelShape) -> CachedAttention:
-    return CachedAttention(scale=shape.head_dim**-0.5, mask=shape.mask, soft_cap=shape.soft_cap)
+def _attention(shape: ModelShape, sinks_H: nn.Parameter | None = None) -> CachedAttention:
+    return CachedAttention(
+        scale=shape.score_scale, mask=shape.mask, soft_cap=shape.soft_cap, sinks_H=sinks_H
+    )
 
 
 def _expert(expert: Expert, x_RD: torch.Tensor, gates_R: torch.Tensor) -> torch.Tensor:

@@ -109,6 +109,7 @@ class GroupedQueryAttention(nn.Module):
         super().__init__()
         query, kv = shape.query_dim // tp, shape.kv_dim // tp
         self.shape, self.operations = shape, operations
+        self.sinks = Weight(shape.heads // tp) if shape.sinks else None
         self.q = EmptyLinear(shape.hidden, query, shape.qkv_bias)
         self.k = EmptyLinear(shape.hidden, kv, shape.qkv_bias)
         self.v = EmptyLinear(shape.hidden, kv, shape.qkv_bias)
@@ -132,7 +133,9 @@ class GroupedQueryAttention(nn.Module):
         norms = (self.q_norm, self.k_norm) if shape.qk_norm else ()
         own = AttentionHeads(shape=shape, num_queries=heads, num_keys=kv_heads, norms=norms)
         q, k, v = ops.heads(qkv, own, batch)
-        return ops.attend(q, k, v, shape, batch)
+        if self.sinks is None:
+            return ops.attend(q, k, v, shape, batch)
+        return ops.attend(q, k, v, shape, batch, sinks_H=self.sinks.weight)
 
 
 class Block(nn.Module):
@@ -145,11 +148,12 @@ class Block(nn.Module):
         super().__init__()
         self.index, self.dropout, self.operations = index, shape.dropout, operations
         self.factor, tp = shape.multipliers.residual, share.tp
+        own = shape.of_layer(index)
         self.attention_norm = BranchNorm(shape, operations, again=True)
-        if shape.latent is None:
-            self.attention = GroupedQueryAttention(shape.of_layer(index), operations, tp)
+        if own.latent is None:
+            self.attention = GroupedQueryAttention(own, operations, tp)
         else:
-            self.attention = MultiHeadLatentAttention(shape, shape.latent, operations, tp)
+            self.attention = MultiHeadLatentAttention(own, own.latent, operations, tp)
         experts = shape.layer_has_experts(index)
         self.mlp_norm = BranchNorm(shape, operations, again=not experts)
         if experts:
@@ -225,12 +229,17 @@ class Decoder(nn.Module):
     @property
     def loss_head(self) -> LossHead:
         """Return what makes the logits."""
-        return LossHead(weight_VD=self.head_weight, factor=self.shape.multipliers.logits)
+        return LossHead(
+            weight_VD=self.head_weight,
+            factor=self.shape.multipliers.logits,
+            soft_cap=self.shape.final_soft_cap,
+        )
 
     def logits(self, x_ND: torch.Tensor) -> torch.Tensor:
         """Return the logits of normed rows, as `Operations.logits` has them."""
         logits_NV = self.operations.logits(x_ND, self.head_weight)
-        return self.operations.multiply(logits_NV, self.shape.multipliers.logits)
+        logits_NV = self.operations.multiply(logits_NV, self.shape.multipliers.logits)
+        return self.operations.cap(logits_NV, self.shape.final_soft_cap)
 
     def hidden(self, x_ND: torch.Tensor | None, batch: TokenBatch) -> torch.Tensor:
         """Return the residual stream after the blocks; `x_ND` is what the stage before gave."""

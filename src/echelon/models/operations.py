@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn import functional as fn
 
 from echelon.core.model_shape import Activation, LatentAttention, ModelShape
-from echelon.models.attention.reference import attention_reference, visible
+from echelon.models.attention.reference import ScoreForm, attention_reference, visible
 from echelon.models.batch import IGNORED_LABEL, TokenBatch, positions_of
 from echelon.models.counter_random import make_key, uniform
 from echelon.models.mixture_reference import RoutingNotes, mixture_reference
@@ -75,10 +75,14 @@ class AttentionHeads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossHead:
-    """Hold the matrix that makes logits, and what they are multiplied by."""
+    """Hold the matrix that makes logits, what they are multiplied by, and the cap on them, if any.
+
+    The cap is that of what the factor gives.
+    """
 
     weight_VD: nn.Parameter
     factor: float = 1.0
+    soft_cap: float | None = None
 
 
 class Operations:
@@ -175,7 +179,8 @@ class Operations:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return cos_TE and sin_TE for the positions of `batch`, where `like` is."""
         positions_T = positions_of(batch.runs, torch.device("cpu"))
-        return rotary_tables(shape, positions_T, at_least_fp32(like.dtype), like.device)
+        dtype, length = at_least_fp32(like.dtype), batch.whole_length
+        return rotary_tables(shape, positions_T, dtype, like.device, length=length)
 
     def rotate(self, x: torch.Tensor, cos_TE: torch.Tensor, sin_TE: torch.Tensor) -> torch.Tensor:
         """Return x [T, B, heads, head_dim] with each half-pair turned by its position."""
@@ -210,14 +215,18 @@ class Operations:
         v: torch.Tensor,
         shape: ModelShape,
         batch: TokenBatch,
+        *,
+        sinks_H: nn.Parameter | None = None,
     ) -> torch.Tensor:
         """Return attention of q [T,B,H,hd] over k, v [T,B,K,hd], as [N, H * hd].
 
-        A query meets the keys that the mask of `shape` and the documents of `batch` allow.
+        A query meets the keys that the mask of `shape`, which is that of its layer, and the
+        documents of `batch` allow; `sinks_H` are the scores of what gives nothing, if any.
         """
         positions_T = batch.positions_T.to(q.device)
         seen = visible(positions_T, positions_T, shape.mask, batch.documents)
-        out = attention_reference(q, k, v, seen, shape.soft_cap)[0]
+        scores = ScoreForm(scale=shape.score_scale, soft_cap=shape.soft_cap)
+        out = attention_reference(q, k, v, seen, scores, sinks_H)[0]
         return out.reshape(q.shape[0] * q.shape[1], -1)
 
     def attend_latent(
@@ -268,12 +277,17 @@ class Operations:
     ) -> torch.Tensor:
         """Return scale x the sum of the cross-entropies of all counted tokens, a scalar."""
         logits_NV = self.multiply(self.logits(x_ND, head.weight_VD), head.factor)
+        logits_NV = self.cap(logits_NV, head.soft_cap)
         total = fn.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED_LABEL, reduction="sum")
         return total * scale
 
     def logits(self, x_ND: torch.Tensor, weight_VD: nn.Parameter) -> torch.Tensor:
         """Return the logits_NV of every token, ready for a softmax (ranks never build them)."""
         return widened(fn.linear(x_ND, weight_VD))
+
+    def cap(self, logits_NV: torch.Tensor, soft_cap: float | None) -> torch.Tensor:
+        """Return c tanh(z / c) of every logit z for a cap of c; without one, the logits."""
+        return logits_NV if soft_cap is None else soft_cap * torch.tanh(logits_NV / soft_cap)
 
 
 def activated(x: torch.Tensor, activation: Activation) -> torch.Tensor:

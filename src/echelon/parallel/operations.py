@@ -23,6 +23,7 @@ from echelon.models.operations import (
     Operations,
     apply_dropout,
 )
+from echelon.models.rotary import rotary_key
 from echelon.parallel.context import ContextAttention
 from echelon.parallel.expert import ExpertParallel
 from echelon.parallel.fp8_linear import Fp8ColumnLinear, Fp8RowLinear
@@ -179,7 +180,7 @@ class RankOperations(Operations):
         self, shape: ModelShape, batch: TokenBatch, like: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the tables of the reference, computed once per set of positions and dtype."""
-        key = (batch.runs, shape.rotary, like.dtype, like.device)
+        key = (batch.runs, like.dtype, like.device, rotary_key(shape, batch.whole_length))
         if key not in self._tables:
             self._tables[key] = super().rotary_tables(shape, batch, like)
         return self._tables[key]
@@ -217,9 +218,11 @@ class RankOperations(Operations):
         v: torch.Tensor,
         shape: ModelShape,
         batch: TokenBatch,
+        *,
+        sinks_H: nn.Parameter | None = None,
     ) -> torch.Tensor:
         """Return attention over the heads of this rank, the keys of all context ranks met."""
-        return self.context.attend(q, k, v, shape, batch)
+        return self.context.attend(q, k, v, shape, batch, sinks_H=sinks_H)
 
     def mixture(
         self, x_ND: torch.Tensor, mixture: MixtureOfExperts, batch: TokenBatch
@@ -253,12 +256,13 @@ class RankOperations(Operations):
 
         No rank holds the logits of all ids, nor those of all tokens.
         """
-        own = VocabularyHead(
+        whole = VocabularyHead(
             weight_VD=head.weight_VD,
             factor=head.factor,
+            soft_cap=head.soft_cap,
             labels_N=labels_N,
             scale=scale,
             vocab=self.vocab,
             split=self.split,
         )
-        return vocabulary_loss(x_ND, own)
+        return vocabulary_loss(x_ND, whole)

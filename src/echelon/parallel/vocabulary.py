@@ -27,6 +27,7 @@ from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.models.precision import at_least_fp32
 from echelon.parallel.kernels.cross_entropy import (
     LabelRows,
+    LogitCap,
     RowStatistics,
     overwrite_with_gradient,
     row_statistics,
@@ -103,8 +104,8 @@ class PositionEmbedding(torch.autograd.Function):
 class VocabularyHead:
     """Compute the loss of a microbatch from its stream, over a few tokens at a time.
 
-    There are `vocab` real ids; the rows of the weight beyond them are padding. Logits are products
-    times `factor`.
+    There are `vocab` real ids; the rows of the weight beyond them are padding. Logits z are
+    products times `factor`, capped to c tanh(z / c) for a `soft_cap` of c.
     """
 
     weight_VD: nn.Parameter
@@ -113,6 +114,7 @@ class VocabularyHead:
     scale: float
     vocab: int
     split: TensorSplit
+    soft_cap: float | None = None
 
     def loss(self, x_ND: torch.Tensor) -> torch.Tensor:
         """Return the loss alone."""
@@ -185,11 +187,12 @@ class VocabularyHead:
         logits_CV = matmul(x_CD, self.weight_VD)
         if self.factor != 1.0:
             logits_CV *= self.factor
-        real = max(0, min(num_local, self.vocab - group.index * num_local))
-        if real < num_local:
-            logits_CV[:, real:] = float("-inf")
+        if self._real < num_local:
+            logits_CV[:, self._real :] = float("-inf")
         local = row_statistics(
-            logits_CV, labels.local_C, self.split.pieces, provider=self.split.kernels.of("loss")
+            *(logits_CV, labels.local_C, self.split.pieces),
+            provider=self.split.kernels.of("loss"),
+            cap=self._cap,
         )
         if group.size == 1:
             maximum_C, total_C, target_C = local
@@ -198,6 +201,7 @@ class VocabularyHead:
                 total_C=total_C,
                 target_C=target_C,
                 local_maximum_C=maximum_C,
+                cap=self._cap,
             )
         local[2].masked_fill_(~labels.mine_C, 0.0)
         every = local.new_empty((group.size, *local.shape))
@@ -212,7 +216,18 @@ class VocabularyHead:
             total_C=total_C,
             target_C=every[:, 2].sum(0),
             local_maximum_C=local[0],
+            cap=self._cap,
         )
+
+    @property
+    def _real(self) -> int:
+        """Return how many rows of the weight here are no padding."""
+        num_local = self.weight_VD.shape[0]
+        return max(0, min(num_local, self.vocab - self.split.group.index * num_local))
+
+    @property
+    def _cap(self) -> LogitCap | None:
+        return None if self.soft_cap is None else LogitCap(self.soft_cap, self._real)
 
     def _labels(self) -> LabelRows:
         counted_N = self.labels_N != IGNORED_LABEL

@@ -21,6 +21,7 @@ from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import family_of, parameters
 from echelon.core.plan import DTYPE_BYTES, DType, Mathematics, Optimizer, Plan, Precision, Zero
 from echelon.cost.bytes.context.sent import kv_copies
+from echelon.proof.shrink_attention import small_kinds, small_stretch
 from echelon.proof.shrink_experts import (
     elements_of_a_rank,
     small_balance,
@@ -148,6 +149,10 @@ def _model(plan: Plan, layers: int, sequence_length: int) -> ModelShape:
         vocab=vocab,
         max_positions=sequence_length + spare_positions,
         window=_window(plan, sequence_length),
+        layer_kinds=small_kinds(shape, layers),
+        rope_scaling=small_stretch(
+            plan, sequence_length, head_dim if latent is None else latent.rope_dim
+        ),
         latent=latent,
         **_turns(shape, head_dim),
         experts=small_experts(plan, layers, lambda size: _width(size, beside, 12, tp=cut)),
@@ -158,17 +163,10 @@ def _model(plan: Plan, layers: int, sequence_length: int) -> ModelShape:
 
 
 def _turns(shape: ModelShape, head_dim: int) -> dict[str, Any]:
-    """Return what of small heads turns: a pair at least, and in some blocks none where that is so.
-
-    Scores have the scale that the plan's have beside 1 / sqrt(head_dim).
-    """
+    """Return what of small heads turns: at least a pair, and in some blocks none where so."""
     rotary = shape.rotary
     fraction = max(rotary.fraction, 2 / head_dim) if rotary.fraction else 0.0
-    rotary = replace(rotary, fraction=fraction, none_every=min(rotary.none_every, 2))
-    scale = shape.score_scale
-    if scale is not None:
-        scale *= (shape.head_dim / head_dim) ** 0.5
-    return {"rotary": rotary, "score_scale": scale}
+    return {"rotary": replace(rotary, fraction=fraction, none_every=min(rotary.none_every, 2))}
 
 
 def _hidden(shape: ModelShape, query_dim: int, tp: int) -> int:

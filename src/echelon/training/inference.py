@@ -20,8 +20,8 @@ from echelon.core.event import EventList
 from echelon.core.parameters import router_bias_name, router_biases
 from echelon.core.plan import Plan
 from echelon.core.serialize import from_json
-from echelon.cost.bytes.cache import CacheSize, cache_size
-from echelon.inference.cache import CachedSequence, PagedCache
+from echelon.cost.bytes.cache import KindCacheSizes, kind_cache_sizes
+from echelon.inference.cache import CachedSequence, KindCaches
 from echelon.inference.generator import Generator, Writing
 from echelon.inference.operations import CacheOperations
 from echelon.inference.weights import empty_decoder, put_off_biases, weight_shards
@@ -81,13 +81,15 @@ def replica_prompts(plan: Plan, replica: int, prompts: Sequence[Any]) -> range:
     return range(replica, len(prompts), plan.mesh.dp_replicate)
 
 
-def rank_cache_size(plan: Plan, rank: int, request: Request, lengths: Sequence[int]) -> CacheSize:
+def rank_cache_size(
+    plan: Plan, rank: int, request: Request, lengths: Sequence[int]
+) -> KindCacheSizes:
     """Return the cache that a rank makes for prompts of so many tokens, of all replicas."""
     part = part_of(plan, rank)
     replica = rank // plan.mesh.tp % plan.mesh.dp_replicate
-    return cache_size(
+    return kind_cache_sizes(
         plan,
-        len(part.blocks),
+        part.blocks,
         [lengths[number] for number in replica_prompts(plan, replica, lengths)],
         max_tokens=request.max_tokens,
         block_tokens=request.block_tokens,
@@ -108,7 +110,8 @@ def generate_rank(context: RankContext, argument: Mapping[str, Any]) -> RankWrit
     assert isinstance(operations, CacheOperations)
     size = rank_cache_size(plan, context.rank, request, [len(one) for one in task.prompts])
     dtype = TORCH_DTYPES[plan.mathematics.precision.master]
-    operations.cache = PagedCache(size, part.blocks, plan.model.window, dtype, device)
+    operations.caches = KindCaches(size, dtype, device)
+    operations.length = task.trained.mathematics.sequence_length
     sequences = [
         CachedSequence(
             number=number,
@@ -132,7 +135,7 @@ def generate_rank(context: RankContext, argument: Mapping[str, Any]) -> RankWrit
         written=tuple(everything[number][0] for number in range(len(task.prompts))),
         ended=tuple(everything[number][1] for number in range(len(task.prompts))),
         stopped=any(one[2] for one in everything.values()),
-        cache_bytes=operations.cache.num_bytes,
+        cache_bytes=operations.caches.num_bytes,
         bytes_sent=sent,
         seconds_s=seconds_s,
     )

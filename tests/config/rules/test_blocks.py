@@ -7,7 +7,7 @@ import pytest
 from tests.config.problems import problems_of
 
 REFUSED = {
-    "turns-need-rotary": ("gpt2", ["model.score_scale=0.1"]),
+    "turns-need-rotary": ("gpt2", ["model.rotary.fraction=0.5"]),
     "heads-turn": ("llama3-8b", ["model.rotary.fraction=0.01"]),
     "factor-without-dropout": (
         "llama3-8b",
@@ -27,5 +27,9 @@ def test_latent_attention_has_turns_of_its_own() -> None:
 
 
 def test_what_families_have_is_taken() -> None:
-    sets = ["model.rotary.fraction=0.5", "model.score_scale=0.1", "model.multipliers.logits=0.1"]
+    sets = [
+        "model.rotary.fraction=0.5",
+        "model.attention_scale=0.1",
+        "model.multipliers.logits=0.1",
+    ]
     assert problems_of("llama3-8b", [*sets, "model.activation=gelu"]) == {}

@@ -9,7 +9,7 @@ import torch
 from echelon.core.attention_mask import AttentionMask, DocumentStarts, PositionRun
 from echelon.layout.attention_boxes import AttentionTile
 from echelon.layout.attention_tiles import tiles_between
-from echelon.models.attention.reference import attention_reference, visible
+from echelon.models.attention.reference import ScoreForm, attention_reference, visible
 
 SEQUENCES = 2
 HEAD_DIM = 8
@@ -92,9 +92,16 @@ def case(
     )
 
 
-def expected(case: Case, soft_cap: float | None = None) -> tuple[torch.Tensor, ...]:
-    """Return out, lse, dq, dk, dv of the reference in float64, for the values of a case."""
+def expected(
+    case: Case, soft_cap: float | None = None, sinks_H: torch.Tensor | None = None
+) -> tuple[torch.Tensor, ...]:
+    """Return out, lse, dq, dk, dv of the reference in float64, for the values of a case.
+
+    With sinks their gradient comes last.
+    """
     q, k, v = (x.double().detach().requires_grad_() for x in (case.q, case.k, case.v))
-    out, lse = attention_reference(q, k, v, case.seen, soft_cap)
-    gradients = torch.autograd.grad(out, (q, k, v), case.dout.double())
+    sinks = None if sinks_H is None else sinks_H.double().detach().requires_grad_()
+    out, lse = attention_reference(q, k, v, case.seen, ScoreForm(soft_cap=soft_cap), sinks)
+    leaves = (q, k, v) if sinks is None else (q, k, v, sinks)
+    gradients = torch.autograd.grad(out, leaves, case.dout.double())
     return out.detach(), lse.detach(), *gradients

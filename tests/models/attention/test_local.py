@@ -24,6 +24,7 @@ from echelon.models.attention.local import (
 )
 from echelon.models.attention.online_softmax import OnlineSoftmax
 from echelon.models.attention.plain import PlainKernel
+from echelon.models.attention.sinks import HeadSinks
 from tests.models.attention.cases import MASKS, RUNS, TILE_ROWS, Case, case, expected
 
 HEADS = [(4, 4), (4, 2), (4, 1)]
@@ -77,6 +78,28 @@ def test_a_soft_cap_is_in_the_scores_and_their_gradients(runs: str, mask: str) -
     found = _found(one, soft_cap=0.7)
     _assert_close(found, expected(one, soft_cap=0.7))
     assert not torch.allclose(found[0], expected(one)[0], atol=1e-3)
+
+
+@pytest.mark.parametrize("kernel", ["fused", "plain"])
+@pytest.mark.parametrize("runs", ["whole", "zigzag, gathered", "striped, later"])
+@pytest.mark.parametrize("mask", MASKS)
+def test_sinks_take_their_share_under_every_kernel(
+    mask: str, runs: str, kernel: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A query that meets nothing still gives 0, and pulls at no sink."""
+    if kernel == "plain":
+        _use(monkeypatch, PlainKernel())
+    one = case(runs, mask)
+    weight = torch.nn.Parameter(torch.tensor([-30.0, -1.0, 0.5, 6.0], dtype=torch.float64))
+    added: list[torch.Tensor] = []
+    sinks = HeadSinks(weight=weight, add=lambda _, dsinks: added.append(dsinks), heads=slice(0, 4))
+    leaves = [x.detach().requires_grad_() for x in (one.q, one.k, one.v)]
+    out = LocalAttention.apply(*leaves, one.pieces, AttentionRule(sinks=sinks))
+    gradients = torch.autograd.grad(out, leaves, one.dout)
+    wanted, _, *wanted_gradients = expected(one, sinks_H=weight)
+    _assert_close(out, wanted)
+    _assert_close((*gradients, *added), tuple(wanted_gradients))
+    assert not torch.allclose(out, expected(one)[0], atol=1e-3)
 
 
 @pytest.mark.parametrize("mask", MASKS)

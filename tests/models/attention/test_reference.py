@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from echelon.core.attention_mask import AttentionMask
-from echelon.models.attention.reference import attention_reference, visible
+from echelon.models.attention.reference import ScoreForm, attention_reference, visible
 from tests.models.attention.cases import MASKS, RUNS, case, positions
 
 
@@ -33,7 +33,7 @@ def test_visible_is_the_rule_of_the_mask_and_the_documents() -> None:
 @pytest.mark.parametrize("soft_cap", [None, 0.5])
 def test_each_query_is_a_weighted_mean_of_the_values_it_meets(soft_cap: float | None) -> None:
     one = case("zigzag, gathered", "documents in a window")
-    out, lse = attention_reference(one.q, one.k, one.v, one.seen, soft_cap)
+    out, lse = attention_reference(one.q, one.k, one.v, one.seen, ScoreForm(soft_cap=soft_cap))
     for t in range(0, one.q.shape[0], 3):
         for b in range(2):
             for h in range(4):

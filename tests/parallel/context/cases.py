@@ -10,7 +10,7 @@ import torch
 from echelon.core.event import Event
 from echelon.core.plan import Context, ContextKind, Plan
 from echelon.launch.local.pool import RankPool
-from echelon.models.attention.reference import attention_reference, visible
+from echelon.models.attention.reference import ScoreForm, attention_reference, visible
 from tests.parallel.context import targets as context_targets
 from tests.parallel.context.targets import Attention, Inputs
 from tests.parallel.layouts import NANO, plan_of
@@ -66,9 +66,13 @@ def reference(plan: Plan, inputs: Inputs) -> dict[str, torch.Tensor]:
     q, k, v = (x.double().clone().requires_grad_() for x in (inputs.q, inputs.k, inputs.v))
     positions = torch.arange(T)
     seen = visible(positions, positions, plan.model.mask, inputs.documents)
-    out, _ = attention_reference(q, k, v, seen, plan.model.soft_cap)
+    form = ScoreForm(scale=plan.model.attention_scale, soft_cap=plan.model.soft_cap)
+    sinks = context_targets.sinks_of(plan) if plan.model.sinks else None
+    out, _ = attention_reference(q, k, v, seen, form, sinks)
     out.backward(inputs.dout.double())
     values = {"out": out.detach(), "dq": q.grad, "dk": k.grad, "dv": v.grad}
+    if sinks is not None:
+        values["dsinks"] = sinks.grad
     return {name: context_targets.given(value) for name, value in values.items()}
 
 

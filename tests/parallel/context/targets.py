@@ -9,6 +9,7 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
+from torch import nn
 
 from echelon.core.attention_mask import DocumentStarts, PositionRun
 from echelon.core.axis import Axis
@@ -62,6 +63,7 @@ class Attention:
     dq: torch.Tensor
     dk: torch.Tensor
     dv: torch.Tensor
+    dsinks: torch.Tensor
     forward: list[Event]
     backward: list[Event]
     met_forward: list[Met]
@@ -115,10 +117,13 @@ def attend(context: RankContext, argument: tuple[Plan, Inputs]) -> Attention:
     batch = whole.cut(runs, inputs.documents)
     positions = positions_of(runs, CPU)
     q, k, v = (x[positions].requires_grad_() for x in (inputs.q, inputs.k, inputs.v))
+    sinks = sinks_of(plan) if plan.model.sinks else None
+    dsinks = torch.zeros(plan.model.heads, dtype=torch.float64)
+    store.add = lambda _, gradient: dsinks.add_(gradient)
     met_forward: list[Met] = []
     met_backward: list[Met] = []
     with noting(met_forward):
-        out = attention.attend(q, k, v, plan.model, batch).view(q.shape)
+        out = attention.attend(q, k, v, plan.model, batch, sinks_H=sinks).view(q.shape)
     sent = len(events.events)
     with noting(met_backward):
         out.backward(inputs.dout[positions])
@@ -128,11 +133,17 @@ def attend(context: RankContext, argument: tuple[Plan, Inputs]) -> Attention:
         dq=given(q.grad),
         dk=given(k.grad),
         dv=given(v.grad),
+        dsinks=dsinks,
         forward=events.events[:sent],
         backward=events.events[sent:],
         met_forward=met_forward,
         met_backward=met_backward,
     )
+
+
+def sinks_of(plan: Plan) -> nn.Parameter:
+    """Return a sink for each head, some above and some below its scores."""
+    return nn.Parameter(torch.linspace(-2.0, 3.0, plan.model.heads, dtype=torch.float64))
 
 
 def attend_in_batches_of_messages(context: RankContext, argument: tuple[Plan, Inputs]) -> Attention:

@@ -48,11 +48,15 @@ MASKS: dict[str, tuple[dict[str, Any], bool]] = {
     "window 17, documents": ({"window": 17}, True),
     "window 5, full": ({"window": 5, "causal": False}, False),
     "soft cap": ({"soft_cap": 1.5}, False),
+    "sinks, scale": ({"sinks": True, "attention_scale": 0.9}, False),
+    "sinks, window, documents": ({"sinks": True, "window": 7}, True),
 }
 
 
 def whole(ranks: list[Attention], name: str) -> torch.Tensor:
-    """Put the parts of all ranks in the order of their positions."""
+    """Put the parts of all ranks in the order of their positions; the gradients of sinks add up."""
+    if name == "dsinks":
+        return torch.stack([rank.dsinks for rank in ranks]).sum(0)
     parts = torch.cat([getattr(rank, name) for rank in ranks])
     found = torch.full_like(parts, torch.nan)
     found[torch.cat([rank.positions for rank in ranks])] = parts

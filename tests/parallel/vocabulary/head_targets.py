@@ -34,7 +34,7 @@ def loss_alone(context: RankContext, argument: tuple[Plan, Any, TokenBatch]) -> 
     stage = next(iter(built.model.stages.values()))
     with torch.no_grad():
         x_ND = own_rows(plan, built.groups, x_ND)
-        return stage.operations.head_loss(x_ND, stage.head_weight, batch.labels_N, 0.25)
+        return stage.operations.head_loss(x_ND, stage.loss_head, batch.labels_N, 0.25)
 
 
 class Made(TorchDispatchMode):
@@ -58,7 +58,7 @@ def _head(context: RankContext, argument: tuple[Plan, Any, TokenBatch], pieces: 
     stage = next(iter(built.model.stages.values()))
 
     def compute() -> tuple[torch.Tensor, torch.Tensor]:
-        loss = stage.operations.head_loss(x_ND, stage.head_weight, batch.labels_N, 0.25)
+        loss = stage.operations.head_loss(x_ND, stage.loss_head, batch.labels_N, 0.25)
         return loss, x_ND
 
     return run_and_record(built, compute, None)

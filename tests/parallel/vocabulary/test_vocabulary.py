@@ -67,7 +67,7 @@ def check_head(
     ranks = rank_pool.run(head, (plan, x_ND, batch), world_size=plan.mesh.tp)
     model = decoder(plan, random_values(plan))
     x_ND = x_ND.clone().requires_grad_()
-    loss = model.operations.head_loss(x_ND, model.head_weight, batch.labels_N, 0.25)
+    loss = model.operations.head_loss(x_ND, model.loss_head, batch.labels_N, 0.25)
     loss.backward()
     assert x_ND.grad is not None
     for rank in ranks:
@@ -86,6 +86,23 @@ def test_the_loss_equals_that_of_one_device(
 ) -> None:
     plan = vocabulary_plan(tp, vocab, scattered=scattered)
     check_head(rank_pool, plan, tokens(plan), stream(plan, 1))
+
+
+@pytest.mark.parametrize("scattered", [False, True], ids=["whole", "scattered"])
+@pytest.mark.parametrize(("tp", "vocab"), [(1, 37), (2, 37), (4, 5), (4, 2)])
+def test_capped_logits_give_the_loss_of_one_device_and_send_as_much(
+    rank_pool: RankPool, tp: int, vocab: int, scattered: bool
+) -> None:
+    """Some logits are far beyond the cap, and no rank has a second copy of a chunk of them."""
+    model = replace(FOUR, final_soft_cap=1.5)
+    plan = vocabulary_plan(tp, vocab, scattered=scattered, model=model)
+    free = vocabulary_plan(tp, vocab, scattered=scattered)
+    for size in (0.5, 20.0):
+        rank = check_head(rank_pool, plan, tokens(plan), stream(plan, 1) * size)
+        other = check_head(rank_pool, free, tokens(plan), stream(plan, 1) * size)
+        assert abs(float(rank.out - other.out)) > 1e-3
+        assert [event.bytes for event in rank.events] == [event.bytes for event in other.events]
+    check_head(rank_pool, plan, tokens(plan), stream(plan, 1), head_targets.head_in_chunks)
 
 
 def test_logits_far_apart_neither_overflow_nor_vanish(rank_pool: RankPool) -> None:
@@ -127,7 +144,7 @@ def test_a_loss_without_gradients_is_there_at_once(rank_pool: RankPool) -> None:
     batch, x_ND = tokens(plan), stream(plan, 1)
     losses = rank_pool.run(head_targets.loss_alone, (plan, x_ND, batch), world_size=2)
     model = decoder(plan, random_values(plan))
-    expected = model.operations.head_loss(x_ND, model.head_weight, batch.labels_N, 0.25).detach()
+    expected = model.operations.head_loss(x_ND, model.loss_head, batch.labels_N, 0.25).detach()
     for loss in losses:
         close(loss, expected, "loss")
 

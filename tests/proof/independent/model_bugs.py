@@ -36,7 +36,9 @@ def rotary_positions_are_doubled(patch: Patch) -> None:
     patch.setattr(
         operations,
         "rotary_tables",
-        lambda shape, positions_T, *rest: right(shape, positions_T * 2, *rest),
+        lambda shape, positions_T, *rest, **by_name: right(
+            shape, positions_T * 2, *rest, **by_name
+        ),
     )
 
 
@@ -51,7 +53,7 @@ def rotary_positions_are_doubled(patch: Patch) -> None:
     },
 )
 def stretched_frequencies_are_not(patch: Patch) -> None:
-    patch.setattr(rotary, "scale_frequencies", lambda frequencies_E, scaling: frequencies_E)
+    patch.setattr(rotary, "scale_frequencies", lambda frequencies_E, *_: frequencies_E)
 
 
 @shared_bug("gates", "layers.0", **MIXTURE)

@@ -19,7 +19,9 @@ from tests.parallel.layouts import NANO
 from tests.proof.independent.running import random_weights, sequence_run
 from tests.training.weights.transformers_models import DEEPSEEK
 
-CAUSAL = ScoreSettings(causal=True, window=None, soft_cap=None, width=4)
+CAUSAL = ScoreSettings(
+    causal=True, window=None, other_window=None, soft_cap=None, scale=0.5, head_dim=4
+)
 
 
 def heads(number: int, seed: int) -> torch.Tensor:
@@ -54,7 +56,7 @@ def test_a_soft_cap_bounds_scores() -> None:
 
 
 def test_turned_heads_keep_their_length_and_know_distances_only() -> None:
-    turns = turns_of(NANO, 6)
+    turns = turns_of(NANO, "layers.0", 6)
     x = heads(1, 0)[:1].expand(6, 1, 4)
     y = turned(x, turns)
     torch.testing.assert_close(y.norm(dim=-1), x.norm(dim=-1))

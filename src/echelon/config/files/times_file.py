@@ -58,7 +58,7 @@ FITTED_MODEL = (
     "causal",
     "window",
     "soft_cap",
-    "score_scale",
+    "attention_scale",
     "rotary.fraction",
     "multipliers.embedding",
     "multipliers.residual",

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from echelon.config.settings.list_types import NumberList, WordList
 from echelon.config.settings.value_types import (
     COUNT,
     DEGREE,
@@ -129,16 +130,79 @@ MODEL = (
         "false: queries meet later keys too, so each sees its own label (the next token)",
     ),
     setting("model.window", OPTIONAL_COUNT, "none", "a query meets keys nearer than this many"),
-    setting("model.score_scale", OPTIONAL_REAL, "none", "of q x k; none: 1 / sqrt(head_dim)"),
     setting("model.norm_offset", Real(), 0.0, "files keep norm weights less this: 1 for Gemma's"),
+    setting(
+        "model.layer_kinds",
+        WordList(options=("local", "global"), words=("local",)),
+        "local",
+        "with a window: the kinds of the first blocks, repeated; global ones have none",
+    ),
+    setting(
+        "model.local_rope_theta",
+        OPTIONAL_REAL,
+        "none",
+        "base of the rotary frequencies of local blocks, where it is another one",
+    ),
     setting("model.soft_cap", OPTIONAL_REAL, "none", "of scores s: cap x tanh(s / cap)"),
+    setting("model.final_soft_cap", OPTIONAL_REAL, "none", "the same of logits"),
+    setting(
+        "model.attention_scale",
+        OPTIONAL_REAL,
+        "none",
+        "products of queries and keys times this; none: over the root of head_dim",
+    ),
+    setting(
+        "model.sinks", Flag(), False, "whether heads have a learned score beside those of keys"
+    ),
 )
 
 ROPE_SCALING = (
+    setting(
+        "model.rope_scaling.kind",
+        Choice(options=("llama3", "linear", "yarn", "longrope")),
+        "llama3",
+        "how frequencies are stretched",
+    ),
     setting("model.rope_scaling.factor", Real(minimum=1.0), None, "how far low ones stretch"),
-    setting("model.rope_scaling.low_frequency_factor", POSITIVE, None, "turns: stretch below"),
-    setting("model.rope_scaling.high_frequency_factor", POSITIVE, None, "turns: keep above"),
-    setting("model.rope_scaling.original_positions", COUNT, None, "positions before stretching"),
+    setting(
+        "model.rope_scaling.original_positions",
+        OPTIONAL_COUNT,
+        "none",
+        "all but linear: positions before stretching",
+    ),
+    setting(
+        "model.rope_scaling.low_frequency_factor",
+        OPTIONAL_REAL,
+        "none",
+        "llama3: stretch those of fewer turns",
+    ),
+    setting(
+        "model.rope_scaling.high_frequency_factor",
+        OPTIONAL_REAL,
+        "none",
+        "llama3: keep those of more turns",
+    ),
+    setting("model.rope_scaling.slow_turns", POSITIVE, 1.0, "yarn: stretch those of fewer turns"),
+    setting("model.rope_scaling.fast_turns", POSITIVE, 32.0, "yarn: keep those of more turns"),
+    setting("model.rope_scaling.whole_dims", Flag(), True, "yarn: blend between whole dims"),
+    setting(
+        "model.rope_scaling.attention_factor",
+        OPTIONAL_REAL,
+        "none",
+        "yarn, longrope: of cosines and sines; none: the paper's formula",
+    ),
+    setting(
+        "model.rope_scaling.short_factors",
+        NumberList(words=("none",)),
+        "none",
+        "longrope: a divisor for each frequency, up to the original positions",
+    ),
+    setting(
+        "model.rope_scaling.long_factors",
+        NumberList(words=("none",)),
+        "none",
+        "longrope: the same of longer sequences",
+    ),
 )
 
 ROTARY = (

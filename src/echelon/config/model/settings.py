@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
-from typing import Any
+from typing import Any, cast
 
 from echelon.config.entries import Entry
 from echelon.config.presets import read_preset
@@ -16,8 +16,10 @@ from echelon.core.errors import Problem
 from echelon.core.model_shape import (
     Experts,
     LatentAttention,
+    LayerKind,
     ModelShape,
     Multipliers,
+    RopeKind,
     RopeScaling,
     Rotary,
 )
@@ -26,6 +28,40 @@ from echelon.core.rulebook.config import MISSING_SETTING
 REQUIRED = ("layers", "hidden", "heads", "ffn", "vocab", "max_positions")
 LATENT_PARTS = ("model.latent.nope_dim", "model.latent.rope_dim")
 NAMED_EXPERTS = ("model.experts.num_experts", "model.experts.top_k", "model.experts.ffn")
+NAMED_KINDS = "model.rope_scaling.kind"
+NEEDED_BY_KIND: Mapping[RopeKind, tuple[str, ...]] = {
+    "llama3": ("original_positions", "low_frequency_factor", "high_frequency_factor"),
+    "linear": (),
+    "yarn": ("original_positions",),
+    "longrope": ("original_positions", "short_factors", "long_factors"),
+}
+"""Fields of a stretch of rotary frequencies that its formula cannot do without."""
+READ_BY_KIND: Mapping[RopeKind, tuple[str, ...]] = {
+    **NEEDED_BY_KIND,
+    "yarn": (
+        "original_positions",
+        "slow_turns",
+        "fast_turns",
+        "whole_dims",
+        "attention_factor",
+    ),
+    "longrope": (*NEEDED_BY_KIND["longrope"], "attention_factor"),
+}
+"""Those that it reads, beside the factor."""
+OPTIONAL = (
+    "window",
+    "soft_cap",
+    "final_soft_cap",
+    "attention_scale",
+    "local_rope_theta",
+)
+OPTIONAL_STRETCH = (
+    "original_positions",
+    "low_frequency_factor",
+    "high_frequency_factor",
+    "attention_factor",
+)
+"""Fields that "none" stands for nothing of."""
 PARTS = {"rope_scaling": RopeScaling, "latent": LatentAttention, "experts": Experts}
 
 
@@ -112,6 +148,19 @@ def model_problems(view: View) -> Iterator[Problem]:
             for key in sorted(keys - view.wrong):
                 if not view.has(key):
                     yield MISSING_SETTING.problem(f"{key} is not set and has no default", key=key)
+    yield from _missing_of_stretch(view)
+
+
+def _missing_of_stretch(view: View) -> Iterator[Problem]:
+    """Yield what the formula of a stretch of rotary frequencies cannot do without."""
+    table = "model.rope_scaling"
+    if not any(key.startswith(f"{table}.") for key in view.entries) or NAMED_KINDS in view.wrong:
+        return
+    kind = cast("RopeKind", view.word(NAMED_KINDS))
+    for name in NEEDED_BY_KIND[kind]:
+        key = f"{table}.{name}"
+        if key not in view.wrong and view.value(key) == "none":
+            yield MISSING_SETTING.problem(f"{key} is not set, and {kind} needs it", key=key)
 
 
 def build_model(view: View) -> ModelShape:
@@ -122,7 +171,25 @@ def build_model(view: View) -> ModelShape:
     }
     parts["rotary"] = record(view, Rotary, "model.rotary")
     parts["multipliers"] = record(view, Multipliers, "model.multipliers")
-    for name in ("window", "soft_cap", "score_scale"):
-        value = view.value(f"model.{name}")
-        parts[name] = None if value == "none" else value
+    parts |= {name: _or_none(view, f"model.{name}") for name in OPTIONAL}
+    kinds = view.value("model.layer_kinds")
+    parts["layer_kinds"] = () if kinds == "local" else tuple(cast("list[LayerKind]", kinds))
+    if parts["rope_scaling"] is not None:
+        parts["rope_scaling"] = _stretch(view)
     return record(view, ModelShape, "model", **parts)
+
+
+def _stretch(view: View) -> RopeScaling:
+    """Return how rotary frequencies are stretched."""
+    table = "model.rope_scaling"
+    given: dict[str, Any] = {name: _or_none(view, f"{table}.{name}") for name in OPTIONAL_STRETCH}
+    for name in ("short_factors", "long_factors"):
+        given[name] = tuple(
+            map(float, cast("list[float]", _or_none(view, f"{table}.{name}") or ()))
+        )
+    return record(view, RopeScaling, table, **given)
+
+
+def _or_none(view: View, key: str) -> object:
+    value = view.value(key)
+    return None if value == "none" else value

@@ -8,8 +8,8 @@ from echelon.config.rules.violations import RuleViolation
 from echelon.config.view import View
 from echelon.core.rulebook.blocks import FACTOR_WITHOUT_DROPOUT, HEADS_TURN, TURNS_NEED_ROTARY
 
-SCALE_KEY, FRACTION_KEY = "model.score_scale", "model.rotary.fraction"
-_OF_TURNS = (SCALE_KEY, FRACTION_KEY, "model.rotary.interleaved", "model.rotary.none_every")
+FRACTION_KEY = "model.rotary.fraction"
+_OF_TURNS = (FRACTION_KEY, "model.rotary.interleaved", "model.rotary.none_every")
 _FACTORS = ("model.multipliers.residual", "model.multipliers.embedding")
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from typing import cast
 
 from echelon.config.rules.violations import RuleViolation
 from echelon.config.view import View
@@ -16,6 +17,7 @@ from echelon.core.rulebook.model import (
     HEADS_DIVIDE_HIDDEN,
     KV_HEADS_DIVIDE_HEADS,
     ROPE_NEEDS_EVEN_HEAD,
+    ROPE_SCALING_FACTORS,
     ROPE_SCALING_ORDER,
     VOCABULARY_HOLDS_TOKENIZER,
 )
@@ -82,20 +84,54 @@ def rope_needs_even_head(view: View) -> Iterator[RuleViolation]:
             return
 
 
+_ENDS = {
+    "llama3": (
+        "model.rope_scaling.low_frequency_factor",
+        "model.rope_scaling.high_frequency_factor",
+    ),
+    "yarn": ("model.rope_scaling.slow_turns", "model.rope_scaling.fast_turns"),
+}
+"""Between which turns over the original positions a kind blends."""
+
+
 def rope_scaling_order(view: View) -> Iterator[RuleViolation]:
     """Check that there is something between what is stretched and what is kept."""
     if not view.has_table("model.rope_scaling"):
         return
-    low_key = "model.rope_scaling.low_frequency_factor"
-    high_key = "model.rope_scaling.high_frequency_factor"
+    ends = _ENDS.get(view.word("model.rope_scaling.kind"))
+    if ends is None or any(view.value(key) == "none" for key in ends):
+        return
+    low_key, high_key = ends
     low, high = view.number(low_key), view.number(high_key)
     if low >= high:
         yield RuleViolation(
             rule=ROPE_SCALING_ORDER,
-            message=f"{low_key} = {low:g} is not below high_frequency_factor = {high:g}",
+            message=f"{low_key} = {low:g} is not below {high_key.rpartition('.')[2]} = {high:g}",
             key=low_key,
             set_by=(low_key, high_key),
         )
+
+
+def rope_scaling_factors(view: View) -> Iterator[RuleViolation]:
+    """Check that longrope has a divisor for each frequency."""
+    if not view.has_table("model.rope_scaling") or (
+        view.word("model.rope_scaling.kind") != "longrope"
+    ):
+        return
+    width = next(
+        view.integer(key) for key in ("model.latent.rope_dim", "model.head_dim") if view.has(key)
+    )
+    for name in ("short_factors", "long_factors"):
+        key = f"model.rope_scaling.{name}"
+        found = view.value(key)
+        if isinstance(found, list | tuple) and len(cast("list[float]", found)) != width // 2:
+            count = len(cast("list[float]", found))
+            yield RuleViolation(
+                rule=ROPE_SCALING_FACTORS,
+                message=f"{key} has {count} numbers, and {width} dims turn in {width // 2} pairs",
+                key=key,
+                set_by=(key,),
+            )
 
 
 def experts_enough(view: View) -> Iterator[RuleViolation]:
@@ -165,5 +201,6 @@ MODEL_FINDERS = (
     kv_heads_divide_heads,
     rope_needs_even_head,
     rope_scaling_order,
+    rope_scaling_factors,
     experts_enough,
 )

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from typing import cast
 
-from echelon.config.model.settings import build_model
+from echelon.config.model.settings import READ_BY_KIND, build_model
 from echelon.config.rules.violations import RuleViolation, setting_without_effect
 from echelon.config.settings.value_types import toml_text
 from echelon.config.view import View
 from echelon.core.choices.optimizers import OPTIMIZERS
+from echelon.core.model_shape import RopeKind, RopeScaling
 from echelon.core.rulebook.batch import LEARNING_RATE_FITS_STEPS
 from echelon.core.rulebook.config import CONFLICTING_SETTINGS, NO_EFFECT
 
@@ -83,6 +85,27 @@ def position_settings_without_effect(view: View) -> Iterator[RuleViolation]:
                 key=key,
                 set_by=(key,),
             )
+    elif view.has_table("model.rope_scaling"):
+        kind = cast("RopeKind", view.word("model.rope_scaling.kind"))
+        read = ("kind", "factor", *READ_BY_KIND[kind])
+        for name in (item.name for item in fields(RopeScaling) if item.name not in read):
+            yield from setting_without_effect(
+                view, f"model.rope_scaling.{name}", f"{kind} does not read it"
+            )
+
+
+def attention_settings_without_effect(view: View) -> Iterator[RuleViolation]:
+    """Yield settings of local blocks, and of sinks, of a model that has none."""
+    if view.value("model.window") == "none":
+        why = "without model.window no block is local"
+        yield from setting_without_effect(view, "model.layer_kinds", why, "model.window = 4096")
+    if view.value("model.layer_kinds") == "local" or view.word("model.positions") == "learned":
+        why = "one base is that of all blocks: set model.rope_theta"
+        if view.word("model.positions") == "learned":
+            why = 'rotary positions are not used with positions = "learned"'
+        yield from setting_without_effect(view, "model.local_rope_theta", why)
+    if view.has_table("model.latent"):
+        yield from setting_without_effect(view, "model.sinks", "latent attention has none")
 
 
 def optimizer_settings_without_effect(view: View) -> Iterator[RuleViolation]:
@@ -179,6 +202,7 @@ RECOMPUTE_FINDERS = (
     recompute_settings_without_effect,
     recomputed_operators,
     position_settings_without_effect,
+    attention_settings_without_effect,
 )
 OPTIMIZER_FINDERS = (
     optimizer_settings_without_effect,

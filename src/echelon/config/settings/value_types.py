@@ -64,26 +64,26 @@ class Integer:
         if isinstance(value, str) and value in self.words:
             return None
         if isinstance(value, bool) or not isinstance(value, int):
-            return _wrong_type(value, self.describe(), self._works(value))
+            return wrong_type(value, self.describe(), self._works(value))
         if value < self.minimum:
             return InvalidValue(
                 rule=self.rule,
                 message=f"is below {self.minimum}; it takes {self.describe()}",
-                suggestions=(str(self.minimum), *_quoted(self.words)),
+                suggestions=(str(self.minimum), *quoted(self.words)),
             )
         if value > self.maximum:
             return InvalidValue(
                 rule=OUT_OF_RANGE,
                 message=f"is above {self.maximum}; it takes {self.describe()}",
-                suggestions=(str(self.maximum), *_quoted(self.words)),
+                suggestions=(str(self.maximum), *quoted(self.words)),
             )
         return None
 
     def describe(self) -> str:
         """Return what fits."""
         if self.maximum >= 2**40:
-            return _or_words(f"a whole number of at least {self.minimum}", self.words)
-        return _or_words(f"a whole number from {self.minimum} to {self.maximum}", self.words)
+            return or_words(f"a whole number of at least {self.minimum}", self.words)
+        return or_words(f"a whole number from {self.minimum} to {self.maximum}", self.words)
 
     def _works(self, value: object) -> tuple[str, ...]:
         if isinstance(value, str):
@@ -93,7 +93,7 @@ class Integer:
             if thousands := re.fullmatch(r"\s*(\d+)\s*[kK]\s*", value):
                 # 8k are 8192 tokens to one, and 8000 samples to another: both are offered.
                 return str(1024 * int(thousands[1])), str(1000 * int(thousands[1]))
-            return _quoted(did_you_mean(value, self.words) or self.words)
+            return quoted(did_you_mean(value, self.words) or self.words)
         if isinstance(value, float) and abs(value) < 1e15:
             near = {int(value // 1), int(-(-value // 1))}
             return tuple(str(number) for number in sorted(near) if number >= self.minimum)
@@ -118,7 +118,7 @@ class Real:
         if isinstance(value, str) and value in self.words:
             return None
         if isinstance(value, bool) or not isinstance(value, int | float):
-            return _wrong_type(value, self.describe(), _number_in(value))
+            return wrong_type(value, self.describe(), _number_in(value))
         low = value > self.minimum if self.above else value >= self.minimum
         high = value < self.maximum if self.below else value <= self.maximum
         if low and high and abs(value) < MAX_REAL:
@@ -126,16 +126,16 @@ class Real:
         return InvalidValue(
             rule=OUT_OF_RANGE,
             message=f"is out of range; it takes {self.describe()}",
-            suggestions=_quoted(self.words),
+            suggestions=quoted(self.words),
         )
 
     def describe(self) -> str:
         """Return what fits."""
         low = f"{'above' if self.above else 'of at least'} {self.minimum:g}"
         if self.maximum == float("inf"):
-            return _or_words(f"a number {low}", self.words)
+            return or_words(f"a number {low}", self.words)
         high = f"{'below' if self.below else 'at most'} {self.maximum:g}"
-        return _or_words(f"a number {low} and {high}", self.words)
+        return or_words(f"a number {low} and {high}", self.words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -178,10 +178,10 @@ class Quantity:
 
     def _near(self, text: str) -> tuple[str, ...]:
         near = near_quantity(text, self.dimension)
-        return () if near is None else _quoted((near,))
+        return () if near is None else quoted((near,))
 
     def _examples(self) -> tuple[str, ...]:
-        return _quoted(tuple(one for one in EXAMPLES[self.dimension] if not one[-1].isdigit()))
+        return quoted(tuple(one for one in EXAMPLES[self.dimension] if not one[-1].isdigit()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,7 +192,7 @@ class Flag:
         """Return why `value` does not fit."""
         if isinstance(value, bool):
             return None
-        return _wrong_type(value, self.describe(), ("true", "false"))
+        return wrong_type(value, self.describe(), ("true", "false"))
 
     def describe(self) -> str:
         """Return what fits."""
@@ -208,18 +208,18 @@ class Choice:
     def check(self, value: object) -> InvalidValue | None:
         """Return why `value` does not fit."""
         if not isinstance(value, str):
-            return _wrong_type(value, self.describe(), _quoted(tuple(self.options)))
+            return wrong_type(value, self.describe(), quoted(tuple(self.options)))
         if value in self.options:
             return None
         return InvalidValue(
             rule=UNKNOWN_CHOICE,
             message=f"is not known{spelling_hint(value, tuple(self.options))}",
-            suggestions=_quoted(tuple(self.options)),
+            suggestions=quoted(tuple(self.options)),
         )
 
     def describe(self) -> str:
         """Return what fits."""
-        return " or ".join(_quoted(tuple(self.options)))
+        return " or ".join(quoted(tuple(self.options)))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +232,7 @@ class Text:
     def check(self, value: object) -> InvalidValue | None:
         """Return why `value` does not fit."""
         if not isinstance(value, str):
-            return _wrong_type(value, self.describe(), ())
+            return wrong_type(value, self.describe(), ())
         if re.fullmatch(self.pattern, value):
             return None
         return InvalidValue(rule=OUT_OF_RANGE, message=f"does not fit; it takes {self.describe()}")
@@ -252,11 +252,11 @@ class StageLists:
         """Return why `value` does not fit; which blocks they are is judged with the model."""
         if value in self.words or _is_list_of(value, _is_index_list):
             return None
-        return _wrong_type(value, self.describe(), (*_quoted(self.words), "[[0, 1], [2, 3]]"))
+        return wrong_type(value, self.describe(), (*quoted(self.words), "[[0, 1], [2, 3]]"))
 
     def describe(self) -> str:
         """Return what fits."""
-        return _or_words("a list of block indices for each stage", self.words)
+        return or_words("a list of block indices for each stage", self.words)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -271,7 +271,7 @@ class ChoiceList:
         if value in self.words:
             return None
         if not isinstance(value, list | tuple):
-            return _wrong_type(value, self.describe(), (toml_text(self.options[:2]),))
+            return wrong_type(value, self.describe(), (toml_text(self.options[:2]),))
         found = cast("list[object]", value)
         wrong = [one for one in found if one not in self.options]
         known = [one for one in self.options if one in found]
@@ -283,7 +283,7 @@ class ChoiceList:
 
     def describe(self) -> str:
         """Return what fits."""
-        return _or_words(f"a list of {', '.join(_quoted(self.options))}", self.words)
+        return or_words(f"a list of {', '.join(quoted(self.options))}", self.words)
 
 
 def toml_text(value: object) -> str:
@@ -324,7 +324,8 @@ def _is_index_list(value: object) -> bool:
     return _is_list_of(value, lambda item: isinstance(item, int) and not isinstance(item, bool))
 
 
-def _wrong_type(value: object, wanted: str, suggestions: tuple[str, ...]) -> InvalidValue:
+def wrong_type(value: object, wanted: str, suggestions: tuple[str, ...]) -> InvalidValue:
+    """Return that a value is of another type than is wanted."""
     name = type(value).__name__
     found = TYPE_NAMES.get(name, f"a {name}")
     return InvalidValue(
@@ -342,12 +343,14 @@ def _number_in(value: object) -> tuple[str, ...]:
     return (value.strip(),)
 
 
-def _quoted(words: tuple[str, ...]) -> tuple[str, ...]:
+def quoted(words: tuple[str, ...]) -> tuple[str, ...]:
+    """Return words as they stand in a TOML file."""
     return tuple(f'"{word}"' for word in words)
 
 
-def _or_words(text: str, words: tuple[str, ...]) -> str:
-    return " or ".join((text, *_quoted(words)))
+def or_words(text: str, words: tuple[str, ...]) -> str:
+    """Return what fits, and the words that fit, too."""
+    return " or ".join((text, *quoted(words)))
 
 
 DTYPES = ("fp64", "fp32", "bf16", "fp16")

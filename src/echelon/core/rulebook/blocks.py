@@ -5,9 +5,8 @@ from echelon.core.rules import Rule
 TURNS_NEED_ROTARY = Rule(
     id="turns-need-rotary",
     why="""
-    model.rotary says which dims of a head turn with the position, and model.score_scale is put into
-    the tables of these turns. So both need rotary positions, of ordinary attention: latent
-    attention turns the dims of latent.rope_dim.
+    model.rotary says which dims of a head turn with the position. So it needs rotary positions, of
+    ordinary attention: latent attention turns the dims of latent.rope_dim.
     """,
     example="""
     [model]
@@ -15,11 +14,11 @@ TURNS_NEED_ROTARY = Rule(
     """,
     bad="""
     positions = "learned"
-    score_scale = 0.1
+    rotary.fraction = 0.5
     """,
     fixed="""
     positions = "rope"
-    score_scale = 0.1
+    rotary.fraction = 0.5
     """,
 )
 

@@ -47,6 +47,7 @@ ROPE_SCALING_ORDER = Rule(
     why="""
     Llama 3.1 stretches frequencies of fewer than low_frequency_factor turns over the original
     positions, keeps those of more than high_frequency_factor, and blends between; so low < high.
+    YaRN has slow_turns and fast_turns for the same.
     """,
     bad="""
     [model.rope_scaling]
@@ -58,6 +59,24 @@ ROPE_SCALING_ORDER = Rule(
     low_frequency_factor = 1.0
     high_frequency_factor = 4.0
     """,
+)
+
+ROPE_SCALING_FACTORS = Rule(
+    id="rope-scaling-factors",
+    why="""
+    LongRoPE divides each rotary frequency by a number of its own, and a head has one frequency for
+    each pair of dims that turn: the lists are half as long as a head is wide.
+    """,
+    example="""
+    [model]
+    head_dim = 8
+
+    [model.rope_scaling]
+    kind = "longrope"
+    %s
+    """,
+    bad="long_factors = [1.0, 2.0]",
+    fixed="long_factors = [1.0, 1.5, 2.0, 4.0]",
 )
 
 EXPERTS_ENOUGH = Rule(

@@ -9,7 +9,7 @@ is cut into blocks of `block_tokens` positions (Kwon et al., "PagedAttention", 2
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from echelon.core.model_shape import ModelShape
@@ -36,6 +36,23 @@ class CacheSize:
         """Return the bytes of the pools of all blocks of the model."""
         tokens = self.num_blocks * self.block_tokens
         return tokens * self.width * self.element_bytes * self.layers
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KindCacheSizes:
+    """Say how large the pools of one rank are: those of blocks with one window lie together."""
+
+    blocks: tuple[tuple[int, ...], ...]
+    """The blocks of the model of each kind."""
+    windows: tuple[int | None, ...]
+    """Their windows."""
+    sizes: tuple[CacheSize, ...]
+    """Their pools."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Return the bytes of all pools."""
+        return sum(size.num_bytes for size in self.sizes)
 
 
 def cache_width(model: ModelShape, tp: int) -> int:
@@ -69,10 +86,38 @@ def first_kept(position: int, window: int | None) -> int:
     return 0 if window is None else max(0, position - window + 1)
 
 
+def kind_cache_sizes(
+    plan: Plan,
+    blocks: Iterable[int],
+    prompts: Sequence[int],
+    *,
+    max_tokens: int,
+    block_tokens: int,
+) -> KindCacheSizes:
+    """Return the pools of a rank with these blocks, kind by kind: local ones hold a window."""
+    by_kind: dict[int | None, list[int]] = {}
+    for block in blocks:
+        by_kind.setdefault(plan.model.of_layer(block).window, []).append(block)
+    return KindCacheSizes(
+        blocks=tuple(map(tuple, by_kind.values())),
+        windows=tuple(by_kind),
+        sizes=tuple(
+            cache_size(
+                plan.of_layer(mine[0]),
+                len(mine),
+                prompts,
+                max_tokens=max_tokens,
+                block_tokens=block_tokens,
+            )
+            for mine in by_kind.values()
+        ),
+    )
+
+
 def cache_size(
     plan: Plan, layers: int, prompts: Iterable[int], *, max_tokens: int, block_tokens: int
 ) -> CacheSize:
-    """Return the pool of a rank with `layers` blocks, for prompts of so many tokens each."""
+    """Return the pool of a rank with `layers` blocks, all alike, for prompts of so many tokens."""
     window = plan.model.window
     return CacheSize(
         num_blocks=sum(

@@ -32,6 +32,7 @@ _OF_PARTS: Mapping[str, str] = {
     "attention.v": "q, k, v",
     "attention.q_norm": "heads",
     "attention.k_norm": "heads",
+    "attention.sinks": "attention",
     "attention.o": "o",
     "attention.q_down": "q_down, kv_down",
     "attention.kv_down": "q_down, kv_down",

@@ -31,20 +31,26 @@ from echelon.models.attention.interface import (
 from echelon.models.attention.online_softmax import OnlineSoftmax
 from echelon.models.attention.packed import attend_packed, backward_packed, placed_calls
 from echelon.models.attention.plain import PlainKernel
+from echelon.models.attention.sinks import HeadSinks
 from echelon.models.precision import LOW_PRECISION
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttentionRule:
-    """Say what a model and a plan ask of attention: a cap on scores, and a kernel.
+    """Say what a model and a plan ask of attention: scale and cap of scores, sinks, and a kernel.
+
+    A `scale` of None divides products by the root of the head's width. Who has merged all keys of
+    a query adds the sinks, and gives on their gradients.
 
     A rehearsal takes the kernels of a GPU with `planned_capability`, that of the plan's cluster; a
     run asks the GPU that it is on.
     """
 
+    scale: float | None = None
     soft_cap: float | None = None
     kernel: AttentionKernel = "auto"
     planned_capability: float = 0.0
+    sinks: HeadSinks | None = None
 
 
 NO_CAP = AttentionRule()
@@ -97,7 +103,7 @@ def attend_tiles(
     kernel = kernel_for(q.device, q.dtype, q.shape[-1], rule)
     for call in placed_calls(tiles, q, k) if kernel.flash is not None else ():
         assert kernel.flash is not None
-        attend_packed(q, k, v, call, kernel.flash, merged)
+        attend_packed(q, k, v, call.scaled(rule.scale), kernel.flash, merged)
         tiles = ()
     for piece in tiles:
         scores = _scores(q, piece, rule)
@@ -124,7 +130,8 @@ def backward_tiles(
     total = into
     for call in placed_calls(tiles, q, k) if kernel.flash is not None else ():
         assert kernel.flash is not None
-        total = backward_packed(dout, attended, call, kernel.flash, total)
+        scaled = call.scaled(rule.scale)
+        total = backward_packed(dout, attended, scaled, kernel.flash, total)
         tiles = ()
     total = AttentionGradients.zeros(q, k, v) if total is None else total
     for piece in tiles:
@@ -146,7 +153,10 @@ class LocalAttention(torch.autograd.Function):
         rule: AttentionRule = NO_CAP,
     ) -> torch.Tensor:
         """Return out [T, B, H, hd] in the dtype of `q`."""
-        out, lse = attend_tiles(q, k, v, pieces, rule).result()
+        merged = attend_tiles(q, k, v, pieces, rule)
+        if rule.sinks is not None:
+            merged.add_sinks(rule.sinks.values_H)
+        out, lse = merged.result()
         ctx.save_for_backward(q, k, v, out, lse)
         ctx.tiles, ctx.rule = pieces, rule
         return out
@@ -156,10 +166,13 @@ class LocalAttention(torch.autograd.Function):
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of q, k and v."""
         attended = SavedAttention(*ctx.saved_tensors)
+        if ctx.rule.sinks is not None:
+            ctx.rule.sinks.backward(dout, attended.out, attended.lse)
         found = backward_tiles(dout, attended, ctx.tiles, ctx.rule)
         dq, dk, dv = found.to(attended.q.dtype)
         return dq, dk, dv, None, None
 
 
 def _scores(q: torch.Tensor, piece: AttentionTile, rule: AttentionRule) -> ScoreRule:
-    return ScoreRule(band=piece.band, scale=q.shape[-1] ** -0.5, soft_cap=rule.soft_cap)
+    scale = q.shape[-1] ** -0.5 if rule.scale is None else rule.scale
+    return ScoreRule(band=piece.band, scale=scale, soft_cap=rule.soft_cap)

@@ -39,6 +39,13 @@ class OnlineSoftmax:
         out_TBHd[rows, sequences].lerp_(widened(out), weight.permute(2, 0, 1).unsqueeze(-1))
         so_far.copy_(total)
 
+    def add_sinks(self, sinks_H: torch.Tensor) -> None:
+        """Give each head's sink its share of the softmax; what has met nothing still gives 0."""
+        out_TBHd, lse_BHT = self._state = self._widened()
+        total_BHT = torch.logaddexp(lse_BHT, sinks_H.to(lse_BHT.dtype)[:, None])
+        out_TBHd.mul_((lse_BHT - total_BHT).exp_().permute(2, 0, 1).unsqueeze(-1))
+        lse_BHT.copy_(total_BHT)
+
     def result(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return (out, lse): out in the dtype of the queries; 0 and -inf for what met nothing."""
         out_TBHd, lse_BHT = self._widened() if self._state is None else self._state

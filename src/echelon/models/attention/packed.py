@@ -15,7 +15,7 @@ Shape suffixes: T queries or keys, B sequences, H heads, hd head_dim, R rows of 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
@@ -238,11 +238,16 @@ class PlacedCall:
     queries: _Rows
     keys: _Rows
     window: tuple[int, int]
+    scale: float | None = None
+
+    def scaled(self, scale: float | None) -> PlacedCall:
+        """Return the call with products multiplied by `scale`; None: over the root of the width."""
+        return replace(self, scale=scale)
 
     def told(self, q: torch.Tensor) -> FlashArguments:
         """Return what the kernel is told for queries on this device."""
         return FlashArguments(
-            scale=q.shape[-1] ** -0.5,
+            scale=q.shape[-1] ** -0.5 if self.scale is None else self.scale,
             left=self.window[0],
             right=self.window[1],
             most_q=max(self.queries.lengths),

@@ -11,6 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 
 from echelon.core.attention_mask import AttentionMask, DocumentStarts, Placement, PositionRun
 from echelon.core.choices.attention_kernels import AttentionKernel
@@ -20,6 +21,7 @@ from echelon.core.plan import Plan
 from echelon.layout.attention_boxes import AttentionTile
 from echelon.layout.attention_tiles import tiles_between
 from echelon.models.attention.local import AttentionRule, LocalAttention, takes_any_band
+from echelon.models.attention.sinks import HeadSinks
 from echelon.models.batch import TokenBatch
 from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.context.ulysses import HeadsToPositions, PositionsToHeads
@@ -86,11 +88,20 @@ class ContextAttention:
         v: torch.Tensor,
         shape: ModelShape,
         batch: TokenBatch,
+        *,
+        sinks_H: nn.Parameter | None = None,
     ) -> torch.Tensor:
-        """Return attention of q [T,B,H,hd] over the k, v [T,B,K,hd] of all ranks, [N, H * hd]."""
+        """Return attention of q [T,B,H,hd] over the k, v [T,B,K,hd] of all ranks, [N, H * hd].
+
+        Each query meets its sink once, on the rank that has it; their gradients go to the store.
+        """
         rows = q.shape[0] * q.shape[1]
         rule = AttentionRule(
-            soft_cap=shape.soft_cap, kernel=self._kernel, planned_capability=self._capability
+            scale=shape.attention_scale,
+            soft_cap=shape.soft_cap,
+            kernel=self._kernel,
+            planned_capability=self._capability,
+            sinks=None if sinks_H is None else self._sinks(sinks_H),
         )
         tile_rows = None if takes_any_band(q, rule) else self._tile_rows
         if not self.exchanges:
@@ -111,6 +122,12 @@ class ContextAttention:
         if self.ulysses.size > 1:
             out = HeadsToPositions.apply(out, self.ulysses, self.store)
         return out.reshape(rows, -1)
+
+    def _sinks(self, sinks_H: nn.Parameter) -> HeadSinks:
+        """Return the sinks of the heads that are attended to here: those of a Ulysses member."""
+        each, index = len(sinks_H) // self.ulysses.size, self.ulysses.index
+        heads = slice(index * each, (index + 1) * each)
+        return HeadSinks(weight=sinks_H, add=self.store.add, heads=heads)
 
     def _over_ring(
         self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, ring_context: RingContext

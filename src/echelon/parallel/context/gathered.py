@@ -51,6 +51,8 @@ class GatheredAttention(torch.autograd.Function):
         pieces = ring_context.tiles(ring_context.placement.ring_runs(ring.index), gatherer.runs)
         with record_ring_work(ring, "gathered.forward"):
             merged = attend_tiles(q, kv_S2BKD[:, 0], kv_S2BKD[:, 1], pieces, ring_context.rule)
+        if ring_context.rule.sinks is not None:
+            merged.add_sinks(ring_context.rule.sinks.values_H)
         out, lse = merged.result()
         ctx.save_for_backward(q, kv_T2BKD, out, lse)
         ctx.gatherer, ctx.tiles, ctx.ring_context = gatherer, pieces, ring_context
@@ -62,6 +64,8 @@ class GatheredAttention(torch.autograd.Function):
         q, kv_T2BKD, out, lse = ctx.saved_tensors
         gatherer: _AllKeys | _WindowKeys = ctx.gatherer
         ring_context: RingContext = ctx.ring_context
+        if ring_context.rule.sinks is not None:
+            ring_context.rule.sinks.backward(dout, out, lse)
         gatherer.start(kv_T2BKD, name="gathered.backward")
         ring_context.store.run_deferred()
         kv_S2BKD = gatherer.finish()

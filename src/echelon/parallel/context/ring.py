@@ -63,6 +63,8 @@ class RingAttention(torch.autograd.Function):
                 with record_ring_work(ring, f"ring.forward.{step}"):
                     attend_tiles(q, keys[:, 0], keys[:, 1], pieces, ring_context.rule, merged)
             passed.finish(step)
+        if ring_context.rule.sinks is not None:
+            merged.add_sinks(ring_context.rule.sinks.values_H)
         out, lse = merged.result()
         ctx.save_for_backward(q, kv_T2BKD, out, lse)
         ctx.ring_context, ctx.plan = ring_context, plan
@@ -75,6 +77,8 @@ class RingAttention(torch.autograd.Function):
         ring_context: RingContext = ctx.ring_context
         plan: RingPlan = ctx.plan
         ring = ring_context.ring
+        if ring_context.rule.sinks is not None:
+            ring_context.rule.sinks.backward(dout, out, lse)
         passed = _RingKeys(kv_T2BKD, plan, ring)
         gradients = _RingGradients(kv_T2BKD, plan, ring)
         dq = torch.zeros_like(q, dtype=at_least_fp32(q.dtype))

@@ -8,7 +8,8 @@ with them. bf16 and fp16 logits are left alone by the first pass; the second tak
 in float32 and rounds factor x (softmax - one-hot) once.
 
 Where the plan has kernels, each pass is one, which takes float32 like bf16: in Triton on a GPU
-(`cross_entropy_triton.py`), or what PyTorch's compiler makes of the formula.
+(`cross_entropy_triton.py`), or what PyTorch's compiler makes of the formula. Capped logits go by
+pieces whatever the plan has: both passes cap a piece in at least float32, and leave the rest alone.
 
 Shape suffixes: C tokens, V local vocabulary with padding, D hidden.
 """
@@ -54,17 +55,39 @@ class LabelRows:
         )
 
 
+@dataclass(frozen=True, slots=True)
+class LogitCap:
+    """Say that logits z count as c tanh(z / c); columns from `real` on are padding."""
+
+    cap: float
+    real: int
+
+    def capped(self, logits_CV: torch.Tensor) -> torch.Tensor:
+        """Return the capped logits in at least float32, in memory of their own."""
+        wide = at_least_fp32(logits_CV.dtype)
+        capped_CV = logits_CV.to(wide, copy=True).div_(self.cap).tanh_().mul_(self.cap)
+        capped_CV[:, self.real :] = float("-inf")
+        return capped_CV
+
+    def slopes(self, capped_CV: torch.Tensor) -> torch.Tensor:
+        """Return the derivative of each capped logit by the logit: 1 - (z / c)^2."""
+        # What is padding has no gradient, and a slope that is a number.
+        return (capped_CV / self.cap).clamp_(min=-1.0).square_().neg_().add_(1.0)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RowStatistics:
     """Give the maximum of each row of logits, the sum of exp(logit - maximum), the label's logit.
 
-    They are of the whole vocabulary; `local_maximum_C` is that of the columns of this rank.
+    They are of the whole vocabulary; `local_maximum_C` is that of the columns of this rank. Where
+    logits have a `cap` they are those of capped ones.
     """
 
     maximum_C: torch.Tensor
     total_C: torch.Tensor
     target_C: torch.Tensor
     local_maximum_C: torch.Tensor
+    cap: LogitCap | None = None
 
     @property
     def log_sum_C(self) -> torch.Tensor:
@@ -78,18 +101,20 @@ def row_statistics(
     pieces: PieceSizes,
     *,
     provider: KernelProvider = "plain",
+    cap: LogitCap | None = None,
 ) -> torch.Tensor:
     """Return maximum, sum of exp(logit - maximum) and logit `local_C` of each row [3, C].
 
     Without a kernel for it logits of at least float32 become exp(logit - maximum) in place; others
-    are left alone.
+    are left alone, and so are those that have a cap.
     """
-    if has_kernels(logits_CV, provider):
+    if cap is None and has_kernels(logits_CV, provider):
         return torch.ops.echelon.loss_statistics(logits_CV, local_C, provider)
     wide = at_least_fp32(logits_CV.dtype)
     statistics = logits_CV.new_empty((3, logits_CV.shape[0]), dtype=wide)
     for rows in row_chunks(logits_CV, pieces):
-        _piece_statistics(logits_CV[rows].to(wide), local_C[rows, None], statistics[:, rows])
+        piece = logits_CV[rows].to(wide) if cap is None else cap.capped(logits_CV[rows])
+        _piece_statistics(piece, local_C[rows, None], statistics[:, rows])
     return statistics
 
 
@@ -115,18 +140,26 @@ def overwrite_with_gradient(
 ) -> torch.Tensor | None:
     """Turn logits, as `row_statistics` left them, into factor x (softmax - one-hot) in place.
 
-    Where they are of at least float32 a number for each row is left to multiply them by: returned.
+    Where they are of at least float32, and have no cap, a number for each row is left to multiply
+    them by: returned.
     """
-    if has_kernels(logits_CV, provider):
+    cap = statistics.cap
+    if cap is None and has_kernels(logits_CV, provider):
         torch.ops.echelon.loss_gradient_(
             logits_CV, statistics.log_sum_C, labels.local_C, labels.mine_C, factor_C, provider
         )
         return None
-    if logits_CV.dtype in LOW_PRECISION:
-        whole_C, mine_C = statistics.log_sum_C, labels.mine_C.float()
+    if cap is not None or logits_CV.dtype in LOW_PRECISION:
+        whole_C = statistics.log_sum_C
+        mine_C = labels.mine_C.to(whole_C.dtype)
         for rows in row_chunks(logits_CV, pieces):
-            gradient = logits_CV[rows].float().sub_(whole_C[rows, None]).exp_()
+            piece = logits_CV[rows].float() if cap is None else cap.capped(logits_CV[rows])
+            slopes = None if cap is None else cap.slopes(piece)
+            gradient = piece.sub_(whole_C[rows, None]).exp_()
             gradient.scatter_add_(1, labels.local_C[rows, None], -mine_C[rows, None])
+            if slopes is not None:
+                gradient.mul_(slopes)
+                del slopes
             torch.mul(gradient, factor_C[rows, None], out=logits_CV[rows])
         return None
     if statistics.local_maximum_C is not statistics.maximum_C:

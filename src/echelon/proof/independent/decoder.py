@@ -34,6 +34,7 @@ ACTIVATION = "activation"
 RESIDUAL = "residual sum"
 MULTIPLIED = "multiplier"
 HEAD = "head"
+LOGIT_CAP = "soft cap of logits"
 
 
 def token_losses(run: SequenceRun, labels: list[int]) -> torch.Tensor:
@@ -43,6 +44,9 @@ def token_losses(run: SequenceRun, labels: list[int]) -> torch.Tensor:
     head = "embedding.weight" if run.model.tied else "head.weight"
     logits_TV = run.note(HEAD, _normed(run, x_TD, "norm") @ run.weights[head].T)
     logits_TV = _multiplied(run, logits_TV, run.model.multipliers.logits)
+    cap = run.model.final_soft_cap
+    if cap is not None:
+        logits_TV = run.note(LOGIT_CAP, cap * torch.tanh(logits_TV / cap))
     losses: list[torch.Tensor] = []
     for row_V, label in zip(logits_TV, labels, strict=True):
         counted = label != -100

@@ -55,7 +55,6 @@ class NotingOperations(OracleOperations):
         """Note nothing yet."""
         super().__init__(rounds=False)
         self.unit = EMBEDDING_UNIT
-        self._factor = 1.0
         self.parts: dict[PartKey, torch.Tensor] = {}
         self.attended: dict[str, tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
 
@@ -102,17 +101,10 @@ class NotingOperations(OracleOperations):
         """Note an output projection."""
         return self._note(decoder.OUTPUT, super().project_out(x, linear))
 
-    def rotary_tables(
-        self, shape: ModelShape, batch: TokenBatch, like: torch.Tensor
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Remember what is in the tables beside turns."""
-        self._factor = shape.turn_factor
-        return super().rotary_tables(shape, batch, like)
-
     def rotate(self, x: torch.Tensor, cos_TE: torch.Tensor, sin_TE: torch.Tensor) -> torch.Tensor:
         """Note rotated heads."""
         y = super().rotate(x, cos_TE, sin_TE)
-        self._note(attention.ROTARY, y / self._factor)
+        self._note(attention.ROTARY, y)
         return y
 
     def attend(
@@ -122,11 +114,12 @@ class NotingOperations(OracleOperations):
         v: torch.Tensor,
         shape: ModelShape,
         batch: TokenBatch,
+        *,
+        sinks_H: nn.Parameter | None = None,
     ) -> torch.Tensor:
         """Note attention, and what it is computed from."""
-        q_alone, k_alone = q.detach() / shape.turn_factor, k.detach() / shape.turn_factor
-        self.attended[self.unit] = q_alone, k_alone, v.detach()
-        y_ND = super().attend(q, k, v, shape, batch)
+        self.attended[self.unit] = q.detach(), k.detach(), v.detach()
+        y_ND = super().attend(q, k, v, shape, batch, sinks_H=sinks_H)
         if shape.latent is None:
             return self._note(attention.ATTENTION, y_ND)
         # Values are as wide as keys here, with zeros behind them.
@@ -173,6 +166,11 @@ class NotingOperations(OracleOperations):
     def logits(self, x_ND: torch.Tensor, weight_VD: nn.Parameter) -> torch.Tensor:
         """Note the logits."""
         return self._note(decoder.HEAD, super().logits(x_ND, weight_VD))
+
+    def cap(self, logits_NV: torch.Tensor, soft_cap: float | None) -> torch.Tensor:
+        """Note capped logits."""
+        capped_NV = super().cap(logits_NV, soft_cap)
+        return capped_NV if soft_cap is None else self._note(decoder.LOGIT_CAP, capped_NV)
 
 
 def forward_from(
@@ -227,7 +225,7 @@ def _of_attention(runs: Sequence[SequenceRun], noting: NotingOperations, unit: s
     q, k, v = noting.attended[unit]
     latent = runs[0].model.latent
     width = v.shape[-1] if latent is None else latent.value_dim
-    for part, changed in _other_settings([ScoreSettings.of(run) for run in runs]):
+    for part, changed in _other_settings([ScoreSettings.of(run, unit) for run in runs]):
         outs = [
             attend(q[:, b], k[:, b], v[:, b, :, :width], settings)
             for b, settings in enumerate(changed)
@@ -248,9 +246,13 @@ def _other_settings(
                 yield "window", [replace(one, window=window) for one in settings]
     if first.soft_cap is not None:
         yield "soft cap", [replace(one, soft_cap=None) for one in settings]
+    if first.sinks is not None:
+        yield "sinks", [replace(one, sinks=None) for one in settings]
+    if first.other_window != first.window:
+        yield "kind of layer", [replace(one, window=one.other_window) for one in settings]
     yield "causal mask", [replace(one, causal=not one.causal) for one in settings]
     if any(len(one.documents) > 1 for one in settings):
         yield "document starts", [replace(one, documents=(0,)) for one in settings]
-    yield "scale of scores", [replace(one, width=1, scale=None) for one in settings]
-    if first.scale is not None:
-        yield "scale of scores", [replace(one, scale=None) for one in settings]
+    for scale in (1.0, first.head_dim**-0.5):
+        if scale != first.scale:
+            yield "scale of scores", [replace(one, scale=scale) for one in settings]

@@ -115,6 +115,8 @@ def _attention(model: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
     if model.qk_norm:
         yield "attention.q_norm.weight", (head,)
         yield "attention.k_norm.weight", (head,)
+    if model.sinks:
+        yield "attention.sinks.weight", (model.heads,)
     yield from _linear("attention.o", wide, model.heads * head, bias=model.output_bias)
 
 

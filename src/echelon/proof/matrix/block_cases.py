@@ -43,7 +43,7 @@ def _granite(model: ModelShape) -> ModelShape:
     return replace(
         model,
         multipliers=Multipliers(embedding=3.0, residual=0.3, logits=0.25),
-        score_scale=0.5,
+        attention_scale=0.5,
         activation="gelu-exact",
         mlp_bias=True,
     )

@@ -123,6 +123,8 @@ def _model(random: Random, mesh: dict[str, int], *, experts: bool) -> Settings:
             "model.dropout": (0.1, 0.3),
             "model.window": (9, 33, 70),
             "model.soft_cap": (5.0, 30.0),
+            "model.final_soft_cap": (3.0, 30.0),
+            "model.attention_scale": (0.1, 0.5),
         },
         0.2,
     )

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
 import torch
+from torch import nn
 
 from echelon.core.model_shape import ModelShape
 from echelon.models.attention.reference import visible
@@ -29,10 +30,13 @@ class AttentionCall:
     v: torch.Tensor
     shape: ModelShape
     batch: TokenBatch
+    sinks_H: nn.Parameter | None = None
 
     def right(self) -> torch.Tensor:
         """Return what attention gives that is done right, [N, H * hd]."""
-        return Operations().attend(self.q, self.k, self.v, self.shape, self.batch)
+        return Operations().attend(
+            self.q, self.k, self.v, self.shape, self.batch, sinks_H=self.sinks_H
+        )
 
     def by_head(self, seen: torch.Tensor) -> torch.Tensor:
         """Return [T, S] or [B, T, S] as a tensor of its own, [B, H, T, S]."""
@@ -47,12 +51,15 @@ class AttentionCall:
     def scores(self) -> torch.Tensor:
         """Return the scores of all pairs, [B, H, T, S]."""
         q, k, cap = self.q, self.repeated(self.k), self.shape.soft_cap
-        scores_BHTS = torch.einsum("tbhd,sbhd->bhts", q, k) / q.shape[-1] ** 0.5
+        scores_BHTS = torch.einsum("tbhd,sbhd->bhts", q, k) * self.shape.score_scale
         return scores_BHTS if cap is None else cap * torch.tanh(scores_BHTS / cap)
 
     def output(self, scores_BHTS: torch.Tensor) -> torch.Tensor:
         """Return the values weighted by the softmax, [T,B,H,hd]: 0 where a query meets nothing."""
-        weights_BHTS = scores_BHTS.softmax(-1).nan_to_num(0.0)
+        if self.sinks_H is not None:
+            sinks_BHT1 = self.sinks_H[:, None, None].expand(*scores_BHTS.shape[:-1], 1)
+            scores_BHTS = torch.cat((scores_BHTS, sinks_BHT1.to(scores_BHTS.dtype)), dim=-1)
+        weights_BHTS = scores_BHTS.softmax(-1).nan_to_num(0.0)[..., : len(self.k)]
         return torch.einsum("bhts,sbhd->tbhd", weights_BHTS, self.repeated(self.v))
 
 
@@ -70,9 +77,11 @@ class WrongAttention(Operations):
         v: torch.Tensor,
         shape: ModelShape,
         batch: TokenBatch,
+        *,
+        sinks_H: nn.Parameter | None = None,
     ) -> torch.Tensor:
         """Return what `wrong` gives, as [N, H * hd]."""
-        out = self.wrong(AttentionCall(q, k, v, shape, batch))
+        out = self.wrong(AttentionCall(q, k, v, shape, batch, sinks_H))
         return out.reshape(q.shape[0] * q.shape[1], -1)
 
 

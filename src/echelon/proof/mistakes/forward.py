@@ -77,7 +77,8 @@ class RemappedRows(Operations):
         self, shape: ModelShape, batch: TokenBatch, like: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the tables of other positions."""
-        return rotary_tables(shape, self.index(batch.positions_T.to(like.device)), like.dtype)
+        at_T = self.index(batch.positions_T.to(like.device))
+        return rotary_tables(shape, at_T, like.dtype, length=batch.whole_length)
 
     def embed(
         self, weight_VD: nn.Parameter, positions: nn.Parameter | None, batch: TokenBatch

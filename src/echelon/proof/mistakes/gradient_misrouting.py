@@ -18,7 +18,7 @@ import torch
 
 from echelon.core.plan import Plan
 from echelon.layout.ring_transfers import ring_transfers
-from echelon.models.attention.reference import attention_reference
+from echelon.models.attention.reference import ScoreForm, attention_reference
 from echelon.proof.diagnose.diagnosis import ProofFinding
 from echelon.proof.diagnose.token_ranks import (
     ContextPositions,
@@ -61,7 +61,9 @@ def misrouted_attention(plan: Plan, wrong: GradientMisrouting) -> WrongAttention
             q = call.q[:, :, list(heads)]
             if wrong.queries_too:
                 q = _sent(q, way)
-            found, _ = attention_reference(q[rows], k, v, seen[..., rows, :], call.shape.soft_cap)
+            sinks = None if call.sinks_H is None else call.sinks_H[list(heads)]
+            form = ScoreForm(scale=call.shape.score_scale, soft_cap=call.shape.soft_cap)
+            found, _ = attention_reference(q[rows], k, v, seen[..., rows, :], form, sinks)
             where = (rows[:, None], torch.tensor(heads)[None, :])
             out_THBd = out_THBd.index_put(where, found.transpose(1, 2))
         return out_THBd.transpose(1, 2)

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
+from torch import nn
 
 from echelon.core.model_shape import ModelShape
 from echelon.models.attention.reference import visible
@@ -35,7 +36,7 @@ from echelon.models.routing import gates_of
 
 
 class _RoundedAttention(torch.autograd.Function):
-    """softmax(q k^T / sqrt(head_dim)) v where visible; operands are rounded, sums are wide."""
+    """softmax(scale q k^T) v where visible; operands are rounded, sums are wide."""
 
     @staticmethod
     def forward(
@@ -43,31 +44,47 @@ class _RoundedAttention(torch.autograd.Function):
         q: torch.Tensor,
         k: torch.Tensor,
         v: torch.Tensor,
-        seen: torch.Tensor,
-        soft_cap: float | None,
+        rule: tuple[torch.Tensor, ModelShape],
+        sinks_H: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Return the output, [B, H, T, head_dim], for as many key as query heads."""
-        scores = widened(q) @ widened(k).mT / q.shape[-1] ** 0.5
+        """Return the output, [B, H, T, head_dim], for as many key as query heads.
+
+        `rule` is what is seen, and the shape that says how products become scores.
+        """
+        seen, shape = rule
+        soft_cap = shape.soft_cap
+        scores = widened(q) @ widened(k).mT * shape.score_scale
         slope_BHTS = torch.ones((), dtype=scores.dtype)
         if soft_cap is not None:
             tanh = torch.tanh(scores / soft_cap)
             scores, slope_BHTS = soft_cap * tanh, 1 - tanh.square()
-        weights_BHTS = scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)
+        scores = scores.masked_fill(~seen, float("-inf"))
+        shares_BHT = scores.new_zeros(scores.shape[:-1])
+        if sinks_H is not None:
+            sinks_BHT1 = widened(sinks_H)[:, None, None].expand(*scores.shape[:-1], 1)
+            weights = torch.cat((scores, sinks_BHT1.to(scores.dtype)), dim=-1).softmax(dim=-1)
+            weights_BHTS, shares_BHT = weights[..., :-1], weights[..., -1]
+        else:
+            weights_BHTS = scores.softmax(dim=-1)
         out = (_rounded(weights_BHTS, q) @ widened(v)).to(q.dtype)
-        ctx.save_for_backward(q, k, v, weights_BHTS, slope_BHTS, out)
+        ctx.save_for_backward(q, k, v, weights_BHTS, slope_BHTS, out, shares_BHT)
+        ctx.scale, ctx.sinks_dtype = shape.score_scale, None if sinks_H is None else sinks_H.dtype
         return out
 
     @staticmethod
     def backward(ctx: Any, dout: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of q, k and v."""
-        q, k, v, weights_BHTS, slope_BHTS, out = ctx.saved_tensors
+        """Return the gradients of q, k and v, and of sinks."""
+        q, k, v, weights_BHTS, slope_BHTS, out, shares_BHT = ctx.saved_tensors
         dout = widened(dout)
         dv = _rounded(weights_BHTS, q).mT @ dout
         pull = (dout * out).sum(-1, keepdim=True)
         dscores = weights_BHTS * (dout @ widened(v).mT - pull) * slope_BHTS
-        dscores = _rounded(dscores, q) / q.shape[-1] ** 0.5
+        dscores = _rounded(dscores, q) * ctx.scale
         dq, dk = dscores @ widened(k), dscores.mT @ widened(q)
-        return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype), None, None
+        dsinks_H = None
+        if ctx.sinks_dtype is not None:
+            dsinks_H = -(shares_BHT * pull.squeeze(-1)).sum((0, 2)).to(ctx.sinks_dtype)
+        return dq.to(q.dtype), dk.to(q.dtype), dv.to(q.dtype), None, dsinks_H
 
 
 def _rounded(x: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
@@ -102,17 +119,19 @@ class OracleOperations(Operations):
         v: torch.Tensor,
         shape: ModelShape,
         batch: TokenBatch,
+        *,
+        sinks_H: nn.Parameter | None = None,
     ) -> torch.Tensor:
         """Return attention of q [T,B,H,hd] over k, v [T,B,K,hd], as [N, H * hd]."""
         if not self.rounds:
-            return super().attend(q, k, v, shape, batch)
+            return super().attend(q, k, v, shape, batch, sinks_H=sinks_H)
         repeats = q.shape[2] // k.shape[2]
         k, v = (x.repeat_interleave(repeats, dim=2) for x in (k, v))
         positions_T = batch.positions_T
         seen = visible(positions_T, positions_T, shape.mask, batch.documents)
         seen = seen if seen.dim() == 2 else seen[:, None]
         operands = (x.permute(1, 2, 0, 3) for x in (q, k, v))
-        out = _RoundedAttention.apply(*operands, seen, shape.soft_cap)
+        out = _RoundedAttention.apply(*operands, (seen, shape), sinks_H)
         return out.permute(2, 0, 1, 3).reshape(q.shape[0] * q.shape[1], -1)
 
     def mixture(

@@ -12,7 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from echelon.core.model_shape import ModelShape
 from echelon.models.batch import IGNORED_LABEL
-from echelon.models.operations import Operations
+from echelon.models.operations import LossHead, Operations
 from echelon.models.piece_sizes import PieceSizes
 from echelon.parallel.context import ContextAttention
 from echelon.parallel.operations import RankOperations
@@ -69,12 +69,12 @@ def swiglu(ops: Operations, x: torch.Tensor, weights: Weights) -> torch.Tensor:
 
 def head_loss(ops: Operations, x: torch.Tensor, weights: Weights) -> torch.Tensor:
     """Return the mean loss, or so."""
-    return ops.head_loss(x, weights[0], LABELS, 1 / 64)
+    return ops.head_loss(x, LossHead(weight_VD=weights[0]), LABELS, 1 / 64)
 
 
 def scaled_loss(ops: Operations, x: torch.Tensor, weights: Weights) -> torch.Tensor:
     """Return a loss whose factor is no fp16 number."""
-    return ops.head_loss(x, weights[0], LABELS, 2.0**20)
+    return ops.head_loss(x, LossHead(weight_VD=weights[0]), LABELS, 2.0**20)
 
 
 def rotate(ops: Operations, x: torch.Tensor, weights: Weights) -> torch.Tensor:

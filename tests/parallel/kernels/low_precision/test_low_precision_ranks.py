@@ -140,7 +140,7 @@ def test_the_loss_is_as_exact_as_on_one_device(
 
     def compute(one: Decoder, used: torch.dtype) -> Found:
         x = x_ND.detach().to(used, copy=True).requires_grad_()
-        loss = one.operations.head_loss(x, one.head_weight, batch.labels_N, 0.25)
+        loss = one.operations.head_loss(x, one.loss_head, batch.labels_N, 0.25)
         loss.backward()
         assert x.grad is not None
         return {"y": loss.detach(), "x": x.grad}

@@ -160,7 +160,7 @@ def _write_smollm3(shape: ModelShape) -> Keys:
 def _read_granite(reader: ConfigJsonReader) -> None:
     read_decoder(reader)
     reader.take(**ATTENTION_BIASES, mlp_bias=("mlp_bias", False))
-    reader.take(score_scale=("attention_multiplier", 1.0))
+    reader.take(attention_scale=("attention_multiplier", 1.0))
     names = {"embedding": "embedding_multiplier", "residual": "residual_multiplier"}
     reader.take("multipliers.", **{ours: (key, 1.0) for ours, key in names.items()})
     divisor = reader.config.get("logits_scaling", 1.0)
@@ -171,11 +171,10 @@ def _read_granite(reader: ConfigJsonReader) -> None:
 
 
 def _write_granite(shape: ModelShape) -> Keys:
-    scale = shape.score_scale
     return {
         **write_decoder(shape),
         "attention_bias": shape.qkv_bias,
-        "attention_multiplier": shape.head_dim**-0.5 if scale is None else scale,
+        "attention_multiplier": shape.score_scale,
         "embedding_multiplier": shape.multipliers.embedding,
         "logits_scaling": 1.0 / shape.multipliers.logits,
         "mlp_bias": shape.mlp_bias,

@@ -12,7 +12,8 @@ one position of all sequences: 2 B K h elements. Per block and microbatch:
     ulysses         forward   (u-1)/u B T/c (2 H + 2 K') h s, K' the key/value heads with copies
                     backward  the same
 
-Inside of a ring, Ulysses has left 1/u of the heads (K' / u) and given u times the positions. What a
+Blocks with a window hand on fewer rows than blocks without: each kind has its own terms. Inside of
+a ring, Ulysses has left 1/u of the heads (K' / u) and given u times the positions. What a
 mask hides is not handed on (`layout/ring_transfers.py`), so the places of a ring differ.
 """
 
@@ -77,8 +78,23 @@ def context_bytes(plan: Plan, part: RankPart, cp_rank: int) -> Iterator[SentTerm
     blocks = sum(one.microbatches * len(one.blocks) for one in part.stages)
     again = sum(one.microbatches * sum(map(redoes, one.blocks)) for one in part.stages)
     yield from _ulysses(plan, blocks, again)
-    if plan.placement.ring_degree > 1:
-        yield from _ring(plan, blocks, again, plan.placement.ring_place(cp_rank))
+    if plan.placement.ring_degree == 1:
+        return
+    kinds = plan.model.first_of_kinds
+    for first in kinds:
+        kind = plan.model.layer_kind(first)
+        alike = [
+            (one.microbatches, [b for b in one.blocks if plan.model.layer_kind(b) == kind])
+            for one in part.stages
+        ]
+        counts = (
+            sum(count * len(mine) for count, mine in alike),
+            sum(count * sum(map(redoes, mine)) for count, mine in alike),
+        )
+        if counts[0]:
+            of_kind = f" of {kind} blocks" if len(kinds) > 1 else ""
+            place = plan.placement.ring_place(cp_rank)
+            yield from _ring(plan.of_layer(first), counts, place, of_kind)
 
 
 def block_bytes(plan: Plan, cp_rank: int) -> tuple[int, int]:
@@ -110,7 +126,8 @@ def _ulysses(plan: Plan, blocks: int, again: int) -> Iterator[SentTerm]:
     )
 
 
-def _ring(plan: Plan, blocks: int, again: int, place: int) -> Iterator[SentTerm]:
+def _ring(plan: Plan, counts: tuple[int, int], place: int, of_kind: str) -> Iterator[SentTerm]:
+    """Yield what blocks of one kind of attention send: `counts` in all, and made again."""
     elements, size = kv_row_elements(plan), element_bytes(plan)
     wide = max(size, GRADIENT_LEAST_BYTES)
     if gathers_whole(plan):
@@ -128,16 +145,16 @@ def _ring(plan: Plan, blocks: int, again: int, place: int) -> Iterator[SentTerm]
         formula, source = "rows handed on", "Liu et al., Ring Attention, 2023, section 3"
     yield from pass_terms(
         Axis.CP,
-        "keys and values",
+        f"keys and values{of_kind}",
         source,
-        counts=(blocks, again),
+        counts=counts,
         each=(keys, keys),
         formulas=(f"{formula} x s",) * 2,
     )
     yield SentTerm(
         axis=Axis.CP.value,
-        name="their gradients",
-        count=blocks,
+        name=f"their gradients{of_kind}",
+        count=counts[0],
         each=gradients,
         formula=f"{formula} x w",
         source=source,

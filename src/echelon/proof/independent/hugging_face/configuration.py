@@ -58,7 +58,7 @@ def _is_new(model: ModelShape) -> bool:
         rotary=Rotary(),
         multipliers=Multipliers(),
         norm_offset=0.0,
-        score_scale=None,
+        attention_scale=None,
         activation="silu" if model.gated else model.activation,
     )
     return plain != model

@@ -1,0 +1,63 @@
+"""Types of settings that are lists: words in an order, numbers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import cast
+
+from echelon.config.settings.value_types import (
+    POSITIVE,
+    InvalidValue,
+    or_words,
+    quoted,
+    toml_text,
+    wrong_type,
+)
+from echelon.core.rulebook.config import UNKNOWN_CHOICE
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WordList:
+    """A list of a few words in an order that counts, or another word alone."""
+
+    options: tuple[str, ...]
+    words: tuple[str, ...]
+
+    def check(self, value: object) -> InvalidValue | None:
+        """Return why `value` does not fit."""
+        if value in self.words:
+            return None
+        found = cast("list[object]", value) if isinstance(value, list | tuple) else []
+        if not found:
+            return wrong_type(value, self.describe(), (toml_text(self.options),))
+        wrong = [one for one in found if one not in self.options]
+        if not wrong:
+            return None
+        what = f"has {toml_text(wrong[0])}, which is not known; it takes {self.describe()}"
+        return InvalidValue(
+            rule=UNKNOWN_CHOICE, message=what, suggestions=(toml_text(self.options),)
+        )
+
+    def describe(self) -> str:
+        """Return what fits."""
+        return or_words(f"a list of {', '.join(quoted(self.options))}", self.words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumberList:
+    """A list of numbers above 0, or one of a few words."""
+
+    words: tuple[str, ...]
+
+    def check(self, value: object) -> InvalidValue | None:
+        """Return why `value` does not fit."""
+        if value in self.words:
+            return None
+        found = cast("list[object]", value) if isinstance(value, list | tuple) else []
+        if found and not any(POSITIVE.check(one) for one in found):
+            return None
+        return wrong_type(value, self.describe(), ("[1.0, 2.5]", *quoted(self.words)))
+
+    def describe(self) -> str:
+        """Return what fits."""
+        return or_words("a list of numbers above 0", self.words)
