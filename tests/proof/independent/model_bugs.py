@@ -112,7 +112,11 @@ def norms_have_another_epsilon(patch: Patch) -> None:
 def no_soft_cap(patch: Patch) -> None:
     right = operations.attention_reference
     patch.setattr(
-        operations, "attention_reference", lambda q, k, v, seen, cap: right(q, k, v, seen)
+        operations,
+        "attention_reference",
+        lambda q, k, v, seen, scores, sinks_H: right(
+            q, k, v, seen, replace(scores, soft_cap=None), sinks_H
+        ),
     )
 
 
@@ -168,7 +172,9 @@ def the_residual_stream_is_halved(patch: Patch) -> None:
 def gate_and_up_are_swapped(patch: Patch) -> None:
     right = Operations.gate
     patch.setattr(
-        Operations, "gate", lambda self, x: right(self, torch.cat(x.chunk(2, -1)[::-1], -1))
+        Operations,
+        "gate",
+        lambda self, x, activation: right(self, torch.cat(x.chunk(2, -1)[::-1], -1), activation),
     )
 
 

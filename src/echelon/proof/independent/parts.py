@@ -8,6 +8,7 @@ Shape suffixes: B sequences, T positions, N = T * B, H heads, d a head's width.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -103,9 +104,7 @@ class NotingOperations(OracleOperations):
 
     def rotate(self, x: torch.Tensor, cos_TE: torch.Tensor, sin_TE: torch.Tensor) -> torch.Tensor:
         """Note rotated heads."""
-        y = super().rotate(x, cos_TE, sin_TE)
-        self._note(attention.ROTARY, y)
-        return y
+        return self._note(attention.ROTARY, super().rotate(x, cos_TE, sin_TE))
 
     def attend(
         self,
@@ -254,5 +253,5 @@ def _other_settings(
     if any(len(one.documents) > 1 for one in settings):
         yield "document starts", [replace(one, documents=(0,)) for one in settings]
     for scale in (1.0, first.head_dim**-0.5):
-        if scale != first.scale:
+        if not math.isclose(scale, first.scale):
             yield "scale of scores", [replace(one, scale=scale) for one in settings]
