@@ -11,7 +11,7 @@ import pytest
 import echelon as ec
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize(
     "before",
     [

@@ -101,6 +101,7 @@ SPLITS = {
 }
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize(("settings", "files", "text"), SPLITS.values(), ids=list(SPLITS))
 def test_a_run_goes_on_without_the_files_it_was_started_with(
     ended: Ended, settings: list[str], files: list[str], text: str | None

@@ -268,6 +268,7 @@ def test_a_type_checker_sees_every_name_typed(tmp_path: Path) -> None:
     assert diagnostics(file) == []
 
 
+@pytest.mark.slow
 def test_a_type_checker_finds_every_wrong_use(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(MISUSED)

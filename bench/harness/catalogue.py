@@ -137,11 +137,14 @@ def _peers_of(mode: Mode) -> tuple[_Peer, ...]:
     return _HYBRID_PEERS if hybrid else _ZERO_PEERS[mode.zero_stage]
 
 
-def ours(mode: Mode) -> Case:
-    """Return Echelon in a mode, in the environment that runs this."""
+def ours(mode: Mode, *, own_module: bool = False) -> Case:
+    """Return Echelon in a mode, in the environment that runs this.
+
+    It trains its own model, or with `own_module` the module that the peers train.
+    """
     return Case(
         label=OURS,
-        module="bench.harness.echelon_case",
+        module=f"bench.harness.{'module' if own_module else 'echelon'}_case",
         variant="",
         mode=mode,
         python=Path(sys.executable),

@@ -39,10 +39,11 @@ class Options:
     peers_home: Path
     json: Path | None
     logs: Path
+    own_module: bool = False
 
     def cases(self, mode: Mode) -> tuple[Case, ...]:
         """Return the cases of a mode: Echelon first, then the fastest known peers."""
-        own = (ours(mode),) if self.with_echelon else ()
+        own = (ours(mode, own_module=self.own_module),) if self.with_echelon else ()
         return own + peers(mode, self.peers_home, at_most=self.num_peers)
 
 
@@ -63,6 +64,8 @@ def add_options(
     known_first = "how many, the fastest known first (default: %(default)s)"
     add("--peers", type=int, default=num_peers, help=known_first)
     add("--no-echelon", action="store_true", help="measure the peers only")
+    own = "train the peers' module with ec.parallelize, instead of Echelon's own model"
+    add("--own-module", action="store_true", help=own)
     add("--peers-home", type=Path, default=DEFAULT_PEERS, help="where setup_peers.sh put them")
     add("--json", type=Path, help="write every measurement to this file")
     add("--logs", type=Path, help="folder for the output of ranks (default: a new one)")
@@ -87,6 +90,7 @@ def read_options(arguments: argparse.Namespace) -> Options:
         peers_home=arguments.peers_home.absolute(),
         json=arguments.json,
         logs=logs,
+        own_module=arguments.own_module,
     )
     python = options.peers_home / "venv" / "bin" / "python"
     if options.num_peers and not python.exists():

@@ -8,6 +8,7 @@ import echelon as ec
 from echelon.core.errors import ConfigError
 
 
+@pytest.mark.slow
 @pytest.mark.system("S56")
 def test_a_strategy_is_proven_and_another_refused_with_its_rule() -> None:
     sharded, experts = ec.compare_strategies("nano", ("zero3", "ep"))

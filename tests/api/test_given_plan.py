@@ -21,6 +21,7 @@ def test_what_has_no_plan_is_refused(wrong: object) -> None:
         plan_from_given(wrong)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_every_verb_takes_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = ec.plan("nano", "2xcpu", pins=["devices=2", "dp=2"])
     assert ec.prove(answer).proven

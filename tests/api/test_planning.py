@@ -35,6 +35,7 @@ def test_every_mistake_is_in_the_error() -> None:
     assert {"tp-divides-heads", "layers-fill-stages"} <= set(caught.value.rules)
 
 
+@pytest.mark.slow
 def test_a_model_on_a_cluster_is_the_answer_of_a_search() -> None:
     answer = ec.plan("llama3-8b", "8xh200")
     assert isinstance(answer, ec.PlanAnswer)
@@ -58,6 +59,7 @@ def _small_model(tmp_path: Path) -> Path:
     return file
 
 
+@pytest.mark.slow
 def test_a_model_alone_is_planned_on_what_exists_here(
     small_model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -172,6 +174,7 @@ def test_what_is_about_a_search_is_refused_without_one(words: dict[str, Any]) ->
     assert caught.value.problems[0].suggestions == ('cluster="8xh100"', "search=True")
 
 
+@pytest.mark.slow
 def test_what_cannot_run_is_infeasible() -> None:
     with pytest.raises(ec.InfeasiblePlan) as caught:
         ec.plan("llama3-8b", "8xh200", pins=["pp=64"])
@@ -198,6 +201,7 @@ def test_a_plan_is_proven() -> None:
     assert proof.independent is None
 
 
+@pytest.mark.slow
 def test_the_one_process_is_proven_too() -> None:
     proof = ec.prove(ec.plan("nano"), independent=True)
     assert proof.proven

@@ -28,6 +28,7 @@ def test_a_plan_is_a_page_or_figures(tmp_path: Path) -> None:
     assert [path.name for path in beside] == [f"nano-{name}" for name in FIGURES]
 
 
+@pytest.mark.slow
 def test_a_run_a_comparison_and_an_answer_have_pages(tmp_path: Path) -> None:
     run = written(tmp_path, steps(3))
     (page,) = ec.report(run, tmp_path / "run.html")

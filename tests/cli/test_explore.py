@@ -11,6 +11,7 @@ import pytest
 from echelon.cli.main import main
 
 
+@pytest.mark.slow
 def test_the_page_has_models_clusters_and_where_its_controls_start(tmp_path: Path) -> None:
     path = tmp_path / "explorer.html"
     assert (

@@ -73,6 +73,7 @@ def test_a_closed_pipe_is_no_traceback(tmp_path: Path) -> None:
 LONG = ("explain", "checkpoint-exists"), ("config", "show", "nano", "--json"), ("plan", "nano")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="this system has no /dev/full")
 @pytest.mark.parametrize(
     "arguments", [("--version",), ("--help",), *LONG, ("plan", "no", "--json")]

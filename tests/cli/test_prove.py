@@ -47,6 +47,7 @@ ABOUT_ISLANDS = {
 WRONG = ["--subject", "tests.cli.wrong_subject:build"]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("experts", [False, True])
 def test_a_plan_is_proven(capsys: pytest.CaptureFixture[str], experts: bool) -> None:
     settings = SPARSE if experts else [*SPLIT, "--late"]
@@ -73,6 +74,7 @@ def test_the_one_process_is_compared_with_an_independent_implementation(
     assert text.endswith("\nproven\n")
 
 
+@pytest.mark.slow
 def test_json_holds_the_whole_proof(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["prove", "nano", *SPLIT, "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
@@ -123,10 +125,13 @@ def test_an_engine_that_cannot_be_imported_is_named(capsys: pytest.CaptureFixtur
 def test_a_model_that_cannot_be_trained_yet_is_refused(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    assert main(["prove", "nano", "--set", "model.activation=gelu"]) == 2
+    sets = ("activation=gelu", "experts.num_experts=4", "experts.top_k=2", "experts.ffn=64")
+    flags = [word for one in sets for word in ("--set", f"model.{one}")]
+    assert main(["prove", "nano", *flags]) == 2
     assert capsys.readouterr().err.startswith("error[not-built-yet]")
 
 
+@pytest.mark.slow
 def test_a_claim_that_one_precision_has_no_use_for_has_no_entry_there(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -233,6 +233,7 @@ def test_ctrl_c_stops_at_a_step_with_a_checkpoint(folder: Path) -> None:
     assert read_index(folder / f"runs/nano/checkpoints/step-{summary.steps:06d}").step > 0
 
 
+@pytest.mark.slow
 @pytest.mark.system("S51")
 def test_ranks_of_torchrun_join_one_run(folder: Path) -> None:
     arguments = ["--nproc-per-node", "2", "-m", "echelon", "train", "nano"]
@@ -249,6 +250,7 @@ def test_ranks_of_torchrun_join_one_run(folder: Path) -> None:
     assert summarize_run(folder / "runs/nano").checkpoints == (4, 8)
 
 
+@pytest.mark.slow
 def test_a_run_folder_is_proven_and_gets_its_proof(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -167,6 +167,7 @@ def test_a_plan_may_name_a_folder_of_another_machine(
     assert "/mnt/elsewhere" in json.dumps(plan)
 
 
+@pytest.mark.slow
 def test_a_bucket_smaller_than_a_parameter_trains_and_is_proven(
     folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -118,6 +118,7 @@ def load(values: dict[str, object]) -> Plan | ConfigError:
         return error
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(SETTINGS, st.sampled_from(AXES), st.integers(-1, 9))
 def test_what_is_accepted_is_what_can_be(values: dict[str, object], axis: str, degree: int) -> None:

@@ -82,6 +82,7 @@ ODD_VALUES = st.one_of(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=250, deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted(SETTINGS)), ODD_VALUES, min_size=1, max_size=4))
 def test_no_value_is_answered_by_anything_but_a_rule(values: dict[str, object]) -> None:

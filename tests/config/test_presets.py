@@ -101,6 +101,7 @@ def test_llama_31_stretches_its_positions() -> None:
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("device", preset_names("clusters"))
 @pytest.mark.parametrize("nodes", [1, 2, 64])
 def test_whole_nodes_make_a_cluster(device: str, nodes: int) -> None:

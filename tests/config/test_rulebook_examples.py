@@ -55,6 +55,7 @@ NOTHING_ELSE = (
     "experts",
     "expert_parallel",
     "latent",
+    "blocks",
 )
 """Areas whose fixed examples are whole runs with the base; elsewhere they are of other models."""
 AREAS = (*NOTHING_ELSE, "config", "mesh", "model")

@@ -48,6 +48,7 @@ WRITTEN_BY_USERS = {
 """Files that a page tells the reader to write, or that are another tool's."""
 
 
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize("match", BLOCKS)
 def test_a_block_is_what_its_command_prints(
     match: re.Match[str], monkeypatch: pytest.MonkeyPatch
@@ -65,6 +66,7 @@ def test_the_readme_is_short() -> None:
     assert len(PAGES["README.md"].splitlines()) <= MOST_README_LINES
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "path", [pytest.param(one, marks=[pytest.mark.slow] * (one in SLOW)) for one in FIGURES]
 )

@@ -44,6 +44,7 @@ def test_every_kind_of_change_is_one_line_of_a_rank() -> None:
     assert random_change(SOURCE, random.Random(3)) == random_change(SOURCE, random.Random(3))
 
 
+@pytest.mark.slow
 def test_changes_are_sorted_by_what_is_said() -> None:
     said: list[Path] = []
 

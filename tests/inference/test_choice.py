@@ -11,6 +11,7 @@ from tests.inference.cases import PROMPTS, without_cache
 from tests.inference.runs import COUNT, generation_plan, written
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "sampling",
     [

@@ -13,6 +13,7 @@ from tests.inference.cases import MODELS, PROMPTS, first_difference, without_cac
 from tests.inference.runs import COUNT, generation_plan, split_name, written
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", MODELS)
 def test_one_rank_writes_what_one_process_writes_without_a_cache(
     name: str, rank_pool: RankPool
@@ -49,7 +50,7 @@ SPLIT = [
 
 
 @pytest.mark.system("S16")
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(15)
 @pytest.mark.parametrize(("name", "split"), SPLIT, ids=split_name)
 def test_ranks_write_what_one_process_writes_without_a_cache(
     name: str, split: dict[str, Any], rank_pool: RankPool

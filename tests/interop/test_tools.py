@@ -128,6 +128,7 @@ def lists_of_tools(tree: ast.AST) -> Iterator[int]:
             yield node.lineno
 
 
+@pytest.mark.slow
 def test_tools_are_listed_in_one_place() -> None:
     # The seconds of trainers are fitted by generation, below this floor, and so is how far off.
     fitted = SOURCE / "cost" / "seconds"

@@ -212,6 +212,7 @@ def started(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.system("S53")
 def test_two_local_workers_run_from_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """S53, L8: two processes, each with its own TF_CONFIG, train as two ranks started here do."""

@@ -50,6 +50,7 @@ row then column sends 4.5 times as much
 """
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("name", "printed"),

@@ -135,6 +135,7 @@ def test_bytes_sent_held_and_kept_are_those_of_the_formulas(name: str, rank_pool
     assert found.kept > 0
 
 
+@pytest.mark.slow
 def test_less_is_kept_and_gathered_than_in_bfloat16(rank_pool: RankPool) -> None:
     plan = fp8_plan(SCATTERED)
     plain = fp8_plan({**SCATTERED, "precision": Precision(parameters="bf16")})

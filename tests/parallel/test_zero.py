@@ -22,6 +22,7 @@ def train(rank_pool: RankPool, plan: Plan, steps: int = 2) -> list[Trained]:
     return rank_pool.run(targets.train, (plan, steps), world_size=plan.mesh.world_size)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("stage", [1, 2, 3])
 @pytest.mark.parametrize("microbatches", [1, 3])
 def test_the_first_reduce_scatter_starts_before_the_last_gradient_exists(

@@ -61,7 +61,7 @@ def rehearsed(plan: Plan, rank: int = 0) -> RankRehearsal:
     return rehearse_rank(on_nccl(plan), rank)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", DENSE)
 def test_a_rank_holds_and_sends_what_the_formulas_say(name: str) -> None:
     plan = on_nccl(plan_of(*DENSE[name]))
@@ -76,7 +76,7 @@ def test_a_rank_holds_and_sends_what_the_formulas_say(name: str) -> None:
         assert not found.misuses
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     "flags",
     [
@@ -110,7 +110,7 @@ EXECUTED = {
 }
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("name", EXECUTED)
 def test_communicators_are_given_what_they_are_given_on_gloo(
     name: str, rank_pool: RankPool

@@ -69,6 +69,7 @@ def test_processes_find_what_one_finds() -> None:
     assert one.num_operations == two.num_operations
 
 
+@pytest.mark.slow
 def test_two_rounds_stand_for_many() -> None:
     plan = plan_of("mesh.pp=2", "model.layers=4", "batch.global_sequences=46")
     few = with_few_microbatches(plan)
@@ -135,6 +136,7 @@ def test_short_steps_are_rehearsed_whole() -> None:
     assert with_few_microbatches(plan) == plan
 
 
+@pytest.mark.slow
 def test_a_large_world_is_rehearsed_by_its_classes() -> None:
     plan = plan_of(*LARGE)
     found = rehearse(plan, workers=1)

@@ -31,6 +31,7 @@ def some_builders(draw: st.DrawFn) -> Builder:
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("p", shortened(range(2, 17), lambda p: p <= 7))
 def test_the_simulator_gives_the_closed_forms_exactly(p: int) -> None:
     seen: set[str] = set()

@@ -95,6 +95,7 @@ def test_the_forms_that_a_schedule_may_have(folder: Path, text: str) -> None:
     )
 
 
+@pytest.mark.slow
 @given(schedule=mirrored_schedules)
 def test_csv_and_json_there_and_back(folder: Path, schedule: Schedule) -> None:
     assert _same(_read(folder, schedule_csv(schedule), "random.csv"), schedule)

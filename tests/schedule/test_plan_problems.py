@@ -116,6 +116,7 @@ def test_a_plan_that_cannot_run_is_refused_before_any_rank(
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.slow
 def test_rows_that_can_run_are_proven() -> None:
     plan = two_ranks()
     assert pipeline_problems(plan) == []
@@ -172,6 +173,7 @@ def test_a_tied_embedding_is_on_two_ranks_at_most() -> None:
     assert problem.suggestions == ("model.tied = false", "the last stage on ranks 0 and 3")
 
 
+@pytest.mark.slow
 def test_both_ends_on_one_rank_and_its_mirror_image_are_proven() -> None:
     # Stages 0 and 3 are on rank 0, and on rank 1 for microbatch 1.
     words = {
@@ -202,6 +204,7 @@ def test_dualpipe_written_out_may_have_a_tied_embedding() -> None:
     assert pipeline_problems(written) == []
 
 
+@pytest.mark.slow
 def test_a_file_may_put_three_stages_on_one_rank_and_one_on_another(tmp_path: Path) -> None:
     words = [
         f"{kind}{stage}.{microbatch}"

@@ -57,6 +57,7 @@ def test_clocks_that_differ_are_aligned_by_messages(offset: float) -> None:
     assert found == pytest.approx(offset, abs=clocks.uncertainty_s + 1e-6)
 
 
+@pytest.mark.slow
 @given(st.lists(st.floats(min_value=-100, max_value=100), min_size=8, max_size=8))
 @settings(deadline=None)
 def test_no_message_arrives_before_it_was_sent(offsets: list[float]) -> None:

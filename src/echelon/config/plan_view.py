@@ -83,7 +83,7 @@ def plan_settings(plan: Plan) -> dict[str, object]:
 def model_settings(model: ModelShape) -> dict[str, object]:
     """Return every setting of a model."""
     found = settings_under("model", model)
-    for part in PARTS:
+    for part in (*PARTS, "rotary", "multipliers"):
         found |= settings_under(f"model.{part}", getattr(model, part))
     for name in OPTIONAL:
         found[f"model.{name}"] = _or_word(getattr(model, name), "none")

@@ -1,7 +1,7 @@
 """The shape of a decoder: everything about a model but its weights.
 
 Read from a preset, a Hugging Face `config.json` or a table in run.toml. Llama, Mistral, Qwen,
-GPT-2, Mixtral and DeepSeek are values of this one type.
+GPT-2, Mixtral, DeepSeek, Gemma, Phi-3, Granite and others are values of this one type.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from echelon.core.attention_mask import AttentionMask
 
 NormKind = Literal["rmsnorm", "layernorm"]
 PositionKind = Literal["rope", "learned"]
-Activation = Literal["silu", "gelu"]
+Activation = Literal["silu", "gelu", "gelu-exact"]
 RouterKind = Literal["softmax", "sigmoid"]
 LayerKind = Literal["local", "global"]
 """Whether a query of a block meets the keys of the window, or all of them."""
@@ -47,6 +47,29 @@ class RopeScaling:
     """Of longrope: a divisor for each frequency, of sequences up to the original positions."""
     long_factors: tuple[float, ...] = ()
     """Of longrope: the same of longer sequences."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rotary:
+    """Say which dims of a head turn with the position, and in which blocks.
+
+    Of a head the first `fraction` turn (rounded down to whole pairs); where they are `interleaved`,
+    files keep the two dims of a pair side by side, else in two halves. Each `none_every`-th block
+    turns nothing; 0: all blocks turn.
+    """
+
+    fraction: float = 1.0
+    interleaved: bool = False
+    none_every: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Multipliers:
+    """Give fixed factors: of token vectors, of what a branch adds to the stream, and of logits."""
+
+    embedding: float = 1.0
+    residual: float = 1.0
+    logits: float = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -143,6 +166,12 @@ class ModelShape:
     """Whether a query meets only the keys at and before it."""
     window: int | None = None
     """Positions beyond which a query meets no key; None for no such limit."""
+    rotary: Rotary = Rotary()
+    """Which dims of a head turn, in which blocks, where positions are rotary."""
+    multipliers: Multipliers = Multipliers()
+    """Fixed factors on the way through the model."""
+    norm_offset: float = 0.0
+    """How much less files keep of a norm's weight than what multiplies: 1 for those of Gemma."""
     layer_kinds: tuple[LayerKind, ...] = ()
     """Which blocks have the window: the kinds of the first ones, repeated from block to block; none
     for all blocks."""
@@ -170,13 +199,26 @@ class ModelShape:
         return AttentionMask(causal=self.causal, window=self.window)
 
     @property
+    def turned_dims(self) -> int:
+        """Return how many dims of a head turn with the position; all others pass as they are."""
+        if self.positions != "rope":
+            return 0
+        if self.latent is not None:
+            return self.latent.rope_dim
+        return int(self.head_dim * self.rotary.fraction) // 2 * 2
+
+    @property
     def score_scale(self) -> float:
         """Return what products of queries and keys are multiplied by."""
         return self.head_dim**-0.5 if self.attention_scale is None else self.attention_scale
 
     def of_layer(self, layer: int) -> ModelShape:
         """Return the shape whose attention is that of block `layer`, in all of its blocks."""
-        return of_layer_kind(self, self.layer_kind(layer))
+        kind = of_layer_kind(self, self.layer_kind(layer))
+        every = self.rotary.none_every
+        if self.positions != "rope" or every == 0 or (layer + 1) % every:
+            return kind
+        return replace(kind, rotary=replace(self.rotary, fraction=0.0))
 
     def layer_kind(self, layer: int) -> LayerKind:
         """Return whether the queries of block `layer` have the window, if there is one."""

@@ -1,4 +1,4 @@
-"""One decoder for Llama, Mistral, Qwen, GPT-2, Mixtral and DeepSeek: configurations, not classes.
+"""One decoder for Llama, Mistral, Qwen, GPT-2, Gemma, DeepSeek and others: settings, not classes.
 
 The decoder is written for one device and unaware of ranks; it asks an `Operations` for every step.
 It can hold all blocks or only some (a pipeline stage): the first part also embeds, the last part
@@ -94,7 +94,7 @@ class MLP(nn.Module):
 
     def _activate(self, columns: torch.Tensor) -> torch.Tensor:
         if self.shape.gated:
-            return self.operations.gate(columns)
+            return self.operations.gate(columns, self.shape.activation)
         return self.operations.activate(columns, self.shape.activation)
 
 
@@ -102,7 +102,10 @@ class GroupedQueryAttention(nn.Module):
     """Grouped-query attention with rotary positions and optional QK-norm."""
 
     def __init__(self, shape: ModelShape, operations: Operations, tp: int) -> None:
-        """Make the projections for the heads of one of `tp` tensor ranks."""
+        """Make the projections for the heads of one of `tp` tensor ranks.
+
+        `shape` is that of the block.
+        """
         super().__init__()
         query, kv = shape.query_dim // tp, shape.kv_dim // tp
         self.shape, self.operations = shape, operations
@@ -144,7 +147,8 @@ class Block(nn.Module):
         """Make block `index` of the model, or a rank's share of it."""
         super().__init__()
         self.index, self.dropout, self.operations = index, shape.dropout, operations
-        tp, own = share.tp, shape.of_layer(index)
+        self.factor, tp = shape.multipliers.residual, share.tp
+        own = shape.of_layer(index)
         self.attention_norm = BranchNorm(shape, operations, again=True)
         if own.latent is None:
             self.attention = GroupedQueryAttention(own, operations, tp)
@@ -161,10 +165,10 @@ class Block(nn.Module):
         """Return the residual stream after this block, [N, D]."""
         ops, site = self.operations, f"layers.{self.index}"
         x_ND, normed_ND = self.attention_norm(x_ND)
-        y_ND = self.attention(normed_ND, batch)
+        y_ND = ops.multiply(self.attention(normed_ND, batch), self.factor)
         y_ND = ops.dropout(y_ND, self.dropout, f"{site}.attention", batch)
         x_ND, normed_ND = self.mlp_norm(x_ND, y_ND)
-        y_ND = self.mlp(normed_ND, batch)
+        y_ND = ops.multiply(self.mlp(normed_ND, batch), self.factor)
         return ops.add(x_ND, ops.dropout(y_ND, self.dropout, f"{site}.mlp", batch))
 
 
@@ -225,11 +229,16 @@ class Decoder(nn.Module):
     @property
     def loss_head(self) -> LossHead:
         """Return what makes the logits."""
-        return LossHead(weight_VD=self.head_weight, soft_cap=self.shape.final_soft_cap)
+        return LossHead(
+            weight_VD=self.head_weight,
+            factor=self.shape.multipliers.logits,
+            soft_cap=self.shape.final_soft_cap,
+        )
 
     def logits(self, x_ND: torch.Tensor) -> torch.Tensor:
         """Return the logits of normed rows, as `Operations.logits` has them."""
         logits_NV = self.operations.logits(x_ND, self.head_weight)
+        logits_NV = self.operations.multiply(logits_NV, self.shape.multipliers.logits)
         return self.operations.cap(logits_NV, self.shape.final_soft_cap)
 
     def hidden(self, x_ND: torch.Tensor | None, batch: TokenBatch) -> torch.Tensor:
@@ -239,6 +248,7 @@ class Decoder(nn.Module):
             ops.enter(UNIT_EMBEDDING, None)
             positions = self.positions.weight if self.shape.positions == "learned" else None
             x_ND = ops.embed(self.embedding.weight, positions, batch)
+            x_ND = ops.multiply(x_ND, self.shape.multipliers.embedding)
             x_ND = ops.dropout(x_ND, self.shape.dropout, "embedding", batch)
             x_ND = ops.leave(UNIT_EMBEDDING, x_ND)
         for index, block in self.layers.items():

@@ -20,7 +20,7 @@ import torch
 from torch import nn
 from torch.nn import functional as fn
 
-from echelon.core.model_shape import LatentAttention, ModelShape
+from echelon.core.model_shape import Activation, LatentAttention, ModelShape
 from echelon.models.attention.reference import ScoreForm, attention_reference, visible
 from echelon.models.batch import IGNORED_LABEL, TokenBatch, positions_of
 from echelon.models.counter_random import make_key, uniform
@@ -29,6 +29,9 @@ from echelon.models.modules import EmptyLinear, Weight
 from echelon.models.moe import MixtureOfExperts
 from echelon.models.precision import LOW_PRECISION, at_least_fp32, widened
 from echelon.models.rotary import rotary_tables
+
+GELU_FORMS = {"gelu": "tanh", "gelu-exact": "none"}
+"""What PyTorch calls the forms of GELU."""
 
 
 class NormOfStream(Protocol):
@@ -72,9 +75,13 @@ class AttentionHeads:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossHead:
-    """Hold the matrix that makes logits, and the cap on them, if there is one."""
+    """Hold the matrix that makes logits, what they are multiplied by, and the cap on them, if any.
+
+    The cap is that of what the factor gives.
+    """
 
     weight_VD: nn.Parameter
+    factor: float = 1.0
     soft_cap: float | None = None
 
 
@@ -233,14 +240,14 @@ class Operations:
         """Return latent attention of the narrow vectors and the shared key part, [N, H * U]."""
         return latent.attended(q_NR, kv_NR, shared_NP, batch)
 
-    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Return SwiGLU's silu(gate) * up for gate and up side by side, [N, F]."""
+    def gate(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """Return activation(gate) * up for gate and up side by side, [N, F] (Shazeer, 2020)."""
         gate, up = gate_up.chunk(2, dim=-1)
-        return fn.silu(gate) * up
+        return activated(gate, activation) * up
 
-    def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+    def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
         """Return the activation of an MLP without a gate."""
-        return fn.gelu(x, approximate="tanh") if activation == "gelu" else fn.silu(x)
+        return activated(x, activation)
 
     def mixture(
         self, x_ND: torch.Tensor, mixture: MixtureOfExperts, batch: TokenBatch
@@ -251,6 +258,10 @@ class Operations:
     def add(self, x_ND: torch.Tensor, y_ND: torch.Tensor) -> torch.Tensor:
         """Return the residual stream x with a block's output y added."""
         return x_ND + y_ND
+
+    def multiply(self, x_ND: torch.Tensor, factor: float) -> torch.Tensor:
+        """Return x times a factor of the model, which is often 1."""
+        return x_ND if factor == 1.0 else x_ND * factor
 
     def dropout(
         self, x_ND: torch.Tensor, probability: float, site: str, batch: TokenBatch
@@ -265,7 +276,8 @@ class Operations:
         self, x_ND: torch.Tensor, head: LossHead, labels_N: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """Return scale x the sum of the cross-entropies of all counted tokens, a scalar."""
-        logits_NV = self.cap(self.logits(x_ND, head.weight_VD), head.soft_cap)
+        logits_NV = self.multiply(self.logits(x_ND, head.weight_VD), head.factor)
+        logits_NV = self.cap(logits_NV, head.soft_cap)
         total = fn.cross_entropy(logits_NV, labels_N, ignore_index=IGNORED_LABEL, reduction="sum")
         return total * scale
 
@@ -276,6 +288,13 @@ class Operations:
     def cap(self, logits_NV: torch.Tensor, soft_cap: float | None) -> torch.Tensor:
         """Return c tanh(z / c) of every logit z for a cap of c; without one, the logits."""
         return logits_NV if soft_cap is None else soft_cap * torch.tanh(logits_NV / soft_cap)
+
+
+def activated(x: torch.Tensor, activation: Activation) -> torch.Tensor:
+    """Return the activation of x: silu, or gelu exactly or in its tanh form."""
+    if activation == "silu":
+        return fn.silu(x)
+    return fn.gelu(x, approximate=GELU_FORMS[activation])
 
 
 def apply_dropout(

@@ -5,7 +5,11 @@
     yarn      a blend that goes by dims; scores are sharpened (Peng et al., "YaRN", 2023)
     longrope  a divisor for each, found by a search (Ding et al., "LongRoPE", 2024)
 
-Shape suffixes: T positions, E frequencies: half of the head dims that turn.
+Dims of a head that do not turn have the frequency 0: their cosine is 1 and their sine 0. They come
+behind those that turn, in each half of a head. What stretched frequencies sharpen scores by is in
+the tables too, its root for queries and its root for keys (Peng et al., 2023, section 3.4).
+
+Shape suffixes: T positions, E frequencies: half of the dims of a head.
 """
 
 from __future__ import annotations
@@ -13,6 +17,7 @@ from __future__ import annotations
 import math
 
 import torch
+from torch.nn import functional as fn
 
 from echelon.core.model_shape import ModelShape, RopeScaling
 
@@ -31,22 +36,26 @@ def rotary_tables(
     which longrope goes.
     """
     width = shape.head_dim if shape.latent is None else shape.latent.rope_dim
-    exponents = torch.arange(0, width, 2, dtype=torch.float64) / width
-    frequencies_E, factor = shape.rope_theta**-exponents, 1.0
-    if shape.rope_scaling is not None:
+    turned, factor = shape.turned_dims, 1.0
+    exponents = torch.arange(0, turned, 2, dtype=torch.float64) / max(turned, 1)
+    frequencies_E = shape.rope_theta**-exponents
+    if shape.rope_scaling is not None and turned:
         scaling = shape.rope_scaling
         frequencies_E = scale_frequencies(frequencies_E, scaling, shape.rope_theta, length)
         factor = attention_factor(scaling)
+    still = (0, (width - turned) // 2)
+    factors_E = fn.pad(torch.full_like(frequencies_E, factor), still, value=1.0)
+    frequencies_E = fn.pad(frequencies_E, still)
     angles_TE = torch.outer(positions_T.double(), frequencies_E)
     place = {"device": device or positions_T.device, "dtype": dtype}
-    return (angles_TE.cos() * factor).to(**place), (angles_TE.sin() * factor).to(**place)
+    return (angles_TE.cos() * factors_E).to(**place), (angles_TE.sin() * factors_E).to(**place)
 
 
 def rotary_key(shape: ModelShape, length: int) -> tuple[object, ...]:
     """Return what tables of the same positions have in common where they are the same."""
     scaling = shape.rope_scaling
     longer = scaling is not None and bool(scaling.long_factors) and _is_long(scaling, length)
-    return shape.rope_theta, scaling, longer
+    return shape.rope_theta, scaling, shape.rotary, longer
 
 
 def scale_frequencies(

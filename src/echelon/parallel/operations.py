@@ -12,10 +12,11 @@ from dataclasses import replace
 import torch
 from torch import nn
 
-from echelon.core.model_shape import ModelShape
+from echelon.core.model_shape import Activation, ModelShape
 from echelon.models.batch import TokenBatch
 from echelon.models.moe import MixtureOfExperts
 from echelon.models.operations import (
+    GELU_FORMS,
     AttentionHeads,
     LossHead,
     NormOfStream,
@@ -26,7 +27,7 @@ from echelon.models.rotary import rotary_key
 from echelon.parallel.context import ContextAttention
 from echelon.parallel.expert import ExpertParallel
 from echelon.parallel.fp8_linear import Fp8ColumnLinear, Fp8RowLinear
-from echelon.parallel.kernels.fused import LayerNorm, RMSNorm, Rotate, SwiGLU
+from echelon.parallel.kernels.fused import GeGLU, LayerNorm, RMSNorm, Rotate, SwiGLU
 from echelon.parallel.kernels.piece_functions import (
     Branch,
     FusedHeads,
@@ -230,8 +231,10 @@ class RankOperations(Operations):
         assert self.experts is not None, "the plan has experts"
         return self.experts.mixture(x_ND, mixture, batch)
 
-    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
-        """Return silu(gate) * up."""
+    def gate(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        """Return activation(gate) * up."""
+        if activation != "silu":
+            return GeGLU.apply(gate_up, GELU_FORMS[activation], self.split.pieces)
         provider = self.split.kernels.of("swiglu")
         if provider != "plain":
             return FusedSwiGLU.apply(gate_up, provider)
@@ -255,6 +258,7 @@ class RankOperations(Operations):
         """
         whole = VocabularyHead(
             weight_VD=head.weight_VD,
+            factor=head.factor,
             soft_cap=head.soft_cap,
             labels_N=labels_N,
             scale=scale,

@@ -104,11 +104,12 @@ class PositionEmbedding(torch.autograd.Function):
 class VocabularyHead:
     """Compute the loss of a microbatch from its stream, over a few tokens at a time.
 
-    There are `vocab` real ids; the rows of the weight beyond them are padding. Logits z are capped
-    to c tanh(z / c) for a `soft_cap` of c.
+    There are `vocab` real ids; the rows of the weight beyond them are padding. Logits z are
+    products times `factor`, capped to c tanh(z / c) for a `soft_cap` of c.
     """
 
     weight_VD: nn.Parameter
+    factor: float = 1.0
     labels_N: torch.Tensor
     scale: float
     vocab: int
@@ -129,7 +130,7 @@ class VocabularyHead:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the loss, and dx summed over the tensor ranks; the weight's goes to the store."""
         split, labels, x_ND = self.split, self._labels(), self._gathered(x_ND)
-        factor = self.scale * dloss
+        factor = self.scale * self.factor * dloss
         dx_ND = torch.empty_like(x_ND)
         # A product that waits for W, or adds up in few digits, is one for all tokens.
         parts = split.store.takes_parts(self.weight_VD)
@@ -184,6 +185,8 @@ class VocabularyHead:
         """Return the logits of some tokens, and their numbers over the whole vocabulary."""
         group, num_local = self.split.group, self.weight_VD.shape[0]
         logits_CV = matmul(x_CD, self.weight_VD)
+        if self.factor != 1.0:
+            logits_CV *= self.factor
         if self._real < num_local:
             logits_CV[:, self._real :] = float("-inf")
         local = row_statistics(

@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from math import lcm
+from typing import Any
 
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.model_shape import ModelShape
@@ -153,11 +154,19 @@ def _model(plan: Plan, layers: int, sequence_length: int) -> ModelShape:
             plan, sequence_length, head_dim if latent is None else latent.rope_dim
         ),
         latent=latent,
+        **_turns(shape, head_dim),
         experts=small_experts(plan, layers, lambda size: _width(size, beside, 12, tp=cut)),
         # A narrow model needs wide weights: with the std of a wide one its blocks would add next
         # to nothing to the residual stream, and a wrong one would hardly show.
         initial_std=max(shape.initial_std, hidden**-0.5),
     )
+
+
+def _turns(shape: ModelShape, head_dim: int) -> dict[str, Any]:
+    """Return what of small heads turns: at least a pair, and in some blocks none where so."""
+    rotary = shape.rotary
+    fraction = max(rotary.fraction, 2 / head_dim) if rotary.fraction else 0.0
+    return {"rotary": replace(rotary, fraction=fraction, none_every=min(rotary.none_every, 2))}
 
 
 def _hidden(shape: ModelShape, query_dim: int, tp: int) -> int:

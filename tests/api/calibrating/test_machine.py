@@ -38,6 +38,7 @@ def measured(rank_pool: RankPool, tmp_path_factory: pytest.TempPathFactory) -> M
         return calibrate_machine(out=out, ranks=2, workload=work, steps=QUICK)
 
 
+@pytest.mark.slow
 def test_a_run_reads_what_was_measured(measured: MachineCalibration) -> None:
     cluster = load_job("nano", [f"cluster.file={measured.out}", "mesh.pp=1"]).plan.cluster
     assert (cluster.num_devices, cluster.backend) == (2, "gloo")

@@ -80,6 +80,7 @@ def predicted(name: str) -> list[Prediction]:
     return with_memory_bands(predict(read_rows(DATA / f"{name}.csv")))
 
 
+@pytest.mark.slow
 def test_allocators_peaks_of_large_scale_trainers_are_hit() -> None:
     """Mean error at most 3 %; nanotron's, counted from its code, within 2 % each."""
     some = [*predicted("memory_runs"), *predicted("further_runs")]

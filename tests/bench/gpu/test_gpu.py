@@ -158,6 +158,7 @@ def test_what_is_not_known_is_refused(flag: str, capsys: pytest.CaptureFixture[s
     assert "known are" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says what happens without a GPU")
 def test_without_a_gpu_the_note_says_not_run(tmp_path: Path) -> None:
     environment = {**os.environ, "PYTHON": sys.executable}
@@ -310,6 +311,7 @@ def test_a_rehearsal_on_the_cpu_runs_every_part_and_names_what_failed(tmp_path: 
     assert list(files.iterdir()) == []
 
 
+@pytest.mark.slow
 def test_a_run_that_is_terminated_ends_its_case(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "bench.gpu.run", "--device", "cpu", "--models", "tiny"]
     command += ["--parts", "training", "--steps", "1000000", "--results", str(tmp_path)]

@@ -28,6 +28,7 @@ def losses(framework: Framework) -> list[float]:
         close()
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("framework", ["plain", "transformers"])
 def test_losses_are_those_of_echelon(framework: Framework) -> None:
     if framework == "transformers" and importlib.util.find_spec("transformers") is None:

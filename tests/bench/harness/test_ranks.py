@@ -70,6 +70,7 @@ def test_ranks_take_turns_and_record_the_bytes_of_the_formula(tmp_path: Path) ->
     assert any("mm" in str(row[0]) for row in operators)
 
 
+@pytest.mark.slow
 def test_a_case_that_raises_is_told_in_its_own_words(tmp_path: Path) -> None:
     case = replace(ours(MODES["dp2"]), module="bench.no_such_framework")
     with (

@@ -40,6 +40,7 @@ def test_every_row_has_a_source_and_degrees_that_make_its_devices(
         assert int(one.cells["devices"]) % inner == 0, one.name
 
 
+@pytest.mark.slow
 def test_small_rows_are_judged_beside_what_was_measured(judged: list[Judged]) -> None:
     for one in judged:
         assert one.problem == ""

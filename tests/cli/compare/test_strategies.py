@@ -13,6 +13,7 @@ from echelon.proof.deviations import Deviation, StrategyDeviation
 OFF = Deviation(error=0.5, allowed=1e-10, worst="head.weight, step 1")
 
 
+@pytest.mark.slow
 @pytest.mark.system("S56")
 def test_a_table_shows_each_precision_and_the_order_of_sums(
     capsys: pytest.CaptureFixture[str],

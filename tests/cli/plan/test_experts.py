@@ -139,6 +139,7 @@ def test_rows_of_another_route_than_that_of_scores_are_said_to_be_balanced() -> 
     assert "experts.route" not in plan_text(sparse(*ranks))
 
 
+@pytest.mark.slow
 def test_the_parameters_of_a_large_model_are_listed_once(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

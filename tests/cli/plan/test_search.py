@@ -200,6 +200,7 @@ def test_a_signal_prints_the_best_so_far() -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_search_needs_no_torch() -> None:
     code = "import sys; from echelon.cli.main import main; main(sys.argv[1:]); "
     code += "print('torch' in sys.modules)"

@@ -37,6 +37,7 @@ def test_without_gpus_four_sizes_are_shown(
     assert all(one["recommended"]["fits"] > 0.9 for one in sizes)
 
 
+@pytest.mark.slow
 def test_with_gpus_their_cluster_is_planned_for(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -11,6 +11,7 @@ from echelon.cli.main import main
 from tests.cli.plan.walk import both, difference
 
 
+@pytest.mark.slow
 def test_random_plans_take_on_their_page_what_the_search_says() -> None:
     assert {
         f"{says['schedule']} {says['mesh']}": wrong

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 
+import pytest
+
 from echelon.cli.plan.why import explanation_text, fixes_text
 from echelon.planner.answer.search_json import explanation_json
 from echelon.planner.explain.fixes import cheapest_pin_fixes
@@ -13,6 +15,7 @@ from echelon.planner.search.search import search
 from tests.planner.requests import small
 
 
+@pytest.mark.slow
 def test_reasons_as_text_and_as_json() -> None:
     pins = ["cp=1", "microbatch=1"]
     told = explain_result(search(replace(small(devices=4, memory_gb=4.0, pins=pins), top=1)))

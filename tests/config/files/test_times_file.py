@@ -26,6 +26,7 @@ from tests.config.suggestions import taken
 DEEP = ["model.layers=8", 'model.name="deep"']
 
 
+@pytest.mark.slow
 def test_measured_times_balance_stages(tmp_path: Path) -> None:
     sets = [*DEEP, "mesh.pp=2"]
     plan = load_job("nano", sets).plan

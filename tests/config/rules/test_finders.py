@@ -124,8 +124,8 @@ def test_float64_throughout_is_built(small: Path) -> None:
     assert job.plan.mathematics.precision.parameters == "fp64"
 
 
-def test_a_gate_with_gelu_is_refused_by_train_and_prove() -> None:
-    job = load_job("llama3-8b", ["model.activation=gelu"])
+def test_experts_with_gelu_are_refused_by_train_and_prove() -> None:
+    job = load_job("mixtral-8x7b", ["model.activation=gelu"])
     with pytest.raises(ConfigError) as caught:
         require_trainable(job.plan, job.sources)
     assert caught.value.rules == ("not-built-yet",)

@@ -34,6 +34,7 @@ def fit(parameters: str, gradients: str, reduction: str, master: str) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_what_goes_together_is_what_is_accepted_and_advice_is_too() -> None:
     accepted = 0
     for chosen in COMBINATIONS:

@@ -229,6 +229,7 @@ def is_legal(values: Mapping[str, object]) -> bool:
     return stage == 3 or not by_unit
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(SETTINGS)
 def test_what_is_accepted_is_what_can_be(values: dict[str, object]) -> None:

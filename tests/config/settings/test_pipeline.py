@@ -111,6 +111,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(("sets", "rule"), REFUSED.values(), ids=list(REFUSED))
 def test_what_cannot_be_is_refused_with_settings_that_can(sets: list[str], rule: str) -> None:
     found = problems_of("nano", sets)

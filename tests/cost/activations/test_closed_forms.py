@@ -108,6 +108,7 @@ def _kept(operators: tuple[OperatorMemory, ...]) -> float:
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(SPLITS)
 def test_closed_forms_of_our_trainer_are_what_its_operators_keep(draws: dict[str, object]) -> None:
@@ -120,6 +121,7 @@ def test_closed_forms_of_our_trainer_are_what_its_operators_keep(draws: dict[str
     assert closed == pytest.approx(_kept(block_operators(plan, x, 0, (0, 0, None))), rel=1e-9)
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(SPLITS)
 def test_closed_forms_of_the_loss_are_those_of_its_operators(draws: dict[str, object]) -> None:

@@ -75,6 +75,7 @@ def test_cores_that_wait_are_used_by_other_ranks(cluster: Cluster) -> None:
     assert sum(theirs[name] for name in whole) <= spent <= 2.0 * sum(theirs[n] for n in whole)
 
 
+@pytest.mark.slow
 def test_what_is_held_out_is_not_fitted_and_its_error_is_told(cluster: Cluster) -> None:
     software = our_constants(replace(cluster, trainer=()))
     plans = [plan_of_split(split, cluster) for split in (SPLITS[0], SPLITS[2])]

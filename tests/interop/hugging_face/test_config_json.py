@@ -17,7 +17,7 @@ REFUSED = {
         replace(NANO, soft_cap=30.0),
         'model.soft_cap = 30.0, which would become "none"',
     ),
-    "gelu": (replace(NANO, activation="gelu"), "cannot be read back"),
+    "an offset": (replace(NANO, norm_offset=1.0), "model.norm_offset = 1.0, which would become"),
     "a layer norm": (replace(NANO, norm="layernorm"), 'norm = "layernorm", which would become'),
     "no gate": (replace(NANO, gated=False), "model.gated = false, which would become true"),
     "one bias": (replace(NANO, output_bias=True), "model.output_bias = true, which would become"),

@@ -21,7 +21,7 @@ def test_rows_follow_the_start() -> None:
 
 def test_the_halves_of_a_head_are_pairs_in_the_file() -> None:
     # Heads of 2 rows that stay and 4 that turn: x0 x1 y0 y1 here, x0 y0 x1 y1 there.
-    source = ParameterSource(key="q", shape=(12, 2), pairs=RotaryPairs(period=6, start=2))
+    source = ParameterSource(key="q", shape=(12, 2), order=RotaryPairs(period=6, start=2))
     head = {0: 0, 1: 1, 2: 2, 3: 4, 4: 3, 5: 5}
     assert rows(source, 0, 12) == head | {6 + here: 6 + there for here, there in head.items()}
     # Any part of the rows is the same part of the whole.

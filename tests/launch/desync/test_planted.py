@@ -55,6 +55,7 @@ def told_of(layout: str, case: str, capsys: pytest.CaptureFixture[str]) -> str:
     return str(failure)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.system("S55")
 @pytest.mark.parametrize(("layout", "case"), cases())
 def test_a_mistake_is_named(layout: str, case: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -34,6 +34,7 @@ CASES = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layout", "mistake"), CASES, ids=lambda one: getattr(one, "case", str(one))
 )

@@ -28,6 +28,7 @@ def run(pool: RankPool, argument: dict[str, Any], **chosen: Any) -> Any:
     return pool.run(target, argument, 3, labels=LABELS, elastic=elastic(**chosen))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("how", ["kill", "exit", "stop"])
 def test_a_lost_rank_is_dropped_and_started_again(
     rank_pool: RankPool, capfd: pytest.CaptureFixture[str], how: str

@@ -36,6 +36,7 @@ def run(argument: dict[str, Any], log_dir: Path, **limits: float) -> RunOutcome:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.system("S51")
 @pytest.mark.usefixtures("real_fork_server")
 def test_a_run_returns_all_results_and_shows_the_first_rank(
@@ -48,6 +49,7 @@ def test_a_run_returns_all_results_and_shows_the_first_rank(
         assert (tmp_path / f"rank-{rank:04d}.log").read_text() == f"out {rank}\nerr {rank}\n"
 
 
+@pytest.mark.slow
 def test_a_slow_run_that_moves_is_not_ended(tmp_path: Path) -> None:
     outcome = run({"steps": 4, "pause": 0.6}, tmp_path, step_s=1.5)
     assert outcome.require() == ({"done": True}, {"done": True})

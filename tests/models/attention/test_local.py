@@ -57,6 +57,7 @@ def _use(monkeypatch: pytest.MonkeyPatch, kernel: object) -> None:
     monkeypatch.setattr(local, "kernel_for", lambda *_: kernel)
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("runs", RUNS)
@@ -180,6 +181,7 @@ def test_a_narrow_dtype_is_merged_in_float32_and_rounded_once() -> None:
     assert {x.dtype for x in backward_tiles(one.dout, attended, one.pieces)} == {torch.float32}
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("runs", RUNS)

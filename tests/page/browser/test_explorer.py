@@ -48,6 +48,7 @@ def test_numbers_follow_the_controls_and_are_those_of_python(opened: Opener) -> 
     assert len(found.requests) == 1
 
 
+@pytest.mark.slow
 def test_a_link_holds_the_whole_state(opened: Opener) -> None:
     page = opened(document()).page
     # The page starts with sequence parallelism, which one tensor rank locks.
@@ -115,12 +116,14 @@ def test_terms_and_bars_are_those_of_the_formulas(opened: Opener) -> None:
     assert widths == pytest.approx(held, rel=1e-3)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_page_is_as_wide_as_its_window(width: int, opened: Opener) -> None:
     page = opened(document(), width=width).page
     assert page.evaluate("document.documentElement.scrollWidth") <= width
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_page_has_no_serious_fault_of_access(scheme: str, opened: Opener) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe-core")
@@ -134,6 +137,7 @@ def test_the_page_has_no_serious_fault_of_access(scheme: str, opened: Opener) ->
         assert [(one["id"], [node["target"] for node in one["nodes"]][:3]) for one in serious] == []
 
 
+@pytest.mark.slow
 def test_the_keyboard_reaches_every_control(opened: Opener) -> None:
     page = opened(document()).page
     settled(page)

@@ -58,6 +58,7 @@ def offers(page: Page, settings: Settings) -> dict[str, int]:
     return found
 
 
+@pytest.mark.slow
 def test_a_button_sets_the_nearest_value_that_works(opened: Opener) -> None:
     page = opened(document()).page
     page.locator("#control-tp").fill("16")
@@ -86,6 +87,7 @@ def test_where_one_value_does_not_do_two_are_offered(opened: Opener) -> None:
     assert found["no-effect"] > 0
 
 
+@pytest.mark.slow
 def test_what_is_wrong_is_told_with_what_works_of_many_settings(opened: Opener) -> None:
     page, random, seen = opened(document()).page, Random(51), Counter[bool]()
     asked = 0
@@ -102,6 +104,7 @@ def test_what_is_wrong_is_told_with_what_works_of_many_settings(opened: Opener) 
     assert seen[True] > 4 * seen[False]
 
 
+@pytest.mark.slow
 def test_plans_one_change_away_fit_and_are_faster(opened: Opener) -> None:
     page, shown = opened(document()).page, 0
     for settings in [start(), *legal_settings(52, 6)]:

@@ -88,6 +88,7 @@ def walk(found: OpenPage, lesson: Lesson, places: range) -> None:
     assert len(found.requests) == 1
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.system("S58", "E20", "F11", "S60")
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda one: one.id)
 def test_the_first_choice_shows_what_python_made(lesson: Lesson, walked: OpenPage) -> None:
@@ -101,7 +102,7 @@ def test_every_choice_shows_what_python_made(lesson: Lesson, walked: OpenPage) -
     walk(walked, lesson, range(len(lesson.scenes)))
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("lesson", LESSONS, ids=lambda one: one.id)
 def test_controls_lead_to_their_scene(lesson: Lesson, walked: OpenPage) -> None:
     page = walked.page
@@ -139,6 +140,7 @@ def test_no_lesson_is_wider_than_its_window(width: int, walked: OpenPage) -> Non
     assert wide == []
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "name",
     [
@@ -230,6 +232,7 @@ def test_play_goes_through_all_steps_and_pause_stops(walked: OpenPage) -> None:
     page.clock.resume()
 
 
+@pytest.mark.slow
 def test_tiles_glide_unless_the_system_wants_no_motion(opened: Opener) -> None:
     lesson = BY_ID["ring-attention"]
     running = "document.getAnimations().filter((one) => one.effect.target.dataset?.tile).length"

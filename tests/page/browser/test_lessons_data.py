@@ -54,6 +54,7 @@ def _boxes(page: Page) -> dict[str, dict[str, float]]:
     )
 
 
+@pytest.mark.slow
 def test_a_copy_comes_from_its_origin_and_an_arrow_ends_on_its_tiles(opened: Opener) -> None:
     found = opened(_document())
     page = found.page

@@ -34,6 +34,7 @@ def test_a_page_loads_without_an_error_and_asks_for_nothing(name: str, shared: O
     assert page.locator("img").count() == 0
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_is_as_wide_as_its_window(name: str, shared: Opener) -> None:
     page = shared(documents()[name]).page
@@ -50,6 +51,7 @@ def test_a_page_is_as_wide_as_its_window(name: str, shared: Opener) -> None:
     page.set_viewport_size({"width": 1000, "height": 900})
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_page_has_no_serious_fault_of_access(name: str, shared: Opener) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe-core")
@@ -77,6 +79,7 @@ def test_colors_follow_the_system_and_print_leaves_controls_out(opened: Opener) 
     assert light.locator("#memory .bar").first.is_visible()
 
 
+@pytest.mark.slow
 def test_the_keyboard_reaches_every_control(opened: Opener) -> None:
     page = opened(documents()["plan"]).page
     wanted = page.locator("a, button, input, select, canvas[tabindex], summary").count()
@@ -92,6 +95,7 @@ def test_the_keyboard_reaches_every_control(opened: Opener) -> None:
     assert len(reached - {""}) >= wanted
 
 
+@pytest.mark.slow
 def test_a_served_page_draws_what_is_new(browser: Browser, tmp_path: Path) -> None:
     run = written(tmp_path, steps(2))
     with served_run(run) as link:

@@ -15,6 +15,7 @@ from tests.page.browser.test_explorer import document
 pytestmark = pytest.mark.timeout(600)
 
 
+@pytest.mark.slow
 def test_a_link_holds_what_is_built(opened: Opener) -> None:
     page = opened(document()).page
     start(page, "1f1b", 2, 2)

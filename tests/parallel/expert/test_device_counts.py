@@ -164,7 +164,7 @@ READS = {
 }
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("case", READS)
 def test_the_host_reads_where_sizes_follow_from_the_routing_only(case: str) -> None:
     flags, each = READS[case]

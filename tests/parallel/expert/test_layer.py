@@ -113,7 +113,7 @@ def sends_what_is_stated(plan: Plan, ranks: list[Mixed], stream: Stream) -> None
 
 
 @pytest.mark.system("S34")
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize(("split", "way"), PAIRS)
 def test_outputs_and_gradients_are_those_of_one_device(
     split: str, way: str, rank_pool: RankPool

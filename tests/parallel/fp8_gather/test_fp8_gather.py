@@ -48,7 +48,7 @@ def require_proven(plan: Plan, rank_pool: RankPool) -> None:
     assert [c.max_error for c in claims if c.rule.id == "prove-bytes-sent"] == [0.0]
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize("name", CASES)
 def test_float64_is_proven(name: str, rank_pool: RankPool) -> None:
     require_proven(layout(**{"zero": GATHER, **CASES[name]}, precision=FP8), rank_pool)

@@ -52,6 +52,7 @@ def test_float64_is_proven_with_experts(name: str, rank_pool: RankPool) -> None:
     require_proven(in_tensors(plan_in_fp8(name)), rank_pool)
 
 
+@pytest.mark.slow
 def test_bfloat16_is_proven_with_products_of_both_kinds(rank_pool: RankPool) -> None:
     plan = layout(tp=2, sequence_parallel=True, precision={**BF16, **TENSOR})
     proof = prove(plan, run_ranks=rank_pool.run)

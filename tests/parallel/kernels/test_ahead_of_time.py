@@ -12,6 +12,7 @@ import pytest
 from tests.parallel.kernels import ahead_of_time
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(find_spec("triton") is None, reason="Triton is not installed")
 def test_every_kernel_compiles_for_hopper_without_one(tmp_path: object) -> None:
     # A process of its own: in this one kernels may be those of the interpreter.

@@ -47,6 +47,7 @@ def pair(width: int, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
 HEADS = [(4, 2), (3, 1), (5, 5)]
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("normed", [False, True])
@@ -67,6 +68,7 @@ def test_rotate(kernels: ModuleType, dtype: torch.dtype, direction: int) -> None
     compare(kernels.rotate, "rotate", x, *tables(), direction)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("heads", HEADS)
 @pytest.mark.parametrize("normed", [False, True])

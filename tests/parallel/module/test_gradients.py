@@ -17,6 +17,7 @@ from tests.parallel.module.refusals import PLAIN, backward, parallel, refusal
 from tests.parallel.module.targets import Loop
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.system("S03")
 @pytest.mark.parametrize("zero", STAGES)
 def test_a_branch_that_only_some_ranks_take_neither_hangs_nor_differs(

@@ -34,6 +34,7 @@ def test_evaluation_between_forward_and_backward(rank_pool: RankPool) -> None:
             assert rank.losses[0] == pytest.approx(2 * rank.losses[1], rel=1e-12)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("zero", STAGES)
 def test_two_forwards_of_one_backward(rank_pool: RankPool, zero: Zero) -> None:
     results = rank_pool.run(targets.two_forwards, plan(zero), world_size=2)

@@ -60,7 +60,7 @@ def test_four_ranks_and_replicas_of_slices(
     assert_as_on_one_device(run(rank_pool, loop), loop)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("zero", [SLICES, WHOLE])
 def test_branches_of_replicas_of_slices(rank_pool: RankPool, zero: Zero) -> None:
     skips = {(1, 0): (0, 9), (1, 3): (7, 8, 9), (2, 1): (1, 3, 4, 5, 6), (2, 2): tuple(range(10))}
@@ -80,7 +80,7 @@ def test_a_first_step_without_a_rank(rank_pool: RankPool, zero: Zero) -> None:
     assert_as_on_one_device(run(rank_pool, loop), loop)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.one_in(15)
 @pytest.mark.parametrize(
     ("zero", "changes"),
     [
@@ -145,6 +145,7 @@ def test_a_scheduler_of_torch_sets_the_learning_rate(rank_pool: RankPool) -> Non
     assert_as_on_one_device(ranks, loop)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("home", ["host", "nvme"])
 def test_offload_changes_nothing(rank_pool: RankPool, tmp_path: Any, home: Any) -> None:
     base = Loop(plan=plan(SLICES), microbatches=2)
@@ -170,7 +171,7 @@ FP16 = Precision(
 )
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.one_in(6)
 @pytest.mark.parametrize("zero", STAGES)
 def test_master_copies_start_from_what_was_given_and_are_what_is_rounded(
     rank_pool: RankPool, zero: Zero
@@ -187,6 +188,7 @@ def test_master_copies_start_from_what_was_given_and_are_what_is_rounded(
     assert set(masters) == set(parameters) - {"positions"}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.system("S43")
 @pytest.mark.parametrize("zero", [Zero(), SLICES])
 def test_an_overflow_skips_the_step_and_the_scale_follows(rank_pool: RankPool, zero: Zero) -> None:

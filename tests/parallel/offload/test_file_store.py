@@ -177,6 +177,7 @@ assert int(rest.view("23")[-1]) == 2
 """
 
 
+@pytest.mark.slow
 @pytest.mark.system("S26")
 def test_memory_is_bounded_by_the_buffers(tmp_path: Path) -> None:
     done = subprocess.run(

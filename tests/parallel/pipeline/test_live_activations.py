@@ -17,7 +17,7 @@ SIZES = [(2, "none"), (2, "full"), (4, "none"), (4, "full")]
 
 
 @pytest.mark.system("S19")
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(48)
 @pytest.mark.parametrize(
     ("pp", "recompute"), shortened(SIZES, lambda size: size in ((2, "full"), (4, "none")))
 )

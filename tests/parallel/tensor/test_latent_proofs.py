@@ -64,7 +64,7 @@ def latent_layout(changes: Changes) -> Plan:
     return replace(plan, mathematics=replace(plan.mathematics, model=model))
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(18)
 @pytest.mark.parametrize("name", CASES)
 def test_float64_is_proven(name: str, rank_pool: RankPool) -> None:
     proof = prove(latent_layout(CASES[name]), run_ranks=rank_pool.run, own_precision=False)

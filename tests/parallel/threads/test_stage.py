@@ -46,6 +46,7 @@ PLANS: dict[str, Plan] = {
 }
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.system("S05")
 @pytest.mark.parametrize("name", PLANS)
 def test_replicas_on_threads_equal_the_full_batch(name: str, rank_pool: RankPool) -> None:

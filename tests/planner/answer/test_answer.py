@@ -26,6 +26,7 @@ def _answer() -> PlanAnswer:
     return PlanAnswer(found=found)
 
 
+@pytest.mark.slow
 def test_the_page_is_that_of_the_command(capsys: pytest.CaptureFixture[str]) -> None:
     from echelon.api.planning import plan
 

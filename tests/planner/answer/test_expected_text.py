@@ -19,6 +19,7 @@ from tests.planner.requests import small
 ASKED = ["plan", "llama3-8b", "--cluster", "8xh100", "--pin", "cp=1", "--objective", "expected"]
 
 
+@pytest.mark.slow
 def test_the_page_says_what_a_step_of_a_long_run_takes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*ASKED, "--detail"]) == 0
     page = capsys.readouterr().out
@@ -52,6 +53,7 @@ def test_each_line_follows_from_those_before() -> None:
     assert step * slowdown * risk + retry == pytest.approx(total, rel=1e-3)
 
 
+@pytest.mark.slow
 def test_it_stands_in_the_json_where_it_was_asked_for(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*ASKED, "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
@@ -64,6 +66,7 @@ def test_it_stands_in_the_json_where_it_was_asked_for(capsys: pytest.CaptureFixt
     assert "expected" not in json.loads(capsys.readouterr().out)["recommended"]
 
 
+@pytest.mark.slow
 def test_from_python_it_is_an_objective_as_others_are() -> None:
     found = ec.plan("llama3-8b", cluster="8xh100", pins=["cp=1", "tp=1"], objective="expected")
     assert found.plan.mesh.world_size == 8

@@ -34,6 +34,7 @@ def test_the_page_is_short_and_says_what_to_run(capsys: pytest.CaptureFixture[st
     assert "sum (step)" not in page
 
 
+@pytest.mark.slow
 def test_detail_adds_the_plans_and_every_term(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*LLAMA, "--detail"]) == 0
     page = capsys.readouterr().out
@@ -79,6 +80,7 @@ def test_a_run_that_is_far_from_every_measured_one_is_told() -> None:
     assert json["bands_rest_on"]["nearest_run_was"] == [*far.nearest_run_was]
 
 
+@pytest.mark.slow
 def test_ordinary_pages_have_twenty_lines() -> None:
     for trainer in ("echelon", "megatron-core"):
         found = recommend(

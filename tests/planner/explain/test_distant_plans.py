@@ -16,6 +16,7 @@ from echelon.planner.search.search import search
 from tests.planner.requests import small
 
 
+@pytest.mark.slow
 def test_a_large_space_is_searched_far_from_the_plan_too() -> None:
     """On a slow network a pipeline wins; on a fast one data ranks alone may."""
     slow = _linked(small(memory_gb=40.0, pins=["cp=1", "microbatch=1,2"]), 0.1)

@@ -23,6 +23,7 @@ def _over(share: float, pins: list[str]) -> tuple[SearchRequest, RankedPlan]:
     return replace(request, cluster=replace(request.cluster, device=device)), best
 
 
+@pytest.mark.slow
 def test_a_fix_of_a_plan_fits_and_is_legal() -> None:
     request, best = _over(
         0.97, ["tp=2", "pp=2", "zero=1", "recompute=none", "microbatch=2", "schedule=1f1b"]
@@ -52,6 +53,7 @@ def test_a_fix_of_a_plan_fits_and_is_legal() -> None:
     assert [fix.estimate.step_s for fix in same] == sorted(fix.estimate.step_s for fix in same)
 
 
+@pytest.mark.slow
 def test_changes_come_in_pairs_only_where_one_is_not_enough() -> None:
     request, best = _over(0.625, ["tp=1", "pp=2", "zero=0", "recompute=none", "microbatch=3"])
     fixes = find_fixes(request, best.candidate)
@@ -63,6 +65,7 @@ def test_changes_come_in_pairs_only_where_one_is_not_enough() -> None:
     assert all(len(set(one)) == len(one) for one in topics)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("model", "cluster", "smallest"),
     [("llama3-8b", "1xa100-40gb", "2xa100-40gb"), ("llama2-13b", "2xrtx4090", "4xrtx4090")],

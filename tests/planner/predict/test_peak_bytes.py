@@ -116,6 +116,7 @@ def test_closed_forms_know_the_state_that_travels_from_the_host(model: str) -> N
     assert passing(closed) == pytest.approx(passing(with_checked_plan(request, closed)), rel=0.1)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("extra", [0, 1, 3])
 @pytest.mark.parametrize("pp", [2, 4])
 @pytest.mark.parametrize("schedule", SCHEDULES)

@@ -27,6 +27,7 @@ def test_counts_are_of_one_node_or_of_whole_nodes() -> None:
     assert counts[7:] == (8, 16, 24, 32, 40, 48, 56, 64, 72, 80, 96)
 
 
+@pytest.mark.slow
 def test_the_best_count_is_that_of_all_counts_planned_one_by_one() -> None:
     request = make_request("nano", cluster="8xh100")
     best = best_count(search(request), noise())

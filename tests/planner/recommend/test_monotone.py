@@ -25,6 +25,7 @@ def _wrong(case: MonotoneCase) -> tuple[str, ...]:
     return broken(few, many)
 
 
+@pytest.mark.slow
 def test_cases_are_drawn_alike_and_differ() -> None:
     first = list(islice(drawn_cases(0), 100))
     assert first == list(islice(drawn_cases(0), 100))
@@ -44,6 +45,7 @@ def hundred_cases() -> list[MonotoneCase]:
     return [*islice(drawn_cases(0), 100)]
 
 
+@pytest.mark.one_in(4)
 @pytest.mark.parametrize("number", range(4))
 def test_more_devices_are_never_slower(quick_cases: list[MonotoneCase], number: int) -> None:
     assert _wrong(quick_cases[number]) == (), str(quick_cases[number])
@@ -85,6 +87,7 @@ def test_where_nothing_fits_on_all_devices_some_stay_idle() -> None:
     assert found.first.ranked.candidate.devices == 4
 
 
+@pytest.mark.slow
 def test_one_short_sequence_is_work_for_one_device_of_however_many() -> None:
     settings = ["batch.global_sequences=1", "batch.sequence_length=7"]
     found = recommend(make_request("gpt2", cluster="512xh100", settings=settings))

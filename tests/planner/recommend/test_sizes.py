@@ -30,6 +30,7 @@ def test_sizes_begin_with_the_smallest_and_double() -> None:
     assert any(one.others for one in found)
 
 
+@pytest.mark.slow
 def test_a_size_without_a_plan_is_left_out_and_an_interruption_ends_all(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -73,6 +73,7 @@ def test_pins_that_exclude_everything_only_together_are_named_together() -> None
     assert search(make_request("nano", cluster="8xh100", pins=pins)).best is not None
 
 
+@pytest.mark.slow
 def test_every_degree_that_is_offered_in_place_of_a_pin_works() -> None:
     error = _why(make_request("llama3-8b", cluster="8xh200", pins=["tp=3", "zero=1"]))
     (problem,) = error.problems
@@ -82,6 +83,7 @@ def test_every_degree_that_is_offered_in_place_of_a_pin_works() -> None:
         assert search(make_request("llama3-8b", cluster="8xh200", pins=pins)).best is not None
 
 
+@pytest.mark.slow
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("model", "cluster", "wanted"),
@@ -120,6 +122,7 @@ def _typed(text: str) -> tuple[str, tuple[str, ...]]:
     return "".join(clusters), tuple(value for flag, value in pairs if flag == "--set")
 
 
+@pytest.mark.slow
 def test_hosts_are_told_of_and_the_smallest_cluster_that_needs_none_is_beside() -> None:
     error = _why(make_request("llama3-8b", cluster="1xa100-40gb"))
     (problem,) = error.problems
@@ -138,6 +141,7 @@ def test_common_devices_come_first_and_rare_ones_only_where_those_are_too_small(
     assert others == ["h100", "a100-80gb"] == list(common_devices()[:2])
 
 
+@pytest.mark.slow
 def test_the_cheapest_change_of_the_run_is_offered() -> None:
     short = "batch.sequence_length=2048"
     wide = ["precision.parameters=fp32", short]

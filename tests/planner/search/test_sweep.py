@@ -11,6 +11,7 @@ from echelon.planner.search.sweep import SearchSweep
 from tests.planner.requests import MIXTURE, SMALL, exhaustive, small
 
 
+@pytest.mark.one_in(5)
 @pytest.mark.system("S48")
 @pytest.mark.parametrize(
     ("devices", "memory_gb", "settings"),

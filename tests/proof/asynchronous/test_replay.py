@@ -14,6 +14,7 @@ from tests.parallel.servers.test_server import served_plan
 from tests.training.servers.test_served import with_updates
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.system("S07")
 @pytest.mark.parametrize(
     ("num_workers", "num_servers", "bound", "damping"),
@@ -36,6 +37,7 @@ def test_an_asynchronous_run_equals_its_replay(
     assert "staleness" in exact.note
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     ("num_workers", "num_servers", "restarts"), [(2, 2, 1), (3, 1, 1), (2, 2, 0)]
 )

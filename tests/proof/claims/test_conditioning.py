@@ -87,6 +87,7 @@ def test_tokens_go_where_they_went() -> None:
     assert tolerance.allowed("scores", 1, "layers.1") == pytest.approx(1e-10, rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_right_plan_of_such_a_model_is_proven(rank_pool: RankPool) -> None:
     proof = prove(CHAOTIC, run_ranks=rank_pool.run, own_precision=False)
     proof.require()

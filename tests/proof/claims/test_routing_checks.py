@@ -129,7 +129,7 @@ def prove_liar(pool: RankPool, name: str) -> Proof:
     return prove(PLAN, run_ranks=pool.run, subject=f"{__name__}:{name}", own_precision=False)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize(
     ("name", "rule", "told"),
     [

@@ -36,7 +36,9 @@ def rotary_positions_are_doubled(patch: Patch) -> None:
     patch.setattr(
         operations,
         "rotary_tables",
-        lambda shape, positions_T, *rest: right(shape, positions_T * 2, *rest),
+        lambda shape, positions_T, *rest, **by_name: right(
+            shape, positions_T * 2, *rest, **by_name
+        ),
     )
 
 

@@ -48,13 +48,14 @@ PROVEN = {
 }
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", PROVEN)
 def test_a_plan_with_kernels_is_proven(name: str, rank_pool: RankPool) -> None:
     proof = prove(with_kernels(PROVEN[name]), run_ranks=rank_pool.run)
     proof.require()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(
     "plan",
     [

@@ -32,6 +32,7 @@ def test_the_matrix_of_experts_is_whole() -> None:
     assert {case.world_size for case in every} == {2, 4, 8}
 
 
+@pytest.mark.slow
 def test_every_setting_of_experts_is_met_and_stays_in_a_proof() -> None:
     travels: set[tuple[str, bool, int]] = set()
     kinds: set[tuple[str, bool, bool]] = set()

@@ -47,6 +47,7 @@ def no_ranks(target: str, argument: object, world_size: int, /, **_: object) -> 
     raise RuntimeError("a rank fell over")
 
 
+@pytest.mark.slow
 def test_a_line_does_a_plan_again(monkeypatch: pytest.MonkeyPatch, rank_pool: RankPool) -> None:
     drawing(monkeypatch, SMALL)
     found = walk_plan(5, 0, rank_pool.run, offload_dir="/nowhere", code="c")

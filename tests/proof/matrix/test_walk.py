@@ -11,6 +11,7 @@ import pytest
 
 from echelon.launch.local.pool import RankPool
 from echelon.proof.matrix import walk as matrix
+from echelon.proof.matrix.block_cases import block_cases
 from echelon.proof.matrix.cases import MatrixCase, cases
 from echelon.proof.matrix.context_cases import context_cases
 from echelon.proof.matrix.expert_cases import expert_cases
@@ -32,7 +33,7 @@ COUNT = 36
 SEED = random.SystemRandom().randrange(10**6)
 
 
-def test_the_whole_matrix_is_all_six() -> None:
+def test_the_whole_matrix_is_all_seven() -> None:
     parts = (
         list(cases()),
         list(zero_cases()),
@@ -40,6 +41,7 @@ def test_the_whole_matrix_is_all_six() -> None:
         list(context_cases()),
         list(expert_cases()),
         list(recompute_cases()),
+        list(block_cases()),
     )
     names = [case.name for part in parts for case in part]
     assert [case.name for case in every_case()] == names
@@ -52,7 +54,7 @@ def test_a_sample_is_a_function_of_its_seed() -> None:
 
 
 @pytest.mark.system("S39", "S40")
-@pytest.mark.one_in(2)
+@pytest.mark.one_in(4)
 # Of each kind come three cases of few ranks, then three of more: one of each is quick.
 @pytest.mark.parametrize("number", shortened(range(COUNT), lambda number: number % 3 == 0))
 def test_a_random_part_is_proven(number: int, rank_pool: RankPool) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from echelon.core.plan import Plan, Zero
 from echelon.proof.matrix.cases import OPTIMIZERS, STAGES
 from echelon.proof.matrix.zero_cases import HOMES, LAYOUTS, zero_cases
@@ -25,6 +27,7 @@ def test_the_matrix_of_zero_is_whole() -> None:
     assert {case.world_size for case in every} == {2, 4, 8}
 
 
+@pytest.mark.slow
 def test_every_setting_of_zero_is_met_at_every_stage_that_has_it() -> None:
     plans = [case.plan() for case in zero_cases()]
     for plan in plans:

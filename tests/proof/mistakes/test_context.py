@@ -12,6 +12,7 @@ from echelon.proof.oracle.oracle import build_decoder, run_oracle, token_losses
 from tests.proof.layouts import CONTEXTS, context_layout
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("kind", CONTEXTS)
 def test_every_mistake_shows_in_the_losses(kind: str) -> None:
     plan = context_layout(kind)

@@ -10,7 +10,7 @@ from tests.proof.mutants.planting import Told, mutants_of
 from tests.proof.planted import assert_caught
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize(("mutant", "told"), mutants_of(context, context_gradients))
 def test_a_planted_bug_is_caught_and_named(mutant: str, told: Told, rank_pool: RankPool) -> None:
     assert_caught(mutant, told, rank_pool)

@@ -10,7 +10,7 @@ from tests.proof.mutants.planting import Told, mutants_of
 from tests.proof.planted import assert_caught
 
 
-@pytest.mark.one_in(10)
+@pytest.mark.one_in(60)
 @pytest.mark.parametrize(("mutant", "told"), mutants_of(experts, experts_gradients))
 def test_a_planted_bug_is_caught_and_named(mutant: str, told: Told, rank_pool: RankPool) -> None:
     assert_caught(mutant, told, rank_pool)

@@ -24,7 +24,7 @@ from tests.proof.mutants.planting import Told, mutants_of
 from tests.proof.planted import assert_caught
 
 
-@pytest.mark.one_in(10)
+@pytest.mark.one_in(140)
 @pytest.mark.parametrize(
     ("mutant", "told"),
     mutants_of(

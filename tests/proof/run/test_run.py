@@ -82,7 +82,7 @@ def test_the_written_proof_says_all(rank_pool: RankPool, tmp_path: Path) -> None
     assert claims["prove-initial-weights"]["holds"] is True
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize(
     ("name", "rule", "tensor", "factor"),
     [

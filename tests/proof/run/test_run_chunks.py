@@ -55,6 +55,7 @@ QUICK = ("tied", "bf16")
 """Two ranks each, in float32 and in bfloat16."""
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.system("B07")
 @pytest.mark.parametrize("name", shortened(PLANS, lambda name: name in QUICK))
 def test_a_plan_in_chunks_is_proven_and_waits_for_all_that_it_uses(

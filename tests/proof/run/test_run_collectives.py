@@ -57,7 +57,7 @@ PLANS: dict[str, Plan] = {
 
 
 @pytest.mark.system("S12")
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize("name", PLANS)
 def test_a_plan_is_proven(name: str, rank_pool: RankPool) -> None:
     proof = prove(PLANS[name], run_ranks=rank_pool.run, own_precision=False)
@@ -81,10 +81,12 @@ def test_what_leaves_a_node_is_that_of_the_formula(name: str, rank_pool: RankPoo
         assert (near, far) == (sum(one.bytes for one in terms) - beyond, beyond), rank
 
 
+@pytest.mark.slow
 def test_sums_that_complete_late_are_the_same_bits(rank_pool: RankPool) -> None:
     prove(PLANS["2x2"], run_ranks=rank_pool.run, own_precision=False, late=True).require()
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize(("mutant", "told"), mutants_of(collectives))
 def test_a_bug_in_the_steps_is_caught_and_named(
     mutant: str, told: Told, rank_pool: RankPool

@@ -47,7 +47,7 @@ PLANS = {
 
 
 @pytest.mark.system("B06")
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(12)
 @pytest.mark.parametrize("name", PLANS)
 def test_islands_are_those_of_one_process(rank_pool: RankPool, name: str) -> None:
     proof = prove(PLANS[name], run_ranks=rank_pool.run, own_precision=False)
@@ -58,11 +58,13 @@ def test_islands_are_those_of_one_process(rank_pool: RankPool, name: str) -> Non
     assert told[rules.PROVE_OUTER_STEP.id].max_error <= 1e-10
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["zero-1", "late-fragments"])
 def test_sums_that_complete_late_are_the_same_bits(rank_pool: RankPool, name: str) -> None:
     prove(PLANS[name], run_ranks=rank_pool.run, own_precision=False, late=True).require()
 
 
+@pytest.mark.slow
 def test_the_precision_of_a_run_is_proven(rank_pool: RankPool) -> None:
     """Evidence of row B06: bfloat16 parameters, outer steps of float32 masters."""
     proof = prove(PLANS["zero-1"], run_ranks=rank_pool.run)

@@ -70,7 +70,7 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.one_in(24)
 @pytest.mark.parametrize("name", PLANS)
 def test_mixed_precision_is_proven(name: str, rank_pool: RankPool) -> None:
     plan = layout(**PLANS[name])
@@ -107,6 +107,7 @@ def scales_in_bf16(context: RankContext, plan: Plan) -> MutantSubject:
     return MutantSubject(build(context, plan), patch)
 
 
+@pytest.mark.slow
 def test_an_optimizer_that_rounds_what_the_gradients_have_is_found(rank_pool: RankPool) -> None:
     proof = prove(
         layout(dp=2, precision=BF16, zero={"stage": 1}),

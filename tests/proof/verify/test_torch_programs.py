@@ -12,6 +12,7 @@ from tests.proof.verify.planted_programs import proof_of
 STEP = "        optimizer.step()"
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["fsdp2", "tensor_parallel", "pipeline"])
 def test_it_is_proven(name: str, rank_pool: RankPool, tmp_path: Path) -> None:
     proof = proof_of(rank_pool, tmp_path, name)

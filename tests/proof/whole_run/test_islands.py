@@ -12,6 +12,7 @@ from echelon.proof.whole_run.whole_run import whole_run_pass
 EVERY_2 = ("local_sgd.every=2", "mesh.dp_replicate=2")
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.system("B06")
 @pytest.mark.parametrize(
     "flags",

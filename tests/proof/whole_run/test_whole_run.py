@@ -44,7 +44,7 @@ BUGS = (
 )
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(32)
 @pytest.mark.parametrize(("part", "bug", "rule", "step", "tensor"), BUGS, ids=str)
 def test_a_bug_of_the_trainer_is_named(
     rank_pool: RankPool, part: str, bug: str, rule: str, step: int, tensor: str

@@ -48,6 +48,7 @@ def tracks_of(trace: Trace) -> dict[str, list[dict[str, Any]]]:
     return tracks
 
 
+@pytest.mark.slow
 def test_each_distinct_rank_has_the_tracks_of_what_it_does(
     rehearsed: tuple[Rehearsal, dict[int, Trace]],
 ) -> None:

@@ -79,6 +79,7 @@ def test_a_walk_goes_on_until_so_many_were_executed(
     assert told in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_sums_of_two_hops_keep_their_place_where_sums_have_no_copies(
     monkeypatch: pytest.MonkeyPatch, rank_pool: RankPool
 ) -> None:

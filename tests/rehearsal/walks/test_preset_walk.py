@@ -15,6 +15,7 @@ def test_all_presets_are_walked_and_those_of_published_runs_come_last() -> None:
     assert set(names()[-len(PUBLISHED) :]) == set(PUBLISHED)
 
 
+@pytest.mark.one_in(3)
 @pytest.mark.parametrize("name", ["nano-zero3", "toy-experts", "gpt2"])
 def test_presets_hold(name: str) -> None:
     found = rehearse_preset(name, "", workers=1)
@@ -23,6 +24,7 @@ def test_presets_hold(name: str) -> None:
     assert "holds" in found.line()
 
 
+@pytest.mark.slow
 def test_a_published_run_is_planned_where_it_ran() -> None:
     plan, cluster = plan_of("llama3-70b")
     assert (cluster, plan.mesh.world_size) == ("64xh100", 64)

@@ -39,6 +39,7 @@ def _survives(directory: Path, error: type[EchelonError], rule: str) -> EchelonE
     return caught.value
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("code", "rule"),
     [
@@ -92,6 +93,7 @@ def test_a_disk_that_is_full_for_one_rank_only(
     assert len(calls) == 2
 
 
+@pytest.mark.slow
 def test_a_limit_of_the_system_on_file_size(tmp_path: Path) -> None:
     """Meet a real refusal: the kernel lets no file of this process grow beyond 4 KiB."""
     save(tmp_path, step=1)

@@ -39,6 +39,7 @@ def _whole(name: str, tensor: torch.Tensor) -> Shard:
 CUTS: dict[str, Cut] = {"rows": by_rows, "columns": by_columns, "whole": whole_on(1)}
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.system("S52")
 @pytest.mark.parametrize("read_world", [1, 3])
 @pytest.mark.parametrize("read_cut", CUTS)

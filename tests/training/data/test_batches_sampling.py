@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from echelon.training.data.batches import sample_ids, sequential_ids
 
 
+@pytest.mark.slow
 @pytest.mark.system("S08")
 @given(
     seed=st.integers(0, 2**63),

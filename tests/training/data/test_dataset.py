@@ -27,6 +27,7 @@ def test_the_ignored_label_is_the_models() -> None:
     assert IGNORED_LABEL == MODELS_IGNORED_LABEL
 
 
+@pytest.mark.slow
 @given(
     sizes=st.lists(st.integers(1, 60), min_size=1, max_size=8),
     shard_tokens=st.integers(1, 80),

@@ -74,7 +74,7 @@ def told(pool: RankPool, spoiled: Spoiled) -> str:
     return message
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=list(LAYOUTS))
 def test_a_router_is_named_with_its_tokens(

@@ -93,6 +93,7 @@ def test_a_weight_that_is_nan_is_named_with_its_layer_and_its_rank(
     assert f"; not finite itself is the weight layers.3.mlp_norm.weight of {who}; " in message
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("layout", LAYOUTS.values(), ids=list(LAYOUTS))
 def test_a_gradient_that_is_nan_is_named_with_its_layer_and_its_rank(
     layout: dict[str, Any], rank_pool: RankPool

@@ -59,6 +59,7 @@ def task_of(run: ec.TrainResult, *settings: str) -> GenerateTask:
     )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     "settings",
     [(), ("mesh.tp=2",), ("mesh.tp=2", "mesh.pp=2"), ("mesh.tp=2", "experts.expert_tp=2")],
@@ -84,6 +85,7 @@ FP8 = (
 )
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("scales", ["block", "tensor"])
 def test_products_in_8_bits_write_alike_under_any_split(
     scales: str, rank_pool: RankPool, tmp_path: Path

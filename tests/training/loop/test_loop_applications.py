@@ -64,7 +64,7 @@ def test_its_ranks_compute_what_one_process_computes(rank_pool: RankPool, name: 
 
 
 @pytest.mark.system("S59")
-@pytest.mark.one_in(4)
+@pytest.mark.one_in(8)
 @pytest.mark.parametrize("name", APPLICATIONS)
 def test_it_trains(rank_pool: RankPool, tmp_path: Path, name: str) -> None:
     job = load_job(name, SHORT)

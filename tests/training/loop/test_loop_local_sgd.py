@@ -30,6 +30,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_data(tmp_path_factory.mktemp("text"))
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize(
     ("rounds", "precision"), [(ROUNDS, BF16), (LATE, FP64)], ids=["rounds bf16", "late"]
 )

@@ -125,6 +125,7 @@ def test_documents_of_real_data_are_cut_for_context_ranks(
         assert found[step] == pytest.approx(values, rel=1e-10, abs=0)
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_another_cut_of_its_sequences(
     rank_pool: RankPool, tmp_path: Path, data: Path
 ) -> None:

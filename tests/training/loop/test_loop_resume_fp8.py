@@ -37,6 +37,7 @@ def history_of(path: Path) -> dict[str, Any]:
     return json.loads((path / STATE_FILE).read_text())["engine"]["fp8_scales"]
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_bit_for_bit(rank_pool: RankPool, tmp_path: Path, data: Path) -> None:
     settings = (*DP2_TP2, *BF16, *LAST_THREE)
     train(rank_pool, tmp_path / "whole", data, settings)
@@ -51,6 +52,7 @@ def test_a_run_goes_on_bit_for_bit(rank_pool: RankPool, tmp_path: Path, data: Pa
     assert all(torch.equal(got[name], tensor) for name, tensor in expected.items())
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_under_other_layouts(rank_pool: RankPool, tmp_path: Path, data: Path) -> None:
     go_on_under_four_layouts(rank_pool, tmp_path, data, (*FP64, *LAST_THREE))
 

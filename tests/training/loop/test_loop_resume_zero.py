@@ -199,6 +199,7 @@ def test_what_is_saved_are_masters_and_parameters_are_the_masters_rounded(
                     assert torch.equal(shard.tensor, expected), name
 
 
+@pytest.mark.slow
 def test_the_loss_scale_goes_on_and_skipped_steps_are_no_updates(
     rank_pool: RankPool, tmp_path: Path, data: Path
 ) -> None:

@@ -125,6 +125,7 @@ def test_asynchronous_workers_validate_what_a_checkpoint_of_that_step_has(
     assert whole.last_validation != whole.first_validation
 
 
+@pytest.mark.slow
 @pytest.mark.system("S07")
 def test_a_run_goes_on_without_a_killed_worker_and_takes_it_in_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -97,6 +97,7 @@ def test_calibrate_writes_a_file_that_a_plan_reads_and_never_writes_over_it(
     assert out.read_text() == text
 
 
+@pytest.mark.slow
 def test_calibrate_shows_a_row_for_each_unit(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -112,7 +113,8 @@ def test_a_model_that_is_not_trained_yet_is_not_measured(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "times.json"
-    flags = ["--set", "model.activation=gelu"]
+    sets = ("activation=gelu", "experts.num_experts=4", "experts.top_k=2", "experts.ffn=64")
+    flags = [word for one in sets for word in ("--set", f"model.{one}")]
     assert main(["calibrate", "nano", "--out", str(out), *flags]) == 2
     assert "error[not-built-yet]" in capsys.readouterr().err
     assert not out.exists()

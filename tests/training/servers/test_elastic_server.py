@@ -61,6 +61,7 @@ def run(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.system("S07")
 def test_a_killed_worker_is_dropped_and_comes_back(
     rank_pool: RankPool, tmp_path: Path, data: Path

@@ -127,6 +127,7 @@ def test_any_rectangle_is_read(
     require_rectangles(tmp_path, shape, whole, random, count=3)
 
 
+@pytest.mark.one_in(2)
 @pytest.mark.parametrize("name", ["qwen", "gpt2"])
 @pytest.mark.parametrize("stage", [0, 1, 3])
 def test_every_rank_of_a_run_gets_its_part(
@@ -217,7 +218,7 @@ def _grown(*arguments: str) -> tuple[int, int]:
 
 
 @pytest.mark.system("S27")
-@pytest.mark.one_in(8)
+@pytest.mark.one_in(16)
 @pytest.mark.parametrize("dim", [0, 1], ids=["rows", "columns"])
 @pytest.mark.parametrize("kind", ["weights", "checkpoint"])
 def test_a_rank_that_loads_needs_less_than_1_3_times_its_slice(

@@ -58,6 +58,11 @@ FITTED_MODEL = (
     "causal",
     "window",
     "soft_cap",
+    "attention_scale",
+    "rotary.fraction",
+    "multipliers.embedding",
+    "multipliers.residual",
+    "multipliers.logits",
 )
 """Settings of the model that a block, the embedding or the head takes its time from."""
 

@@ -10,32 +10,20 @@ through that extension, and are refused (weights-positions).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
 from echelon.config.entries import Entry, check_layer
 from echelon.config.files.reading import is_folder, missing_file
-from echelon.config.model.config_json import (
-    LLAMA3_ROPE,
-    PLAIN_ROPE,
-    ConfigJsonReader,
-    rope_entry,
-    rope_type,
-)
+from echelon.config.model.architectures.common import FULL, SLIDING
+from echelon.config.model.architectures.table import ARCHITECTURES
+from echelon.config.model.config_json import ConfigJsonReader
 from echelon.config.settings.value_types import toml_text
 from echelon.core.errors import Problem
 from echelon.core.rulebook.model import HF_CONFIG_MODEL_TYPE, HF_CONFIG_UNREADABLE
 from echelon.core.rules import did_you_mean
 from echelon.core.serialize import decode_json
-
-FULL, SLIDING = "full_attention", "sliding_attention"
-MISTRAL_WINDOW = QWEN_WINDOW = 4096  # tokens
-QWEN_FULL_LAYERS = 28
-"""What transformers takes where a config.json has no sliding_window or max_window_layers."""
-
-LATENT_EPS = 1e-6
-"""What transformers norms the latent vectors of DeepSeek-V3 with: no key of config.json sets it."""
 
 
 def read_hf_config(path: Path, set_by: str) -> tuple[dict[str, Entry], list[Problem]]:
@@ -70,7 +58,7 @@ def config_entries(
         )
         return {}, [problem]
     reader = ConfigJsonReader(path=path, config=config)
-    ARCHITECTURES[kind](reader)
+    ARCHITECTURES[kind].read(reader)
     _scores(reader)
     entries, problems = check_layer(reader.entries)
     return dict(entries), reader.problems + problems
@@ -78,55 +66,6 @@ def config_entries(
 
 def _unreadable(path: Path, why: str, set_by: str) -> Problem:
     return HF_CONFIG_UNREADABLE.problem(f"{path} {why}", key="model.hf_config", set_by=set_by)
-
-
-def _decoder(reader: ConfigJsonReader, *, theta: float = 10_000.0) -> None:
-    reader.need(
-        layers="num_hidden_layers",
-        hidden="hidden_size",
-        heads="num_attention_heads",
-        ffn="intermediate_size",
-        vocab="vocab_size",
-        max_positions="max_position_embeddings",
-    )
-    reader.take(
-        kv_heads=("num_key_value_heads", None),
-        norm_eps=("rms_norm_eps", 1e-6),
-        initial_std=("initializer_range", 0.02),
-        tied=("tie_word_embeddings", False),
-    )
-    reader.only(hidden_act=("silu", "swish"))
-    _rope(reader, theta)
-
-
-def _rope(reader: ConfigJsonReader, theta: float) -> None:
-    key, value = rope_entry(reader.config)
-    if value is not None and not isinstance(value, dict):
-        reader.refuse(key, value)
-        return
-    rope = cast("dict[str, object]", value or {})
-    reader.set("rope_theta", rope.get("rope_theta", reader.config.get("rope_theta", theta)), key)
-    kind = rope_type(rope)
-    if kind == LLAMA3_ROPE:
-        names = {
-            "factor": "factor",
-            "low_frequency_factor": "low_freq_factor",
-            "high_frequency_factor": "high_freq_factor",
-            "original_positions": "original_max_position_embeddings",
-        }
-        for name, hf_name in names.items():
-            if hf_name in rope:
-                reader.set(f"rope_scaling.{name}", rope[hf_name], f"{key}.{hf_name}")
-            else:
-                reader.missing(f"{key}.{hf_name}, which llama3 scaling needs", reader.where(key))
-    elif kind == "yarn" and reader.config["model_type"] == "deepseek_v3":
-        original = rope.get("original_max_position_embeddings")
-        if original is None:
-            reader.refuse(key, rope)
-        else:
-            reader.set("max_positions", original, f"{key}.original_max_position_embeddings")
-    elif kind != PLAIN_ROPE:
-        reader.refuse(key, rope, {"rope_type": PLAIN_ROPE}, {"rope_type": LLAMA3_ROPE})
 
 
 def _scores(reader: ConfigJsonReader) -> None:
@@ -145,165 +84,6 @@ def _scores(reader: ConfigJsonReader) -> None:
     for kind in dict.fromkeys(map(str, kinds)):
         if kind not in known:
             reader.refuse("layer_types", kind, *known)
-
-
-def _window(reader: ConfigJsonReader, default: int | None) -> None:
-    """Set the window of every layer; null is none, and where it is absent `default` holds."""
-    window = reader.config.get("sliding_window", default)
-    if window is not None:
-        reader.set("window", window, "sliding_window")
-
-
-def _qwen_window(reader: ConfigJsonReader) -> None:
-    slides = reader.config.get("use_sliding_window")
-    if slides is not None and not isinstance(slides, bool):
-        reader.refuse("use_sliding_window", slides, False, True)
-    if slides is not True:
-        return
-    kinds = _layer_kinds(reader)
-    # transformers 4 and 5 differ in which layers of this one slide.
-    differ = SLIDING in kinds or reader.config["model_type"] == "qwen3_moe"
-    window = reader.config.get("sliding_window", QWEN_WINDOW)
-    longest = reader.config.get("max_position_embeddings")
-    if kinds == {SLIDING}:
-        _window(reader, QWEN_WINDOW)
-    elif differ and isinstance(window, int) and isinstance(longest, int):
-        reader.set("max_positions", min(window, longest), "sliding_window")
-
-
-def _layer_kinds(reader: ConfigJsonReader) -> set[object]:
-    """Return which kinds of layers there are: those listed, else full ones before sliding ones."""
-    listed, layers = reader.config.get("layer_types"), reader.config.get("num_hidden_layers")
-    if isinstance(listed, list):
-        return {str(kind) for kind in cast("list[object]", listed)}
-    full = reader.config.get("max_window_layers", QWEN_FULL_LAYERS)
-    if not isinstance(full, int) or not isinstance(layers, int) or 0 < full < layers:
-        return {FULL, SLIDING}
-    return {SLIDING} if full <= 0 else {FULL}
-
-
-_HEAD_DIM, _TOP_K = ("head_dim", None), "num_experts_per_tok"
-_ATTENTION_BIASES = dict.fromkeys(("qkv_bias", "output_bias"), ("attention_bias", False))
-
-
-def _llama(reader: ConfigJsonReader) -> None:
-    _decoder(reader)
-    reader.take(head_dim=_HEAD_DIM, **_ATTENTION_BIASES, mlp_bias=("mlp_bias", False))
-
-
-def _mistral(reader: ConfigJsonReader) -> None:
-    _decoder(reader)
-    reader.take(head_dim=_HEAD_DIM)
-    _window(reader, MISTRAL_WINDOW)
-
-
-def _qwen2(reader: ConfigJsonReader) -> None:
-    _decoder(reader)
-    reader.set("qkv_bias", True, "model_type")
-    _qwen_window(reader)
-
-
-def _qwen3(reader: ConfigJsonReader) -> None:
-    _decoder(reader)
-    reader.set("qk_norm", True, "model_type")
-    reader.take(head_dim=("head_dim", 128), **_ATTENTION_BIASES)
-    _qwen_window(reader)
-
-
-def _qwen3_moe(reader: ConfigJsonReader) -> None:
-    _qwen3(reader)
-    reader.only(decoder_sparse_step=(1,), mlp_only_layers=([], None))
-    key = "num_local_experts" if "num_local_experts" in reader.config else "num_experts"
-    reader.need("experts.", num_experts=key, top_k=_TOP_K, ffn="moe_intermediate_size")
-    reader.take("experts.", renormalise=("norm_topk_prob", False))
-
-
-def _mixtral(reader: ConfigJsonReader) -> None:
-    _decoder(reader, theta=1e6)
-    reader.take(head_dim=_HEAD_DIM, norm_eps=("rms_norm_eps", 1e-5))
-    count, ffn = "num_local_experts", "intermediate_size"
-    reader.need("experts.", num_experts=count, top_k=_TOP_K, ffn=ffn)
-    reader.set("experts.renormalise", True, "model_type")
-    reader.only(router_jitter_noise=(0.0, 0))
-    _window(reader, None)
-
-
-def _deepseek_v3(reader: ConfigJsonReader) -> None:
-    _decoder(reader)
-    eps = reader.config.get("rms_norm_eps", LATENT_EPS)
-    if eps != LATENT_EPS:
-        why = f": its latent vectors are normed with {LATENT_EPS} whatever it says, here all alike"
-        reader.refuse("rms_norm_eps", eps, LATENT_EPS, why=why)
-    reader.only(
-        attention_bias=(False,),
-        moe_layer_freq=(1,),
-        rope_interleave=(True,),
-        scoring_func=("sigmoid",),
-        topk_method=("noaux_tc",),
-    )
-    reader.need(
-        "latent.",
-        query_rank="q_lora_rank",
-        kv_rank="kv_lora_rank",
-        nope_dim="qk_nope_head_dim",
-        rope_dim="qk_rope_head_dim",
-        value_dim="v_head_dim",
-    )
-    nope, rope = (reader.config.get(k) for k in ("qk_nope_head_dim", "qk_rope_head_dim"))
-    if isinstance(nope, int) and isinstance(rope, int):
-        reader.set("head_dim", nope + rope, "qk_nope_head_dim + qk_rope_head_dim")
-    count, ffn = "n_routed_experts", "moe_intermediate_size"
-    reader.need("experts.", num_experts=count, top_k=_TOP_K, ffn=ffn)
-    reader.take(
-        "experts.",
-        shared_experts=("n_shared_experts", 1),
-        first_dense_layers=("first_k_dense_replace", 3),
-        renormalise=("norm_topk_prob", True),
-        gate_scale=("routed_scaling_factor", 2.5),
-        groups=("n_group", 8),
-        top_groups=("topk_group", 4),
-    )
-    reader.set("experts.router", "sigmoid", "scoring_func")
-    reader.set("experts.router_bias", True, "topk_method")
-
-
-def _gpt2(reader: ConfigJsonReader) -> None:
-    reader.need(
-        layers="n_layer",
-        hidden="n_embd",
-        heads="n_head",
-        vocab="vocab_size",
-        max_positions="n_positions",
-    )
-    hidden = reader.config.get("n_embd")
-    reader.take(
-        ffn=("n_inner", 4 * hidden if isinstance(hidden, int) else None),
-        norm_eps=("layer_norm_epsilon", 1e-5),
-        initial_std=("initializer_range", 0.02),
-        tied=("tie_word_embeddings", True),
-    )
-    reader.only(
-        activation_function=("gelu_new", "gelu_pytorch_tanh"),
-        scale_attn_weights=(True,),
-        scale_attn_by_inverse_layer_idx=(False,),
-        add_cross_attention=(False,),
-    )
-    values = {"norm": "layernorm", "positions": "learned", "gated": False, "activation": "gelu"}
-    for name, value in {**values, "qkv_bias": True, "output_bias": True, "mlp_bias": True}.items():
-        reader.set(name, value, "model_type")
-
-
-ARCHITECTURES: Mapping[str, Callable[[ConfigJsonReader], None]] = {
-    "llama": _llama,
-    "mistral": _mistral,
-    "qwen2": _qwen2,
-    "qwen3": _qwen3,
-    "qwen3_moe": _qwen3_moe,
-    "mixtral": _mixtral,
-    "gpt2": _gpt2,
-    "deepseek_v3": _deepseek_v3,
-}
-"""How to read each `model_type`."""
 
 
 NEEDED: Mapping[str, tuple[str, ...]] = {

@@ -23,6 +23,8 @@ from echelon.config.settings.value_types import (
     setting,
 )
 
+FRACTION_OF_HEAD = Real(above=True, maximum=1.0)
+
 MODEL_EXPERTS = (
     setting("model.experts.num_experts", EXPERT_COUNT, None, "routed experts per block"),
     setting("model.experts.top_k", COUNT, None, "experts that a token meets"),
@@ -103,14 +105,19 @@ MODEL = (
     setting("model.ffn", COUNT, None, "inner width of the dense MLP"),
     setting("model.vocab", COUNT, None, "number of token ids"),
     setting("model.max_positions", COUNT, None, "longest sequence"),
-    setting("model.gated", Flag(), True, "whether the MLP has a gate (SwiGLU)"),
-    setting("model.activation", Choice(options=("silu", "gelu")), "silu", "gelu is the tanh form"),
+    setting("model.gated", Flag(), True, "whether the MLP has a gate (SwiGLU, GeGLU)"),
+    setting(
+        "model.activation",
+        Choice(options=("silu", "gelu", "gelu-exact")),
+        "silu",
+        "inside the MLP; gelu is the tanh form",
+    ),
     setting("model.tied", Flag(), False, "whether the head is the embedding"),
     setting("model.norm", Choice(options=("rmsnorm", "layernorm")), "rmsnorm", "kind of norm"),
     setting("model.norm_eps", POSITIVE, 1e-5, "added to the variance in a norm"),
     setting("model.positions", Choice(options=("rope", "learned")), "rope", "how order enters"),
     setting("model.rope_theta", POSITIVE, 10_000.0, "base of the rotary frequencies"),
-    setting("model.qk_norm", Flag(), False, "whether queries and keys are normed per head"),
+    setting("model.qk_norm", Flag(), False, "whether queries and keys are normed"),
     setting("model.qkv_bias", Flag(), False, "whether q, k and v have a bias"),
     setting("model.output_bias", Flag(), False, "whether attention's output has a bias"),
     setting("model.mlp_bias", Flag(), False, "whether the MLP has biases"),
@@ -123,6 +130,7 @@ MODEL = (
         "false: queries meet later keys too, so each sees its own label (the next token)",
     ),
     setting("model.window", OPTIONAL_COUNT, "none", "a query meets keys nearer than this many"),
+    setting("model.norm_offset", Real(), 0.0, "files keep norm weights less this: 1 for Gemma's"),
     setting(
         "model.layer_kinds",
         WordList(options=("local", "global"), words=("local",)),
@@ -197,6 +205,18 @@ ROPE_SCALING = (
     ),
 )
 
+ROTARY = (
+    setting("model.rotary.fraction", FRACTION_OF_HEAD, 1.0, "of a head that turns"),
+    setting("model.rotary.interleaved", Flag(), False, "whether files keep pairs side by side"),
+    setting("model.rotary.none_every", FROM_ZERO, 0, "each so many-th block turns nothing; 0: all"),
+)
+
+MULTIPLIERS = (
+    setting("model.multipliers.embedding", POSITIVE, 1.0, "of token vectors"),
+    setting("model.multipliers.residual", POSITIVE, 1.0, "of what a branch adds to the stream"),
+    setting("model.multipliers.logits", POSITIVE, 1.0, "of logits"),
+)
+
 LATENT = (
     setting("model.latent.query_rank", COUNT, None, "rank of the query projection"),
     setting("model.latent.kv_rank", COUNT, None, "rank of the key/value projection"),
@@ -205,5 +225,5 @@ LATENT = (
     setting("model.latent.value_dim", COUNT, None, "head dim of the values"),
 )
 
-MODEL_TABLES = (*MODEL, *ROPE_SCALING, *LATENT, *MODEL_EXPERTS)
+MODEL_TABLES = (*MODEL, *ROTARY, *ROPE_SCALING, *MULTIPLIERS, *LATENT, *MODEL_EXPERTS)
 """Every setting of a model, in the order in which a run file lists them."""

@@ -18,8 +18,10 @@ from echelon.core.model_shape import (
     LatentAttention,
     LayerKind,
     ModelShape,
+    Multipliers,
     RopeKind,
     RopeScaling,
+    Rotary,
 )
 from echelon.core.rulebook.config import MISSING_SETTING
 
@@ -167,6 +169,8 @@ def build_model(view: View) -> ModelShape:
         name: record(view, kind, f"model.{name}") if view.has_table(f"model.{name}") else None
         for name, kind in PARTS.items()
     }
+    parts["rotary"] = record(view, Rotary, "model.rotary")
+    parts["multipliers"] = record(view, Multipliers, "model.multipliers")
     parts |= {name: _or_none(view, f"model.{name}") for name in OPTIONAL}
     kinds = view.value("model.layer_kinds")
     parts["layer_kinds"] = () if kinds == "local" else tuple(cast("list[LayerKind]", kinds))

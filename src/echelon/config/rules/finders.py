@@ -6,6 +6,7 @@ not run it (`config/rules/plan.py`), and a suggestion is kept where they find no
 
 from __future__ import annotations
 
+from echelon.config.rules.blocks import BLOCK_FINDERS
 from echelon.config.rules.collectives import COLLECTIVE_FINDERS, COLLECTIVE_PLAN_FINDERS
 from echelon.config.rules.context import CONTEXT_EFFECT_FINDERS, CONTEXT_FINDERS
 from echelon.config.rules.experts.balance import (
@@ -45,6 +46,7 @@ EXPERT_FINDERS = (*PART_FINDERS, *EXPERT_MESH_FINDERS, *DISPATCH_FINDERS, *BALAN
 
 FINDERS: tuple[ViolationFinder, ...] = (
     *MODEL_FINDERS,
+    *BLOCK_FINDERS,
     *MESH_FINDERS,
     *SERVER_FINDERS,
     *PIPELINE_FINDERS,
@@ -75,6 +77,7 @@ FINDERS: tuple[ViolationFinder, ...] = (
 
 PLAN_FINDERS: tuple[ViolationFinder, ...] = (
     gate_is_built,
+    *BLOCK_FINDERS,
     experts_enough,
     recomputed_operators,
     fused_pieces,

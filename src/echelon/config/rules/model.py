@@ -183,15 +183,15 @@ def vocabulary_holds_tokenizer(view: View) -> Iterator[RuleViolation]:
 
 
 def gate_is_built(view: View) -> Iterator[RuleViolation]:
-    """Find a gate that can be planned, but not yet run."""
+    """Find a gate of experts that can be planned, but not yet run."""
     activation = view.word("model.activation")
-    if view.flag("model.gated") and activation != "silu":
+    if view.has_table("model.experts") and view.flag("model.gated") and activation != "silu":
         yield RuleViolation(
             rule=NOT_BUILT_YET,
             key="model.activation",
-            message=f"{view.model_name} has a gate with {activation}: it can be planned, but not "
+            message=f"{view.model_name} has experts with {activation}: it can be planned, but not "
             "yet proven or trained",
-            suggestions=('model.activation = "silu"', "model.gated = false"),
+            suggestions=('model.activation = "silu"',),
         )
 
 

@@ -31,7 +31,7 @@ from echelon.layout.stage import pp_rank_of
 from echelon.schedule.plan_problems import pipeline_problems
 
 CHECKED = (
-    *("model", "model.experts", "model.latent"),
+    *("model", "model.experts", "model.latent", "model.rotary", "model.multipliers"),
     *("mesh", "servers", "batch", "context", "experts"),
 )
 """Tables whose values are looked at: those that decide what a rank computes and sends."""

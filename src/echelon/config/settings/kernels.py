@@ -33,6 +33,8 @@ def missing_pieces(view: View, provider: KernelProvider) -> dict[FusedPiece, str
         found["rotary"] = "the model has no rotary positions"
     if not view.flag("model.gated"):
         found["swiglu"] = "the model's MLP has no gate"
+    elif (activation := view.word("model.activation")) != "silu":
+        found["swiglu"] = f'model.activation = "{activation}"'
     record, master = OPTIMIZERS[view.word("optimizer.kind")], view.word("precision.master")
     if provider != "triton":
         found["update"] = f'{PROVIDER_KEY} = "{provider}" has no kernel of it'

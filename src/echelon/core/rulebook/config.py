@@ -199,10 +199,18 @@ NOT_BUILT_YET = Rule(
     """,
     bad="""
     [model]
-    activation = "gelu"         # of a model with a gate
+    activation = "gelu"
+    [model.experts]             # which have SiLU
+    num_experts = 4
+    top_k = 2
+    ffn = 64
     """,
     fixed="""
     [model]
     activation = "silu"
+    [model.experts]
+    num_experts = 4
+    top_k = 2
+    ffn = 64
     """,
 )

@@ -169,7 +169,7 @@ def attention_core_operator(
     sent = elementwise_max(x.ring, x.exchanged)
     product = weight_gradient_bytes(x, x.hidden, x.heads * x.head_dim, x.tokens)
     # Until then it keeps its gradient, and its input where that is in memory of its own.
-    deferred = elementwise_max(x.scattered, x.dropout) * x.whole + own
+    deferred = elementwise_max(x.scattered, x.apart) * x.whole + own
     alone = (1 - x.exchanged) * x.transposed * x.queries
     first = sent * (deferred + elementwise_max(x.attend_first, x.attend_run + product))
     waits = (1 - sent) * x.shared

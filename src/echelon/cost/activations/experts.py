@@ -132,8 +132,8 @@ class _MixtureState:
         deferred = bool(e.deferred)
         return cls(
             local=x.stream + tokens + gathered,
-            until=(e.row_chunks * x.scattered) * x.whole + x.dropout * x.stream,
-            held=x.dropout * _any_shared(e) * x.stream,
+            until=(e.row_chunks * x.scattered) * x.whole + x.apart * x.stream,
+            held=x.apart * _any_shared(e) * x.stream,
             back=backward_bytes(e.chunks, deferred=deferred, product=e.product, split=False),
             split=backward_bytes(e.chunks, deferred=deferred, product=e.product, split=True),
         )

@@ -57,11 +57,11 @@ class ResidualBranch:
 
         In a whole backward pass it is always there.
         """
-        return x.stream * elementwise_max(x.scattered, x.dropout, self.alone)
+        return x.stream * elementwise_max(x.scattered, x.apart, self.alone)
 
     def row_layer_bytes(self, x: ActivationNumbers) -> Num:
         """Return what the weight gradient of the row layer keeps, where that is put off."""
-        kept = self.inner + elementwise_max(x.scattered, x.dropout) * x.whole
+        kept = self.inner + elementwise_max(x.scattered, x.apart) * x.whole
         narrow = _kept_bytes(x, self.inner) + x.product_bytes(x.tokens * x.hidden)
         kept = (1 - x.in_fp8) * kept + x.in_fp8 * narrow
         return (1 - self.flushed) * x.shared * kept
@@ -209,7 +209,7 @@ def row_parallel_operator(
     x: ActivationNumbers, name: str, inputs: Num, bias: Num, local: Num = 0
 ) -> OperatorMemory:
     """Return a row-parallel layer; what kept its input is told where it was made."""
-    work = x.stream + x.dropout * x.stream + x.scattered * x.whole + inputs
+    work = x.stream + x.apart * x.stream + x.scattered * x.whole + inputs
     width = inputs // elementwise_max(x.tokens * x.size, 1)
     read = x.in_fp8 * _kept_bytes(x, inputs)
     ahead = read + fp8_product_bytes(x, x.hidden, width, x.tokens)
@@ -236,17 +236,18 @@ def row_parallel_operator(
 def dropout_operator(x: ActivationNumbers, name: str, *, adds: int = 1) -> OperatorMemory:
     """Return a dropout, which keeps its mask, and the sum of its output with the stream.
 
-    That of the embedding `adds` nothing.
+    That of the embedding `adds` nothing. A factor of the model makes as much, and keeps nothing.
     """
     saved = dropout_saved(x, name)
+    apart = x.apart if adds else elementwise_max(x.dropout, x.embedding_multiplied)
     drawn = x.dropout * _DRAWN * x.rows * (x.hidden + 1)
     return OperatorMemory(
         name=name,
         saved=(saved,),
         forward=x.stream
-        + elementwise_max(adds * x.stream, drawn, x.dropout * (1 + adds) * x.stream + saved.bytes),
-        backward=(1 + x.dropout) * x.stream,
-        backward_split=(1 + x.dropout) * x.stream,
+        + elementwise_max(adds * x.stream, drawn, apart * (1 + adds) * x.stream + saved.bytes),
+        backward=(1 + apart) * x.stream,
+        backward_split=(1 + apart) * x.stream,
     )
 
 

@@ -170,6 +170,10 @@ class ActivationNumbers:
     """Flag: the projections of the MLP have a bias."""
     dropout: Num = 0
     """Flag: elements are dropped."""
+    multiplied: Num = 0
+    """Flag: what a branch adds to the stream is multiplied by a factor."""
+    embedding_multiplied: Num = 0
+    """Flag: token vectors are."""
     ring: Num = 0
     """Flag: keys and values of other places are met one after the other, or gathered."""
     exchanged: Num = 0
@@ -209,6 +213,11 @@ class ActivationNumbers:
     """Flag: kernels give partial sums of the gradients of vectors of weights."""
     scores: Num = 0
     """Bytes that attention keeps of its scores: none, but for trainers without a fused kernel."""
+
+    @property
+    def apart(self) -> Num:
+        """Return whether the gradient of a branch's last layer is another than the stream's."""
+        return elementwise_max(self.dropout, self.multiplied)
 
     @property
     def stream(self) -> Num:
@@ -342,6 +351,8 @@ class ActivationNumbers:
             output_bias=int(model.output_bias),
             mlp_bias=int(model.mlp_bias),
             dropout=int(model.dropout > 0.0),
+            multiplied=int(model.multipliers.residual != 1.0),
+            embedding_multiplied=int(model.multipliers.embedding != 1.0),
             ring=int(plan.placement.ring_degree > 1),
             exchanged=int(degree > 1),
             copies=kv_copies(heads, kv_heads, degree),

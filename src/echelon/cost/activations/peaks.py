@@ -153,7 +153,7 @@ def _output_gradient(unit: UnitOperators, x: ActivationNumbers, *, split: bool) 
         if one.name == DOWN
         or (one.name == SHARED and total_saved_bytes(one.kept_for_weight_gradient))
     ]
-    return x.stream * (elementwise_max(x.scattered, x.dropout) if split and waits else 1)
+    return x.stream * (elementwise_max(x.scattered, x.apart) if split and waits else 1)
 
 
 def _forward(operators: Sequence[OperatorMemory], carried: _PutOff) -> tuple[list[_Found], _PutOff]:

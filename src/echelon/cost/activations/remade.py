@@ -80,7 +80,7 @@ def _attention(x: ActivationNumbers, found: dict[str, OperatorMemory]) -> None:
     found["o"] = replace(
         output,
         forward=x.queries + x.summed_bytes(x.whole),
-        again=(1 + x.dropout) * x.stream + work,
+        again=(1 + x.apart) * x.stream + work,
     )
 
 
@@ -94,7 +94,7 @@ def _mlp(x: ActivationNumbers, found: dict[str, OperatorMemory]) -> None:
     found["gate, up"] = replace(
         columns, backward=columns.backward + inner, backward_split=columns.backward_split + inner
     )
-    found[DOWN] = replace(down, again=(1 + x.dropout) * x.stream + work)
+    found[DOWN] = replace(down, again=(1 + x.apart) * x.stream + work)
 
 
 def _norm(

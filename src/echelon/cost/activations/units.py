@@ -50,7 +50,7 @@ NO_KINDS: Mapping[LayerKind, ActivationNumbers] = {}
 def embedding_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
     """Return the operators of the embedding; the stream that it makes is the first block's."""
     name, ids = "embedding", x.tokens * (INDEX_BYTES + BOOL_BYTES)
-    gradient = (1 + x.dropout) * x.stream
+    gradient = (1 + elementwise_max(x.dropout, x.embedding_multiplied)) * x.stream
     rows = x.tokens * (INDEX_BYTES + x.hidden * x.size)
     # Where the vocabulary is split each rank has a copy, in which rows of others are zero.
     work = gradient + x.scattered * x.whole + x.shared * rows

@@ -1,6 +1,5 @@
 """A trained model as the folder of Hugging Face that `from_pretrained` reads: all but its tensors.
 
 config_json.py      the config.json of a shape, found by reading it back
-architectures.py    how each model_type says a shape
 folder.py           which tensors the folder has, and in which files
 """

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import cast
 
 from echelon.config.entries import Entry
+from echelon.config.model.architectures.record import Architecture, Keys
+from echelon.config.model.architectures.table import ARCHITECTURES
 from echelon.config.model.hugging_face import config_entries
 from echelon.config.model.settings import build_model, derive_model
 from echelon.config.settings.value_types import toml_text
@@ -23,7 +25,6 @@ from echelon.core.rulebook.export_weights import (
     WEIGHTS_TYPE_NAMES_SHAPE,
 )
 from echelon.core.rules import did_you_mean
-from echelon.interop.hugging_face.architectures import HUB_ARCHITECTURES, HubArchitecture, Keys
 
 KEY = "--model-type"
 
@@ -33,7 +34,7 @@ class HubConfig:
     """Hold the model_type that says a shape, and its keys."""
 
     model_type: str
-    architecture: HubArchitecture
+    architecture: Architecture
     keys: Keys
 
 
@@ -42,8 +43,8 @@ def hub_config(shape: ModelShape, model_type: str | None = None) -> HubConfig:
 
     ConfigError (weights-have-architecture) with what would differ, where none can.
     """
-    if model_type is not None and model_type not in HUB_ARCHITECTURES:
-        close = did_you_mean(model_type, HUB_ARCHITECTURES)
+    if model_type is not None and model_type not in ARCHITECTURES:
+        close = did_you_mean(model_type, ARCHITECTURES)
         raise ConfigError(
             WEIGHTS_TYPE_NAMES_SHAPE.problem(
                 f"{model_type} is no model_type that is written",
@@ -51,10 +52,10 @@ def hub_config(shape: ModelShape, model_type: str | None = None) -> HubConfig:
                 suggestions=close or _fitting(shape),
             )
         )
-    names = [model_type] if model_type is not None else list(HUB_ARCHITECTURES)
+    names = [model_type] if model_type is not None else list(ARCHITECTURES)
     missed: dict[str, list[str]] = {}
     for name in names:
-        architecture = HUB_ARCHITECTURES[name]
+        architecture = ARCHITECTURES[name]
         has = (shape.experts is not None, shape.latent is not None)
         if has != (architecture.experts, architecture.latent):
             continue
@@ -138,4 +139,4 @@ def _parts(shape: ModelShape) -> str:
 
 def _fitting(shape: ModelShape) -> list[str]:
     has = (shape.experts is not None, shape.latent is not None)
-    return [name for name, one in HUB_ARCHITECTURES.items() if (one.experts, one.latent) == has]
+    return [name for name, one in ARCHITECTURES.items() if (one.experts, one.latent) == has]

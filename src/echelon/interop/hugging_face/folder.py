@@ -7,10 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
+from echelon.config.model.architectures.record import Architecture
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import router_biases
-from echelon.interop.hugging_face.architectures import HubArchitecture
-from echelon.interop.weight_names.names import ROUTER_BIAS, find_naming
+from echelon.interop.weight_names.mixtures import ROUTER_BIAS
+from echelon.interop.weight_names.names import find_naming
 from echelon.interop.weight_names.source import ParameterSource
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -31,14 +32,12 @@ class FolderTensor:
         return prod(self.shape)
 
 
-def folder_tensors(shape: ModelShape, architecture: HubArchitecture) -> tuple[FolderTensor, ...]:
+def folder_tensors(shape: ModelShape, architecture: Architecture) -> tuple[FolderTensor, ...]:
     """Return the tensors of a model, each of which is filled whole by its parts.
 
     A tied head is not among them: whoever reads the folder takes the embedding.
     """
-    keys = {"model.embed_tokens.weight", architecture.tensor}
-    if architecture.tensor.startswith("transformer."):
-        keys = {architecture.tensor}
+    keys = set(architecture.tensors)
     if router_biases(shape):
         keys.add(f"model.layers.0.mlp.gate{ROUTER_BIAS}")
     naming = find_naming(shape, keys)

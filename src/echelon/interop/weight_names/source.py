@@ -44,23 +44,69 @@ class RotaryPairs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class HeadRows:
+    """Say where a file has the rows of heads of `width`, and in which order those of one.
+
+    There the first `turned` rows of a head turn with the position, in two halves, or pair by pair
+    where they are `interleaved`; all others follow. Here the halves of the whole head are the
+    pairs, each with what turns first. There a group of `heads` heads has `group_rows` rows, its
+    own from the first one on; the first group begins at row `start`.
+    """
+
+    width: int
+    turned: int = 0
+    interleaved: bool = False
+    heads: int = 1
+    group_rows: int | None = None
+    start: int = 0
+
+    @property
+    def in_order(self) -> bool:
+        """Return whether the rows of a head are in the same order there."""
+        return self.turned in (0, self.width) and not self.interleaved
+
+    def runs(self, first: int, count: int) -> Iterator[RowRun]:
+        """Yield where `count` rows of the parameter from `first` on are in the file."""
+        half, turned, end = self.width // 2, self.turned // 2, first + count
+        group_rows = self.heads * self.width if self.group_rows is None else self.group_rows
+        while first < end:
+            head, row = divmod(first, self.width)
+            group, place = divmod(head, self.heads)
+            base, step = self.start + group * group_rows + place * self.width, 1
+            part, pair = divmod(row, half) if not self.in_order else (0, row)
+            if self.in_order:
+                size, there = self.width - row, row
+            elif pair >= turned:
+                size, there = half - pair, self.turned + part * (half - turned) + pair - turned
+            elif self.interleaved:
+                size, there, step = turned - pair, 2 * pair + part, 2
+            else:
+                size, there = turned - pair, part * turned + pair
+            size = min(size, end - first)
+            yield RowRun(here=first, count=size, there=base + there, step=step)
+            first += size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterSource:
     """Say where a file keeps a parameter.
 
     It is in the tensor `key`, of `shape` there, from row `start` on (of all dims but the last laid
     out one after the other); where `transposed`, the parameter's dim 0 is the last one there, and
-    `start` counts in that. With `pairs`, its rows are in another order.
+    `start` counts in that. With `order`, its rows are in another order, which says where they
+    begin, too. The file keeps `offset` less than its values.
     """
 
     key: str
     shape: tuple[int, ...]
     start: int = 0
     transposed: bool = False
-    pairs: RotaryPairs | None = None
+    order: RotaryPairs | HeadRows | None = None
+    offset: float = 0.0
 
     def runs(self, first: int, count: int) -> Iterator[RowRun]:
         """Yield where `count` rows of the parameter from `first` on are in the tensor."""
-        if self.pairs is None:
+        if self.order is None:
             yield RowRun(here=first, count=count, there=self.start + first, step=1)
         else:
-            yield from self.pairs.runs(first, count)
+            yield from self.order.runs(first, count)

@@ -22,7 +22,7 @@ from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import LOW_PRECISION, at_least_fp32
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.kernels import low_precision
-from echelon.parallel.kernels.low_precision import row_chunks
+from echelon.parallel.kernels.low_precision import GELU_BACKWARD, row_chunks
 from echelon.parallel.kernels.piece_operators import PIECES
 
 
@@ -139,6 +139,36 @@ class SwiGLU(torch.autograd.Function):
             slope = torch.lerp(silu, one, sigmoid, out=silu)
             torch.mul(slope.mul_(up), dy[rows], out=dgate)
         return grad, None
+
+
+class GeGLU(torch.autograd.Function):
+    """gelu(gate) * up (Shazeer, 2020); keeps its input only and computes gelu again."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, gate_up: torch.Tensor, form: str, pieces: PieceSizes = TRAINING_PIECES
+    ) -> torch.Tensor:
+        """Return the product, [N, F], for gate and up side by side; `form` is "tanh" or "none"."""
+        ctx.save_for_backward(gate_up)
+        ctx.form, ctx.pieces = form, pieces
+        gate, up = gate_up.chunk(2, dim=-1)
+        return fn.gelu(gate, approximate=form).mul_(up)
+
+    @staticmethod
+    def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """Return the gradient of gate and up, side by side."""
+        (gate_up,) = ctx.saved_tensors
+        if gate_up.dtype in LOW_PRECISION:
+            return low_precision.geglu_backward(dy, gate_up, ctx.form), None, None
+        grad = torch.empty_like(gate_up)
+        for rows in row_chunks(gate_up, ctx.pieces):
+            gate, up = gate_up[rows].chunk(2, dim=-1)
+            dgate, dup = grad[rows].chunk(2, dim=-1)
+            gelu = fn.gelu(gate, approximate=ctx.form)
+            torch.mul(dy[rows], gelu, out=dup)
+            inner = torch.mul(dy[rows], up)
+            GELU_BACKWARD(inner, gate, approximate=ctx.form, grad_input=dgate)
+        return grad, None, None
 
 
 class Rotate(torch.autograd.Function):

@@ -9,11 +9,14 @@ Shape suffixes: D width of the last dim, R rows of a piece.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 from torch.nn import functional as fn
 
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
+
+GELU_BACKWARD: Any = torch.ops.aten.gelu_backward.grad_input
 
 
 def row_chunks(x: torch.Tensor, pieces: PieceSizes = TRAINING_PIECES) -> Iterator[slice]:
@@ -124,5 +127,19 @@ def swiglu_backward(dy: torch.Tensor, gate_up: torch.Tensor) -> torch.Tensor:
     dgate, dup = grad.chunk(2, dim=-1)
     torch.mul(dy, fn.silu(gate), out=dup)
     torch.ops.aten.silu_backward.grad_input(dy, gate, grad_input=dgate)
+    dgate.mul_(up)
+    return grad
+
+
+def geglu_backward(dy: torch.Tensor, gate_up: torch.Tensor, form: str) -> torch.Tensor:
+    """Return the gradient of gate and up, side by side, where gelu has the `form` of PyTorch.
+
+    As in `swiglu_backward`, the slope is computed in float32 and multiplied first.
+    """
+    gate, up = gate_up.chunk(2, dim=-1)
+    grad = torch.empty_like(gate_up)
+    dgate, dup = grad.chunk(2, dim=-1)
+    torch.mul(dy, fn.gelu(gate, approximate=form), out=dup)
+    GELU_BACKWARD(dy, gate, approximate=form, grad_input=dgate)
     dgate.mul_(up)
     return grad

@@ -80,22 +80,34 @@ def has_window(model: ModelShape, unit: str) -> bool:
 def turns_of(model: ModelShape, unit: str, length: int) -> torch.Tensor:
     """Return m e^(i t w) for every position t and frequency w of a block, complex128 [T, E].
 
-    m is 1, or what stretched frequencies sharpen scores by.
+    m is 1, or what stretched frequencies sharpen scores by. Dims that do not turn, in any block or
+    in this one (SmolLM3, 2025), have the frequency 0.
     """
     width = model.head_dim if model.latent is None else model.latent.rope_dim
+    turned, every = width, model.rotary.none_every
+    if model.latent is None:
+        turned = 2 * int(width * model.rotary.fraction / 2)
     base, scaling = model.rope_theta, model.rope_scaling
     if model.local_rope_theta is not None and has_window(model, unit):
         base, scaling = model.local_rope_theta, None
-    frequencies = [base ** (-2 * pair / width) for pair in range(width // 2)]
+    frequencies = [base ** (-2 * pair / turned) for pair in range(turned // 2)]
     sharper = 1.0
     if scaling is not None:
         frequencies = [
-            _STRETCHES[scaling.kind](scaling, one, _Place(pair, width, base, length))
+            _STRETCHES[scaling.kind](scaling, one, _Place(pair, turned, base, length))
             for pair, one in enumerate(frequencies)
         ]
         sharper = _sharper(scaling)
+    if every and not (int(unit.split(".")[1]) + 1) % every:
+        frequencies = []
+    still = width // 2 - len(frequencies)
+    frequencies += [0.0] * still
+    sharp = [sharper] * (width // 2 - still) + [1.0] * still
     return torch.tensor(
-        [[sharper * cmath.exp(1j * t * w) for w in frequencies] for t in range(length)],
+        [
+            [m * cmath.exp(1j * t * w) for m, w in zip(sharp, frequencies, strict=True)]
+            for t in range(length)
+        ],
         dtype=torch.complex128,
     )
 

@@ -32,6 +32,7 @@ OUTPUT = "output projection"
 GATED = "gate of the MLP"
 ACTIVATION = "activation"
 RESIDUAL = "residual sum"
+MULTIPLIED = "multiplier"
 HEAD = "head"
 LOGIT_CAP = "soft cap of logits"
 
@@ -42,6 +43,7 @@ def token_losses(run: SequenceRun, labels: list[int]) -> torch.Tensor:
     run.unit = HEAD_UNIT
     head = "embedding.weight" if run.model.tied else "head.weight"
     logits_TV = run.note(HEAD, _normed(run, x_TD, "norm") @ run.weights[head].T)
+    logits_TV = _multiplied(run, logits_TV, run.model.multipliers.logits)
     cap = run.model.final_soft_cap
     if cap is not None:
         logits_TV = run.note(LOGIT_CAP, cap * torch.tanh(logits_TV / cap))
@@ -58,7 +60,8 @@ def hidden(run: SequenceRun) -> torch.Tensor:
     x_TD = run.weights["embedding.weight"][run.tokens]
     if run.model.positions == "learned":
         x_TD = x_TD + run.weights["positions.weight"][: len(run.tokens)]
-    x_TD = run.dropped_out(run.note(EMBEDDING, x_TD), "embedding")
+    x_TD = _multiplied(run, run.note(EMBEDDING, x_TD), run.model.multipliers.embedding)
+    x_TD = run.dropped_out(x_TD, "embedding")
     for block in range(run.model.layers):
         run.unit = f"layers.{block}"
         x_TD = _block(run, block, x_TD)
@@ -71,21 +74,28 @@ def _block(run: SequenceRun, block: int, x_TD: torch.Tensor) -> torch.Tensor:
         y_TD = grouped_attention(run, normed)
     else:
         y_TD = latent_attention(run, latent, normed)
-    y_TD = run.dropped_out(run.note(OUTPUT, y_TD), f"{run.unit}.attention")
+    y_TD = _multiplied(run, run.note(OUTPUT, y_TD), run.model.multipliers.residual)
+    y_TD = run.dropped_out(y_TD, f"{run.unit}.attention")
     x_TD = run.note(RESIDUAL, x_TD + y_TD)
     normed = _normed(run, x_TD, f"{run.unit}.mlp_norm")
     y_TD = _experts(run, block, normed) if has_experts(run.model, block) else mlp(run, normed)
+    y_TD = _multiplied(run, y_TD, run.model.multipliers.residual)
     y_TD = run.dropped_out(y_TD, f"{run.unit}.mlp")
     return run.note(RESIDUAL, x_TD + y_TD)
 
 
+def _multiplied(run: SequenceRun, x: torch.Tensor, factor: float) -> torch.Tensor:
+    """Return x times a fixed factor of the model (Granite, 2024; Gemma, 2024, section 2)."""
+    return x if factor == 1.0 else run.note(MULTIPLIED, factor * x)
+
+
 def mlp(run: SequenceRun, x_TD: torch.Tensor, name: str = "mlp") -> torch.Tensor:
-    """Return the MLP of x: down(silu(gate(x)) x up(x)), or down(activation(up(x)))."""
+    """Return the MLP of x: down(activation(gate(x)) x up(x)), or down(activation(up(x)))."""
     up = run.linear(x_TD, f"{name}.up")
     if run.model.gated:
         gate = run.linear(x_TD, f"{name}.gate")
         run.note(PROJECTION, torch.cat((gate, up), dim=-1))
-        inner = run.note(GATED, gate * torch.sigmoid(gate) * up)
+        inner = run.note(GATED, _activated(gate, run.model.activation) * up)
     else:
         inner = run.note(ACTIVATION, _activated(run.note(PROJECTION, up), run.model.activation))
     return run.note(OUTPUT, run.linear(inner, f"{name}.down"))
@@ -104,6 +114,8 @@ def _experts(run: SequenceRun, block: int, x_TD: torch.Tensor) -> torch.Tensor:
 def _activated(x: torch.Tensor, activation: str) -> torch.Tensor:
     if activation == "silu":
         return x * torch.sigmoid(x)
+    if activation == "gelu-exact":
+        return 0.5 * x * (1 + torch.erf(x / math.sqrt(2)))
     inner = math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)
     return 0.5 * x * (1 + torch.tanh(inner))
 

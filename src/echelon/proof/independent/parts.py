@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import nn
 
-from echelon.core.model_shape import ModelShape
+from echelon.core.model_shape import Activation, ModelShape
 from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
 from echelon.models.moe import MixtureOfExperts
@@ -103,7 +103,9 @@ class NotingOperations(OracleOperations):
 
     def rotate(self, x: torch.Tensor, cos_TE: torch.Tensor, sin_TE: torch.Tensor) -> torch.Tensor:
         """Note rotated heads."""
-        return self._note(attention.ROTARY, super().rotate(x, cos_TE, sin_TE))
+        y = super().rotate(x, cos_TE, sin_TE)
+        self._note(attention.ROTARY, y)
+        return y
 
     def attend(
         self,
@@ -125,11 +127,11 @@ class NotingOperations(OracleOperations):
         self._note(attention.ATTENTION, y_ND.unflatten(-1, (-1, shape.head_dim))[..., :width])
         return y_ND
 
-    def gate(self, gate_up: torch.Tensor) -> torch.Tensor:
+    def gate(self, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
         """Note a gated activation."""
-        return self._note(decoder.GATED, super().gate(gate_up))
+        return self._note(decoder.GATED, super().gate(gate_up, activation))
 
-    def activate(self, x: torch.Tensor, activation: str) -> torch.Tensor:
+    def activate(self, x: torch.Tensor, activation: Activation) -> torch.Tensor:
         """Note an activation."""
         return self._note(decoder.ACTIVATION, super().activate(x, activation))
 
@@ -148,6 +150,11 @@ class NotingOperations(OracleOperations):
     def add(self, x_ND: torch.Tensor, y_ND: torch.Tensor) -> torch.Tensor:
         """Note the residual stream."""
         return self._note(decoder.RESIDUAL, super().add(x_ND, y_ND))
+
+    def multiply(self, x_ND: torch.Tensor, factor: float) -> torch.Tensor:
+        """Note what a factor of the model makes."""
+        y_ND = super().multiply(x_ND, factor)
+        return y_ND if factor == 1.0 else self._note(decoder.MULTIPLIED, y_ND)
 
     def dropout(
         self, x_ND: torch.Tensor, probability: float, site: str, batch: TokenBatch

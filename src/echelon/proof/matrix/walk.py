@@ -4,7 +4,8 @@
 `proof/matrix/zero_cases.py` those of ZeRO, its optimizers and offload,
 `proof/matrix/pipeline_cases.py` those of every pipeline schedule, `proof/matrix/context_cases.py`
 those of long sequences, `proof/matrix/expert_cases.py` those of experts,
-`proof/matrix/recompute_cases.py` those of operators that are made again.
+`proof/matrix/recompute_cases.py` those of operators that are made again,
+`proof/matrix/block_cases.py` those of blocks of other families.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 from echelon.core.errors import EchelonError
 from echelon.core.version import source_hash
 from echelon.launch.local.pool import RankPool
+from echelon.proof.matrix.block_cases import block_cases
 from echelon.proof.matrix.cases import MAX_WORLD, MatrixCase, cases
 from echelon.proof.matrix.context_cases import context_cases
 from echelon.proof.matrix.expert_cases import expert_cases
@@ -34,7 +36,10 @@ from echelon.proof.run import OUR_ENGINE, RankRunner, prove
 
 def families() -> list[list[MatrixCase]]:
     """Return the whole matrix, family by family."""
-    every = (cases, zero_cases, pipeline_cases, context_cases, expert_cases, recompute_cases)
+    every = (
+        *(cases, zero_cases, pipeline_cases, context_cases, expert_cases),
+        *(recompute_cases, block_cases),
+    )
     return [list(family()) for family in every]
 
 

@@ -137,7 +137,7 @@ def _filled(model: StoredModel, tensor: FolderTensor, dtype: torch.dtype) -> tor
                     for rows in _reads(made, source, piece, stored, _STORED[entry.dtype]):
                         buffer = row_buffer(rows, buffer)
                         for part, block in rows.blocks(stream.fileno(), buffer):
-                            part.copy_(block)
+                            part.copy_(block - source.offset if source.offset else block)
             except OSError as error:
                 raise _unreadable(file, error) from error
     return made
@@ -151,18 +151,19 @@ def _reads(
     dtype: torch.dtype,
 ) -> Iterator[StoredRows]:
     """Yield what to read of a piece of a parameter, with the part of `made` that it fills."""
-    if len(piece.shape) == 1:
+    vector = len(piece.shape) == 1
+    if vector and source.order is None:
         begin = source.start + piece.offset[0]
         target = made[begin : begin + piece.shape[0]].unsqueeze(0)
         yield _rows(stored, dtype, 0, piece.shape[0], target)
         return
-    (top, left), (height, width) = piece.offset, piece.shape
+    (top, left), (height, width) = (*piece.offset, 0)[:2], (*piece.shape, 1)[:2]
     if source.transposed:
         begin = source.start + top
         target = made[left : left + width, begin : begin + height].t()
         yield _rows(stored, dtype, 0, width, target)
         return
-    rows_of_made = made.view(-1, made.shape[-1])
+    rows_of_made = made.view(-1, 1 if vector else made.shape[-1])
     for run in source.runs(top, height):
         end = run.there + (run.count - 1) * run.step + 1
         target = rows_of_made[run.there : end : run.step, left : left + width]

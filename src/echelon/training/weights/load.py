@@ -27,6 +27,8 @@ class _WeightRead:
     """Say which rows and columns of a stored matrix go where; `target` is [rows, columns].
 
     They are each `step`-th row from `row` on; of a tensor of three dims, all rows are one matrix.
+    A vector whose elements are in another order is a matrix of one column. Values get `offset` more
+    than is stored.
     """
 
     name: str
@@ -35,6 +37,8 @@ class _WeightRead:
     column: int
     target: torch.Tensor
     step: int = 1
+    width: int | None = None
+    offset: float = 0.0
 
     @property
     def rows(self) -> StoredRows:
@@ -42,7 +46,7 @@ class _WeightRead:
         return StoredRows(
             start=self.stored.start,
             dtype=TORCH_DTYPES[self.stored.dtype],
-            width=self.stored.shape[-1],
+            width=self.stored.shape[-1] if self.width is None else self.width,
             row=self.row,
             column=self.column,
             target=self.target,
@@ -78,7 +82,7 @@ def _load(weights: WeightFiles, wanted: Mapping[str, Sequence[Shard]]) -> None:
             with file.open("rb", buffering=0) as stream:
                 for read in of_file:
                     buffer = row_buffer(read.rows, buffer)
-                    if not _fill(stream.fileno(), read.rows, buffer):
+                    if not _fill(stream.fileno(), read, buffer):
                         spoilt[read.name] = None
         except OSError as error:
             reason = f"{file} cannot be read: {error.strerror or error}"
@@ -95,7 +99,8 @@ def _load(weights: WeightFiles, wanted: Mapping[str, Sequence[Shard]]) -> None:
 def _plan_reads(weights: WeightFiles, shard: Shard) -> Iterator[_WeightRead]:
     stored, source = weights.sources[shard.name]
     target, offset = shard.tensor.detach(), shard.offset
-    if target.dim() == 1 or source.transposed:
+    vector = target.dim() == 1 and source.order is not None
+    if not vector and (target.dim() == 1 or source.transposed):
         row = offset[1] if source.transposed and target.dim() == 2 else 0
         yield _WeightRead(
             name=shard.name,
@@ -103,24 +108,30 @@ def _plan_reads(weights: WeightFiles, shard: Shard) -> Iterator[_WeightRead]:
             row=row,
             column=offset[0] + source.start,
             target=target.unsqueeze(0) if target.dim() == 1 else target.t(),
+            offset=source.offset,
         )
         return
+    rows = target.unsqueeze(1) if vector else target
     for run in source.runs(offset[0], target.shape[0]):
         begin = run.here - offset[0]
         yield _WeightRead(
             name=shard.name,
             stored=stored,
             row=run.there,
-            column=offset[1],
-            target=target[begin : begin + run.count],
+            column=0 if vector else offset[1],
+            target=rows[begin : begin + run.count],
             step=run.step,
+            width=1 if vector else None,
+            offset=source.offset,
         )
 
 
-def _fill(descriptor: int, rows: StoredRows, buffer: torch.Tensor) -> bool:
+def _fill(descriptor: int, read: _WeightRead, buffer: torch.Tensor) -> bool:
     """Read what a shard needs; return whether all of it is finite there."""
     finite = True
-    for part, block in rows.blocks(descriptor, buffer):
+    for part, block in read.rows.blocks(descriptor, buffer):
         part.copy_(block)
+        if read.offset:
+            part.add_(read.offset)
         finite = finite and bool(torch.isfinite(part).all())
     return finite

@@ -82,6 +82,7 @@ def test_sums_that_are_awaited_at_once_have_the_same_bits(name: str, rank_pool: 
                 assert all(torch.equal(a.tensor, b.tensor) for a, b in pairs), key
 
 
+@pytest.mark.slow
 def test_late_completion_finds_the_same_bits_and_no_race(rank_pool: RankPool) -> None:
     plan = rounded_plan(dp=4, each=2, stage=2)
     proof = prove(plan, run_ranks=rank_pool.run, own_precision=False, late=True)

@@ -1,21 +1,24 @@
 """A plan's model as a class of transformers and its settings, or why no class computes it.
 
 Llama, Mistral, Qwen and DeepSeek differ in few parts (biases, norms of heads, a window, experts,
-latent attention); the first class that has all parts of the model is taken.
+latent attention); the first class that has all parts of the model is taken. Models with other parts
+have the class whose config.json says them, as `echelon export weights` writes it.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from echelon.core.model_shape import Experts, LatentAttention, ModelShape
+from echelon.core.errors import ConfigError
+from echelon.core.model_shape import Experts, LatentAttention, ModelShape, Multipliers, Rotary
 from echelon.core.plan import Plan
+from echelon.interop.hugging_face.config_json import hub_config
 
 LATENT_EPS = 1e-6
 """What transformers norms the latent vectors of DeepSeek-V3 with, whatever its settings say."""
 
-_NO_TOKENS: dict[str, object] = {"bos_token_id": None, "eos_token_id": None}
+_NO_TOKENS: dict[str, object] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
 """Ids that a small vocabulary may lack, of which transformers warns."""
 
 
@@ -42,7 +45,39 @@ def transformers_model(plan: Plan) -> TransformersModel | str:
     reason = next(_beyond(plan), None)
     if reason is not None:
         return reason
-    model = plan.model
+    found = _plain(plan.model)
+    plain = plan.model.experts is None and plan.model.latent is None
+    written = _written(plan.model) if isinstance(found, str) and plain else None
+    return found if written is None else written
+
+
+def _is_new(model: ModelShape) -> bool:
+    """Return whether a model has parts that the classes below do not ask about."""
+    plain = replace(
+        model,
+        rotary=Rotary(),
+        multipliers=Multipliers(),
+        norm_offset=0.0,
+        attention_scale=None,
+        activation="silu" if model.gated else model.activation,
+    )
+    return plain != model
+
+
+def _written(model: ModelShape) -> TransformersModel | None:
+    """Return the class whose config.json says the model, as it leaves here; None for none."""
+    try:
+        found = hub_config(model)
+    except ConfigError:
+        return None
+    family = found.architecture.name.removesuffix("ForCausalLM")
+    settings = {k: v for k, v in found.keys.items() if k not in ("architectures", "model_type")}
+    return TransformersModel(family=family, settings={**settings, **_NO_TOKENS})
+
+
+def _plain(model: ModelShape) -> TransformersModel | str:
+    if _is_new(model):
+        return "no class has these factors, turns, norms and functions of the MLP together"
     if model.positions == "learned":
         return _gpt2(model)
     if model.norm != "rmsnorm" or not model.gated:

@@ -126,7 +126,7 @@ def give_weights(
             tensor.fill_(float("nan"))
         for name, source in _sources(shape, state).items():
             rows, indices = _rows(source, state[source.key], named[name].shape[0])
-            rows[indices] = named[name].reshape(len(indices), -1).double()
+            rows[indices] = named[name].reshape(len(indices), -1).double() - source.offset
     unset = [name for name, tensor in model.named_parameters() if not tensor.isfinite().all()]
     assert not unset, f"weights that nothing was copied to: {unset}"
 
@@ -140,7 +140,7 @@ def loss_and_gradients(model: Any, shape: ModelShape, batch: TokensAndLabels) ->
         logits_BTV: torch.Tensor = model(input_ids=batch.inputs_BT, use_cache=False).logits
     for hook in hooks:
         hook.remove()
-    parts[HEAD_PART, HEAD_PART] = logits_BTV.detach()
+    parts[HEAD_PART, HEAD_PART] = logits_BTV.detach() / shape.multipliers.logits
     losses_BT = fn.cross_entropy(logits_BTV.mT, batch.labels_BT, reduction="none")
     (losses_BT.sum() / int((batch.labels_BT != -100).sum())).backward()
     found: dict[str, torch.Tensor] = {}
@@ -182,7 +182,8 @@ def _modules(model: Any) -> Iterable[tuple[tuple[str, str], Any]]:
     blocks = base.h if hasattr(base, "h") else base.layers
     for number, block in enumerate(blocks):
         for name, module in block.named_children():
-            yield (f"layers.{number}", PARTS[name]), module
+            if name in PARTS:
+                yield (f"layers.{number}", PARTS[name]), module
 
 
 def _listen(module: Any, key: tuple[str, str], parts: dict[tuple[str, str], torch.Tensor]) -> Any:

@@ -1,0 +1,158 @@
+"""What the config.json of most architectures has in common, read and written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import cast
+
+from echelon.config.model.architectures.record import Keys
+from echelon.config.model.config_json import (
+    LLAMA3_ROPE,
+    PLAIN_ROPE,
+    ConfigJsonReader,
+    rope_entry,
+    rope_type,
+)
+from echelon.core.model_shape import Activation, ModelShape
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+HEAD_DIM = ("head_dim", None)
+ATTENTION_BIASES = dict.fromkeys(("qkv_bias", "output_bias"), ("attention_bias", False))
+
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "swish": "silu",
+    "gelu_pytorch_tanh": "gelu",
+    "gelu_new": "gelu",
+    "gelu_fast": "gelu",
+    "gelu": "gelu-exact",
+}
+"""What transformers calls the functions inside an MLP."""
+
+ACTIVATION_NAMES: Mapping[Activation, str] = {
+    "silu": "silu",
+    "gelu": "gelu_pytorch_tanh",
+    "gelu-exact": "gelu",
+}
+
+
+def read_decoder(
+    reader: ConfigJsonReader, *, theta: float = 10_000.0, part: float = 1.0, eps: float = 1e-6
+) -> None:
+    """Read what all but the GPTs have: counts, eps and base of positions, a gate."""
+    read_counts(reader)
+    reader.take(norm_eps=("rms_norm_eps", eps))
+    read_activation(reader, "hidden_act", "silu")
+    read_rope(reader, theta, part)
+
+
+def read_counts(reader: ConfigJsonReader) -> None:
+    """Read layers, widths and heads, under the names of most architectures."""
+    reader.need(
+        layers="num_hidden_layers",
+        hidden="hidden_size",
+        heads="num_attention_heads",
+        ffn="intermediate_size",
+        vocab="vocab_size",
+        max_positions="max_position_embeddings",
+    )
+    reader.take(
+        kv_heads=("num_key_value_heads", None),
+        initial_std=("initializer_range", 0.02),
+        tied=("tie_word_embeddings", False),
+    )
+
+
+def read_activation(reader: ConfigJsonReader, key: str, default: str) -> None:
+    """Read the function inside an MLP, `default` where it is not said."""
+    value = reader.config.get(key, default)
+    if not isinstance(value, str) or value not in ACTIVATIONS:
+        reader.refuse(key, value, *ACTIVATIONS)
+    elif ACTIVATIONS[value] != "silu":
+        reader.set("activation", ACTIVATIONS[value], key)
+
+
+def read_rope(reader: ConfigJsonReader, theta: float, part: float = 1.0) -> None:
+    """Read how positions turn.
+
+    `theta`, and `part` of a head that turns, hold where nothing is said.
+    """
+    key, value = rope_entry(reader.config)
+    if value is not None and not isinstance(value, dict):
+        reader.refuse(key, value)
+        return
+    rope = cast("dict[str, object]", value or {})
+    reader.set("rope_theta", rope.get("rope_theta", reader.config.get("rope_theta", theta)), key)
+    fraction = rope.get("partial_rotary_factor", reader.config.get("partial_rotary_factor", part))
+    if fraction != 1.0:
+        reader.set("rotary.fraction", fraction, key)
+    kind = rope_type(rope)
+    if kind == LLAMA3_ROPE:
+        names = {
+            "factor": "factor",
+            "low_frequency_factor": "low_freq_factor",
+            "high_frequency_factor": "high_freq_factor",
+            "original_positions": "original_max_position_embeddings",
+        }
+        for name, hf_name in names.items():
+            if hf_name in rope:
+                reader.set(f"rope_scaling.{name}", rope[hf_name], f"{key}.{hf_name}")
+            else:
+                reader.missing(f"{key}.{hf_name}, which llama3 scaling needs", reader.where(key))
+    elif kind == "yarn" and reader.config["model_type"] == "deepseek_v3":
+        original = rope.get("original_max_position_embeddings")
+        if original is None:
+            reader.refuse(key, rope)
+        else:
+            reader.set("max_positions", original, f"{key}.original_max_position_embeddings")
+    elif kind != PLAIN_ROPE:
+        reader.refuse(key, rope, {"rope_type": PLAIN_ROPE}, {"rope_type": LLAMA3_ROPE})
+
+
+def read_window(reader: ConfigJsonReader, default: int | None) -> None:
+    """Set the window of every layer; null is none, and where it is absent `default` holds."""
+    window = reader.config.get("sliding_window", default)
+    if window is not None:
+        reader.set("window", window, "sliding_window")
+
+
+def write_decoder(shape: ModelShape) -> Keys:
+    """Return the keys that most architectures have."""
+    keys: Keys = {
+        **write_counts(shape),
+        "hidden_act": ACTIVATION_NAMES[shape.activation],
+        "rms_norm_eps": shape.norm_eps,
+        **write_rope(shape),
+    }
+    if not shape.causal:
+        keys["is_causal"] = False
+    return keys
+
+
+def write_counts(shape: ModelShape) -> Keys:
+    """Return layers, widths and heads, under the names of most architectures."""
+    return {
+        "hidden_size": shape.hidden,
+        "initializer_range": shape.initial_std,
+        "intermediate_size": shape.ffn,
+        "max_position_embeddings": shape.max_positions,
+        "num_attention_heads": shape.heads,
+        "num_hidden_layers": shape.layers,
+        "num_key_value_heads": shape.kv_heads,
+        "tie_word_embeddings": shape.tied,
+        "vocab_size": shape.vocab,
+    }
+
+
+def write_rope(shape: ModelShape) -> Keys:
+    """Return how positions turn."""
+    keys: Keys = {"rope_scaling": None, "rope_theta": shape.rope_theta}
+    if shape.rope_scaling is not None:
+        keys["rope_scaling"] = {
+            "rope_type": "llama3",
+            "factor": shape.rope_scaling.factor,
+            "low_freq_factor": shape.rope_scaling.low_frequency_factor,
+            "high_freq_factor": shape.rope_scaling.high_frequency_factor,
+            "original_max_position_embeddings": shape.rope_scaling.original_positions,
+        }
+    return keys

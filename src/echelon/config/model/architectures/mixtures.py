@@ -1,0 +1,169 @@
+"""Models with experts: Mixtral, Qwen3-MoE, DeepSeek-V3.
+
+DeepSeek-V3's YaRN is an extension after pretraining: its shape is read as pretrained, up to the
+original positions.
+"""
+
+from __future__ import annotations
+
+from echelon.config.model.architectures.common import (
+    HEAD_DIM,
+    read_decoder,
+    read_window,
+    write_decoder,
+)
+from echelon.config.model.architectures.llama import read_qwen3, write_qwen3
+from echelon.config.model.architectures.record import Architecture, Keys
+from echelon.config.model.config_json import ConfigJsonReader
+from echelon.core.model_shape import ModelShape
+
+TOP_K = "num_experts_per_tok"
+
+LATENT_EPS = 1e-6
+"""What transformers norms the latent vectors of DeepSeek-V3 with: no key of config.json sets it."""
+
+
+def _read_qwen3_moe(reader: ConfigJsonReader) -> None:
+    read_qwen3(reader)
+    reader.only(decoder_sparse_step=(1,), mlp_only_layers=([], None))
+    key = "num_local_experts" if "num_local_experts" in reader.config else "num_experts"
+    reader.need("experts.", num_experts=key, top_k=TOP_K, ffn="moe_intermediate_size")
+    reader.take("experts.", renormalise=("norm_topk_prob", False))
+
+
+def _read_mixtral(reader: ConfigJsonReader) -> None:
+    read_decoder(reader, theta=1e6)
+    reader.take(head_dim=HEAD_DIM, norm_eps=("rms_norm_eps", 1e-5))
+    count, ffn = "num_local_experts", "intermediate_size"
+    reader.need("experts.", num_experts=count, top_k=TOP_K, ffn=ffn)
+    reader.set("experts.renormalise", True, "model_type")
+    reader.only(router_jitter_noise=(0.0, 0))
+    read_window(reader, None)
+
+
+def _read_deepseek_v3(reader: ConfigJsonReader) -> None:
+    read_decoder(reader)
+    eps = reader.config.get("rms_norm_eps", LATENT_EPS)
+    if eps != LATENT_EPS:
+        why = f": its latent vectors are normed with {LATENT_EPS} whatever it says, here all alike"
+        reader.refuse("rms_norm_eps", eps, LATENT_EPS, why=why)
+    reader.only(
+        attention_bias=(False,),
+        moe_layer_freq=(1,),
+        rope_interleave=(True,),
+        scoring_func=("sigmoid",),
+        topk_method=("noaux_tc",),
+    )
+    reader.need(
+        "latent.",
+        query_rank="q_lora_rank",
+        kv_rank="kv_lora_rank",
+        nope_dim="qk_nope_head_dim",
+        rope_dim="qk_rope_head_dim",
+        value_dim="v_head_dim",
+    )
+    nope, rope = (reader.config.get(k) for k in ("qk_nope_head_dim", "qk_rope_head_dim"))
+    if isinstance(nope, int) and isinstance(rope, int):
+        reader.set("head_dim", nope + rope, "qk_nope_head_dim + qk_rope_head_dim")
+    count, ffn = "n_routed_experts", "moe_intermediate_size"
+    reader.need("experts.", num_experts=count, top_k=TOP_K, ffn=ffn)
+    reader.take(
+        "experts.",
+        shared_experts=("n_shared_experts", 1),
+        first_dense_layers=("first_k_dense_replace", 3),
+        renormalise=("norm_topk_prob", True),
+        gate_scale=("routed_scaling_factor", 2.5),
+        groups=("n_group", 8),
+        top_groups=("topk_group", 4),
+    )
+    reader.set("experts.router", "sigmoid", "scoring_func")
+    reader.set("experts.router_bias", True, "topk_method")
+
+
+def _write_qwen3_moe(shape: ModelShape) -> Keys:
+    experts = shape.experts
+    assert experts is not None, "only models with experts are said so"
+    return {
+        **write_qwen3(shape),
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+        "moe_intermediate_size": experts.ffn,
+        "norm_topk_prob": experts.renormalise,
+        "num_experts": experts.num_experts,
+        "num_experts_per_tok": experts.top_k,
+    }
+
+
+def _write_mixtral(shape: ModelShape) -> Keys:
+    experts = shape.experts
+    assert experts is not None, "only models with experts are said so"
+    return {
+        **write_decoder(shape),
+        "head_dim": shape.head_dim,
+        "intermediate_size": experts.ffn,
+        "num_experts_per_tok": experts.top_k,
+        "num_local_experts": experts.num_experts,
+        "sliding_window": shape.window,
+    }
+
+
+def _write_deepseek_v3(shape: ModelShape) -> Keys:
+    experts, latent = shape.experts, shape.latent
+    assert experts is not None, "only models with experts are said so"
+    assert latent is not None, "only models with latent attention are said so"
+    return {
+        **write_decoder(shape),
+        "attention_bias": False,
+        "first_k_dense_replace": experts.first_dense_layers,
+        "kv_lora_rank": latent.kv_rank,
+        "moe_intermediate_size": experts.ffn,
+        "moe_layer_freq": 1,
+        "n_group": experts.groups,
+        "n_routed_experts": experts.num_experts,
+        "n_shared_experts": experts.shared_experts,
+        "norm_topk_prob": experts.renormalise,
+        "num_experts_per_tok": experts.top_k,
+        "q_lora_rank": latent.query_rank,
+        "qk_nope_head_dim": latent.nope_dim,
+        "qk_rope_head_dim": latent.rope_dim,
+        "rope_interleave": True,
+        "routed_scaling_factor": experts.gate_scale,
+        "scoring_func": "sigmoid",
+        "topk_group": experts.top_groups,
+        "topk_method": "noaux_tc",
+        "v_head_dim": latent.value_dim,
+    }
+
+
+MIXTURES = {
+    "mixtral": Architecture(
+        models="Mixtral",
+        name="MixtralForCausalLM",
+        read=_read_mixtral,
+        keys=_write_mixtral,
+        taken="experts in all blocks, the window",
+        tensors=(
+            "model.embed_tokens.weight",
+            "model.layers.0.block_sparse_moe.gate.weight",
+        ),
+        experts=True,
+    ),
+    "qwen3_moe": Architecture(
+        models="Qwen 3 MoE",
+        name="Qwen3MoeForCausalLM",
+        read=_read_qwen3_moe,
+        keys=_write_qwen3_moe,
+        taken="experts in all blocks, norms of heads, biases",
+        experts=True,
+    ),
+    "deepseek_v3": Architecture(
+        models="DeepSeek V3",
+        name="DeepseekV3ForCausalLM",
+        read=_read_deepseek_v3,
+        keys=_write_deepseek_v3,
+        taken="latent attention, groups of experts, shared experts, biases of routers",
+        experts=True,
+        latent=True,
+    ),
+}
+"""Each by its model_type."""

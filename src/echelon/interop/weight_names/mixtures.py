@@ -1,0 +1,75 @@
+"""Under which name, and how laid out, files of weights keep the experts of a block.
+
+Files of Qwen and DeepSeek have the matrices of each expert under the names of a dense MLP, those of
+Mixtral call them w1, w3 and w2. transformers 5 holds the experts of a block in two tensors: gate
+and up of an expert, one after the other, in [E, 2 F, D], and down in [E, D, F].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from typing import Literal
+
+from echelon.core.model_shape import Experts
+from echelon.core.parameters import ParameterSpec
+from echelon.interop.weight_names.source import ParameterSource
+
+MixtureKind = Literal["each", "mixtral", "fused"]
+
+ROUTER_BIAS = ".e_score_correction_bias"
+"""How DeepSeek's files call what is added to scores for the choice of experts."""
+
+_PREDICTOR = ".eh_proj.weight"
+"""A part that only layers have that predict the token after the next one."""
+
+_MIXTRAL = {"gate": "w1", "up": "w3", "down": "w2"}
+
+
+def find_mixture_kind(keys: Collection[str]) -> MixtureKind:
+    """Return how a file with these keys holds experts."""
+    if any(key.endswith(".mlp.experts.gate_up_proj") for key in keys):
+        return "fused"
+    if any(".block_sparse_moe." in key for key in keys):
+        return "mixtral"
+    return "each"
+
+
+def find_predictors(prefix: str, layers: int, keys: Collection[str]) -> tuple[str, ...]:
+    """Return how the keys of layers begin that follow a model of `layers`, to predict more tokens.
+
+    They are no part of the decoder (DeepSeek-V3, 2024, section 2.2), and transformers drops them.
+    """
+    blocks = (key.removesuffix(_PREDICTOR) for key in keys if key.endswith(_PREDICTOR))
+    after = {f"{prefix}layers.{layer}" for layer in range(layers, layers + 8)}
+    return tuple(f"{block}." for block in blocks if block in after)
+
+
+def mixture_source(
+    kind: MixtureKind, experts: Experts, spec: ParameterSpec, block: str
+) -> ParameterSource | None:
+    """Return where a file keeps a part of the mixture of experts of a block; None if nowhere.
+
+    `block` is how the keys of the block begin.
+    """
+    *_, name, leaf = spec.name.split(".")
+    home = f"{block}block_sparse_moe" if kind == "mixtral" else f"{block}mlp"
+    if name == "router":
+        key = f"{home}.gate.weight" if leaf == "weight" else f"{home}.gate{ROUTER_BIAS}"
+        return ParameterSource(key=key, shape=spec.shape)
+    if spec.expert is None:
+        return ParameterSource(key=f"{home}.shared_experts.{name}_proj.{leaf}", shape=spec.shape)
+    if kind == "fused":
+        return _fused(experts, spec, f"{home}.experts") if leaf == "weight" else None
+    part = _MIXTRAL[name] if kind == "mixtral" else f"{name}_proj"
+    return ParameterSource(key=f"{home}.experts.{spec.expert}.{part}.{leaf}", shape=spec.shape)
+
+
+def _fused(experts: Experts, spec: ParameterSpec, home: str) -> ParameterSource:
+    assert spec.expert is not None
+    out, inner = spec.shape
+    if spec.name.endswith(".down.weight"):
+        shape = (experts.num_experts, out, inner)
+        return ParameterSource(key=f"{home}.down_proj", shape=shape, start=spec.expert * out)
+    start = 2 * spec.expert * out + (out if spec.name.endswith(".up.weight") else 0)
+    shape = (experts.num_experts, 2 * out, inner)
+    return ParameterSource(key=f"{home}.gate_up_proj", shape=shape, start=start)

@@ -1,0 +1,102 @@
+"""The blocks of other families that are proven: each kind of block in each split.
+
+{Gemma, Granite, heads of which a part turns and blocks of which none does} x {alone, ZeRO-3, tp2,
+tp2 + sequence parallelism, cp2 as a ring and by heads, a pipeline with B and W together and apart,
+and several of these at once} x {nothing is made again, some operators are, some blocks are}. The
+sequences of a microbatch and accumulation turn with the case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from itertools import product, starmap
+
+from echelon.core.mesh import Mesh
+from echelon.core.model_shape import ModelShape, Multipliers, Rotary
+from echelon.core.plan import Context, Layout, Pipeline, Plan, Recompute
+from echelon.proof.matrix.cases import MatrixCase, varied_model, varied_optimizer, varied_zero
+from echelon.proof.matrix.recompute_cases import SPLITS
+from echelon.proof.shrink_stages import stages_of
+
+AGAIN: Mapping[str, Recompute] = {
+    "none": Recompute(),
+    "norm-attention": Recompute(policy="selective", operators=("attention", "norm")),
+    "norm-mlp": Recompute(policy="selective", operators=("mlp", "norm")),
+    "activation": Recompute(policy="selective", operators=("activation",)),
+    "full": Recompute(policy="full", every=2),
+}
+"""What is made again, by name."""
+
+
+def _gemma(model: ModelShape) -> ModelShape:
+    return replace(
+        model,
+        tied=True,
+        activation="gelu",
+        norm_offset=1.0,
+        multipliers=Multipliers(embedding=model.hidden**0.5),
+    )
+
+
+def _granite(model: ModelShape) -> ModelShape:
+    return replace(
+        model,
+        multipliers=Multipliers(embedding=3.0, residual=0.3, logits=0.25),
+        attention_scale=0.5,
+        activation="gelu-exact",
+        mlp_bias=True,
+    )
+
+
+def _partly_turned(model: ModelShape) -> ModelShape:
+    rotary = Rotary(fraction=0.5, interleaved=True, none_every=2)
+    return replace(model, rotary=rotary, qkv_bias=True)
+
+
+BLOCKS: Mapping[str, Callable[[ModelShape], ModelShape]] = {
+    "gemma": _gemma,
+    "granite": _granite,
+    "partly-turned": _partly_turned,
+}
+"""What makes each kind out of a Llama."""
+
+
+@dataclass(frozen=True, slots=True)
+class BlockCase(MatrixCase):
+    """Name a kind of block in one layout."""
+
+    block: str
+    split: str
+    again: str
+
+    @property
+    def name(self) -> str:
+        return f"block-{self.block}-{self.split}-{self.again}"
+
+    @property
+    def mesh(self) -> Mesh:
+        return SPLITS[self.split].mesh
+
+    def plan(self) -> Plan:
+        split, seed = SPLITS[self.split], self.seed
+        counts = [2] * self.mesh.pp
+        layout = Layout(
+            mesh=self.mesh,
+            microbatch_sequences=1 + seed % 2,
+            pipeline=Pipeline(schedule=split.schedule, stages=stages_of(counts)),
+            sequence_parallel=split.sequence_parallel,
+            context=Context(kind=split.kind, ulysses_degree=2 if split.kind == "ulysses" else 1),
+            recompute=AGAIN[self.again],
+            zero=varied_zero(split.stage, seed // 4),
+        )
+        # The first of the four kinds is a Llama.
+        llama = varied_model(0, tp=self.mesh.tp, layers=sum(counts), tied=seed // 8 % 2 > 0)
+        count = self.mesh.pp * (1 + seed // 2 % 2)
+        model = BLOCKS[self.block](llama)
+        return self.plan_of(layout, count, model=model, optimizer=varied_optimizer(seed))
+
+
+def block_cases() -> Iterator[BlockCase]:
+    """Return every case of blocks of other families."""
+    return starmap(BlockCase, product(BLOCKS, SPLITS, AGAIN))

@@ -1,0 +1,55 @@
+"""Small configurations of transformers, one or several for each family that is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+SIZES: dict[str, Any] = {
+    "vocab_size": 61,
+    "hidden_size": 16,
+    "intermediate_size": 24,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 32,
+}
+
+WIDE_HEADS = {**SIZES, "head_dim": 6}
+
+CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma": ("gemma", {**WIDE_HEADS, "hidden_act": "gelu_pytorch_tanh"}),
+    "gemma with biases": (
+        "gemma",
+        {**WIDE_HEADS, "attention_bias": True, "num_key_value_heads": 1},
+    ),
+    "granite": (
+        "granite",
+        {
+            **SIZES,
+            "embedding_multiplier": 12.0,
+            "residual_multiplier": 0.22,
+            "attention_multiplier": 0.3,
+            "logits_scaling": 8.0,
+            "tie_word_embeddings": True,
+        },
+    ),
+    "granite with biases": (
+        "granite",
+        {**SIZES, "attention_bias": True, "mlp_bias": True, "logits_scaling": 3.0},
+    ),
+    "smollm3": ("smollm3", {**SIZES, "no_rope_layer_interval": 4}),
+    "smollm3, every second": (
+        "smollm3",
+        {**SIZES, "no_rope_layers": [1, 0, 1, 0], "tie_word_embeddings": False},
+    ),
+    "phi3": ("phi3", {**SIZES, "hidden_size": 32, "partial_rotary_factor": 0.75}),
+    "phi3 with a window": ("phi3", {**SIZES, "sliding_window": 3}),
+    "starcoder2": ("starcoder2", {**SIZES, "sliding_window": 5}),
+    "starcoder2 without biases": (
+        "starcoder2",
+        {**SIZES, "use_bias": False, "hidden_act": "gelu", "tie_word_embeddings": False},
+    ),
+    "glm": ("glm", {**SIZES, "head_dim": 12}),
+    "glm, all turns": ("glm", {**SIZES, "head_dim": 4, "partial_rotary_factor": 1.0}),
+}
+"""The model_type of each, and its settings."""
