@@ -24,6 +24,7 @@ from echelon.core.attention_mask import (
     cut_position_runs,
 )
 from echelon.core.choices.attention_kernels import AttendedRun, kernel_text
+from echelon.core.model_shape import of_layer_kind
 from echelon.core.plan import Plan
 
 ONE_DOCUMENT: DocumentStarts = ((0,),)
@@ -100,11 +101,20 @@ def half_work_row(runs: Sequence[PositionRun], mask: AttentionMask) -> int:
 def scores_by_rank(plan: Plan, documents: DocumentStarts | None = None) -> tuple[int, ...]:
     """Return the scores that each context rank computes of a block and a microbatch: pairs x heads.
 
-    `documents` are those of each sequence of the microbatch; without any, sequences are whole.
+    `documents` are those of each sequence of the microbatch; without any, sequences are whole. Of
+    blocks of several kinds it is the mean.
     """
     placement, heads = plan.placement, plan.model.heads // plan.mesh.tp
     found = documents or ONE_DOCUMENT * plan.layout.microbatch_sequences
-    pairs = pairs_by_place(placement, plan.model.mask, found)
+    by_place = {
+        kind: pairs_by_place(placement, of_layer_kind(plan.model, kind).mask, found)
+        for kind in {plan.model.layer_kind(first) for first in plan.model.first_of_kinds}
+    }
+    layers = [plan.model.layer_kind(layer) for layer in range(plan.model.layers)]
+    pairs = [
+        sum(layers.count(kind) * mine[place] for kind, mine in by_place.items()) // len(layers)
+        for place in range(placement.ring_degree)
+    ]
     share = heads // placement.ulysses_degree
     return tuple(pairs[placement.ring_place(rank)] * share for rank in range(plan.mesh.cp))
 

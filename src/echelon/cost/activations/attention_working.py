@@ -35,6 +35,7 @@ from echelon.cost.bytes.context.memory import (
     EDGE_BYTES,
     MAX_SCORES,
     POSITION_BYTES,
+    SINK_COPIES,
     AttentionSizes,
 )
 from echelon.cost.bytes.context.sent import gathers_whole
@@ -121,6 +122,11 @@ def _forward_working_bytes(heads: _Heads, pieces: AttentionRowChunks) -> int:
     else:
         blocks = [0]
     found += [kept + one for one in _merging(heads, blocks, pieces.forward)]
+    if plan.model.sinks:
+        narrow = sizes.out * s if sizes.is_low_precision else 0
+        found.append(
+            kept + blocks[-1] + sizes.out * sizes.wide + narrow + 3 * sizes.lse * sizes.wide
+        )
     if sizes.exchanged:
         found.append(kept + 3 * sizes.out * s + sizes.lse * sizes.wide)
     return max(found)
@@ -167,6 +173,10 @@ def _backward_working_bytes(heads: _Heads, pieces: AttentionRowChunks) -> tuple[
     found: list[int] = []
     calls = [max((_call(heads, one) for one in step), default=0) for step in pieces.backward]
     both = sizes.out + sizes.keys
+    if plan.model.sinks:
+        copies = SINK_COPIES if sizes.is_low_precision else 1
+        pulls = (copies * sizes.out + 2 * sizes.lse) * w
+        (first if sizes.places > 1 else found).append(pulls)
     if sizes.places == 1:
         (only, *_), several = pieces.backward, len(pieces.backward[0]) > 1
         sums = both * w if several or not (only and only[0].whole) else 0

@@ -207,6 +207,8 @@ class ActivationNumbers:
     """Flag: an activation with a gate is one kernel."""
     fused_loss: Num = 0
     """Flag: each pass over logits is one kernel."""
+    capped_logits: Num = 0
+    """Flag: logits have a cap, so that each pass over them goes by pieces."""
     cut_sums: Num = 0
     """Flag: kernels give partial sums of the gradients of vectors of weights."""
     scores: Num = 0
@@ -371,7 +373,10 @@ class ActivationNumbers:
             fused_rotary=_fused(plan, "rotary") * (_fused(plan, "norm") or not model.qk_norm),
             fused_swiglu=_fused(plan, "swiglu"),
             # Logits of 8 bytes are for proofs, and have the way of a CPU.
-            fused_loss=_fused(plan, "loss") * (size < DTYPE_BYTES["fp64"]),
+            fused_loss=_fused(plan, "loss")
+            * (size < DTYPE_BYTES["fp64"])
+            * (model.final_soft_cap is None),
+            capped_logits=int(model.final_soft_cap is not None),
             cut_sums=int(plan.layout.kernels.provider == "triton"),
         )
 

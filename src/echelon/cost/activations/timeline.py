@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from echelon.core.axis import Axis
+from echelon.core.model_shape import LayerKind
 from echelon.core.plan import Plan
 from echelon.cost.activations.attention_row_chunks import AttentionRowChunks
 from echelon.cost.activations.numbers import (
@@ -52,13 +53,14 @@ class StepData:
     """Record what of a step is data: how tokens were routed, and attention of each microbatch.
 
     `transposed` is whether attention gave its output in another order
-    (`cost/activations/numbers.py`), `row_chunks` what its kernels were called for.
+    (`cost/activations/numbers.py`), `row_chunks` what its kernels were called for: of a microbatch,
+    and the first block of a kind of attention.
     """
 
     load: ExpertLoad | None = None
-    transposed: Mapping[int, int] = field(default_factory=dict[int, int])
-    row_chunks: Mapping[int, AttentionRowChunks] = field(
-        default_factory=dict[int, AttentionRowChunks]
+    transposed: Mapping[tuple[int, int], int] = field(default_factory=dict[tuple[int, int], int])
+    row_chunks: Mapping[tuple[int, int], AttentionRowChunks] = field(
+        default_factory=dict[tuple[int, int], AttentionRowChunks]
     )
 
     @property
@@ -66,10 +68,18 @@ class StepData:
         """Return whether microbatches may differ."""
         return self.load is not None or bool(self.transposed or self.row_chunks)
 
-    def numbers(self, plan: Plan, cp_rank: int, microbatch: int) -> ActivationNumbers:
-        """Return the numbers of a microbatch."""
-        x = ActivationNumbers.from_plan(plan, cp_rank, self.row_chunks.get(microbatch))
-        return replace(x, transposed=self.transposed.get(microbatch, x.transposed))
+    def numbers(
+        self, plan: Plan, cp_rank: int, microbatch: int
+    ) -> dict[LayerKind, ActivationNumbers]:
+        """Return the numbers of a microbatch for each kind of attention."""
+        found: dict[LayerKind, ActivationNumbers] = {}
+        for first in plan.model.first_of_kinds:
+            key = (microbatch, first)
+            own = plan.of_layer(first)
+            x = ActivationNumbers.from_plan(own, cp_rank, self.row_chunks.get(key))
+            x = replace(x, transposed=self.transposed.get(key, x.transposed))
+            found[plan.model.layer_kind(first)] = x
+        return found
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,7 +141,11 @@ class RankActivations:
         if key not in self._units:
             numbers = self._data.numbers(self.plan, self._cp_rank, microbatch)
             self._units[key] = stage_unit_operators(
-                self.plan, self._stages[stage], numbers, (self.rank, microbatch, self._data.load)
+                self.plan,
+                self._stages[stage],
+                next(iter(numbers.values())),
+                (self.rank, microbatch, self._data.load),
+                numbers,
             )
         return self._units[key]
 

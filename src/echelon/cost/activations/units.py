@@ -9,8 +9,10 @@ over the vocabulary (Shoeybi et al., 2019, section 3).
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from echelon.core.model_shape import LayerKind
 from echelon.core.plan import Plan
 from echelon.cost.activations.attention import attention_operators
 from echelon.cost.activations.expert_numbers import expert_numbers
@@ -42,6 +44,7 @@ from echelon.layout.expert_load import ExpertLoad
 from echelon.layout.stage import StagePart
 
 BOOL_BYTES = 1
+NO_KINDS: Mapping[LayerKind, ActivationNumbers] = {}
 
 
 def embedding_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
@@ -122,11 +125,13 @@ def _loss_waiting(x: ActivationNumbers) -> tuple[SavedTensor, ...]:
 
 def _loss_backward(x: ActivationNumbers, rows: Num, chunks: Num, *, split: bool) -> Num:
     """Return the most that the loss has in backward beside its input, `rows` tokens at a time."""
-    wide = (1 - x.low_precision) * (1 - x.fused_loss)
+    # Logits with a cap go by pieces in every dtype, and nothing is left to multiply by.
+    by_pieces = elementwise_max(x.low_precision * (1 - x.fused_loss), x.capped_logits)
+    wide = (1 - x.low_precision) * (1 - x.fused_loss) * (1 - x.capped_logits)
     numbers = x.tokens * (INDEX_BYTES + 2 * BOOL_BYTES + (3 + 3 * x.shared) * x.statistics_bytes)
     logits, stream = rows * x.vocab * x.size, rows * x.hidden * x.size
-    pieces = x.low_precision * (1 - x.fused_loss)
-    piece = pieces * x.chunk_rows(rows, x.vocab) * x.vocab * STATISTICS_BYTES
+    width = x.capped_logits * x.statistics_bytes + (1 - x.capped_logits) * STATISTICS_BYTES
+    piece = by_pieces * x.chunk_rows(rows, x.vocab) * x.vocab * width
     gathered = x.scattered * x.whole
     product = (1 - split) * x.widened_bytes(x.vocab + x.hidden, rows)
     # The input times what is left to multiply lives as long as the logits of its chunk.
@@ -169,9 +174,16 @@ class UnitOperators:
 
 
 def stage_unit_operators(
-    plan: Plan, stage: StagePart, x: ActivationNumbers, place: RankMicrobatch
+    plan: Plan,
+    stage: StagePart,
+    x: ActivationNumbers,
+    place: RankMicrobatch,
+    of_kinds: Mapping[LayerKind, ActivationNumbers] = NO_KINDS,
 ) -> tuple[UnitOperators, ...]:
-    """Return the units of a stage in forward order."""
+    """Return the units of a stage in forward order.
+
+    `of_kinds` are the numbers of blocks by their kind of attention, where there are several.
+    """
     found: list[UnitOperators] = []
     if stage.first:
         found.append(UnitOperators(name=UNIT_EMBEDDING, operators=embedding_operators(x)))
@@ -183,9 +195,15 @@ def stage_unit_operators(
     for layer in stage.blocks:
         name = f"layers.{layer}"
         routed = layer if place[2] is not None else -1
-        kind = (plan.model.layer_has_experts(layer), plan.layout.recompute.operators_of(layer))
+        attends = plan.model.layer_kind(layer)
+        kind = (
+            plan.model.layer_has_experts(layer),
+            plan.layout.recompute.operators_of(layer),
+            attends,
+        )
         if (*kind, routed) not in alike:
-            alike[(*kind, routed)] = block_operators(plan, x, layer, place)
+            own = of_kinds.get(attends, x)
+            alike[(*kind, routed)] = block_operators(plan, own, layer, place)
         recomputed = plan.layout.recompute.recomputes(layer)
         found.append(
             UnitOperators(

@@ -20,9 +20,8 @@ from echelon.cost.fit.links import seconds_of_collective
 from echelon.cost.fit.samples import Collective
 from echelon.cost.fit.solver import Array, Constant, ConstantValues, fit
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan, machine_numbers_from_cluster
-from echelon.cost.seconds.step import block_kind_seconds
 from echelon.cost.seconds.trainer_generations import our_constants
-from echelon.cost.seconds.unit_times import block_kinds, stage_durations, unit_times_from_blocks
+from echelon.cost.seconds.unit_times import block_kinds, stage_durations, unit_times_by_kind
 from echelon.schedule.action import Action, ActionKind
 
 FREE = 1e18
@@ -113,8 +112,8 @@ def _computed(plan: Plan, cluster: Cluster, actions: set[StageAction]) -> dict[S
     free = replace(busy, links=tuple(_free(link) for link in cluster.links))
     # What the cluster says of a kernel's start is what our trainer's host takes for it.
     software = replace(our_constants(cluster), host_s=busy.device.efficiency.launch_s)
-    blocks = block_kind_seconds(cost_inputs_from_plan(replace(plan, cluster=free), software))
-    durations = stage_durations(plan, unit_times_from_blocks(blocks, block_kinds(plan)))
+    work = cost_inputs_from_plan(replace(plan, cluster=free), software)
+    durations = stage_durations(plan, unit_times_by_kind(plan.model, block_kinds(plan), work))
     return {
         one: durations.seconds_of(Action(ActionKind(one.kind), one.stage, 0)) for one in actions
     }

@@ -18,7 +18,7 @@ they share the walk of the first of them (`place_walk.py`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from echelon.core.axis import Axis
@@ -200,6 +200,7 @@ def _likeness(plan: Plan, rank: int, part: RankPart) -> tuple[object, ...]:
             tuple(
                 (
                     plan.model.layer_has_experts(layer),
+                    plan.model.layer_kind(layer),
                     recompute.recomputes(layer),
                     recompute.operators_of(layer),
                 )
@@ -220,7 +221,7 @@ def resting_terms(plan: Plan, rank: int) -> dict[str, float]:
     for term in held_terms(plan, held_buckets(plan, pp), rank):
         if term.pool in pools:
             found[STATE[term.name]] += term.bytes
-    found["buffers"] += position_table_bytes(plan)
+    found["buffers"] += position_table_bytes(plan, rank_part(plan, pp).blocks)
     return found
 
 
@@ -229,14 +230,19 @@ def pools_of_device(plan: Plan) -> set[Pool]:
     return {"device", "host"} if plan.cluster.backend == "gloo" else {"device"}
 
 
-def position_table_bytes(plan: Plan) -> int:
-    """Return the cosines and sines of the positions of a context rank, made once."""
+def position_table_bytes(plan: Plan, blocks: Sequence[int] = (0,)) -> int:
+    """Return the cosines and sines of the positions of a context rank, made once.
+
+    `blocks` are those of the rank: kinds of blocks with another base have tables of their own.
+    """
     model = plan.model
     if model.positions != "rope":
         return 0
     width = model.head_dim if model.latent is None else model.latent.rope_dim
     positions = plan.mathematics.sequence_length // plan.mesh.cp
-    return positions * width * DTYPE_BYTES[plan.mathematics.precision.parameters]
+    own = [model.of_layer(block) for block in blocks]
+    tables = len({(one.rope_theta, one.rope_scaling) for one in own})
+    return tables * positions * width * DTYPE_BYTES[plan.mathematics.precision.parameters]
 
 
 def rank_peak(plan: Plan, rank: int) -> RankPeak:

@@ -46,12 +46,14 @@ def multiplied_weights(shape: ModelShape, *, all_experts: bool = False) -> int:
 
 def flops_of_weights(multiplied: int, shape: ModelShape, sequence_length: int) -> float:
     """Return the FLOPs of a token that is multiplied with so many weights, attention included."""
-    keys_per_query = attended_positions(shape, sequence_length)
-    return 6.0 * multiplied + 12.0 * shape.layers * attention_width(shape) * keys_per_query
+    keys = sum(
+        attended_positions(shape.of_layer(layer), sequence_length) for layer in range(shape.layers)
+    )
+    return 6.0 * multiplied + 12.0 * attention_width(shape) * keys
 
 
 def attended_positions(shape: ModelShape, sequence_length: int) -> int:
-    """Return how many positions count for a query: all of them, or those of a window."""
+    """Return how many positions count for a query of a block with the window, if there is one."""
     if shape.window is None:
         return sequence_length
     return min(sequence_length, shape.window if shape.causal else 2 * shape.window - 1)

@@ -10,7 +10,7 @@ import numpy as np
 from echelon.core.choices.collective_algorithms import algorithm_index
 from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
 from echelon.core.cluster import Cluster, Efficiency, Link, cluster_under_load, shared_bandwidth
-from echelon.core.model_shape import ModelShape
+from echelon.core.model_shape import ModelShape, of_layer_kind
 from echelon.core.plan import DTYPE_BYTES, OptimizerKind, Plan, Precision, ReduceKind
 from echelon.cost.bytes.experts.memory import balanced_memory
 from echelon.cost.bytes.fp8 import CODE_BYTES, largest_number_bytes
@@ -84,7 +84,7 @@ def model_numbers_from_shape(shape: ModelShape, length: int, *, tp: Num = 1.0) -
         length=float(length),
         keys_per_query=mean_keys_per_query(shape, length),
         norm_weights=2.0 if shape.norm == "layernorm" else 1.0,
-        qkv_bias=float(shape.qkv_bias),
+        qkv_bias=attention_vectors(shape),
         output_bias=float(shape.output_bias),
         mlp_bias=float(shape.mlp_bias),
         head_norms=2.0 * shape.head_dim if shape.qk_norm else 0.0,
@@ -101,13 +101,22 @@ def model_numbers_from_shape(shape: ModelShape, length: int, *, tp: Num = 1.0) -
     )
 
 
+def attention_vectors(shape: ModelShape) -> float:
+    """Return the numbers of biases and sinks of attention over the width of what biases are of."""
+    sinks = shape.heads / (shape.query_dim + 2 * shape.kv_dim) if shape.sinks else 0.0
+    return float(shape.qkv_bias) + sinks
+
+
 def mean_keys_per_query(shape: ModelShape, length: int) -> float:
     """Return the mean number of keys that a query meets; its own counts half under a causal mask.
 
-    So a causal mask hides exactly half of a sequence.
+    So a causal mask hides exactly half of a sequence. Of blocks of several kinds it is the mean.
     """
-    pairs = shape.mask.num_pairs(length) - shape.causal * length / 2
-    return pairs / length
+    kinds = [shape.layer_kind(layer) for layer in range(shape.layers)]
+    pairs = sum(
+        kinds.count(kind) * of_layer_kind(shape, kind).mask.num_pairs(length) for kind in set(kinds)
+    )
+    return (pairs / shape.layers - shape.causal * length / 2) / length
 
 
 def layout_numbers_from_plan(plan: Plan) -> LayoutNumbers:

@@ -12,13 +12,14 @@ rows, in W.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
+from echelon.core.model_shape import ModelShape
 from echelon.core.plan import DTYPE_BYTES, Plan, RecomputedOperator
 from echelon.cost.seconds.block import BlockSeconds
-from echelon.cost.seconds.from_plan import cost_inputs_from_plan
+from echelon.cost.seconds.from_plan import cost_inputs_from_plan, mean_keys_per_query
 from echelon.cost.seconds.inputs import CostInputs
 from echelon.cost.seconds.numbers import first_number
 from echelon.cost.seconds.step import BlockKindSeconds, block_kind_seconds, message_between_stages
@@ -65,8 +66,45 @@ class UnitTimes:
 def unit_times_from_formulas(plan: Plan) -> UnitTimes:
     """Return the times of each unit of a plan by the formulas, for our trainer."""
     work = cost_inputs_from_plan(plan)
-    return with_transfer(
-        plan, unit_times_from_blocks(block_kind_seconds(work), block_kinds(plan)), work
+    return with_transfer(plan, unit_times_by_kind(plan.model, block_kinds(plan), work), work)
+
+
+def unit_times_by_kind(
+    shape: ModelShape,
+    kinds: Sequence[tuple[bool, Again]],
+    work: CostInputs,
+    seconds: Callable[[CostInputs], BlockKindSeconds] = block_kind_seconds,
+) -> UnitTimes:
+    """Return the times of units whose blocks have experts, run again, and attend each in its way.
+
+    A query of a local block meets fewer keys than one of a global block.
+    """
+    firsts = shape.first_of_kinds
+    if len(firsts) == 1:
+        return unit_times_from_blocks(seconds(work), kinds)
+    length = int(first_number(work.model.length))
+    found = {
+        shape.layer_kind(first): unit_times_from_blocks(
+            seconds(
+                replace(
+                    work,
+                    model=replace(
+                        work.model,
+                        keys_per_query=mean_keys_per_query(shape.of_layer(first), length),
+                    ),
+                )
+            ),
+            kinds,
+        )
+        for first in firsts
+    }
+    base = found[shape.layer_kind(0)]
+    of_layers = {f"layers.{i}": found[shape.layer_kind(i)] for i in range(shape.layers)}
+    return replace(
+        base,
+        forward_s={u: of_layers.get(u, base).forward_s[u] for u in base.forward_s},
+        input_gradient_s={u: of_layers.get(u, base).input_gradient_s[u] for u in base.forward_s},
+        weight_gradient_s={u: of_layers.get(u, base).weight_gradient_s[u] for u in base.forward_s},
     )
 
 

@@ -37,9 +37,9 @@ from echelon.cost.seconds.flops import model_flops_per_token
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan, peak_flops
 from echelon.cost.seconds.inputs import CostInputs, Terms, TrainerConstants
 from echelon.cost.seconds.numbers import Num
-from echelon.cost.seconds.step import block_kind_seconds, step_seconds
+from echelon.cost.seconds.step import step_seconds
 from echelon.cost.seconds.trainer_generations import OURS, OVERLAPS
-from echelon.cost.seconds.unit_times import UnitTimes, block_kinds, unit_times_from_blocks
+from echelon.cost.seconds.unit_times import UnitTimes, block_kinds, unit_times_by_kind
 from echelon.planner.predict.peak_bytes import (
     other_trainer_stage_bytes,
     peak_bytes_by_place,
@@ -152,7 +152,7 @@ def estimate_by_events(
     found = estimate_from_inputs(work, plan.mathematics, plan.cluster)
     if plan.mesh.pp == 1:
         return found
-    times = times or unit_times_from_blocks(block_kind_seconds(work), block_kinds(plan))
+    times = times or unit_times_by_kind(plan.model, block_kinds(plan), work)
     return with_simulated_terms(
         found, PipelineOrder.from_plan(plan), times, plan.layout.pipeline.stages
     )

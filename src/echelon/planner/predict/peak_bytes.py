@@ -69,7 +69,12 @@ def _kind(plan: Plan, stage: StagePart) -> tuple[object, ...]:
     """Return what decides the bytes of a stage: how many blocks of each kind, and its ends."""
     recompute = plan.layout.recompute
     kinds = tuple(
-        (plan.model.layer_has_experts(layer), recompute.recomputes(layer)) for layer in stage.blocks
+        (
+            plan.model.layer_has_experts(layer),
+            plan.model.layer_kind(layer),
+            recompute.recomputes(layer),
+        )
+        for layer in stage.blocks
     )
     return stage.first, stage.last, stage.microbatches, kinds
 

@@ -27,7 +27,7 @@ from echelon.cost.seconds.inputs import CostInputs
 from echelon.cost.seconds.numbers import LayoutNumbers, stacked_layouts
 from echelon.cost.seconds.step import BlockKindSeconds, block_kind_seconds
 from echelon.cost.seconds.trainer_generations import OURS
-from echelon.cost.seconds.unit_times import Again, UnitTimes, unit_times_from_blocks
+from echelon.cost.seconds.unit_times import Again, UnitTimes, unit_times_by_kind
 from echelon.layout.secondary import ranks_per_node
 from echelon.planner.explain.expected import ExpectedStep, expected_step
 from echelon.planner.predict.estimate import (
@@ -126,7 +126,7 @@ def candidate_unit_times(
         for layer in range(model.layers)
     ]
     layout = LayoutNumbers(**{name: getattr(work.layout, name) for name in OF_BLOCKS})
-    return unit_times_from_blocks(_known_blocks(replace(work, layout=layout)), kinds)
+    return unit_times_by_kind(model, kinds, replace(work, layout=layout), _known_blocks)
 
 
 @lru_cache(maxsize=256)

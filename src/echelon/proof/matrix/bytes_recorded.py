@@ -75,14 +75,21 @@ def step_data(plan: Plan, rank: int, recorded: Sequence[RankBytes]) -> StepData:
     load = None
     if plan.model.experts is not None:
         load = expert_load_from_routing(plan, rank, _chosen(plan, batch, recorded))
-    microbatches = range(plan.num_microbatches)
+    kinds = [
+        (one, first) for one in range(plan.num_microbatches) for first in plan.model.first_of_kinds
+    ]
     cp_rank = plan.mesh.coordinates(rank)[Axis.CP]
     return StepData(
         load=load,
-        transposed={one: _transposed(plan, rank, batch, one) for one in microbatches},
+        transposed={
+            (one, first): _transposed(plan.of_layer(first), rank, batch, one)
+            for one, first in kinds
+        },
         row_chunks={
-            one: row_chunks(plan, cp_rank, _microbatch(plan, rank, batch, one).documents)
-            for one in microbatches
+            (one, first): row_chunks(
+                plan.of_layer(first), cp_rank, _microbatch(plan, rank, batch, one).documents
+            )
+            for one, first in kinds
         },
     )
 

@@ -49,6 +49,9 @@ LEAST_WIDE_BYTES = 4
 LSE_COPIES = 4
 """Log-sum-exps that a merge holds at a time: of the piece, their sum, and two on the way to it."""
 
+SINK_COPIES = 3
+"""How often the gradients of sinks hold the output: it and its gradient, widened, and a product."""
+
 POSITION_BYTES = 8
 
 SCORE_COLUMNS = 1024  # keys
@@ -196,9 +199,10 @@ def attention_memory(plan: Plan, cp_rank: int) -> AttentionMemory:
 
 
 def most_attention_memory(plan: Plan) -> AttentionMemory:
-    """Return the memory of the context rank that holds most at a time."""
+    """Return the memory of the context rank, and the kind of block, that holds most at a time."""
     first_of_groups = range(0, plan.mesh.cp, plan.layout.context.ulysses_degree)
-    found = [attention_memory(plan, rank) for rank in first_of_groups]
+    kinds = [plan.of_layer(layer) for layer in plan.model.first_of_kinds]
+    found = [attention_memory(plan, rank) for plan in kinds for rank in first_of_groups]
     return max(found, key=lambda memory: memory.peak.bytes)
 
 
@@ -226,6 +230,10 @@ def _forward_phases(x: AttentionSizes) -> Iterator[MemoryPhase]:
         yield MemoryPhase(name="forward, heads for positions", terms=tuple(parts))
         packed = x.narrow_term("packed and received output", 2 * x.out, "2 O")
         yield MemoryPhase(name="forward, positions for heads", terms=(packed,))
+    if x.plan.model.sinks:
+        wide = (x.wide_term("output with sinks", x.out, "O"),) if x.is_low_precision else ()
+        shares = x.wide_term("log-sum-exps of sinks", LSE_COPIES * x.lse, "4 L")
+        yield MemoryPhase(name="forward, sinks", terms=(*wide, shares))
     merging = (*_merged(x), *_kernel(x, SCORE_COPIES_FORWARD))
     if x.plan.layout.context.record.gathers_keys:
         yield _gathering(x, "forward")
@@ -238,6 +246,10 @@ def _forward_phases(x: AttentionSizes) -> Iterator[MemoryPhase]:
 
 def _backward_phases(x: AttentionSizes) -> Iterator[MemoryPhase]:
     given: tuple[HeldTerm, ...] = ()
+    if x.plan.model.sinks:
+        copies = SINK_COPIES if x.is_low_precision else 1
+        pulls = x.wide_term("output times its gradient", copies * x.out, f"{copies} O")
+        yield MemoryPhase(name="backward, sinks", terms=(pulls,))
     if x.exchanged:
         given = (x.narrow_term("gradient of the output of own heads", x.out, "O"),)
         packed = x.narrow_term("gradient of the output, packed", x.out, "O")
