@@ -17,7 +17,7 @@ from pathlib import Path
 from echelon.core.choices.trackers import TrackerRecord
 
 _KILLED_AFTER_S = 5.0  # s beyond the time that it may take; it ends itself before
-_NICENESS = 10  # of 19: ranks go first
+_NICENESS = 19  # the most: ranks go first
 
 
 class Companion:

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
@@ -43,6 +44,7 @@ class MirrorProcess:
         self._pause_s, self._next_start = _FIRST_PAUSE_S, 0.0
         self._log = log_path(run, tracker).open("ab", buffering=0)
         self._left, self._dropped = _LOG_BYTES, 0
+        self._flood: IO[bytes] | None = None
 
     def start(self, selector: selectors.BaseSelector) -> None:
         """Start the process; where the system has no room for it, later."""
@@ -66,7 +68,9 @@ class MirrorProcess:
         selector.register(self.process.stdout, selectors.EVENT_READ, self)
 
     def restart_if_due(self, selector: selectors.BaseSelector) -> None:
-        """Start it again where it ended and its pause is over."""
+        """Start it again where it ended and its pause is over, and read a drop of a flood."""
+        if self._flood is not None:
+            self._drop(self._flood, selector)
         if self.process is None and not self.done and time.monotonic() >= self._next_start:
             self.start(selector)
 
@@ -75,8 +79,15 @@ class MirrorProcess:
         part = os.read(stream.fileno(), 1 << 16)
         if part:
             self.keep(part)
+            if not self._left:
+                # A flood is read drop by drop: whoever makes it waits, and takes no time of ranks.
+                if self._flood is None:
+                    selector.unregister(stream)
+                self._flood = stream
             return
-        selector.unregister(stream)
+        if self._flood is None:
+            selector.unregister(stream)
+        self._flood = None
         stream.close()
         assert self.process is not None, "it has printed"
         code = self.process.wait()
@@ -88,6 +99,10 @@ class MirrorProcess:
         if not self.done:
             self.keep(f"the mirror ended with {code}\n".encode())
             self._wait_longer()
+
+    def _drop(self, flood: IO[bytes], selector: selectors.BaseSelector) -> None:
+        with suppress(BlockingIOError):
+            self.read(flood, selector)
 
     def say_ended(self) -> None:
         """Tell the process that the run has ended."""

@@ -68,7 +68,11 @@ class Mirror:
         self._tracker = tracker = self._begin()
         found = tracker.recorded()
         has = self.lines if found is None else found
-        known = as_taken_last(one for one in points if one.number <= has)
+        if not has:
+            self._progress = replace(self._progress, replayed=points[-1].number)
+        given = max(has, self._progress.replayed)
+        known = as_taken_last(one for one in points if one.number <= given)
+        known = [one for one in known if one.number <= has]
         self._last_step = max((one.step for one in known), default=0)
         steps = [one for one in known if one.kind == STEP]
         if found is None and tracker.rewinds and steps:
@@ -115,7 +119,13 @@ class Mirror:
             return points
         self._tracker.close()
         earlier = self._progress
-        self._progress = replace(earlier, id="", revision=earlier.revision + 1, lines=0)
+        self._progress = replace(
+            earlier,
+            id="",
+            revision=earlier.revision + 1,
+            lines=0,
+            replayed=points[-1].number,
+        )
         self._tracker = self._begin()
         everything = MetricsReader(self.run).look(final=True)
         return as_taken_last(one for one in everything if one.number <= points[-1].number)

@@ -30,6 +30,8 @@ class MirrorProgress:
     """How many runs of the tracker this one took: see `TrackedRun.revision`."""
     lines: int = 0
     """The last line of metrics.jsonl that is in the tracker."""
+    replayed: int = 0
+    """Where the history ended that this run of the tracker began with."""
     schema: int = 1
 
 
