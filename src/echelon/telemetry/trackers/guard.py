@@ -25,7 +25,8 @@ from echelon.telemetry.trackers.tracker import tracker_folder
 
 WORKER = "echelon.telemetry.trackers.worker"
 _LOG_BYTES = 1 << 20  # of what one mirror prints beside one run
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 1.0, 60.0  # s before a mirror is started again
+_FIRST_PAUSE_S = 1.0  # s before a mirror is started again
+_LONGEST_PAUSE_S = 60.0  # s
 
 
 def worker_command(run: Path, tracker: str, project: str) -> list[str]:

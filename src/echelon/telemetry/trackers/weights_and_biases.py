@@ -18,8 +18,11 @@ from echelon.telemetry.trackers.points import ENTRY, Point
 from echelon.telemetry.trackers.tracker import TrackedRun
 
 STEP_AXIS = "step"
-_HEADER_BYTES, _BLOCK_BYTES, _CHUNK_HEADER = 7, 32768, struct.Struct("<IHB")
-_FULL, _LAST = 1, 4  # kinds of chunks that end a record
+_HEADER_BYTES = 7  # of a file
+_BLOCK_BYTES = 32768  # of a block
+_CHUNK_HEADER = struct.Struct("<IHB")
+_FULL = 1  # kind of a chunk that is a whole record
+_LAST = 4  # kind of a chunk that ends one
 
 
 class WeightsAndBiases:
