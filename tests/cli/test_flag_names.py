@@ -46,6 +46,7 @@ TAKES = {
     "--subject": "program",
     "--resume": "go on",
     "--step": "step",
+    "--mirror": "tensorboard",
     "--tokenizer": "tokenizer",
     "--format": "read",
     "--field": "field",

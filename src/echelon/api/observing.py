@@ -18,6 +18,8 @@ from echelon.telemetry.schedule_report import (
     write_traces,
 )
 from echelon.telemetry.summary import RunSummary, summarize_run
+from echelon.telemetry.trackers.progress import MirrorStatus, mirror_status
+from echelon.telemetry.trackers.start import mirror_now, require_trackers
 
 
 def observe(run: str | Path) -> RunSummary:
@@ -56,6 +58,19 @@ def observe_schedule(
         # A run of somebody else may be looked at, and not written to.
         say(f"no traces written: {error.problems[0].message}")
     return report
+
+
+def mirror_run(run: str | Path, tracker: str) -> MirrorStatus:
+    """Mirror in a tracker what it lacks of a run, in a process of its own; return how it stands.
+
+    The run may have ended long ago, and what is mirrored already is not written again. ConfigError
+    where there is no such run, EnvironmentProblem where the tracker's package is not there or
+    fails, or another process mirrors the run.
+    """
+    path = open_run(Path(run)).path
+    require_trackers([tracker])
+    mirror_now(path, tracker)
+    return next(one for one in mirror_status(path) if one.tracker == tracker)
 
 
 def trace_plan(job: Job, run: Path) -> None:

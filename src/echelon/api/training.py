@@ -8,6 +8,7 @@ prepares the run, and the others are told of it through the store.
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -133,7 +134,10 @@ def train_job(
 
         replicas = plan.layout.threads.replicas
         require_devices(plan.cluster.backend, replicas, set_by=job.source_of("threads.replicas"))
-    return _train_joined(job, resume) if is_launched() else _train_here(job, resume, say)
+    if is_launched():
+        return _train_joined(job, resume)
+    _require_trackers(job)
+    return _train_here(job, resume, say)
 
 
 def _train_here(job: Job, resume: Path | None, say: Callable[[str], None]) -> TrainResult:
@@ -143,6 +147,7 @@ def _train_here(job: Job, resume: Path | None, say: Callable[[str], None]) -> Tr
     from echelon.launch.local.supervisor import run_ranks
     from echelon.launch.process_group import require_devices
     from echelon.telemetry.observer import telling_ranks
+    from echelon.telemetry.trackers.start import mirrored_run
 
     mesh, backend = job.plan.mesh, job.plan.cluster.backend
     require_devices(backend, mesh.world_size, set_by=job.source_of("cluster.preset"))
@@ -152,14 +157,15 @@ def _train_here(job: Job, resume: Path | None, say: Callable[[str], None]) -> Tr
     run, task = prepare_run(job, resume, say)
     with run.locked():
         trace_plan(job, run.path)
-        outcome = run_ranks(
-            TRAIN_RANK,
-            to_json(task),
-            world_size=mesh.world_size,
-            labels=_labels(job),
-            log_dir=run.logs,
-            options=_options(job),
-        )
+        with mirrored_run(job, run.path, say):
+            outcome = run_ranks(
+                TRAIN_RANK,
+                to_json(task),
+                world_size=mesh.world_size,
+                labels=_labels(job),
+                log_dir=run.logs,
+                options=_options(job),
+            )
         results = outcome.require()
         # One that did not come back to a run, or too late, has none.
         summary = next(one for rank in telling_ranks(job.plan) if (one := results[rank]))
@@ -194,6 +200,8 @@ def _train_joined(job: Job, resume: Path | None) -> TrainResult:
         )
     place = read_launched_rank()
     check_servers(place, job.plan.mesh.servers)
+    if place.rank == 0:
+        _require_trackers(job)
     # The last rank of a host finds the bytes of all of them, before any rank has reserved its own.
     _require_offload_dir(job, range(place.rank - place.local_rank, place.rank + 1))
     if resume is None:
@@ -215,6 +223,12 @@ def _require_weights(job: Job) -> None:
         from echelon.training.weights.files import find_weights
 
         find_weights(Path(job.train.weights), job.plan.model)
+
+
+def _require_trackers(job: Job) -> None:
+    from echelon.telemetry.trackers.start import require_trackers
+
+    require_trackers(job.observe.trackers, set_by=job.source_of("observe.trackers"))
 
 
 def _labels(job: Job) -> tuple[str, ...]:
@@ -246,6 +260,7 @@ def train_joined_rank(context: RankContext, argument: Mapping[str, Any]) -> Trai
     from echelon.api.observing import trace_plan, trace_run
     from echelon.api.run_setup import prepare_run
     from echelon.core.serialize import to_json
+    from echelon.telemetry.trackers.start import mirrored_run
 
     job = Job.from_ranks(argument["job"])
     if context.rank != 0:
@@ -256,7 +271,8 @@ def train_joined_rank(context: RankContext, argument: Mapping[str, Any]) -> Trai
     with run.locked():
         context.store.set(TASK_KEY, json.dumps(to_json(task)))
         trace_plan(job, run.path)
-        result = _train_rank(context, task)
+        with mirrored_run(job, run.path, say=lambda text: print(text, file=sys.stderr)):
+            result = _train_rank(context, task)
         trace_run(job, run.path)
         return result
 

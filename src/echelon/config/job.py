@@ -74,10 +74,17 @@ class CheckpointSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserveSettings:
-    """Say how often a step line is printed and whether ranks write events.jsonl."""
+    """Say how often a step line is printed and whether ranks write events.jsonl.
+
+    `trackers` mirror metrics.jsonl under `tracker_project`; once the run has ended they have
+    `tracker_drain_s` seconds for what is left.
+    """
 
     log_every: int = 1
     events: bool = True
+    trackers: tuple[str, ...] = ()
+    tracker_project: str = "echelon"
+    tracker_drain_s: float = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -204,7 +204,7 @@ def _build_job(view: View, cluster: Cluster) -> Job:
         derived["zero.reshard_after_forward"] = "always" if reshards else "never", source
         zero = replace(zero, reshard_after_forward=reshards)
         plan = replace(plan, layout=replace(plan.layout, zero=zero))
-    log_every = view.value("observe.log_every")
+    log_every, trackers = view.value("observe.log_every"), view.value("observe.trackers")
     if log_every == "auto":
         log_every, source = default_log_every(steps)
         derived["observe.log_every"] = log_every, source
@@ -213,7 +213,13 @@ def _build_job(view: View, cluster: Cluster) -> Job:
         data=record(view, DataSettings, "data"),
         train=record(view, TrainSettings, "train"),
         checkpoint=record(view, CheckpointSettings, "checkpoint"),
-        observe=record(view, ObserveSettings, "observe", log_every=log_every),
+        observe=record(
+            view,
+            ObserveSettings,
+            "observe",
+            log_every=log_every,
+            trackers=() if trackers == "none" else tuple(cast("Sequence[str]", trackers)),
+        ),
         sources=tuple(_rows(view, derived)),
     )
 

@@ -6,9 +6,10 @@ Echelon is installed from its source: what works is a command in the checkout, `
 from __future__ import annotations
 
 from importlib import import_module
+from importlib.util import find_spec
 from types import ModuleType
 
-from echelon.core.errors import EnvironmentProblem
+from echelon.core.errors import EnvironmentProblem, Problem
 from echelon.core.rulebook.data import PACKAGE_INSTALLED
 
 
@@ -29,6 +30,17 @@ def optional_package(name: str, *, extra: str, purpose: str) -> ModuleType:
                 suggestions=(install_command(extra),),
             )
         ) from error
+
+
+def missing_package(name: str, *, extra: str, purpose: str, set_by: str = "") -> Problem | None:
+    """Return the problem of a package that is not installed; it is looked for, not imported."""
+    if find_spec(name) is not None:
+        return None
+    return PACKAGE_INSTALLED.problem(
+        f"{purpose} needs the package {name}, which is not installed",
+        set_by=set_by,
+        suggestions=(install_command(extra),),
+    )
 
 
 def notebook_html(view: str, record: object) -> str:

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from echelon.core.choices.trackers import TRACKER_VARIABLES
 from echelon.core.cluster import Backend
 from echelon.core.errors import EnvironmentProblem, Problem
 from echelon.core.rulebook.launch import (
@@ -74,6 +75,7 @@ VARIABLES: Mapping[str, str] = {
     ACCELERATE_DEEPSPEED: "read: whether Accelerate was asked for DeepSpeed",
     ACCELERATE_ZERO_STAGE: "read: the ZeRO stage that it was asked for",
     COMPILER: "read: the C++ compiler of PyTorch's compiler, where kernels are compiled on a CPU",
+    **TRACKER_VARIABLES,
 }
 """Every variable, and what for."""
 

@@ -14,6 +14,7 @@ from echelon.telemetry.json_lines import LogEntry, last_of_each_step, read_entri
 from echelon.telemetry.rounds import RoundSummary, summarize_rounds
 from echelon.telemetry.run_directory import open_run
 from echelon.telemetry.staleness import WorkerStaleness, staleness_of_run
+from echelon.telemetry.trackers.progress import MirrorStatus, mirror_status
 from echelon.training.checkpoint.folder import list_checkpoints
 
 
@@ -70,6 +71,8 @@ class RunSummary:
     """How the islands of local SGD met, where there are some."""
     notes: tuple[str, ...] = ()
     """What else happened: workers or islands that were lost and came back."""
+    mirrors: tuple[MirrorStatus, ...] = ()
+    """How its mirrors in trackers stand, those that were begun."""
 
     def _repr_html_(self) -> str:
         """Return the summary, as a notebook shows it: its numbers."""
@@ -121,6 +124,7 @@ def summarize_run(run_dir: Path) -> RunSummary:
         staleness=staleness_of_run(run_dir, plan),
         rounds=summarize_rounds(run_dir, plan),
         notes=tuple(entry.text("text") for entry in by_kind.get("note", [])),
+        mirrors=mirror_status(run_dir),
     )
 
 

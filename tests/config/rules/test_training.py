@@ -94,3 +94,21 @@ def test_each_optimizer_takes_what_it_uses(small: Path) -> None:
 def test_stored_inputs_of_recomputed_blocks_may_wait_on_the_host(small: Path) -> None:
     job = load_job(small, ["recompute.policy=full", "recompute.offload=host"])
     assert job.plan.layout.recompute.offload == "host"
+
+
+def test_settings_of_trackers_need_a_tracker_that_reads_them(small: Path) -> None:
+    assert load_job(small).observe.trackers == ()
+    found = problems_of(small, ["observe.tracker_project=mine"])
+    assert list(found) == ["no-effect"]
+    assert "no tracker mirrors the run" in found["no-effect"].message
+    found = problems_of(small, ["observe.tracker_drain_s=5"])
+    assert found["no-effect"].key == "observe.tracker_drain_s"
+    only = 'observe.trackers=["tensorboard"]'
+    found = problems_of(small, [only, "observe.tracker_project=mine"])
+    assert "TensorBoard has no projects" in found["no-effect"].message
+    both = 'observe.trackers=["tensorboard", "mlflow"]'
+    job = load_job(small, [both, "observe.tracker_project=mine", "observe.tracker_drain_s=5"])
+    assert job.observe.trackers == ("tensorboard", "mlflow")
+    assert (job.observe.tracker_project, job.observe.tracker_drain_s) == ("mine", 5)
+    found = problems_of(small, ['observe.trackers=["tensorbord"]'])
+    assert list(found) == ["unknown-choice"]

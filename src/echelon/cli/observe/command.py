@@ -13,6 +13,7 @@ from echelon.api.observing import observe as observe_run
 from echelon.api.observing import observe_schedule
 from echelon.cli.flags import Json, argument_problem, bad_argument
 from echelon.cli.observe.experts import show_experts
+from echelon.cli.observe.mirror import mirror_in
 from echelon.cli.output import WIDEST, note, page_columns, print_result
 from echelon.cli.report_files import Html, ReportFiles
 from echelon.config.files.new_file import write_new
@@ -55,6 +56,9 @@ def observe(
     follow: Annotated[
         bool, Parameter(negative="", help="Follow the run in this terminal, until it ends.")
     ] = False,
+    mirror: Annotated[
+        str | None, Parameter(help="Mirror it in tensorboard, wandb, mlflow or trackio.")
+    ] = None,
     json: Json = False,
 ) -> int:
     """Say what a run did; with --schedule, draw its pipeline and say why ranks were idle.
@@ -71,6 +75,11 @@ def observe(
     ):
         if flag and others:
             raise bad_argument(name, f"echelon observe {run} {name.split()[0]}")
+    if mirror is not None:
+        if schedule or experts or serve or follow or html is not None:
+            name = "--mirror gives a run to a tracker, and shows nothing of it"
+            raise bad_argument(name, f"echelon observe {run} --mirror {mirror}")
+        return mirror_in(run, mirror, json)
     if (report := ReportFiles.at(html)) is not None:
         from echelon.page.run import run_page
 
@@ -286,6 +295,7 @@ def _round_facts(summary: RunSummary) -> list[tuple[str, str]]:
         if rounds.short_rounds:
             fewer = f"{rounds.short_rounds} with fewer than {rounds.islands} islands"
             facts.append(("", f"{fewer}, {rounds.fewest} at the least"))
+    facts += [("mirror", one.says()) for one in summary.mirrors]
     facts += [("note", text) for text in summary.notes[:_NOTES_SHOWN]]
     if (more := len(summary.notes) - _NOTES_SHOWN) > 0:
         facts.append(("", f"and {more} more notes in metrics.jsonl"))

@@ -11,6 +11,7 @@ from echelon.config.rules.violations import RuleViolation, setting_without_effec
 from echelon.config.settings.value_types import toml_text
 from echelon.config.view import View
 from echelon.core.choices.optimizers import OPTIMIZERS
+from echelon.core.choices.trackers import TRACKERS
 from echelon.core.model_shape import RopeKind, RopeScaling
 from echelon.core.rulebook.batch import LEARNING_RATE_FITS_STEPS
 from echelon.core.rulebook.config import CONFLICTING_SETTINGS, NO_EFFECT
@@ -198,6 +199,20 @@ def comparison_of_calls_without_effect(view: View) -> Iterator[RuleViolation]:
         yield from setting_without_effect(view, "train.desync_after_s", why)
 
 
+def tracker_settings_without_effect(view: View) -> Iterator[RuleViolation]:
+    """Yield what is said of trackers where there are none, and a project where none has one."""
+    value = view.value("observe.trackers")
+    names = () if value == "none" else tuple(cast("Sequence[str]", value))
+    why = "no tracker mirrors the run"
+    way = 'observe.trackers = ["tensorboard"]'
+    if not names:
+        yield from setting_without_effect(view, "observe.tracker_drain_s", why, way)
+    if not any(TRACKERS[name].has_projects for name in names if name in TRACKERS):
+        why = "TensorBoard has no projects" if names else why
+        way = 'observe.trackers = ["mlflow"]'
+        yield from setting_without_effect(view, "observe.tracker_project", why, way)
+
+
 RECOMPUTE_FINDERS = (
     recompute_settings_without_effect,
     recomputed_operators,
@@ -213,4 +228,5 @@ RUN_FINDERS = (
     validation_settings_without_effect,
     checkpoint_settings_without_effect,
     comparison_of_calls_without_effect,
+    tracker_settings_without_effect,
 )

@@ -42,6 +42,7 @@ from echelon.core.choices.collective_algorithms import COLLECTIVE_ALGORITHMS
 from echelon.core.choices.context_kinds import CONTEXT_KINDS, PLAIN_CONTEXT_KIND
 from echelon.core.choices.kernels import FUSED_PIECES
 from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
+from echelon.core.choices.trackers import TRACKERS
 
 _EXTENDS = (
     setting("extends", Text(), None, "a preset, or a run file relative to this one, to build on"),
@@ -311,6 +312,19 @@ _RUN = (
         "steps between step lines; auto: 200 lines a run at most",
     ),
     setting("observe.events", Flag(), True, "whether ranks write what they sent and ran"),
+    setting(
+        "observe.trackers",
+        ChoiceList(options=tuple(TRACKERS), words=("none",)),
+        "none",
+        "tools that mirror metrics.jsonl, in processes of their own",
+    ),
+    setting("observe.tracker_project", Text(), "echelon", "project or experiment of these tools"),
+    setting(
+        "observe.tracker_drain_s",
+        SECONDS,
+        30.0,
+        "seconds that they have after the run for what is left",
+    ),
 )
 
 _TABLES = (

@@ -70,3 +70,38 @@ EVENTS_READABLE = Rule(
     bad="a line of runs/nano/events.jsonl edited by hand",
     fixed="the file as the run wrote it",
 )
+
+RUN_HAS_METRICS = Rule(
+    id="run-has-metrics",
+    why="""
+    A tracker is given what metrics.jsonl says, which rank 0 writes from the start of the first step
+    on. A run that was prepared and never started has none, and ranks on several hosts without a
+    shared folder leave it on the host of rank 0.
+    """,
+    bad="echelon observe runs/nano --mirror tensorboard     # on another host",
+    fixed="echelon observe runs/nano --mirror tensorboard     # on the host of rank 0",
+)
+
+MIRROR_NOT_IN_USE = Rule(
+    id="mirror-not-in-use",
+    why="""
+    Two processes that mirror one run in one tracker would write each line twice. While a run with
+    observe.trackers goes on, its own mirror is at work.
+    """,
+    bad="echelon observe runs/nano --mirror wandb     # twice at once",
+    fixed="wait for the first to end",
+)
+
+MIRROR_WORKS = Rule(
+    id="mirror-works",
+    why="""
+    What a tracker's package raises ends the mirror and not the run, whose metrics.jsonl has all of
+    it. The mirror knows how far it got, and goes on from there when it is asked again.
+    """,
+    example="""
+    %s
+    echelon observe runs/nano --mirror mlflow
+    """,
+    bad="export MLFLOW_TRACKING_URI=http://localhost:5000     # where no server is",
+    fixed="export MLFLOW_TRACKING_URI=http://localhost:8080     # where it is",
+)
