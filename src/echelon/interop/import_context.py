@@ -76,8 +76,12 @@ class ImportContext:
     @property
     def ranks_unknown(self) -> bool:
         """Return whether nothing says how many ranks are started."""
-        cluster_set = "cluster.preset" in self.keys_set
-        return self.ranks is None and self.data_ranks == 1 and not cluster_set
+        return self.ranks is None and self.data_ranks == 1 and not self.cluster_named
+
+    @property
+    def cluster_named(self) -> bool:
+        """Return whether a cluster is named, and not only the one that is taken without a name."""
+        return not self.keys_set.isdisjoint(CLUSTER_SOURCES)
 
     def with_degrees(self, **degrees: int) -> ImportContext:
         """Return the same with other degrees of the mesh."""

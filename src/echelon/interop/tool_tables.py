@@ -3,13 +3,17 @@
 `sections` are the names of its tables. Below `keys` stand groups of keys that are read together,
 each key with the reason why it needs no setting, or with one of
 
-    { takes = "flag", why = "..." }       the same, where its value is of this kind
+    { to = "mesh.tp", takes = "count" }   the setting that it is, and the kind of its value, or
+    { to = "...", words = {...} }         each word that it takes, and what that is here
+    { takes = "flag", why = "..." }       no setting, where its value is of this kind
     { only = [0], why = "..." }           the same, where its value is one of these
     { switch = "enabled", why = "..." }   a table that is refused where this key of it is true
     { refused = true, why = "..." }       refused, whatever its value is
 
-and, where a refusal is about a setting, `setting`. Below `export` a reason has the settings that it
-is about: those that stand elsewhere, that change speed and memory only, or that are refused.
+and, where a refusal is about a setting, `setting`. Refused is what would change the mathematics of
+a run; a key that only writes, shows or hurries something has its reason. Below `export` a reason
+has the settings that it is about: those that stand elsewhere, that change speed and memory only, or
+that are refused.
 """
 
 from __future__ import annotations
@@ -26,6 +30,8 @@ class KeyRule:
     """Say why a key needs no setting, and when it is refused."""
 
     why: str
+    to: str = ""
+    words: Mapping[str, object] | None = None
     takes: str = ""
     only: Sequence[object] | None = None
     switch: str = ""

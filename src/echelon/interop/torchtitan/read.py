@@ -14,10 +14,10 @@ from echelon.interop.abilities import by_word
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import COUNT, FROM_ZERO, KeyReader
 from echelon.interop.ranks import (
+    assume_fewest_ranks,
     data_ranks_from_launcher,
     read_degrees,
     read_expert_degrees,
-    refuse_unknown_ranks,
     set_offload,
 )
 from echelon.interop.torchtitan.abilities import NAMES, TABLES
@@ -144,13 +144,7 @@ def _read_data_ranks(reader: KeyReader, context: ImportContext) -> tuple[int, in
 
 def _left_over(reader: KeyReader, replicate: int, context: ImportContext) -> int | None:
     if context.ranks_unknown:
-        why = (
-            f"{SHARD} = {reader.text(SHARD)} takes what is left of the ranks, and how many "
-            f"are started is not known; one copy of the model takes {context.model_ranks}"
-        )
-        least = context.model_ranks * replicate
-        refuse_unknown_ranks(reader, why, "mesh.dp_shard", least, f"{SHARD} = 2")
-        return None
+        return assume_fewest_ranks(reader, context, replicate).count // replicate
     data = data_ranks_from_launcher(reader, context)
     if data is None:
         return None
