@@ -7,6 +7,7 @@ unknown, and reported with the nearest key that was.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, TypeAlias, cast, get_args
@@ -34,6 +35,7 @@ from echelon.core.rules import Rule, did_you_mean
 from echelon.interop.tool_tables import KeyRule
 
 AUTO = "auto"
+_EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
 NOT_SET = "(not set)"
 NUMBER = Real()
 POSITIVE = Real(above=True)
@@ -141,6 +143,8 @@ class KeyReader:
         value = self.given[key]
         if isinstance(value, float) and isinstance(kind, Integer) and value.is_integer():
             value = int(value)  # 5e8 is a whole number to the tools.
+        if isinstance(value, str) and isinstance(kind, Real) and _EXPONENT.fullmatch(value):
+            value = float(value)  # YAML 1.1 reads 2e-5 as a word, and the tools as a number.
         invalid = kind.check(value)
         if invalid is None:
             return value
@@ -225,6 +229,14 @@ class KeyReader:
                 self.only(key, rule.only, rule.why, setting=rule.setting)
             elif not rule.takes or self.read(key, KINDS[rule.takes]) is not None:
                 self.skip(key, rule.why)
+
+    def judge_prefixes(self, rules: Mapping[str, KeyRule]) -> None:
+        """Judge keys that nothing asked for by how they begin; the first rule that fits counts."""
+        for key in self.given:
+            if key not in self.known:
+                fitting = (rule for prefix, rule in rules.items() if key.startswith(prefix))
+                if (rule := next(fitting, None)) is not None:
+                    self.judge({key: rule})
 
     def set_or_default(self, key: str, setting: str, value: object, why: str) -> None:
         """Map a key to a setting; where it is absent, the value is a default of the tool."""

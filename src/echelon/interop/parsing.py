@@ -19,10 +19,18 @@ from echelon.core.serialize import decode_json
 from echelon.interop.shell import script_commands
 
 
+_JSON_COMMENT = re.compile(r"^[ \t]*//.*$", re.MULTILINE)
+_COMMENTED_JSON = re.compile(r"\A(\s*//.*\n)*\s*\{")
+
+
 def read_text(path: Path) -> str:
-    """Return the text of a file; ConfigError where it cannot be read."""
+    """Return the text of a file; ConfigError where it cannot be read.
+
+    Lines of comments in a JSON are blank.
+    """
     try:
-        return path.read_text(encoding="utf-8-sig")
+        text = path.read_text(encoding="utf-8-sig")
+        return _JSON_COMMENT.sub("", text) if _COMMENTED_JSON.match(text) else text
     except UnicodeDecodeError as error:
         raise ConfigError(syntax_problem(path, f"is not UTF-8 text: {error.reason}")) from error
     except (OSError, ValueError) as error:

@@ -242,8 +242,4 @@ def _read_steps(reader: KeyReader, batch: int | None) -> int | None:
 
 def _read_rest(reader: KeyReader) -> None:
     reader.judge(TABLES.keys["rest"])
-    for key in reader.given:
-        if key not in reader.known:
-            rules = (r for prefix, r in TABLES.keys["prefixes"].items() if key.startswith(prefix))
-            if (rule := next(rules, None)) is not None:
-                reader.judge({key: rule})
+    reader.judge_prefixes(TABLES.keys["prefixes"])
