@@ -34,6 +34,10 @@ from echelon.interop.parsing import (
 from echelon.interop.tools import TOOLS, ToolName, recognition_order
 
 
+FALLBACK = "nano"
+"""The preset whose model and data a run has where its file gives no model that is known."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
     """Hold what an import gave: what became of each key, and the run that it makes."""
@@ -103,7 +107,8 @@ def import_file(
     if found := [*gathered.problems, *problems, *launched.problems]:
         raise ConfigError(found)
     given = parse_keys(kind, path, text)
-    context = import_context(merge([*gathered.layers, over]), launched.ranks)
+    base = merge([*gathered.layers, over])
+    context = import_context(base, launched.ranks, base if named else {**recorded, **over})
 
     def read(left: Mapping[str, object]) -> KeyReader:
         reader = KeyReader(tool=TOOLS[kind].title, path=str(path), given=left)
@@ -115,6 +120,9 @@ def import_file(
     if found := unneeded_allowances(allow, rows, str(path)):
         raise ConfigError(found)
     taken = dict(reading.entries)
+    if extends is None and not any(key.startswith("model.") for key in {**base, **taken}):
+        extends = FALLBACK
+        gathered.layers[:0] = gather_layers(FALLBACK, ()).layers
     gathered.add(taken)
     gathered.add(over)
     known = gathered.merged() if named else {**recorded, **over}

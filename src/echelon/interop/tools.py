@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 WrittenToolName = Literal["megatron", "deepspeed", "torchtitan", "accelerate"]
 """Tools that plans are written for, too."""
-ToolName = Literal[
-    WrittenToolName, "horovod", "nemo", "nanotron", "llamafactory", "axolotl"
-]
+ToolName = Literal[WrittenToolName, "horovod", "nemo", "nanotron", "llamafactory", "axolotl"]
 """What `--from` takes; a test holds it to the entries of TOOLS."""
 TargetName = Literal["run.toml", WrittenToolName]
 """What `--to` takes."""

@@ -44,7 +44,7 @@ _KEPT = ("fsdp_config.reshard_after_forward", "fsdp_config.fsdp_reshard_after_fo
 def read_keys(reader: KeyReader, context: ImportContext) -> None:
     """Note in `reader` what becomes of every key of an Axolotl YAML."""
     reader.sections(TABLES.sections)
-    read_model_name(reader, "base_model", context.keys_set)
+    read_model_name(reader, "base_model", context)
     degrees = {"pp": 1, **read_degrees(reader, {"tp": TP, "cp": CP})}
     if degrees["cp"] > 1:
         reader.set(CP, "context.kind", "ring", "pieces of a sequence meet in a ring")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from echelon.config.settings.value_types import Choice
 from echelon.core.choices.optimizers import PLAIN_OPTIMIZER
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import BETA, COUNT, FRACTION, FROM_ZERO, NUMBER, POSITIVE, KeyReader
@@ -53,7 +52,7 @@ def read_course(reader: KeyReader, keys: TrainerKeys, context: ImportContext) ->
     if steps is not None and steps > 0:
         reader.set("max_steps", "train.steps", steps, "optimizer steps")
         reader.skip(keys.epochs, "max_steps says it")
-    elif "train.steps" in context.keys_set:
+    elif "train.steps" in context.keys_named:
         reader.skip_all(("max_steps", keys.epochs), "train.steps says it")
         steps = None
     else:
@@ -99,9 +98,8 @@ def read_precision(reader: KeyReader, keys: TrainerKeys, *, sharded: bool) -> No
     """Map what is computed in: autocast keeps fp32, and FSDP sums in half."""
     on = {key: reader.given.get(key) in (True, "auto", "true") for key in ("bf16", "fp16")}
     for key in on:
-        reader.read(key, Choice(options=(True, False, "auto", "true", "false", "full")))
-        if reader.has(key) and not on[key]:
-            reader.skip(key, "off")
+        if not on[key]:
+            reader.only(key, (False, "false"), "off", setting="precision.parameters")
     if all(on.values()):
         reader.conflict("bf16 and fp16", "precision.parameters", reader.where(*on))
         return
@@ -118,7 +116,7 @@ def read_precision(reader: KeyReader, keys: TrainerKeys, *, sharded: bool) -> No
 
 def read_optimizer(reader: KeyReader, keys: TrainerKeys) -> None:
     """Map AdamW and what it is given; another optimizer is refused."""
-    why = "weight decay is decoupled"
+    why = "AdamW, whose state is not quantised, is the update"
     if reader.only(keys.optimizer, ADAMW, why, setting="optimizer.kind"):
         reader.set_or_default(keys.optimizer, "optimizer.kind", PLAIN_OPTIMIZER, why)
     for key, setting, kind, default in (

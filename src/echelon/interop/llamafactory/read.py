@@ -42,7 +42,7 @@ EP = "expert_model_parallel_size"
 
 def read_keys(reader: KeyReader, context: ImportContext) -> None:
     """Note in `reader` what becomes of every key of a LLaMA-Factory YAML."""
-    read_model_name(reader, "model_name_or_path", context.keys_set)
+    read_model_name(reader, "model_name_or_path", context)
     degrees = read_degrees(reader, DEGREES)
     ep = reader.take(EP, "mesh.ep", COUNT, "shares of the experts") or 1
     context = context.with_degrees(**degrees, ep=ep)

@@ -181,7 +181,11 @@ def _read_recompute(reader: KeyReader) -> None:
     table = "activation_checkpoint"
     mode, option = f"{table}.mode", f"{table}.selective_ac_option"
     setting = "recompute.policy"
-    word = reader.word(mode, ("none", "full", "selective"), setting=setting)
+    if reader.given.get(mode) == "memory_budget":
+        reader.skip(mode, "recompute says what is redone: it changes no number")
+        word = None
+    else:
+        word = reader.word(mode, ("none", "full", "selective"), setting=setting)
     for key in reader.keys_of(table):
         if key not in (mode, option):
             reader.skip(key, "a block is redone from its own input, or not at all")
@@ -190,6 +194,11 @@ def _read_recompute(reader: KeyReader) -> None:
         reader.skip(option, f"it is about {mode} = selective")
     elif word == "selective":
         every = reader.given.get(option, "2")
+        reader.known[option] = None
+        if every == "op":
+            reader.set(mode, setting, "selective", "products are kept, and cheap operators redone")
+            reader.skip(option, "torchtitan redoes every second product too: no number changes")
+            return
         if not str(every).isdigit() or not int(str(every)):
             why = "which products are kept inside a block is not a setting; whole blocks are redone"
             reader.refuse(option, why, suggestions=('"2"', f'{mode} = "full"'), setting=setting)
