@@ -22,7 +22,7 @@ def test_a_configuration_of_another_tool_is_a_run(tmp_path: Path) -> None:
     assert loaded.same_mathematics(run.plan)
     config.write_text('{"zero_optimisation": {"stage": 1}}')
     with pytest.raises(ec.EchelonError, match="import-unknown-key"):
-        ec.import_run(config)
+        _ = ec.import_run(config).plan
 
 
 def test_files_that_name_others_are_written_together_or_not_at_all(tmp_path: Path) -> None:

@@ -29,6 +29,8 @@ TAKES = {
     "--from": "FILE",
     "--to": "read it",
     "--ranks": "anks",
+    "--launcher": "line",
+    "--allow": "key",
     "--strategies": "beside one process",
     "--dp": "data ranks",
     "--pp": "ranks",

@@ -10,7 +10,8 @@ from typing import Any
 
 from echelon.config.load import load_job
 from echelon.core.errors import ConfigError, Problem
-from echelon.interop.importer import Imported, import_file, imported_toml, parse_keys
+from echelon.interop.import_report import imported_toml
+from echelon.interop.importer import Imported, import_file, parse_keys
 from echelon.interop.key_reader import KeyOutcome
 from echelon.interop.tools import ToolName
 
@@ -41,6 +42,8 @@ class Imports:
         told = {row.key.replace(".fsdp_", ".") for row in found.rows}
         given = parse_keys(self.kind, path, path.read_text(encoding="utf-8"))
         assert {key.replace(".fsdp_", ".") for key in given} <= told
+        if problems := found.refused or found.invalid:
+            raise ConfigError(problems)
         plan, loaded = found.job.plan, load_job(written).plan
         assert loaded.same_mathematics(plan)
         assert (loaded.layout, loaded.cluster) == (plan.layout, plan.cluster)

@@ -20,12 +20,14 @@ from echelon.interop.formats import (
     nest_keys,
     nodes_and_ranks_per_node,
 )
-from echelon.interop.parsing import parse_command
+from echelon.interop.parsing import command_words, parse_command
 from tests.interop.plans import job_of
 
 KEYS: dict[str, object] = {"a.b": 1, "a.c": True, "a.d": "word", "e.f": [1, 2]}
 NESTED = {"a": {"b": 1, "c": True, "d": "word"}, "e": {"f": [1, 2]}}
 HEADER, RECORDED = ["written by a test"], {"train.steps": 7}
+
+HERE = Path("file")
 
 
 def test_every_form_holds_the_same_keys() -> None:
@@ -47,7 +49,7 @@ def test_a_command_has_its_launcher_first() -> None:
     flags: dict[str, object] = {"--lr": 0.5, "--nnodes": 2, "--bf16": True, "--sizes": [2, 4]}
     text = as_command(flags, HEADER, RECORDED, launcher=("--nnodes",), script="train.py")
     assert "torchrun --nnodes 2 train.py" in text
-    assert parse_command(Path("file"), text) == flags
+    assert parse_command(HERE, command_words(HERE, text)) == flags
 
 
 @pytest.mark.parametrize(("ratio", "peak"), [(0.1, 3e-4), (0.3, 7e-4), (1 / 3, 0.1)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import tomllib
 from pathlib import Path
 
-from echelon.interop.importer import imported_toml, mapping_rows
+from echelon.interop.import_report import imported_toml, mapping_rows
 from tests.interop.imports import Imports, zero
 
 

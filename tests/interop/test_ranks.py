@@ -71,7 +71,11 @@ def test_a_batch_that_does_not_divide_names_its_keys(deepspeed: Imports) -> None
 
 
 def test_without_a_number_of_ranks_the_launcher_takes_all_devices(deepspeed: Imports) -> None:
-    assert deepspeed(zero(2)).job.plan.mesh.dp_shard == 8
+    found = deepspeed(zero(2))
+    assert found.job.plan.mesh.dp_shard == 8
+    assert found.assumptions == (
+        "8 ranks: the launcher takes all devices: laptop has 8; --ranks N says how many",
+    )
     sets = ["cluster.preset=16xh100", "mesh.tp=2"]
     assert deepspeed(zero(2), sets=sets).job.plan.mesh.dp_shard == 8
     (problem,) = deepspeed.problems(zero(2), ranks=5, sets=sets)

@@ -14,10 +14,17 @@ from echelon.interop.tools import TOOLS
 def test_a_rule_has_a_reason_and_at_most_one_condition(tool: str) -> None:
     for group, rules in tool_tables(tool).keys.items():
         for key, rule in rules.items():
-            conditions = (bool(rule.takes), rule.only is not None, bool(rule.switch), rule.refused)
+            conditions = (
+                bool(rule.takes or rule.to),
+                rule.only is not None,
+                bool(rule.switch),
+                rule.refused,
+            )
             assert rule.why, (group, key)
             assert sum(conditions) <= 1, (group, key)
             assert rule.takes == "" or rule.takes in KINDS
+            assert bool(rule.to) == bool(rule.to and (rule.takes or rule.words)), (group, key)
+            assert rule.to == "" or rule.to in SETTINGS
             assert rule.setting == "" or rule.setting in SETTINGS
 
 
@@ -36,5 +43,5 @@ def test_forms_of_rules() -> None:
     assert rules["--master-port"] == KeyRule(why="torchrun says it")
     assert rules["--rotary-percent"] == KeyRule(why="all of a head is turned", only=[1, 1.0])
     assert rules["--finetune"].refused
-    assert tool_tables("deepspeed").keys["tables"]["wandb"].switch == "enabled"
+    assert tool_tables("deepspeed").keys["tables"]["amp"].switch == "enabled"
     assert tool_tables("deepspeed").sections[0] == "zero_optimization"

@@ -16,7 +16,8 @@ from echelon.core.rulebook.config import UNKNOWN_PRESET
 from echelon.core.rulebook.export import EXPORT_NEEDS_OUT, PLAN_SOURCE
 from echelon.interop.export import ExportedFiles, export_plan
 from echelon.interop.export_attempt import ExportNote
-from echelon.interop.importer import Imported, import_file, imported_toml
+from echelon.interop.import_report import imported_toml
+from echelon.interop.importer import Imported, import_file
 from echelon.interop.key_reader import KeyOutcome
 from echelon.interop.tools import TargetName, ToolName
 
@@ -29,8 +30,13 @@ class ImportedRun:
 
     @property
     def plan(self) -> Plan:
-        """Return the plan of the run."""
+        """Return the plan of the run; ConfigError where a key is refused, or it does not load."""
         return self.found.job.plan
+
+    @property
+    def problems(self) -> Sequence[Problem]:
+        """Return why keys are refused, then what keeps the run from loading."""
+        return (*self.found.refused, *self.found.invalid)
 
     @property
     def rows(self) -> Sequence[KeyOutcome]:
@@ -52,17 +58,28 @@ def import_run(
     kind: ToolName | None = None,
     extends: str | None = None,
     ranks: int | None = None,
+    launcher: str = "",
+    allow: Sequence[str] = (),
     settings: Sequence[str] = (),
 ) -> ImportedRun:
     """Return the run that a configuration of another tool describes: a file, or a command in one.
 
     It builds on `extends` (a preset or a run file: the model and the data, which such a file may
-    not have), for `ranks` processes, with `settings` ("table.key=value") on top. Raises
-    ConfigError, with every key that is not honoured and every rule that the run would break.
+    not have), for `ranks` processes or as many as the line or file of a `launcher` starts, with
+    `settings` ("table.key=value") on top. What is refused, because it would change the mathematics,
+    is in `problems`; `allow` names keys to drop, or is ("all",). Raises ConfigError for a file that
+    cannot be read, and for arguments that cannot be.
     """
-    return ImportedRun(
-        found=import_file(Path(path), kind=kind, extends=extends, ranks=ranks, sets=settings)
+    found = import_file(
+        Path(path),
+        kind=kind,
+        extends=extends,
+        ranks=ranks,
+        launcher=launcher,
+        allow=allow,
+        sets=settings,
     )
+    return ImportedRun(found=found)
 
 
 PLAN_FILE, RUN_FILE = "plan.json", "run.toml"

@@ -12,7 +12,8 @@ from echelon.api.converting import export as export_run
 from echelon.api.converting import import_run
 from echelon.cli.flags import Json, Settings, require_suffix
 from echelon.cli.output import note, print_json
-from echelon.interop.importer import mapping_rows
+from echelon.interop.import_report import keys_by_fate, mapping_rows, summary_lines
+from echelon.interop.importer import Imported
 from echelon.interop.tools import TargetName, ToolName, describe_files
 from echelon.planner.view.text_layout import wrap_text
 
@@ -31,31 +32,67 @@ def import_(
         str | None, Parameter(help="The preset or run file with the model and the data: else nano.")
     ] = None,
     ranks: Annotated[int | None, Parameter(help="Ranks that the launcher starts.")] = None,
+    launcher: Annotated[
+        str, Parameter(help="The line of a launcher, or its file: it says the ranks.")
+    ] = "",
+    allow: Annotated[
+        tuple[str, ...],
+        Parameter(show_default=False, help="Drop this refused key, or all; repeat for more."),
+    ] = (),
     settings: Settings = (),
     json: Json = False,
 ) -> int:
-    """Turn a configuration of another tool into a run.toml; show what became of each key."""
+    """Turn a configuration of another tool into a run.toml; show what became of each key.
+
+    The run.toml comes out whatever the file holds. The exit status is 1 where a key is refused,
+    because it would change the mathematics, or where the run does not load: the file says which.
+    """
     require_suffix("--out", out, (".toml",))
-    run = import_run(file, kind=tool, extends=extends, ranks=ranks, settings=settings)
+    run = import_run(
+        file,
+        kind=tool,
+        extends=extends,
+        ranks=ranks,
+        launcher=launcher,
+        allow=allow,
+        settings=settings,
+    )
     if out is not None:
         run.write(out)
+    found = run.found
+    status = 0 if found.is_whole else 1
     if json:
         result = {
-            "kind": run.found.kind,
+            "kind": found.kind,
             "file": None if out is None else str(out),
             "rows": [row.to_json() for row in run.rows],
+            "summary": keys_by_fate(found),
+            "assumed": list(found.assumptions),
+            "refused": [problem.to_json() for problem in found.refused],
+            "invalid": [problem.to_json() for problem in found.invalid],
             "toml": run.to_toml(None if out is None else out.parent),
         }
         print_json("import", result)
-        return 0
-    print("\n".join(_rows(mapping_rows(run.found))))
-    if run.found.extends is not None and extends is None:
-        note(f"model and data: {run.found.extends}, because {file} has none; --extends names yours")
+        return status
+    print("\n".join(_rows(mapping_rows(found))))
+    print("\n" + "\n".join(summary_lines(found)))
+    for line in _notes(found, file, out, named=extends is not None):
+        note(line)
+    return status
+
+
+def _notes(found: Imported, file: Path, out: Path | None, *, named: bool) -> Iterator[str]:
+    """Yield what is said beside the result: what was assumed, what is missing, what is next."""
+    if found.extends is not None and not named:
+        yield f"model and data: {found.extends}, because {file} has none; --extends names yours"
+    yield from (f"assumed: {what}" for what in found.assumptions)
+    if found.refused:
+        yield f"{len(found.refused)} refused: it would change the mathematics; --allow KEY drops it"
+    yield from (problem.render() for problem in found.invalid)
     if out is None:
-        note("nothing is written; --out run.toml writes it")
+        yield "nothing is written; --out run.toml writes it"
     else:
-        note(f"next: echelon config show {out}")
-    return 0
+        yield f"next: echelon config show {out}"
 
 
 def _rows(rows: Iterable[tuple[str, str, str, str]]) -> Iterator[str]:
@@ -63,7 +100,7 @@ def _rows(rows: Iterable[tuple[str, str, str, str]]) -> Iterator[str]:
     for key, value, setting, why in rows:
         if key:
             yield from wrap_text(f"{key} = {value}" if value else key, "", "    ")
-        yield from wrap_text(why if setting == "-" else f"-> {setting}: {why}", "    ", "       ")
+        yield from wrap_text(f"-> {setting}: {why}", "    ", "       ")
 
 
 AnyRun = Annotated[

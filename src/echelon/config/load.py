@@ -115,9 +115,15 @@ def _resolve_names(entries: dict[str, Entry], run_name: str) -> None:
     if name is None or name.value == "auto":
         entries["train.run_name"] = Entry(value=run_name, source="derived: the file or preset")
     for key in (setting.key for setting in SETTINGS.values() if setting.path):
-        entry = entries.get(key)
-        if entry is not None and isinstance(entry.value, str) and not _is_word(key, entry.value):
-            entries[key] = Entry(value=str(entry.path().absolute()), source=entry.source)
+        if (entry := entries.get(key)) is not None:
+            entries[key] = absolute_entry(key, entry)
+
+
+def absolute_entry(key: str, entry: Entry) -> Entry:
+    """Return the entry of a path with an absolute one; a word that is none stays."""
+    if not isinstance(entry.value, str) or _is_word(key, entry.value):
+        return entry
+    return Entry(value=str(entry.path().absolute()), source=entry.source)
 
 
 def _is_word(key: str, value: str) -> bool:

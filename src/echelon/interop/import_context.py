@@ -5,7 +5,7 @@ It comes from what the imported run builds on, the --set flags, and --ranks.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from math import prod
 
@@ -40,6 +40,8 @@ class ImportContext:
     """Dtype of parameters."""
     keys_set: frozenset[str] = frozenset()
     """Settings that what the run builds on and the flags set."""
+    keys_named: frozenset[str] = frozenset()
+    """Those of them that its user named: not those of a preset that is taken without a name."""
     ranks: int | None = None
     """What --ranks says."""
 
@@ -76,16 +78,25 @@ class ImportContext:
     @property
     def ranks_unknown(self) -> bool:
         """Return whether nothing says how many ranks are started."""
-        cluster_set = "cluster.preset" in self.keys_set
-        return self.ranks is None and self.data_ranks == 1 and not cluster_set
+        return self.ranks is None and self.data_ranks == 1 and not self.cluster_named
+
+    @property
+    def cluster_named(self) -> bool:
+        """Return whether a cluster is named, and not only the one that is taken without a name."""
+        return not self.keys_set.isdisjoint(CLUSTER_SOURCES)
 
     def with_degrees(self, **degrees: int) -> ImportContext:
         """Return the same with other degrees of the mesh."""
         return replace(self, degrees={**self.degrees, **degrees})
 
 
-def import_context(entries: Mapping[str, Entry], ranks: int | None) -> ImportContext:
-    """Return what is known beside the file, from the settings that its run will build on."""
+def import_context(
+    entries: Mapping[str, Entry], ranks: int | None, named: Iterable[str] | None = None
+) -> ImportContext:
+    """Return what is known beside the file, from the settings that its run will build on.
+
+    `named` are those that its user named: all of them, where it is absent.
+    """
     expanded, problems = expand_model(entries)
     if not problems:
         expanded.update(derive_model(View(entries=expanded), "imported"))
@@ -102,6 +113,7 @@ def import_context(entries: Mapping[str, Entry], ranks: int | None) -> ImportCon
         microbatch=view.integer("batch.microbatch_sequences"),
         parameters=view.word("precision.parameters"),
         keys_set=frozenset(entries),
+        keys_named=frozenset(entries if named is None else named),
         ranks=ranks,
     )
 

@@ -1,29 +1,29 @@
-"""A file of another tool -> a run that loads: recognised, every key judged, the whole checked.
+"""A file of another tool -> a run: recognised, every key judged, the whole checked.
 
-As text it is a run.toml, and the table of what became of each key.
+No key is lost in silence, and none costs the others: `lenient.py` reads on without those that are
+refused. `import_report.py` has it as a run.toml and as a table.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from echelon.config.entries import Entry, merge
 from echelon.config.job import Job
 from echelon.config.load import resolve, run_name_of
-from echelon.config.presets import read_extendable
 from echelon.config.setting_layers import SettingLayers, gather_layers, parse_set_flags
-from echelon.config.settings.schema import SETTINGS
-from echelon.config.settings.value_types import toml_tables, toml_text
-from echelon.core.errors import ConfigError
+from echelon.core.errors import ConfigError, Problem
 from echelon.core.rulebook.imports import IMPORT_KIND
 from echelon.interop.echelon_keys import TABLE, recorded_entries, recorded_rows
 from echelon.interop.horovod.words import parse_horovod
 from echelon.interop.import_context import import_context
 from echelon.interop.key_reader import KeyOutcome, KeyReader
+from echelon.interop.launcher import after_launcher, assumed_cluster, read_launcher
+from echelon.interop.lenient import read_leniently, unneeded_allowances
 from echelon.interop.parsing import (
+    command_words,
     flatten_keys,
     parse_command,
     parse_json,
@@ -34,19 +34,47 @@ from echelon.interop.parsing import (
 from echelon.interop.tools import TOOLS, ToolName, recognition_order
 
 
+FALLBACK = "nano"
+"""The preset whose model and data a run has where its file gives no model that is known."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """Hold what an import gave: what became of each key, and the run that it makes.
-
-    `settings` are those that the file and the --set flags set, over what `extends` names.
-    """
+    """Hold what an import gave: what became of each key, and the run that it makes."""
 
     kind: ToolName
     path: Path
     extends: str | None
+    """The preset or run file that it builds on."""
     rows: tuple[KeyOutcome, ...]
+    """What became of each key, those that are refused last."""
     settings: Mapping[str, Entry]
-    job: Job
+    """What the file and the --set flags set, over what `extends` names."""
+    assumptions: tuple[str, ...]
+    """What the file leaves open, and is taken to be."""
+    refused: tuple[Problem, ...]
+    """Of the keys that would change the mathematics, and that no --allow drops."""
+    outcome: Job | ConfigError
+    """The run, or what keeps it from loading."""
+
+    @property
+    def is_whole(self) -> bool:
+        """Return whether every key was taken, has no effect or was dropped, and the run loads."""
+        return not self.refused and isinstance(self.outcome, Job)
+
+    @property
+    def invalid(self) -> Sequence[Problem]:
+        """Return what keeps the run from loading."""
+        return () if isinstance(self.outcome, Job) else self.outcome.problems
+
+    @property
+    def job(self) -> Job:
+        """Return the run; ConfigError where it does not load, or a key is refused."""
+        if self.refused:
+            raise ConfigError([*self.refused, *self.invalid])
+        if isinstance(self.outcome, Job):
+            return self.outcome
+        raise self.outcome
 
 
 def import_file(
@@ -55,37 +83,68 @@ def import_file(
     kind: ToolName | None = None,
     extends: str | None = None,
     ranks: int | None = None,
+    launcher: str = "",
+    allow: Sequence[str] = (),
     sets: Sequence[str] = (),
 ) -> Imported:
-    """Return the run that a configuration of another tool describes.
+    """Return the run that a configuration of another tool describes, as far as it can be had.
 
-    It builds on `extends` (a preset or run file), with `sets` on top. ConfigError has every problem
-    of the file and of the run that it would make.
+    It builds on `extends` (a preset or run file), with `sets` on top; `ranks`, or the line or file
+    of a `launcher`, say how many processes there are. ConfigError is for a file that cannot be read
+    or belongs to no tool, for `extends`, `sets` or `launcher` that cannot be, and for `allow` where
+    it names no key that is refused.
     """
     text = read_text(path)
     kind = kind or detect_tool(path, text)
     recorded = recorded_entries(path, text)
+    named = extends is not None
     if extends is None and not any(key.startswith("model.") for key in recorded):
         extends = TOOLS[kind].base
     gathered = gather_layers(extends, ()) if extends else SettingLayers()
     gathered.add(recorded)
     over, problems = parse_set_flags(sets)
+    launched = read_launcher(path, text, launcher, ranks)
+    if found := [*gathered.problems, *problems, *launched.problems]:
+        raise ConfigError(found)
     given = parse_keys(kind, path, text)
-    context = import_context(merge([*gathered.layers, over]), ranks)
-    reader = KeyReader(tool=TOOLS[kind].title, path=str(path), given=given)
-    TOOLS[kind].read_keys(reader, context)
-    gathered.problems.extend([*problems, *reader.problems])
-    gathered.add(reader.entries)
+    base = merge([*gathered.layers, over])
+    context = import_context(base, launched.ranks, base if named else {**recorded, **over})
+
+    def read(left: Mapping[str, object]) -> KeyReader:
+        reader = KeyReader(tool=TOOLS[kind].title, path=str(path), given=left)
+        TOOLS[kind].read_keys(reader, context)
+        return reader
+
+    reading = read_leniently(read, given, allow)
+    rows = (*launched.rows, *recorded_rows(recorded), *reading.rows)
+    if found := unneeded_allowances(allow, rows, str(path)):
+        raise ConfigError(found)
+    taken = dict(reading.entries)
+    if extends is None and not any(key.startswith("model.") for key in {**base, **taken}):
+        extends = FALLBACK
+        gathered.layers[:0] = gather_layers(FALLBACK, ()).layers
+    gathered.add(taken)
     gathered.add(over)
-    job = resolve(gathered, run_name_of(path), None)
+    known = gathered.merged() if named else {**recorded, **over}
+    assumed = assumed_cluster(known, gathered.merged())
+    gathered.add({key: entry for key, (entry, _) in assumed.items()})
     return Imported(
         kind=kind,
         path=path,
         extends=extends,
-        rows=(*reader.rows, *recorded_rows(recorded)),
-        settings={**recorded, **reader.entries, **over},
-        job=job,
+        rows=rows,
+        settings={**recorded, **taken, **over, **{key: one for key, (one, _) in assumed.items()}},
+        assumptions=(*reading.assumptions, *(why for _, why in assumed.values())),
+        refused=reading.refused,
+        outcome=_resolve(gathered, path),
     )
+
+
+def _resolve(gathered: SettingLayers, path: Path) -> Job | ConfigError:
+    try:
+        return resolve(gathered, run_name_of(path), None)
+    except ConfigError as error:
+        return error
 
 
 def detect_tool(path: Path, text: str) -> ToolName:
@@ -110,7 +169,7 @@ def parse_keys(kind: ToolName, path: Path, text: str) -> Mapping[str, object]:
     if kind == "horovod":
         return parse_horovod(path, text)
     if form == "command":
-        return parse_command(path, text)
+        return parse_command(path, after_launcher(command_words(path, text)))
     if form == "toml":
         return dict(flatten_keys(parse_toml(path, text)))
     if form == "yaml" and not text.lstrip().startswith("{"):
@@ -119,48 +178,3 @@ def parse_keys(kind: ToolName, path: Path, text: str) -> Mapping[str, object]:
     if isinstance(tables.get(TABLE), dict):
         tables = {key: value for key, value in tables.items() if key != TABLE}
     return dict(flatten_keys(tables))
-
-
-_COMMENT_COLUMN = 44  # column of text
-_HEAD = "# Behind each # stands where a value comes from; all settings: echelon config show FILE\n"
-
-
-def imported_toml(imported: Imported, folder: Path | None = None) -> str:
-    """Return the run.toml of an imported run, to stand in `folder` (or where you are)."""
-    head = (
-        f"# Imported from {_comment(str(imported.path))} ({TOOLS[imported.kind].title}).\n{_HEAD}"
-    )
-    if imported.extends is not None:
-        head += f"\nextends = {toml_text(_base(imported.extends, folder or Path()))}\n"
-    resolved = {row.key: row.value for row in imported.job.sources}
-    values: dict[str, str] = {}
-    for key, setting in SETTINGS.items():
-        if (entry := imported.settings.get(key)) is not None:
-            # A relative path would be another one in another folder.
-            value = resolved[key] if setting.path else toml_text(entry.value)
-            width = max(0, _COMMENT_COLUMN - len(f"{key.rpartition('.')[2]} = "))
-            source = _comment(entry.source.removeprefix(f"{imported.path}: "))
-            values[key] = f"{value:<{width}}# {source}"
-    return f"{head}\n{toml_tables(values)}"
-
-
-def mapping_rows(imported: Imported) -> Iterator[tuple[str, str, str, str]]:
-    """Yield key, value, setting ("-" for none) and reason; a key is named once."""
-    before = ""
-    for row in imported.rows:
-        setting = f"{row.setting} = {toml_text(row.value)}" if row.setting else "-"
-        same = row.key == before
-        yield ("" if same else row.key, "" if same else row.given, setting, row.why)
-        before = row.key
-
-
-def _comment(text: str) -> str:
-    return "".join(character if character.isprintable() else "?" for character in text)
-
-
-def _base(extends: str, folder: Path) -> str:
-    """Return what a run builds on as it stands in a file of `folder`: a preset, or a path."""
-    if read_extendable(extends) or Path(extends).is_absolute():
-        return extends
-    path = os.path.relpath(Path(extends).expanduser(), folder)
-    return path if "/" in path else f"./{path}"

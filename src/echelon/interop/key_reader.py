@@ -7,9 +7,10 @@ unknown, and reported with the nearest key that was.
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast, get_args
 
 from echelon.config.entries import Entry
 from echelon.config.settings.value_types import (
@@ -34,7 +35,8 @@ from echelon.core.rules import Rule, did_you_mean
 from echelon.interop.tool_tables import KeyRule
 
 AUTO = "auto"
-_NOT_SET = "(not set)"
+_EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")
+NOT_SET = "(not set)"
 NUMBER = Real()
 POSITIVE = Real(above=True)
 FLAG = Flag()
@@ -51,23 +53,47 @@ KINDS: Mapping[str, ValueType] = {
 }
 """What the rule of a key may say that it takes."""
 
+Fate: TypeAlias = Literal["taken", "without effect", "dropped", "refused"]
+FATES: tuple[Fate, ...] = get_args(Fate)
+"""What may become of a key, in the order in which it is summed up."""
+
 Kind: TypeAlias = ValueType | Mapping[str, object]
 """What a key takes: a value, or one of these words, each with what it means here."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyOutcome:
-    """Say what became of one key: the setting that it is now ("" for none), and why."""
+    """Say what became of one key: the setting that it is now ("" for none), and why.
+
+    `rule` is that of a refusal ("" for none); a key that --allow drops is refused no more.
+    """
 
     key: str
     given: str
     setting: str = ""
     value: object = None
     why: str
+    rule: str = ""
+    allowed: bool = False
+
+    @property
+    def fate(self) -> Fate:
+        """Return what became of the key, in a word or two."""
+        if self.rule:
+            return "dropped" if self.allowed else "refused"
+        return "taken" if self.setting else "without effect"
 
     def to_json(self) -> dict[str, object]:
         """Return the row as a JSON object."""
-        return asdict(self)
+        return {**asdict(self), "fate": self.fate}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refusal:
+    """Hold a problem and the keys that it is about: without one of them it is none."""
+
+    keys: tuple[str, ...]
+    problem: Problem
 
 
 @dataclass(slots=True)
@@ -79,8 +105,14 @@ class KeyReader:
     given: Mapping[str, object]
     rows: list[KeyOutcome] = field(default_factory=list[KeyOutcome])
     entries: dict[str, Entry] = field(default_factory=dict[str, Entry])
-    problems: list[Problem] = field(default_factory=list[Problem])
+    refusals: list[Refusal] = field(default_factory=list[Refusal])
+    assumptions: list[str] = field(default_factory=list[str])
     known: dict[str, None] = field(default_factory=dict[str, None])
+
+    @property
+    def problems(self) -> list[Problem]:
+        """Return the problem of each refusal."""
+        return [refusal.problem for refusal in self.refusals]
 
     @property
     def default(self) -> str:
@@ -93,7 +125,7 @@ class KeyReader:
 
     def text(self, key: str) -> str:
         """Return the value of a key as it is shown."""
-        return json_text(self.given[key]) if key in self.given else _NOT_SET
+        return json_text(self.given[key]) if key in self.given else NOT_SET
 
     def has(self, key: str) -> bool:
         """Return whether a key has a value; null and an empty table are none."""
@@ -111,6 +143,8 @@ class KeyReader:
         value = self.given[key]
         if isinstance(value, float) and isinstance(kind, Integer) and value.is_integer():
             value = int(value)  # 5e8 is a whole number to the tools.
+        if isinstance(value, str) and isinstance(kind, Real) and _EXPONENT.fullmatch(value):
+            value = float(value)  # YAML 1.1 reads 2e-5 as a word, and the tools as a number.
         invalid = kind.check(value)
         if invalid is None:
             return value
@@ -186,13 +220,23 @@ class KeyReader:
         """Do with each of these keys what its rule says."""
         for name, rule in rules.items():
             key = f"{prefix}{name}"
-            if rule.refused:
+            if rule.to:
+                self.take(key, rule.to, rule.words or KINDS[rule.takes], rule.why)
+            elif rule.refused:
                 if self.has(key):
                     self.refuse(key, rule.why)
             elif rule.only is not None:
                 self.only(key, rule.only, rule.why, setting=rule.setting)
             elif not rule.takes or self.read(key, KINDS[rule.takes]) is not None:
                 self.skip(key, rule.why)
+
+    def judge_prefixes(self, rules: Mapping[str, KeyRule]) -> None:
+        """Judge keys that nothing asked for by how they begin; the first rule that fits counts."""
+        for key in self.given:
+            if key not in self.known:
+                fitting = (rule for prefix, rule in rules.items() if key.startswith(prefix))
+                if (rule := next(fitting, None)) is not None:
+                    self.judge({key: rule})
 
     def set_or_default(self, key: str, setting: str, value: object, why: str) -> None:
         """Map a key to a setting; where it is absent, the value is a default of the tool."""
@@ -258,7 +302,10 @@ class KeyReader:
         given = key in self.given
         what = f"{key} = {self.text(key)}" if given else f"{key} is not set"
         instead = (*suggestions, *([f"no {key}"] if given else []))
-        self.note(IMPORT_NOT_HONOURED, f"{what}: {why}", setting or key, self.where(key), instead)
+        problem = IMPORT_NOT_HONOURED.problem(
+            f"{what}: {why}", key=setting or key, set_by=self.where(key), suggestions=instead
+        )
+        self.refusals.append(Refusal(keys=(key,), problem=problem))
 
     def conflict(
         self, message: str, setting: str, set_by: str, suggestions: Iterable[object] = ()
@@ -269,8 +316,18 @@ class KeyReader:
     def note(
         self, rule: Rule, message: str, key: str, set_by: str, suggestions: Iterable[object] = ()
     ) -> None:
-        """Note a problem, and go on."""
-        self.problems.append(rule.problem(message, key=key, set_by=set_by, suggestions=suggestions))
+        """Note a problem, and go on; it is about the keys that `set_by` names, or about `key`."""
+        problem = rule.problem(message, key=key, set_by=set_by, suggestions=suggestions)
+        self.refusals.append(Refusal(keys=self._keys_at(set_by) or (key,), problem=problem))
+
+    def assume(self, what: str) -> None:
+        """Note what the file leaves open and is taken to be."""
+        self.assumptions.append(what)
+
+    def _keys_at(self, set_by: str) -> tuple[str, ...]:
+        """Return the keys that are named by `where`."""
+        names = set_by.replace(f"{self.path}: ", "").split(", ")
+        return tuple(dict.fromkeys(name for name in names if name in self.given))
 
     def finish(self) -> None:
         """Note keys without a value, and those that the tool does not have."""

@@ -1,16 +1,14 @@
 """Read a foreign file: JSON, YAML, TOML or a command, into keys with dots and their values.
 
-Of the command line of a training script these are launcher flags, and the flags behind the script.
-Comments and line continuations are those of a shell; a variable is refused, because its value
-stands elsewhere.
+Of the command line of a training script these are launcher flags, and the flags behind the script;
+`shell.py` fills in the variables of a shell script.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
 import tomllib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -18,12 +16,21 @@ from echelon.config.files.reading import missing_file
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.rulebook.imports import IMPORT_SYNTAX
 from echelon.core.serialize import decode_json
+from echelon.interop.shell import script_commands
+
+
+_JSON_COMMENT = re.compile(r"^[ \t]*//.*$", re.MULTILINE)
+_COMMENTED_JSON = re.compile(r"\A(\s*//.*\n)*\s*\{")
 
 
 def read_text(path: Path) -> str:
-    """Return the text of a file; ConfigError where it cannot be read."""
+    """Return the text of a file; ConfigError where it cannot be read.
+
+    Lines of comments in a JSON are blank.
+    """
     try:
-        return path.read_text(encoding="utf-8-sig")
+        text = path.read_text(encoding="utf-8-sig")
+        return _JSON_COMMENT.sub("", text) if _COMMENTED_JSON.match(text) else text
     except UnicodeDecodeError as error:
         raise ConfigError(syntax_problem(path, f"is not UTF-8 text: {error.reason}")) from error
     except (OSError, ValueError) as error:
@@ -100,57 +107,48 @@ def _table(path: Path, data: object, wanted: str) -> Mapping[str, object]:
     return {str(key): value for key, value in cast("dict[object, object]", data).items()}
 
 
-_COMMENT = re.compile(r"(?:^|(?<=\s))#.*$")
-_VARIABLE = re.compile(r"\$[{(]*\w+")
-_SHELL = re.compile(r"\|\|?|&&?|;|\d?>.*|<.*")
+_FLAG = re.compile(r"--\w[\w-]*")
 _WHOLE = re.compile(r"[+-]?\d+")
 _REAL = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 
 
-def parse_command(path: Path, text: str) -> Mapping[str, object]:
+def parse_command(path: Path, words: Sequence[str]) -> Mapping[str, object]:
     """Return the flags of a command, each with its value, a list of values, or true.
 
-    ConfigError where there is no command, or where a flag stands twice.
+    Where a flag stands twice the last counts, as it does for the parsers of the tools. ConfigError
+    where there is none.
     """
-    flags: dict[str, object] = {}
-    for flag, values in _flags(command_words(path, text)):
-        if flag in flags:
-            raise ConfigError(syntax_problem(path, f"has {flag} twice"))
-        flags[flag] = flag_value(values)
+    flags = {flag: flag_value(values) for flag, values in _flags(words)}
     if not flags:
         raise ConfigError(syntax_problem(path, "holds no command with --flags"))
     return flags
 
 
 def command_words(path: Path, text: str) -> list[str]:
-    """Return the words of a command of a shell; ConfigError where it has variables, or is none."""
-    lines = [_COMMENT.sub("", line).rstrip().removesuffix("\\") for line in text.splitlines()]
-    plain = " ".join(lines)
-    if variable := _VARIABLE.search(plain):
-        raise ConfigError(
-            syntax_problem(
-                path,
-                f"holds {variable.group()}: its value is not known here; write the command out, "
-                "as `set -x` shows it",
-            )
-        )
+    """Return the words of the command in a script that trains; ConfigError where there is none.
+
+    It is the one with the most flags. What a variable holds that the script does not set is not
+    known: its name stays.
+    """
     try:
-        return shlex.split(plain)
+        commands = script_commands(text)
     except ValueError as error:
         raise ConfigError(syntax_problem(path, f"is no command: {error}")) from error
+    return max(commands, key=lambda words: sum(map(_is_flag, words)), default=[])
 
 
-def _flags(words: list[str]) -> Iterator[tuple[str, list[str]]]:
-    """Yield each flag and the words behind it, up to the script, a flag, or another command."""
+def _is_flag(word: str) -> bool:
+    return _FLAG.match(word) is not None
+
+
+def _flags(words: Iterable[str]) -> Iterator[tuple[str, list[str]]]:
+    """Yield each flag and the words behind it, up to the script or a flag."""
     flag, values = "", list[str]()
     for word in words:
-        starts = word.startswith("--") and len(word) > 2
-        ends = word.endswith(".py") and bool(values)
-        if flag and (starts or ends or _SHELL.fullmatch(word)):
+        starts = _is_flag(word)
+        if flag and (starts or (word.endswith(".py") and values)):
             yield flag, values
             flag = ""
-            if not (starts or ends):
-                return
         if starts:
             name, equals, value = word.partition("=")
             flag, values = f"--{name[2:].replace('_', '-')}", [value] if equals else []

@@ -66,15 +66,21 @@ def data_ranks_from_launcher(reader: KeyReader, context: ImportContext) -> DataR
         return DataRanks(count=context.data_ranks, why=source, source=source)
     data = max(1, context.devices // context.model_ranks)
     why = f"the launcher takes all devices: {context.cluster} has {context.devices}"
+    if not context.cluster_named:
+        reader.assume(f"{data * context.model_ranks} ranks: {why}; --ranks N says how many")
     return DataRanks(count=data, why=why, source=f"cluster {context.cluster}")
 
 
-def refuse_unknown_ranks(
-    reader: KeyReader, message: str, setting: str, least: int, *instead: str
-) -> None:
-    """Note that nothing says how many ranks are started: `least`, or a multiple of them."""
-    ranks = (f"--ranks {least}", f"--ranks {2 * least}")
-    reader.note(IMPORT_RANKS, message, setting, reader.path, (*ranks, *instead))
+def assume_fewest_ranks(reader: KeyReader, context: ImportContext, copies: int = 1) -> DataRanks:
+    """Return the data ranks where nothing says how many ranks are started: as few as can be."""
+    count = copies * shards_of_experts(context)
+    ranks = context.model_ranks * count
+    reader.assume(
+        f"{ranks} ranks, the fewest that hold the model: nothing says how many are started; "
+        "--ranks N or --launcher LINE does"
+    )
+    source = f"assumed: {ranks} ranks"
+    return DataRanks(count=count, why="the fewest that hold the model", source=source)
 
 
 def set_offload(reader: KeyReader, key: str, on: bool | None, why: str) -> None:

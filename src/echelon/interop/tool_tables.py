@@ -3,20 +3,25 @@
 `sections` are the names of its tables. Below `keys` stand groups of keys that are read together,
 each key with the reason why it needs no setting, or with one of
 
-    { takes = "flag", why = "..." }       the same, where its value is of this kind
+    { to = "mesh.tp", takes = "count" }   the setting that it is, and the kind of its value, or
+    { to = "...", words = {...} }         each word that it takes, and what that is here
+    { takes = "flag", why = "..." }       no setting, where its value is of this kind
     { only = [0], why = "..." }           the same, where its value is one of these
     { switch = "enabled", why = "..." }   a table that is refused where this key of it is true
     { refused = true, why = "..." }       refused, whatever its value is
 
-and, where a refusal is about a setting, `setting`. Below `export` a reason has the settings that it
-is about: those that stand elsewhere, that change speed and memory only, or that are refused.
+and, where a refusal is about a setting, `setting`. Refused is what would change the mathematics of
+a run; a key that only writes, shows or hurries something has its reason. Below `export` a reason
+has the settings that it is about: those that stand elsewhere, that change speed and memory only, or
+that are refused. `flags` are keys that are handed on to Megatron-LM, with its name for them, and
+`vocab` the sizes of tokenizers that a file only names.
 """
 
 from __future__ import annotations
 
 import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from importlib.resources import files
 
@@ -26,6 +31,8 @@ class KeyRule:
     """Say why a key needs no setting, and when it is refused."""
 
     why: str
+    to: str = ""
+    words: Mapping[str, object] | None = None
     takes: str = ""
     only: Sequence[object] | None = None
     switch: str = ""
@@ -39,11 +46,15 @@ class ToolTables:
 
     sections: tuple[str, ...]
     keys: Mapping[str, Mapping[str, KeyRule]]
-    elsewhere: Mapping[str, str]
+    flags: Mapping[str, str]
+    """Keys of a tool that hands them on to another, and what they are called there."""
+    vocab: Mapping[str, int]
+    """Tokenizers that a file names without their size, and how many ids they have."""
+    elsewhere: Mapping[str, str] = field(default_factory=dict[str, str])
     """Settings, or tables of them, that the tool takes from a script or a launcher, and why."""
-    speed: Mapping[str, str]
+    speed: Mapping[str, str] = field(default_factory=dict[str, str])
     """Settings that change speed and memory only, and why the tool has no word for them."""
-    reasons: Mapping[str, str]
+    reasons: Mapping[str, str] = field(default_factory=dict[str, str])
     """Why other settings cannot be honoured."""
 
 
@@ -53,7 +64,7 @@ def tool_tables(tool: str) -> ToolTables:
     data = tomllib.loads((files("echelon.interop") / tool / "keys.toml").read_text("utf-8"))
     reasons = {
         part: {setting: why for why, settings in rows.items() for setting in settings}
-        for part, rows in data["export"].items()
+        for part, rows in data.get("export", {}).items()
     }
     keys = {
         group: {
@@ -62,4 +73,10 @@ def tool_tables(tool: str) -> ToolTables:
         }
         for group, rows in data["keys"].items()
     }
-    return ToolTables(sections=tuple(data.get("sections", ())), keys=keys, **reasons)
+    return ToolTables(
+        sections=tuple(data.get("sections", ())),
+        keys=keys,
+        flags=data.get("flags", {}),
+        vocab=data.get("vocab", {}),
+        **reasons,
+    )

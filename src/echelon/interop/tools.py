@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 WrittenToolName = Literal["megatron", "deepspeed", "torchtitan", "accelerate"]
 """Tools that plans are written for, too."""
-ToolName = Literal[WrittenToolName, "horovod"]
+ToolName = Literal[WrittenToolName, "horovod", "nemo", "nanotron", "llamafactory", "axolotl"]
 """What `--from` takes; a test holds it to the entries of TOOLS."""
 TargetName = Literal["run.toml", WrittenToolName]
 """What `--to` takes."""
@@ -134,8 +134,9 @@ TOOLS: Mapping[ToolName, Tool] = {
             file="an Accelerate YAML",
             signs="a YAML with distributed_type",
             pattern=re.compile(
-                r"^\s*(distributed_type|fsdp_config|compute_environment)(?=:|\s*(#|$))",
-                re.MULTILINE,
+                r"\A(?!.*^(base_model|model_name_or_path):)"
+                r".*^\s*(distributed_type|fsdp_config|compute_environment)(?=:|\s*(#|$))",
+                re.MULTILINE | re.DOTALL,
             ),
             base="nano",
             generations=("fsdp", "fsdp-compiled"),
@@ -148,6 +149,50 @@ TOOLS: Mapping[ToolName, Tool] = {
             file="a Horovod command in a file",
             signs="a command of Horovod",
             pattern=re.compile(r"\bhorovodrun\b|\bHOROVOD_[A-Z]"),
+            base="nano",
+            generations=(),
+            is_written=False,
+        ),
+        Tool(
+            name="nemo",
+            title="NeMo",
+            form="yaml",
+            file="a NeMo YAML",
+            signs="one with exp_manager or trainer",
+            pattern=re.compile(r"^(exp_manager|trainer):", re.MULTILINE),
+            generations=(),
+            is_written=False,
+        ),
+        Tool(
+            name="nanotron",
+            title="nanotron",
+            form="yaml",
+            file="a nanotron YAML",
+            signs="one with tokens and parallelism",
+            pattern=re.compile(
+                r"\A(?=.*^tokens:\s*(#.*)?$).*^parallelism:", re.MULTILINE | re.DOTALL
+            ),
+            generations=(),
+            is_written=False,
+        ),
+        Tool(
+            name="llamafactory",
+            title="LLaMA-Factory",
+            form="yaml",
+            file="a LLaMA-Factory YAML",
+            signs="one with model_name_or_path",
+            pattern=re.compile(r"^model_name_or_path:", re.MULTILINE),
+            base="nano",
+            generations=(),
+            is_written=False,
+        ),
+        Tool(
+            name="axolotl",
+            title="Axolotl",
+            form="yaml",
+            file="an Axolotl YAML",
+            signs="one with base_model",
+            pattern=re.compile(r"^base_model:", re.MULTILINE),
             base="nano",
             generations=(),
             is_written=False,

@@ -35,7 +35,7 @@ def test_the_table_names_key_setting_and_reason(
     text = " ".join(output.out.split())
     assert "-> zero.bucket_bytes = 2000000: 1000000 elements x 2 bytes of bf16" in text
     assert "zero_optimization.reduce_bucket_size = " in text
-    assert "contiguous_gradients = true always so" in text
+    assert "contiguous_gradients = true -> without effect: always so" in text
     assert max(map(len, output.out.splitlines())) <= 80
     assert "nothing is written; --out run.toml writes it" in output.err
     assert "--extends names yours" in output.err
@@ -69,15 +69,63 @@ def test_a_file_that_exists_is_left_as_it_is(
     assert Path("run.toml").read_text() == "mine"
 
 
-def test_a_refused_key_writes_nothing(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bad = {**CONFIG, "gradient_cliping": 1.0, "wandb": {"enabled": True}}
+def test_a_refused_key_is_named_and_the_run_comes_out(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    bad = {**CONFIG, "gradient_cliping": 1.0, "wandb": {"enabled": True}, "sparse_gradients": True}
     config.write_text(json.dumps(bad))
-    assert main(["import", str(config), "--out", "run.toml"]) == 2
+    assert main(["import", str(config), "--ranks", "4", "--out", "run.toml"]) == 1
+    found = capsys.readouterr()
+    text = " ".join(found.out.split())
+    assert "-> refused[import-unknown-key]: gradient_cliping is no key of DeepSpeed" in text
+    assert "did you mean gradient_clipping?" in text
+    assert "wandb.enabled = true -> without effect" in text
+    assert "refused 2 sparse_gradients, gradient_cliping" in text
+    assert "2 refused" in found.err
+    assert load_job("run.toml").plan.layout.zero.stage == 2
+    head = Path("run.toml").read_text().partition("extends")[0]
+    assert "NOT TAKEN" in head
+    assert "[import-not-honoured] sparse_gradients = true" in head
+
+
+def test_allow_drops_what_it_names_and_nothing_else(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(json.dumps({**CONFIG, "sparse_gradients": True, "prescale_gradients": True}))
+    arguments = ["import", str(config), "--ranks", "4"]
+    assert main([*arguments, "--allow", "sparse_gradients"]) == 1
+    assert "dropped 1 sparse_gradients" in " ".join(capsys.readouterr().out.split())
+    assert main([*arguments, "--allow", "all", "--json"]) == 0
+    result = json.loads(capsys.readouterr().out)
+    assert result["summary"]["dropped"] == ["prescale_gradients", "sparse_gradients"]
+    assert result["refused"] == []
+    assert "Dropped by --allow: prescale_gradients, sparse_gradients" in result["toml"]
+    assert main([*arguments, "--allow", "sparse_gradient"]) == 2
     error = capsys.readouterr().err
-    assert "error[import-unknown-key]: gradient_cliping is no key of DeepSpeed" in error
-    assert "did you mean gradient_clipping?" in error
-    assert "set by: ds.json: wandb.enabled" in error
-    assert not Path("run.toml").exists()
+    assert error.startswith("error[import-allow]")
+    assert "works here: --allow sparse_gradients" in error
+
+
+def test_a_run_that_does_not_load_comes_out_with_its_problems(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config.write_text(json.dumps({**CONFIG, "train_batch_size": 10}))
+    assert main(["import", str(config), "--ranks", "4", "--set", "mesh.tp=3", "--json"]) == 1
+    result = json.loads(capsys.readouterr().out)
+    assert result["invalid"]
+    assert "does not load until these are mended" in " ".join(result["toml"].split())
+
+
+def test_the_line_of_a_launcher_says_the_ranks_and_they_the_cluster(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "deepspeed --num_nodes 2 --num_gpus 8 train.py --deepspeed_config ds.json"
+    assert main(["import", str(config), "--launcher", line, "--out", "run.toml"]) == 0
+    assert "assumed: cluster.preset = '16xh100', for 16 ranks" in capsys.readouterr().err
+    plan = load_job("run.toml").plan
+    assert (plan.mesh.dp_shard, plan.cluster.num_devices) == (16, 16)
+    assert main(["import", str(config), "--launcher", "python train.py"]) == 2
+    assert capsys.readouterr().err.startswith("error[import-ranks]")
 
 
 def test_json_has_the_rows_and_the_run(config: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -94,7 +142,8 @@ def test_json_has_the_rows_and_the_run(config: Path, capsys: pytest.CaptureFixtu
 def test_an_error_in_json_has_every_problem(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["import", str(config), "--from", "accelerate", "--json"]) == 2
+    config.write_text("plain: words")
+    assert main(["import", str(config), "--json"]) == 2
     result = json.loads(capsys.readouterr().out)
     assert result["command"] == "import"
     assert [problem["rule"] for problem in result["problems"]] == ["import-kind"]

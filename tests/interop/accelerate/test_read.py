@@ -148,7 +148,7 @@ def test_without_fsdp_replicas_are_whole(accelerate: Imports) -> None:
 
 
 @pytest.mark.parametrize("kind", [*OTHER_TYPES, "FSDP3", "1"])
-def test_another_way_of_training_is_refused_as_a_whole(accelerate: Imports, kind: str) -> None:
+def test_another_way_of_training_is_refused(accelerate: Imports, kind: str) -> None:
     text = f"distributed_type: {kind}\nnum_processes: 2\ndeepspeed_config: {{zero_stage: 2}}"
     assert accelerate.refused(text) == [("import-kind", "distributed_type")]
 

@@ -58,7 +58,6 @@ def test_files_of_an_offload(accelerate: Imports, tmp_path: Path) -> None:
         ("zero_stage: 2", "zero_stage: 4", "out-of-range", "zero_stage"),
         ("zero_stage: 2", "zero_stagee: 2", "import-unknown-key", "zero_stagee"),
         ("zero_stage: 2", "deepspeed_config_file: a.json", "import-not-honoured", "config_file"),
-        ("DEEPSPEED", "MULTI_GPU", "import-not-honoured", "zero_stage"),
     ],
 )
 def test_what_is_refused_is_named(

@@ -210,7 +210,6 @@ def test_all_problems_come_at_once(deepspeed: Imports) -> None:
             "zero_quantized_weights": True,
         },
         "optimizer": {"type": "Lamb", "params": {"lr": "high"}},
-        "tensorboard": {"enabled": True},
     }
     problems = deepspeed.problems(config, ranks=2, extends="nano")
     assert {(p.rule, p.set_by.rpartition(": ")[2]) for p in problems} == {
@@ -222,7 +221,6 @@ def test_all_problems_come_at_once(deepspeed: Imports) -> None:
         ("import-not-honoured", "zero_optimization.zero_quantized_weights"),
         ("import-not-honoured", "optimizer.type"),
         ("wrong-type", "optimizer.params.lr"),
-        ("import-not-honoured", "tensorboard.enabled"),
     }
     nearest = {p.set_by.rpartition(": ")[2]: p.suggestions[:1] for p in problems}
     assert nearest["gradient_cliping"] == ("gradient_clipping",)

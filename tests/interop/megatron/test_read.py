@@ -59,16 +59,9 @@ def test_the_data_parallel_size_is_no_flag_but_follows_from_the_ranks(megatron: 
 
 
 def test_what_the_tutorial_leaves_out_is_asked_for_at_once(megatron: Imports) -> None:
-    refused = megatron.refused(TUTORIAL)
-    assert [rule for rule, _ in refused] == [
-        "import-not-honoured",
-        "import-ranks",
-        "import-not-honoured",
-        *["missing-setting"] * 3,
-    ]
-    works = [problem.suggestions for problem in megatron.problems(TUTORIAL)]
-    assert works[0] == ("--attention-dropout 0", "--extends MODEL")
-    assert works[1] == ("--ranks 32", "--ranks 64")
+    first, *_ = megatron.problems(TUTORIAL)
+    assert first.suggestions == ("--attention-dropout 0", "--extends MODEL")
+    assert {rule for rule, _ in megatron.refused(TUTORIAL)} == {"import-not-honoured"}
 
 
 @pytest.mark.parametrize(

@@ -78,3 +78,14 @@ IMPORT_RANKS = Rule(
     bad="echelon import train.sh --from megatron --ranks 48     # tp 8 x pp 4 = 32",
     fixed="echelon import train.sh --from megatron --ranks 64     # data parallel: 64 / 32 = 2",
 )
+
+IMPORT_ALLOW = Rule(
+    id="import-allow",
+    why="""
+    --allow KEY drops a key that is refused, because it would change the mathematics of the run:
+    the file is read as if it had no such key. A key that is taken, or has no effect here, needs no
+    allowance, and one that is misspelt would allow nothing. The report lists the refused keys.
+    """,
+    bad="echelon import train.sh --allow micro-batch-size",
+    fixed="echelon import train.sh --allow rampup-batch-size",
+)

@@ -13,21 +13,26 @@ from dataclasses import replace
 from echelon.config.settings.value_types import Text
 from echelon.core.rulebook.imports import IMPORT_KIND
 from echelon.interop.accelerate.abilities import TABLES
-from echelon.interop.accelerate.read_mesh import read_degrees, read_ranks
+from echelon.interop.accelerate.read_mesh import (
+    MEGATRON_TABLE,
+    read_degrees,
+    read_megatron_degrees,
+    read_ranks,
+)
 from echelon.interop.accelerate.read_units import read_units
 from echelon.interop.deepspeed.read_zero import HOMES
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import COUNT, ZERO_STAGE, KeyReader
 from echelon.interop.ranks import set_batch, set_dtypes
 
-FSDP = "fsdp_config"
+FSDP, MEGATRON = "fsdp_config", "MEGATRON_LM"
+DISTRIBUTED = f"{MEGATRON_TABLE}.megatron_lm_use_distributed_optimizer"
 PLAIN_TYPES = {
     "MULTI_GPU": "zero.stage = 0: whole replicas",
     "MULTI_CPU": "zero.stage = 0: whole replicas",
     "NO": "zero.stage = 0: one process",
 }
 OTHER_TYPES = {
-    "MEGATRON_LM": "import the command of Megatron-LM, with --from megatron",
     "XLA": "there is no TPU",
     "TP": "set mesh.tp: every matrix is cut over it",
 }
@@ -40,20 +45,21 @@ def read_keys(reader: KeyReader, context: ImportContext) -> None:
     reader.given = _parse_values(reader.given)
     reader.sections(TABLES.sections)
     kind = _read_type(reader)
-    if kind is None:
-        return
     version = _read_version(reader)
-    degrees = read_degrees(reader)
+    degrees = read_degrees(reader) | (read_megatron_degrees(reader) if kind == MEGATRON else {})
     if kind == "NO" and context.ranks is None and not reader.has("num_processes"):
         context = replace(context, ranks=1)
-    context = context.with_degrees(**{k: v for k, v in degrees.items() if k in ("tp", "cp")})
+    context = context.with_degrees(**{k: v for k, v in degrees.items() if k in ("tp", "pp", "cp")})
     _read_precision(reader, kind)
     stage, hybrid = _stage_of(reader, kind, version)
     data = read_ranks(reader, stage, hybrid, degrees, context)
     if kind == "DEEPSPEED":
         _read_plugin(reader, data, context)
-    else:
-        reader.refuse_table(_PLUGIN, "distributed_type is not DEEPSPEED")
+    elif kind == MEGATRON:
+        _read_megatron(reader, data, context)
+    for table, owner in ((_PLUGIN, "DEEPSPEED"), (MEGATRON_TABLE, MEGATRON)):
+        if kind != owner:
+            reader.skip_table(table, f"distributed_type is not {owner}")
     if kind == "FSDP":
         read_units(reader, stage, version, context)
         _read_recompute(reader)
@@ -67,6 +73,8 @@ def _stage_of(reader: KeyReader, kind: str, version: int) -> tuple[int, bool]:
     """Return the stage of ZeRO, and whether each machine has a copy of what is shared out."""
     if kind == "FSDP":
         return _read_strategy(reader, version)
+    if kind == MEGATRON:
+        return int(bool(reader.flag(DISTRIBUTED, setting="zero.stage"))), False
     return (read_stage(reader), False) if kind == "DEEPSPEED" else (0, False)
 
 
@@ -97,19 +105,24 @@ def _parse_value(value: object) -> object:
     return None if word in ("none", "null", "") else value
 
 
-def _read_type(reader: KeyReader) -> str | None:
-    """Return how Accelerate would train; None where the file is not to be read as a whole."""
+def _read_type(reader: KeyReader) -> str:
+    """Return how Accelerate would train; without a word for it, by as many processes as there are."""
     key = "distributed_type"
-    reader.known[key] = None
     # YAML 1.1 reads the word NO as false.
-    kind = "NO" if reader.given.get(key) is False else str(reader.given.get(key))
-    if kind in ("FSDP", "DEEPSPEED") or kind in PLAIN_TYPES:
+    if reader.given.get(key) is False:
+        reader.skip(key, PLAIN_TYPES["NO"])
+        return "NO"
+    types = ("FSDP", "DEEPSPEED", MEGATRON, *PLAIN_TYPES)
+    kind = str(reader.given.get(key))
+    if not reader.has(key):
+        number = reader.given.get("num_processes")
+        return "MULTI_GPU" if isinstance(number, int) and number > 1 else "NO"
+    if kind in types:
         reader.skip(key, PLAIN_TYPES.get(kind, "zero.stage follows from its table"))
         return kind
     why = OTHER_TYPES.get(kind, "there is no such type")
-    types = ("FSDP", "DEEPSPEED", *PLAIN_TYPES)
     reader.note(IMPORT_KIND, f"{key} = {reader.text(key)}: {why}", key, reader.where(key), types)
-    return None
+    return "NO"
 
 
 def _read_version(reader: KeyReader) -> int:
@@ -196,7 +209,7 @@ def _read_recompute(reader: KeyReader) -> None:
 def _read_rest(reader: KeyReader) -> None:
     reader.judge(TABLES.keys["rest"])
     for table, rule in TABLES.keys["tables"].items():
-        reader.refuse_table(table, rule.why)
+        (reader.refuse_table if rule.refused else reader.skip_table)(table, rule.why)
     key = "dynamo_config.dynamo_backend"
     for name in (key, "dynamo_backend"):
         if reader.only(name, (False, "NO", "no"), "nothing is compiled"):
@@ -239,3 +252,19 @@ def _read_plugin(reader: KeyReader, data: int, context: ImportContext) -> None:
     if limit is not None:
         reader.set(CLIP, "optimizer.clip_norm", limit or "none", "largest norm; 0 is no limit")
     reader.judge(TABLES.keys["plugin"])
+
+
+def _read_megatron(reader: KeyReader, data: int, context: ImportContext) -> None:
+    """Map what Accelerate hands on to Megatron-LM, but for its degrees."""
+    stage = int(bool(reader.given.get(DISTRIBUTED)))
+    reader.set_or_default(DISTRIBUTED, "zero.stage", stage, "1: optimizer state is shared out")
+    key = f"{MEGATRON_TABLE}.megatron_lm_num_micro_batches"
+    if (count := reader.integer(key, COUNT, setting="batch.global_sequences")) is not None:
+        set_batch(reader, (key, key, key), (None, None, count), data, context.microbatch)
+    key = f"{MEGATRON_TABLE}.megatron_lm_recompute_activations"
+    if reader.flag(key, setting="recompute.policy"):
+        reader.set(key, "recompute.policy", "selective", "attention is redone")
+        reader.set(key, "recompute.operators", ["attention"], "attention is redone")
+    else:
+        reader.skip(key, "nothing is redone")
+    reader.judge(TABLES.keys["megatron"], f"{MEGATRON_TABLE}.megatron_lm_")

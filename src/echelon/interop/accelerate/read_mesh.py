@@ -15,9 +15,10 @@ from echelon.interop.accelerate.abilities import NAMES, TABLES
 from echelon.interop.deepspeed.abilities import EXCHANGE
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import COUNT, KeyReader
+from echelon.interop.ranks import DEGREES as DEGREE_WORDS
 from echelon.interop.ranks import data_ranks_from_launcher, set_data_mesh
 
-TABLE = "parallelism_config"
+TABLE, MEGATRON_TABLE = "parallelism_config", "megatron_lm_config"
 DEGREES = {"tp_size": "tp", "dp_replicate_size": "dp_replicate", "dp_shard_size": "dp_shard"}
 CP, SP, STRATEGY = (f"{TABLE}.{TABLE}_{key}" for key in ("cp_size", "sp_size", "cp_comm_strategy"))
 STRATEGIES = dict(sorted(by_word(NAMES.context_kinds).items()))
@@ -37,6 +38,21 @@ def read_degrees(reader: KeyReader) -> dict[str, int]:
             reader.skip(key, f"mesh.{axis}, together with num_processes")
     if (cp := _read_context(reader)) is not None:
         degrees["cp"] = cp
+    return degrees
+
+
+def read_megatron_degrees(reader: KeyReader) -> dict[str, int]:
+    """Map the degrees of megatron_lm_config, and return them."""
+    names = {axis: f"{MEGATRON_TABLE}.megatron_lm_{axis}_degree" for axis in ("tp", "pp")}
+    degrees = {
+        axis: reader.take(key, f"mesh.{axis}", COUNT, DEGREE_WORDS[axis]) or 1
+        for axis, key in names.items()
+    }
+    key = f"{MEGATRON_TABLE}.megatron_lm_sequence_parallelism"
+    if reader.flag(key, setting="mesh.sequence_parallel") and degrees["tp"] > 1:
+        reader.set(key, "mesh.sequence_parallel", True, "norms and residuals are cut too")
+    else:
+        reader.skip(key, "norms and residuals are whole")
     return degrees
 
 

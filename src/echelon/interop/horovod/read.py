@@ -13,8 +13,9 @@ from echelon.core.choices.collective_algorithms import BACKEND, HIERARCHICAL
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import COUNT, FROM_ZERO, NUMBER, POSITIVE, KeyReader
 from echelon.interop.ranks import (
+    DataRanks,
+    assume_fewest_ranks,
     data_ranks_from_launcher,
-    refuse_unknown_ranks,
     set_batch,
     set_data_mesh,
 )
@@ -56,11 +57,11 @@ def _read_ranks(reader: KeyReader, context: ImportContext) -> int:
         source = reader.where(RANKS)
         reader.skip(RANKS, f"ranks: {count}")
         context = replace(context, ranks=count)
+    data: DataRanks | None
     if context.ranks_unknown:
-        why = f"the command does not say how many processes are started: it has no {RANKS}"
-        refuse_unknown_ranks(reader, why, "mesh", 1)
-        return 1
-    data = data_ranks_from_launcher(reader, context)
+        data = assume_fewest_ranks(reader, context)
+    else:
+        data = data_ranks_from_launcher(reader, context)
     if data is None:
         return 1
     set_data_mesh(reader, 0, replace(data, source=source or data.source))

@@ -24,9 +24,10 @@ from echelon.interop.megatron.read_numbers import (
 )
 from echelon.interop.megatron.read_pipeline import read_pipeline
 from echelon.interop.ranks import (
+    DataRanks,
+    assume_fewest_ranks,
     data_ranks_from_launcher,
     read_degrees,
-    refuse_unknown_ranks,
     set_data_mesh,
     shards_of_experts,
 )
@@ -153,13 +154,11 @@ def _read_ranks(reader: KeyReader, stage: int, context: ImportContext) -> int:
         context = replace(context, ranks=ranks)
         reader.skip(nodes, f"ranks: {machines} x {count} = {ranks}")
         reader.skip(local, f"ranks: {machines} x {count} = {ranks}")
+    data: DataRanks | None
     if context.ranks_unknown:
-        model = context.model_ranks
-        why = f"the command does not say how many ranks are started; one model takes {model}"
-        refuse_unknown_ranks(reader, why, "mesh", model)
-        _judge_data_parallel_size(reader, context, None)
-        return 1
-    data = data_ranks_from_launcher(reader, context)
+        data = assume_fewest_ranks(reader, context)
+    else:
+        data = data_ranks_from_launcher(reader, context)
     _judge_data_parallel_size(reader, context, data.count if data else None)
     key = "--num-distributed-optimizer-instances"
     groups = reader.integer(key, COUNT, setting="mesh.dp_replicate") or 1
@@ -243,8 +242,4 @@ def _read_steps(reader: KeyReader, batch: int | None) -> int | None:
 
 def _read_rest(reader: KeyReader) -> None:
     reader.judge(TABLES.keys["rest"])
-    for key in reader.given:
-        if key not in reader.known:
-            rules = (r for prefix, r in TABLES.keys["prefixes"].items() if key.startswith(prefix))
-            if (rule := next(rules, None)) is not None:
-                reader.judge({key: rule})
+    reader.judge_prefixes(TABLES.keys["prefixes"])

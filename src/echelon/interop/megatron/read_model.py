@@ -6,13 +6,14 @@ Where the run builds on a model (--extends), what the command does not say is th
 from __future__ import annotations
 
 import re
+from typing import cast
 
 from echelon.config.settings.value_types import Real
 from echelon.core.rulebook.imports import IMPORT_NOT_HONOURED
 from echelon.interop.abilities import by_word
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import BETA, COUNT, POSITIVE, KeyReader
-from echelon.interop.megatron.abilities import NORMS, POSITIONS
+from echelon.interop.megatron.abilities import NORMS, POSITIONS, TABLES
 
 _BIASES = ("qkv_bias", "output_bias", "mlp_bias")
 _VOCAB_MULTIPLE = 128  # tokens, in Megatron-LM
@@ -166,7 +167,19 @@ def _read_vocab(reader: KeyReader, context: ImportContext) -> None:
         size = -(-plain // step) * step
         why = f"{plain} in steps of {step // context.degrees['tp']} x tp {context.degrees['tp']}"
         reader.set(key, "model.vocab", size, why)
+    elif padded not in reader.given and context.model is None:
+        _assume_vocab(reader, step * context.degrees["tp"])
     reader.skip(multiple, "model.vocab is padded by it")
+
+
+def _assume_vocab(reader: KeyReader, step: int) -> None:
+    """Map a tokenizer that is named without its size, where that is known."""
+    named = reader.given.get("--tokenizer-type", "GPT2BPETokenizer")
+    plain = TABLES.vocab.get(str(named))
+    key = "--tokenizer-type" if "--tokenizer-type" in reader.given else "--vocab-file"
+    if plain is not None and key in reader.given:
+        reader.assume(f"{plain} token ids, those of {named}")
+        reader.set(key, "model.vocab", -(-plain // step) * step, f"{plain} in steps of {step}")
 
 
 def _read_norm(reader: KeyReader, complete: bool) -> None:
@@ -211,7 +224,9 @@ def _read_window(reader: KeyReader) -> None:
     key = "--window-size"
     if not reader.has(key):
         return
-    found = re.fullmatch(r"\(?(-1|\d{1,12}), ?0\)?", str(reader.given[key]))
+    given = reader.given[key]
+    text = ",".join(map(str, cast("list[object]", given))) if isinstance(given, list) else given
+    found = re.fullmatch(r"\(?(-1|\d{1,12}), ?0\)?", str(text))
     if found and found[1] == "-1":
         reader.set(key, "model.window", "none", "-1 is all keys before a query")
     elif found:

@@ -258,15 +258,12 @@ def read_run(reader: KeyReader, context: ImportContext) -> None:
         if "data.source" in context.keys_set:
             reader.skip(key, "data.source says what is read")
         elif reader.has(key):
-            why = "the .bin and .idx files of Megatron-LM are not read"
-            reader.refuse(key, why, suggestions=("--set data.source=PATH",), setting="data.source")
+            reader.skip(key, "the .bin and .idx files of Megatron-LM are not read")
+            reader.assume(f"data.source, because {key} is not read; --set data.source=PATH")
     for key in ("--tokenizer-type", "--tokenizer-model", "--vocab-file", "--merge-file"):
-        if context.keys_set & {"data.source", "data.tokenizer"} or reader.given.get(
-            "--tokenizer-type"
-        ) in ("NullTokenizer", None):
-            reader.skip(key, "data.tokenizer says it; prepared data has its own")
-        elif reader.has(key):
-            suggestions = ("--set data.tokenizer=tokenizer.json",)
-            reader.refuse(
-                key, "data.tokenizer is not told", suggestions=suggestions, setting="data.tokenizer"
-            )
+        reader.skip(key, "data.tokenizer says it; prepared data has its own")
+    key, saved = "--load", reader.given.get("--save")
+    if reader.has(key) and reader.given[key] == saved:
+        reader.skip(key, "as --save: echelon train --resume goes on with a run")
+    elif reader.has(key):
+        reader.refuse(key, "checkpoints of Megatron-LM are not read")

@@ -14,10 +14,10 @@ from echelon.interop.abilities import by_word
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import COUNT, FROM_ZERO, KeyReader
 from echelon.interop.ranks import (
+    assume_fewest_ranks,
     data_ranks_from_launcher,
     read_degrees,
     read_expert_degrees,
-    refuse_unknown_ranks,
     set_offload,
 )
 from echelon.interop.torchtitan.abilities import NAMES, TABLES
@@ -144,13 +144,7 @@ def _read_data_ranks(reader: KeyReader, context: ImportContext) -> tuple[int, in
 
 def _left_over(reader: KeyReader, replicate: int, context: ImportContext) -> int | None:
     if context.ranks_unknown:
-        why = (
-            f"{SHARD} = {reader.text(SHARD)} takes what is left of the ranks, and how many "
-            f"are started is not known; one copy of the model takes {context.model_ranks}"
-        )
-        least = context.model_ranks * replicate
-        refuse_unknown_ranks(reader, why, "mesh.dp_shard", least, f"{SHARD} = 2")
-        return None
+        return assume_fewest_ranks(reader, context, replicate).count // replicate
     data = data_ranks_from_launcher(reader, context)
     if data is None:
         return None
@@ -187,7 +181,11 @@ def _read_recompute(reader: KeyReader) -> None:
     table = "activation_checkpoint"
     mode, option = f"{table}.mode", f"{table}.selective_ac_option"
     setting = "recompute.policy"
-    word = reader.word(mode, ("none", "full", "selective"), setting=setting)
+    if reader.given.get(mode) == "memory_budget":
+        reader.skip(mode, "recompute says what is redone: it changes no number")
+        word = None
+    else:
+        word = reader.word(mode, ("none", "full", "selective"), setting=setting)
     for key in reader.keys_of(table):
         if key not in (mode, option):
             reader.skip(key, "a block is redone from its own input, or not at all")
@@ -196,6 +194,11 @@ def _read_recompute(reader: KeyReader) -> None:
         reader.skip(option, f"it is about {mode} = selective")
     elif word == "selective":
         every = reader.given.get(option, "2")
+        reader.known[option] = None
+        if every == "op":
+            reader.set(mode, setting, "selective", "products are kept, and cheap operators redone")
+            reader.skip(option, "torchtitan redoes every second product too: no number changes")
+            return
         if not str(every).isdigit() or not int(str(every)):
             why = "which products are kept inside a block is not a setting; whole blocks are redone"
             reader.refuse(option, why, suggestions=('"2"', f'{mode} = "full"'), setting=setting)

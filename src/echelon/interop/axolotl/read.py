@@ -1,0 +1,119 @@
+"""An Axolotl YAML -> settings. Keys are those of 0.13: `src/axolotl/utils/schemas`.
+
+https://docs.axolotl.ai/docs/config-reference.html. What it leaves open is TrainingArguments' own;
+ranks are those of its launcher: dp_replicate x dp_shard x tp x cp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import prod
+
+from echelon.interop.hugging_face.model_names import read_model_name
+from echelon.interop.hugging_face.trainer_keys import (
+    TrainerKeys,
+    read_batch,
+    read_course,
+    read_optimizer,
+    read_precision,
+    read_schedule,
+)
+from echelon.interop.import_context import ImportContext
+from echelon.interop.key_reader import COUNT, KeyReader
+from echelon.interop.ranks import read_degrees, set_offload
+from echelon.interop.tool_tables import tool_tables
+
+TABLES = tool_tables("axolotl")
+KEYS = TrainerKeys(
+    micro="micro_batch_size",
+    steps="gradient_accumulation_steps",
+    length="sequence_len",
+    epochs="num_epochs",
+    schedule="lr_scheduler",
+    optimizer="optimizer",
+    pure="bfloat16",
+    save="save_steps",
+    log="logging_steps",
+)
+TP, CP, EP = "tensor_parallel_size", "context_parallel_size", "expert_parallel_size"
+SHARD, REPLICATE = "dp_shard_size", "dp_replicate_size"
+_OFFLOAD = ("fsdp_config.offload_params", "fsdp_config.fsdp_offload_params")
+_KEPT = ("fsdp_config.reshard_after_forward", "fsdp_config.fsdp_reshard_after_forward")
+
+
+def read_keys(reader: KeyReader, context: ImportContext) -> None:
+    """Note in `reader` what becomes of every key of an Axolotl YAML."""
+    reader.sections(TABLES.sections)
+    read_model_name(reader, "base_model", context)
+    degrees = {"pp": 1, **read_degrees(reader, {"tp": TP, "cp": CP})}
+    if degrees["cp"] > 1:
+        reader.set(CP, "context.kind", "ring", "pieces of a sequence meet in a ring")
+    ep = reader.take(EP, "mesh.ep", COUNT, "shares of the experts") or 1
+    context = context.with_degrees(**degrees, ep=ep)
+    stage = _read_sharding(reader)
+    context, groups = _read_ranks(reader, context)
+    read_batch(reader, KEYS, stage, groups, context)
+    read_precision(reader, KEYS, sharded=stage > 0)
+    read_optimizer(reader, KEYS)
+    steps = read_course(reader, KEYS, context)
+    read_schedule(reader, KEYS, steps)
+    _read_packing(reader)
+    key = "gradient_checkpointing"
+    if (on := reader.given.get(key)) is not None:
+        value = "full" if on not in (False, "false") else "none"
+        reader.set(key, "recompute.policy", value, "blocks keep their input only, or everything")
+        reader.known[key] = None
+    for group in ("method", "rest"):
+        reader.judge(TABLES.keys[group])
+    reader.judge_prefixes(TABLES.keys["prefixes"])
+    reader.finish()
+
+
+def _read_sharding(reader: KeyReader) -> int:
+    """Map what data ranks share out: FSDP, or what a file of DeepSpeed's says."""
+    fsdp = bool(reader.keys_of("fsdp_config") or reader.has("fsdp")) or reader.has(SHARD)
+    stage = 3 if fsdp else 0
+    key = next(iter(reader.keys_of("fsdp_config")), SHARD)
+    reader.set_or_default(key, "zero.stage", stage, "FSDP shares parameters out, else nothing is")
+    if reader.has("deepspeed"):
+        reader.assume(
+            f"zero.stage = {stage}: deepspeed = {reader.text('deepspeed')} says it, and is "
+            "imported by itself; --set zero.stage=N"
+        )
+        reader.skip("deepspeed", "import that file for its stage: it changes no number")
+    for key in _OFFLOAD:
+        on = reader.flag(key, setting="zero.parameter_offload")
+        set_offload(reader, key, on, "where slices rest between uses")
+    for key in _KEPT:
+        words = {True: "always", False: "never"}
+        if (kept := reader.flag(key, setting="zero.reshard_after_forward")) is not None:
+            why = "whether a unit is gathered again for backward"
+            reader.set(key, "zero.reshard_after_forward", words[kept], why)
+    return stage
+
+
+def _read_ranks(reader: KeyReader, context: ImportContext) -> tuple[ImportContext, int]:
+    """Return the context with the ranks that the degrees tell, and copies of what is shared out."""
+    sizes = {key: reader.integer(key, COUNT, setting="mesh") for key in (REPLICATE, SHARD)}
+    groups = sizes[REPLICATE] or 1
+    for key in sizes:
+        reader.skip(key, "mesh.dp_replicate and mesh.dp_shard, together with the ranks")
+    if sizes[SHARD] is None:
+        return context, groups
+    ranks = prod(size or 1 for size in sizes.values()) * context.model_ranks
+    if context.ranks not in (None, ranks):
+        reader.conflict(
+            f"the degrees are those of {ranks} ranks, but --ranks {context.ranks}",
+            "mesh",
+            f"{reader.where(REPLICATE, SHARD)}, --ranks {context.ranks}",
+        )
+    return replace(context, ranks=ranks), groups
+
+
+def _read_packing(reader: KeyReader) -> None:
+    """Map packing: attention stays inside each document; without it there is one in a sequence."""
+    key = "sample_packing"
+    if reader.flag(key, setting="batch.documents"):
+        reader.set(key, "batch.documents", "separate", "attention stays inside each document")
+    else:
+        reader.skip(key, "sequences are always full here")

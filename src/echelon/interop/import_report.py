@@ -1,0 +1,125 @@
+"""An import as text: the run.toml, the table of what became of each key, and its sums.
+
+The run.toml always comes out. What is not taken, and what keeps the run from loading, stands at its
+top as comments.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from textwrap import wrap
+
+from echelon.config.load import absolute_entry
+from echelon.config.presets import read_extendable
+from echelon.config.settings.schema import SETTINGS
+from echelon.config.settings.value_types import toml_tables, toml_text
+from echelon.core.errors import Problem
+from echelon.interop.importer import Imported
+from echelon.interop.key_reader import FATES, NOT_SET, Fate
+from echelon.interop.tools import TOOLS
+
+_COMMENT_COLUMN = 44  # column of text
+_WIDTH = 96  # columns of a comment
+_HEAD = "# Behind each # stands where a value comes from; all settings: echelon config show FILE\n"
+_REFUSED = (
+    "NOT TAKEN, although it would change the mathematics: --allow KEY says to go without it, "
+    "--set table.key=value says it in words of Echelon."
+)
+_INVALID = "This run does not load until these are mended:"
+
+
+def imported_toml(imported: Imported, folder: Path | None = None) -> str:
+    """Return the run.toml of an imported run, to stand in `folder` (or where you are)."""
+    head = (
+        f"# Imported from {_comment(str(imported.path))} ({TOOLS[imported.kind].title}).\n{_HEAD}"
+    )
+    head += "".join(f"{line}\n" for line in _notes(imported))
+    if imported.extends is not None:
+        head += f"\nextends = {toml_text(_base(imported.extends, folder or Path()))}\n"
+    values: dict[str, str] = {}
+    for key, setting in SETTINGS.items():
+        if (entry := imported.settings.get(key)) is not None:
+            # A relative path would be another one in another folder.
+            value = toml_text(absolute_entry(key, entry).value if setting.path else entry.value)
+            width = max(0, _COMMENT_COLUMN - len(f"{key.rpartition('.')[2]} = "))
+            source = _comment(entry.source.replace(f"{imported.path}: ", ""))
+            values[key] = f"{value:<{width}}# {source}"
+    return f"{head}\n{toml_tables(values)}"
+
+
+def mapping_rows(imported: Imported) -> Iterator[tuple[str, str, str, str]]:
+    """Yield key, value, what became of it (a setting, or the fate) and why; a key is named once."""
+    before = ""
+    for row in imported.rows:
+        became = f"{row.setting} = {toml_text(row.value)}" if row.setting else row.fate
+        if row.rule:
+            became = f"{row.fate}[{row.rule}]"
+        same = row.key == before
+        yield ("" if same else row.key, "" if same else row.given, became, row.why)
+        before = row.key
+
+
+def keys_by_fate(imported: Imported) -> dict[Fate, list[str]]:
+    """Return the keys of the file by what became of them, each once."""
+    found: dict[Fate, list[str]] = {fate: [] for fate in FATES}
+    settled = dict.fromkeys(row.key for row in imported.rows if row.rule)
+    taken = dict.fromkeys(row.key for row in imported.rows if row.setting)
+    for row in imported.rows:
+        other = (row.key in settled and not row.rule) or (
+            row.key in taken and row.fate == "without effect"
+        )
+        if not other and not row.key.startswith("(") and row.key not in found[row.fate]:
+            # What the file leaves to a default of its tool is none of its keys.
+            if row.given != NOT_SET:
+                found[row.fate].append(row.key)
+    return found
+
+
+def summary_lines(imported: Imported) -> Iterator[str]:
+    """Yield the sums: how many keys were taken, have no effect, were dropped, are refused."""
+    for fate, keys in keys_by_fate(imported).items():
+        names = ", ".join(keys) if fate in ("dropped", "refused") else ""
+        yield f"{fate:<16}{len(keys):>4}  {names}".rstrip()
+
+
+def _notes(imported: Imported) -> Iterator[str]:
+    for what in imported.assumptions:
+        yield from _lines(f"Assumed: {what}")
+    dropped = keys_by_fate(imported)["dropped"]
+    if dropped:
+        yield from _lines(f"Dropped by --allow: {', '.join(dropped)}")
+    if imported.refused:
+        yield "#"
+        yield from _lines(_REFUSED)
+        yield from _problems(imported.refused)
+    if imported.invalid:
+        yield "#"
+        yield from _lines(_INVALID)
+        yield from _problems(imported.invalid)
+
+
+def _problems(problems: Iterable[Problem]) -> Iterator[str]:
+    for problem in problems:
+        yield from _lines(f"[{problem.rule}] {problem.message}", first="- ")
+
+
+def _lines(text: str, *, first: str = "") -> Iterator[str]:
+    indent = " " * (len(first) or 2)
+    for line in wrap(
+        _comment(f"{first}{text}"), _WIDTH, subsequent_indent=indent, break_on_hyphens=False
+    ):
+        yield f"# {line}"
+
+
+def _comment(text: str) -> str:
+    return "".join(character if character.isprintable() else "?" for character in text)
+
+
+def _base(extends: str, folder: Path) -> str:
+    """Return what a run builds on as it stands in a file of `folder`: a preset, or a path."""
+    if read_extendable(extends) or Path(extends).is_absolute():
+        return extends
+    path = os.path.relpath(Path(extends).expanduser(), folder)
+    return path if "/" in path else f"./{path}"

@@ -1,0 +1,90 @@
+"""A LLaMA-Factory YAML -> settings. Keys are those of 0.9.5: `src/llamafactory/hparams`.
+
+https://github.com/hiyouga/LLaMA-Factory. What it leaves open is TrainingArguments' own; ranks and
+the stage of ZeRO stand in files that it names.
+"""
+
+from __future__ import annotations
+
+from echelon.interop.hugging_face.model_names import read_model_name
+from echelon.interop.hugging_face.trainer_keys import (
+    TrainerKeys,
+    read_batch,
+    read_course,
+    read_optimizer,
+    read_precision,
+    read_schedule,
+)
+from echelon.interop.import_context import ImportContext
+from echelon.interop.key_reader import COUNT, KeyReader
+from echelon.interop.ranks import read_degrees
+from echelon.interop.tool_tables import tool_tables
+
+TABLES = tool_tables("llamafactory")
+KEYS = TrainerKeys(
+    micro="per_device_train_batch_size",
+    steps="gradient_accumulation_steps",
+    length="cutoff_len",
+    epochs="num_train_epochs",
+    schedule="lr_scheduler_type",
+    optimizer="optim",
+    pure="pure_bf16",
+    save="save_steps",
+    log="logging_steps",
+)
+DEGREES = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "cp": "context_parallel_size",
+}
+EP = "expert_model_parallel_size"
+
+
+def read_keys(reader: KeyReader, context: ImportContext) -> None:
+    """Note in `reader` what becomes of every key of a LLaMA-Factory YAML."""
+    read_model_name(reader, "model_name_or_path", context)
+    degrees = read_degrees(reader, DEGREES)
+    ep = reader.take(EP, "mesh.ep", COUNT, "shares of the experts") or 1
+    context = context.with_degrees(**degrees, ep=ep)
+    stage = _read_sharding(reader, degrees["tp"])
+    read_batch(reader, KEYS, stage, 1, context)
+    read_precision(reader, KEYS, sharded=False)
+    read_optimizer(reader, KEYS)
+    steps = read_course(reader, KEYS, context)
+    read_schedule(reader, KEYS, steps)
+    _read_recompute(reader)
+    for group in ("method", "rest"):
+        reader.judge(TABLES.keys[group])
+    reader.judge_prefixes(TABLES.keys["prefixes"])
+    reader.finish()
+
+
+def _read_sharding(reader: KeyReader, tp: int) -> int:
+    """Map what data ranks share out; the stage stands in another file, which changes no number."""
+    key = "use_distributed_optimizer"
+    stage = int(bool(reader.flag(key, setting="zero.stage")))
+    reader.set_or_default(key, "zero.stage", stage, "1: optimizer state is shared out")
+    for key in ("deepspeed", "fsdp", "fsdp_config"):
+        if reader.has(key):
+            reader.assume(
+                f"zero.stage = {stage}: {key} = {reader.text(key)} says it, and is imported by "
+                "itself; --set zero.stage=N"
+            )
+            reader.skip(key, "import that file for its stage: it changes no number")
+    key = "sequence_parallel"
+    if reader.flag(key, setting="mesh.sequence_parallel") and tp > 1:
+        reader.set(key, "mesh.sequence_parallel", True, "norms and residuals are cut too")
+    else:
+        reader.skip(key, "norms and residuals are whole")
+    return stage
+
+
+def _read_recompute(reader: KeyReader) -> None:
+    key, off = "recompute_granularity", "disable_gradient_checkpointing"
+    setting = "recompute.policy"
+    if reader.has(key):
+        reader.take(key, setting, {"full": "full"}, "blocks keep their input only")
+        reader.skip(off, f"{key} says it")
+        return
+    value = "none" if reader.flag(off, setting=setting) else "full"
+    reader.set_or_default(off, setting, value, "it checkpoints every block, unless told not to")

@@ -1,0 +1,133 @@
+"""A YAML of NeMo's Megatron models -> settings, by the flags of Megatron-LM. NeMo 1, and NeMo 2's.
+
+https://github.com/NVIDIA/NeMo: examples/nlp/language_modeling/conf. Its model, its optimizer and its
+mesh are Megatron-Core's, so what its keys mean is said once, in `megatron/`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from echelon.interop.import_context import ImportContext
+from echelon.interop.key_reader import KeyReader
+from echelon.interop.megatron.read import read_keys as read_megatron
+from echelon.interop.nemo.references import fill_references
+from echelon.interop.tool_tables import tool_tables
+from echelon.interop.translated import Translation, read_translated
+
+TABLES = tool_tables("nemo")
+_PRECISION = {
+    "bf16": "--bf16",
+    "bf16-mixed": "--bf16",
+    "16": "--fp16",
+    "16-mixed": "--fp16",
+    "32": "",
+    "32-true": "",
+}
+_NORMS = {
+    "rmsnorm": ("--normalization", "RMSNorm"),
+    "layernorm": ("--normalization", "LayerNorm"),
+    "layernorm1p": ("--apply-layernorm-1p", True),
+}
+_ACTIVATIONS = {
+    "swiglu": ("--swiglu", True),
+    "fast-swiglu": ("--swiglu", True),
+    "gelu": ("", True),
+    "squared-relu": ("--squared-relu", True),
+    "geglu": ("--quick-geglu", True),
+    "fast-geglu": ("--quick-geglu", True),
+}
+_OPTIMIZERS = {
+    "mcore_distributed_optim": True,
+    "distributed_fused_adam": True,
+    "megatron_fused_adam": False,
+    "fused_adam": False,
+    "adamw": False,
+}
+"""Optimizers that are AdamW, and whether they are shared out."""
+_SCHEDULES = {"CosineAnnealing": "cosine", "WarmupHoldPolicy": "constant"}
+
+
+def read_keys(reader: KeyReader, context: ImportContext) -> None:
+    """Note in `reader` what becomes of every key of a YAML of NeMo."""
+    reader.given = fill_references(
+        {key.removeprefix("training."): value for key, value in reader.given.items()}
+    )
+    flags: dict[str, object] = {}
+    origins: dict[str, str] = {}
+    for key, flag, value in (*_plain_flags(reader), *_other_flags(reader)):
+        if flag and flag not in flags:
+            flags[flag], origins[flag] = value, key
+    names = {flag: key for key, flag in reversed(TABLES.flags.items())}
+    translation = Translation(flags=flags, origins=origins, names=names)
+    read_translated(reader, translation, read_megatron, context)
+    reader.judge(TABLES.keys["rest"])
+    reader.judge_prefixes(TABLES.keys["prefixes"])
+    reader.finish()
+
+
+def _plain_flags(reader: KeyReader) -> Iterator[tuple[str, str, object]]:
+    """Yield keys that are flags as they are: false, like null, is none."""
+    for key, flag in TABLES.flags.items():
+        if reader.has(key):
+            if reader.given[key] is False:
+                reader.skip(key, "off")
+            else:
+                yield key, flag, reader.given[key]
+
+
+def _other_flags(reader: KeyReader) -> Iterator[tuple[str, str, object]]:
+    """Yield keys whose values are flags."""
+    key = "trainer.precision"
+    reader.given = {**reader.given, **_as_word(reader, key)}
+    if (word := reader.word(key, _PRECISION, setting="precision.parameters")) is not None:
+        yield key, _PRECISION[word], True
+        reader.skip(key, "dtype of parameters")
+    for key, words, setting in (
+        ("model.normalization", _NORMS, "model.norm"),
+        ("model.activation", _ACTIVATIONS, "model.activation"),
+    ):
+        if (word := reader.word(key, words, setting=setting)) is not None:
+            yield (key, *words[word])
+            reader.skip(key, "as Megatron-LM has it")
+    key = "model.num_query_groups"
+    if reader.has(key):
+        yield key, "--group-query-attention", True
+        yield key, "--num-query-groups", reader.given[key]
+    for key, flag in (
+        ("model.bias", "--disable-bias-linear"),
+        ("model.share_embeddings_and_output_weights", "--untie-embeddings-and-output-weights"),
+    ):
+        if reader.flag(key) is False:
+            yield key, flag, True
+        reader.skip(key, "as Megatron-LM has it")
+    yield from _optimizer_flags(reader)
+    yield from _vocabulary(reader)
+
+
+def _optimizer_flags(reader: KeyReader) -> Iterator[tuple[str, str, object]]:
+    key = "model.optim.name"
+    if (word := reader.word(key, _OPTIMIZERS, setting="optimizer.kind")) is not None:
+        if _OPTIMIZERS[word]:
+            yield key, "--use-distributed-optimizer", True
+        reader.skip(key, "AdamW")
+    key, betas = "model.optim.betas", reader.given.get("model.optim.betas")
+    if reader.has(key) and isinstance(betas, list):
+        for flag, value in zip(("--adam-beta1", "--adam-beta2"), betas, strict=False):
+            yield key, flag, value
+    key = "model.optim.sched.name"
+    if (word := reader.word(key, _SCHEDULES, setting="optimizer.schedule")) is not None:
+        yield key, "--lr-decay-style", _SCHEDULES[word]
+
+
+def _vocabulary(reader: KeyReader) -> Iterator[tuple[str, str, object]]:
+    key = "model.tokenizer.type"
+    if reader.has(key) and "model.override_vocab_size" not in reader.given:
+        size = TABLES.vocab.get(str(reader.given[key]))
+        if size is not None:
+            reader.assume(f"{size} token ids, those of {reader.given[key]}")
+            yield key, "--vocab-size", size
+
+
+def _as_word(reader: KeyReader, key: str) -> Mapping[str, object]:
+    return {key: str(reader.given[key])} if isinstance(reader.given.get(key), int) else {}
