@@ -58,9 +58,9 @@ def parallelize(  # noqa: PLR0913 - each is one choice of the caller, by its nam
     in DDP) or summed, `learning_rate` whether the plan's schedule is used or your own. Parameters
     or modules in `ignore` stay yours on every rank.
 
-    With mesh.tp > 1, `tensor` says which layers are cut how (see `parallel/module/tensor/rules.py`):
-    by patterns of names, "auto" for what a class of transformers says of itself, or "guess" from a
-    forward of `example`, which is refused until `guess="accept"` says that it has been proven.
+    With mesh.tp > 1, `tensor` says which layers are cut how, by patterns of names (see
+    `parallel/module/tensor/rules.py`), "auto" for what a class of transformers says, or "guess"
+    from a forward of `example`, which is refused until `guess="accept"` says that it was proven.
     Tensor ranks are given the same batch: that of `optimizer.data_rank`.
 
     `events` takes what is sent, call by call.

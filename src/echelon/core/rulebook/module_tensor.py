@@ -12,7 +12,7 @@ MODULE_TENSOR_RULES = Rule(
     module keeps (its heads), divide.
     """,
     bad="ec.parallelize(model, plan, tensor={'layers.*.q_prj': 'column'})     # q_proj is meant",
-    fixed="ec.parallelize(model, plan, tensor={'layers.*.q_proj': 'column', 'layers.*.o_proj': 'row'})",
+    fixed="ec.parallelize(model, plan, tensor={'layers.*.q_proj': 'column'})    # and its row",
 )
 
 MODULE_TENSOR_SPLIT = Rule(
@@ -32,8 +32,8 @@ MODULE_TENSOR_GUESS = Rule(
     id="module-tensor-guess",
     why="""
     Rules that were guessed from one forward pass may be wrong in what that pass did not show. They
-    are printed, and nothing trains by them until you have proven them (`echelon prove --module`) and
-    either passed them as your own or said guess="accept".
+    are printed, and nothing trains by them until you have proven them (`echelon prove --module`)
+    and either passed them as your own or said guess="accept".
     """,
     bad="ec.parallelize(model, plan, tensor='guess', example=(tokens,))",
     fixed="ec.parallelize(model, plan, tensor='guess', example=(tokens,), guess='accept')",
@@ -59,6 +59,6 @@ MODULE_SEQUENCE = Rule(
     blocks (`units` names them otherwise), whose first tensor is the stream, with positions as its
     last dim but one, as many as the tensor ranks divide.
     """,
-    bad="model(tokens[:, :1023])                           # mesh.tp = 2, sequence_parallel = true",
-    fixed="model(tokens[:, :1024])                           # mesh.tp = 2, sequence_parallel = true",
+    bad="model(tokens[:, :1023])       # mesh.tp = 2, sequence_parallel = true",
+    fixed="model(tokens[:, :1024])       # mesh.tp = 2, sequence_parallel = true",
 )

@@ -8,6 +8,8 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
+from echelon.proof.module.wide import StayWide
+
 VOCAB, LENGTH, WIDTH = 37, 8, 32
 
 _COMMON: dict[str, Any] = {
@@ -141,6 +143,7 @@ def batch(step: int, data_rank: int, length: int = LENGTH) -> torch.Tensor:
 
 def loss_of(model: nn.Module, ids: torch.Tensor) -> torch.Tensor:
     """Return the loss of the next token."""
-    out: Any = model(ids) if isinstance(model, Own) else model(input_ids=ids, use_cache=False)
+    with StayWide():
+        out: Any = model(ids) if isinstance(model, Own) else model(input_ids=ids, use_cache=False)
     logits = out if torch.is_tensor(out) else out.logits
     return F.cross_entropy(logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten())

@@ -11,6 +11,7 @@ from echelon.api.parallelizing import parallelize
 from echelon.core.event import EventList
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
+from echelon.layout.module_buckets import ModuleBuckets
 from echelon.layout.modules.tensor import ModuleSplit
 from echelon.training.learning_rate import learning_rate
 from tests.parallel.module.targets import full
@@ -46,6 +47,7 @@ class Looped:
     moments: Values
     tensor_bytes: list[int]
     split: ModuleSplit
+    buckets: ModuleBuckets
     data_rank: int
 
 
@@ -83,6 +85,7 @@ def train(context: RankContext, loop: Loop) -> Looped:
         moments=full(optimizer, "exp_avg"),
         tensor_bytes=sent,
         split=optimizer.module.split,
+        buckets=optimizer.module.plans,
         data_rank=optimizer.data_rank,
     )
 

@@ -7,10 +7,12 @@ from typing import Any
 import pytest
 
 from echelon.core.plan import Optimizer, Zero
+from echelon.cost.bytes.data import module_bytes
+from echelon.cost.bytes.modules.tensor import module_tensor_bytes
 from echelon.launch.local.pool import RankPool
 from tests.parallel.layouts import plan_of
 from tests.parallel.module.tensor import targets
-from tests.parallel.module.tensor.families import FAMILIES
+from tests.parallel.module.tensor.families import FAMILIES, LENGTH
 from tests.parallel.module.tensor.targets import Loop, Looped
 
 OPTIMIZER = Optimizer(total_steps=8, clip_norm=0.5, eps=1e-3, warmup_steps=1, learning_rate=1e-2)
@@ -50,9 +52,34 @@ def assert_as_on_one_device(pool: RankPool, loop: Loop) -> list[Looped]:
     return ranks
 
 
-@pytest.mark.parametrize("layout", ["tp2", "tp2 sequence zero3"])
+@pytest.mark.parametrize("layout", ["tp2 sequence zero3"])
 def test_a_module_of_ones_own(rank_pool: RankPool, layout: str) -> None:
     assert_as_on_one_device(rank_pool, loop_of("own", layout))
+
+
+def assert_bytes(loop: Loop, ranks: list[Looped]) -> None:
+    """Compare what each rank sent over tensor ranks in the second step with the formulas."""
+    split, plan = ranks[0].split, loop.plan
+    for rank in ranks:
+        each = module_tensor_bytes(split, 2 * LENGTH, 8)
+        reduced = module_bytes(plan, rank.buckets, passes=loop.microbatches, kept=())
+        assert rank.tensor_bytes[1] == loop.microbatches * each + reduced.get("tp", 0)
+
+
+@pytest.mark.parametrize(
+    "layout", ["tp2", pytest.param("tp2 sequence zero3", marks=pytest.mark.slow)]
+)
+def test_what_is_sent(rank_pool: RankPool, layout: str) -> None:
+    loop = loop_of("own", layout, microbatches=2)
+    assert_bytes(loop, assert_as_on_one_device(rank_pool, loop))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", ["tp2", "tp2 sequence"])
+@pytest.mark.parametrize("model", ["llama", "qwen3", "olmo2", "gpt2"])
+def test_what_families_send(rank_pool: RankPool, model: str, layout: str) -> None:
+    loop = loop_of(model, layout)
+    assert_bytes(loop, assert_as_on_one_device(rank_pool, loop))
 
 
 @pytest.mark.slow

@@ -23,7 +23,20 @@ from echelon.parallel.module.tensor.rules import RuleWord
 from echelon.parallel.module.tensor.split import is_linear, is_transposed
 
 _OVER_WIDTH = frozenset(
-    ["softmax", "log_softmax", "mean", "sum", "norm", "layer_norm", "rms_norm", "var", "std", "amax", "max", "logsumexp"]
+    [
+        "softmax",
+        "log_softmax",
+        "mean",
+        "sum",
+        "norm",
+        "layer_norm",
+        "rms_norm",
+        "var",
+        "std",
+        "amax",
+        "max",
+        "logsumexp",
+    ]
 )
 """Functions that put all columns of a tensor together."""
 
@@ -132,7 +145,7 @@ def guess_rules(model: nn.Module, example: Sequence[Any]) -> dict[str, RuleWord]
         for one in training:
             one.training = True
     rules = _general(modules, dict(_found(trace, model)))
-    if not any(word == "row" or word == "row-scattered" for word in rules.values()):
+    if not any(word in ("row", "row-scattered") for word in rules.values()):
         raise ConfigError(
             MODULE_TENSOR_GUESS.problem(
                 "no linear layer gives all its outputs to one other linear layer",

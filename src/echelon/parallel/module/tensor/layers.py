@@ -17,6 +17,7 @@ ours. A module keeps its class; a layer that is cut has a `forward` of its own.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -215,31 +216,33 @@ def _set_sizes(one: LayerSplit, degree: int) -> None:
 
 def _cut_stream(model: nn.Module, plan: SplitPlan, region: SequenceRegion, group: Group) -> None:
     first, last = region.blocks[0], region.blocks[-1]
-    model.get_submodule(first).register_forward_pre_hook(
-        partial(_move_input, group, f"{first}.sequence", OWN_ROWS, region.width), with_kwargs=True
-    )
-    model.get_submodule(last).register_forward_hook(
-        partial(_move_output, group, f"{last}.sequence", region.width)
-    )
+    begins = {first: (f"{first}.sequence", OWN_ROWS, region.width)}
     entries = {one.layer.entry: one.layer for one in plan.layers}
     for name in sorted(plan.regions):
-        width = entries[f"{name}#0"].inputs
-        model.get_submodule(name).register_forward_pre_hook(
-            partial(_move_input, group, f"{name}#0", GATHER_ROWS, width), with_kwargs=True
+        begins[name] = (f"{name}#0", GATHER_ROWS, entries[f"{name}#0"].inputs)
+    for module, (name, way, width) in begins.items():
+        stream = _Stream(group=group, name=name, way=way, width=width)
+        model.get_submodule(module).register_forward_pre_hook(
+            partial(_move_input, stream), with_kwargs=True
         )
+    ends = _Stream(group=group, name=f"{last}.sequence", way=WHOLE_ROWS, width=region.width)
+    model.get_submodule(last).register_forward_hook(partial(_move_output, ends))
 
 
-def _move_input(
-    group: Group,
-    name: str,
-    way: Way,
-    width: int,
-    module: nn.Module,
-    args: Any,
-    kwargs: Any,
-) -> Any:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stream:
+    """Say how the stream moves where a module begins or ends."""
+
+    group: Group
+    name: str
+    way: Way
+    width: int
+
+
+def _move_input(stream: _Stream, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    group, name, way = stream.group, stream.name, stream.way
     leaves, spec = tree_flatten((args, kwargs))
-    place = _stream_of(leaves, width, name)
+    place = _stream_of(leaves, stream)
     x = leaves[place]
     if way is OWN_ROWS and x.shape[_POSITIONS] % group.size:
         raise RunFailed(
@@ -253,20 +256,20 @@ def _move_input(
     return tree_unflatten(leaves, spec)
 
 
-def _move_output(
-    group: Group, name: str, width: int, module: nn.Module, args: Any, output: Any
-) -> Any:
+def _move_output(stream: _Stream, module: nn.Module, args: Any, output: Any) -> Any:
     leaves, spec = tree_flatten(output)
-    place = _stream_of(leaves, width, name)
-    leaves[place] = move_along(leaves[place], _POSITIONS, group, name, WHOLE_ROWS)
+    place = _stream_of(leaves, stream)
+    x = leaves[place]
+    leaves[place] = move_along(x, _POSITIONS, stream.group, stream.name, stream.way)
     return tree_unflatten(leaves, spec)
 
 
-def _stream_of(leaves: Sequence[Any], width: int, name: str) -> int:
+def _stream_of(leaves: Sequence[Any], stream: _Stream) -> int:
+    name, width = stream.name, stream.width
     for place, leaf in enumerate(leaves):
-        if torch.is_tensor(leaf) and leaf.is_floating_point() and leaf.dim() > 1:
-            if leaf.shape[-1] == width:
-                return place
+        wide = torch.is_tensor(leaf) and leaf.is_floating_point() and leaf.dim() > 1
+        if wide and leaf.shape[-1] == width:
+            return place
     raise RunFailed(
         MODULE_SEQUENCE.problem(
             f"{name.removesuffix('.sequence')} has no tensor of width {width}: the stream that is "

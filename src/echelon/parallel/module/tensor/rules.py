@@ -1,6 +1,6 @@
 """The words of rules, and what of a module each of them names.
 
-    {"layers.*.attn.qkv": ("column", 3)}         a linear layer of three parts that are cut one by one
+    {"layers.*.attn.qkv": ("column", 3)}         a linear layer of three parts, each of which is cut
     {"layers.*.attn.qkv": ("column", (64, 16, 16))}
     {"layers.*.attn.out": "row", "embedding": "vocabulary", "layers.*.attn.norm": "summed"}
     {"layers.*.attn.heads": "divide"}            a number that a module keeps of what it holds

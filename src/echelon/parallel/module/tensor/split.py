@@ -280,7 +280,7 @@ def _heads(parent: nn.Module) -> dict[str, int]:
 
 
 def _shared(model: nn.Module, pieces: Mapping[str, TensorPiece]) -> Iterator[Problem]:
-    """Yield parameters that one module cuts, and another that shares them does not, or otherwise."""
+    """Yield parameters that one module cuts, and another that shares them does otherwise."""
     owners: dict[int, list[str]] = {}
     for name, parameter in model.named_parameters(remove_duplicate=False):
         owners.setdefault(id(parameter), []).append(name)
@@ -389,8 +389,7 @@ def _summed(
         if "summed" in kinds:
             yield name
         elif region is not None and region.holds(owner) and "replicated" not in kinds:
-            if said.get(owner) in CUT_INPUTS or not name.startswith(inside):
-                yield name
+            yield from [name] * (said.get(owner) in CUT_INPUTS or not name.startswith(inside))
 
 
 def _canonical(model: nn.Module, pieces: Mapping[str, TensorPiece]) -> Iterator[TensorPiece]:
