@@ -1,9 +1,9 @@
-"""`ec.parallelize`: your own module and your own loop, with the data parallelism of a plan."""
+"""`ec.parallelize`: your own module and your own loop, with the data and tensor ranks of a plan."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from echelon.api.given_plan import GivenPlan, plan_from_given
 from echelon.core.errors import ConfigError, Problem
@@ -19,6 +19,7 @@ WORDS = {
     "unused": ("error", "zero"),
     "gradients": ("mean", "sum"),
     "learning_rate": ("plan", "own"),
+    "guess": ("prove", "accept"),
 }
 
 
@@ -34,11 +35,14 @@ def parallelize(  # noqa: PLR0913 - each is one choice of the caller, by its nam
     gradients: Literal["mean", "sum"] = "mean",
     learning_rate: Literal["plan", "own"] = "plan",
     ignore: Sequence[str] = (),
+    tensor: Mapping[str, str | tuple[str, int | Sequence[int]]] | Literal["auto", "guess"] = "auto",
+    example: Sequence[Any] = (),
+    guess: Literal["prove", "accept"] = "prove",
     events: EventSink | None = None,
 ) -> tuple[Model, ModuleOptimizer]:
-    """Split any module over the data ranks of `plan`; return it, and the optimizer of your loop.
+    """Split any module over the ranks of `plan`; return it, and the optimizer of your loop.
 
-    Of the plan (or of the answer of `ec.plan`), this uses the mesh (data axes only), ZeRO,
+    Of the plan (or of the answer of `ec.plan`), this uses the mesh (data and tensor axes), ZeRO,
     precision and optimizer. Every rank calls it after its process group is there; parameters become
     those of rank 0. The module keeps its class, its parameters and its hooks, and is trained as
     before:
@@ -52,12 +56,24 @@ def parallelize(  # noqa: PLR0913 - each is one choice of the caller, by its nam
     `units` says what is gathered at a time at stage 3 (see `parallel/module/units.py`), `unused`
     what a parameter without a gradient is, `gradients` whether those of data ranks are averaged (as
     in DDP) or summed, `learning_rate` whether the plan's schedule is used or your own. Parameters
-    or modules in `ignore` stay yours on every rank. `events` takes what is sent, call by call.
+    or modules in `ignore` stay yours on every rank.
+
+    With mesh.tp > 1, `tensor` says which layers are cut how, by patterns of names (see
+    `parallel/module/tensor/rules.py`), "auto" for what a class of transformers says, or "guess"
+    from a forward of `example`, which is refused until `guess="accept"` says that it was proven.
+    Tensor ranks are given the same batch: that of `optimizer.data_rank`.
+
+    `events` takes what is sent, call by call.
 
     Every rank takes as many steps, forward and backward passes as the others; inside of them, ranks
     may take other branches. Raises EchelonError where something does not fit.
     """
-    said = {"unused": unused, "gradients": gradients, "learning_rate": learning_rate}
+    said = {
+        "unused": unused,
+        "gradients": gradients,
+        "learning_rate": learning_rate,
+        "guess": guess,
+    }
     problems: list[Problem] = [
         MODULE_ARGUMENT.problem(
             f"{key} = {said[key]!r}", key=key, suggestions=[f"{key}={word!r}" for word in words]
@@ -71,9 +87,13 @@ def parallelize(  # noqa: PLR0913 - each is one choice of the caller, by its nam
 
     optional_package("torch", extra="train", purpose="training")
     from echelon.parallel.module.module import apply_to_module
+    from echelon.parallel.module.tensor.apply import TensorChoice
     from echelon.training.module.optimizer import ModuleOptimizer
 
-    module = apply_to_module(plan_from_given(plan), model, units=units, ignore=ignore, sink=events)
+    choice = TensorChoice(rules=tensor, example=example, accepts_guess=guess == "accept")
+    module = apply_to_module(
+        plan_from_given(plan), model, units=units, ignore=ignore, tensor=choice, sink=events
+    )
     return model, ModuleOptimizer(
         module, unused=unused, gradients=gradients, learning_rate=learning_rate
     )

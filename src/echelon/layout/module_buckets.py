@@ -21,11 +21,17 @@ ROOT = "(root)"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModuleParameter:
-    """Say of one parameter which units use it, and whether it is trained."""
+    """Say of one parameter which units use it, and whether it is trained.
+
+    Its shape is that of what a tensor rank holds; `cut` says that others hold other parts, `summed`
+    that its gradient is added up over them.
+    """
 
     spec: ParameterSpec
     users: tuple[str, ...]
     trained: bool
+    cut: bool = False
+    summed: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,16 +61,20 @@ def plan_module_buckets(
     trained = [one for one in parameters if one.trained]
     frozen = [one for one in parameters if not one.trained]
     if plan.layout.zero.stage < 3:
-        return ModuleBuckets(
-            trained=_named(plan, "bucket", _filled(plan, trained), units), frozen=()
-        )
+        runs = [
+            run
+            for summed in (False, True)
+            for run in _filled(plan, [one for one in trained if one.summed is summed])
+        ]
+        return ModuleBuckets(trained=_named(plan, "bucket", runs, units), frozen=())
     keep = plan.layout.zero.keep_whole_below
     small = [one for one in trained if one.spec.numel < keep]
     large = [one for one in trained if one.spec.numel >= keep]
-    runs = [*_by_unit(plan, large, units), *([small] if small else [])]
+    whole = [run for summed in (False, True) if (run := [p for p in small if p.summed is summed])]
+    runs = [*_by_unit(plan, large, units), *whole]
     rest = _by_unit(plan, [one for one in frozen if one.spec.numel >= keep], units)
     return ModuleBuckets(
-        trained=_named(plan, "bucket", runs, units, whole=small),
+        trained=_named(plan, "bucket", runs, units, whole=whole),
         frozen=_named(plan, "frozen", rest, units),
     )
 
@@ -99,7 +109,8 @@ def _by_unit(
             rooted += 1
         before = one.users
         key: tuple[object, ...] = tuple(sorted({group.get(user, -1) for user in one.users}))
-        runs.setdefault((*key, rooted) if one.users == (ROOT,) else key, []).append(one)
+        key = (*key, rooted) if one.users == (ROOT,) else key
+        runs.setdefault((one.summed, *key), []).append(one)
     return list(runs.values())[::-1]
 
 
@@ -109,18 +120,18 @@ def _named(
     runs: Iterable[Sequence[ModuleParameter]],
     units: Sequence[str],
     *,
-    whole: Sequence[ModuleParameter] = (),
+    whole: Sequence[Sequence[ModuleParameter]] = (),
 ) -> tuple[BucketPlan, ...]:
     data = plan.mesh.degree(*LOSS_AXES)
     return tuple(
         BucketPlan(
             name=f"{prefix}{index}",
-            kind="whole",
+            kind="partial" if run[0].summed else "whole",
             names=tuple(one.spec.name for one in run),
             num_elements=padded_elements(sum(one.spec.numel for one in run), data),
             update=update_rule_of(plan.mathematics.optimizer, run[0].spec),
             units=tuple(unit for unit in units if any(unit in one.users for one in run)),
-            sliced=plan.layout.zero.stage == 3 and run is not whole,
+            sliced=plan.layout.zero.stage == 3 and not any(run is one for one in whole),
         )
         for index, run in enumerate(runs)
     )

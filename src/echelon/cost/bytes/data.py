@@ -350,4 +350,9 @@ def module_bytes(
             Axis.DP_SHARD.value: rounds * sum(scattered) + sum(gathered),
             Axis.DP_REPLICATE.value: _replicas(plan, trained, rank).bytes,
         }
+    sent[Axis.TP.value] = sum(
+        all_reduce_bytes(slice_elements(plan, one) * _reduction_size(plan), plan.mesh.tp)
+        for one in trained
+        if one.kind == "partial"
+    )
     return {axis: count for axis, count in sent.items() if count}

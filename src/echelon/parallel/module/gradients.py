@@ -109,13 +109,20 @@ class BackwardPasses:
     """Follow the backward passes of a step: take each gradient, and complete what is missing."""
 
     def __init__(
-        self, reduction: ModuleReduction, replicate: Group, *, every: bool, wire: torch.dtype
+        self,
+        reduction: ModuleReduction,
+        replicate: Group,
+        tensor: Group,
+        *,
+        every: bool,
+        wire: torch.dtype,
     ) -> None:
         """Reduce after `every` backward, adding up slices, or after the one that synchronises.
 
-        `wire` is the dtype in which slices are summed over `replicate` ranks.
+        `wire` is the dtype in which slices are summed over `replicate` ranks, and over `tensor`
+        ranks those of partial buckets.
         """
-        self._reduction, self._replicate = reduction, replicate
+        self._reduction, self._replicate, self._tensor = reduction, replicate, tensor
         self._every, self._wire = every, wire
         self.store = GradientStore(reduction)
         self._zero = torch.zeros(())
@@ -243,14 +250,17 @@ class BackwardPasses:
         self.store.add(parameter, gradient)
 
     def _add_replicas(self) -> None:
-        if self._replicate.size == 1:
+        partial = [one for one in self.store.buckets if one.plan.kind == "partial"]
+        self._add_over(self._tensor, partial)
+        self._add_over(self._replicate, self.store.buckets)
+
+    def _add_over(self, group: Group, buckets: Sequence[Bucket]) -> None:
+        if group.size == 1:
             return
         flights: list[tuple[Any, torch.Tensor, torch.Tensor]] = []
-        for bucket in self.store.buckets:
+        for bucket in buckets:
             wire = bucket.gradient_slice.to(self._wire)
-            pending = self._replicate.all_reduce(
-                wire, name=f"gradients.{bucket.name}", async_op=True
-            )
+            pending = group.all_reduce(wire, name=f"gradients.{bucket.name}", async_op=True)
             flights.append((pending, wire, bucket.gradient_slice))
         for pending, wire, target in flights:
             pending.wait()

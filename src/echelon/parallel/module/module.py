@@ -24,6 +24,7 @@ from echelon.core.plan import Plan
 from echelon.core.rulebook.module import MODULE_PARAMETERS
 from echelon.layout.buckets import BucketPlan, accumulates_slices, shard_degree
 from echelon.layout.module_buckets import ROOT, ModuleBuckets, ModuleParameter, plan_module_buckets
+from echelon.layout.modules.tensor import UNSPLIT, ModuleSplit
 from echelon.layout.slots import slot_ranges
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.buckets import Bucket, BucketRule, BucketSlicing, make_buckets
@@ -38,6 +39,7 @@ from echelon.parallel.module.start import (
     managed_parameters,
     share_values,
 )
+from echelon.parallel.module.tensor.apply import NO_RULES, TensorChoice, apply_split, choose_split
 from echelon.parallel.module.units import BLOCKS, UnitChoice, find_units, users_of
 from echelon.parallel.offload import OffloadStore
 from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
@@ -92,6 +94,8 @@ class RankModule:
     """All its parameters."""
     units: Sequence[str]
     """The modules that are gathered one at a time, by name."""
+    split: ModuleSplit = UNSPLIT
+    """What tensor ranks hold."""
 
     def unit_table(self) -> tuple[UnitSummary, ...]:
         """Return what each unit holds, the root last."""
@@ -119,6 +123,7 @@ def apply_to_module(
     *,
     units: UnitChoice = BLOCKS,
     ignore: Sequence[str] = (),
+    tensor: TensorChoice = NO_RULES,
     sink: EventSink | None = None,
 ) -> RankModule:
     """Split `model` as `plan` says; every rank of the mesh does so together."""
@@ -127,26 +132,22 @@ def apply_to_module(
         raise ConfigError(MODULE_PARAMETERS.problem("this module has been split already"))
     named = managed_parameters(model, ignore)
     found = find_units(model, units, needed=plan.layout.zero.stage == 3)
+    split = choose_split(plan, model, tensor, list(found))
     groups, *links = _make_groups(plan, Recorder(check_ranks(plan), sink or NoEvents()))
     agree_on_module(model, named, plan, groups.world)
     share_values(named, groups.world)
-    users = users_of(model, found)
-    described = [
-        ModuleParameter(
-            spec=ParameterSpec(name=name, shape=tuple(one.shape), layer=None),
-            users=users[name],
-            trained=one.requires_grad,
-        )
-        for name, one in named.items()
-    ]
+    apply_split(model, split, named, groups.tensor)
+    described = _described(model, named, found, split.split)
     order = [*found, ROOT]
     plans = plan_module_buckets(plan, described, order)
     device = next(iter(named.values())).device
     masters = _masters(plan, plans.trained, described, named, groups)
     zero = plan.layout.zero
     offload_store = make_parameter_store(zero, groups, device, num_buffers=num_buffers(zero))
-    buckets = _buckets(plan, plans.trained, described, named, groups, offload_store)
-    frozen = _buckets(plan, plans.frozen, described, named, groups, offload_store)
+    buckets, frozen = (
+        _buckets(plan, one, described, named, groups, offload_store)
+        for one in (plans.trained, plans.frozen)
+    )
     for bucket in frozen:
         bucket.gradients_memory.release()
         bucket.gradient_slice = bucket.gradients.new_empty(0)
@@ -173,7 +174,27 @@ def apply_to_module(
         masters=masters,
         parameters=described,
         units=order,
+        split=split.split,
     )
+
+
+def _described(
+    model: nn.Module,
+    named: Mapping[str, nn.Parameter],
+    units: Mapping[str, nn.Module],
+    split: ModuleSplit,
+) -> list[ModuleParameter]:
+    users, cut = users_of(model, units), {piece.name for piece in split.pieces}
+    return [
+        ModuleParameter(
+            spec=ParameterSpec(name=name, shape=tuple(one.shape), layer=None),
+            users=users[name],
+            trained=one.requires_grad,
+            cut=name in cut,
+            summed=name in split.summed,
+        )
+        for name, one in named.items()
+    ]
 
 
 def _backward_passes(plan: Plan, groups: RankGroups, links: Sequence[RankGroups]) -> BackwardPasses:
@@ -182,6 +203,7 @@ def _backward_passes(plan: Plan, groups: RankGroups, links: Sequence[RankGroups]
     return BackwardPasses(
         ModuleReduction(*sums),
         groups.replicate,
+        groups.tensor,
         every=accumulates_slices(plan),
         wire=TORCH_DTYPES[plan.mathematics.precision.reduction],
     )
@@ -214,10 +236,14 @@ def _buckets(
 ) -> list[Bucket]:
     precision = plan.mathematics.precision
     trained = {one.spec.name: one.trained for one in described}
+    # In the norm what tensor ranks hold alike counts on the first of them.
+    counted = {
+        one.spec.name: one.trained and (one.cut or groups.tensor.index == 0) for one in described
+    }
     rule = BucketRule(
         plans=plans,
         optimizer=plan.mathematics.optimizer,
-        counted=trained,
+        counted=counted,
         uses={},
         gradients=TORCH_DTYPES[precision.gradients],
         slicing=BucketSlicing(

@@ -30,7 +30,7 @@ from echelon.core.rulebook.module import (
 from echelon.core.rules import did_you_mean
 from echelon.parallel.transport.collectives import Group
 
-UNSPLIT = ("pp", "cp", "tp", "ep")
+UNSPLIT = ("pp", "cp", "ep")
 
 
 def check_plan(plan: Plan) -> None:

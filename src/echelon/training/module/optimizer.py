@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from math import isfinite
+from pathlib import Path
 from typing import Any, Literal
 
 import torch
@@ -21,6 +22,7 @@ from echelon.core.errors import RunFailed
 from echelon.core.rulebook.module import FROZEN_CHANGED, LEARNING_RATE_OWNER, LOSS_NOT_SCALED
 from echelon.core.rulebook.train import LOSS_NOT_FINITE
 from echelon.parallel.module.module import RankModule, UnitSummary
+from echelon.parallel.module.tensor.ranks import check_equal_gradients
 from echelon.training.learning_rate import learning_rate
 from echelon.training.loss_scale import LossScale
 from echelon.training.module.agreement import agree_on_step, refuse_unused
@@ -130,6 +132,9 @@ class ModuleOptimizer(torch.optim.Optimizer):
         module.hooks.end_step(module.groups.world)
         module.passes.finish()
         module.gathering.end_pass()
+        if self.num_steps == 0:
+            groups = module.groups
+            check_equal_gradients(module.buckets, module.split, groups.tensor, groups.world)
         unused = module.passes.unused()
         mine = local_norm_squared(module.buckets)
         norm_squared, num_unused = agree_on_step(module, rate, mine, len(unused))
@@ -156,6 +161,19 @@ class ModuleOptimizer(torch.optim.Optimizer):
 
     # What there is.
 
+    @property
+    def data_rank(self) -> int:
+        """Return which of the `num_data_ranks` batches of a step is this rank's.
+
+        Tensor ranks compute one batch together, and have the same.
+        """
+        return self.module.groups.data.index
+
+    @property
+    def num_data_ranks(self) -> int:
+        """Return how many batches a step has at a time."""
+        return self.module.groups.data.size
+
     def units(self) -> tuple[UnitSummary, ...]:
         """Return what each unit holds; see `UnitSummary`."""
         return self.module.unit_table()
@@ -177,21 +195,34 @@ class ModuleOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's slices of parameters and state, as copies, and where training is."""
-        return self._state.save(
-            {
-                "num_steps": self.num_steps,
-                "num_updates": self.num_updates,
-                "loss_scale": self.loss_scale.state(),
-                "learning_rate": float(self.param_groups[0]["lr"]),
-            }
-        )
+        return self._state.save(self._progress())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from the `state_dict` of the same rank, module and plan."""
         self._state.load(state_dict)
-        self.num_steps, self.num_updates = state_dict["num_steps"], state_dict["num_updates"]
-        self.loss_scale.load(state_dict["loss_scale"])
-        self.set_rate(state_dict["learning_rate"])
+        self._go_on_from(state_dict)
+
+    def save(self, path: str | Path) -> None:
+        """Write whole tensors and where training is to one file; all ranks call it together.
+
+        Rank 0 has the whole model and its state in memory then. Any other split can `load` it.
+        """
+        tensors: dict[str, dict[str, torch.Tensor]] = {}
+        self.full_state(
+            lambda kind, name, tensor: tensors.setdefault(kind, {}).update({name: tensor.cpu()})
+        )
+        if self.module.groups.rank == 0:
+            torch.save({"progress": self._progress(), "tensors": tensors}, path)
+        self.module.groups.world.gather_objects("saved")
+
+    def load(self, path: str | Path) -> None:
+        """Go on from a file of `save`, made under this or any other split; rank 0 reads it.
+
+        CheckpointError where the file is not of this module.
+        """
+        saved = self._state.read_full(path)
+        self._state.load_full(saved["progress"], lambda kind, name: saved["tensors"][kind][name])
+        self._go_on_from(saved["progress"])
 
     def close(self) -> None:
         """Give back files and buffers that are not on the device."""
@@ -213,6 +244,19 @@ class ModuleOptimizer(torch.optim.Optimizer):
         self.param_groups[0]["lr"] = self._written_rate
 
     # Inside of a step.
+
+    def _progress(self) -> dict[str, Any]:
+        return {
+            "num_steps": self.num_steps,
+            "num_updates": self.num_updates,
+            "loss_scale": self.loss_scale.state(),
+            "learning_rate": float(self.param_groups[0]["lr"]),
+        }
+
+    def _go_on_from(self, progress: Mapping[str, Any]) -> None:
+        self.num_steps, self.num_updates = progress["num_steps"], progress["num_updates"]
+        self.loss_scale.load(progress["loss_scale"])
+        self.set_rate(progress["learning_rate"])
 
     def _start_next(self) -> None:
         self._scaled = False

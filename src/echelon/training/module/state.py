@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,7 @@ from echelon.core.errors import CheckpointError, RunFailed
 from echelon.core.rulebook.module import MODULE_STATE, VALUES_AWAY
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.module.module import RankModule
+from echelon.parallel.module.tensor.layers import cut_values, join_values
 from echelon.parallel.weights import stored_values
 from echelon.training.optimizer import MASTER, SliceOptimizer
 
@@ -31,7 +33,8 @@ class ModuleState:
     @property
     def away(self) -> bool:
         """Return whether what is read or written through the module would be wrong now."""
-        return bool(self._module.gathering.sliced) and not self.is_whole
+        sliced = bool(self._module.gathering.sliced) and not self.is_whole
+        return sliced or self._module.split.degree > 1
 
     @property
     def copied(self) -> bool:
@@ -66,11 +69,59 @@ class ModuleState:
             }
             for kind, flat in flats.items():
                 self._take_bucket(bucket, kind, flat, take)
-        held = {slot.spec.name for bucket in self._buckets() for slot in bucket.slots}
-        named = dict(self._module.model.named_parameters())
+        for name, parameter in self._in_no_bucket():
+            self._take_whole(PARAMETERS, name, parameter.detach(), take)
+
+    def read_full(self, path: str | Path) -> dict[str, Any]:
+        """Return the contents of a file of whole tensors on rank 0, on the others its progress."""
+        groups = self._module.groups
+        saved: dict[str, Any] = {}
+        problem = ""
+        if groups.rank == 0:
+            saved = torch.load(path, map_location="cpu", weights_only=True)
+            problem = self._misfit(saved["tensors"])
+        told = groups.world.gather_objects((problem, saved.get("progress")))
+        if told[0][0]:
+            raise CheckpointError(MODULE_STATE.problem(f"{path}: {told[0][0]}"))
+        return {"progress": told[0][1], "tensors": saved.get("tensors", {})}
+
+    def _misfit(self, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> str:
+        """Return in what tensors of a file are not those of this module; nothing where they are."""
+        kinds = [PARAMETERS, *self._slices.state()]
+        if missing := [kind for kind in kinds if kind not in tensors]:
+            return f"it has no {missing[0]}"
         for one in self._module.parameters:
-            if one.spec.name not in held and self._module.groups.rank == 0:
-                take(PARAMETERS, one.spec.name, named[one.spec.name].detach().clone())
+            piece = self._module.split.piece_of(one.spec.name)
+            shape = one.spec.shape if piece is None else piece.shape
+            found = tensors[PARAMETERS].get(one.spec.name)
+            if found is None or tuple(found.shape) != shape:
+                said = "not there" if found is None else str(tuple(found.shape))
+                return f"{one.spec.name} is {said}, and this module's is {shape}"
+        return ""
+
+    @torch.no_grad()
+    def load_full(
+        self,
+        progress: Mapping[str, Any],
+        give: Callable[[str, str], torch.Tensor],
+    ) -> None:
+        """Take whole tensors that rank 0 gives, whatever split they were saved from."""
+        module = self._module
+        module.hooks.free_all()
+        state = self._slices.state()
+        for bucket in self._buckets():
+            for kind, held in state.items():
+                if bucket.name in held:
+                    whole = self._given_bucket(bucket, kind, held[bucket.name].dtype, give)
+                    held[bucket.name].copy_(_part_like(whole, held[bucket.name], bucket))
+            resting = stored_values(bucket)
+            whole = self._given_bucket(bucket, PARAMETERS, resting.dtype, give)
+            _write(bucket, whole[bucket.own])
+            module.gathering.updated(bucket)
+        for name, parameter in self._in_no_bucket():
+            parameter.copy_(self._given(PARAMETERS, name, parameter.dtype, give))
+        module.gathering.settle()
+        self._slices.set_num_steps(progress["num_updates"])
 
     def save(self, progress: Mapping[str, Any]) -> dict[str, Any]:
         """Return this rank's slices as copies, and `progress`: where training is."""
@@ -123,8 +174,68 @@ class ModuleState:
             whole = bucket.values.new_empty(bucket.plan.num_elements, dtype=flat.dtype)
             piece = flat.to(whole.device)
             groups.shard.all_gather(whole, piece, name=f"full.{kind}.{bucket.name}").wait()
-        for slot in bucket.slots if groups.rank == 0 else ():
-            take(kind, slot.spec.name, whole[slot.start : slot.end].view(slot.spec.shape).clone())
+        for slot in bucket.slots:
+            part = whole[slot.start : slot.end].view(slot.spec.shape)
+            self._take_whole(kind, slot.spec.name, part, take)
+
+    def _take_whole(
+        self,
+        kind: str,
+        name: str,
+        part: torch.Tensor,
+        take: Callable[[str, str, torch.Tensor], None],
+    ) -> None:
+        """Give rank 0 a tensor of which tensor ranks may have pieces."""
+        groups, piece = self._module.groups, self._module.split.piece_of(name)
+        whole = part
+        if piece is not None:
+            group = groups.tensor
+            every = part.new_empty((group.size, *part.shape))
+            group.all_gather(every.view(-1), part.reshape(-1), name=f"full.{kind}.{name}").wait()
+            whole = join_values(piece, list(every)) if groups.rank == 0 else part
+        if groups.rank == 0:
+            take(kind, name, whole.clone())
+
+    def _given_bucket(
+        self,
+        bucket: Bucket,
+        kind: str,
+        dtype: torch.dtype,
+        give: Callable[[str, str], torch.Tensor],
+    ) -> torch.Tensor:
+        """Return all of a bucket, from whole tensors that rank 0 gives."""
+        flat = torch.zeros(bucket.plan.num_elements, dtype=dtype, device=self._module.device)
+        for slot in bucket.slots:
+            flat[slot.start : slot.end] = self._given(kind, slot.spec.name, dtype, give).view(-1)
+        return flat
+
+    def _given(
+        self,
+        kind: str,
+        name: str,
+        dtype: torch.dtype,
+        give: Callable[[str, str], torch.Tensor],
+    ) -> torch.Tensor:
+        """Return what this rank holds of a whole tensor that rank 0 gives."""
+        groups, split = self._module.groups, self._module.split
+        piece = split.piece_of(name)
+        local = next(one.spec.shape for one in self._module.parameters if one.spec.name == name)
+        shape = local if piece is None else piece.shape
+        whole = torch.zeros(shape, dtype=dtype, device=self._module.device)
+        if groups.rank == 0:
+            whole.copy_(give(kind, name))
+        # A sum of bytes of which all but one are zero keeps the bits.
+        groups.world.all_reduce(whole.view(-1).view(torch.uint8), name=f"load.{name}").wait()
+        return (
+            whole if piece is None else cut_values(piece, whole, split.degree, groups.tensor.index)
+        )
+
+    def _in_no_bucket(self) -> Iterator[tuple[str, torch.Tensor]]:
+        held = {slot.spec.name for bucket in self._buckets() for slot in bucket.slots}
+        named = dict(self._module.model.named_parameters())
+        for one in self._module.parameters:
+            if one.spec.name not in held:
+                yield one.spec.name, named[one.spec.name]
 
     def _buckets(self) -> list[Bucket]:
         return [*self._module.buckets, *self._module.frozen]
@@ -159,7 +270,13 @@ def guard_values(model: nn.Module, state: ModuleState) -> None:
 
 
 def _refusal(message: str) -> RunFailed:
-    return RunFailed(VALUES_AWAY.problem(message, suggestions=("with optimizer.whole(): ...",)))
+    instead = ("with optimizer.whole(): ...", "optimizer.save(PATH), optimizer.load(PATH)")
+    return RunFailed(VALUES_AWAY.problem(message, suggestions=instead))
+
+
+def _part_like(whole: torch.Tensor, held: torch.Tensor, bucket: Bucket) -> torch.Tensor:
+    """Return the part of a bucket that a tensor holds: all of it, or this rank's slice."""
+    return whole if held.numel() == whole.numel() else whole[bucket.own]
 
 
 def _own(bucket: Bucket) -> slice:

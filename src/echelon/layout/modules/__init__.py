@@ -1,0 +1,4 @@
+"""Who holds what of a module that is not Echelon's.
+
+tensor      the slices of its parameters over tensor ranks, and what its layers send
+"""

@@ -1,0 +1,279 @@
+"""Layers of any module on their pieces, and the stream of its blocks along the sequence.
+
+Split: as the rules say; a linear layer by its outputs or its inputs, a vocabulary by its rows, and
+       with sequence parallelism the positions between them.
+Sent:  what `cost/bytes/modules/tensor.py` lists: layers that read one tensor share the sum of its
+       gradients.
+Bytes: `module_tensor_bytes` in `cost/bytes/modules/tensor.py`.
+Must divide: the degree | outputs, inputs and heads of what is cut; positions with sequence
+       parallelism.
+Source: Shoeybi et al., "Megatron-LM", 2019, section 3; Korthikanti et al., "Reducing Activation
+       Recomputation in Large Transformer Models", 2022.
+
+Weights stay parameters of the module, and autograd makes their gradients: only where values go is
+ours. A module keeps its class; a layer that is cut has a `forward` of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._pytree import tree_flatten, tree_unflatten
+
+from echelon.core.errors import RunFailed
+from echelon.core.rulebook.module_tensor import MODULE_SEQUENCE
+from echelon.layout.modules.tensor import CUT_INPUTS, CUT_OUTPUTS, SequenceRegion, TensorPiece
+from echelon.parallel.module.tensor.split import LayerSplit, SplitPlan, is_transposed
+from echelon.parallel.transport.collectives import Group
+from echelon.parallel.transport.rows import (
+    GATHER_ROWS,
+    OWN_ROWS,
+    SCATTER_ROWS,
+    SUM_GRADIENT,
+    SUM_ROWS,
+    WHOLE_ROWS,
+    MoveRows,
+    RowsMotion,
+)
+from echelon.parallel.vocabulary import local_ids
+
+Way = tuple[RowsMotion, RowsMotion]
+
+_POSITIONS, _COLUMNS = -2, -1
+
+
+def move_along(x: torch.Tensor, dim: int, group: Group, name: str, way: Way) -> torch.Tensor:
+    """Return a tensor after a motion of rows along one of its dims, and its transpose backward."""
+    y: torch.Tensor = MoveRows.apply(x.movedim(dim, 0), group, name, way)
+    return y.movedim(0, dim)
+
+
+class SharedEntry:
+    """What column layers do with an input that they share: once for all of them."""
+
+    def __init__(self, group: Group, name: str, uses: int, way: Way, dim: int) -> None:
+        """Move what is given along `dim`; forget it when `uses` layers have had it."""
+        self._group, self._name, self._uses = group, name, uses
+        self._way, self._dim = way, dim
+        self._left = 0
+        self._held: tuple[torch.Tensor, int, bool, torch.Tensor] | None = None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the input as the layers need it."""
+        grad = torch.is_grad_enabled()
+        held = self._held
+        if held is None or held[0] is not x or held[1] != x._version or held[2] is not grad:
+            y = move_along(x, self._dim, self._group, self._name, self._way)
+            held, self._left = (x, x._version, grad, y), self._uses
+        self._left -= 1
+        self._held = held if self._left > 0 else None
+        return held[3]
+
+
+class _SplitLinear:
+    """The forward of a linear layer that is cut."""
+
+    def __init__(
+        self,
+        one: LayerSplit,
+        group: Group,
+        entry: Callable[[torch.Tensor], torch.Tensor],
+        *,
+        scatters: bool,
+    ) -> None:
+        self._module, self._kind = one.module, one.layer.kind
+        self._name, self._group = one.layer.name, group
+        self._entry, self._scatters = entry, scatters
+        self._outputs = one.whole_outputs
+        self._transposed = is_transposed(one.module)
+
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:
+        module: Any = self._module
+        weight = module.weight.t() if self._transposed else module.weight
+        if self._kind not in CUT_INPUTS:
+            y = F.linear(self._entry(input), weight, module.bias)
+            if self._kind == "column":
+                return y
+            y = move_along(y, _COLUMNS, self._group, self._name, WHOLE_ROWS)
+            return y[..., : self._outputs]
+        x = input
+        if self._kind == "row-scattered":
+            x = move_along(x, _COLUMNS, self._group, f"{self._name}.input", OWN_ROWS)
+        y = F.linear(x, weight)
+        if self._scatters:
+            y = move_along(y, _POSITIONS, self._group, self._name, SCATTER_ROWS)
+        else:
+            y = MoveRows.apply(y, self._group, self._name, SUM_ROWS)
+        # Once, after the sum.
+        return y if module.bias is None else y + module.bias
+
+
+class _SplitEmbedding:
+    """The forward of an embedding of which each rank has some rows."""
+
+    def __init__(self, one: LayerSplit, group: Group) -> None:
+        self._module, self._name, self._group = one.module, one.layer.name, group
+        self._own: Callable[..., torch.Tensor] = one.module.forward
+        module: Any = one.module
+        if module.padding_idx is not None:
+            local = module.padding_idx - group.index * module.weight.shape[0]
+            module.padding_idx = local if 0 <= local < module.weight.shape[0] else None
+
+    def __call__(self, input: torch.Tensor) -> torch.Tensor:
+        module: Any = self._module
+        local, elsewhere = local_ids(input, module.weight.shape[0], self._group)
+        y = self._own(local).masked_fill(elsewhere.unsqueeze(-1), 0.0)
+        summed: torch.Tensor = MoveRows.apply(y, self._group, self._name, SUM_ROWS)
+        return summed
+
+
+def cut_values(piece: TensorPiece, whole: torch.Tensor, degree: int, index: int) -> torch.Tensor:
+    """Return what a rank holds of a whole tensor; padding is zero."""
+    local = whole.new_zeros(piece.local_shape(degree))
+    start = 0
+    for part, (first, last) in zip(piece.parts, piece.ranges(degree, index), strict=True):
+        local.narrow(piece.dim, start, last - first).copy_(
+            whole.narrow(piece.dim, first, last - first)
+        )
+        start += -(-part // degree)
+    return local
+
+
+def join_values(piece: TensorPiece, locals_: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Return the whole of what all ranks hold of a tensor, in their order."""
+    whole = locals_[0].new_empty(piece.shape)
+    for index, local in enumerate(locals_):
+        start = 0
+        ranges = piece.ranges(len(locals_), index)
+        for part, (first, last) in zip(piece.parts, ranges, strict=True):
+            whole.narrow(piece.dim, first, last - first).copy_(
+                local.narrow(piece.dim, start, last - first)
+            )
+            start += -(-part // len(locals_))
+    return whole
+
+
+@torch.no_grad()
+def cut_parameters(plan: SplitPlan, named: Mapping[str, nn.Parameter], group: Group) -> None:
+    """Leave of each parameter that is cut what this rank holds; it stays the same parameter."""
+    for piece in plan.split.pieces:
+        parameter = named[piece.name]
+        parameter.data = cut_values(piece, parameter.data, group.size, group.index)
+    for division in plan.named.divisions:
+        division.divide(group.size)
+
+
+def replace_layers(model: nn.Module, plan: SplitPlan, group: Group) -> None:
+    """Give the layers that are cut their forward, and the blocks their part of the sequence."""
+    region = plan.split.sequence
+    entries: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
+    for one in plan.layers:
+        layer, module = one.layer, one.module
+        cut = region is not None and region.holds(layer.name)
+        if layer.layer == "embedding":
+            module.forward = _SplitEmbedding(one, group)
+            continue
+        if layer.kind in (*CUT_OUTPUTS, "vocabulary") and layer.entry not in entries:
+            entries[layer.entry] = _entry(one, plan, group, cut=cut)
+        entry = entries.get(layer.entry, _as_it_is)
+        module.forward = _SplitLinear(one, group, entry, scatters=cut)
+        _set_sizes(one, group.size)
+    if region is not None:
+        _cut_stream(model, plan, region, group)
+
+
+def _entry(
+    one: LayerSplit, plan: SplitPlan, group: Group, *, cut: bool
+) -> Callable[[torch.Tensor], torch.Tensor]:
+    parent, _, number = one.layer.entry.rpartition("#")
+    if cut and number == "0" and parent in plan.regions:
+        return _as_it_is  # gathered where the module begins
+    way, dim = (GATHER_ROWS, _POSITIONS) if cut else (SUM_GRADIENT, 0)
+    return SharedEntry(group, one.layer.entry, one.columns_in_entry, way, dim)
+
+
+def _as_it_is(x: torch.Tensor) -> torch.Tensor:
+    return x
+
+
+def _set_sizes(one: LayerSplit, degree: int) -> None:
+    """Have a layer say what it holds."""
+    module: Any = one.module
+    layer = one.layer
+    if is_transposed(module):
+        module.nf, module.nx = module.weight.shape[1], module.weight.shape[0]
+    elif layer.kind in CUT_INPUTS:
+        module.in_features = layer.inputs // degree
+    else:
+        module.out_features = layer.outputs // degree
+
+
+def _cut_stream(model: nn.Module, plan: SplitPlan, region: SequenceRegion, group: Group) -> None:
+    first, last = region.blocks[0], region.blocks[-1]
+    begins = {first: (f"{first}.sequence", OWN_ROWS, region.width)}
+    entries = {one.layer.entry: one.layer for one in plan.layers}
+    for name in sorted(plan.regions):
+        begins[name] = (f"{name}#0", GATHER_ROWS, entries[f"{name}#0"].inputs)
+    for module, (name, way, width) in begins.items():
+        stream = _Stream(group=group, name=name, way=way, width=width)
+        model.get_submodule(module).register_forward_pre_hook(
+            partial(_move_input, stream), with_kwargs=True
+        )
+    ends = _Stream(group=group, name=f"{last}.sequence", way=WHOLE_ROWS, width=region.width)
+    model.get_submodule(last).register_forward_hook(partial(_move_output, ends))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Stream:
+    """Say how the stream moves where a module begins or ends."""
+
+    group: Group
+    name: str
+    way: Way
+    width: int
+
+
+def _move_input(stream: _Stream, module: nn.Module, args: Any, kwargs: Any) -> Any:
+    group, name, way = stream.group, stream.name, stream.way
+    leaves, spec = tree_flatten((args, kwargs))
+    place = _stream_of(leaves, stream)
+    x = leaves[place]
+    if way is OWN_ROWS and x.shape[_POSITIONS] % group.size:
+        raise RunFailed(
+            MODULE_SEQUENCE.problem(
+                f"{x.shape[_POSITIONS]} positions came to {name.removesuffix('.sequence')}, which "
+                f"mesh.tp = {group.size} does not divide",
+                suggestions=(f"{x.shape[_POSITIONS] // group.size * group.size} positions",),
+            )
+        )
+    leaves[place] = move_along(x, _POSITIONS, group, name, way)
+    return tree_unflatten(leaves, spec)
+
+
+def _move_output(stream: _Stream, module: nn.Module, args: Any, output: Any) -> Any:
+    leaves, spec = tree_flatten(output)
+    place = _stream_of(leaves, stream)
+    x = leaves[place]
+    leaves[place] = move_along(x, _POSITIONS, stream.group, stream.name, stream.way)
+    return tree_unflatten(leaves, spec)
+
+
+def _stream_of(leaves: Sequence[Any], stream: _Stream) -> int:
+    name, width = stream.name, stream.width
+    for place, leaf in enumerate(leaves):
+        wide = torch.is_tensor(leaf) and leaf.is_floating_point() and leaf.dim() > 1
+        if wide and leaf.shape[-1] == width:
+            return place
+    raise RunFailed(
+        MODULE_SEQUENCE.problem(
+            f"{name.removesuffix('.sequence')} has no tensor of width {width}: the stream that is "
+            "cut along the sequence is not found",
+            suggestions=("mesh.sequence_parallel = false",),
+        )
+    )
