@@ -8,16 +8,20 @@ first part of each name.
 Files of Qwen and DeepSeek have the matrices of each expert under the names of a dense MLP, those of
 Mixtral call them w1, w3 and w2. transformers 5 holds the experts of a block in two tensors: gate
 and up of an expert, one after the other, in [E, 2 F, D], and down in [E, D, F].
+
+Checkpoints of trainers have names of their own: `torchtitan.py`, `megatron.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Literal
 
 from echelon.core.model_shape import Experts, LatentAttention, ModelShape
 from echelon.core.parameters import EMBEDDING, HEAD, ParameterSpec, parameters, router_biases
+from echelon.interop.weight_names import megatron, torchtitan
 from echelon.interop.weight_names.source import ParameterSource, RotaryPairs
 
 MixtureKind = Literal["each", "mixtral", "fused"]
@@ -120,8 +124,11 @@ _GPT2 = {
     "mlp.down": "mlp.c_proj",
 }
 
-_NOT_WEIGHTS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
-"""Constants that older files keep beside the weights."""
+_NOT_WEIGHTS = (
+    *(".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"),
+    *("rotary_pos_emb.inv_freq", "_extra_state", "freqs_cis"),
+)
+"""Constants that older files, and trainers, keep beside the weights."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -163,6 +170,24 @@ def find_naming(shape: ModelShape, keys: Collection[str]) -> WeightNaming | None
             prefix = min(found, key=len).removesuffix(embedding)
             naming = _hugging_face(kind, shape, specs, prefix, keys)
             return replace(naming, beyond=find_predictors(prefix, shape.layers, keys))
+    return _trainer_naming(shape, specs, keys)
+
+
+def _trainer_naming(
+    shape: ModelShape, specs: tuple[ParameterSpec, ...], keys: Collection[str]
+) -> WeightNaming | None:
+    """Return how a trainer with names of its own calls the parameters; None if not known."""
+    for kind, embedding, find in (
+        ("torchtitan", torchtitan.EMBEDDING_KEY, torchtitan.torchtitan_source),
+        ("Megatron-core", megatron.EMBEDDING_KEY, megatron.megatron_source),
+    ):
+        found = [key for key in keys if key == embedding or key.endswith(f".{embedding}")]
+        if found:
+            prefix, there = min(found, key=len).removesuffix(embedding), frozenset(keys)
+            head = f"{prefix}{megatron.HEAD_KEY}"
+            if kind == "torchtitan":
+                head = torchtitan.torchtitan_head(prefix, there)
+            return _naming(kind, specs, partial(find, shape, prefix=prefix, keys=there), head)
     return None
 
 

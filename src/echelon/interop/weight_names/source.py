@@ -44,12 +44,37 @@ class RotaryPairs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class RowGroups:
+    """Say that a file has the rows of several parameters in turns.
+
+    Of every `period` rows there, the `size` from `start` on are of this parameter: so Megatron-core
+    has the queries of a key/value head, its keys and its values, then those of the next.
+    """
+
+    period: int
+    start: int
+    size: int
+
+    def runs(self, first: int, count: int) -> Iterator[RowRun]:
+        """Yield where `count` rows of the parameter from `first` on are in the file."""
+        end = first + count
+        while first < end:
+            group, row = divmod(first, self.size)
+            size = min(self.size - row, end - first)
+            there = group * self.period + self.start + row
+            yield RowRun(here=first, count=size, there=there, step=1)
+            first += size
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterSource:
     """Say where a file keeps a parameter.
 
     It is in the tensor `key`, of `shape` there, from row `start` on (of all dims but the last laid
     out one after the other); where `transposed`, the parameter's dim 0 is the last one there, and
-    `start` counts in that. With `pairs`, its rows are in another order.
+    `start` counts in that. With `pairs` its rows are in another order, with `groups` they are in
+    turns with those of other parameters. A `padded` tensor may have more rows there than here, as
+    vocabularies have that tensor ranks share out.
     """
 
     key: str
@@ -57,10 +82,20 @@ class ParameterSource:
     start: int = 0
     transposed: bool = False
     pairs: RotaryPairs | None = None
+    groups: RowGroups | None = None
+    padded: bool = False
 
     def runs(self, first: int, count: int) -> Iterator[RowRun]:
         """Yield where `count` rows of the parameter from `first` on are in the tensor."""
-        if self.pairs is None:
-            yield RowRun(here=first, count=count, there=self.start + first, step=1)
-        else:
+        if self.groups is not None:
+            yield from self.groups.runs(first, count)
+        elif self.pairs is not None:
             yield from self.pairs.runs(first, count)
+        else:
+            yield RowRun(here=first, count=count, there=self.start + first, step=1)
+
+    def fits(self, found: tuple[int, ...]) -> bool:
+        """Return whether a tensor of the shape `found` is the one that is meant."""
+        if not self.padded:
+            return found == self.shape
+        return found[1:] == self.shape[1:] and bool(found) and found[0] >= self.shape[0]
