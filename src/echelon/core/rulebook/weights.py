@@ -6,9 +6,11 @@ WEIGHTS_FILE_EXISTS = Rule(
     id="weights-file-exists",
     why="""
     train.weights is a safetensors file, an index of several (model.safetensors.index.json), or the
-    folder that holds one or the other. All files that an index names must be there. Pickled weights
-    (.bin, .pt) are not read: to open one is to run what is in it. A checkpoint of Echelon is for
-    --resume, which goes on with its optimizer state and its samples too.
+    folder that holds one or the other; or the checkpoint of a trainer: a folder of
+    torch.distributed.checkpoint (torchtitan, FSDP2, Megatron-core), of DeepSpeed, or the older one
+    of Megatron-core. All files that an index names must be there, and the save that a file such as
+    `latest` points to. Single files of pickled weights (.bin, .pt) are not read. A checkpoint of
+    Echelon is for --resume, which goes on with its optimizer state and its samples too.
     """,
     bad="--set train.weights=llama     # the folder holds only pytorch_model.bin",
     fixed="--set train.weights=llama     # the folder holds model.safetensors",
@@ -93,4 +95,26 @@ WEIGHTS_POSITIONS = Rule(
     """,
     bad='{"rope_scaling": {"type": "yarn", "factor": 40, ...}, ...}     # in the folder of weights',
     fixed="weights from before the extension, with their own config.json; or none, from a seed",
+)
+
+WEIGHTS_RANKS_COMPLETE = Rule(
+    id="weights-ranks-complete",
+    why="""
+    Each rank of a trainer writes a file of its own, and the weights are whole only with all of
+    them: the parts that data ranks keep of flat buffers (DeepSpeed), the shards of tensor ranks and
+    the layers of stages (Megatron-core), a folder for each parameter (universal). A save that a
+    kill cut short lacks some, as does a folder that was copied from one node of several.
+    """,
+    bad="--set train.weights=ds     # of zero_pp_rank_0 and _1 only the first was copied",
+    fixed="--set train.weights=ds     # with the files of all ranks",
+)
+
+WEIGHTS_TRAINER_KNOWN = Rule(
+    id="weights-trainer-known",
+    why="""
+    A module that DeepSpeed cut over tensor ranks, or into stages of its pipeline engine, is saved
+    in pieces, and no file says how they were cut. Its own converter knows: ds_to_universal.
+    """,
+    bad="--set train.weights=ds     # mp_rank_00 and mp_rank_01",
+    fixed="ds_to_universal.py --input_folder ds/global_step100 --output_folder ds/universal",
 )

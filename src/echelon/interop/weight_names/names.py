@@ -2,16 +2,19 @@
 
 `families.py` has the names of each family; experts are in `mixtures.py`. A base model without a
 head lacks the first part of each name. A file is known by its keys alone: that of the embedding
-says the family, that of a fused matrix how it is laid out.
+says the family, that of a fused matrix how it is laid out. Checkpoints of trainers have names of
+their own: `torchtitan.py`, `megatron.py`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import EMBEDDING, HEAD, ParameterSpec, parameters, router_biases
+from echelon.interop.weight_names import megatron, torchtitan
 from echelon.interop.weight_names.families import FAMILIES, NameFamily, block_source
 from echelon.interop.weight_names.mixtures import (
     ROUTER_BIAS,
@@ -21,8 +24,11 @@ from echelon.interop.weight_names.mixtures import (
 )
 from echelon.interop.weight_names.source import ParameterSource
 
-_NOT_WEIGHTS = (".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias")
-"""Constants that older files keep beside the weights."""
+_NOT_WEIGHTS = (
+    *(".rotary_emb.inv_freq", ".attn.bias", ".attn.masked_bias"),
+    *("rotary_pos_emb.inv_freq", "_extra_state", "freqs_cis"),
+)
+"""Constants that older files, and trainers, keep beside the weights."""
 
 _NORM = "norm.weight"
 """How the names of weights of norms end."""
@@ -68,6 +74,24 @@ def find_naming(shape: ModelShape, keys: Collection[str]) -> WeightNaming | None
             prefix = min(found, key=len).removesuffix(embedding)
             naming = _hugging_face(family, shape, specs, prefix, keys)
             return replace(naming, beyond=find_predictors(prefix, shape.layers, keys))
+    return _trainer_naming(shape, specs, keys)
+
+
+def _trainer_naming(
+    shape: ModelShape, specs: tuple[ParameterSpec, ...], keys: Collection[str]
+) -> WeightNaming | None:
+    """Return how a trainer with names of its own calls the parameters; None if not known."""
+    for kind, embedding, find in (
+        ("torchtitan", torchtitan.EMBEDDING_KEY, torchtitan.torchtitan_source),
+        ("Megatron-core", megatron.EMBEDDING_KEY, megatron.megatron_source),
+    ):
+        found = [key for key in keys if key == embedding or key.endswith(f".{embedding}")]
+        if found:
+            prefix, there = min(found, key=len).removesuffix(embedding), frozenset(keys)
+            head = f"{prefix}{megatron.HEAD_KEY}"
+            if kind == "torchtitan":
+                head = torchtitan.torchtitan_head(prefix, there)
+            return _naming(kind, specs, partial(find, shape, prefix=prefix, keys=there), head)
     return None
 
 

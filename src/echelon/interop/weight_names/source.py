@@ -94,7 +94,8 @@ class ParameterSource:
     It is in the tensor `key`, of `shape` there, from row `start` on (of all dims but the last laid
     out one after the other); where `transposed`, the parameter's dim 0 is the last one there, and
     `start` counts in that. With `order`, its rows are in another order, which says where they
-    begin, too. The file keeps `offset` less than its values.
+    begin, too. The file keeps `offset` less than its values. A `padded` tensor may have more rows
+    there than here, as vocabularies have that tensor ranks share out.
     """
 
     key: str
@@ -103,6 +104,7 @@ class ParameterSource:
     transposed: bool = False
     order: RotaryPairs | HeadRows | None = None
     offset: float = 0.0
+    padded: bool = False
 
     def runs(self, first: int, count: int) -> Iterator[RowRun]:
         """Yield where `count` rows of the parameter from `first` on are in the tensor."""
@@ -110,3 +112,9 @@ class ParameterSource:
             yield RowRun(here=first, count=count, there=self.start + first, step=1)
         else:
             yield from self.order.runs(first, count)
+
+    def fits(self, found: tuple[int, ...]) -> bool:
+        """Return whether a tensor of the shape `found` is the one that is meant."""
+        if not self.padded:
+            return found == self.shape
+        return found[1:] == self.shape[1:] and bool(found) and found[0] >= self.shape[0]

@@ -6,52 +6,68 @@ Values are converted on the way, so a rank never holds more than its shards and 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import groupby
 
 import torch
 
 from echelon.core.errors import CheckpointError
 from echelon.core.rulebook.weights import WEIGHTS_FILE_READABLE, WEIGHTS_FINITE
+from echelon.interop.weight_names.source import RowRun
 from echelon.parallel.weights import Shard
 from echelon.training.checkpoint.communicator import ObjectCommunicator, run_on_all_ranks
 from echelon.training.checkpoint.shard_file import DTYPE_NAMES
 from echelon.training.checkpoint.sub_tensor import StoredRows, row_buffer
-from echelon.training.weights.files import SETTING, StoredTensor, WeightFiles
+from echelon.training.weights.files import SETTING, WeightFiles
+from echelon.training.weights.stored import StoredBlock
 
 TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _WeightRead:
-    """Say which rows and columns of a stored matrix go where; `target` is [rows, columns].
+    """Say which rows and columns of a block go where; `target` is [rows, columns].
 
-    They are each `step`-th row from `row` on; of a tensor of three dims, all rows are one matrix.
-    A vector whose elements are in another order is a matrix of one column. Values get `offset` more
-    than is stored.
+    They are each `step`-th row from `row` on, counted in the block. Values get `offset` more than
+    is stored.
     """
 
     name: str
-    stored: StoredTensor
+    dtype: torch.dtype
+    block: StoredBlock
     row: int
     column: int
     target: torch.Tensor
     step: int = 1
-    width: int | None = None
     offset: float = 0.0
 
     @property
     def rows(self) -> StoredRows:
         """Return what to read of the file."""
         return StoredRows(
-            start=self.stored.start,
-            dtype=TORCH_DTYPES[self.stored.dtype],
-            width=self.stored.shape[-1] if self.width is None else self.width,
+            start=self.block.start,
+            dtype=self.dtype,
+            width=self.block.width,
             row=self.row,
             column=self.column,
             target=self.target,
             step=self.step,
         )
+
+
+def load_moments(
+    weights: WeightFiles,
+    wanted: Mapping[str, Mapping[str, Sequence[Shard]]],
+    exchange: ObjectCommunicator,
+) -> None:
+    """Fill what an optimizer keeps, by kind, then by canonical name; every rank calls it."""
+    for kind, shards in wanted.items():
+        # What files keep less of a value is no part of what its gradients add up to.
+        places = {
+            name: (stored, replace(source, offset=0.0))
+            for name, (stored, source) in weights.moments[kind].items()
+        }
+        load_weights(replace(weights, sources=places), shards, exchange)
 
 
 def load_weights(
@@ -74,10 +90,10 @@ def _load(weights: WeightFiles, wanted: Mapping[str, Sequence[Shard]]) -> None:
         if shard.tensor.numel()
         for read in _plan_reads(weights, shard)
     ]
-    reads.sort(key=lambda read: (read.stored.file, read.stored.start, read.row, read.column))
+    reads.sort(key=lambda read: (read.block.file, read.block.start, read.row, read.column))
     buffer: torch.Tensor | None = None
     spoilt: dict[str, None] = {}
-    for file, of_file in groupby(reads, key=lambda read: read.stored.file):
+    for file, of_file in groupby(reads, key=lambda read: read.block.file):
         try:
             with file.open("rb", buffering=0) as stream:
                 for read in of_file:
@@ -97,33 +113,42 @@ def _load(weights: WeightFiles, wanted: Mapping[str, Sequence[Shard]]) -> None:
 
 
 def _plan_reads(weights: WeightFiles, shard: Shard) -> Iterator[_WeightRead]:
-    stored, source = weights.sources[shard.name]
+    source = weights.sources[shard.name][1]
     target, offset = shard.tensor.detach(), shard.offset
-    vector = target.dim() == 1 and source.order is not None
-    if not vector and (target.dim() == 1 or source.transposed):
-        row = offset[1] if source.transposed and target.dim() == 2 else 0
-        yield _WeightRead(
-            name=shard.name,
-            stored=stored,
-            row=row,
-            column=offset[0] + source.start,
-            target=target.unsqueeze(0) if target.dim() == 1 else target.t(),
-            offset=source.offset,
-        )
+    if target.dim() == 1:
+        # Of a tensor of one dim each element is a row.
+        target, offset = target.unsqueeze(1), (offset[0], 0)
+    if source.transposed:
+        run = RowRun(here=0, count=target.shape[1], there=offset[1], step=1)
+        yield from _meet(shard.name, weights, run, target.t(), offset[0] + source.start)
         return
-    rows = target.unsqueeze(1) if vector else target
     for run in source.runs(offset[0], target.shape[0]):
         begin = run.here - offset[0]
-        yield _WeightRead(
-            name=shard.name,
-            stored=stored,
-            row=run.there,
-            column=0 if vector else offset[1],
-            target=rows[begin : begin + run.count],
-            step=run.step,
-            width=1 if vector else None,
-            offset=source.offset,
-        )
+        yield from _meet(shard.name, weights, run, target[begin : begin + run.count], offset[1])
+
+
+def _meet(
+    name: str, weights: WeightFiles, run: RowRun, target: torch.Tensor, column: int
+) -> Iterator[_WeightRead]:
+    """Yield what to read of each block for rows of a parameter, from `column` on."""
+    stored, source = weights.sources[name]
+    for block in stored.blocks:
+        # The first and the last of these rows that are in the block.
+        first = max(0, -(-(block.row - run.there) // run.step))
+        end = min(run.count, (block.row + block.height - 1 - run.there) // run.step + 1)
+        left = max(column, block.column)
+        right = min(column + target.shape[1], block.column + block.width)
+        if first < end and left < right:
+            yield _WeightRead(
+                name=name,
+                dtype=TORCH_DTYPES[stored.dtype],
+                block=block,
+                row=run.there + first * run.step - block.row,
+                column=left - block.column,
+                target=target[first:end, left - column : right - column],
+                step=run.step,
+                offset=source.offset,
+            )
 
 
 def _fill(descriptor: int, read: _WeightRead, buffer: torch.Tensor) -> bool:
