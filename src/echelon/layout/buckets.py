@@ -218,9 +218,7 @@ def _runs(plan: Plan, part: RankPart) -> Iterator[_Run]:
         size, coded = _local_numel(plan, spec), _gathered_in_codes(plan, spec)
         sliced = size >= plan.layout.zero.keep_whole_below
         update = update_rule_of(plan.mathematics.optimizer, spec)
-        yield _Run(
-            "whole", update, [spec], size, sliced, stages, coded=coded, frozen=spec.frozen
-        )
+        yield _Run("whole", update, [spec], size, sliced, stages, coded=coded, frozen=spec.frozen)
 
 
 def _at_both_ends(plan: Plan, part: RankPart) -> tuple[str, ...]:

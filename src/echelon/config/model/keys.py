@@ -143,7 +143,9 @@ LATENT = (
 )
 
 LORA = (
-    setting("lora.rank", OPTIONAL_COUNT, "none", "width of adapters; none: all weights are trained"),
+    setting(
+        "lora.rank", OPTIONAL_COUNT, "none", "width of adapters; none: all weights are trained"
+    ),
     setting("lora.alpha", POSITIVE, 16.0, "adapters are scaled by alpha / rank"),
     setting(
         "lora.targets",

@@ -106,9 +106,7 @@ class PlaceWalk:
         self._known: dict[tuple[object, ...], _Passed] = {}
         self._seen: _Highest | None = None
         served = plan.mesh.servers > 0
-        self._update = 0 if served else most_update_bytes(
-            plan, rank, trained_buckets(self.buckets)
-        )
+        self._update = 0 if served else most_update_bytes(plan, rank, trained_buckets(self.buckets))
 
     def highest(
         self, row: Sequence[Action], counts: Sequence[int], part: RankPart, outer_bytes: int = 0

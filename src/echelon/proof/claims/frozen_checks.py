@@ -17,7 +17,9 @@ def frozen(evidence: Evidence) -> Iterator[Check]:
     A rank must hold no gradient of what is frozen.
     """
     observed = evidence.observed
-    names = [(place, name) for place, (name, one) in enumerate(observed.specs.items()) if one.frozen]
+    names = [
+        (place, name) for place, (name, one) in enumerate(observed.specs.items()) if one.frozen
+    ]
     for oracle, (position, name) in product(evidence.oracle, names):
         held = observed.shards("gradients", oracle.step, name)
         problem = f"ranks {sorted({one.rank for one in held})} hold a gradient" * bool(held)
