@@ -12,6 +12,7 @@ from typing import Any, cast
 from echelon.config.entries import Entry
 from echelon.config.model.settings import OPTIONAL, OPTIONAL_STRETCH, PARTS
 from echelon.config.settings.experts import STAGE_KEY
+from echelon.config.settings.lora import TARGETS_KEY
 from echelon.config.settings.schema import SETTINGS
 from echelon.config.view import View
 from echelon.core.model_shape import ModelShape
@@ -85,6 +86,9 @@ def model_settings(model: ModelShape) -> dict[str, object]:
     found = settings_under("model", model)
     for part in (*PARTS, "rotary", "multipliers"):
         found |= settings_under(f"model.{part}", getattr(model, part))
+    found |= settings_under("lora", model.lora)
+    if model.lora is not None:
+        found[TARGETS_KEY] = list(model.lora.targets)
     for name in OPTIONAL:
         found[f"model.{name}"] = _or_word(getattr(model, name), "none")
     found["model.layer_kinds"] = list(model.layer_kinds) or "local"

@@ -11,6 +11,7 @@ from functools import lru_cache
 from typing import Literal
 
 from echelon.core.attention_mask import AttentionMask
+from echelon.core.choices.lora import Lora
 
 NormKind = Literal["rmsnorm", "layernorm"]
 PositionKind = Literal["rope", "learned"]
@@ -192,6 +193,8 @@ class ModelShape:
     """Sizes of multi-head latent attention, where the model has it."""
     experts: Experts | None = None
     """The experts of its blocks; None for a dense model."""
+    lora: Lora | None = None
+    """The adapters that are trained over its frozen weights; None: all weights are trained."""
 
     @property
     def mask(self) -> AttentionMask:

@@ -8,15 +8,17 @@ checkpoints and the prover all read it. Weights are stored [out, in], so a colum
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import groupby
 from math import prod
 from typing import Literal
 
+from echelon.core.choices.lora import LINEAR_GROUPS, LORA_A, LORA_B, Lora
 from echelon.core.model_shape import Experts, LatentAttention, ModelShape
 
-Initial = Literal["normal", "residual", "ones", "zeros"]
+Initial = Literal["normal", "residual", "ones", "zeros", "fan-in"]
 
 EMBEDDING = "embedding.weight"
 HEAD = "head.weight"
@@ -31,7 +33,8 @@ class ParameterSpec:
     `layer` is the block that owns it (None: before the first or after the last block), `expert`
     the routed expert of that block (None: every rank of the stage holds it), `split_dim` the dim
     cut over `tp` or, of a routed expert, over `expert_tp` (None: each tensor rank holds all of
-    it), `padded` whether that dim is first padded to a multiple of the degree (the vocabulary).
+    it), `padded` whether that dim is first padded to a multiple of the degree (the vocabulary),
+    `frozen` whether it never changes: it has no gradient and no state of an optimizer.
     """
 
     name: str
@@ -41,6 +44,7 @@ class ParameterSpec:
     padded: bool = False
     expert: int | None = None
     initial: Initial = "normal"
+    frozen: bool = False
 
     @property
     def numel(self) -> int:
@@ -118,7 +122,59 @@ def num_active_parameters(shape: ModelShape) -> int:
     return total - moe_layers * idle * per_expert
 
 
+def num_trained_parameters(shape: ModelShape) -> int:
+    """Return the number of weights that training moves: all, or those of adapters."""
+    return sum(spec.numel for spec in parameters(shape) if not spec.frozen)
+
+
+def base_shape(shape: ModelShape) -> ModelShape:
+    """Return the shape without adapters, whose parameters are all trained."""
+    return replace(shape, lora=None)
+
+
+def is_adapter(name: str) -> bool:
+    """Return whether a parameter is a matrix of an adapter."""
+    return name.endswith((f".{LORA_A}.weight", f".{LORA_B}.weight"))
+
+
 def _parameters(shape: ModelShape) -> Iterator[ParameterSpec]:
+    if shape.lora is None:
+        yield from _base_parameters(shape)
+        return
+    for layer, specs in groupby(_base_parameters(shape), key=lambda spec: spec.layer):
+        kept = list(specs)
+        yield from (replace(spec, frozen=True) for spec in kept)
+        if layer is not None:
+            yield from _adapters(shape.lora, {spec.name: spec for spec in kept}, layer)
+
+
+def _adapters(
+    lora: Lora, linears: Mapping[str, ParameterSpec], layer: int
+) -> Iterator[ParameterSpec]:
+    """Yield the adapters of a block: of layers that read the same input all A, then all B."""
+    for group in LINEAR_GROUPS:
+        part = "attention" if group in LINEAR_GROUPS[:2] else "mlp"
+        names = [f"layers.{layer}.{part}.{name}" for name in group if name in lora.targets]
+        found = [(name, linears[f"{name}.weight"]) for name in names if f"{name}.weight" in linears]
+        for name, linear in found:
+            yield ParameterSpec(
+                name=f"{name}.{LORA_A}.weight",
+                shape=(lora.rank, linear.shape[1]),
+                layer=layer,
+                split_dim=1 if linear.split_dim == 1 else None,
+                initial="fan-in",
+            )
+        for name, linear in found:
+            yield ParameterSpec(
+                name=f"{name}.{LORA_B}.weight",
+                shape=(linear.shape[0], lora.rank),
+                layer=layer,
+                split_dim=0 if linear.split_dim == 0 else None,
+                initial="zeros",
+            )
+
+
+def _base_parameters(shape: ModelShape) -> Iterator[ParameterSpec]:
     words = (shape.vocab, shape.hidden)
     yield ParameterSpec(name=EMBEDDING, shape=words, layer=None, split_dim=0, padded=True)
     if shape.positions == "learned":

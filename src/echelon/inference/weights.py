@@ -85,6 +85,17 @@ def weight_shards(
     return found
 
 
+@torch.no_grad()
+def merge_adapters(decoder: Decoder) -> None:
+    """Add what adapters make to the weights below them, which then do all: W += s B A."""
+    for module in decoder.modules():
+        if isinstance(module, EmptyLinear) and module.lora is not None:
+            a_RI, b_OR = module.lora_a.weight.data, module.lora_b.weight.data
+            module.weight.data.addmm_(b_OR, a_RI, alpha=module.lora.scale)
+            module.lora = None
+            del module.lora_a, module.lora_b
+
+
 def put_off_biases(decoder: Decoder) -> None:
     """Let the biases of layers whose outputs are summed be added after the sum."""
     operations = decoder.operations

@@ -69,6 +69,8 @@ class BucketPlan:
     where it is gathered in the dtype of parameters."""
     int8_blocks: int = 0
     """Blocks of its numbers that have a scale each, where it is gathered in int8; else 0."""
+    frozen: bool = False
+    """Whether nothing of it is trained: it has values, and neither gradients nor state."""
 
     @property
     def backward_units(self) -> tuple[str, ...]:
@@ -151,9 +153,15 @@ def plan_buckets(plan: Plan, part: RankPart) -> tuple[BucketPlan, ...]:
             expert=run.expert,
             fp8_squares=_squares(plan, run) * (run.coded and plan.layout.zero.gather == "fp8"),
             int8_blocks=_int8_blocks(plan, elements) * run.coded,
+            frozen=run.frozen,
         )
         for index, run in enumerate(_runs(plan, part))
     )
+
+
+def trained_buckets(buckets: Iterable[BucketPlan]) -> tuple[BucketPlan, ...]:
+    """Return the buckets that have gradients and state: all but frozen ones."""
+    return tuple(bucket for bucket in buckets if not bucket.frozen)
 
 
 def segment_order(
@@ -189,6 +197,7 @@ class _Run:
     expert: bool = False
     coded: bool = False
     """Whether codes of these are gathered, of 8-bit floats or integers."""
+    frozen: bool = False
 
 
 def _runs(plan: Plan, part: RankPart) -> Iterator[_Run]:
@@ -209,7 +218,7 @@ def _runs(plan: Plan, part: RankPart) -> Iterator[_Run]:
         size, coded = _local_numel(plan, spec), _gathered_in_codes(plan, spec)
         sliced = size >= plan.layout.zero.keep_whole_below
         update = update_rule_of(plan.mathematics.optimizer, spec)
-        yield _Run("whole", update, [spec], size, sliced, stages, coded=coded)
+        yield _Run("whole", update, [spec], size, sliced, stages, coded=coded, frozen=spec.frozen)
 
 
 def _at_both_ends(plan: Plan, part: RankPart) -> tuple[str, ...]:
@@ -227,6 +236,7 @@ class _Fate:
     update: OptimizerKind
     expert: bool
     coded: bool
+    frozen: bool
     size: int
 
     @classmethod
@@ -234,14 +244,14 @@ class _Fate:
         """Return that of a parameter."""
         expert, size = spec.expert is not None, _local_numel(plan, spec)
         aside: BucketKind | None = None
-        if shared_by_ends(plan, part, spec):
+        if not spec.frozen and shared_by_ends(plan, part, spec):
             aside = "tied"
         elif partial_over_tensor(plan, spec):
             aside = "partial"
         elif zero_stage(plan, expert=expert) == 3 and size < plan.layout.zero.keep_whole_below:
             aside = "whole"
         update = update_rule_of(plan.mathematics.optimizer, spec)
-        return cls(aside, update, expert, _gathered_in_codes(plan, spec), size)
+        return cls(aside, update, expert, _gathered_in_codes(plan, spec), spec.frozen, size)
 
 
 class _Fates:
@@ -277,8 +287,8 @@ def _stage_runs(
     zero = plan.layout.zero
     width = DTYPE_BYTES[plan.mathematics.precision.gradients]
     limit, first = zero.bucket_bytes // width, FIRST_BUCKET_BYTES // width
-    filling: dict[tuple[OptimizerKind, bool, bool], list[ParameterSpec]] = {}
-    aside: dict[tuple[BucketKind, OptimizerKind, bool, bool], list[ParameterSpec]] = {}
+    filling: dict[tuple[OptimizerKind, bool, bool, bool], list[ParameterSpec]] = {}
+    aside: dict[tuple[BucketKind, OptimizerKind, bool, bool, bool], list[ParameterSpec]] = {}
     sizes: Counter[tuple[object, ...]] = Counter()
     tied_coded = False
     stages, fates = (stage.stage,), _Fates(plan, part)
@@ -288,28 +298,31 @@ def _stage_runs(
             if fate.aside is not None:
                 tied = fate.aside == "tied"
                 tied_coded = fate.coded if tied else tied_coded
-                side = (fate.aside, fate.update, tied, fate.expert and fate.aside == "whole")
+                whole_expert = fate.expert and fate.aside == "whole"
+                side = (fate.aside, fate.update, tied, whole_expert, fate.frozen)
                 aside.setdefault(side, []).append(spec)
                 sizes[side] += fate.size
             else:
-                key = (fate.update, fate.expert, fate.coded)
+                key = (fate.update, fate.expert, fate.coded, fate.frozen)
                 filling.setdefault(key, []).append(spec)
                 sizes[key] += fate.size
         for key in list(filling):
-            update, expert, coded = key
-            if cut[expert] or sizes[key] >= (min(limit, first) if small else limit):
-                small = False
+            update, expert, coded, frozen = key
+            # What is frozen is sent where it is cut alone.
+            most = min(limit, first) if small and not frozen else limit
+            if cut[expert] or sizes[key] >= most:
+                small = small and frozen
                 run, size = filling.pop(key), sizes.pop(key)
-                yield _Run("whole", update, run, size, True, stages, expert, coded)
+                yield _Run("whole", update, run, size, True, stages, expert, coded, frozen)
     for key, run in filling.items():
-        update, expert, coded = key
-        yield _Run("whole", update, run, sizes[key], True, stages, expert, coded)
+        update, expert, coded, frozen = key
+        yield _Run("whole", update, run, sizes[key], True, stages, expert, coded, frozen)
     for kind in ("whole", "partial", "tied"):
         for side, run in aside.items():
-            other, update, sliced, expert = side
+            other, update, sliced, expert, frozen = side
             if other == kind:
                 coded = tied_coded and kind == "tied"
-                yield _Run(kind, update, run, sizes[side], sliced, stages, expert, coded)
+                yield _Run(kind, update, run, sizes[side], sliced, stages, expert, coded, frozen)
 
 
 def _local_numel(plan: Plan, spec: ParameterSpec) -> int:

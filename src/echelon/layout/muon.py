@@ -18,7 +18,7 @@ from echelon.core.axis import LOSS_AXES, Axis
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Plan
-from echelon.layout.buckets import plan_buckets, shard_degree
+from echelon.layout.buckets import plan_buckets, shard_degree, trained_buckets
 from echelon.layout.slots import SlicePart, slice_parts, slot_ranges
 from echelon.layout.stage import (
     RankPart,
@@ -138,7 +138,7 @@ _Found: TypeAlias = tuple[ParameterSpec, str, tuple[SlicePart, ...]]
 
 def _found(plan: Plan, part: RankPart) -> Iterator[_Found]:
     specs = {spec.name: spec for spec in held_parameters(plan, part)}
-    for bucket in plan_buckets(plan, part):
+    for bucket in trained_buckets(plan_buckets(plan, part)):
         if OPTIMIZERS[bucket.update].needs_whole_matrices:
             for slot in slot_ranges(plan, bucket, specs):
                 yield slot.spec, bucket.name, slice_parts(plan, bucket, slot)

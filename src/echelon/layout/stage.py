@@ -14,7 +14,7 @@ from typing import TypeAlias
 from echelon.core.axis import Axis
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.model_shape import ModelShape
-from echelon.core.parameters import EMBEDDING, ROUTER, ParameterSpec, parameters
+from echelon.core.parameters import EMBEDDING, ROUTER, ParameterSpec, is_adapter, parameters
 from echelon.core.plan import Optimizer, OptimizerKind, Plan
 from echelon.schedule.from_plan import num_microbatches_on_stage, stage_placement_from_plan
 
@@ -188,10 +188,14 @@ def partial_over_tensor(plan: Plan, spec: ParameterSpec) -> bool:
 
     QK-norms are applied to the heads of a rank only; under sequence parallelism everything that
     acts on the residual stream (norms, output biases, positions) sees the tokens of a rank only;
-    each tensor rank routes its own tokens.
+    each tensor rank routes its own tokens. The matrix of an adapter that every tensor rank has whole
+    meets the part of its layer's input or output that is here. What is frozen has no gradient.
     """
-    if plan.mesh.tp == 1 or spec.split_dim is not None or spec.expert is not None:
+    whole = spec.split_dim is None and spec.expert is None
+    if plan.mesh.tp == 1 or spec.frozen or not whole:
         return False
+    if is_adapter(spec.name):
+        return True
     if spec.name.endswith(ROUTER):
         return True
     # The norms of latent attention come before there are heads.

@@ -50,6 +50,22 @@ def normal_pieces(
     The parts are all of `into`, the rectangle at `offset` of a tensor of `shape`. All of it costs
     about as much as it would from a sequential generator, and nothing for what lies outside of it.
     """
+    for part, index in _indexed_pieces(into, shape, offset):
+        yield part, normal(key, index).view(part.shape)
+
+
+def uniform_pieces(
+    into: torch.Tensor, key: int, shape: tuple[int, ...], offset: tuple[int, ...]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield parts of `into` and values in (0, 1) for each, as `normal_pieces` does."""
+    for part, index in _indexed_pieces(into, shape, offset):
+        yield part, uniform(key, index).view(part.shape)
+
+
+def _indexed_pieces(
+    into: torch.Tensor, shape: tuple[int, ...], offset: tuple[int, ...]
+) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+    """Yield parts of `into` that are all of it, with the index of each element in the whole."""
     device = into.device
     limit = _CHUNK if device.type == "cpu" else _GPU_CHUNK
     for part, place in _pieces(into, offset, limit):
@@ -58,7 +74,7 @@ def normal_pieces(
             start = place[dim]
             steps = torch.arange(start, start + size, dtype=torch.int64, device=device)
             index = (index.unsqueeze(-1) + steps * prod(shape[dim + 1 :])).reshape(-1)
-        yield part, normal(key, index).view(part.shape)
+        yield part, index
 
 
 def normal_rectangle(

@@ -60,6 +60,14 @@ class BranchNorm(Norm):
         return self.operations.branch(x_ND, added_ND, self)
 
 
+def block_linear(
+    shape: ModelShape, name: str, inputs: int, outputs: int, bias: bool
+) -> EmptyLinear:
+    """Return a linear layer of a block, with an adapter where the shape says so."""
+    adapted = shape.lora is not None and name in shape.lora.targets
+    return EmptyLinear(inputs, outputs, bias, lora=shape.lora if adapted else None)
+
+
 class MLP(nn.Module):
     """The feed-forward part: SwiGLU where the shape is gated, else one activation."""
 
@@ -73,9 +81,9 @@ class MLP(nn.Module):
         super().__init__()
         self.shape, self.operations, self.again = shape, operations, again
         if shape.gated:
-            self.gate = EmptyLinear(shape.hidden, ffn, shape.mlp_bias)
-        self.up = EmptyLinear(shape.hidden, ffn, shape.mlp_bias)
-        self.down = EmptyLinear(ffn, shape.hidden, shape.mlp_bias)
+            self.gate = block_linear(shape, "gate", shape.hidden, ffn, shape.mlp_bias)
+        self.up = block_linear(shape, "up", shape.hidden, ffn, shape.mlp_bias)
+        self.down = block_linear(shape, "down", ffn, shape.hidden, shape.mlp_bias)
 
     def forward(self, x_ND: torch.Tensor, batch: TokenBatch | None = None) -> torch.Tensor:
         """Return the output of the MLP, [N, D]; which tokens these are does not matter."""
@@ -110,12 +118,12 @@ class GroupedQueryAttention(nn.Module):
         query, kv = shape.query_dim // tp, shape.kv_dim // tp
         self.shape, self.operations = shape, operations
         self.sinks = Weight(shape.heads // tp) if shape.sinks else None
-        self.q = EmptyLinear(shape.hidden, query, shape.qkv_bias)
-        self.k = EmptyLinear(shape.hidden, kv, shape.qkv_bias)
-        self.v = EmptyLinear(shape.hidden, kv, shape.qkv_bias)
+        self.q = block_linear(shape, "q", shape.hidden, query, shape.qkv_bias)
+        self.k = block_linear(shape, "k", shape.hidden, kv, shape.qkv_bias)
+        self.v = block_linear(shape, "v", shape.hidden, kv, shape.qkv_bias)
         if shape.qk_norm:
             self.q_norm, self.k_norm = Weight(shape.head_dim), Weight(shape.head_dim)
-        self.o = EmptyLinear(query, shape.hidden, shape.output_bias)
+        self.o = block_linear(shape, "o", query, shape.hidden, shape.output_bias)
 
     def forward(self, x_ND: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
         """Return the attention output, [N, D]."""

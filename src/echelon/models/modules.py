@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 import torch
 from torch import nn
+from torch.nn import functional as fn
+
+from echelon.core.choices.lora import Lora
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,7 +34,33 @@ class Weight(nn.Module):
 
 
 class EmptyLinear(nn.Linear):
-    """A linear layer whose values are set later (see `models/initial.py`)."""
+    """A linear layer whose values are set later (see `models/initial.py`), maybe with an adapter.
+
+    Of a layer that tensor ranks split by output each has its rows of B and all of A, of one that
+    is split by input its columns of A and all of B (`core/choices/lora.py`).
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, bias: bool = False, *, lora: Lora | None = None
+    ) -> None:
+        """Make the layer, or a rank's share of one; `lora` where it has an adapter."""
+        super().__init__(inputs, outputs, bias)
+        self.lora = lora
+        if lora is not None:
+            self.lora_a, self.lora_b = Weight(lora.rank, inputs), Weight(outputs, lora.rank)
+
+    @property
+    def adapted(self) -> bool:
+        """Return whether it has an adapter."""
+        return self.lora is not None
+
+    def forward(self, input: torch.Tensor) -> torch.Tensor:
+        """Return x W^T, with s (x A^T) B^T where there is an adapter."""
+        y = super().forward(input)
+        if self.lora is None:
+            return y
+        narrow = fn.linear(input, self.lora_a.weight)
+        return y + fn.linear(narrow, self.lora_b.weight) * self.lora.scale
 
     def reset_parameters(self) -> None:
         """Leave the values as they are: drawing them takes longer than a small model's step."""

@@ -83,7 +83,7 @@ class Bucket:
     values: torch.Tensor
     """All its parameters [num_elements], or their codes of 8 bits; the memory may be away."""
     gradients: torch.Tensor
-    """All their gradients [num_elements]; the memory may be away."""
+    """All their gradients [num_elements], none of what is frozen; the memory may be away."""
     values_memory: TensorMemory
     """Whose memory `values` are in."""
     gradients_memory: TensorMemory
@@ -222,11 +222,12 @@ def _make_bucket(
     values, values_memory = _zeros(
         plan.num_elements, kept_in, like.device, rule.buffer_pool if plan.sliced else None
     )
+    adds_slices = cut.adds_slices and not plan.frozen
     gradients, gradients_memory = _zeros(
-        plan.num_elements,
+        0 if plan.frozen else plan.num_elements,
         rule.gradients,
         like.device,
-        rule.buffer_pool if cut.adds_slices else None,
+        rule.buffer_pool if adds_slices else None,
     )
     bucket = Bucket(
         plan=plan,
@@ -237,7 +238,7 @@ def _make_bucket(
         own=own,
         value_slice=values[own],
         gradient_slice=gradients[own],
-        adds_slices=cut.adds_slices,
+        adds_slices=adds_slices,
     )
     start = 0
     for name in segment_order(plan.names, specs, rule.optimizer):
@@ -248,12 +249,13 @@ def _make_bucket(
             parameter=_moved_to_view(parameters[name], values[start:end].view(shape)),
             bucket=bucket,
             start=start,
-            gradient=gradients[start:end].view(shape),
+            gradient=gradients if plan.frozen else gradients[start:end].view(shape),
             uses=rule.uses.get(name, 1),
             counted=rule.counted[name],
         )
         values_memory.add_view(slot.parameter)
-        gradients_memory.add_view(slot.gradient)
+        if not plan.frozen:
+            gradients_memory.add_view(slot.gradient)
         bucket.slots.append(slot)
         start = end
         if decays(rule.optimizer, specs[name]):

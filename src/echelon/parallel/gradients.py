@@ -75,7 +75,7 @@ class GradientStore:
         self._slots = {id(slot.parameter): slot for bucket in buckets for slot in bucket.slots}
         self._by_stage = {}
         for bucket in buckets:
-            for stage in bucket.plan.stages:
+            for stage in () if bucket.plan.frozen else bucket.plan.stages:
                 self._by_stage.setdefault(stage, []).append(bucket)
 
     def start_step(self) -> None:
@@ -161,6 +161,10 @@ class GradientStore:
             return None
         return run[0].fp8.scales_of(run[1], parameters[0].shape[1])
 
+    def trains(self, parameter: torch.Tensor) -> bool:
+        """Return whether a parameter takes a gradient: what is frozen does not."""
+        return not self._slots[id(parameter)].bucket.plan.frozen
+
     def widens(self, parameter: torch.Tensor, made: torch.dtype) -> bool:
         """Return whether a gradient adds up in another dtype than its products would be made in."""
         return self._slots[id(parameter)].gradient.dtype != made
@@ -168,9 +172,11 @@ class GradientStore:
     def takes_parts(self, parameter: torch.Tensor) -> bool:
         """Return whether a product for a gradient may be given now, some tokens at a time.
 
-        In bf16 or fp16 each part would be rounded where it is added.
+        In bf16 or fp16 each part would be rounded where it is added. What is frozen takes none.
         """
         slot = self._slots[id(parameter)]
+        if slot.bucket.plan.frozen:
+            return True
         return self._collected is None and slot.gradient.dtype not in LOW_PRECISION
 
     def add_matmul(
@@ -183,8 +189,11 @@ class GradientStore:
     ) -> None:
         """Add dy^T x to the gradient of `parameters`, whose rows dy's columns are in order.
 
-        `more`: it is a part of that product, and the last one comes after it.
+        `more`: it is a part of that product, and the last one comes after it. What is frozen takes
+        no gradient.
         """
+        if not self.trains(parameters[0]):
+            return
         if self._collected is not None:
             self.defer(partial(self.add_matmul, parameters, dy_NO, x_NI, more=more))
             return
@@ -216,6 +225,8 @@ class GradientStore:
         The parameters of a group lie side by side, those of all in one bucket. It is given the sums
         of the groups, and whether they are to be overwritten.
         """
+        if not self.trains(groups[0][0]):
+            return
         if self._collected is not None:
             self.defer(partial(self.add_stack, groups, add))
             return
@@ -235,6 +246,8 @@ class GradientStore:
 
     def add(self, parameter: torch.Tensor, gradient: torch.Tensor) -> None:
         """Add a gradient that was computed elsewhere."""
+        if not self.trains(parameter):
+            return
         if self._collected is not None:
             self.defer(partial(self.add, parameter, gradient))
             return
@@ -250,6 +263,8 @@ class GradientStore:
         self, parameter: torch.Tensor, rows_N: torch.Tensor, gradient_ND: torch.Tensor
     ) -> None:
         """Add row n of a gradient to row `rows_N[n]` of the parameter's."""
+        if not self.trains(parameter):
+            return
         if self._collected is not None:
             self.defer(partial(self.add_rows, parameter, rows_N, gradient_ND))
             return

@@ -138,12 +138,11 @@ class RankOperations(Operations):
 
     def project_in(self, x_ND: torch.Tensor, linears: Sequence[nn.Linear]) -> torch.Tensor:
         """Return the outputs of column-parallel layers side by side."""
-        if self.split.fp8_block:
-            again = self.recompute.makes_again(x_ND)
-            with self.recompute.reads(x_ND):
-                return Fp8ColumnLinear.apply(x_ND, linears, self.split, again)
+        again = self.recompute.makes_again(x_ND)
         with self.recompute.reads(x_ND):
-            return ColumnLinear.apply(x_ND, linears, self.split)
+            if self.split.fp8_block:
+                return Fp8ColumnLinear.apply(x_ND, linears, self.split, again)
+            return ColumnLinear.apply(x_ND, linears, self.split, again)
 
     def project_alike(
         self, x_ND: torch.Tensor, linears: Sequence[nn.Linear]
@@ -174,7 +173,7 @@ class RankOperations(Operations):
         with self.recompute.reads(x):
             if split.fp8_block:
                 return Fp8RowLinear.apply(x, linear, split, again)
-            return RowLinear.apply(x, linear, split)
+            return RowLinear.apply(x, linear, split, again)
 
     def rotary_tables(
         self, shape: ModelShape, batch: TokenBatch, like: torch.Tensor

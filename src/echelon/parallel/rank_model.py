@@ -54,6 +54,11 @@ class RankModel:
     replicas: Replicas | None = None
     """The replicas on threads of this process, the primary first, if there are any."""
 
+    @property
+    def trained(self) -> list[Bucket]:
+        """Return the buckets that have gradients and state: all but frozen ones."""
+        return [bucket for bucket in self.buckets if not bucket.plan.frozen]
+
     def decoders(self) -> Iterator[Decoder]:
         """Yield all that computes here: the stages, and those of other replicas."""
         yield from self.stages.values()

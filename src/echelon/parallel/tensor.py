@@ -41,6 +41,12 @@ from echelon.parallel.fp8_scales import TensorScales, tensor_scales
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.kernels.fp8 import E4M3, E5M2
 from echelon.parallel.kernels.matmul import matmul
+from echelon.parallel.lora.adapters import (
+    add_adapter_gradients,
+    add_adapters,
+    add_input_gradients,
+    takes_gradients,
+)
 from echelon.parallel.tensor_overlap import RowProduct, TensorOverlap, tensor_overlap
 from echelon.parallel.transport.collectives import Group, Pending
 from echelon.parallel.transport.rows import gather_rows, scatter_sum
@@ -104,10 +110,14 @@ class ColumnLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, linears: Sequence[nn.Linear], split: TensorSplit
+        ctx: Any, x: torch.Tensor, linears: Sequence[nn.Linear], split: TensorSplit, again: bool
     ) -> torch.Tensor:
-        """Return the outputs side by side, [N, O]; x is [N, I], or [N/tp, I] when scattered."""
-        ctx.save_for_backward(x)
+        """Return the outputs side by side, [N, O]; x is [N, I], or [N/tp, I] when scattered.
+
+        `again`: backward makes x again, whether there is a weight gradient or not.
+        """
+        ctx.learns = takes_gradients(linears, split.store)
+        ctx.save_for_backward(*((x,) if ctx.learns or again else ()))
         ctx.linears, ctx.split = linears, split
         if split.scattered and split.overlap is not None:
             product = _column_product(linears, split.store)
@@ -117,6 +127,7 @@ class ColumnLinear(torch.autograd.Function):
                 x, gathered = gather_rows(x, split.group, name="column.forward")
                 gathered.wait()
             y = column_output(x, linears, split.store)
+            add_adapters(y, x, linears, split.store)
         biases: list[torch.Tensor] = [one.bias for one in linears if one.bias is not None]
         if biases:
             y += torch.cat(biases)
@@ -125,7 +136,7 @@ class ColumnLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return dx, summed over the tensor ranks; weight gradients run while it is in flight."""
-        (x,) = ctx.saved_tensors
+        kept = ctx.saved_tensors
         split: TensorSplit = ctx.split
         dy = dy.contiguous()
         linears: Sequence[nn.Linear] = ctx.linears
@@ -135,30 +146,41 @@ class ColumnLinear(torch.autograd.Function):
             dx = split.overlap.product_scatter(dy, product, split.group, name="column.backward")
         else:
             dx = input_gradient(dy, linears, split.store)
+            add_input_gradients(dx, dy, linears, split.store)
             if split.scattered:
                 dx, pending = scatter_sum(dx, split.group, name="column.backward")
-        if split.scattered:
+        if not ctx.learns:
+            if not split.scattered:
+                pending = split.group.all_reduce(dx, name="column.backward", async_op=True)
+                split.store.run_deferred()
+        elif split.scattered:
             # Only the weight gradient needs the whole input, and nothing waits for that: the
             # gather follows the sum on the link, and the product runs in the next wait, or in W.
-            work = _GatheredColumns(linears, split, dy, x.detach())
+            work = _GatheredColumns(linears, split, dy, kept[0].detach())
             split.store.defer(work.run, work.start)
         else:
             pending = split.group.all_reduce(dx, name="column.backward", async_op=True)
             # Alone: with its place in the graph it would keep the input of the stage until W.
-            alone = x.detach()
+            alone = kept[0].detach()
             split.store.defer(lambda: _column_weights(linears, split.store, dy, alone))
             split.store.run_deferred()
         pending.wait()
-        return dx, None, None
+        return dx, None, None, None
 
 
 class RowLinear(torch.autograd.Function):
     """A linear layer split by input row: each rank gives a partial sum."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, linear: nn.Linear, split: TensorSplit) -> torch.Tensor:
-        """Return the sum over the tensor ranks, [N, D], or this rank's rows of it."""
-        ctx.save_for_backward(x)
+    def forward(
+        ctx: Any, x: torch.Tensor, linear: nn.Linear, split: TensorSplit, again: bool
+    ) -> torch.Tensor:
+        """Return the sum over the tensor ranks, [N, D], or this rank's rows of it.
+
+        `again`: backward makes x again, whether there is a weight gradient or not.
+        """
+        ctx.learns = takes_gradients([linear], split.store)
+        ctx.save_for_backward(*((x,) if ctx.learns or again else ()))
         ctx.linear, ctx.split = linear, split
         if split.scattered and split.overlap is not None:
             y = split.overlap.product_scatter(
@@ -166,6 +188,7 @@ class RowLinear(torch.autograd.Function):
             )
         else:
             y = matmul(x, linear.weight)
+            add_adapters(y, x, [linear], split.store)
             if split.scattered:
                 y, pending = scatter_sum(y, split.group, name="row.forward")
             else:
@@ -178,11 +201,11 @@ class RowLinear(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, dy: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return dx; the weight gradient is put off until a collective is in flight."""
-        (x,) = ctx.saved_tensors
+        kept = ctx.saved_tensors
         linear: nn.Linear = ctx.linear
         split: TensorSplit = ctx.split
         dy = dy.contiguous()
-        if linear.bias is not None:
+        if linear.bias is not None and split.store.trains(linear.bias):
             split.store.add(linear.bias, dy.sum(0, dtype=at_least_fp32(dy.dtype)))
         if split.scattered and split.overlap is not None:
             dx, whole = split.overlap.gather_product(
@@ -201,11 +224,20 @@ class RowLinear(torch.autograd.Function):
                 split.store.run_deferred()
                 gathered.wait()
             dx = matmul(dy, linear.weight.t())
-        alone = x.detach()
-        split.store.defer(lambda: split.store.add_matmul([linear.weight], dy, alone))
+            add_input_gradients(dx, dy, [linear], split.store)
+        if ctx.learns:
+            alone = kept[0].detach()
+            split.store.defer(lambda: _row_weights(linear, split.store, dy, alone))
         if split.group.size == 1 and not split.exchanges:
             split.store.run_deferred()
-        return dx, None, None
+        return dx, None, None, None
+
+
+def _row_weights(
+    linear: nn.Linear, store: GradientStore, dy: torch.Tensor, x: torch.Tensor
+) -> None:
+    store.add_matmul([linear.weight], dy, x)
+    add_adapter_gradients(dy, x, [linear], store)
 
 
 def column_output(
@@ -288,9 +320,10 @@ def _column_weights(
     linears: Sequence[nn.Linear], store: GradientStore, dy: torch.Tensor, x: torch.Tensor
 ) -> None:
     store.add_matmul([linear.weight for linear in linears], dy, x)
+    add_adapter_gradients(dy, x, linears, store)
     parts = dy.split([linear.out_features for linear in linears], dim=-1)
     for part, linear in zip(parts, linears, strict=True):
-        if linear.bias is not None:
+        if linear.bias is not None and store.trains(linear.bias):
             store.add(linear.bias, part.sum(0, dtype=at_least_fp32(dy.dtype)))
 
 

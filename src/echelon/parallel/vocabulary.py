@@ -63,9 +63,11 @@ class VocabularyEmbedding(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, dx_ND: torch.Tensor) -> tuple[None, ...]:
-        """Add each token's gradient to the row that was looked up."""
+        """Add each token's gradient to the row that was looked up, unless the table is frozen."""
         local_N, elsewhere_N = ctx.saved_tensors
         split: TensorSplit = ctx.split
+        if not split.store.trains(ctx.weight):
+            return None, None, None
         if split.scattered:
             dx_ND, gathered = gather_rows(dx_ND, split.group, name="embedding.backward")
             gathered.wait()
@@ -174,9 +176,11 @@ class VocabularyHead:
         else:
             left_C = left_C.unsqueeze(1)
             torch.mul(matmul(logits_CV, self.weight_VD.t()), left_C, out=dx_CD)
-            x_CD = x_CD * left_C
-        add = split.store.add_matmul
-        split.store.defer(partial(add, [self.weight_VD], logits_CV, x_CD, more=more))
+            if split.store.trains(self.weight_VD):
+                x_CD = x_CD * left_C
+        if split.store.trains(self.weight_VD):
+            add = split.store.add_matmul
+            split.store.defer(partial(add, [self.weight_VD], logits_CV, x_CD, more=more))
         if split.group.size == 1:
             split.store.run_deferred()
         return statistics

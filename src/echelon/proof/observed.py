@@ -30,6 +30,7 @@ class ObservedRun:
         """Sort the pieces of all ranks by what they are pieces of."""
         self.plan = plan
         self.specs: dict[str, ParameterSpec] = {s.name: s for s in parameters(plan.model)}
+        self.trained = {name: one for name, one in self.specs.items() if not one.frozen}
         self._reports = [result.reports for result in results]
         self.activations = [one for result in results for one in result.activations]
         self.sums = [note for result in results for note in result.sums]

@@ -107,14 +107,14 @@ class TrainEngine:
         )
         if plan.layout.threads.on:
             self.model = with_replicas(plan, self.model, self.groups, device, pieces)
-        mine = self.model.buckets if self._updates else ()
+        mine = self.model.trained if self._updates else ()
         self.optimizer = SliceOptimizer(
             mine, plan, groups=self.groups, device=device, pieces=pieces
         )
         if has_master and self._updates:
             # Weights are copies of the masters: a rank's own slice, and the rest is gathered.
-            masters = self._masters()
-            flats = [masters[bucket.name] for bucket in self.model.buckets]
+            kept = self._kept()
+            flats = [kept[bucket.name] for bucket in self.model.buckets]
             fill_initial(self.model.buckets, flats, plan, self.groups, device)
         self.refresh()
         self.model.gathering.settle()
@@ -179,7 +179,7 @@ class TrainEngine:
             self.on_gradients()
         # What several ranks hold counts on the first of them.
         norm_squared = sum_of_squares(
-            model.buckets if self._updates else (),
+            model.trained if self._updates else (),
             lambda one: self.is_server or is_first_copy(one, one.gradient_slice, self.groups),
             run_elements=self._pieces.norm_elements,
         )
@@ -306,6 +306,8 @@ class TrainEngine:
     def masters(self) -> dict[str, list[Shard]]:
         """Return the values that the optimizer updates, as views: the parameters, or copies.
 
+        What is frozen is among them as it is.
+
         Workers of servers have none.
         """
         if not self._updates:
@@ -314,7 +316,7 @@ class TrainEngine:
             if self.is_server:
                 return self._shards({one.name: one.value_slice for one in self.model.buckets})
             return self.parameters()
-        return self._shards(self._masters())
+        return self._shards(self._kept())
 
     def gradients(self) -> dict[str, list[Shard]]:
         """Return the reduced gradients that this rank has, as views: workers of servers none.
@@ -324,7 +326,7 @@ class TrainEngine:
         """
         if not self._updates:
             return {}
-        return self._shards({one.name: one.gradient_slice for one in self.model.buckets})
+        return self._shards({one.name: one.gradient_slice for one in self.model.trained})
 
     def state(self) -> dict[str, dict[str, list[Shard]]]:
         """Return the optimizer state that this rank holds, as views, by kind."""
@@ -393,6 +395,11 @@ class TrainEngine:
             tensors = [flats[bucket.name] for bucket in held]
             return server_shards(held, tensors, self.groups, primary=True)
         return bucket_shards(held, [flats[bucket.name] for bucket in held], self.groups)
+
+    def _kept(self) -> Mapping[str, torch.Tensor]:
+        """Return master copies by bucket, and of what is frozen the values, which have none."""
+        frozen = (bucket for bucket in self.model.buckets if bucket.plan.frozen)
+        return {**self._masters(), **{one.name: stored_values(one) for one in frozen}}
 
     def _masters(self) -> Mapping[str, torch.Tensor]:
         """Return the master copies by bucket; a rank without parameters has none."""

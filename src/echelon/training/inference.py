@@ -24,7 +24,7 @@ from echelon.cost.bytes.cache import KindCacheSizes, kind_cache_sizes
 from echelon.inference.cache import CachedSequence, KindCaches
 from echelon.inference.generator import Generator, Writing
 from echelon.inference.operations import CacheOperations
-from echelon.inference.weights import empty_decoder, put_off_biases, weight_shards
+from echelon.inference.weights import empty_decoder, merge_adapters, put_off_biases, weight_shards
 from echelon.launch.context import RankContext
 from echelon.layout.stage import RankPart, part_of
 from echelon.models.decoder import Decoder
@@ -167,6 +167,7 @@ def load_part(
         identity=RunIdentity.from_plan(task.trained, task.tokenizer_hash),
         exchange=groups.world,
     )
+    merge_adapters(decoder)
     put_off_biases(decoder)
     if precision.is_fp8:
         multiply_in_fp8(decoder, precision.fp8_block)

@@ -16,12 +16,14 @@ from echelon.config.settings.value_types import (
     OPTIONAL_REAL,
     POSITIVE,
     Choice,
+    ChoiceList,
     Flag,
     Integer,
     Real,
     Text,
     setting,
 )
+from echelon.core.choices.lora import ALL_LINEAR, LINEARS
 
 FRACTION_OF_HEAD = Real(above=True, maximum=1.0)
 
@@ -223,6 +225,21 @@ LATENT = (
     setting("model.latent.nope_dim", COUNT, None, "head dim without rotary positions"),
     setting("model.latent.rope_dim", COUNT, None, "head dim with rotary positions"),
     setting("model.latent.value_dim", COUNT, None, "head dim of the values"),
+)
+
+LORA = (
+    setting(
+        "lora.rank", OPTIONAL_COUNT, "none", "width of adapters; none: all weights are trained"
+    ),
+    setting("lora.alpha", POSITIVE, 16.0, "adapters are scaled by alpha / rank"),
+    setting(
+        "lora.targets",
+        ChoiceList(options=LINEARS, words=(ALL_LINEAR,)),
+        ALL_LINEAR,
+        "layers with an adapter; all-linear: those of attention and of the MLP",
+    ),
+    setting("lora.rslora", Flag(), False, "scaled by alpha / sqrt(rank)"),
+    setting("lora.dropout", FRACTION, 0.0, "of what an adapter reads; 0 alone is built"),
 )
 
 MODEL_TABLES = (*MODEL, *ROTARY, *ROPE_SCALING, *MULTIPLIERS, *LATENT, *MODEL_EXPERTS)

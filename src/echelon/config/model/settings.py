@@ -10,6 +10,7 @@ from echelon.config.entries import Entry
 from echelon.config.presets import read_preset
 from echelon.config.setting_layers import model_preset_problem, preset_entries
 from echelon.config.settings.experts import BALANCE_KEY, BIAS_KEY, HAS_BIAS
+from echelon.config.settings.lora import read_lora
 from echelon.config.settings.schema import MODEL_SOURCES
 from echelon.config.view import Unavailable, View, record
 from echelon.core.errors import Problem
@@ -176,7 +177,7 @@ def build_model(view: View) -> ModelShape:
     parts["layer_kinds"] = () if kinds == "local" else tuple(cast("list[LayerKind]", kinds))
     if parts["rope_scaling"] is not None:
         parts["rope_scaling"] = _stretch(view)
-    return record(view, ModelShape, "model", **parts)
+    return record(view, ModelShape, "model", lora=read_lora(view), **parts)
 
 
 def _stretch(view: View) -> RopeScaling:

@@ -19,6 +19,7 @@ from echelon.config.rules.experts.mesh import EXPERT_MESH_FINDERS
 from echelon.config.rules.fp8 import FP8_FINDERS, FP8_RUN_FINDERS
 from echelon.config.rules.int8 import INT8_FINDERS, int8_block_without_effect
 from echelon.config.rules.kernels import KERNEL_FINDERS, fused_pieces
+from echelon.config.rules.lora import LORA_FINDERS, LORA_RUN_FINDERS
 from echelon.config.rules.mesh import MESH_FINDERS, TENSOR_FINDERS, mesh_settings_without_effect
 from echelon.config.rules.model import MODEL_FINDERS, experts_enough, gate_is_built
 from echelon.config.rules.model_parts import PART_FINDERS
@@ -67,6 +68,8 @@ FINDERS: tuple[ViolationFinder, ...] = (
     *FP8_RUN_FINDERS,
     *INT8_FINDERS,
     int8_block_without_effect,
+    *LORA_FINDERS,
+    *LORA_RUN_FINDERS,
     *RUN_FINDERS,
     *EXPERT_FINDERS,
     *BALANCE_EFFECT_FINDERS,
@@ -92,5 +95,6 @@ PLAN_FINDERS: tuple[ViolationFinder, ...] = (
     *FP8_FINDERS,
     *THREAD_FINDERS,
     *INT8_FINDERS,
+    *LORA_FINDERS,
 )
 """Rules without which ranks could not run a plan; `schedule/plan_problems.py` has its schedule."""

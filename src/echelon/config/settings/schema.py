@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from echelon.config.model.keys import EXPERTS, MODEL_TABLES
+from echelon.config.model.keys import EXPERTS, LORA, MODEL_TABLES
 from echelon.config.settings.replica_tables import LOCAL_SGD, SERVERS
 from echelon.config.settings.value_types import (
     AT_LEAST_TWO,
@@ -330,6 +330,7 @@ _RUN = (
 _TABLES = (
     _EXTENDS,
     MODEL_TABLES,
+    LORA,
     _CLUSTER,
     _MESH,
     SERVERS,

@@ -15,6 +15,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from echelon.cost.activations.linear import (
+    QKV,
+    O,
     ResidualBranch,
     column_input,
     column_parallel_operator,
@@ -58,7 +60,9 @@ def attention_branch(x: ActivationNumbers) -> ResidualBranch:
     """Return what is there beside the operators of grouped-query attention."""
     sent = elementwise_max(x.ring, x.exchanged)
     column = x.tokens * ((x.heads + 2 * x.kv_heads) * x.head_dim) * x.size
-    return ResidualBranch(inner=x.queries * (1 - sent), column=column, flushed=sent)
+    return ResidualBranch(
+        inner=x.queries * (1 - sent), column=column, flushed=sent, groups=(QKV, O)
+    )
 
 
 def queries_are_copied(x: ActivationNumbers) -> Num:
@@ -77,7 +81,10 @@ def _projections_kept(x: ActivationNumbers) -> Num:
 
 def attention_saved(x: ActivationNumbers) -> tuple[SavedTensor, ...]:
     """Return what grouped-query attention keeps, from the norm before to its output."""
-    norm, column = norm_saved(x, "attention norm"), column_input(x, "q, k, v", "attention input")
+    norm, column = (
+        norm_saved(x, "attention norm"),
+        column_input(x, "q, k, v", "attention input", QKV),
+    )
     return (*norm, column, *_heads_saved(x), *_core_saved(x), *_output_saved(x))
 
 
@@ -141,7 +148,7 @@ def _heads(x: ActivationNumbers, branch: ResidualBranch) -> OperatorMemory:
     apart = elementwise_max(queries_are_copied(x) * turning, x.qk_norm * norming)
     sums = x.fused_rotary * x.qk_norm * x.sum_bytes(x.tokens, 2 * x.head_dim)
     work = elementwise_max(joined + sums, several * apart)
-    weights = x.qk_norm * 2 * x.head_dim * x.statistics_bytes
+    weights = (1 - x.frozen) * x.qk_norm * 2 * x.head_dim * x.statistics_bytes
     return branch.around(
         x,
         OperatorMemory(
@@ -168,8 +175,9 @@ def attention_core_operator(
     # Where attention sends something, the weight gradient of the output layer is made meanwhile.
     sent = elementwise_max(x.ring, x.exchanged)
     product = weight_gradient_bytes(x, x.hidden, x.heads * x.head_dim, x.tokens)
+    product = (1 - x.frozen) * product + 2 * x.narrow_bytes(O)
     # Until then it keeps its gradient, and its input where that is in memory of its own.
-    deferred = elementwise_max(x.scattered, x.apart) * x.whole + own
+    deferred = x.learns(O) * (elementwise_max(x.scattered, x.apart) * x.whole + own)
     alone = (1 - x.exchanged) * x.transposed * x.queries
     first = sent * (deferred + elementwise_max(x.attend_first, x.attend_run + product))
     waits = (1 - sent) * x.shared

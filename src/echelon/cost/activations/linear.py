@@ -30,6 +30,9 @@ from echelon.cost.activations.numbers import (
 )
 from echelon.cost.bytes.fp8 import CODE_BYTES
 
+QKV, O, GATE_UP, DOWN_GROUP = range(4)
+"""Places of the layers of a block in `LINEAR_GROUPS`."""
+
 ATTENTION_DROPOUT, MLP_DROPOUT, DOWN = "attention dropout", "mlp dropout", "down"
 
 _DRAWN = 4 * 8
@@ -43,7 +46,8 @@ class ResidualBranch:
     `local` are variables of the forward pass that live on; `late` is what weight gradients that
     were put off keep between the row layer and the column layer of the branch, and `inner` the
     input of the row layer, which they keep, too. Where something is sent between the two they
-    `flushed` by then. `alone` says that no layer keeps the gradient of the stream until W.
+    `flushed` by then. `alone` says that no layer keeps the gradient of the stream until W. `groups`
+    are the places of its column and its row layers in `LINEAR_GROUPS`.
     """
 
     local: Num = 0
@@ -51,26 +55,29 @@ class ResidualBranch:
     column: Num = 0
     flushed: Num = 0
     alone: Num = 0
+    groups: tuple[int, int] = (GATE_UP, DOWN_GROUP)
 
     def split_stream_gradient(self, x: ActivationNumbers) -> Num:
         """Return the gradient of the stream that goes around in B, where it may wait for W anyway.
 
         In a whole backward pass it is always there.
         """
-        return x.stream * elementwise_max(x.scattered, x.apart, self.alone)
+        alone = elementwise_max(self.alone, 1 - x.learns(self.groups[1]))
+        return x.stream * elementwise_max(x.scattered, x.apart, alone)
 
     def row_layer_bytes(self, x: ActivationNumbers) -> Num:
         """Return what the weight gradient of the row layer keeps, where that is put off."""
         kept = self.inner + elementwise_max(x.scattered, x.apart) * x.whole
         narrow = _kept_bytes(x, self.inner) + x.product_bytes(x.tokens * x.hidden)
         kept = (1 - x.in_fp8) * kept + x.in_fp8 * narrow
-        return (1 - self.flushed) * x.shared * kept
+        return x.learns(self.groups[1]) * (1 - self.flushed) * x.shared * kept
 
     def column_layer_bytes(self, x: ActivationNumbers) -> Num:
         """Return what the weight gradients of the column layer keep after it."""
         narrow = _kept_bytes(x, self.column) + x.product_bytes((x.tokens + x.rows) * x.hidden)
         wide = self.column + x.whole + x.stream
-        return x.scattered * (x.in_fp8 * narrow + (1 - x.in_fp8) * wide)
+        kept = x.in_fp8 * narrow + (1 - x.in_fp8) * wide
+        return x.learns(self.groups[0]) * x.scattered * kept
 
     def around(
         self, x: ActivationNumbers, operator: OperatorMemory, late: Num | None = None
@@ -114,9 +121,13 @@ def norm_saved(x: ActivationNumbers, name: str) -> tuple[SavedTensor, ...]:
     )
 
 
-def column_input(x: ActivationNumbers, name: str, what: str) -> SavedTensor:
-    """Return what column-parallel layers keep: the rows of their input that are here."""
-    return SavedTensor(operator=name, name=what, bytes=x.matmul_stream, formula="n D s")
+def column_input(x: ActivationNumbers, name: str, what: str, group: int) -> SavedTensor:
+    """Return what column-parallel layers keep: the rows of their input that are here.
+
+    Frozen ones without an adapter (`group`: their place) have no gradient to compute from it.
+    """
+    kept = x.learns(group) * x.matmul_stream
+    return SavedTensor(operator=name, name=what, bytes=kept, formula="n D s")
 
 
 def dropout_saved(x: ActivationNumbers, name: str) -> SavedTensor:
@@ -128,7 +139,7 @@ def dropout_saved(x: ActivationNumbers, name: str) -> SavedTensor:
 
 def mlp_saved(x: ActivationNumbers) -> tuple[SavedTensor, ...]:
     """Return what a dense MLP keeps, from the norm before to the input of its last layer."""
-    norm, column = norm_saved(x, "mlp norm"), column_input(x, "gate, up", "mlp input")
+    norm, column = norm_saved(x, "mlp norm"), column_input(x, "gate, up", "mlp input", GATE_UP)
     return (*norm, column, *_gate_and_up(x), *_down_input(x))
 
 
@@ -138,7 +149,8 @@ def _gate_and_up(x: ActivationNumbers) -> tuple[SavedTensor, ...]:
 
 
 def _down_input(x: ActivationNumbers) -> tuple[SavedTensor, ...]:
-    return saved_tensors(DOWN, ("input", x.product_bytes(x.tokens * x.inner), "N F s"))
+    kept = x.learns(DOWN_GROUP) * x.product_bytes(x.tokens * x.inner)
+    return saved_tensors(DOWN, ("input", kept, "N F s"))
 
 
 def norm_operator(
@@ -160,7 +172,7 @@ def norm_operator(
     operator = OperatorMemory(
         name=name,
         saved=norm_saved(x, name),
-        kept_for_weight_gradient=(vector_gradient_bytes(name, vectors, "D w"),),
+        kept_for_weight_gradient=(vector_gradient_bytes(name, (1 - x.frozen) * vectors, "D w"),),
         forward=forward + (0 if branch is None else branch.local),
         backward=work,
         backward_split=work,
@@ -177,56 +189,67 @@ def column_parallel_operator(
     x: ActivationNumbers, name: str, what: str, out: Num, branch: ResidualBranch
 ) -> OperatorMemory:
     """Return column-parallel layers that read the same normed stream; `out` columns together."""
-    saved = column_input(x, name, what)
+    group = branch.groups[0]
+    saved = column_input(x, name, what, group)
+    learns, narrow = x.learns(group), x.narrow_bytes(group)
     made = x.tokens * out * x.size
-    kept = _kept_bytes(x, made)
+    kept = learns * _kept_bytes(x, made)
     (gradient,) = saved_tensors(name, ("gradient of the output", kept, "N O s"))
     # Under sequence parallelism the product of these layers comes later, that of the row layer now.
     width = out * (1 - x.scattered) + x.scattered * (
         branch.inner // elementwise_max(x.tokens * x.size, 1)
     )
     product = weight_gradient_bytes(x, width, x.hidden, x.tokens)
+    product = (1 - x.frozen) * product + narrow
     ahead = x.in_fp8 * saved.bytes + fp8_product_bytes(x, out, x.hidden, x.tokens)
     back = fp8_product_bytes(x, out, x.hidden, x.tokens, turned=1)
     # The rows of its input that are here go when all of them have come.
-    product_now = weight_gradient_bytes(x, out, x.hidden, x.tokens)
+    product_now = (1 - x.frozen) * weight_gradient_bytes(x, out, x.hidden, x.tokens) + narrow
     peak = elementwise_max(0, product_now - x.stream)
     operator = OperatorMemory(
         name=name,
         saved=(saved,),
         kept_for_weight_gradient=(saved, gradient),
-        forward=branch.local + x.stream + x.gathered_bytes(x.whole) + made + ahead,
+        forward=branch.local + x.stream + x.gathered_bytes(x.whole) + made + ahead + narrow,
         backward=made + x.in_fp8 * kept + x.summed_bytes(x.whole) + back,
         deferred=branch.column_layer_bytes(x),
-        deferred_peak=x.scattered * peak,
+        deferred_peak=learns * x.scattered * peak,
     )
-    gathered = x.scattered * x.whole - x.left_early(x.whole)
+    gathered = learns * (x.scattered * x.whole - x.left_early(x.whole))
     late = branch.row_layer_bytes(x) + gathered + elementwise_max(0, product - back)
     return branch.around(x, operator, late=late)
 
 
 def row_parallel_operator(
-    x: ActivationNumbers, name: str, inputs: Num, bias: Num, local: Num = 0
+    x: ActivationNumbers, name: str, inputs: Num, bias: Num, local: Num = 0, group: int = O
 ) -> OperatorMemory:
-    """Return a row-parallel layer; what kept its input is told where it was made."""
+    """Return a row-parallel layer; what kept its input is told where it was made.
+
+    `group` is its place in `LINEAR_GROUPS`.
+    """
+    learns, narrow = x.learns(group), x.narrow_bytes(group)
     work = x.stream + x.apart * x.stream + x.scattered * x.whole + inputs
     width = inputs // elementwise_max(x.tokens * x.size, 1)
     read = x.in_fp8 * _kept_bytes(x, inputs)
     ahead = read + fp8_product_bytes(x, x.hidden, width, x.tokens)
     back = fp8_product_bytes(x, x.hidden, width, x.tokens, turned=1)
     late = weight_gradient_bytes(x, x.hidden, width, x.tokens) * (1 - x.shared)
+    late = (1 - x.frozen) * late + narrow
     coded = x.in_fp8 * _kept_bytes(x, x.whole)
     return OperatorMemory(
         name=name,
         kept_for_weight_gradient=(
             *saved_tensors(
                 name,
-                ("input", _kept_bytes(x, inputs), "N I s"),
-                ("gradient of the output", _kept_bytes(x, x.whole), "N D s"),
+                ("input", learns * _kept_bytes(x, inputs), "N I s"),
+                ("gradient of the output", learns * _kept_bytes(x, x.whole), "N D s"),
             ),
-            vector_gradient_bytes(name, bias * x.hidden * x.statistics_bytes, "D w"),
+            vector_gradient_bytes(
+                name, (1 - x.frozen) * bias * x.hidden * x.statistics_bytes, "D w"
+            ),
         ),
-        forward=local + elementwise_max(x.summed_bytes(x.whole), x.in_fp8 * x.whole + ahead),
+        forward=local
+        + elementwise_max(x.summed_bytes(x.whole), x.in_fp8 * x.whole + ahead, x.whole + narrow),
         backward=work + coded + elementwise_max(late, back),
         backward_split=work + coded + back,
         early=work - inputs,
@@ -266,7 +289,7 @@ def mlp_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
     work = (
         inner + x.up * inner + gated * (x.low_precision * inner + (1 - x.low_precision) * 2 * piece)
     )
-    down = row_parallel_operator(x, DOWN, inner, x.mlp_bias, x.stream)
+    down = row_parallel_operator(x, DOWN, inner, x.mlp_bias, x.stream, DOWN_GROUP)
     return (
         norm_operator(x, "mlp norm", branch),
         column_parallel_operator(x, "gate, up", "mlp input", x.up * x.inner, branch),

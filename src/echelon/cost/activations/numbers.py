@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echelon.core.choices.kernels import FusedPiece
+from echelon.core.choices.lora import LINEAR_GROUPS
+from echelon.core.model_shape import ModelShape
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.activations.attention_row_chunks import AttentionRowChunks
 from echelon.cost.activations.attention_working import attention_working_bytes
@@ -211,6 +213,10 @@ class ActivationNumbers:
     """Flag: logits have a cap, so that each pass over them goes by pieces."""
     cut_sums: Num = 0
     """Flag: kernels give partial sums of the gradients of vectors of weights."""
+    frozen: Num = 0
+    """Flag: what is no adapter takes no gradient."""
+    adapters: tuple[Num, Num, Num, Num] = (0, 0, 0, 0)
+    """Rows of the A of all adapters of q, k, v; of o; of gate, up; of down."""
     scores: Num = 0
     """Bytes that attention keeps of its scores: none, but for trainers without a fused kernel."""
 
@@ -261,6 +267,17 @@ class ActivationNumbers:
     def keys(self) -> Num:
         """Return the bytes of the keys, N K h s; values have as many."""
         return self.tokens * self.kv_heads * self.head_dim * self.size
+
+    def learns(self, group: int) -> Num:
+        """Return whether layers that read the same input have a gradient to compute from it.
+
+        `group` is their place in `LINEAR_GROUPS`.
+        """
+        return elementwise_max(1 - self.frozen, is_positive(self.adapters[group]))
+
+    def narrow_bytes(self, group: int) -> Num:
+        """Return the bytes of what the A of all adapters of a group make of their input, N R s."""
+        return self.tokens * self.adapters[group] * self.size
 
     @property
     def shared(self) -> Num:
@@ -378,7 +395,20 @@ class ActivationNumbers:
             * (model.final_soft_cap is None),
             capped_logits=int(model.final_soft_cap is not None),
             cut_sums=int(plan.layout.kernels.provider == "triton"),
+            frozen=int(model.lora is not None),
+            adapters=adapter_rows(model),
         )
+
+
+def adapter_rows(model: ModelShape) -> tuple[int, int, int, int]:
+    """Return the rows of the A of all adapters of each of `LINEAR_GROUPS`."""
+    lora = model.lora
+    if lora is None:
+        return 0, 0, 0, 0
+    qkv, o, columns, down = (
+        lora.rank * sum(name in lora.targets for name in group) for group in LINEAR_GROUPS
+    )
+    return qkv, o, columns, down
 
 
 def _fused(plan: Plan, piece: FusedPiece) -> int:

@@ -49,6 +49,7 @@ def remade_operators(
         _mlp(x, found)
     elif "activation" in names and DOWN in found:
         _drop(found, DOWN, found[DOWN].saved, DOWN)
+        _made_whole(found, DOWN, x.product_bytes(x.tokens * x.inner))
     if "norm" in names:
         _norm(x, found, "attention norm", attention_branch(x))
         if DOWN in found:
@@ -63,6 +64,12 @@ def _drop(
     one = found[name]
     kept = tuple(saved for saved in one.saved if saved not in dropped)
     found[name] = replace(one, saved=kept, remade=(*one.remade, *dropped), reader=reader)
+
+
+def _made_whole(found: dict[str, OperatorMemory], name: str, size: Num) -> None:
+    """Say that what was dropped last is made again whether its reader learns from it or not."""
+    *others, last = found[name].remade
+    found[name] = replace(found[name], remade=(*others, replace(last, bytes=size)))
 
 
 def _attention(x: ActivationNumbers, found: dict[str, OperatorMemory]) -> None:
@@ -87,6 +94,7 @@ def _attention(x: ActivationNumbers, found: dict[str, OperatorMemory]) -> None:
 def _mlp(x: ActivationNumbers, found: dict[str, OperatorMemory]) -> None:
     """Keep the input of an MLP alone; the gradient of what is inside of it lives as it does."""
     _drop(found, DOWN, found[DOWN].saved, DOWN)
+    _made_whole(found, DOWN, x.product_bytes(x.tokens * x.inner))
     _drop(found, "activation", found["activation"].saved, DOWN)
     inner, branch = x.tokens * x.inner * x.size, mlp_branch(x)
     columns, activation, down = found["gate, up"], found["activation"], found[DOWN]
@@ -114,6 +122,7 @@ def _norm(
         again = elementwise_max(last.again + norm.saved[1].bytes + x.stream, x.stream + work)
         found[last.name] = replace(last, again=again)
     _drop(found, first, found[first].saved[:1], reader)
+    _made_whole(found, first, x.matmul_stream)
     _drop(found, name, norm.saved[1:], reader)
     after = list(found)
     for one in after[after.index(first) + 1 : after.index(last.name) + 1]:

@@ -53,24 +53,26 @@ def embedding_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
     gradient = (1 + elementwise_max(x.dropout, x.embedding_multiplied)) * x.stream
     rows = x.tokens * (INDEX_BYTES + x.hidden * x.size)
     # Where the vocabulary is split each rank has a copy, in which rows of others are zero.
-    work = gradient + x.scattered * x.whole + x.shared * rows
+    trains = 1 - x.frozen
+    work = gradient + trains * (x.scattered * x.whole + x.shared * rows)
     places = ("positions", x.learned * x.rows * INDEX_BYTES, "n 8")
-    waiting = ("gradients", x.learned * x.shared * x.stream, "n D s")
+    waited = ("positions", trains * x.learned * x.rows * INDEX_BYTES, "n 8")
+    waiting = ("gradients", trains * x.learned * x.shared * x.stream, "n D s")
     return (
         OperatorMemory(
             name=name,
             saved=saved_tensors(name, ("ids", ids, "N (8 + 1)")),
             kept_for_weight_gradient=saved_tensors(
-                name, ("ids and gradients", rows, "N (8 + D s)")
+                name, ("ids and gradients", trains * rows, "N (8 + D s)")
             ),
             forward=ids + x.whole + x.scattered * x.stream,
-            backward=work + x.mixed * x.tokens * x.hidden * STATISTICS_BYTES,
+            backward=work + trains * x.mixed * x.tokens * x.hidden * STATISTICS_BYTES,
             backward_split=work,
         ),
         OperatorMemory(
             name="positions",
             saved=saved_tensors("positions", places),
-            kept_for_weight_gradient=saved_tensors("positions", places, waiting),
+            kept_for_weight_gradient=saved_tensors("positions", waited, waiting),
             forward=x.learned * (2 * places[1] + 3 * x.stream),
             backward=gradient + x.learned * x.mixed * x.rows * x.hidden * STATISTICS_BYTES,
             backward_split=gradient,
@@ -102,11 +104,14 @@ def head_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
 
 def loss_backward_bytes(x: ActivationNumbers, *, split: bool) -> Num:
     """Return the most that the loss has in backward beside its input; `split`: W waits."""
+    part = -elementwise_max(-x.tokens, -LOSS_ROWS)
     if split:
-        return _loss_backward(x, x.tokens, 1, split=True)
-    narrow = x.low_precision * (1 - x.mixed)
-    chunk = narrow * x.tokens + (1 - narrow) * -elementwise_max(-x.tokens, -LOSS_ROWS)
-    chunks = 1 + x.shared * is_positive(x.tokens - chunk)
+        # A frozen head puts nothing off, so its logits come a part at a time here, too.
+        rows = x.frozen * part + (1 - x.frozen) * x.tokens
+        return _loss_backward(x, rows, 1, split=True)
+    narrow = x.low_precision * (1 - x.mixed) * (1 - x.frozen)
+    chunk = narrow * x.tokens + (1 - narrow) * part
+    chunks = 1 + (1 - x.frozen) * x.shared * is_positive(x.tokens - chunk)
     return _loss_backward(x, chunk, chunks, split=False)
 
 
@@ -116,10 +121,11 @@ def loss_waiting_bytes(x: ActivationNumbers) -> Num:
 
 
 def _loss_waiting(x: ActivationNumbers) -> tuple[SavedTensor, ...]:
+    trains = 1 - x.frozen
     return saved_tensors(
         "loss",
-        ("gradients of logits", x.tokens * x.vocab * x.size, "N V s"),
-        ("input, weighted", x.whole, "N D s"),
+        ("gradients of logits", trains * x.tokens * x.vocab * x.size, "N V s"),
+        ("input, weighted", trains * x.whole, "N D s"),
     )
 
 
@@ -133,7 +139,7 @@ def _loss_backward(x: ActivationNumbers, rows: Num, chunks: Num, *, split: bool)
     width = x.capped_logits * x.statistics_bytes + (1 - x.capped_logits) * STATISTICS_BYTES
     piece = by_pieces * x.chunk_rows(rows, x.vocab) * x.vocab * width
     gathered = x.scattered * x.whole
-    product = (1 - split) * x.widened_bytes(x.vocab + x.hidden, rows)
+    product = (1 - x.frozen) * (1 - split) * x.widened_bytes(x.vocab + x.hidden, rows)
     # The input times what is left to multiply lives as long as the logits of its chunk.
     two = chunks * logits + (chunks - 1) * wide * stream + elementwise_max(piece, product)
     # A piece of the gradient, and its product with a factor before that is rounded.

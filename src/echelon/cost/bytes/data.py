@@ -34,6 +34,7 @@ from echelon.layout.buckets import (
     accumulates_slices,
     shard_degree,
     slice_elements,
+    trained_buckets,
     zero_stage,
 )
 from echelon.layout.module_buckets import ModuleBuckets
@@ -98,13 +99,16 @@ def data_bytes(
     terms: list[SentTerm] = []
     for expert in (False, True):
         alike = [bucket for bucket in buckets if bucket.expert is expert]
+        trained = trained_buckets(alike)
         if zero_stage(plan, expert=expert) == 0:
-            terms.append(_all_reduced(plan, alike, rank, expert=expert))
+            terms.append(_all_reduced(plan, trained, rank, expert=expert))
         else:
-            terms += _scattered(plan, part, alike, expert, rank)
-            terms += _gathered(plan, part, alike, rank)
+            terms += _scattered(plan, part, trained, expert, rank)
+            # What is frozen is gathered where it is cut alone.
+            moving = [bucket for bucket in alike if bucket.sliced or not bucket.frozen]
+            terms += _gathered(plan, part, moving, rank)
             terms.append(_largest_of_squares(plan, alike, expert))
-            terms.append(_replicas(plan, alike, rank))
+            terms.append(_replicas(plan, trained, rank))
     return (*terms, count)
 
 
@@ -139,7 +143,8 @@ def tied_bytes(plan: Plan, buckets: Buckets, rank: int) -> SentTerm:
 def mirrored_bytes(plan: Plan, part: RankPart, buckets: Buckets, rank: int) -> SentTerm:
     """Return what two ranks that hold copies of the same stages send to add up gradients."""
     pair = mirror_ranks(plan, rank)
-    each, far = _sums_of_slices(plan, buckets, pair, rank) if part.mirrored else (0, 0)
+    trained = trained_buckets(buckets)
+    each, far = _sums_of_slices(plan, trained, pair, rank) if part.mirrored else (0, 0)
     return SentTerm(
         axis=Axis.PP.value,
         name="mirrored stages",

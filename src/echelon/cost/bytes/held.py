@@ -112,12 +112,13 @@ def held_terms(plan: Plan, buckets: Sequence[HeldBucket], rank: int) -> tuple[He
 
     add("parameters", precision.parameters, sliced(False), "device", whole=True)
     add("parameters", precision.parameters, sliced(True), POOLS[zero.parameter_offload])
+    trained = [bucket for bucket in buckets if not bucket.plan.frozen]
     for expert in (False, True):
-        alike = [bucket for bucket in buckets if bucket.plan.expert is expert]
+        alike = [bucket for bucket in trained if bucket.plan.expert is expert]
         whole = not accumulates_slices(plan, expert=expert)
         add("gradients", precision.gradients, alike, "device", whole=whole)
     pool = POOLS[zero.optimizer_offload]
-    updated = () if plan.mesh.servers else buckets
+    updated = () if plan.mesh.servers else trained
     if precision.has_master:
         add("master parameters", precision.master, updated, pool)
     add("optimizer state", precision.master, updated, pool)

@@ -30,6 +30,7 @@ from collections.abc import Iterator, Sequence
 from echelon.core.axis import Axis
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.model_shape import LatentAttention
+from echelon.core.choices.lora import LINEAR_GROUPS
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.bytes.all_reduce import pairs_sent, slices_sent, sums_sent
 from echelon.cost.bytes.context.sent import context_bytes
@@ -170,6 +171,11 @@ def tensor_bytes(
     more = wide_before_heads(plan)
     attention_forward, attention_backward = forward[0] + more[0], backward[0] + more[1]
     backward_count = attention_backward * blocks + backward[1] * mlps
+    frozen = plan.model.lora
+    if frozen is not None and plan.layout.sequence_parallel:
+        # Layers without an adapter need no input again.
+        columns, gates = LINEAR_GROUPS[0], LINEAR_GROUPS[2]
+        backward_count -= blocks * (not frozen.adapts(columns)) + mlps * (not frozen.adapts(gates))
     inputs_again, messages, one, one_far = 0, 1, each, far
     if plan.layout.tp_ring:
         # A gather or a sum around the ring is a message of one chunk to each but the last rank;
@@ -221,7 +227,8 @@ def tensor_bytes(
         term("blocks backward, inputs again", inputs_again, whole),
         *_fp8_terms(plan, narrow, rank),
         *latent_bytes(plan, blocks, again, rank),
-        term("embedding", ends * embedded, whole),
+        # A frozen table takes no gradient of rows.
+        term("embedding", (ends if frozen is None else 1) * embedded, whole),
         term("head", ends * headed, whole),
         term(
             "loss statistics",

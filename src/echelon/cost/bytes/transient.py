@@ -47,6 +47,7 @@ from echelon.layout.buckets import (
     shard_degree,
     slice_elements,
     stage_units,
+    trained_buckets,
     zero_stage,
 )
 from echelon.layout.expert_load import expert_blocks
@@ -67,12 +68,13 @@ def transient_terms(plan: Plan, pp_rank: int) -> tuple[HeldTerm, ...]:
     """Return the most that a pipeline rank holds beside its model state, by kind and pool."""
     part = rank_part(plan, pp_rank)
     buckets = plan_buckets(plan, part)
+    trained = trained_buckets(buckets)
     terms = (
         _gathered(plan, part, buckets),
-        _filling(plan, buckets),
-        _copies(plan, part, buckets),
-        arriving_term(plan, pp_rank, buckets),
-        *_muon(plan, pp_rank, buckets),
+        _filling(plan, trained),
+        _copies(plan, part, trained),
+        arriving_term(plan, pp_rank, trained),
+        *_muon(plan, pp_rank, trained),
         *_blocks(plan, part),
         *_symmetric_memory(plan, part),
         *offload_buffer_terms(plan, pp_rank),
@@ -357,7 +359,7 @@ def offload_buffer_terms(plan: Plan, pp_rank: int) -> Iterator[HeldTerm]:
     def read(bucket: BucketPlan) -> int:
         return round_up_to_pages(slice_elements(plan, bucket) * size)
 
-    state = max((updated(bucket) for bucket in buckets), default=0)
+    state = max(map(updated, trained_buckets(buckets)), default=0)
     values = max((read(bucket) for bucket in buckets if bucket.sliced), default=0)
     places: tuple[tuple[OffloadTarget, str, int, int], ...] = (
         (zero.optimizer_offload, "buffers of optimizer state", zero.offload_buffers, state),

@@ -37,6 +37,7 @@ from echelon.layout.buckets import (
     accumulates_slices,
     shard_degree,
     slice_elements,
+    trained_buckets,
     zero_stage,
 )
 from echelon.layout.stage import RankPart
@@ -146,7 +147,7 @@ class GradientSums:
 
     def __init__(self, plan: Plan, part: RankPart, buckets: Sequence[BucketPlan]) -> None:
         """Begin a step with nothing under way."""
-        found = [SummedBucket.from_plan(plan, part, bucket) for bucket in buckets]
+        found = [SummedBucket.from_plan(plan, part, one) for one in trained_buckets(buckets)]
         self._of = {name: one for one in found for name in one.plan.names}
         self._by_name = {one.plan.name: one for one in found}
         self._by_stage: dict[int, list[SummedBucket]] = {}

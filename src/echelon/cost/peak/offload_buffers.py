@@ -13,7 +13,7 @@ from echelon.core.offload_file import round_up_to_pages
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.bytes.terms import Pool
 from echelon.cost.bytes.transient import buffer_pools
-from echelon.layout.buckets import BucketPlan, slice_elements
+from echelon.layout.buckets import BucketPlan, slice_elements, trained_buckets
 
 JOBS_AT_HAND = 2
 """Jobs of an update whose sets have buffers: one that runs, and the next."""
@@ -24,8 +24,9 @@ def offload_buffer_bytes(
 ) -> int:
     """Return the bytes of buffers in `pools`, where so many slices of parameters are read ahead."""
     zero, precision = plan.layout.zero, plan.mathematics.precision
-    sets = [_largest_set(plan, bucket) for bucket in buckets]
-    jobs = sum(len(_sets(plan, bucket)) for bucket in buckets)
+    trained = trained_buckets(buckets)
+    sets = [_largest_set(plan, bucket) for bucket in trained]
+    jobs = sum(len(_sets(plan, bucket)) for bucket in trained)
     count = min(zero.offload_buffers, JOBS_AT_HAND, jobs)
     found = sum(
         count * max(sets, default=0)

@@ -21,7 +21,7 @@ from echelon.cost.peak.gradient_sums import GradientSums, SumsState
 from echelon.cost.peak.update import most_update_bytes
 from echelon.cost.peak.weight_order import OperatorKey, WeightOrder, writes_at_end
 from echelon.cost.peak.whole_units import WholeState, WholeUnits
-from echelon.layout.buckets import plan_buckets
+from echelon.layout.buckets import plan_buckets, trained_buckets
 from echelon.layout.stage import RankPart, held_experts, part_of, stage_parameters
 from echelon.schedule.action import Action, ActionKind
 
@@ -106,7 +106,7 @@ class PlaceWalk:
         self._known: dict[tuple[object, ...], _Passed] = {}
         self._seen: _Highest | None = None
         served = plan.mesh.servers > 0
-        self._update = 0 if served else most_update_bytes(plan, rank, self.buckets)
+        self._update = 0 if served else most_update_bytes(plan, rank, trained_buckets(self.buckets))
 
     def highest(
         self, row: Sequence[Action], counts: Sequence[int], part: RankPart, outer_bytes: int = 0

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
-from echelon.core.parameters import EMBEDDING, HEAD, ParameterSpec
+from echelon.core.parameters import EMBEDDING, HEAD, ParameterSpec, is_adapter
 from echelon.core.plan import Plan
 from echelon.cost.activations.attention import ATTENTION
 from echelon.cost.activations.expert_numbers import has_grouped_products
@@ -58,6 +58,8 @@ def operator_of(plan: Plan, spec: ParameterSpec) -> str:
     if spec.expert is not None:
         return EXPERTS
     part = spec.name.split(".", 2)[2].rsplit(".", 1)[0]
+    if is_adapter(spec.name):
+        part = part.rpartition(".")[0]
     if part.startswith("mlp.shared."):
         return SHARED
     if part == "mlp.router":
@@ -167,6 +169,8 @@ def _by_operator(
     found: dict[OperatorKey, list[str]] = {}
     here = {unit.name for unit in units}
     for spec in specs:
+        if spec.frozen:
+            continue
         if spec.name == EMBEDDING:
             if UNIT_EMBEDDING in here:
                 found.setdefault((UNIT_EMBEDDING, UNIT_EMBEDDING), []).append(spec.name)

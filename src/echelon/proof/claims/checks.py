@@ -145,7 +145,9 @@ def nothing_dropped(evidence: Evidence) -> Iterator[Check]:
     for kind, step in kinds:
         for name in observed.names(kind, step) - observed.specs.keys():
             yield exact_check(step, name, f"{name} is not a parameter of the model")
-        for position, name in enumerate(observed.specs):
+        for position, (name, spec) in enumerate(observed.specs.items()):
+            if kind == "gradients" and spec.frozen:
+                continue
             problem = observed.coverage_problem(kind, step, name)
             yield exact_check(step, name, problem and f"{kind}: {problem}", position)
     for oracle in evidence.oracle:

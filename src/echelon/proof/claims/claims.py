@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from echelon.core.rulebook import lora as lora_rules
 from echelon.core.rulebook import prove as rules
 from echelon.core.rulebook import races as race_rules
 from echelon.core.rules import Rule
@@ -13,6 +14,7 @@ from echelon.parallel.completion.race import RaceKind
 from echelon.proof.claims import (
     activation_checks,
     checks,
+    frozen_checks,
     late_checks,
     outer_checks,
     predictions,
@@ -216,6 +218,11 @@ CLAIMS: tuple[ProofClaim, ...] = (
         rules.PROVE_ROUTER_BIASES,
         "biases of routers, and shares of loads, after every step",
         routing_checks.router_state,
+    ),
+    _if_reported(
+        lora_rules.PROVE_FROZEN,
+        "what is frozen has the bits that it began with, and no gradient",
+        frozen_checks.frozen,
     ),
     ProofClaim(
         rules.PROVE_REPLICAS, "copies hold the same bits after every step", value_checks.replicas

@@ -84,7 +84,7 @@ def bytes_by_axis(
         if not (skipped and of_update):
             total[term.axis] += term.bytes
     for bucket in plan_buckets(plan, part_of(plan, rank)) if skipped else ():
-        if changed and set(changed).intersection(bucket.names):
+        if bucket.frozen or (changed and set(changed).intersection(bucket.names)):
             continue
         if not bucket.sliced and zero_stage(plan, expert=bucket.expert):
             axis = EXPERT_SHARD_AXIS if bucket.expert else Axis.DP_SHARD.value

@@ -194,7 +194,7 @@ def replayed_updates(evidence: Evidence) -> Iterator[Check]:
 def replay(evidence: Evidence, dtype: torch.dtype) -> ReplayedSteps:
     """Return what the formula makes of the ranks' gradients, in the arithmetic of `dtype`."""
     observed, optimizer = evidence.observed, evidence.plan.mathematics.optimizer
-    specs = observed.specs
+    specs = observed.trained
     states = {name: OptimizerState() for name in specs}
     steps: dict[int, dict[str, torch.Tensor]] = {}
     for oracle in evidence.oracle:

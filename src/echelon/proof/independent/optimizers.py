@@ -182,12 +182,13 @@ class UpdateRules:
         """Take the first values, and nothing of earlier steps."""
         self.values = {name: torch.nn.Parameter(value.clone()) for name, value in values.items()}
         self._settings, self._momentum = settings, dict[str, torch.Tensor]()
+        self.trained = [name for name in self.values if not facts[name].frozen]
         is_muon = settings.kind == "muon"
         matrices = {name for name, f in facts.items() if is_muon and f.is_matrix and f.in_block}
         self._decays = {name: self._decay(facts[name]) for name in self.values}
-        self._of_muon = {name for name in self.values if name in matrices}
+        self._of_muon = {name for name in self.trained if name in matrices}
         self._of_torch = {
-            name: _TorchState(value) for name, value in self.values.items() if name not in matrices
+            name: _TorchState(self.values[name]) for name in self.trained if name not in matrices
         }
 
     @torch.no_grad()

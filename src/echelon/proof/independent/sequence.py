@@ -9,6 +9,7 @@ Shape suffixes: T positions, V vocabulary, K experts of a token, E experts.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -87,6 +88,11 @@ class SequenceRun:
             y = fp8_product(x, weight, self.fp8, group, self._largest(pattern))
         else:
             y = x @ weight.T
+        if self.model.lora is not None and name.rpartition(".")[2] in self.model.lora.targets:
+            lora = self.model.lora
+            divisor = math.sqrt(lora.rank) if lora.rslora else lora.rank
+            inner = x @ self.weight(f"{name}.lora_a.weight").T
+            y = y + (lora.alpha / divisor) * (inner @ self.weight(f"{name}.lora_b.weight").T)
         bias = self.weights.get(f"{self.unit}.{name}.bias")
         return y if bias is None else y + bias
 

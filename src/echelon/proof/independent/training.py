@@ -233,7 +233,7 @@ def _step(
     (factor * (loss + passed.beside)).backward()
     scaled = {
         name: torch.zeros_like(value) if value.grad is None else value.grad.clone()
-        for name, value in rules.values.items()
+        for name, value in ((name, rules.values[name]) for name in rules.trained)
     }
     norm, rate = norm_of(scaled) / factor, rate_of(settings, step)
     skipped = mathematics.precision.loss_scaling != "none" and not math.isfinite(norm)

@@ -4,18 +4,21 @@ A matrix is [out, in]. First values are normal with the model's standard deviati
 matrices that write to the residual stream (`o`, `down`) have it divided by sqrt(2 x blocks) (GPT-2,
 2019, section 2.3); norms begin with 1, biases with 0. The value at an index is that of the key
 ("parameter", seed, name), rounded to float32.
+
+Over adapters (Hu et al., "LoRA", 2021) all of this is frozen. A layer with one has two matrices
+more: A, [rank, in], uniform within 1 / sqrt(in), and B, [out, rank], which begins with 0.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 
 import torch
 
 from echelon.core.model_shape import LatentAttention, ModelShape
-from echelon.proof.independent.random_numbers import key_of, normals
+from echelon.proof.independent.random_numbers import key_of, normals, uniforms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,6 +32,9 @@ class WeightFacts:
     std: float | None = None
     constant: float = 0.0
     in_block: bool = False
+    bound: float | None = None
+    """First values are uniform within this, where there is such a bound."""
+    frozen: bool = False
 
     @property
     def is_matrix(self) -> bool:
@@ -44,21 +50,51 @@ def weights_of(model: ModelShape) -> dict[str, WeightFacts]:
     if model.positions == "learned":
         table["positions.weight"] = WeightFacts(shape=(model.max_positions, wide), std=std)
     for block in range(model.layers):
-        for name, shape in _block(model, block):
+        own = dict(_block(model, block))
+        for name, shape in own.items():
             table[f"layers.{block}.{name}"] = _fact(model, name, shape)
+        for name, fact in _adapters(model, own):
+            table[f"layers.{block}.{name}"] = fact
     table["norm.weight"] = WeightFacts(shape=(wide,), constant=1.0)
     if model.norm == "layernorm":
         table["norm.bias"] = WeightFacts(shape=(wide,))
     if not model.tied:
         table["head.weight"] = WeightFacts(shape=(model.vocab, wide), std=std)
+    if model.lora is not None:
+        adapters = (".lora_a.weight", ".lora_b.weight")
+        return {n: replace(f, frozen=not n.endswith(adapters)) for n, f in table.items()}
     return table
+
+
+def _adapters(
+    model: ModelShape, own: Mapping[str, tuple[int, ...]]
+) -> Iterator[tuple[str, WeightFacts]]:
+    if model.lora is None:
+        return
+    rank = model.lora.rank
+    # Layers that read the same input come together: first what reads it, then what writes.
+    for part, names in (("attention", "qkv"), ("attention", "o"), ("mlp", "gu"), ("mlp", "d")):
+        here = [f"{part}.{one}" for one in model.lora.targets if one[0] in names]
+        layers = [one for one in here if f"{one}.weight" in own]
+        for one in layers:
+            inner = own[f"{one}.weight"][1]
+            bound = 1 / math.sqrt(inner)
+            fact = WeightFacts(shape=(rank, inner), bound=bound, in_block=True)
+            yield f"{one}.lora_a.weight", fact
+        for one in layers:
+            out = own[f"{one}.weight"][0]
+            yield f"{one}.lora_b.weight", WeightFacts(shape=(out, rank), in_block=True)
 
 
 def first_values(model: ModelShape, seed: int) -> dict[str, torch.Tensor]:
     """Return the first value of every weight, float32."""
     values: dict[str, torch.Tensor] = {}
     for name, fact in weights_of(model).items():
-        if fact.std is None:
+        if fact.bound is not None:
+            drawn = uniforms(key_of("parameter", seed, name), 0, math.prod(fact.shape))
+            within = torch.from_numpy((2 * drawn - 1) * fact.bound)
+            values[name] = within.to(torch.float32).reshape(fact.shape)
+        elif fact.std is None:
             values[name] = torch.full(fact.shape, fact.constant)
         else:
             drawn = normals(key_of("parameter", seed, name), math.prod(fact.shape))

@@ -206,7 +206,14 @@ def build_decoder(
         for name, parameter in own.items():
             parameter.copy_(values[name])
             parameter.copy_(as_gathered(name, parameter, plan.mathematics.precision.int8_block))
+    for name in frozen_names(plan):
+        own[name].requires_grad_(False)
     return model
+
+
+def frozen_names(plan: Plan) -> frozenset[str]:
+    """Return the names of the parameters that nothing moves: of a model with adapters all others."""
+    return frozenset(spec.name for spec in parameters(plan.model) if spec.frozen)
 
 
 def token_losses(plan: Plan, model: Decoder, batch: ProofBatch, step: int) -> torch.Tensor:
@@ -328,6 +335,9 @@ def _step(plan: Plan, before: _StepStart, factor: float) -> OracleStep:
         specs = {spec.name: spec for spec in parameters(plan.model)}
         updates: dict[str, TensorUpdate] = {}
         for name, value in values.items():
+            if specs[name].frozen:
+                updates[name] = TensorUpdate.none(value)
+                continue
             gradient = scaled[name].to(value.dtype) * (clip / scale)
             updates[name] = update(specs[name], value, gradient, states[name], optimizer, rate)
     return OracleStep(
@@ -386,6 +396,8 @@ def _add(
 def _gradients(model: Decoder) -> dict[str, torch.Tensor]:
     result: dict[str, torch.Tensor] = {}
     for name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
         assert parameter.grad is not None, f"the oracle has no gradient of {name}"
         result[name] = parameter.grad.detach().clone()
     return result

@@ -9,15 +9,18 @@ Shape suffixes: B sequences, T positions, N = T * B.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from echelon.core.parameters import base_shape
 from echelon.core.plan import Plan
 from echelon.models.batch import IGNORED_LABEL
 from echelon.proof.claims.checks import Check, relative_error
 from echelon.proof.claims.tolerance import FLOAT64_TOLERANCE, FLOOR
 from echelon.proof.independent import attention, decoder, mixture
+from echelon.proof.independent.hugging_face.adapters import adapter_gradients, merged
 from echelon.proof.independent.hugging_face.configuration import transformers_model
 from echelon.proof.independent.hugging_face.model import (
     ATTENTION_NORM,
@@ -135,6 +138,11 @@ def _built(plan: Plan) -> Any:
 
 
 def _theirs(model: Any, plan: Plan, step: OracleStep, batch: ProofBatch) -> LossAndGradients:
-    give_weights(model, plan.model, step.before, step.routing.biases)
     rows = TokensAndLabels(inputs_BT=batch.inputs_BT, labels_BT=batch.labels_BT)
-    return loss_and_gradients(model, plan.model, rows)
+    if plan.model.lora is None:
+        give_weights(model, plan.model, step.before, step.routing.biases)
+        return loss_and_gradients(model, plan.model, rows)
+    shape = base_shape(plan.model)
+    give_weights(model, shape, merged(plan.model, step.before), step.routing.biases)
+    found = loss_and_gradients(model, shape, rows)
+    return replace(found, gradients=adapter_gradients(plan.model, step.before, found.gradients))

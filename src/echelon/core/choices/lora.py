@@ -1,0 +1,58 @@
+"""LoRA: a frozen model, and beside chosen linear layers two narrow matrices that are trained.
+
+A layer y = x W^T becomes y = x W^T + s (x A^T) B^T, with A of `rank` rows and B of `rank` columns
+(Hu et al., "LoRA", 2021, section 4.1). A begins with random numbers and B with zeros, so that the
+model begins as it was. s is alpha / rank, or alpha / sqrt(rank) where it is stabilised
+(Kalajdzievski, "A Rank Stabilization Scaling Factor", 2023).
+
+Names of layers are those of our own modules: q, k, v, o of attention, gate, up, down of the MLP.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import sqrt
+
+ATTENTION_LINEARS = ("q", "k", "v", "o")
+"""Linear layers of attention that may have an adapter."""
+
+MLP_LINEARS = ("gate", "up", "down")
+"""Those of an MLP; without a gate there is no "gate"."""
+
+LINEARS = (*ATTENTION_LINEARS, *MLP_LINEARS)
+"""All of them, in the order of a forward pass."""
+
+ALL_LINEAR = "all-linear"
+"""The word for every linear layer of a block that the model has."""
+
+LINEAR_GROUPS = (("q", "k", "v"), ("o",), ("gate", "up"), ("down",))
+"""Layers that read the same input."""
+
+ROW_LINEARS = frozenset({"o", "down"})
+"""Layers that tensor parallelism splits by input."""
+
+LORA_A, LORA_B = "lora_a", "lora_b"
+"""Names of the two matrices of an adapter, below the name of its layer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lora:
+    """Say which layers have an adapter, and how wide it is."""
+
+    rank: int
+    """Rows of A and columns of B."""
+    alpha: float
+    """What the product of both is scaled by, before it is divided by the rank or its root."""
+    targets: tuple[str, ...]
+    """Names of `LINEARS`, in that order."""
+    rslora: bool = False
+    """Whether it is divided by the root of the rank."""
+
+    @property
+    def scale(self) -> float:
+        """Return s."""
+        return self.alpha / (sqrt(self.rank) if self.rslora else self.rank)
+
+    def adapts(self, linears: tuple[str, ...]) -> bool:
+        """Return whether any of these layers has an adapter."""
+        return any(name in self.targets for name in linears)

@@ -1,0 +1,4 @@
+"""LoRA on ranks: adapters beside frozen linear layers that tensor ranks may split.
+
+adapters    what they add to outputs and input gradients, and their own gradients
+"""
