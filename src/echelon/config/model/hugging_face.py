@@ -1,11 +1,11 @@
 """A Hugging Face config.json -> settings of the model, for architectures that are computed exactly.
 
 What is read is the shape. Dropout probabilities tell how a checkpoint was trained and are not read:
-`model.dropout` says how yours is. A sliding window of every layer is `model.window`. Where only
-some layers slide (Qwen's `max_window_layers`), it shortens `max_positions` to the window, up to
-which windowed and full attention are the same. DeepSeek-V3's YaRN is an extension after
-pretraining: its shape is read as pretrained, up to the original positions. Released weights went
-through that extension, and are refused (weights-positions).
+`model.dropout` says how yours is. A sliding window is `model.window`, and where only
+some layers slide (Qwen's `max_window_layers`), `model.layer_kinds` says which. Qwen3-MoE's are not
+the same in transformers 4 and 5: there the window shortens `max_positions`, up to which windowed
+and full attention are the same. "dynamic" rotary positions change nothing up to the positions of
+the model, and are read as plain ones.
 """
 
 from __future__ import annotations
