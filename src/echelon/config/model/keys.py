@@ -130,6 +130,18 @@ MODEL = (
     ),
     setting("model.window", OPTIONAL_COUNT, "none", "a query meets keys nearer than this many"),
     setting("model.score_scale", OPTIONAL_REAL, "none", "of q x k; none: 1 / sqrt(head_dim)"),
+    setting(
+        "model.norm_place",
+        Choice(options=("before", "after", "both")),
+        "before",
+        "of a branch: where its norms stand",
+    ),
+    setting(
+        "model.residual",
+        Choice(options=("sequential", "parallel", "parallel-one-norm")),
+        "sequential",
+        "parallel: attention and MLP read the same stream",
+    ),
     setting("model.norm_offset", Real(), 0.0, "files keep norm weights less this: 1 for Gemma's"),
     setting("model.soft_cap", OPTIONAL_REAL, "none", "of scores s: cap x tanh(s / cap)"),
 )
