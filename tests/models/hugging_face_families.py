@@ -114,6 +114,34 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
             "layer_types": ["sliding_attention", "full_attention"] * 2,
         },
     ),
+    "gemma2": (
+        "gemma2",
+        {**WIDE_HEADS, "sliding_window": 3, "query_pre_attn_scalar": 9, "head_dim": 6},
+    ),
+    "gemma2, tight caps": (
+        "gemma2",
+        {
+            **WIDE_HEADS,
+            "sliding_window": 5,
+            "attn_logit_softcapping": 0.5,
+            "final_logit_softcapping": 0.7,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {
+            **WIDE_HEADS,
+            "num_hidden_layers": 7,
+            "sliding_window": 3,
+            "query_pre_attn_scalar": 5,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
+        },
+    ),
     "glm": ("glm", {**SIZES, "head_dim": 12}),
     "glm, all turns": ("glm", {**SIZES, "head_dim": 4, "partial_rotary_factor": 1.0}),
 }

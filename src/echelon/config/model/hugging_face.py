@@ -25,6 +25,9 @@ from echelon.core.rulebook.model import HF_CONFIG_MODEL_TYPE, HF_CONFIG_UNREADAB
 from echelon.core.rules import did_you_mean
 from echelon.core.serialize import decode_json
 
+CAPPED = ("gemma2", "gemma3_text")
+"""What has caps on scores and logits."""
+
 
 def read_hf_config(path: Path, set_by: str) -> tuple[dict[str, Entry], list[Problem]]:
     """Return the `model.*` entries of a config.json (or of the folder that holds one)."""
@@ -69,12 +72,13 @@ def _unreadable(path: Path, why: str, set_by: str) -> Problem:
 
 
 def _scores(reader: ConfigJsonReader) -> None:
-    """Read which keys a query meets in whatever model, and refuse scores that are capped."""
+    """Read which keys a query meets in whatever model, and refuse caps of what has none."""
     reader.take(causal=("is_causal", None))
     if reader.config.get("is_causal") is False and "model.window" in reader.entries:
         # transformers counts one key more on each side of a query then, flash-attention does not.
         reader.refuse("is_causal", False, True)
-    reader.only(attn_logit_softcapping=(None,), final_logit_softcapping=(None,))
+    if reader.config["model_type"] not in CAPPED:
+        reader.only(attn_logit_softcapping=(None,), final_logit_softcapping=(None,))
     listed = reader.config.get("layer_types")
     if listed is None:
         return
