@@ -49,6 +49,99 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
         "starcoder2",
         {**SIZES, "use_bias": False, "hidden_act": "gelu", "tie_word_embeddings": False},
     ),
+    "phi3, longrope": (
+        "phi3",
+        {
+            **SIZES,
+            "original_max_position_embeddings": 8,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 500.0,
+                "short_factor": [1.0, 1.1],
+                "long_factor": [1.5, 4.0],
+            },
+        },
+    ),
+    "phi3, short of longrope": (
+        "phi3",
+        {
+            **SIZES,
+            "original_max_position_embeddings": 16,
+            "rope_parameters": {
+                "rope_type": "longrope",
+                "rope_theta": 500.0,
+                "short_factor": [1.0, 1.1],
+                "long_factor": [1.5, 4.0],
+            },
+        },
+    ),
+    "llama, linear": (
+        "llama",
+        {
+            **SIZES,
+            "rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 100.0},
+        },
+    ),
+    "llama, dynamic": (
+        "llama",
+        {
+            **SIZES,
+            "rope_parameters": {"rope_type": "dynamic", "factor": 4.0, "rope_theta": 100.0},
+        },
+    ),
+    "qwen2, full layers before local ones, yarn": (
+        "qwen2",
+        {
+            **SIZES,
+            "use_sliding_window": True,
+            "sliding_window": 3,
+            "max_window_layers": 2,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 100.0,
+                "factor": 4.0,
+                "original_max_position_embeddings": 8,
+            },
+        },
+    ),
+    "qwen3, local layers by turns": (
+        "qwen3",
+        {
+            **SIZES,
+            "head_dim": 6,
+            "use_sliding_window": True,
+            "sliding_window": 4,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+        },
+    ),
+    "gemma2": (
+        "gemma2",
+        {**WIDE_HEADS, "sliding_window": 3, "query_pre_attn_scalar": 9, "head_dim": 6},
+    ),
+    "gemma2, tight caps": (
+        "gemma2",
+        {
+            **WIDE_HEADS,
+            "sliding_window": 5,
+            "attn_logit_softcapping": 0.5,
+            "final_logit_softcapping": 0.7,
+            "attention_bias": True,
+            "tie_word_embeddings": False,
+        },
+    ),
+    "gemma3": (
+        "gemma3_text",
+        {
+            **WIDE_HEADS,
+            "num_hidden_layers": 7,
+            "sliding_window": 3,
+            "query_pre_attn_scalar": 5,
+            "rope_parameters": {
+                "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1000.0},
+                "sliding_attention": {"rope_type": "default", "rope_theta": 50.0},
+            },
+        },
+    ),
     "glm": ("glm", {**SIZES, "head_dim": 12}),
     "glm, all turns": ("glm", {**SIZES, "head_dim": 4, "partial_rotary_factor": 1.0}),
 }

@@ -17,7 +17,7 @@ def test_every_boundary_is_heard_in_the_order_of_the_forward_pass() -> None:
     handles = listen_to_boundaries(model, lambda *what: heard.append(what))
     model(None, tokens)
     names = [name for name, _, _ in heard]
-    blocks = [name for layer in range(NANO.layers) for name in block_boundaries(layer)]
+    blocks = [name for layer in range(NANO.layers) for name in block_boundaries(NANO, layer)]
     assert names == [*blocks, "norm"]
     assert all(of is tokens for _, _, of in heard)
     values = {name: value for name, value, _ in heard}

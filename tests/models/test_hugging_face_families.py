@@ -85,8 +85,14 @@ def ours(shape: ModelShape, weights: Tensors, rows: TokensAndLabels) -> tuple[An
 def test_logits_loss_and_gradients_are_those_of_transformers(name: str, tmp_path: Path) -> None:
     shape = shape_of(name, tmp_path)
     settings = configuration(name).to_diff_dict()
-    family = type(configuration(name)).__name__.removesuffix("Config")
-    model = build(TransformersModel(family=family, settings={**settings, **_NO_TOKENS}))
+    text = type(configuration(name)).__name__.removesuffix("Config")
+    family = text.removesuffix("Text")
+    named = TransformersModel(
+        family=family,
+        text_family=text if text != family else "",
+        settings={**settings, **_NO_TOKENS},
+    )
+    model = build(named)
     weights, rows = weights_of(shape), rows_of(shape)
     give_weights(model, shape, weights, {})
     theirs = loss_and_gradients(model, shape, rows)

@@ -10,8 +10,8 @@ import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
+from echelon.config.model.architectures.rotary import stretch_keys
 from echelon.core.model_shape import RopeScaling
-from echelon.interop.hugging_face.rotary import stretch_keys
 from echelon.models.operations import Operations
 from echelon.models.rotary import rotary_tables, scale_frequencies
 from tests.parallel.layouts import NANO

@@ -37,7 +37,7 @@ def test_every_token_passes_every_boundary_once_and_again_where_recomputed(polic
     tokens = {
         sample * length + position for sample in rows.sample_ids for position in range(length)
     }
-    names = [name for layer in range(NANO.layers) for name in block_boundaries(layer)]
+    names = [name for layer in range(NANO.layers) for name in block_boundaries(NANO, layer)]
     again = policy == "full"
     kinds = {(name, gradient, False) for name in [*names, "norm"] for gradient in (False, True)}
     assert found.keys() == kinds | ({(name, False, True) for name in names} if again else set())

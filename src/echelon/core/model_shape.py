@@ -16,6 +16,8 @@ from echelon.core.choices.lora import Lora
 NormKind = Literal["rmsnorm", "layernorm"]
 PositionKind = Literal["rope", "learned"]
 Activation = Literal["silu", "gelu", "gelu-exact"]
+NormPlace = Literal["before", "after", "both"]
+Residual = Literal["sequential", "parallel", "parallel-one-norm"]
 RouterKind = Literal["softmax", "sigmoid"]
 LayerKind = Literal["local", "global"]
 """Whether a query of a block meets the keys of the window, or all of them."""
@@ -171,6 +173,11 @@ class ModelShape:
     """Which dims of a head turn, in which blocks, where positions are rotary."""
     multipliers: Multipliers = Multipliers()
     """Fixed factors on the way through the model."""
+    norm_place: NormPlace = "before"
+    """Whether a branch has a norm before it, one after it (of what it adds), or both."""
+    residual: Residual = "sequential"
+    """Whether the MLP reads the stream after attention; or both read the same stream in parallel,
+    each through a norm of its own, or both through one."""
     norm_offset: float = 0.0
     """How much less files keep of a norm's weight than what multiplies: 1 for those of Gemma."""
     layer_kinds: tuple[LayerKind, ...] = ()
@@ -200,6 +207,18 @@ class ModelShape:
     def mask(self) -> AttentionMask:
         """Return which keys a query meets, documents apart."""
         return AttentionMask(causal=self.causal, window=self.window)
+
+    @property
+    def norms(self) -> tuple[str, ...]:
+        """Return the norms of a block but for those of queries and keys, in forward order."""
+        before, after = self.norm_place != "after", self.norm_place != "before"
+        found = (
+            ("attention_norm", before),
+            ("attention_post_norm", after),
+            ("mlp_norm", before and self.residual != "parallel-one-norm"),
+            ("mlp_post_norm", after),
+        )
+        return tuple(name for name, there in found if there)
 
     @property
     def turned_dims(self) -> int:

@@ -189,16 +189,22 @@ def _base_parameters(shape: ModelShape) -> Iterator[ParameterSpec]:
 
 def _block(shape: ModelShape, layer: int) -> Iterator[ParameterSpec]:
     prefix = f"layers.{layer}"
-    yield from _norm(shape, f"{prefix}.attention_norm", layer)
+
+    def norm(name: str) -> Iterator[ParameterSpec]:
+        return _norm(shape, f"{prefix}.{name}", layer) if name in shape.norms else iter(())
+
+    yield from norm("attention_norm")
     if shape.latent is None:
         yield from _attention(shape, f"{prefix}.attention", layer)
     else:
         yield from _latent_attention(shape, shape.latent, f"{prefix}.attention", layer)
-    yield from _norm(shape, f"{prefix}.mlp_norm", layer)
+    yield from norm("attention_post_norm")
+    yield from norm("mlp_norm")
     if shape.experts is not None and shape.layer_has_experts(layer):
         yield from _experts(shape, shape.experts, f"{prefix}.mlp", layer)
     else:
         yield from _mlp(shape, shape.ffn, f"{prefix}.mlp", layer)
+    yield from norm("mlp_post_norm")
 
 
 def _norm(shape: ModelShape, name: str, layer: int | None) -> Iterator[ParameterSpec]:

@@ -15,13 +15,18 @@ import torch
 from torch import nn
 from torch.utils.hooks import RemovableHandle
 
+from echelon.core.model_shape import ModelShape
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Block, Decoder
 
 INPUT, OUTPUT = "input", "output"
 
-PARTS = ("attention_norm", "attention", "mlp_norm", "mlp")
-"""The modules of a block whose outputs are boundaries, in the order of the forward pass."""
+PARTS = (
+    *("attention_norm", "attention", "attention_post_norm"),
+    *("mlp_norm", "mlp", "mlp_post_norm"),
+)
+"""The modules of a block whose outputs are boundaries, in the order of the forward pass: those that
+a block has."""
 
 FINAL_NORM = "norm"
 
@@ -29,9 +34,11 @@ Hear = Callable[[str, torch.Tensor, TokenBatch], None]
 """Learn the name of a boundary, what passes there, [N, D], and of which tokens."""
 
 
-def block_boundaries(layer: int) -> tuple[str, ...]:
+def block_boundaries(shape: ModelShape, layer: int) -> tuple[str, ...]:
     """Return the boundaries of a block, in the order of the forward pass."""
-    return tuple(f"layers.{layer}.{part}" for part in (INPUT, *PARTS, OUTPUT))
+    there = {"attention", "mlp", *shape.norms}
+    parts = (part for part in PARTS if part in there)
+    return tuple(f"layers.{layer}.{part}" for part in (INPUT, *parts, OUTPUT))
 
 
 def listen_to_boundaries(decoder: Decoder, hear: Hear) -> Sequence[RemovableHandle]:
@@ -75,6 +82,10 @@ def _listen_to_block(block: Block, hear: Hear, now: list[TokenBatch]) -> list[Re
 
     return [
         block.register_forward_pre_hook(before),
-        *(getattr(block, part).register_forward_hook(after(part)) for part in PARTS),
+        *(
+            getattr(block, part).register_forward_hook(after(part))
+            for part in PARTS
+            if hasattr(block, part)
+        ),
         block.register_forward_hook(after(OUTPUT)),
     ]

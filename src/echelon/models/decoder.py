@@ -147,7 +147,7 @@ class GroupedQueryAttention(nn.Module):
 
 
 class Block(nn.Module):
-    """One pre-norm transformer block."""
+    """One transformer block: attention and an MLP, in turn or side by side, with their norms."""
 
     def __init__(
         self, shape: ModelShape, operations: Operations, index: int, share: TensorShare
@@ -156,28 +156,59 @@ class Block(nn.Module):
         super().__init__()
         self.index, self.dropout, self.operations = index, shape.dropout, operations
         self.factor, tp = shape.multipliers.residual, share.tp
+        self.parallel = shape.residual != "sequential"
+        experts, norms = shape.layer_has_experts(index), shape.norms
+        again = {"attention_norm": shape.residual != "parallel-one-norm", "mlp_norm": not experts}
+        if "attention_norm" in norms:
+            self.attention_norm = BranchNorm(shape, operations, again=again["attention_norm"])
         own = shape.of_layer(index)
-        self.attention_norm = BranchNorm(shape, operations, again=True)
         if own.latent is None:
             self.attention = GroupedQueryAttention(own, operations, tp)
         else:
             self.attention = MultiHeadLatentAttention(own, own.latent, operations, tp)
-        experts = shape.layer_has_experts(index)
-        self.mlp_norm = BranchNorm(shape, operations, again=not experts)
+        if "mlp_norm" in norms:
+            kind = Norm if self.parallel else BranchNorm
+            self.mlp_norm = kind(shape, operations, again=again["mlp_norm"])
         if experts:
             self.mlp = mixture_of_experts(shape, operations, index, share)
         else:
             self.mlp = MLP(shape, operations, shape.ffn // tp, again=True)
+        if shape.norm_place != "before":
+            self.attention_post_norm = Norm(shape, operations)
+            self.mlp_post_norm = Norm(shape, operations)
 
     def forward(self, x_ND: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
         """Return the residual stream after this block, [N, D]."""
-        ops, site = self.operations, f"layers.{self.index}"
-        x_ND, normed_ND = self.attention_norm(x_ND)
-        y_ND = ops.multiply(self.attention(normed_ND, batch), self.factor)
-        y_ND = ops.dropout(y_ND, self.dropout, f"{site}.attention", batch)
-        x_ND, normed_ND = self.mlp_norm(x_ND, y_ND)
-        y_ND = ops.multiply(self.mlp(normed_ND, batch), self.factor)
-        return ops.add(x_ND, ops.dropout(y_ND, self.dropout, f"{site}.mlp", batch))
+        ops = self.operations
+        x_ND, normed_ND = self._at_head("attention_norm", x_ND, None)
+        y_ND = self.attention(normed_ND, batch)
+        y_ND = self._to_add("attention", y_ND, batch)
+        if self.parallel:
+            # What attention adds goes on in its place: one tensor lives while the MLP runs.
+            y_ND = ops.add(x_ND, y_ND)
+            if "mlp_norm" in self._modules:
+                normed_ND = self.mlp_norm(x_ND)
+            x_ND = y_ND
+        else:
+            x_ND, normed_ND = self._at_head("mlp_norm", x_ND, y_ND)
+        y_ND = self.mlp(normed_ND, batch)
+        return ops.add(x_ND, self._to_add("mlp", y_ND, batch))
+
+    def _at_head(
+        self, norm: str, x_ND: torch.Tensor, added_ND: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the stream at the head of a branch, and what the branch reads."""
+        if norm in self._modules:
+            return self._modules[norm](x_ND, added_ND)  # type: ignore[misc]
+        if added_ND is not None:
+            x_ND = self.operations.add(x_ND, added_ND)
+        return x_ND, x_ND
+
+    def _to_add(self, branch: str, y_ND: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
+        """Return what a branch adds to the stream, made of what its last layer gives."""
+        ops, norm = self.operations, self._modules.get(f"{branch}_post_norm")
+        y_ND = ops.multiply(y_ND if norm is None else norm(y_ND), self.factor)
+        return ops.dropout(y_ND, self.dropout, f"layers.{self.index}.{branch}", batch)
 
 
 def mixture_of_experts(

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from echelon.config.load import load_job
-from echelon.core.model_shape import ModelShape
+from echelon.core.model_shape import ModelShape, RopeScaling
 from tests.config.problems import problems_of
 
 LLAMA: dict[str, Any] = {
@@ -108,7 +109,7 @@ DEEPSEEK = {
     "num_key_value_heads": 128,
     "num_hidden_layers": 61,
     "vocab_size": 129280,
-    "max_position_embeddings": 163840,
+    "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-6,
     "rope_theta": 10000,
     "hidden_act": "silu",
@@ -130,13 +131,15 @@ DEEPSEEK = {
     "routed_scaling_factor": 2.5,
     "n_group": 8,
     "topk_group": 4,
-    "rope_scaling": {
-        "type": "yarn",
-        "factor": 40,
-        "original_max_position_embeddings": 4096,
-        "mscale": 1.0,
-    },
 }
+YARN = {
+    "type": "yarn",
+    "factor": 40,
+    "original_max_position_embeddings": 4096,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+}
+"""What extends DeepSeek-V3 to 163,840 positions."""
 
 
 def shape_of(folder: Path, config: dict[str, Any]) -> ModelShape:
@@ -249,10 +252,6 @@ def test_a_sliding_window_of_every_layer_is_the_window(
 @pytest.mark.parametrize(
     ("change", "positions"),
     [
-        (QWEN | {"sliding_window": 2048}, 2048),
-        (QWEN | {"max_window_layers": 31}, 4096),
-        (QWEN | {"sliding_window": 2**20}, 8192),
-        (QWEN | {"layer_types": ["full_attention", "sliding_attention"] * 16}, 4096),
         (QWEN_MOE | {"max_window_layers": 48}, 4096),
     ],
 )
@@ -261,6 +260,33 @@ def test_a_sliding_window_of_some_layers_is_the_longest_sequence(
 ) -> None:
     shape = shape_of(tmp_path, LLAMA | change)
     assert (shape.max_positions, shape.window) == (positions, None)
+
+
+@pytest.mark.parametrize(
+    ("change", "kinds"),
+    [
+        (QWEN, ("global",) * 28 + ("local",) * 4),
+        (QWEN | {"max_window_layers": 31}, ("global",) * 31 + ("local",)),
+        (QWEN | {"max_window_layers": 0}, ()),
+        (QWEN | {"layer_types": ["full_attention", "sliding_attention"] * 16}, ("global", "local")),
+    ],
+)
+def test_a_sliding_window_of_some_layers_is_that_of_local_blocks(
+    tmp_path: Path, change: dict[str, Any], kinds: tuple[str, ...]
+) -> None:
+    shape = shape_of(tmp_path, LLAMA | change | {"sliding_window": 2048})
+    assert (shape.window, shape.layer_kinds) == (2048, kinds)
+
+
+def test_the_extension_of_deepseek_is_read_whole(tmp_path: Path) -> None:
+    """Its cosines are as they are, for both sharpenings are one; scores have its square."""
+    shape = shape_of(tmp_path, DEEPSEEK | {"rope_scaling": YARN, "max_position_embeddings": 163840})
+    assert shape.rope_scaling == RopeScaling(
+        kind="yarn", factor=40, original_positions=4096, attention_factor=1.0
+    )
+    sharper = (0.1 * math.log(40) + 1.0) ** 2
+    assert shape.attention_scale == pytest.approx(192**-0.5 * sharper, rel=1e-12)
+    assert shape_of(tmp_path, DEEPSEEK).rope_scaling is None
 
 
 @pytest.mark.parametrize("config", [LLAMA, QWEN_FULL, GPT2], ids=lambda c: c["model_type"])
@@ -294,7 +320,8 @@ def test_a_field_of_ones_own_overrides_the_file(tmp_path: Path) -> None:
         ([1], "hf-config-unreadable", "not a JSON object"),
         ({"model_type": "llama"}, "hf-config-missing-key", "num_hidden_layers"),
         (LLAMA | {"hidden_act": "relu"}, "hf-config-value", "relu"),
-        (LLAMA | {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "hf-config-value", "yarn"),
+        (LLAMA | {"rope_scaling": {"type": "proportional"}}, "hf-config-value", "proportional"),
+        (LLAMA | {"rope_scaling": {"type": "linear"}}, "hf-config-missing-key", "factor"),
         (LLAMA | {"rope_scaling": {"rope_type": "llama3"}}, "hf-config-missing-key", "factor"),
         (LLAMA | {"rope_scaling": 8}, "hf-config-value", "rope_scaling"),
         (LLAMA | {"hidden_size": -1}, "out-of-range", "model.hidden = -1"),
@@ -316,7 +343,6 @@ def test_a_field_of_ones_own_overrides_the_file(tmp_path: Path) -> None:
         (DEEPSEEK | {"n_group": 7}, "groups-divide-experts", "num_experts = 256"),
         (DEEPSEEK | {"num_key_value_heads": 8}, "latent-heads-have-keys", "heads = 128"),
         (DEEPSEEK | {"scoring_func": "softmax"}, "hf-config-value", "softmax"),
-        (DEEPSEEK | {"rope_scaling": {"type": "yarn"}}, "hf-config-value", "yarn"),
         (DEEPSEEK | {"rms_norm_eps": 1e-5}, "hf-config-value", "normed with 1e-06 whatever"),
     ],
 )

@@ -12,7 +12,7 @@ import torch
 from safetensors.torch import save_file
 
 from echelon.core.errors import CheckpointError, Problem
-from echelon.core.model_shape import ModelShape
+from echelon.core.model_shape import ModelShape, RopeKind, RopeScaling
 from echelon.training.weights.files import find_weights
 from tests.parallel.layouts import GPT2, NANO, QWEN
 from tests.training.weights.hugging_face import Tensors, gpt2_tensors, llama_tensors
@@ -248,13 +248,15 @@ YARN = {"type": "yarn", "factor": 40, "original_max_position_embeddings": 4096, 
 )
 @pytest.mark.parametrize("name", ["", "model.safetensors"])
 def test_weights_trained_with_positions_that_are_not_computed_are_refused(
-    tmp_path: Path, config: dict[str, object], kind: str, name: str
+    tmp_path: Path, config: dict[str, object], kind: RopeKind, name: str
 ) -> None:
     path = saved(tmp_path, llama_tensors(NANO)) / name
     (tmp_path / "config.json").write_text(json.dumps(config))
     (problem,) = refused(path, NANO)
     assert problem.rule == "weights-positions"
     assert f'"{kind}"' in problem.message
+    extended = replace(NANO, rope_scaling=RopeScaling(kind=kind, factor=2.0, original_positions=8))
+    find_weights(path, extended)
     assert problem.set_by == f"{tmp_path / 'config.json'}: {next(iter(config))}"
 
 

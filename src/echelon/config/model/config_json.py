@@ -13,8 +13,10 @@ from echelon.core.errors import Problem
 from echelon.core.rulebook.model import HF_CONFIG_MISSING_KEY, HF_CONFIG_VALUE
 from echelon.core.rules import did_you_mean
 
-PLAIN_ROPE, LLAMA3_ROPE = "default", "llama3"
-"""The kinds of rotary positions that are computed."""
+PLAIN_ROPE, DYNAMIC_ROPE = "default", "dynamic"
+STRETCHES = ("llama3", "linear", "yarn", "longrope")
+"""The kinds of rotary positions that are computed: plain, plain up to the positions of the model,
+and stretched."""
 
 
 def rope_entry(config: Mapping[str, object]) -> tuple[str, object]:

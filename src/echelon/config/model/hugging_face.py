@@ -1,11 +1,11 @@
 """A Hugging Face config.json -> settings of the model, for architectures that are computed exactly.
 
 What is read is the shape. Dropout probabilities tell how a checkpoint was trained and are not read:
-`model.dropout` says how yours is. A sliding window of every layer is `model.window`. Where only
-some layers slide (Qwen's `max_window_layers`), it shortens `max_positions` to the window, up to
-which windowed and full attention are the same. DeepSeek-V3's YaRN is an extension after
-pretraining: its shape is read as pretrained, up to the original positions. Released weights went
-through that extension, and are refused (weights-positions).
+`model.dropout` says how yours is. A sliding window is `model.window`, and where only
+some layers slide (Qwen's `max_window_layers`), `model.layer_kinds` says which. Qwen3-MoE's are not
+the same in transformers 4 and 5: there the window shortens `max_positions`, up to which windowed
+and full attention are the same. "dynamic" rotary positions change nothing up to the positions of
+the model, and are read as plain ones.
 """
 
 from __future__ import annotations
@@ -24,6 +24,9 @@ from echelon.core.errors import Problem
 from echelon.core.rulebook.model import HF_CONFIG_MODEL_TYPE, HF_CONFIG_UNREADABLE
 from echelon.core.rules import did_you_mean
 from echelon.core.serialize import decode_json
+
+CAPPED = ("gemma2", "gemma3_text")
+"""What has caps on scores and logits."""
 
 
 def read_hf_config(path: Path, set_by: str) -> tuple[dict[str, Entry], list[Problem]]:
@@ -69,12 +72,13 @@ def _unreadable(path: Path, why: str, set_by: str) -> Problem:
 
 
 def _scores(reader: ConfigJsonReader) -> None:
-    """Read which keys a query meets in whatever model, and refuse scores that are capped."""
+    """Read which keys a query meets in whatever model, and refuse caps of what has none."""
     reader.take(causal=("is_causal", None))
     if reader.config.get("is_causal") is False and "model.window" in reader.entries:
         # transformers counts one key more on each side of a query then, flash-attention does not.
         reader.refuse("is_causal", False, True)
-    reader.only(attn_logit_softcapping=(None,), final_logit_softcapping=(None,))
+    if reader.config["model_type"] not in CAPPED:
+        reader.only(attn_logit_softcapping=(None,), final_logit_softcapping=(None,))
     listed = reader.config.get("layer_types")
     if listed is None:
         return

@@ -132,6 +132,18 @@ MODEL = (
         "false: queries meet later keys too, so each sees its own label (the next token)",
     ),
     setting("model.window", OPTIONAL_COUNT, "none", "a query meets keys nearer than this many"),
+    setting(
+        "model.norm_place",
+        Choice(options=("before", "after", "both")),
+        "before",
+        "of a branch: where its norms stand",
+    ),
+    setting(
+        "model.residual",
+        Choice(options=("sequential", "parallel", "parallel-one-norm")),
+        "sequential",
+        "parallel: attention and MLP read the same stream",
+    ),
     setting("model.norm_offset", Real(), 0.0, "files keep norm weights less this: 1 for Gemma's"),
     setting(
         "model.layer_kinds",

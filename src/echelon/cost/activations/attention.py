@@ -42,13 +42,17 @@ ATTENTION = "attention"
 
 def attention_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
     """Return the operators of grouped-query attention, from the norm before to the output."""
+    x = x.of_attention
     made = (x.heads + 2 * x.kv_heads) * x.head_dim
     # Variables of the forward pass, which live on whether they are kept or not.
     turned = queries_are_copied(x) * (x.queries + x.keys)
     lost = (1 - _projections_kept(x)) * (x.queries + 2 * x.keys) + turned
     branch = attention_branch(x)
+    # At the norm, the gradients of its output are one.
+    alone = replace(x, beside=0)
+    norm = (norm_operator(alone, "attention norm", branch),) if x.norm_before else ()
     return (
-        norm_operator(x, "attention norm", branch),
+        *norm,
         column_parallel_operator(x, "q, k, v", "attention input", made, branch),
         _heads(x, branch),
         attention_core_operator(x, branch, lost),
@@ -187,7 +191,7 @@ def attention_core_operator(
         name=ATTENTION,
         saved=table,
         forward=lost + elementwise_max(x.attend_forward, last),
-        backward=x.stream + work,
+        backward=x.around + work,
         # What the output layer keeps until W is in this memory.
         backward_split=branch.split_stream_gradient(x)
         + elementwise_max(x.attend_first, x.attend_rest),

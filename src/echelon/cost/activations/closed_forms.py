@@ -65,7 +65,8 @@ def _saved(work: CostInputs, x: ActivationNumbers, *, mixture: bool) -> Num:
     inner = mixture_saved(x, _expert_numbers(work)) if mixture else mlp_saved(x)
     # After attention and after the MLP.
     masks = 2.0 * dropout_saved(x, ATTENTION_DROPOUT).bytes
-    return total_saved_bytes((*attention_saved(x), *inner)) + masks + _beside(work, mixture)
+    more = work.model.extra_streams * x.stream + masks + _beside(work, mixture)
+    return total_saved_bytes((*attention_saved(x), *inner)) + more
 
 
 def _redone(work: CostInputs, x: ActivationNumbers, *, mixture: bool) -> Num:

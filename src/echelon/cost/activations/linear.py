@@ -35,6 +35,8 @@ QKV, O, GATE_UP, DOWN_GROUP = range(4)
 
 ATTENTION_DROPOUT, MLP_DROPOUT, DOWN = "attention dropout", "mlp dropout", "down"
 
+POST_NORMS = "attention post norm", "mlp post norm"
+
 _DRAWN = 4 * 8
 """Bytes of an element of a mask while it is drawn: four numbers of 64 bits."""
 
@@ -63,7 +65,8 @@ class ResidualBranch:
         In a whole backward pass it is always there.
         """
         alone = elementwise_max(self.alone, 1 - x.learns(self.groups[1]))
-        return x.stream * elementwise_max(x.scattered, x.apart, alone)
+        waits = elementwise_max(x.scattered, x.apart, alone)
+        return x.stream * waits + x.beside * x.stream
 
     def row_layer_bytes(self, x: ActivationNumbers) -> Num:
         """Return what the weight gradient of the row layer keeps, where that is put off."""
@@ -89,7 +92,7 @@ class ResidualBranch:
         late = self.row_layer_bytes(x) if late is None else late
         return replace(
             operator,
-            backward=x.stream + late + operator.backward,
+            backward=x.around + late + operator.backward,
             backward_split=self.split_stream_gradient(x) + operator.backward,
         )
 
@@ -151,6 +154,13 @@ def _gate_and_up(x: ActivationNumbers) -> tuple[SavedTensor, ...]:
 def _down_input(x: ActivationNumbers) -> tuple[SavedTensor, ...]:
     kept = x.learns(DOWN_GROUP) * x.product_bytes(x.tokens * x.inner)
     return saved_tensors(DOWN, ("input", kept, "N F s"))
+
+
+def post_norm_operator(x: ActivationNumbers, name: str) -> OperatorMemory:
+    """Return a norm of what a branch gives, which it keeps; its gradient is that of the stream."""
+    norm = norm_operator(x, name)
+    kept, statistics = norm.saved
+    return replace(norm, saved=(replace(kept, name="output of the branch"), statistics))
 
 
 def norm_operator(
@@ -228,7 +238,7 @@ def row_parallel_operator(
     `group` is its place in `LINEAR_GROUPS`.
     """
     learns, narrow = x.learns(group), x.narrow_bytes(group)
-    work = x.stream + x.apart * x.stream + x.scattered * x.whole + inputs
+    work = x.around + x.apart * x.stream + x.scattered * x.whole + inputs
     width = inputs // elementwise_max(x.tokens * x.size, 1)
     read = x.in_fp8 * _kept_bytes(x, inputs)
     ahead = read + fp8_product_bytes(x, x.hidden, width, x.tokens)
@@ -256,13 +266,20 @@ def row_parallel_operator(
     )
 
 
+def mlp_sum_operator(x: ActivationNumbers) -> OperatorMemory:
+    """Return what adds the output of an MLP to the stream, which is there for that alone where
+    attention has been beside the MLP."""
+    one = dropout_operator(x, MLP_DROPOUT)
+    return replace(one, forward=one.forward + x.parallel * x.stream)
+
+
 def dropout_operator(x: ActivationNumbers, name: str, *, adds: int = 1) -> OperatorMemory:
     """Return a dropout, which keeps its mask, and the sum of its output with the stream.
 
     That of the embedding `adds` nothing. A factor of the model makes as much, and keeps nothing.
     """
     saved = dropout_saved(x, name)
-    apart = x.apart if adds else elementwise_max(x.dropout, x.embedding_multiplied)
+    apart = x.changed if adds else elementwise_max(x.dropout, x.embedding_multiplied)
     drawn = x.dropout * _DRAWN * x.rows * (x.hidden + 1)
     return OperatorMemory(
         name=name,
@@ -280,6 +297,38 @@ def mlp_branch(x: ActivationNumbers) -> ResidualBranch:
     return ResidualBranch(local=x.stream, inner=inner, column=x.up * inner)
 
 
+def _mlp_norm(x: ActivationNumbers, branch: ResidualBranch) -> tuple[OperatorMemory, ...]:
+    """Return the norm before an MLP, where there is one of its own."""
+    if x.one_norm or not x.norm_before:
+        return ()
+    norm = norm_operator(x, "mlp norm", branch)
+    if not x.parallel:
+        return (norm,)
+    # The norm before attention keeps the same stream.
+    kept, statistics = norm.saved
+    return (replace(norm, saved=(statistics,), forward=norm.forward - kept.bytes),)
+
+
+def _without_shared(x: ActivationNumbers, kept: tuple[SavedTensor, ...]) -> tuple[SavedTensor, ...]:
+    """Leave out the gradient of the stream where the output layer of attention keeps it, too."""
+    shared = x.parallel * (1 - x.changed) * (1 - x.scattered) * (1 - x.in_fp8)
+    inputs, gradient, bias = kept
+    return inputs, replace(gradient, bytes=(1 - shared) * gradient.bytes), bias
+
+
+def _shared_input(x: ActivationNumbers, columns: OperatorMemory) -> OperatorMemory:
+    """Return layers whose input those of attention keep, too."""
+    kept = (1 - x.in_fp8) * x.stream
+    saved, *waiting = columns.kept_for_weight_gradient
+    own = replace(saved, bytes=saved.bytes - kept)
+    return replace(
+        columns,
+        saved=(own,),
+        kept_for_weight_gradient=(own, *waiting),
+        forward=columns.forward - x.stream,
+    )
+
+
 def mlp_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
     """Return the operators of a dense MLP, from the norm before to the output."""
     inner = x.tokens * x.inner * x.size
@@ -290,9 +339,10 @@ def mlp_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
         inner + x.up * inner + gated * (x.low_precision * inner + (1 - x.low_precision) * 2 * piece)
     )
     down = row_parallel_operator(x, DOWN, inner, x.mlp_bias, x.stream, DOWN_GROUP)
+    columns = column_parallel_operator(x, "gate, up", "mlp input", x.up * x.inner, branch)
     return (
-        norm_operator(x, "mlp norm", branch),
-        column_parallel_operator(x, "gate, up", "mlp input", x.up * x.inner, branch),
+        *_mlp_norm(x, branch),
+        _shared_input(x, columns) if x.one_norm else columns,
         branch.around(
             x,
             OperatorMemory(
@@ -302,5 +352,10 @@ def mlp_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
                 backward=work,
             ),
         ),
-        replace(down, saved=_down_input(x), forward=down.forward + inner),
+        replace(
+            down,
+            saved=_down_input(x),
+            forward=down.forward + inner,
+            kept_for_weight_gradient=_without_shared(x, down.kept_for_weight_gradient),
+        ),
     )

@@ -10,7 +10,7 @@ head, F inner width and V vocabulary of one, s bytes of an element, w = max(4, s
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -176,6 +176,18 @@ class ActivationNumbers:
     """Flag: what a branch adds to the stream is multiplied by a factor."""
     embedding_multiplied: Num = 0
     """Flag: token vectors are."""
+    norm_before: Num = 1
+    """Flag: a branch has a norm before it."""
+    norm_after: Num = 0
+    """Flag: a branch has a norm after it."""
+    parallel: Num = 0
+    """Flag: the MLP reads the stream that attention reads."""
+    one_norm: Num = 0
+    """Flag: both read it through one norm."""
+    parted: Num = 0
+    """Flag: the gradient of a branch's output is another than the stream's for another reason."""
+    beside: Num = 0
+    """Flag: the gradient of an MLP's input waits for that of attention, beside the stream's."""
     ring: Num = 0
     """Flag: keys and values of other places are met one after the other, or gathered."""
     exchanged: Num = 0
@@ -221,9 +233,28 @@ class ActivationNumbers:
     """Bytes that attention keeps of its scores: none, but for trainers without a fused kernel."""
 
     @property
+    def changed(self) -> Num:
+        """Return whether what a branch gives is changed before it is added to the stream."""
+        return elementwise_max(self.dropout, self.multiplied)
+
+    @property
     def apart(self) -> Num:
         """Return whether the gradient of a branch's last layer is another than the stream's."""
-        return elementwise_max(self.dropout, self.multiplied)
+        return elementwise_max(self.changed, self.norm_after, self.parted)
+
+    @property
+    def of_attention(self) -> ActivationNumbers:
+        """Return the numbers of attention: beside an MLP, more gradients wait.
+
+        That is the sum of what came around and out of the norm of the MLP; where both have one
+        norm, the gradient of its output.
+        """
+        return replace(self, parted=self.parallel * (1 - self.one_norm), beside=self.one_norm)
+
+    @property
+    def around(self) -> Num:
+        """Return the gradients that wait while a branch runs backward."""
+        return self.stream * (1 + self.beside)
 
     @property
     def stream(self) -> Num:
@@ -370,6 +401,10 @@ class ActivationNumbers:
             dropout=int(model.dropout > 0.0),
             multiplied=int(model.multipliers.residual != 1.0),
             embedding_multiplied=int(model.multipliers.embedding != 1.0),
+            norm_before=int(model.norm_place != "after"),
+            norm_after=int(model.norm_place != "before"),
+            parallel=int(model.residual != "sequential"),
+            one_norm=int(model.residual == "parallel-one-norm"),
             ring=int(plan.placement.ring_degree > 1),
             exchanged=int(degree > 1),
             copies=kv_copies(heads, kv_heads, degree),

@@ -44,15 +44,17 @@ def remade_operators(
     """Return the operators of a block of which those called `names` are made again."""
     found = {one.name: one for one in operators}
     if "attention" in names and "heads" in found:
-        _attention(x, found)
+        _attention(x.of_attention, found)
     if "mlp" in names and DOWN in found:
         _mlp(x, found)
     elif "activation" in names and DOWN in found:
         _drop(found, DOWN, found[DOWN].saved, DOWN)
         _made_whole(found, DOWN, x.product_bytes(x.tokens * x.inner))
     if "norm" in names:
-        _norm(x, found, "attention norm", attention_branch(x))
-        if DOWN in found:
+        # What two branches read is not made again.
+        if "attention norm" in found and not x.one_norm:
+            _norm(x.of_attention, found, "attention norm", attention_branch(x))
+        if DOWN in found and "mlp norm" in found:
             _norm(x, found, "mlp norm", mlp_branch(x))
     return tuple(found.values())
 
@@ -87,7 +89,7 @@ def _attention(x: ActivationNumbers, found: dict[str, OperatorMemory]) -> None:
     found["o"] = replace(
         output,
         forward=x.queries + x.summed_bytes(x.whole),
-        again=(1 + x.apart) * x.stream + work,
+        again=x.around + x.apart * x.stream + work,
     )
 
 
@@ -112,18 +114,19 @@ def _norm(
     norm, last = found[name], found[_LAST[name]]
     (first,) = (one for one in _NORMS[name] if one in found)
     made: Num = found[first].forward - x.stream - x.gathered_bytes(x.whole) - branch.local
-    work = norm.forward - branch.local - x.stream
+    statistics = norm.saved[-1]
+    work = norm.forward - branch.local - x.stream * (len(norm.saved) - 1)
     reader = DOWN if found.get("activation", norm).remade and name == "mlp norm" else first
     if reader == first:
         beside = x.stream + branch.row_layer_bytes(x) + made
         found[first] = replace(found[first], again=beside + work)
     else:
         # Norm and layer are made again one after the other, the statistics kept.
-        again = elementwise_max(last.again + norm.saved[1].bytes + x.stream, x.stream + work)
+        again = elementwise_max(last.again + statistics.bytes + x.stream, x.stream + work)
         found[last.name] = replace(last, again=again)
     _drop(found, first, found[first].saved[:1], reader)
     _made_whole(found, first, x.matmul_stream)
-    _drop(found, name, norm.saved[1:], reader)
+    _drop(found, name, (statistics,), reader)
     after = list(found)
     for one in after[after.index(first) + 1 : after.index(last.name) + 1]:
         found[one] = replace(found[one], forward=found[one].forward + x.stream)

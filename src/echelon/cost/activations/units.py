@@ -20,10 +20,12 @@ from echelon.cost.activations.experts import mixture_operators
 from echelon.cost.activations.latent import latent_operators
 from echelon.cost.activations.linear import (
     ATTENTION_DROPOUT,
-    MLP_DROPOUT,
+    POST_NORMS,
     dropout_operator,
     mlp_operators,
+    mlp_sum_operator,
     norm_operator,
+    post_norm_operator,
 )
 from echelon.cost.activations.numbers import (
     INDEX_BYTES,
@@ -236,8 +238,9 @@ def block_operators(
         mlp = mixture_operators(x, expert_numbers(plan, rank, (layer, microbatch), load))
     else:
         mlp = mlp_operators(x)
+    after = [post_norm_operator(x, name) for name in POST_NORMS] if x.norm_after else []
     dropped = dropout_operator(x, ATTENTION_DROPOUT)
-    found = (*attention, dropped, *mlp, dropout_operator(x, MLP_DROPOUT))
+    found = (*attention, *after[:1], dropped, *mlp, *after[1:], mlp_sum_operator(x))
     return remade_operators(x, found, operators)
 
 

@@ -27,6 +27,8 @@ END: OperatorKey = ("", "")
 _OF_PARTS: Mapping[str, str] = {
     "attention_norm": "attention norm",
     "mlp_norm": "mlp norm",
+    "attention_post_norm": "attention post norm",
+    "mlp_post_norm": "mlp post norm",
     "attention.q": "q, k, v",
     "attention.k": "q, k, v",
     "attention.v": "q, k, v",

@@ -63,6 +63,10 @@ def machine_numbers_from_plan(plan: Plan, *, measured: bool) -> MachineNumbers:
     return with_measured_kernels(machine, plan, dtype=dtype, ranks=ranks) if measured else machine
 
 
+_SHARED_STREAMS = {"sequential": 0.0, "parallel": 1.0, "parallel-one-norm": 2.0}
+"""Of attention and MLP: the stream, and its norm."""
+
+
 def model_numbers_from_shape(shape: ModelShape, length: int, *, tp: Num = 1.0) -> ModelNumbers:
     """Return the numbers of a model that reads sequences of `length` tokens.
 
@@ -84,6 +88,8 @@ def model_numbers_from_shape(shape: ModelShape, length: int, *, tp: Num = 1.0) -
         length=float(length),
         keys_per_query=mean_keys_per_query(shape, length),
         norm_weights=2.0 if shape.norm == "layernorm" else 1.0,
+        block_norms=float(len(shape.norms)),
+        extra_streams=2.0 * (shape.norm_place == "both") - _SHARED_STREAMS[shape.residual],
         qkv_bias=attention_vectors(shape),
         output_bias=float(shape.output_bias),
         mlp_bias=float(shape.mlp_bias),

@@ -59,6 +59,11 @@ class ModelNumbers:
     """Flag: the output projection of attention has a bias."""
     mlp_bias: Num = 0.0
     """Flag: the projections of the MLP have a bias."""
+    block_norms: Num = 2.0
+    """Norms of the stream in a block, and of what its branches give."""
+    extra_streams: Num = 0.0
+    """Tensors of the width of the stream that a block keeps beside those of Llama: of norms after
+    branches, or none for what both branches read."""
     head_norms: Num = 0.0
     """Weights of the norms of queries and keys."""
     query_rank: Num = 0.0

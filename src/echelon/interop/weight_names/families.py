@@ -79,6 +79,11 @@ _LATENT = {
 _SHOWN_BY: Mapping[str, Mapping[str, str]] = {
     ".self_attn.qkv_proj.weight": dict.fromkeys(_QKV, "self_attn.qkv_proj"),
     ".mlp.gate_up_proj.weight": dict.fromkeys(_GATE_UP, "mlp.gate_up_proj"),
+    ".pre_feedforward_layernorm.weight": {
+        "attention_post_norm": "post_attention_layernorm",
+        "mlp_norm": "pre_feedforward_layernorm",
+        "mlp_post_norm": "post_feedforward_layernorm",
+    },
     "layers.0.mlp.c_fc.weight": {"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"},
 }
 """Names of some models with Llama's names, by the keys that show them."""

@@ -69,19 +69,42 @@ def hidden(run: SequenceRun) -> torch.Tensor:
 
 
 def _block(run: SequenceRun, block: int, x_TD: torch.Tensor) -> torch.Tensor:
-    latent, normed = run.model.latent, _normed(run, x_TD, f"{run.unit}.attention_norm")
-    if latent is None:
-        y_TD = grouped_attention(run, normed)
-    else:
-        y_TD = latent_attention(run, latent, normed)
-    y_TD = _multiplied(run, run.note(OUTPUT, y_TD), run.model.multipliers.residual)
-    y_TD = run.dropped_out(y_TD, f"{run.unit}.attention")
-    x_TD = run.note(RESIDUAL, x_TD + y_TD)
-    normed = _normed(run, x_TD, f"{run.unit}.mlp_norm")
-    y_TD = _experts(run, block, normed) if has_experts(run.model, block) else mlp(run, normed)
+    """Return the stream after a block: GPT-J's sum of both branches (2021), or one after the other.
+
+    A norm stands before a branch (GPT-2), after it (OLMo 2, 2024), or on both sides (GLM 4, 2025).
+    """
+    normed = _before(run, x_TD, "attention_norm")
+    y_TD = _attended(run, normed)
+    if run.model.residual == "sequential":
+        x_TD = run.note(RESIDUAL, x_TD + y_TD)
+        return run.note(RESIDUAL, x_TD + _fed_forward(run, block, _before(run, x_TD, "mlp_norm")))
+    both = run.note(RESIDUAL, x_TD + y_TD)
+    if run.model.residual == "parallel":
+        normed = _before(run, x_TD, "mlp_norm")
+    return run.note(RESIDUAL, both + _fed_forward(run, block, normed))
+
+
+def _before(run: SequenceRun, x_TD: torch.Tensor, name: str) -> torch.Tensor:
+    return x_TD if run.model.norm_place == "after" else _normed(run, x_TD, f"{run.unit}.{name}")
+
+
+def _after(run: SequenceRun, y_TD: torch.Tensor, branch: str) -> torch.Tensor:
+    if run.model.norm_place != "before":
+        y_TD = _normed(run, y_TD, f"{run.unit}.{branch}_post_norm")
     y_TD = _multiplied(run, y_TD, run.model.multipliers.residual)
-    y_TD = run.dropped_out(y_TD, f"{run.unit}.mlp")
-    return run.note(RESIDUAL, x_TD + y_TD)
+    return run.dropped_out(y_TD, f"{run.unit}.{branch}")
+
+
+def _attended(run: SequenceRun, x_TD: torch.Tensor) -> torch.Tensor:
+    latent = run.model.latent
+    if latent is None:
+        return _after(run, run.note(OUTPUT, grouped_attention(run, x_TD)), "attention")
+    return _after(run, run.note(OUTPUT, latent_attention(run, latent, x_TD)), "attention")
+
+
+def _fed_forward(run: SequenceRun, block: int, x_TD: torch.Tensor) -> torch.Tensor:
+    y_TD = _experts(run, block, x_TD) if has_experts(run.model, block) else mlp(run, x_TD)
+    return _after(run, y_TD, "mlp")
 
 
 def _multiplied(run: SequenceRun, x: torch.Tensor, factor: float) -> torch.Tensor:

@@ -121,9 +121,21 @@ def _block(model: ModelShape, block: int) -> Iterator[tuple[str, tuple[int, ...]
     wide = model.hidden
     norms: list[tuple[str, tuple[int, ...]]] = [("weight", (wide,))]
     norms += [("bias", (wide,))] * (model.norm == "layernorm")
-    yield from ((f"attention_norm.{what}", shape) for what, shape in norms)
+    before, after = model.norm_place in ("before", "both"), model.norm_place in ("after", "both")
+    if before:
+        yield from ((f"attention_norm.{what}", shape) for what, shape in norms)
     yield from _attention(model) if model.latent is None else _latent(model, model.latent)
-    yield from ((f"mlp_norm.{what}", shape) for what, shape in norms)
+    if after:
+        yield from ((f"attention_post_norm.{what}", shape) for what, shape in norms)
+    if before and model.residual != "parallel-one-norm":
+        yield from ((f"mlp_norm.{what}", shape) for what, shape in norms)
+    yield from _feed_forward(model, block)
+    if after:
+        yield from ((f"mlp_post_norm.{what}", shape) for what, shape in norms)
+
+
+def _feed_forward(model: ModelShape, block: int) -> Iterator[tuple[str, tuple[int, ...]]]:
+    wide = model.hidden
     if model.experts is None or not has_experts(model, block):
         yield from _mlp(model, "mlp", model.ffn)
         return

@@ -54,10 +54,40 @@ def _partly_turned(model: ModelShape) -> ModelShape:
     return replace(model, rotary=rotary, qkv_bias=True)
 
 
+def _olmo2(model: ModelShape) -> ModelShape:
+    return replace(model, norm_place="after")
+
+
+def _glm4(model: ModelShape) -> ModelShape:
+    return replace(_partly_turned(model), norm_place="both")
+
+
+def _neox(model: ModelShape) -> ModelShape:
+    return replace(
+        model,
+        kv_heads=model.heads,
+        residual="parallel",
+        norm="layernorm",
+        gated=False,
+        activation="gelu-exact",
+        rotary=Rotary(fraction=0.25),
+        **dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), True),
+    )
+
+
+def _falcon(model: ModelShape) -> ModelShape:
+    biases = dict.fromkeys(("qkv_bias", "output_bias", "mlp_bias"), False)
+    return replace(_neox(model), residual="parallel-one-norm", rotary=Rotary(), **biases)
+
+
 BLOCKS: Mapping[str, Callable[[ModelShape], ModelShape]] = {
     "gemma": _gemma,
     "granite": _granite,
     "partly-turned": _partly_turned,
+    "olmo2": _olmo2,
+    "glm4": _glm4,
+    "neox": _neox,
+    "falcon": _falcon,
 }
 """What makes each kind out of a Llama."""
 

@@ -12,7 +12,7 @@ from math import prod
 from pathlib import Path
 from typing import cast
 
-from echelon.config.model.config_json import LLAMA3_ROPE, PLAIN_ROPE, rope_entry, rope_type
+from echelon.config.model.config_json import DYNAMIC_ROPE, PLAIN_ROPE, rope_entry, rope_type
 from echelon.core.errors import CheckpointError, Problem
 from echelon.core.model_shape import ModelShape
 from echelon.core.rulebook.weights import (
@@ -40,8 +40,8 @@ from echelon.training.weights.trainers.contents import (
 from echelon.training.weights.trainers.recognise import read_trainer
 
 
-def position_problems(path: Path) -> Iterator[Problem]:
-    """Yield that a config.json beside weights turns positions as no model here does.
+def position_problems(path: Path, shape: ModelShape) -> Iterator[Problem]:
+    """Yield that a config.json beside weights turns positions as the model does not.
 
     Without one, or where it cannot be read, nothing is known: a file of weights does not say.
     """
@@ -54,10 +54,11 @@ def position_problems(path: Path) -> Iterator[Problem]:
         return
     key, rope = rope_entry(cast("dict[str, object]", config))
     kind = rope_type(rope)
-    if kind not in (PLAIN_ROPE, LLAMA3_ROPE):
+    ours = None if shape.rope_scaling is None else shape.rope_scaling.kind
+    if kind not in (PLAIN_ROPE, DYNAMIC_ROPE, "llama3", ours):
         yield WEIGHTS_POSITIONS.problem(
             f"{path} belongs to rotary positions of the kind {json.dumps(kind)} ({beside}: {key}), "
-            "which are not computed: with others these weights are another model",
+            "which are not those of the model: with others these weights are another model",
             key=SETTING,
             set_by=f"{beside}: {key}",
         )
@@ -98,7 +99,7 @@ def find_weights(path: Path, shape: ModelShape) -> WeightFiles:
             "them too), nor GPT-2's, torchtitan's, Megatron-core's, nor Echelon's: "
             f"{some(sorted(stored))}",
         )
-    problems = [*position_problems(path), *_fit_problems(path, shape, stored, naming)]
+    problems = [*position_problems(path, shape), *_fit_problems(path, shape, stored, naming)]
     if problems:
         raise CheckpointError(problems)
     return WeightFiles(

@@ -40,7 +40,7 @@ FOUND = {
 }
 NONE = (
     (replace(NANO, dropout=0.1), "its dropout draws other elements"),
-    (replace(NANO, soft_cap=5.0), "no class with these parts has a soft cap"),
+    (replace(NANO, soft_cap=5.0), "no class has these factors, turns, norms, scores"),
     (replace(NANO, causal=False), "no class with these parts has attention that is not causal"),
     (replace(NANO, norm="layernorm"), "no class has rotary positions with such norms or MLPs"),
     (replace(NANO, gated=False), "no class has rotary positions with such norms or MLPs"),

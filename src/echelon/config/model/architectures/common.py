@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import cast
+from collections.abc import Mapping, Sequence
 
 from echelon.config.model.architectures.record import Keys
-from echelon.config.model.config_json import (
-    LLAMA3_ROPE,
-    PLAIN_ROPE,
-    ConfigJsonReader,
-    rope_entry,
-    rope_type,
-)
+from echelon.config.model.architectures.rotary import read_rope, write_rope
+from echelon.config.model.config_json import ConfigJsonReader
 from echelon.core.model_shape import Activation, ModelShape
 
 FULL, SLIDING = "full_attention", "sliding_attention"
@@ -72,43 +66,6 @@ def read_activation(reader: ConfigJsonReader, key: str, default: str) -> None:
         reader.set("activation", ACTIVATIONS[value], key)
 
 
-def read_rope(reader: ConfigJsonReader, theta: float, part: float = 1.0) -> None:
-    """Read how positions turn.
-
-    `theta`, and `part` of a head that turns, hold where nothing is said.
-    """
-    key, value = rope_entry(reader.config)
-    if value is not None and not isinstance(value, dict):
-        reader.refuse(key, value)
-        return
-    rope = cast("dict[str, object]", value or {})
-    reader.set("rope_theta", rope.get("rope_theta", reader.config.get("rope_theta", theta)), key)
-    fraction = rope.get("partial_rotary_factor", reader.config.get("partial_rotary_factor", part))
-    if fraction != 1.0:
-        reader.set("rotary.fraction", fraction, key)
-    kind = rope_type(rope)
-    if kind == LLAMA3_ROPE:
-        names = {
-            "factor": "factor",
-            "low_frequency_factor": "low_freq_factor",
-            "high_frequency_factor": "high_freq_factor",
-            "original_positions": "original_max_position_embeddings",
-        }
-        for name, hf_name in names.items():
-            if hf_name in rope:
-                reader.set(f"rope_scaling.{name}", rope[hf_name], f"{key}.{hf_name}")
-            else:
-                reader.missing(f"{key}.{hf_name}, which llama3 scaling needs", reader.where(key))
-    elif kind == "yarn" and reader.config["model_type"] == "deepseek_v3":
-        original = rope.get("original_max_position_embeddings")
-        if original is None:
-            reader.refuse(key, rope)
-        else:
-            reader.set("max_positions", original, f"{key}.original_max_position_embeddings")
-    elif kind != PLAIN_ROPE:
-        reader.refuse(key, rope, {"rope_type": PLAIN_ROPE}, {"rope_type": LLAMA3_ROPE})
-
-
 def read_window(reader: ConfigJsonReader, default: int | None) -> None:
     """Set the window of every layer; null is none, and where it is absent `default` holds."""
     window = reader.config.get("sliding_window", default)
@@ -144,15 +101,19 @@ def write_counts(shape: ModelShape) -> Keys:
     }
 
 
-def write_rope(shape: ModelShape) -> Keys:
-    """Return how positions turn."""
-    keys: Keys = {"rope_scaling": None, "rope_theta": shape.rope_theta}
-    if shape.rope_scaling is not None:
-        keys["rope_scaling"] = {
-            "rope_type": "llama3",
-            "factor": shape.rope_scaling.factor,
-            "low_freq_factor": shape.rope_scaling.low_frequency_factor,
-            "high_freq_factor": shape.rope_scaling.high_frequency_factor,
-            "original_max_position_embeddings": shape.rope_scaling.original_positions,
-        }
-    return keys
+def read_kinds(reader: ConfigJsonReader, kinds: Sequence[str], key: str) -> None:
+    """Set which blocks have the window: the fewest kinds that give all of them in turn."""
+    if "global" not in kinds:
+        return
+    period = next(
+        n
+        for n in range(1, len(kinds) + 1)
+        if all(kind == kinds[place % n] for place, kind in enumerate(kinds))
+    )
+    reader.set("layer_kinds", list(kinds[:period]), key)
+
+
+def write_kinds(shape: ModelShape) -> Keys:
+    """Return the kind of every block."""
+    kinds = [shape.layer_kind(layer) for layer in range(shape.layers)]
+    return {"layer_types": [SLIDING if kind == "local" else FULL for kind in kinds]}

@@ -24,11 +24,13 @@ def _read_phi3(reader: ConfigJsonReader) -> None:
 
 
 def _write_phi3(shape: ModelShape) -> Keys:
+    scaling = shape.rope_scaling
+    original = None if scaling is None else scaling.original_positions
     keys: Keys = {
         **write_decoder(shape),
         "bos_token_id": None,
         "eos_token_id": None,
-        "original_max_position_embeddings": shape.max_positions,
+        "original_max_position_embeddings": original or shape.max_positions,
         "pad_token_id": None,
         "partial_rotary_factor": shape.rotary.fraction,
         "sliding_window": shape.window,
@@ -63,7 +65,7 @@ FUSED = {
         name="Phi3ForCausalLM",
         read=_read_phi3,
         keys=_write_phi3,
-        taken="heads of which a part turns, the window; no longrope",
+        taken="heads of which a part turns, the window, longrope",
         tensors=(
             "model.embed_tokens.weight",
             "model.layers.0.self_attn.qkv_proj.weight",

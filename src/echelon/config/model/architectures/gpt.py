@@ -6,12 +6,11 @@ from echelon.config.model.architectures.common import (
     ACTIVATION_NAMES,
     read_activation,
     read_counts,
-    read_rope,
     read_window,
     write_counts,
-    write_rope,
 )
 from echelon.config.model.architectures.record import Architecture, Keys
+from echelon.config.model.architectures.rotary import read_rope, write_rope
 from echelon.config.model.config_json import ConfigJsonReader
 from echelon.core.model_shape import ModelShape
 

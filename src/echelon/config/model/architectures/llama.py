@@ -12,11 +12,13 @@ from echelon.config.model.architectures.common import (
     read_activation,
     read_counts,
     read_decoder,
-    read_rope,
+    read_kinds,
     read_window,
     write_decoder,
+    write_kinds,
 )
 from echelon.config.model.architectures.record import Architecture, Keys
+from echelon.config.model.architectures.rotary import read_rope
 from echelon.config.model.config_json import ConfigJsonReader
 from echelon.core.model_shape import ModelShape
 
@@ -83,33 +85,41 @@ def _qwen_window(reader: ConfigJsonReader) -> None:
         reader.refuse("use_sliding_window", slides, False, True)
     if slides is not True:
         return
+    if reader.config["model_type"] == "qwen3_moe":
+        _qwen3_moe_window(reader)
+        return
     kinds = _layer_kinds(reader)
-    # transformers 4 and 5 differ in which layers of this one slide.
-    differ = SLIDING in kinds or reader.config["model_type"] == "qwen3_moe"
+    if "local" in kinds:
+        read_window(reader, QWEN_WINDOW)
+        read_kinds(reader, kinds, "layer_types")
+
+
+def _qwen3_moe_window(reader: ConfigJsonReader) -> None:
+    """Read the window of Qwen3-MoE: transformers 4 and 5 differ in which layers of it slide."""
     window = reader.config.get("sliding_window", QWEN_WINDOW)
     longest = reader.config.get("max_position_embeddings")
-    if kinds == {SLIDING}:
+    if set(_layer_kinds(reader)) == {"local"}:
         read_window(reader, QWEN_WINDOW)
-    elif differ and isinstance(window, int) and isinstance(longest, int):
+    elif isinstance(window, int) and isinstance(longest, int):
         reader.set("max_positions", min(window, longest), "sliding_window")
 
 
-def _layer_kinds(reader: ConfigJsonReader) -> set[object]:
-    """Return which kinds of layers there are: those listed, else full ones before sliding ones."""
+def _layer_kinds(reader: ConfigJsonReader) -> list[str]:
+    """Return the kinds of all layers: those listed, else full ones before sliding ones."""
     listed, layers = reader.config.get("layer_types"), reader.config.get("num_hidden_layers")
     if isinstance(listed, list):
-        return {str(kind) for kind in cast("list[object]", listed)}
+        return ["local" if one == SLIDING else "global" for one in cast("list[object]", listed)]
     full = reader.config.get("max_window_layers", QWEN_FULL_LAYERS)
-    if not isinstance(full, int) or not isinstance(layers, int) or 0 < full < layers:
-        return {FULL, SLIDING}
-    return {SLIDING} if full <= 0 else {FULL}
+    if not isinstance(full, int) or not isinstance(layers, int):
+        return ["global"]
+    return ["local" if layer >= full else "global" for layer in range(layers)]
 
 
 def _write_qwen_window(shape: ModelShape) -> Keys:
     if shape.window is None:
         return {"use_sliding_window": False}
     return {
-        "layer_types": [SLIDING] * shape.layers,
+        **write_kinds(shape),
         "max_window_layers": 0,
         "sliding_window": shape.window,
         "use_sliding_window": True,

@@ -1,10 +1,9 @@
-"""Models with experts: Mixtral, Qwen3-MoE, DeepSeek-V3.
-
-DeepSeek-V3's YaRN is an extension after pretraining: its shape is read as pretrained, up to the
-original positions.
-"""
+"""Models with experts: Mixtral, Qwen3-MoE, DeepSeek-V3."""
 
 from __future__ import annotations
+
+import math
+from typing import cast
 
 from echelon.config.model.architectures.common import (
     HEAD_DIM,
@@ -14,7 +13,13 @@ from echelon.config.model.architectures.common import (
 )
 from echelon.config.model.architectures.llama import read_qwen3, write_qwen3
 from echelon.config.model.architectures.record import Architecture, Keys
-from echelon.config.model.config_json import ConfigJsonReader
+from echelon.config.model.architectures.rotary import sharpening
+from echelon.config.model.config_json import (
+    PLAIN_ROPE,
+    ConfigJsonReader,
+    rope_entry,
+    rope_type,
+)
 from echelon.core.model_shape import ModelShape
 
 TOP_K = "num_experts_per_tok"
@@ -65,6 +70,7 @@ def _read_deepseek_v3(reader: ConfigJsonReader) -> None:
     nope, rope = (reader.config.get(k) for k in ("qk_nope_head_dim", "qk_rope_head_dim"))
     if isinstance(nope, int) and isinstance(rope, int):
         reader.set("head_dim", nope + rope, "qk_nope_head_dim + qk_rope_head_dim")
+        _read_sharpening(reader, nope + rope)
     count, ffn = "n_routed_experts", "moe_intermediate_size"
     reader.need("experts.", num_experts=count, top_k=TOP_K, ffn=ffn)
     reader.take(
@@ -107,12 +113,33 @@ def _write_mixtral(shape: ModelShape) -> Keys:
     }
 
 
+def _read_sharpening(reader: ConfigJsonReader, head_dim: int) -> None:
+    """Read what DeepSeek multiplies scores by beside the factor of cosines."""
+    key, value = rope_entry(reader.config)
+    table = cast("dict[str, object]", value) if isinstance(value, dict) else {}
+    factor, mscale = table.get("factor"), table.get("mscale_all_dim")
+    numbers = isinstance(factor, int | float) and isinstance(mscale, int | float)
+    if rope_type(table) != PLAIN_ROPE and numbers and mscale:
+        sharper = sharpening(cast(float, factor), cast(float, mscale)) ** 2
+        reader.set("attention_scale", head_dim**-0.5 * sharper, f"{key}.mscale_all_dim")
+
+
+def _write_sharpening(shape: ModelShape, keys: Keys) -> Keys:
+    """Return keys whose scores are multiplied as those of the shape."""
+    table, scale, scaling = keys["rope_scaling"], shape.attention_scale, shape.rope_scaling
+    if scale is None or scaling is None or scaling.factor <= 1.0:
+        return keys
+    sharper = (scale * shape.head_dim**0.5) ** 0.5
+    mscale = round((sharper - 1.0) / (0.1 * math.log(scaling.factor)), 9)
+    return {**keys, "rope_scaling": {**cast("Keys", table), "mscale_all_dim": mscale}}
+
+
 def _write_deepseek_v3(shape: ModelShape) -> Keys:
     experts, latent = shape.experts, shape.latent
     assert experts is not None, "only models with experts are said so"
     assert latent is not None, "only models with latent attention are said so"
     return {
-        **write_decoder(shape),
+        **_write_sharpening(shape, write_decoder(shape)),
         "attention_bias": False,
         "first_k_dense_replace": experts.first_dense_layers,
         "kv_lora_rank": latent.kv_rank,

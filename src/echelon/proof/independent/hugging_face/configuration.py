@@ -24,10 +24,14 @@ _NO_TOKENS: dict[str, object] = dict.fromkeys(("bos_token_id", "eos_token_id", "
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TransformersModel:
-    """Name a family of transformers, whose classes begin so, and its settings."""
+    """Name a family of transformers, whose classes begin so, and its settings.
+
+    The configuration of a text model may have a name of its own, `text_family`.
+    """
 
     family: str
     settings: dict[str, object]
+    text_family: str = ""
 
     @property
     def model_class(self) -> str:
@@ -37,7 +41,7 @@ class TransformersModel:
     @property
     def config_class(self) -> str:
         """Return the class of its configuration."""
-        return f"{self.family}Config"
+        return f"{self.text_family or self.family}Config"
 
 
 def transformers_model(plan: Plan) -> TransformersModel | str:
@@ -59,9 +63,19 @@ def _is_new(model: ModelShape) -> bool:
         multipliers=Multipliers(),
         norm_offset=0.0,
         attention_scale=None,
+        layer_kinds=(),
+        local_rope_theta=None,
+        soft_cap=None,
+        final_soft_cap=None,
+        sinks=False,
+        rope_scaling=None if _has_another_stretch(model) else model.rope_scaling,
         activation="silu" if model.gated else model.activation,
     )
     return plain != model
+
+
+def _has_another_stretch(model: ModelShape) -> bool:
+    return model.rope_scaling is not None and model.rope_scaling.kind != "llama3"
 
 
 def _written(model: ModelShape) -> TransformersModel | None:
@@ -72,12 +86,13 @@ def _written(model: ModelShape) -> TransformersModel | None:
         return None
     family = found.architecture.name.removesuffix("ForCausalLM")
     settings = {k: v for k, v in found.keys.items() if k not in ("architectures", "model_type")}
-    return TransformersModel(family=family, settings={**settings, **_NO_TOKENS})
+    text = f"{family}Text" if found.keys["model_type"] == "gemma3_text" else ""
+    return TransformersModel(family=family, text_family=text, settings={**settings, **_NO_TOKENS})
 
 
 def _plain(model: ModelShape) -> TransformersModel | str:
     if _is_new(model):
-        return "no class has these factors, turns, norms and functions of the MLP together"
+        return "no class has these factors, turns, norms, scores and functions of the MLP together"
     if model.positions == "learned":
         return _gpt2(model)
     if model.norm != "rmsnorm" or not model.gated:
@@ -92,8 +107,6 @@ def _beyond(plan: Plan) -> Iterator[str]:
     model, balance = plan.model, plan.mathematics.balance
     if model.dropout:
         yield "its dropout draws other elements"
-    if model.soft_cap is not None:
-        yield "no class with these parts has a soft cap"
     if not model.causal:
         yield "no class with these parts has attention that is not causal"
     if plan.mathematics.documents == "separate":

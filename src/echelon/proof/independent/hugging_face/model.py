@@ -41,6 +41,10 @@ PARTS = {
     "input_layernorm": ATTENTION_NORM,
     "ln_1": ATTENTION_NORM,
     "self_attn": ATTENTION_PART,
+    "attention": ATTENTION_PART,
+    "self_attention": ATTENTION_PART,
+    "ln_attn": ATTENTION_NORM,
+    "ln_mlp": MLP_NORM,
     "attn": ATTENTION_PART,
     "post_attention_layernorm": MLP_NORM,
     "ln_2": MLP_NORM,
@@ -134,7 +138,7 @@ def give_weights(
 def loss_and_gradients(model: Any, shape: ModelShape, batch: TokensAndLabels) -> LossAndGradients:
     """Return what a model of transformers gives for rows of tokens."""
     parts: dict[tuple[str, str], torch.Tensor] = {}
-    hooks = [_listen(module, key, parts) for key, module in _modules(model)]
+    hooks = [_listen(module, key, parts) for key, module in _modules(model, shape.norm_place)]
     model.zero_grad()
     with InFloat64():
         logits_BTV: torch.Tensor = model(input_ids=batch.inputs_BT, use_cache=False).logits
@@ -176,13 +180,14 @@ def _rows(
     )
 
 
-def _modules(model: Any) -> Iterable[tuple[tuple[str, str], Any]]:
+def _modules(model: Any, norm_place: str) -> Iterable[tuple[tuple[str, str], Any]]:
     """Yield the modules of a model whose results are compared, with the unit and part of each."""
     base = model.base_model
     blocks = base.h if hasattr(base, "h") else base.layers
     for number, block in enumerate(blocks):
         for name, module in block.named_children():
-            if name in PARTS:
+            before = norm_place == "before" or PARTS.get(name) in (ATTENTION_PART, MLP_PART)
+            if name in PARTS and before:
                 yield (f"layers.{number}", PARTS[name]), module
 
 
