@@ -16,6 +16,7 @@ PositionKind = Literal["rope", "learned"]
 Activation = Literal["silu", "gelu", "gelu-exact"]
 NormPlace = Literal["before", "after", "both"]
 Residual = Literal["sequential", "parallel", "parallel-one-norm"]
+QKNorm = Literal["head", "width"]
 RouterKind = Literal["softmax", "sigmoid"]
 
 
@@ -131,7 +132,7 @@ class ModelShape:
     rope_scaling: RopeScaling | None = None
     """How the frequencies are stretched, if they are."""
     qk_norm: bool = False
-    """Whether queries and keys are normed, head by head."""
+    """Whether queries and keys are normed."""
     qkv_bias: bool = False
     """Whether queries, keys and values have a bias."""
     output_bias: bool = False
@@ -157,6 +158,8 @@ class ModelShape:
     residual: Residual = "sequential"
     """Whether the MLP reads the stream after attention; or both read the same stream in parallel,
     each through a norm of its own, or both through one."""
+    qk_norm_over: QKNorm = "head"
+    """With `qk_norm`: whether over each head, or over the width of all heads together."""
     norm_offset: float = 0.0
     """How much less files keep of a norm's weight than what multiplies: 1 for those of Gemma."""
     soft_cap: float | None = None

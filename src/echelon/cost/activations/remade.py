@@ -21,7 +21,7 @@ from collections.abc import Sequence, Set
 from dataclasses import replace
 
 from echelon.cost.activations.attention import ATTENTION, attention_branch
-from echelon.cost.activations.linear import DOWN, ResidualBranch, mlp_branch
+from echelon.cost.activations.linear import DOWN, POST_NORMS, ResidualBranch, mlp_branch
 from echelon.cost.activations.numbers import (
     ActivationNumbers,
     Num,
@@ -119,5 +119,7 @@ def _norm(
     _drop(found, first, found[first].saved[:1], reader)
     _drop(found, name, (statistics,), reader)
     after = list(found)
-    for one in after[after.index(first) + 1 : after.index(last.name) + 1]:
+    until = after.index(last.name) + 1
+    until += after[until : until + 1] in ([name] for name in POST_NORMS)
+    for one in after[after.index(first) + 1 : until]:
         found[one] = replace(found[one], forward=found[one].forward + x.stream)
