@@ -16,6 +16,11 @@ SIZES: dict[str, Any] = {
 
 WIDE_HEADS = {**SIZES, "head_dim": 6}
 
+_FALCON = {
+    **{key: value for key, value in SIZES.items() if "key_value" not in key},
+    "ffn_hidden_size": 24,
+}
+
 CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {**WIDE_HEADS, "hidden_act": "gelu_pytorch_tanh"}),
     "gemma with biases": (
@@ -144,5 +149,32 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "glm": ("glm", {**SIZES, "head_dim": 12}),
     "glm, all turns": ("glm", {**SIZES, "head_dim": 4, "partial_rotary_factor": 1.0}),
+    "olmo2": ("olmo2", {**SIZES}),
+    "olmo2 with biases": ("olmo2", {**SIZES, "attention_bias": True, "tie_word_embeddings": True}),
+    "glm4": ("glm4", {**SIZES, "head_dim": 8}),
+    "glm4 without biases": ("glm4", {**SIZES, "head_dim": 4, "attention_bias": False}),
+    "gpt_neox": ("gpt_neox", {**SIZES, "hidden_size": 32}),
+    "gpt_neox, in turn": (
+        "gpt_neox",
+        {**SIZES, "rotary_pct": 1.0, "use_parallel_residual": False, "attention_bias": False},
+    ),
+    "falcon 7b": ("falcon", {**_FALCON, "multi_query": True}),
+    "falcon 40b": (
+        "falcon",
+        {**_FALCON, "new_decoder_architecture": True, "num_kv_heads": 2, "bias": True},
+    ),
+    "falcon, in turn": (
+        "falcon",
+        {**_FALCON, "parallel_attn": False, "multi_query": False, "tie_word_embeddings": False},
+    ),
+    "falcon 11b": (
+        "falcon",
+        {
+            **_FALCON,
+            "new_decoder_architecture": True,
+            "num_kv_heads": 2,
+            "num_ln_in_parallel_attn": 1,
+        },
+    ),
 }
 """The model_type of each, and its settings."""

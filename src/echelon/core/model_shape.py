@@ -18,6 +18,7 @@ PositionKind = Literal["rope", "learned"]
 Activation = Literal["silu", "gelu", "gelu-exact"]
 NormPlace = Literal["before", "after", "both"]
 Residual = Literal["sequential", "parallel", "parallel-one-norm"]
+QKNorm = Literal["head", "width"]
 RouterKind = Literal["softmax", "sigmoid"]
 LayerKind = Literal["local", "global"]
 """Whether a query of a block meets the keys of the window, or all of them."""
@@ -154,7 +155,7 @@ class ModelShape:
     rope_scaling: RopeScaling | None = None
     """How the frequencies are stretched, if they are."""
     qk_norm: bool = False
-    """Whether queries and keys are normed, head by head."""
+    """Whether queries and keys are normed."""
     qkv_bias: bool = False
     """Whether queries, keys and values have a bias."""
     output_bias: bool = False
@@ -178,6 +179,8 @@ class ModelShape:
     residual: Residual = "sequential"
     """Whether the MLP reads the stream after attention; or both read the same stream in parallel,
     each through a norm of its own, or both through one."""
+    qk_norm_over: QKNorm = "head"
+    """With `qk_norm`: whether over each head, or over the width of all heads together."""
     norm_offset: float = 0.0
     """How much less files keep of a norm's weight than what multiplies: 1 for those of Gemma."""
     layer_kinds: tuple[LayerKind, ...] = ()

@@ -240,8 +240,9 @@ def _attention(shape: ModelShape, name: str, layer: int) -> Iterator[ParameterSp
     yield from _column(f"{name}.k", shape.kv_dim, shape.hidden, layer, bias)
     yield from _column(f"{name}.v", shape.kv_dim, shape.hidden, layer, bias)
     if shape.qk_norm:
-        yield _scale(f"{name}.q_norm", shape.head_dim, layer)
-        yield _scale(f"{name}.k_norm", shape.head_dim, layer)
+        whole = shape.qk_norm_over == "width"
+        yield _scale(f"{name}.q_norm", shape.query_dim if whole else shape.head_dim, layer)
+        yield _scale(f"{name}.k_norm", shape.kv_dim if whole else shape.head_dim, layer)
     if shape.sinks:
         size = (shape.heads,)
         yield ParameterSpec(

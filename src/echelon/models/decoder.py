@@ -122,7 +122,9 @@ class GroupedQueryAttention(nn.Module):
         self.k = block_linear(shape, "k", shape.hidden, kv, shape.qkv_bias)
         self.v = block_linear(shape, "v", shape.hidden, kv, shape.qkv_bias)
         if shape.qk_norm:
-            self.q_norm, self.k_norm = Weight(shape.head_dim), Weight(shape.head_dim)
+            whole = shape.qk_norm_over == "width"
+            self.q_norm = Weight(query if whole else shape.head_dim)
+            self.k_norm = Weight(kv if whole else shape.head_dim)
         self.o = block_linear(shape, "o", query, shape.hidden, shape.output_bias)
 
     def forward(self, x_ND: torch.Tensor, batch: TokenBatch) -> torch.Tensor:

@@ -152,6 +152,10 @@ class Operations:
         """Return x of shape [..., head_dim] with each head normalised (QK-norm)."""
         return self.norm(x, weight, None, eps)
 
+    def width_norm(self, x: torch.Tensor, weight: nn.Parameter, eps: float) -> torch.Tensor:
+        """Return x of shape [..., heads, head_dim] normalised over all heads together."""
+        return self.norm(x.flatten(-2), weight, None, eps).view(x.shape)
+
     def project_in(self, x_ND: torch.Tensor, linears: Sequence[nn.Linear]) -> torch.Tensor:
         """Return the outputs of `linears` (that read the same x) side by side, [N, sum of outs]."""
         return torch.cat([linear(x_ND) for linear in linears], dim=-1)
@@ -199,8 +203,9 @@ class Operations:
         shape = heads.shape
         q, k, v = qkv.split((heads.num_queries, heads.num_keys, heads.num_keys), dim=2)
         if heads.norms:
+            norm = self.head_norm if shape.qk_norm_over == "head" else self.width_norm
             q, k = (
-                self.head_norm(x, one.weight, shape.norm_eps)
+                norm(x, one.weight, shape.norm_eps)
                 for x, one in zip((q, k), heads.norms, strict=True)
             )
         if shape.positions == "rope":

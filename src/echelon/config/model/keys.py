@@ -120,6 +120,12 @@ MODEL = (
     setting("model.positions", Choice(options=("rope", "learned")), "rope", "how order enters"),
     setting("model.rope_theta", POSITIVE, 10_000.0, "base of the rotary frequencies"),
     setting("model.qk_norm", Flag(), False, "whether queries and keys are normed"),
+    setting(
+        "model.qk_norm_over",
+        Choice(options=("head", "width")),
+        "head",
+        "with qk_norm: over each head, or over all together",
+    ),
     setting("model.qkv_bias", Flag(), False, "whether q, k and v have a bias"),
     setting("model.output_bias", Flag(), False, "whether attention's output has a bias"),
     setting("model.mlp_bias", Flag(), False, "whether the MLP has biases"),

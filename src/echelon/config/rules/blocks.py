@@ -6,9 +6,16 @@ from collections.abc import Iterator
 
 from echelon.config.rules.violations import RuleViolation
 from echelon.config.view import View
-from echelon.core.rulebook.blocks import FACTOR_WITHOUT_DROPOUT, HEADS_TURN, TURNS_NEED_ROTARY
+from echelon.core.rulebook.blocks import (
+    BLOCK_FORMS_COMPOSE,
+    FACTOR_WITHOUT_DROPOUT,
+    HEADS_TURN,
+    TURNS_NEED_ROTARY,
+    WIDTH_NORM_NEEDS_WHOLE_HEADS,
+)
 
 FRACTION_KEY = "model.rotary.fraction"
+PLACE_KEY, RESIDUAL_KEY = "model.norm_place", "model.residual"
 _OF_TURNS = (FRACTION_KEY, "model.rotary.interleaved", "model.rotary.none_every")
 _FACTORS = ("model.multipliers.residual", "model.multipliers.embedding")
 
@@ -61,4 +68,50 @@ def factor_without_dropout(view: View) -> Iterator[RuleViolation]:
             )
 
 
-BLOCK_FINDERS = (turns_need_rotary, heads_turn, factor_without_dropout)
+def width_norm_needs_whole_heads(view: View) -> Iterator[RuleViolation]:
+    """Find a norm over all heads, of which tensor ranks have parts."""
+    tp = view.integer("mesh.tp")
+    whole = view.flag("model.qk_norm") and view.word("model.qk_norm_over") == "width"
+    if whole and tp > 1:
+        yield RuleViolation(
+            rule=WIDTH_NORM_NEEDS_WHOLE_HEADS,
+            key="mesh.tp",
+            message=f'mesh.tp = {tp}, but model.qk_norm_over = "width" norms the '
+            f"{view.integer('model.heads')} heads of a token together",
+            set_by=("mesh.tp", "model.qk_norm_over"),
+            suggestions=({"mesh.tp": 1},),
+        )
+
+
+def block_forms_compose(view: View) -> Iterator[RuleViolation]:
+    """Find forms of blocks with parts that they are not built with."""
+    place, residual = view.word(PLACE_KEY), view.word(RESIDUAL_KEY)
+    for key, value, default in (
+        (PLACE_KEY, place, "before"),
+        (RESIDUAL_KEY, residual, "sequential"),
+    ):
+        if value == default:
+            continue
+        beside = {
+            "experts": view.has_table("model.experts"),
+            "latent attention": view.has_table("model.latent"),
+            f"model.dropout = {view.number('model.dropout'):g}": view.number("model.dropout") > 0.0,
+            f'model.norm_place = "{place}"': key == RESIDUAL_KEY and place != "before",
+            'precision.matmul = "fp8"': view.word("precision.matmul") == "fp8",
+        }
+        for what in (name for name, there in beside.items() if there):
+            yield RuleViolation(
+                rule=BLOCK_FORMS_COMPOSE,
+                key=key,
+                message=f'{key} = "{value}" is not built with {what}',
+                suggestions=({key: default},),
+            )
+
+
+BLOCK_FINDERS = (
+    turns_need_rotary,
+    heads_turn,
+    factor_without_dropout,
+    width_norm_needs_whole_heads,
+    block_forms_compose,
+)

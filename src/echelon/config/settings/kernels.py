@@ -31,6 +31,10 @@ def missing_pieces(view: View, provider: KernelProvider) -> dict[FusedPiece, str
         found["residual"] = found["norm"]
     if view.word("model.positions") != "rope":
         found["rotary"] = "the model has no rotary positions"
+    elif view.flag("model.qk_norm") and view.word("model.qk_norm_over") == "width":
+        found["rotary"] = 'model.qk_norm_over = "width"'
+    if view.word("model.norm_place") == "after":
+        found.setdefault("residual", 'model.norm_place = "after"')
     if not view.flag("model.gated"):
         found["swiglu"] = "the model's MLP has no gate"
     elif (activation := view.word("model.activation")) != "silu":

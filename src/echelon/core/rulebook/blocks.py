@@ -58,3 +58,37 @@ FACTOR_WITHOUT_DROPOUT = Rule(
     residual = 0.22
     """,
 )
+
+WIDTH_NORM_NEEDS_WHOLE_HEADS = Rule(
+    id="width-norm-needs-whole-heads",
+    why="""
+    model.qk_norm_over = "width" norms all heads of a token together (OLMo 2). Tensor ranks have a
+    part of the heads each, and the sum over them is not built: such a model has mesh.tp = 1, and is
+    split over data, context and pipeline ranks.
+    """,
+    example="""
+    [model]
+    qk_norm = true
+    qk_norm_over = "width"
+    [mesh]
+    %s
+    """,
+    bad="tp = 2",
+    fixed="cp = 2",
+)
+
+BLOCK_FORMS_COMPOSE = Rule(
+    id="block-forms-compose",
+    why="""
+    Norms after branches (model.norm_place), and attention beside the MLP (model.residual), are
+    computed, split and counted for blocks of ordinary attention and a dense MLP, without dropout;
+    and not both of them at once. Codes of 8 bits need a norm before each branch.
+    """,
+    example="""
+    [model]
+    residual = "parallel"
+    %s
+    """,
+    bad='norm_place = "both"',
+    fixed='norm_place = "before"',
+)

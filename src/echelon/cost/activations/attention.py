@@ -101,7 +101,7 @@ def attention_remade_bytes(x: ActivationNumbers) -> Num:
 def _heads_saved(x: ActivationNumbers) -> tuple[SavedTensor, ...]:
     """Return what is kept of the projections, and of the norms of heads."""
     both = x.queries + 2 * x.keys
-    statistics = x.qk_norm * x.tokens * (x.heads + x.kv_heads) * x.statistics_bytes
+    statistics = x.tokens * x.normed_rows * x.statistics_bytes
     return saved_tensors(
         "heads",
         ("queries, keys and values", _projections_kept(x) * both, "N (H + 2 K) h s"),
@@ -132,7 +132,7 @@ def _core_saved(x: ActivationNumbers) -> tuple[SavedTensor, ...]:
 def _heads(x: ActivationNumbers, branch: ResidualBranch) -> OperatorMemory:
     """Return what puts norms and positions to the projections."""
     both, turned = x.queries + 2 * x.keys, x.queries + x.keys
-    statistics = x.qk_norm * x.tokens * (x.heads + x.kv_heads) * x.statistics_bytes
+    statistics = x.tokens * x.normed_rows * x.statistics_bytes
     piece = x.chunk_rows(x.tokens, x.heads * x.head_dim) * x.heads * x.head_dim * x.statistics_bytes
     forward = both + statistics + (x.rope + x.qk_norm) * turned
     # One kernel has no pieces, and writes the gradients of all three side by side.
@@ -141,10 +141,11 @@ def _heads(x: ActivationNumbers, branch: ResidualBranch) -> OperatorMemory:
     # Gradients are turned back and normed one after the other, keys first, then put side by side.
     turning = both + x.queries + x.low_precision * 2 * piece
     wide = 1 - x.low_precision
+    normed = x.qk_width + (1 - x.qk_width) * x.heads
     norming = (
         2 * x.keys
         + (2 + 2 * wide) * x.queries
-        + x.low_precision * (3 * piece + 2 * x.tokens * x.heads * x.statistics_bytes)
+        + x.low_precision * (3 * piece + 2 * x.tokens * normed * x.statistics_bytes)
     )
     # What comes from attention as one piece is taken as it is.
     fewer = is_positive(x.heads - x.kv_heads)
@@ -152,7 +153,8 @@ def _heads(x: ActivationNumbers, branch: ResidualBranch) -> OperatorMemory:
     apart = elementwise_max(queries_are_copied(x) * turning, x.qk_norm * norming)
     sums = x.fused_rotary * x.qk_norm * x.sum_bytes(x.tokens, 2 * x.head_dim)
     work = elementwise_max(joined + sums, several * apart)
-    weights = (1 - x.frozen) * x.qk_norm * 2 * x.head_dim * x.statistics_bytes
+    widths = x.qk_width * (x.heads + x.kv_heads) + (1 - x.qk_width) * 2
+    weights = (1 - x.frozen) * x.qk_norm * widths * x.head_dim * x.statistics_bytes
     return branch.around(
         x,
         OperatorMemory(

@@ -162,6 +162,8 @@ class ActivationNumbers:
     """Flag: positions are a learned table."""
     qk_norm: Num = 0
     """Flag: queries and keys are normed."""
+    qk_width: Num = 0
+    """Flag: each over the width of all heads together."""
     layer_norm: Num = 0
     """Flag: norms are LayerNorm, with a mean and a bias."""
     qkv_bias: Num = 0
@@ -290,6 +292,13 @@ class ActivationNumbers:
         return self.tokens * self.hidden * self.size
 
     @property
+    def normed_rows(self) -> Num:
+        """Return what of a token's queries and keys has a statistic: heads, or each as a whole."""
+        return self.qk_norm * (
+            self.qk_width * 2 + (1 - self.qk_width) * (self.heads + self.kv_heads)
+        )
+
+    @property
     def queries(self) -> Num:
         """Return the bytes of the queries, N H h s; the output of attention has as many."""
         return self.tokens * self.heads * self.head_dim * self.size
@@ -394,6 +403,7 @@ class ActivationNumbers:
             rope=int(model.positions == "rope"),
             learned=int(model.positions == "learned"),
             qk_norm=int(model.qk_norm),
+            qk_width=int(model.qk_norm_over == "width"),
             layer_norm=int(model.norm == "layernorm"),
             qkv_bias=int(model.qkv_bias),
             output_bias=int(model.output_bias),

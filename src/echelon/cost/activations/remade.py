@@ -21,7 +21,7 @@ from collections.abc import Sequence, Set
 from dataclasses import replace
 
 from echelon.cost.activations.attention import ATTENTION, attention_branch
-from echelon.cost.activations.linear import DOWN, ResidualBranch, mlp_branch
+from echelon.cost.activations.linear import DOWN, POST_NORMS, ResidualBranch, mlp_branch
 from echelon.cost.activations.numbers import (
     ActivationNumbers,
     Num,
@@ -128,5 +128,7 @@ def _norm(
     _made_whole(found, first, x.matmul_stream)
     _drop(found, name, (statistics,), reader)
     after = list(found)
-    for one in after[after.index(first) + 1 : after.index(last.name) + 1]:
+    until = after.index(last.name) + 1
+    until += after[until : until + 1] in ([name] for name in POST_NORMS)
+    for one in after[after.index(first) + 1 : until]:
         found[one] = replace(found[one], forward=found[one].forward + x.stream)

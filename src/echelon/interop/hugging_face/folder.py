@@ -37,7 +37,7 @@ def folder_tensors(shape: ModelShape, architecture: Architecture) -> tuple[Folde
 
     A tied head is not among them: whoever reads the folder takes the embedding.
     """
-    keys = set(architecture.tensors)
+    keys = {*architecture.tensors, *architecture.more_tensors(shape)}
     if router_biases(shape):
         keys.add(f"model.layers.0.mlp.gate{ROUTER_BIAS}")
     naming = find_naming(shape, keys)

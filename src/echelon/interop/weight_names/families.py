@@ -1,7 +1,8 @@
 """The names of each family of files, and where a matrix is a part of a larger one.
 
 Llama, Mistral, Qwen, DeepSeek, Gemma, Granite and SmolLM3 share one set of names; Phi-3 and GLM put
-matrices together in it, StarCoder2 has names of its own for the MLP. DeepSeek has latent attention,
+matrices together in it, StarCoder2 has names of its own for the MLP. GPT-NeoX and Falcon keep q, k
+and v of each key head together. DeepSeek has latent attention,
 with rotary dims in another order. GPT-2 keeps matrices as [in, out], with q, k and v side by side.
 """
 
@@ -85,6 +86,15 @@ _SHOWN_BY: Mapping[str, Mapping[str, str]] = {
         "mlp_post_norm": "post_feedforward_layernorm",
     },
     "layers.0.mlp.c_fc.weight": {"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"},
+    ".post_feedforward_layernorm.weight": {
+        "attention_post_norm": "post_attention_layernorm",
+        "mlp_post_norm": "post_feedforward_layernorm",
+    },
+    ".post_mlp_layernorm.weight": {
+        "attention_post_norm": "post_self_attn_layernorm",
+        "mlp_post_norm": "post_mlp_layernorm",
+    },
+    ".ln_mlp.weight": {"attention_norm": "ln_attn", "mlp_norm": "ln_mlp"},
 }
 """Names of some models with Llama's names, by the keys that show them."""
 
@@ -100,8 +110,31 @@ _GPT2 = {
     "mlp.down": "mlp.c_proj",
 }
 
+_NEOX = {
+    "embedding": "embed_in",
+    "norm": "final_layer_norm",
+    "attention_norm": "input_layernorm",
+    "mlp_norm": "post_attention_layernorm",
+    **dict.fromkeys(_QKV, "attention.query_key_value"),
+    "attention.o": "attention.dense",
+    "mlp.up": "mlp.dense_h_to_4h",
+    "mlp.down": "mlp.dense_4h_to_h",
+}
+
+_FALCON = {
+    **_NEOX,
+    "embedding": "word_embeddings",
+    "norm": "ln_f",
+    **dict.fromkeys(_QKV, "self_attention.query_key_value"),
+    "attention.o": "self_attention.dense",
+}
+
 FAMILIES = (
     NameFamily(name="Llama", modules=_LLAMA),
+    NameFamily(
+        name="GPT-NeoX", modules=_NEOX, base="gpt_neox", head="embed_out", qkv="by-head"
+    ),
+    NameFamily(name="Falcon", modules=_FALCON, base="transformer", blocks="h", qkv="by-head"),
     NameFamily(name="GPT-2", modules=_GPT2, base="transformer", blocks="h", transposed=True),
 )
 """Each by the key of its embedding."""
@@ -120,7 +153,7 @@ def block_source(
     name = family.modules[module]
     block = f"{family.blocks}.{layer}." if layer else ""
     key = f"{prefix}{block}{name}.{leaf}"
-    parts = [one for one in family.modules if family.modules[one] == name]
+    parts = [one for one in (*_QKV, *_GATE_UP) if family.modules.get(one) == name]
     rows = _rows_of(shape)
     before = sum(rows[one] for one in parts[: parts.index(module)]) if len(parts) > 1 else 0
     out = sum(rows[one] for one in parts) if len(parts) > 1 else spec.shape[0]
@@ -149,8 +182,18 @@ def _order(
     if shape.latent is not None:
         return _pairs(shape.latent, module)
     turned = shape.turned_dims if module in _TURNED else 0
-    order = HeadRows(
-        width=shape.head_dim,
+    if family.qkv == "by-head" and module in _QKV:
+        # The queries of a key head, that key, and its value, and so on for each key head.
+        queries = shape.heads // shape.kv_heads
+        place = {"attention.q": 0, "attention.k": queries, "attention.v": queries + 1}[module]
+        return HeadRows(
+            width=shape.head_dim,
+            turned=turned,
+            heads=queries if module == "attention.q" else 1,
+            group_rows=(queries + 2) * shape.head_dim,
+            start=place * shape.head_dim,
+        )
+    order = HeadRows(        width=shape.head_dim,
         turned=turned,
         interleaved=shape.rotary.interleaved and turned > 0,
         start=before,

@@ -103,7 +103,9 @@ def _hugging_face(
     keys: Collection[str],
 ) -> WeightNaming:
     outer = prefix.removesuffix(f"{family.base}.")
-    head = f"{outer}{family.head}.weight"
+    # transformers 5 has one name for all heads, and another one in files of GPT-NeoX.
+    heads = [f"{outer}{name}.weight" for name in (family.head, "lm_head")]
+    head = next((one for one in heads if one in keys), heads[0])
     family = family.of_keys(shape, keys)
     mixture = find_mixture_kind(keys)
     mixtures = tuple(

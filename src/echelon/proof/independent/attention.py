@@ -227,7 +227,18 @@ def grouped_attention(run: SequenceRun, x_TD: torch.Tensor) -> torch.Tensor:
     rows = [run.linear(x_TD, f"attention.{name}") for name in "qkv"]
     run.note(PROJECTION, torch.cat(rows, dim=-1))
     q, k, v = (row.reshape(length, -1, model.head_dim) for row in rows)
-    if model.qk_norm:
+    if model.qk_norm and model.qk_norm_over == "width":
+        # OLMo 2, 2024, section 3.3.2: before there are heads.
+        q, k = (
+            run.note(NORM, root_mean_square_norm(x, run.weight(name), model.norm_eps)).reshape(
+                length, -1, model.head_dim
+            )
+            for x, name in (
+                (rows[0], "attention.q_norm.weight"),
+                (rows[1], "attention.k_norm.weight"),
+            )
+        )
+    elif model.qk_norm:
         q, k = (
             run.note(NORM, root_mean_square_norm(x, run.weight(name), model.norm_eps))
             for x, name in ((q, "attention.q_norm.weight"), (k, "attention.k_norm.weight"))

@@ -161,8 +161,9 @@ def _attention(model: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
     yield from _linear("attention.k", model.kv_heads * head, wide, bias=model.qkv_bias)
     yield from _linear("attention.v", model.kv_heads * head, wide, bias=model.qkv_bias)
     if model.qk_norm:
-        yield "attention.q_norm.weight", (head,)
-        yield "attention.k_norm.weight", (head,)
+        times = (model.heads, model.kv_heads) if model.qk_norm_over == "width" else (1, 1)
+        yield "attention.q_norm.weight", (times[0] * head,)
+        yield "attention.k_norm.weight", (times[1] * head,)
     if model.sinks:
         yield "attention.sinks.weight", (model.heads,)
     yield from _linear("attention.o", wide, model.heads * head, bias=model.output_bias)

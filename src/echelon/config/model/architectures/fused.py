@@ -57,6 +57,11 @@ def _write_glm(shape: ModelShape) -> Keys:
     }
 
 
+def _read_glm4(reader: ConfigJsonReader) -> None:
+    _read_glm(reader)
+    reader.set("norm_place", "both", "model_type")
+
+
 _GATE_UP = "model.layers.0.mlp.gate_up_proj.weight"
 
 FUSED = {
@@ -79,6 +84,18 @@ FUSED = {
         keys=_write_glm,
         taken="heads of which a part turns, pair by pair; biases of q, k and v",
         tensors=("model.embed_tokens.weight", _GATE_UP),
+    ),
+    "glm4": Architecture(
+        models="GLM 4 (2025)",
+        name="Glm4ForCausalLM",
+        read=_read_glm4,
+        keys=_write_glm,
+        taken="heads of which a part turns, pair by pair; norms before and after branches",
+        tensors=(
+            "model.embed_tokens.weight",
+            _GATE_UP,
+            "model.layers.0.post_mlp_layernorm.weight",
+        ),
     ),
 }
 """Each by its model_type."""

@@ -1,4 +1,4 @@
-"""Models with layer norms and MLPs without a gate: GPT-2, StarCoder2."""
+"""Models with layer norms and MLPs without a gate: GPT-2, StarCoder2, GPT-NeoX, Falcon."""
 
 from __future__ import annotations
 
@@ -87,6 +87,107 @@ def _write_starcoder2(shape: ModelShape) -> Keys:
     }
 
 
+NEOX_PART = 0.25
+"""The part of a head that turns where a config.json of GPT-NeoX does not say."""
+
+
+def _read_gpt_neox(reader: ConfigJsonReader) -> None:
+    read_counts(reader)
+    reader.take(
+        norm_eps=("layer_norm_eps", 1e-5),
+        kv_heads=("num_attention_heads", None),
+        qkv_bias=("attention_bias", True),
+        output_bias=("attention_bias", True),
+    )
+    read_activation(reader, "hidden_act", "gelu")
+    theta, part = (reader.config.get(key) for key in ("rotary_emb_base", "rotary_pct"))
+    read_rope(
+        reader,
+        theta if isinstance(theta, int | float) else 10_000.0,
+        part if isinstance(part, int | float) else NEOX_PART,
+    )
+    parallel = reader.config.get("use_parallel_residual", True)
+    values = {"norm": "layernorm", "gated": False, "mlp_bias": True}
+    for name, value in values.items():
+        reader.set(name, value, "model_type")
+    reader.set("residual", "parallel" if parallel else "sequential", "use_parallel_residual")
+
+
+def _write_gpt_neox(shape: ModelShape) -> Keys:
+    counts = write_counts(shape)
+    return {
+        **{key: value for key, value in counts.items() if key != "num_key_value_heads"},
+        **write_rope(shape),
+        "attention_bias": shape.qkv_bias,
+        "hidden_act": ACTIVATION_NAMES[shape.activation],
+        "layer_norm_eps": shape.norm_eps,
+        "partial_rotary_factor": shape.rotary.fraction,
+        "rotary_emb_base": shape.rope_theta,
+        "rotary_pct": shape.rotary.fraction,
+        "use_parallel_residual": shape.residual == "parallel",
+    }
+
+
+def _read_falcon(reader: ConfigJsonReader) -> None:
+    config = reader.config
+    reader.need(
+        layers="num_hidden_layers",
+        hidden="hidden_size",
+        heads="num_attention_heads",
+        vocab="vocab_size",
+    )
+    hidden, new = config.get("hidden_size"), config.get("new_decoder_architecture") is True
+    heads = config.get("num_attention_heads")
+    # The older ones have one key head, or as many as queries.
+    of_older = 1 if config.get("multi_query", True) else heads
+    kv_heads = config.get("num_kv_heads") or heads
+    reader.set("kv_heads", kv_heads if new else of_older, "num_kv_heads")
+    reader.take(
+        ffn=("ffn_hidden_size", 4 * hidden if isinstance(hidden, int) else None),
+        norm_eps=("layer_norm_epsilon", 1e-5),
+        initial_std=("initializer_range", 0.02),
+        tied=("tie_word_embeddings", True),
+        max_positions=("max_position_embeddings", 2048),
+        **dict.fromkeys(BIASES, ("bias", False)),
+    )
+    read_activation(reader, "activation", "gelu")
+    read_rope(reader, 10_000.0)
+    reader.only(alibi=(False, None))
+    two = config.get("num_ln_in_parallel_attn")
+    two = (2 if new else 1) if two is None else two
+    parallel = new or config.get("parallel_attn", True)
+    if not new and two == 2:
+        reader.refuse("num_ln_in_parallel_attn", two, 1, None)
+    kind = ("parallel" if two == 2 else "parallel-one-norm") if parallel else "sequential"
+    reader.set("residual", kind, "parallel_attn")
+    reader.set("norm", "layernorm", "model_type")
+    reader.set("gated", False, "model_type")
+
+
+def _write_falcon(shape: ModelShape) -> Keys:
+    older = shape.residual == "sequential" or shape.kv_heads == 1
+    return {
+        "activation": ACTIVATION_NAMES[shape.activation],
+        "alibi": False,
+        "bias": shape.qkv_bias,
+        "ffn_hidden_size": shape.ffn,
+        "hidden_size": shape.hidden,
+        "initializer_range": shape.initial_std,
+        "layer_norm_epsilon": shape.norm_eps,
+        "max_position_embeddings": shape.max_positions,
+        "multi_query": shape.kv_heads == 1,
+        "new_decoder_architecture": not older or shape.residual == "parallel",
+        "num_attention_heads": shape.heads,
+        "num_hidden_layers": shape.layers,
+        "num_kv_heads": shape.kv_heads,
+        "num_ln_in_parallel_attn": 2 if shape.residual == "parallel" else 1,
+        "parallel_attn": shape.residual != "sequential",
+        **write_rope(shape),
+        "tie_word_embeddings": shape.tied,
+        "vocab_size": shape.vocab,
+    }
+
+
 GPT_LIKE = {
     "gpt2": Architecture(
         models="GPT-2",
@@ -103,6 +204,22 @@ GPT_LIKE = {
         keys=_write_starcoder2,
         taken="layer norms with rotary positions, biases, the window",
         tensors=("model.embed_tokens.weight", "model.layers.0.mlp.c_fc.weight"),
+    ),
+    "gpt_neox": Architecture(
+        models="GPT-NeoX, Pythia",
+        name="GPTNeoXForCausalLM",
+        read=_read_gpt_neox,
+        keys=_write_gpt_neox,
+        taken="attention beside the MLP, heads of which a part turns, layer norms, biases",
+        tensors=("gpt_neox.embed_in.weight",),
+    ),
+    "falcon": Architecture(
+        models="Falcon",
+        name="FalconForCausalLM",
+        read=_read_falcon,
+        keys=_write_falcon,
+        taken="attention beside the MLP through one norm or two, one key head or groups; no alibi",
+        tensors=("transformer.word_embeddings.weight",),
     ),
 }
 """Each by its model_type."""

@@ -222,6 +222,21 @@ def _write_gemma(shape: ModelShape) -> Keys:
     }
 
 
+def _read_olmo2(reader: ConfigJsonReader) -> None:
+    read_decoder(reader, eps=1e-5)
+    reader.take(head_dim=HEAD_DIM, **ATTENTION_BIASES)
+    for name, value in {"norm_place": "after", "qk_norm": True, "qk_norm_over": "width"}.items():
+        reader.set(name, value, "model_type")
+
+
+def _write_olmo2(shape: ModelShape) -> Keys:
+    return {
+        **write_decoder(shape),
+        "attention_bias": shape.qkv_bias,
+        "head_dim": shape.head_dim,
+    }
+
+
 _MULTIPLIERS = "multipliers of token vectors, branches, scores and logits"
 
 LLAMA_LIKE = {
@@ -267,6 +282,14 @@ LLAMA_LIKE = {
         read=_read_granite,
         keys=_write_granite,
         taken=f"{_MULTIPLIERS}, biases",
+    ),
+    "olmo2": Architecture(
+        models="OLMo 2",
+        name="Olmo2ForCausalLM",
+        read=_read_olmo2,
+        keys=_write_olmo2,
+        taken="norms after branches, norms of q and k over all heads; tensor ranks: 1",
+        tensors=("model.embed_tokens.weight", "model.layers.0.post_feedforward_layernorm.weight"),
     ),
     "smollm3": Architecture(
         models="SmolLM 3",

@@ -36,6 +36,12 @@ class Architecture:
     """Whether transformers wants the width of the stream to be a multiple of the heads, though they
     may have any width."""
 
+    def more_tensors(self, shape: ModelShape) -> tuple[str, ...]:
+        """Return what shows the names of some of its models."""
+        if self.name == "FalconForCausalLM" and shape.residual == "parallel":
+            return ("transformer.h.0.ln_mlp.weight",)
+        return ()
+
     def why_not(self, shape: ModelShape) -> str:
         """Return what transformers would refuse; "" where it reads the shape."""
         if self.whole_heads and shape.hidden % shape.heads:
