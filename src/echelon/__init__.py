@@ -154,6 +154,7 @@ else:
         "parallelize": "echelon.api.parallelizing",
         "plan": "echelon.api.planning",
         "prove": "echelon.api.planning",
+        "prove_module": "echelon.api.proving_module",
         "bisect": "echelon.api.planning",
         "rehearse": "echelon.api.rehearsing",
         "report": "echelon.api.reporting",
