@@ -36,7 +36,8 @@ VERBS = (
     *("bisect", "calibrate_machine", "calibrate_model", "calibrate_run", "compare"),
     *("compare_strategies", "explore", "export", "export_weights"),
     *("generate", "import_run", "merge_calibrations", "observe", "observe_experts"),
-    *("observe_schedule", "parallelize", "plan", "prove", "rehearse", "report", "strategy"),
+    *("observe_schedule", "parallelize", "plan", "prove", "prove_module", "rehearse", "report"),
+    *("strategy",),
     *("threaded", "train", "verify"),
 )
 

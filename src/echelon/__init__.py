@@ -66,6 +66,7 @@ __all__ = [
     "parallelize",
     "plan",
     "prove",
+    "prove_module",
     "rehearse",
     "report",
     "strategy",
@@ -88,6 +89,7 @@ if TYPE_CHECKING:
     from echelon.api.observing import observe, observe_experts, observe_schedule
     from echelon.api.parallelizing import parallelize
     from echelon.api.planning import bisect, plan, prove
+    from echelon.api.proving_module import prove_module
     from echelon.api.rehearsing import rehearse
     from echelon.api.replicating import threaded
     from echelon.api.reporting import report
@@ -152,6 +154,7 @@ else:
         "parallelize": "echelon.api.parallelizing",
         "plan": "echelon.api.planning",
         "prove": "echelon.api.planning",
+        "prove_module": "echelon.api.proving_module",
         "bisect": "echelon.api.planning",
         "rehearse": "echelon.api.rehearsing",
         "report": "echelon.api.reporting",

@@ -33,6 +33,13 @@ def prove(
             "one_device and on_rank, or FILE:function for another function than on_rank."
         ),
     ] = None,
+    module: Annotated[
+        str | None,
+        Parameter(
+            help="FILE:FUNCTION that returns a module of your own, its batches and its loss: the "
+            "mesh, ZeRO, precision and optimizer are those of the run."
+        ),
+    ] = None,
     ranks: Annotated[
         int | None, Parameter(help="Number of ranks of a program, where its MESH does not say.")
     ] = None,
@@ -54,6 +61,11 @@ def prove(
     Of a run folder, the plan in it is proven, and proof.json is written beside it.
     """
     report = ReportFiles.at(html)
+    if module is not None:
+        if subject is not None or ranks is not None or bisect or independent or late or report:
+            example = f"echelon prove nano --set mesh.tp=2 --module {module}"
+            raise bad_argument("a module is proven under a run, without these flags", example)
+        return _prove_module(module, run or "nano", settings, as_json=json)
     if subject is not None and subject.partition(":")[0].endswith(".py"):
         if run is not None or settings or independent or late or report is not None:
             example = f"echelon prove --subject {subject}"
@@ -114,6 +126,21 @@ def _prove_run(
         found = bisect_plan(plan, subject=subject, late=extras.late)
         values["bisection"] = found and found.to_json()
         text += f"\n{bisection_text(found, columns=columns)}" if found else ""
+    print_result("prove", lambda: values, lambda: text, as_json=as_json)
+    if not as_json:
+        proof.require()
+    return 0 if proof.proven else 1
+
+
+def _prove_module(module: str, run: str, settings: Sequence[str], *, as_json: bool) -> int:
+    from echelon.api.planning import plan as make_plan
+    from echelon.api.proving_module import prove_module
+
+    plan = make_plan(run, settings=[*settings])
+    note(f"proving {module} on {plan.mesh.world_size} ranks beside one process ...")
+    proof = prove_module(module, plan)
+    values: dict[str, object] = {"proven": proof.proven, "proof": proof.to_json()}
+    text = subject_text(proof, columns=page_columns(WIDEST))
     print_result("prove", lambda: values, lambda: text, as_json=as_json)
     if not as_json:
         proof.require()

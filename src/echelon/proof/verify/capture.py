@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -34,7 +33,7 @@ from echelon.proof.verify.placement.torch_store import (
 )
 from echelon.proof.verify.reference import Tensors
 from echelon.proof.verify.sharding import AskedSharding, asked_sharding
-from echelon.proof.verify.subject_file import SubjectFile, SubjectSettings
+from echelon.proof.verify.subject_file import SubjectFile, SubjectSettings, open_subject
 
 LOCAL = "local"
 """The kind of gradients before reduction; each backward of a step has a number."""
@@ -109,7 +108,7 @@ def capture_rank(context: RankContext, argument: Mapping[str, Any]) -> RankCaptu
     """
     settings: SubjectSettings = argument["settings"]
     logical: LogicalParameters = argument["logical"]
-    file = SubjectFile(Path(argument["file"]))
+    file = open_subject(argument)
     program = file.on_rank(settings.case(context.rank, argument["dtype"], context.device))
     table = NameTable(logical=logical, mesh=settings.mesh, rank=context.rank, names=program.names)
     capture = RankCapture(rank=context.rank, copied_initial=program.copy_initial)

@@ -10,7 +10,6 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ from echelon.proof.claims.tolerance import FACTORS
 from echelon.proof.verify.case import OneDevice
 from echelon.proof.verify.passing.watch import Passed, PassingWatch
 from echelon.proof.verify.placement.located import LogicalParameters
-from echelon.proof.verify.subject_file import SubjectFile, SubjectSettings
+from echelon.proof.verify.subject_file import SubjectFile, SubjectSettings, open_subject
 
 Tensors = dict[str, torch.Tensor]
 
@@ -100,7 +99,7 @@ def run_one_device(context: RankContext, argument: Mapping[str, Any]) -> OneDevi
 
     `argument` holds `file` and `ranks` (None where the file's mesh says).
     """
-    file = SubjectFile(Path(argument["file"]))
+    file = open_subject(argument)
     settings = file.settings(argument["ranks"])
     return OneDeviceAnswer(settings=settings, passes=_passes(file, settings, context.device))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import sys
 import traceback
@@ -64,6 +65,15 @@ class SubjectSettings:
         )
 
 
+def open_subject(argument: Mapping[str, Any]) -> SubjectFile:
+    """Return the subject that an argument of a target names: a file, or what its `opener` makes."""
+    opener = argument.get("opener")
+    if opener is None:
+        return SubjectFile(Path(argument["file"]))
+    module, _, function = str(opener).partition(":")
+    return getattr(importlib.import_module(module), function)(argument)
+
+
 class SubjectFile:
     """Call the functions of a user's file."""
 
@@ -74,20 +84,24 @@ class SubjectFile:
         """
         name, _, function = path.name.partition(":")
         self.path = path = path.with_name(name)
-        self._on_rank = function or "on_rank"
+        self.function = function or "on_rank"
         if not path.is_file():
             near = sorted(other.name for other in path.parent.glob("*.py"))[:3]
             raise ConfigError(
                 rules.VERIFY_FILE.problem(f"there is no file {path}", suggestions=near)
             )
-        self._module = self._load()
+        self.program = self._load()
         missing = [
             f"{path.name} has no function {name}"
-            for name in ("one_device", self._on_rank)
-            if not callable(getattr(self._module, name, None))
+            for name in self.required()
+            if not callable(getattr(self.program, name, None))
         ]
         if missing:
             raise ConfigError([rules.VERIFY_FILE.problem(text) for text in missing])
+
+    def required(self) -> tuple[str, ...]:
+        """Return the functions that the file must have."""
+        return ("one_device", self.function)
 
     def _load(self) -> ModuleType:
         folder = str(self.path.resolve().parent)
@@ -126,7 +140,7 @@ class SubjectFile:
     def settings(self, ranks: int | None) -> SubjectSettings:
         """Return what the constants of the file say; ConfigError with all that is wrong."""
         problems: list[Problem] = []
-        given: Any = getattr(self._module, "MESH", None if ranks is None else {"dp": ranks})
+        given: Any = getattr(self.program, "MESH", None if ranks is None else {"dp": ranks})
         degrees: dict[str, int] = {"dp": 1}
         if _is_mesh(given):
             degrees = dict(given)
@@ -137,7 +151,7 @@ class SubjectFile:
                     suggestions=('MESH = {"dp": 2}',),
                 )
             )
-        dtype = str(getattr(self._module, "DTYPE", torch.float32)).removeprefix("torch.")
+        dtype = str(getattr(self.program, "DTYPE", torch.float32)).removeprefix("torch.")
         known = getattr(torch, dtype, None)
         if not isinstance(known, torch.dtype) or not known.is_floating_point:
             problems.append(
@@ -146,7 +160,7 @@ class SubjectFile:
                     suggestions=("torch.float32", "torch.bfloat16"),
                 )
             )
-        num_steps = getattr(self._module, "NUM_STEPS", NUM_STEPS)
+        num_steps = getattr(self.program, "NUM_STEPS", NUM_STEPS)
         if not isinstance(num_steps, int) or num_steps < 1:
             problems.append(
                 rules.VERIFY_FILE.problem(
@@ -166,16 +180,16 @@ class SubjectFile:
         return SubjectSettings(
             degrees=degrees,
             dtype=dtype,
-            float64=bool(getattr(self._module, "FLOAT64", True)),
+            float64=bool(getattr(self.program, "FLOAT64", True)),
             num_steps=num_steps,
-            seed=int(getattr(self._module, "SEED", 0)),
+            seed=int(getattr(self.program, "SEED", 0)),
         )
 
     def one_device(self, case: VerifyCase) -> OneDevice:
         """Return the training on one device."""
         torch.manual_seed(case.seed)
         with self.calling("one_device"):
-            made: Any = self._module.one_device(case)
+            made: Any = self.program.one_device(case)
         _require(isinstance(made, OneDevice), "one_device", "an ec.OneDevice", made)
         _require(isinstance(made.model, nn.Module), "one_device: model", "a module", made.model)
         _require(callable(made.loss), "one_device: loss", "a function of the step", made.loss)
@@ -187,9 +201,9 @@ class SubjectFile:
     def on_rank(self, case: VerifyCase) -> OnRank:
         """Return the program of a rank."""
         torch.manual_seed(case.seed)
-        function = self._on_rank
+        function = self.function
         with self.calling(f"{function}, rank {case.rank}"):
-            made: Any = getattr(self._module, function)(case)
+            made: Any = getattr(self.program, function)(case)
         _require(isinstance(made, OnRank), function, "an ec.OnRank", made)
         model = made.model is not None or made.models or made.engine is not None
         _require(bool(model), f"{function}: model", "a module, stages, or an engine", made.model)

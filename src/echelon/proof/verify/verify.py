@@ -11,6 +11,7 @@ import platform
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Protocol
 
 import torch
@@ -55,13 +56,15 @@ def verify_subject(
     *,
     num_ranks: int | None = None,
     before_ranks: Callable[[NamedMesh], None] | None = None,
+    given: Mapping[str, object] = MappingProxyType({}),
 ) -> SubjectProof:
     """Return the proof of a user's file on ranks that are started here.
 
+    `given` is for a subject that is more than its file: an `opener`, and what that takes.
     `num_ranks` is what the user says the mesh has; `before_ranks` may refuse it. ConfigError for
     what is wrong with the file; RankFailure where a rank fails otherwise.
     """
-    argument = {"file": str(file.resolve()), "ranks": num_ranks}
+    argument = {**given, "file": str(file.resolve()), "ranks": num_ranks}
     ranks.fresh()
     answer: OneDeviceAnswer = ranks.run(_ONE_DEVICE, argument, 1, labels=("one device",))[0]
     mesh = answer.settings.mesh
@@ -71,7 +74,7 @@ def verify_subject(
     captures: list[Sequence[RankCapture]] = []
     for one in answer.passes:
         ranks.fresh()
-        wanted = _rank_argument(argument["file"], answer, one)
+        wanted = _rank_argument(argument, answer, one)
         captures.append(ranks.run(_ON_RANK, wanted, mesh.world_size, labels=labels))
     return judge_captures(str(file), answer, captures)
 
@@ -88,7 +91,7 @@ def verify_on_this_rank(context: RankContext, argument: Mapping[str, Any]) -> Su
     answer: OneDeviceAnswer = answers[0]
     captures: list[Sequence[RankCapture]] = []
     for one in answer.passes:
-        mine = capture_rank(context, _rank_argument(argument["file"], answer, one))
+        mine = capture_rank(context, _rank_argument(argument, answer, one))
         every: list[Any] = [None] * context.world_size
         dist.all_gather_object(every, mine, group=group)
         captures.append(every)
@@ -100,10 +103,10 @@ def verify_on_this_rank(context: RankContext, argument: Mapping[str, Any]) -> Su
 
 
 def _rank_argument(
-    file: object, answer: OneDeviceAnswer, one: ReferencePass
+    argument: Mapping[str, object], answer: OneDeviceAnswer, one: ReferencePass
 ) -> Mapping[str, object]:
     return {
-        "file": file,
+        **argument,
         "settings": answer.settings,
         "dtype": one.dtype,
         "logical": one.exact.logical,

@@ -73,9 +73,10 @@ class ModuleOptimizer(torch.optim.Optimizer):
         plan = module.plan
         self.module = module
         self.num_steps = self.num_updates = 0
+        self.watches_ranks = True
         self.loss_scale = LossScale(plan.mathematics.precision)
         self._unused, self._rate_owner = unused, learning_rate
-        self._divisor = plan.mesh.dp if gradients == "mean" else 1
+        self.divisor = plan.mesh.dp if gradients == "mean" else 1
         self._scaled = self._complete = False
         slots = [slot for bucket in module.buckets for slot in bucket.slots]
         super().__init__(
@@ -85,14 +86,14 @@ class ModuleOptimizer(torch.optim.Optimizer):
         self._complete = True
         self._written_rate = 0.0
         self.set_rate(plan.mathematics.optimizer.learning_rate)
-        self._slices = SliceOptimizer(
+        self.slices = SliceOptimizer(
             module.buckets, plan, groups=module.groups, device=module.device
         )
-        masters = self._slices.state().get(MASTER, {})
+        masters = self.slices.state().get(MASTER, {})
         for name, master in masters.items():
             master.copy_(module.masters[name])
         module.passes.start_step()
-        self._state = ModuleState(module, self._slices)
+        self._state = ModuleState(module, self.slices)
         guard_values(module.model, self._state)
 
     # The loop.
@@ -132,7 +133,7 @@ class ModuleOptimizer(torch.optim.Optimizer):
         module.hooks.end_step(module.groups.world)
         module.passes.finish()
         module.gathering.end_pass()
-        if self.num_steps == 0:
+        if self.num_steps == 0 and self.watches_ranks:
             groups = module.groups
             check_equal_gradients(module.buckets, module.split, groups.tensor, groups.world)
         unused = module.passes.unused()
@@ -140,7 +141,7 @@ class ModuleOptimizer(torch.optim.Optimizer):
         norm_squared, num_unused = agree_on_step(module, rate, mine, len(unused))
         if num_unused and self._unused == "error":
             refuse_unused(module, unused, self.num_steps)
-        norm = norm_squared**0.5 / scale / self._divisor
+        norm = norm_squared**0.5 / scale / self.divisor
         skipped = not isfinite(norm) and self.loss_scale.active
         if not isfinite(norm) and not skipped:
             raise RunFailed(
@@ -226,7 +227,7 @@ class ModuleOptimizer(torch.optim.Optimizer):
 
     def close(self) -> None:
         """Give back files and buffers that are not on the device."""
-        self._slices.store.close()
+        self.slices.store.close()
         if self.module.parameter_store is not None:
             self.module.parameter_store.close()
 
@@ -266,10 +267,10 @@ class ModuleOptimizer(torch.optim.Optimizer):
 
     def _update(self, norm: float, rate: float) -> None:
         clip = self.module.plan.mathematics.optimizer.clip_norm
-        factor = 1.0 / self.loss_scale.value / self._divisor
+        factor = 1.0 / self.loss_scale.value / self.divisor
         if clip is not None and norm > clip:
             factor *= clip / norm
-        self._slices.update(rate, factor, self.module.gathering.updated)
+        self.slices.update(rate, factor, self.module.gathering.updated)
         # Parameters may be read outside of the module's forward: nothing is under way on return.
         self.module.gathering.settle()
         self.num_updates += 1

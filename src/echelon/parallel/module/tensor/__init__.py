@@ -3,7 +3,8 @@
 rules       the words of rules, and what of a module they name
 known       rules that a model of transformers says of itself
 guess       rules from one forward pass, which are to be proven
-split       what each rank holds; why a module cannot be cut
+split       what each rank holds
+obstacles   why a module cannot be cut
 layers      layers that work on their pieces, in the place of the module's own
 ranks       what tensor ranks must agree on in the first step
 apply       the order of all this

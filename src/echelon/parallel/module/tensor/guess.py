@@ -90,6 +90,8 @@ class _Trace(TorchFunctionMode):
             name = getattr(func, "__name__", "")
             for one in given:
                 parameter = self.names.get(id(one))
+                if parameter is not None and parameter.rpartition(".")[0] in self.widths:
+                    continue  # a linear layer's own
                 if parameter is not None:
                     self.used[parameter] = self.used.get(parameter, frozenset()) | sources
                     self._look_over(sources, one.numel())
@@ -207,8 +209,7 @@ def _found(trace: _Trace, model: nn.Module) -> Iterator[tuple[str, RuleWord]]:
         yield row, cut[row]
     columns = {name for name, word in cut.items() if word == "column"}
     for name, sources in trace.used.items():
-        owner = name.rpartition(".")[0]
-        if owner not in trace.widths and sources <= columns:
+        if sources <= columns:
             yield name, "summed"
     yield from _divided(model, columns)
     yield from _vocabulary(trace, model, readers, cut)

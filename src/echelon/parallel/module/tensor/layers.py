@@ -29,7 +29,8 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from echelon.core.errors import RunFailed
 from echelon.core.rulebook.module_tensor import MODULE_SEQUENCE
 from echelon.layout.modules.tensor import CUT_INPUTS, CUT_OUTPUTS, SequenceRegion, TensorPiece
-from echelon.parallel.module.tensor.split import LayerSplit, SplitPlan, is_transposed
+from echelon.parallel.module.tensor.obstacles import LayerSplit
+from echelon.parallel.module.tensor.split import SplitPlan, is_transposed
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.rows import (
     GATHER_ROWS,

@@ -8,5 +8,6 @@ torch_store.py      plain modules, DDP, tensor-parallel plans, FSDP2, DTensor, p
 fsdp1.py            FullyShardedDataParallel
 deepspeed.py        DeepSpeed: ZeRO 0 to 3, its pipeline engine
 megatron.py         Megatron-core: tensor parallel, pipelines, experts, its distributed optimizer
+echelon.py           modules that `ec.parallelize` has split
 interposed.py       a call put before a method of one object, and taken off again
 """

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from echelon.proof.verify.placement.deepspeed import DeepSpeedStore, is_deepspeed
+from echelon.proof.verify.placement.echelon import EchelonStore, is_echelon
 from echelon.proof.verify.placement.fsdp1 import Fsdp1Store, is_fsdp1
 from echelon.proof.verify.placement.megatron import MegatronStore, is_megatron
 from echelon.proof.verify.placement.program import Program
@@ -26,6 +27,7 @@ class Framework:
 
 
 FRAMEWORKS: tuple[Framework, ...] = (
+    Framework(name="Echelon", knows=is_echelon, store=EchelonStore),
     Framework(name="DeepSpeed", knows=is_deepspeed, store=DeepSpeedStore),
     Framework(name="Megatron", knows=is_megatron, store=MegatronStore),
     Framework(name="FSDP1", knows=is_fsdp1, store=Fsdp1Store),

@@ -1,0 +1,62 @@
+"""`ec.prove_module`: your own module under a plan beside one process, tensor by tensor."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from echelon.api.given_plan import GivenPlan, plan_from_given
+from echelon.core.optional import optional_package
+
+if TYPE_CHECKING:
+    from echelon.proof.verify.verdict import SubjectProof
+
+NUM_STEPS = 3
+"""Optimizer steps where nobody says how many."""
+
+
+def prove_module(
+    factory: str | Path, plan: GivenPlan, *, num_steps: int = NUM_STEPS
+) -> SubjectProof:
+    """Return the proof that `ec.parallelize` under `plan` computes what one process does.
+
+    `factory` is FILE:FUNCTION; the function returns a module, `batch(step, data_rank)`,
+    `loss(module, batch)` and, if wanted, a mapping of what `parallelize` takes by name. It runs in
+    float64, then in the dtype of the plan's parameters; ranks are started here, over Gloo.
+    Losses, every gradient, optimizer state, updates and all parameters after `num_steps` are
+    compared. `proof.proven` is the answer; `proof.require()` raises ProofFailed. ConfigError for a
+    mistake in the file or a module that cannot be split; RunFailed for what the ranks refuse in
+    their first step.
+    """
+    optional_package("torch", extra="train", purpose="proving a module")
+    from functools import partial
+
+    from echelon.api.module_subject import OPENER
+    from echelon.api.verifying import RANK_LIMIT_S, STILL_S
+    from echelon.core.errors import ProofFailed
+    from echelon.launch.host import require_memory_for_ranks
+    from echelon.launch.local.pool import RankPool
+    from echelon.launch.root_cause import FaultKind, RankFailure
+    from echelon.proof.verify.subject_file import MAX_RANKS
+    from echelon.proof.verify.verify import SubjectRanks, verify_subject
+
+    given = {
+        "opener": OPENER,
+        "plan": plan_from_given(plan).to_json(),
+        "num_steps": num_steps,
+    }
+    try:
+        with RankPool(MAX_RANKS, still_s=STILL_S) as pool:
+            started = SubjectRanks(run=partial(pool.run, timeout_s=RANK_LIMIT_S), fresh=pool.renew)
+            return verify_subject(
+                Path(factory),
+                started,
+                before_ranks=lambda mesh: require_memory_for_ranks(mesh.world_size),
+                given=given,
+            )
+    except RankFailure as failure:
+        if failure.error is not None:
+            raise failure.error from None
+        if failure.fault.kind is FaultKind.NEVER_MET:
+            raise ProofFailed(failure.problems) from None
+        raise

@@ -1,0 +1,64 @@
+"""Files with factories of modules, as users write them; some with a mistake in the split."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+OWN = """
+import torch
+from tests.parallel.module.tensor.families import OWN_RULES, Own, VOCAB, LENGTH
+from tests.parallel.module.tensor import families
+
+RULES = dict(OWN_RULES)
+
+
+def make():
+    def batch(step, data_rank):
+        return families.batch(step, data_rank)
+
+    def loss(model, ids):
+        logits = model(ids)
+        return torch.nn.functional.cross_entropy(
+            logits[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
+        )
+
+    return Own(), batch, loss, {"tensor": RULES}
+"""
+
+SWAPPED = OWN.replace(
+    "RULES = dict(OWN_RULES)",
+    'RULES = {**OWN_RULES, "blocks.*.attention.qkv": "column"}',
+)
+"""One matrix of q, k and v cut as if it were one layer."""
+
+_PATCHED = OWN.replace(
+    "RULES = dict(OWN_RULES)",
+    "RULES = dict(OWN_RULES)\nfrom echelon.parallel.module.tensor import layers, ranks\n%s",
+)
+
+LOST_SUM = _PATCHED % "layers.SUM_ROWS = (lambda x, group, name: x.view_as(x), layers.SUM_ROWS[1])"
+"""The all-reduce after row layers is lost."""
+
+WRONG_FACTOR = _PATCHED % (
+    "own = layers.SUM_GRADIENT\\n"
+    "layers.SUM_GRADIENT = (own[0], lambda x, group, name: own[1](x, group, name) / group.size)"
+).replace("\\n", "\n")
+"""The gradient of what columns read is divided by the tensor ranks."""
+
+UNSUMMED = _PATCHED % (
+    "import echelon.parallel.module.tensor.apply as apply\n"
+    "from dataclasses import replace\n"
+    "own = apply.plan_split\n"
+    "def lost(*args, **kwargs):\n"
+    "    plan = own(*args, **kwargs)\n"
+    "    return replace(plan, split=replace(plan.split, summed=frozenset()))\n"
+    "apply.plan_split = lost\n"
+)
+"""Gradients of norms are not summed over tensor ranks."""
+
+
+def written(folder: Path, text: str) -> str:
+    """Return FILE:FUNCTION of a file with this text."""
+    path = folder / "own_module.py"
+    path.write_text(text, encoding="utf-8")
+    return f"{path}:make"
