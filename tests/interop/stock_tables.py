@@ -20,7 +20,7 @@ _WIDTH = 116  # columns
 
 
 def table_of(found: Imported) -> str:
-    """Return the table of an import: keys by what became of them, then why what was lost is lost."""
+    """Return the table of an import: keys by what became of them, then what is lost, and why."""
     return "\n".join(_lines(found)) + "\n"
 
 

@@ -39,6 +39,10 @@ FULL: Mapping[str, list[dict[str, object]]] = {
     ],
     "megatron": [{"--nproc-per-node": 4}],
     "horovod": [{"--num-proc": 2, "--fp16-allreduce": True}],
+    "nemo": [{"trainer.precision": "bf16", "model.optim.name": "adamw"}],
+    "nanotron": [{"tokens.val_check_interval": 2, "tokens.limit_val_batches": 1}],
+    "llamafactory": [{"recompute_granularity": "full"}, {}],
+    "axolotl": [{"base_model": "Qwen/Qwen3-4B", "optimizer": "adamw_torch"}],
     "torchtitan": [{"parallelism.pipeline_parallel_degree": 2, "validation.enabled": True}],
 }
 """Files that make each reader ask for nearly all of its keys."""
@@ -111,11 +115,22 @@ def check(kind: ToolName, text: str, extends: str | None) -> None:
 @pytest.mark.one_in(5)
 @pytest.mark.parametrize("kind", TOOLS)
 def test_any_values_of_any_keys(kind: ToolName) -> None:
+    try_any_values(kind, 12)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", TOOLS)
+def test_many_values_of_any_keys(kind: ToolName) -> None:
+    try_any_values(kind, 200)
+
+
+def try_any_values(kind: ToolName, examples: int) -> None:
+    """Import files with any values of any keys of a tool."""
     keys = known_keys(kind)
     assert len(keys) > 50
 
     @given(st.dictionaries(st.sampled_from([*keys, "misspelt"]), SCALARS, max_size=12))
-    @settings(deadline=None, max_examples=80)
+    @settings(deadline=None, max_examples=examples)
     def run(flat: dict[str, object]) -> None:
         if kind in STARTS:
             given = {k: v for k, v in flat.items() if k.startswith("--") and k != "--num-proc"}

@@ -18,7 +18,10 @@ def last(text: str) -> list[str]:
         ("A=4\nrun $A ${A} x$A", ["run", "4", "4", "x4"]),
         ("run ${A:-8} ${1:-x} $2 ${HOME}", ["run", "8", "x", "$2", "${HOME}"]),
         ("N=2\nG=8\nW=$(($N*G + 1))\nrun $W", ["run", "17"]),
-        ("A=(--x 1 # a note\n  --y 'two words'\n)\nrun ${A[@]}", "run --x 1 --y two words".split()),
+        (
+            "A=(--x 1 # a note\n  --y 'two words'\n)\nrun ${A[@]}",
+            ["run", "--x", "1", "--y", "two", "words"],
+        ),
         ('A=(--y "two words")\nrun "${A[@]}"', ["run", "--y", "two words"]),
         ("A=(1)\nA+=(2 3)\nrun ${A[@]}", ["run", "1", "2", "3"]),
         ('A="--x 1"\nA="$A --y"\nrun $A', ["run", "--x", "1", "--y"]),

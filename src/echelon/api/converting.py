@@ -57,15 +57,14 @@ def import_run(
     *,
     kind: ToolName | None = None,
     extends: str | None = None,
-    ranks: int | None = None,
-    launcher: str = "",
+    ranks: int | str | None = None,
     allow: Sequence[str] = (),
     settings: Sequence[str] = (),
 ) -> ImportedRun:
     """Return the run that a configuration of another tool describes: a file, or a command in one.
 
     It builds on `extends` (a preset or a run file: the model and the data, which such a file may
-    not have), for `ranks` processes or as many as the line or file of a `launcher` starts, with
+    not have), for `ranks` processes (or as many as a launcher starts, by its line or file), with
     `settings` ("table.key=value") on top. What is refused, because it would change the mathematics,
     is in `problems`; `allow` names keys to drop, or is ("all",). Raises ConfigError for a file that
     cannot be read, and for arguments that cannot be.
@@ -75,7 +74,6 @@ def import_run(
         kind=kind,
         extends=extends,
         ranks=ranks,
-        launcher=launcher,
         allow=allow,
         sets=settings,
     )

@@ -7,7 +7,7 @@ top as comments.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from textwrap import wrap
 
@@ -21,6 +21,8 @@ from echelon.interop.key_reader import FATES, NOT_SET, Fate
 from echelon.interop.tools import TOOLS
 
 _COMMENT_COLUMN = 44  # column of text
+_WEIGHT: Mapping[Fate, int] = {"refused": 0, "dropped": 1, "taken": 2, "without effect": 3}
+"""Of several rows of a key the first of these says what became of it."""
 _WIDTH = 96  # columns of a comment
 _HEAD = "# Behind each # stands where a value comes from; all settings: echelon config show FILE\n"
 _REFUSED = (
@@ -62,19 +64,16 @@ def mapping_rows(imported: Imported) -> Iterator[tuple[str, str, str, str]]:
 
 
 def keys_by_fate(imported: Imported) -> dict[Fate, list[str]]:
-    """Return the keys of the file by what became of them, each once."""
-    found: dict[Fate, list[str]] = {fate: [] for fate in FATES}
-    settled = dict.fromkeys(row.key for row in imported.rows if row.rule)
-    taken = dict.fromkeys(row.key for row in imported.rows if row.setting)
-    for row in imported.rows:
-        other = (row.key in settled and not row.rule) or (
-            row.key in taken and row.fate == "without effect"
-        )
-        if not other and not row.key.startswith("(") and row.key not in found[row.fate]:
-            # What the file leaves to a default of its tool is none of its keys.
-            if row.given != NOT_SET:
-                found[row.fate].append(row.key)
-    return found
+    """Return the keys of the file by what became of them, each once.
+
+    What the file leaves to a default of its tool is none of its keys.
+    """
+    fates: dict[str, Fate] = {}
+    for row in sorted(imported.rows, key=lambda row: _WEIGHT[row.fate]):
+        if not row.key.startswith("(") and row.given != NOT_SET:
+            fates.setdefault(row.key, row.fate)
+    ordered = dict.fromkeys(row.key for row in imported.rows if row.key in fates)
+    return {fate: [key for key in ordered if fates[key] == fate] for fate in FATES}
 
 
 def summary_lines(imported: Imported) -> Iterator[str]:

@@ -33,7 +33,6 @@ from echelon.interop.parsing import (
 )
 from echelon.interop.tools import TOOLS, ToolName, recognition_order
 
-
 FALLBACK = "nano"
 """The preset whose model and data a run has where its file gives no model that is known."""
 
@@ -82,17 +81,16 @@ def import_file(
     *,
     kind: ToolName | None = None,
     extends: str | None = None,
-    ranks: int | None = None,
-    launcher: str = "",
+    ranks: int | str | None = None,
     allow: Sequence[str] = (),
     sets: Sequence[str] = (),
 ) -> Imported:
     """Return the run that a configuration of another tool describes, as far as it can be had.
 
-    It builds on `extends` (a preset or run file), with `sets` on top; `ranks`, or the line or file
-    of a `launcher`, say how many processes there are. ConfigError is for a file that cannot be read
-    or belongs to no tool, for `extends`, `sets` or `launcher` that cannot be, and for `allow` where
-    it names no key that is refused.
+    It builds on `extends` (a preset or run file), with `sets` on top; `ranks` says how many
+    processes there are, or is the line or the file of a launcher that does. ConfigError is for a
+    file that cannot be read or belongs to no tool, for `extends`, `sets` or `ranks` that cannot be,
+    and for `allow` where it names no key that is refused.
     """
     text = read_text(path)
     kind = kind or detect_tool(path, text)
@@ -103,7 +101,7 @@ def import_file(
     gathered = gather_layers(extends, ()) if extends else SettingLayers()
     gathered.add(recorded)
     over, problems = parse_set_flags(sets)
-    launched = read_launcher(path, text, launcher, ranks)
+    launched = read_launcher(path, text, ranks)
     if found := [*gathered.problems, *problems, *launched.problems]:
         raise ConfigError(found)
     given = parse_keys(kind, path, text)

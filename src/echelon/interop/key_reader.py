@@ -66,6 +66,7 @@ class KeyOutcome:
     """Say what became of one key: the setting that it is now ("" for none), and why.
 
     `rule` is that of a refusal ("" for none); a key that --allow drops is refused no more.
+    `is_part` is for a key that is taken into a setting which stands in another row.
     """
 
     key: str
@@ -75,13 +76,14 @@ class KeyOutcome:
     why: str
     rule: str = ""
     allowed: bool = False
+    is_part: bool = False
 
     @property
     def fate(self) -> Fate:
         """Return what became of the key, in a word or two."""
         if self.rule:
             return "dropped" if self.allowed else "refused"
-        return "taken" if self.setting else "without effect"
+        return "taken" if self.setting or self.is_part else "without effect"
 
     def to_json(self) -> dict[str, object]:
         """Return the row as a JSON object."""
@@ -246,6 +248,11 @@ class KeyReader:
         """Say why a key that is given needs no setting."""
         if self.has(key):
             self.rows.append(KeyOutcome(key=key, given=self.text(key), why=why))
+
+    def take_part(self, key: str, why: str) -> None:
+        """Say of which setting, in another row, a key that is given is a part."""
+        if self.has(key):
+            self.rows.append(KeyOutcome(key=key, given=self.text(key), why=why, is_part=True))
 
     def skip_all(self, keys: Iterable[str], why: str) -> None:
         """Say of several keys, where they are given, why they need no setting."""

@@ -62,25 +62,21 @@ class Launched:
     problems: tuple[Problem, ...] = ()
 
 
-def read_launcher(path: Path, text: str, launcher: str, ranks: int | None) -> Launched:
-    """Return how many processes are started.
+def read_launcher(path: Path, text: str, ranks: int | str | None) -> Launched:
+    """Return how many processes are started: `ranks`, or what the line or file there starts.
 
-    `ranks` was typed, `launcher` is a line or a file; where both are absent, `text` of `path` is
-    looked through for a launcher whose flags no tool reads.
+    Where it is absent, `text` of `path` is looked through for a launcher whose flags no tool reads.
     """
-    if not launcher:
-        found = _count_in(path, text, foreign_only=True) if ranks is None else None
-        return Launched(ranks=ranks) if found is None else _launched(*found)
-    file = Path(launcher).expanduser()
-    is_file = " " not in launcher and file.is_file()
-    line = file.read_text(encoding="utf-8", errors="replace") if is_file else launcher
+    if ranks is None:
+        found = _count_in(path, text, foreign_only=True)
+        return Launched(ranks=None) if found is None else _launched(*found)
+    if isinstance(ranks, int):
+        return Launched(ranks=ranks)
+    file = Path(ranks).expanduser()
+    is_file = " " not in ranks and file.is_file()
+    line = file.read_text(encoding="utf-8", errors="replace") if is_file else ranks
     found = _count_in(file if is_file else Path(), line, foreign_only=False)
-    if found is None:
-        return _no_count(launcher)
-    if ranks not in (None, found[0]):
-        message = f"{found[1]} starts {found[0]} processes, but --ranks {ranks}"
-        return Launched(ranks=ranks, problems=(_problem(message, f"--ranks {found[0]}"),))
-    return _launched(*found)
+    return _no_count(ranks) if found is None else _launched(*found)
 
 
 def _no_count(launcher: str) -> Launched:

@@ -18,7 +18,6 @@ from echelon.core.rulebook.imports import IMPORT_SYNTAX
 from echelon.core.serialize import decode_json
 from echelon.interop.shell import script_commands
 
-
 _JSON_COMMENT = re.compile(r"^[ \t]*//.*$", re.MULTILINE)
 _COMMENTED_JSON = re.compile(r"\A(\s*//.*\n)*\s*\{")
 

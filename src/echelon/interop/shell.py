@@ -98,7 +98,7 @@ class _Script:
         return list(self.tokens[start : self.place])
 
     def _holds(self, condition: Sequence[Token]) -> bool:
-        """Return whether a condition holds; one that asks for files, or runs a command, does not."""
+        """Return whether a condition holds; one about files or commands does not."""
         result, joined, part = False, "||", list[str]()
         for token in [*condition, Token(text=";", operator=True)]:
             if not token.operator:

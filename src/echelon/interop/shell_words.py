@@ -101,9 +101,9 @@ def _closing(text: str, start: int, end: str) -> int:
             place += 1
         elif end == ")" and character in "()":
             depth += 1 if character == "(" else -1
-        elif character == "$" and text[place + 1 : place + 2] in ("{", "("):
-            place += _opaque(text[place:]) - 1
-        elif character in "'\"" and end != '"':
+        elif (character == "$" and text[place + 1 : place + 2] in ("{", "(")) or (
+            character in "'\"" and end != '"'
+        ):
             place += _opaque(text[place:]) - 1
         place += 1
     raise ValueError(f"a quotation {text[:20]!r} does not end")

@@ -106,7 +106,7 @@ def _parse_value(value: object) -> object:
 
 
 def _read_type(reader: KeyReader) -> str:
-    """Return how Accelerate would train; without a word for it, by as many processes as there are."""
+    """Return how Accelerate would train; without a word for it, by its processes."""
     key = "distributed_type"
     # YAML 1.1 reads the word NO as false.
     if reader.given.get(key) is False:

@@ -35,7 +35,7 @@ def read_degrees(reader: KeyReader) -> dict[str, int]:
         if axis == "tp":
             reader.set(key, f"mesh.{axis}", degree, "ranks that hold one model together")
         else:
-            reader.skip(key, f"mesh.{axis}, together with num_processes")
+            reader.take_part(key, f"mesh.{axis}, together with num_processes")
     if (cp := _read_context(reader)) is not None:
         degrees["cp"] = cp
     return degrees

@@ -97,7 +97,7 @@ def _read_ranks(reader: KeyReader, context: ImportContext) -> tuple[ImportContex
     sizes = {key: reader.integer(key, COUNT, setting="mesh") for key in (REPLICATE, SHARD)}
     groups = sizes[REPLICATE] or 1
     for key in sizes:
-        reader.skip(key, "mesh.dp_replicate and mesh.dp_shard, together with the ranks")
+        reader.take_part(key, "mesh.dp_replicate and mesh.dp_shard, together with the ranks")
     if sizes[SHARD] is None:
         return context, groups
     ranks = prod(size or 1 for size in sizes.values()) * context.model_ranks

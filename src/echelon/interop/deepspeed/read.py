@@ -101,7 +101,9 @@ def _read_ranks_and_batch(reader: KeyReader, stage: int, context: ImportContext)
     set_data_mesh(reader, stage, replace(data, groups=_groups(reader, stage, data.count)))
     set_batch(reader, BATCH, (total, micro, steps), data.count, context.microbatch)
     if steps:
-        reader.skip(BATCH[2], "follows: global_sequences / (microbatch_sequences x data ranks)")
+        reader.take_part(
+            BATCH[2], "follows: global_sequences / (microbatch_sequences x data ranks)"
+        )
     return data.count
 
 

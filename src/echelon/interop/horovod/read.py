@@ -55,7 +55,7 @@ def _read_ranks(reader: KeyReader, context: ImportContext) -> int:
             reader.conflict(f"{RANKS} {count}, but --ranks {context.ranks}", "mesh", both)
             return 1
         source = reader.where(RANKS)
-        reader.skip(RANKS, f"ranks: {count}")
+        reader.take_part(RANKS, f"ranks: {count}")
         context = replace(context, ranks=count)
     data: DataRanks | None
     if context.ranks_unknown:
@@ -75,7 +75,9 @@ def _read_batch(reader: KeyReader, ranks: int, context: ImportContext) -> int:
     keys = ("(batch)", BATCH, PASSES)
     set_batch(reader, keys, (None, size, passes), ranks, context.microbatch)
     if passes is not None:
-        reader.skip(PASSES, "backward passes of a rank before each sum: the global batch has them")
+        reader.take_part(
+            PASSES, "backward passes of a rank before each sum: the global batch has them"
+        )
     return passes or 1
 
 

@@ -15,7 +15,7 @@ WEIGHTS = "train.weights"
 
 
 def model_of(name: str) -> Flavor | None:
-    """Return the preset that has the sizes of a model, and what changes; None for an unknown one."""
+    """Return the preset that has the sizes of a model, and its changes; None if unknown."""
     plain = name.rpartition("/")[2].lower().removeprefix("meta-")
     while (shorter := _TAIL.sub("", plain)) != plain:
         plain = shorter

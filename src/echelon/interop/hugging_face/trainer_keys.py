@@ -90,15 +90,15 @@ def read_batch(
         reader, ("(batch)", keys.micro, keys.steps), (None, *sizes), data.count, context.microbatch
     )
     if reader.has(keys.steps):
-        reader.skip(keys.steps, "microbatches of a step: the global batch has them")
+        reader.take_part(keys.steps, "microbatches of a step: the global batch has them")
     return data.count
 
 
 def read_precision(reader: KeyReader, keys: TrainerKeys, *, sharded: bool) -> None:
     """Map what is computed in: autocast keeps fp32, and FSDP sums in half."""
     on = {key: reader.given.get(key) in (True, "auto", "true") for key in ("bf16", "fp16")}
-    for key in on:
-        if not on[key]:
+    for key, is_on in on.items():
+        if not is_on:
             reader.only(key, (False, "false"), "off", setting="precision.parameters")
     if all(on.values()):
         reader.conflict("bf16 and fp16", "precision.parameters", reader.where(*on))

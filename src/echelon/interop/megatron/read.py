@@ -141,7 +141,7 @@ def _read_ranks(reader: KeyReader, stage: int, context: ImportContext) -> int:
     machines = reader.integer(nodes, COUNT, setting="mesh") or 1
     source = ""
     if count is None:
-        reader.skip(nodes, f"ranks are not counted by it without {local}")
+        reader.take_part(nodes, f"ranks are not counted by it without {local}")
     else:
         ranks, source = machines * count, reader.where(nodes, local)
         if context.ranks not in (None, ranks):
@@ -152,8 +152,8 @@ def _read_ranks(reader: KeyReader, stage: int, context: ImportContext) -> int:
             )
             return 1
         context = replace(context, ranks=ranks)
-        reader.skip(nodes, f"ranks: {machines} x {count} = {ranks}")
-        reader.skip(local, f"ranks: {machines} x {count} = {ranks}")
+        reader.take_part(nodes, f"ranks: {machines} x {count} = {ranks}")
+        reader.take_part(local, f"ranks: {machines} x {count} = {ranks}")
     data: DataRanks | None
     if context.ranks_unknown:
         data = assume_fewest_ranks(reader, context)
@@ -168,7 +168,7 @@ def _read_ranks(reader: KeyReader, stage: int, context: ImportContext) -> int:
         reader.refuse(key, f"{groups} copies among {data.count} data ranks at stage {stage}")
         groups = 1
     else:
-        reader.skip(key, "copies of what is shared out: mesh.dp_replicate")
+        reader.take_part(key, "copies of what is shared out: mesh.dp_replicate")
     data = replace(data, groups=groups, shards=shards_of_experts(context))
     set_data_mesh(reader, stage, replace(data, source=source or data.source))
     return data.count

@@ -115,7 +115,7 @@ def _read_heads(reader: KeyReader, complete: bool, *, latent: bool) -> None:
     on = reader.flag(grouped, setting="model.kv_heads")
     groups = reader.integer(key, COUNT, setting="model.kv_heads")
     if on:
-        reader.skip(grouped, f"{key} says how many")
+        reader.take_part(grouped, f"{key} says how many")
         if groups is not None or complete:
             _set(reader, key, "kv_heads", groups or 1, "key/value heads")
     else:
@@ -169,7 +169,7 @@ def _read_vocab(reader: KeyReader, context: ImportContext) -> None:
         reader.set(key, "model.vocab", size, why)
     elif padded not in reader.given and context.model is None:
         _assume_vocab(reader, step * context.degrees["tp"])
-    reader.skip(multiple, "model.vocab is padded by it")
+    reader.take_part(multiple, "model.vocab is padded by it")
 
 
 def _assume_vocab(reader: KeyReader, step: int) -> None:

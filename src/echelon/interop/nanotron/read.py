@@ -44,7 +44,7 @@ def read_keys(reader: KeyReader, context: ImportContext) -> None:
     values = [None, *(reader.integer(key, COUNT, setting="batch") for key in BATCH[1:])]
     set_batch(reader, BATCH, values, data, context.microbatch)
     if reader.has(BATCH[2]):
-        reader.skip(BATCH[2], "microbatches of a step: the global batch has them")
+        reader.take_part(BATCH[2], "microbatches of a step: the global batch has them")
     _read_precision(reader)
     steps = reader.take("tokens.train_steps", "train.steps", COUNT, "optimizer steps")
     _read_rate(reader, steps)
@@ -90,7 +90,7 @@ def _read_activation(reader: KeyReader) -> None:
         reader.skip(key, "attention goes through all of a sequence")
     step, size = "model.make_vocab_size_divisible_by", "model.model_config.vocab_size"
     multiple = reader.integer(step, COUNT, setting="model.vocab") or 1
-    reader.skip(step, "model.vocab is padded by it")
+    reader.take_part(step, "model.vocab is padded by it")
     if (plain := reader.integer(size, COUNT, setting="model.vocab")) is not None:
         reader.set(size, "model.vocab", -(-plain // multiple) * multiple, "token ids")
 

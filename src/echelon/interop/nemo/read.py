@@ -1,7 +1,7 @@
 """A YAML of NeMo's Megatron models -> settings, by the flags of Megatron-LM. NeMo 1, and NeMo 2's.
 
-https://github.com/NVIDIA/NeMo: examples/nlp/language_modeling/conf. Its model, its optimizer and its
-mesh are Megatron-Core's, so what its keys mean is said once, in `megatron/`.
+https://github.com/NVIDIA/NeMo: examples/nlp/language_modeling/conf. Its model, optimizer and mesh
+are Megatron-Core's, so what its keys mean is said once, in `megatron/`.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ def _value(key: str, inner: str, given: Mapping[str, object]) -> object:
     name, colon, arguments = inner.partition(":")
     if colon:
         words = [word.strip() for word in arguments.split(",")]
-        if name not in _SUMS or len(words) != 2 or not all(map(_WHOLE.fullmatch, words)):  # noqa: PLR2004
+        if name not in _SUMS or len(words) != 2 or not all(map(_WHOLE.fullmatch, words)):
             return None
         return _SUMS[name](int(words[0]), int(words[1]))
     if name.startswith("."):

@@ -67,7 +67,7 @@ def _read_model(reader: KeyReader, context: ImportContext) -> int | None:
     model, size = (str(word) for word in words)
     if (found := FLAVORS.get((model, size))) is not None:
         _set_flavor(reader, flavor, found, f"{model} {size}")
-        reader.skip(name, f"together with {flavor}")
+        reader.take_part(name, f"together with {flavor}")
         return _layers_of(found.preset)
     if context.model is not None:
         reader.skip_all(
