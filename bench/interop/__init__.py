@@ -1,1 +1,1 @@
-"""Checkpoints of other trainers, with those trainers: `python -m bench.interop --peers-home ...`."""
+"""Checkpoints of other trainers, with those trainers: `python -m bench.interop`."""

@@ -1,4 +1,4 @@
-"""The one small model of all trainers here, and what it is asked: numbers that all ranks agree on."""
+"""The one small model of all trainers here, and what it is asked: the same on all ranks."""
 
 from __future__ import annotations
 

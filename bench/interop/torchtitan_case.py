@@ -1,4 +1,4 @@
-"""torchtitan saves a Llama 3 that FSDP2 shards, or loads one; or FSDP2 alone, a Llama of transformers.
+"""torchtitan saves a Llama 3 that FSDP2 shards, or loads one; or FSDP2 a Llama of transformers.
 
 `torchtitan_case.py save|load titan|fused|plain FOLDER`, under torch.distributed.run. Logits lie in
 FOLDER/logits.pt.

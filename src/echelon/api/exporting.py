@@ -1,4 +1,4 @@
-"""`ec.export_weights`: the weights of a run as a folder that other libraries read."""
+"""`ec.export_weights`: the weights of a run as a folder that other libraries and trainers read."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 
 from echelon.api.training import TrainResult
 from echelon.config.files.new_file import new_folder
@@ -18,6 +18,10 @@ from echelon.core.rulebook.command_line import BAD_ARGUMENT
 
 if TYPE_CHECKING:
     from echelon.training.data.tokenizer import Tokenizer
+    from echelon.training.weights.writers.formats import TrainerRequest
+
+WeightFormat: TypeAlias = Literal["hf", "dcp", "deepspeed", "megatron", "megatron-legacy"]
+"""Whose folder is written."""
 
 FILE_BYTES = 5_000_000_000  # bytes of a file
 """Of a file, at most: what transformers writes, too."""
@@ -30,47 +34,92 @@ class ExportedWeights:
     """Say what was written."""
 
     folder: Path
-    """The folder: config.json, safetensors files, and the tokenizer."""
+    """The folder."""
+    to: WeightFormat
+    """Whose folder it is."""
     model_type: str
-    """What transformers calls the architecture."""
+    """What transformers calls the architecture; torchtitan or Megatron-core with their names."""
     dtype: DType
     """The dtype of the tensors."""
     tensors: int
-    """How many there are."""
+    """How many there are of weights."""
     num_bytes: int
-    """Bytes of all of them."""
+    """Bytes of all of them, and of what an optimizer keeps."""
     files: tuple[str, ...]
-    """The files of weights."""
+    """The files of weights, below the folder."""
     tokenizer: str
     """The tokenizer that is beside them, or why there is none."""
     checkpoint: Path
     """What was read."""
+    optimizer: bool = False
+    """Whether what the optimizer keeps was written, too."""
 
 
-def export_weights(
+def export_weights(  # noqa: PLR0913 - each is one choice of the caller, by its name
     run: TrainResult | str | Path,
     out: str | Path,
     *,
+    to: WeightFormat = "hf",
     dtype: DType | None = None,
     model_type: str | None = None,
-    file_bytes: int = FILE_BYTES,
+    file_bytes: int | None = None,
     threads: int | None = None,
+    tp: int | None = None,
+    pp: int | None = None,
 ) -> ExportedWeights:
-    """Write the weights of a run as a folder of Hugging Face, and return what is in it.
+    """Write the weights of a run as the folder of another tool, and return what is in it.
 
         ec.export_weights("runs/nano", "nano")
         AutoModelForCausalLM.from_pretrained("nano")
 
     `run` is what `ec.train` returned, the folder of a run (its newest checkpoint is taken) or of a
-    checkpoint in one; how it was split does not matter. `dtype` is that of the tensors, by default
-    the one in which the run computed; fp32 keeps every bit of master copies in fp32.
-    `model_type` is one of transformers, by default the first that says the model. Files have at
-    most `file_bytes`, and `threads` of them are written at a time, each holding one tensor.
+    checkpoint in one; how it was split does not matter. `to` is "hf" for a folder of Hugging Face;
+    "dcp" for torch.distributed.checkpoint, with torchtitan's names or, with a `model_type`, those
+    of transformers; "deepspeed" for a universal folder, with what Adam keeps; "megatron" for
+    Megatron-core's torch_dist; "megatron-legacy" for a file of each of `tp` x `pp` ranks.
+
+    `dtype` is that of the tensors, by default the one in which the run computed; fp32 keeps every
+    bit of master copies in fp32, and is what DeepSpeed has. `model_type` is one of transformers, by
+    default the first that says the model. Files of Hugging Face have at most `file_bytes`, and
+    `threads` files are written at a time, each holding one tensor.
 
     The folder must be new, and gets its name when it is whole. Raises ConfigError where no
-    architecture says the model, CheckpointError and EnvironmentProblem.
+    architecture says the model or a trainer has no names for it, CheckpointError and
+    EnvironmentProblem.
     """
     optional_package("torch", extra="train", purpose="writing weights")
+    _require_sizes({"--file-bytes": file_bytes, "--threads": threads, "--tp": tp, "--pp": pp})
+    _require_effect(to, dtype, model_type, {"--file-bytes": file_bytes, "--tp": tp, "--pp": pp})
+    from echelon.telemetry.run_directory import run_of
+
+    if to == "hf":
+        size = file_bytes or FILE_BYTES
+        return _to_hugging_face(run, Path(out), dtype, model_type, size, threads or _threads())
+    from echelon.training.weights.writers.formats import TrainerRequest
+
+    path = run.run if isinstance(run, TrainResult) else Path(run)
+    plan = run_of(path).plan()
+    chosen: DType = "fp32" if to == "deepspeed" else dtype or plan.mathematics.precision.parameters
+    request = TrainerRequest(
+        to=to,
+        shape=plan.model,
+        dtype=chosen,
+        model_type=model_type,
+        threads=threads or _threads(),
+        tp=tp or 1,
+        pp=pp or 1,
+    )
+    return _to_trainer(path, Path(out), request)
+
+
+def _to_hugging_face(
+    run: TrainResult | str | Path,
+    folder: Path,
+    dtype: DType | None,
+    model_type: str | None,
+    file_bytes: int,
+    threads: int,
+) -> ExportedWeights:
     from echelon.interop.hugging_face.config_json import hub_config
     from echelon.interop.hugging_face.folder import (
         INDEX_NAME,
@@ -87,7 +136,6 @@ def export_weights(
     from echelon.training.weights.export import open_model, write_files
     from echelon.training.weights.files import find_weights
 
-    _require_sizes(file_bytes, threads)
     path = run.run if isinstance(run, TrainResult) else Path(run)
     directory = run_of(path)
     plan = directory.plan()
@@ -95,14 +143,13 @@ def export_weights(
     config = hub_config(shape, model_type)
     chosen: DType = dtype or plan.mathematics.precision.parameters
     checkpoint = find_checkpoint(path).path
-    folder = Path(out)
     with new_folder(folder, key="--out") as part:
         index = check_checkpoint(checkpoint)
         tensors = folder_tensors(shape, config.architecture)
         item = TORCH_DTYPES[chosen].itemsize
         files = share_out(tensors, item, file_bytes)
         model = open_model(checkpoint, index, tensors)
-        write_files(model, files, part, TORCH_DTYPES[chosen], threads or _threads())
+        write_files(model, files, part, TORCH_DTYPES[chosen], threads)
         if list(files) != [SINGLE_NAME]:
             _write(part, {INDEX_NAME: index_text(files, item)})
         tokenizer, said = _tokenizer(run, directory.run_file, index.tokenizer_hash)
@@ -116,6 +163,7 @@ def export_weights(
         find_weights(part, shape)
     return ExportedWeights(
         folder=folder,
+        to="hf",
         model_type=config.model_type,
         dtype=chosen,
         tensors=len(tensors),
@@ -126,11 +174,75 @@ def export_weights(
     )
 
 
-def _require_sizes(file_bytes: int, threads: int | None) -> None:
+def _to_trainer(path: Path, folder: Path, request: TrainerRequest) -> ExportedWeights:
+    from echelon.training.checkpoint.folder import find_checkpoint
+    from echelon.training.checkpoint.load import check_checkpoint
+    from echelon.training.weights.files import find_weights
+    from echelon.training.weights.writers.formats import planned, write_trainer
+
+    checkpoint = find_checkpoint(path).path
+    with new_folder(folder, key="--out") as part:
+        index = check_checkpoint(checkpoint)
+        found = planned(request, index)
+        write_trainer(request, found, checkpoint, index, part, index.step)
+        # What a run would start from is what was written: names, shapes, every file.
+        find_weights(part, request.shape)
+        files = sorted(str(one.relative_to(part)) for one in part.rglob("*") if one.is_file())
+    elements = sum(tensor.numel for tensor in found.tensors) * len(found.kinds)
+    return ExportedWeights(
+        folder=folder,
+        to=request.to,
+        model_type=found.names,
+        dtype=request.dtype,
+        tensors=len(found.tensors),
+        num_bytes=elements * request.torch_dtype.itemsize,
+        files=tuple(files),
+        tokenizer="none: a checkpoint of a trainer has none",
+        checkpoint=checkpoint,
+        optimizer=len(found.kinds) > 1,
+    )
+
+
+def _require_sizes(sizes: Mapping[str, int | None]) -> None:
     """Raise ConfigError for a number that can't be meant."""
-    for key, value in (("--file-bytes", file_bytes), ("--threads", threads)):
+    for key, value in sizes.items():
         if value is not None and value < 1:
             raise ConfigError(BAD_ARGUMENT.problem(f"{key} is {value}, and at least 1", key=key))
+
+
+def _require_effect(
+    to: WeightFormat,
+    dtype: DType | None,
+    model_type: str | None,
+    sizes: Mapping[str, int | None],
+) -> None:
+    """Raise ConfigError for a flag that a format has no use for, and for a name that is none."""
+    if to not in get_args(WeightFormat):
+        known = list(get_args(WeightFormat))
+        raise ConfigError(
+            BAD_ARGUMENT.problem(f"--to is {to}, which is none", key="--to", suggestions=known)
+        )
+    ranks = ("megatron-legacy",)
+    needs: Mapping[str, tuple[bool, tuple[str, ...]]] = {
+        "--file-bytes": (sizes["--file-bytes"] is not None, ("hf",)),
+        "--tp": (sizes["--tp"] is not None, ranks),
+        "--pp": (sizes["--pp"] is not None, ranks),
+        "--model-type": (model_type is not None, ("hf", "dcp", "deepspeed")),
+        "--dtype": (dtype not in (None, "fp32"), ("hf", "dcp", "megatron", "megatron-legacy")),
+    }
+    problems = [
+        BAD_ARGUMENT.problem(
+            f"{key} has no effect with --to {to}"
+            if key != "--dtype"
+            else f"--dtype is {dtype}, and a universal folder of DeepSpeed has fp32",
+            key=key,
+            suggestions=[f"--to {one}" for one in formats],
+        )
+        for key, (given, formats) in needs.items()
+        if given and to not in formats
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def _threads() -> int:

@@ -41,7 +41,7 @@ COMMANDS = {
     ),
     "export weights": (
         "echelon.cli.export_weights:weights",
-        "Write trained weights for transformers, vLLM and others.",
+        "Write trained weights for transformers, vLLM, DeepSpeed and others.",
     ),
     "compare": ("echelon.cli.compare.command:compare", "Show what differs between two plans."),
     "plan": ("echelon.cli.plan.command:plan", "Check a run; show what its ranks hold and send."),

@@ -1,17 +1,27 @@
-"""`echelon export weights`: trained weights as a folder of Hugging Face."""
+"""`echelon export weights`: trained weights as a folder of Hugging Face, or of a trainer."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated
 
 from cyclopts import Parameter
 
-from echelon.api.exporting import FILE_BYTES, ExportedWeights, export_weights
+from echelon.api.exporting import ExportedWeights, WeightFormat, export_weights
 from echelon.cli.flags import Json
 from echelon.cli.output import note, print_result
 from echelon.core.plan import DType
 from echelon.core.units import decimal_bytes
+
+_NEXT: Mapping[WeightFormat, str] = {
+    "hf": 'AutoModelForCausalLM.from_pretrained("{folder}")',
+    "dcp": 'torch.distributed.checkpoint.load(state, checkpoint_id="{folder}")',
+    "deepspeed": 'engine.load_checkpoint("{folder}")   # checkpoint.load_universal = true',
+    "megatron": "--load {folder} --ckpt-format torch_dist --finetune",
+    "megatron-legacy": "--load {folder} --ckpt-format torch --finetune",
+}
+"""What reads a folder."""
 
 
 def weights(
@@ -19,30 +29,46 @@ def weights(
     /,
     *,
     out: Annotated[Path, Parameter(help="The folder to write, which must be new.")],
+    to: Annotated[WeightFormat, Parameter(help="Who is to read it.")] = "hf",
     dtype: Annotated[
         DType | None, Parameter(help="Of the tensors; without it, what the run computed in.")
     ] = None,
     model_type: Annotated[
         str | None, Parameter(help="Of transformers; without it, the first that says the model.")
     ] = None,
-    file_bytes: Annotated[int, Parameter(help="The most bytes of a file.")] = FILE_BYTES,
+    file_bytes: Annotated[
+        int | None, Parameter(help="The most bytes of a file of hf; without it, 5 GB.")
+    ] = None,
     threads: Annotated[
         int | None, Parameter(help="Files written at a time; without it, one for each core.")
     ] = None,
+    tp: Annotated[
+        int | None, Parameter(help="Tensor ranks of megatron-legacy; without it, 1.")
+    ] = None,
+    pp: Annotated[int | None, Parameter(help="Stages of megatron-legacy; without it, 1.")] = None,
     json: Json = False,
 ) -> int:
-    """Write trained weights as a folder that transformers, vLLM and others read."""
+    """Write trained weights as a folder that transformers, vLLM, DeepSpeed and others read."""
     found = export_weights(
-        run, out, dtype=dtype, model_type=model_type, file_bytes=file_bytes, threads=threads
+        run,
+        out,
+        to=to,
+        dtype=dtype,
+        model_type=model_type,
+        file_bytes=file_bytes,
+        threads=threads,
+        tp=tp,
+        pp=pp,
     )
     print_result("export weights", lambda: _as_json(found), lambda: _as_text(found), as_json=json)
-    note(f'next: AutoModelForCausalLM.from_pretrained("{found.folder}")')
+    note(f"next: {_NEXT[found.to].format(folder=found.folder)}")
     return 0
 
 
 def _as_json(found: ExportedWeights) -> dict[str, object]:
     return {
         "folder": str(found.folder),
+        "to": found.to,
         "model_type": found.model_type,
         "dtype": found.dtype,
         "tensors": found.tensors,
@@ -50,6 +76,7 @@ def _as_json(found: ExportedWeights) -> dict[str, object]:
         "files": list(found.files),
         "tokenizer": found.tokenizer,
         "checkpoint": str(found.checkpoint),
+        "optimizer": found.optimizer,
     }
 
 
@@ -61,6 +88,7 @@ def _as_text(found: ExportedWeights) -> str:
             f"{decimal_bytes(found.num_bytes)} in {count}",
             f"from {found.checkpoint}",
             f"tokenizer: {found.tokenizer}",
+            *(["with what the optimizer keeps"] if found.optimizer else []),
             "",
         )
     )

@@ -141,5 +141,5 @@ EXPORT = App(name="export", default_command=export)
 EXPORT.command(
     "echelon.cli.export_weights:weights",
     name="weights",
-    help="Write trained weights for transformers, vLLM and others.",
+    help="Write trained weights for transformers, vLLM, DeepSpeed and others.",
 )

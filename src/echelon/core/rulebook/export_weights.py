@@ -23,3 +23,27 @@ WEIGHTS_TYPE_NAMES_SHAPE = Rule(
     bad="echelon export weights runs/nano --model-type bert --out nano-bert",
     fixed="echelon export weights runs/nano --model-type llama --out nano-llama",
 )
+
+WEIGHTS_HAVE_NAMES = Rule(
+    id="weights-have-names",
+    why="""
+    A trainer has its own names for the weights of the models that it builds: torchtitan for Llama 3
+    and Qwen 3, Megatron-core for a GPTModel without experts. A model with a part that has no name
+    there could not be loaded, and is refused with the names of what is left over. DeepSpeed wraps
+    any module, and --to dcp --model-type ... writes the names of transformers.
+    """,
+    bad="echelon export weights runs/gpt2 --to dcp --out gpt2     # learned positions",
+    fixed="echelon export weights runs/gpt2 --to dcp --model-type gpt2 --out gpt2",
+)
+
+WEIGHTS_RANKS_DIVIDE = Rule(
+    id="weights-ranks-divide",
+    why="""
+    The older folders of Megatron-core have a file for each tensor rank and stage. Tensor ranks
+    share out key/value heads, the width of the MLP and words, padded to 128 for each of them;
+    stages share out layers. All must be able to: --to megatron writes a folder without a layout,
+    which any number of ranks reads.
+    """,
+    bad="echelon export weights runs/nano --to megatron-legacy --tp 4 --out m     # 2 kv heads",
+    fixed="echelon export weights runs/nano --to megatron --out m",
+)

@@ -11,7 +11,7 @@ from echelon.config.model.architectures.record import Architecture
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import router_biases
 from echelon.interop.weight_names.mixtures import ROUTER_BIAS
-from echelon.interop.weight_names.names import find_naming
+from echelon.interop.weight_names.names import WeightNaming, find_naming
 from echelon.interop.weight_names.source import ParameterSource
 
 INDEX_NAME = "model.safetensors.index.json"
@@ -43,6 +43,11 @@ def folder_tensors(shape: ModelShape, architecture: Architecture) -> tuple[Folde
     naming = find_naming(shape, keys)
     assert naming is not None, "a tensor of each architecture is known"
     assert not naming.nameless, f"{architecture.name} has no name for {naming.nameless}"
+    return tensors_of(naming)
+
+
+def tensors_of(naming: WeightNaming) -> tuple[FolderTensor, ...]:
+    """Return the tensors that parameters with these names make up, whole and without padding."""
     parts: dict[str, list[tuple[str, ParameterSource]]] = {}
     for name, source in naming.sources.items():
         parts.setdefault(source.key, []).append((name, source))

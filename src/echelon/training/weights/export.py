@@ -56,12 +56,15 @@ class StoredModel:
     pieces: Mapping[str, Mapping[str, StoredPiece]]
 
 
-def open_model(path: Path, index: CheckpointIndex, tensors: Sequence[FolderTensor]) -> StoredModel:
+def open_model(
+    path: Path, index: CheckpointIndex, tensors: Sequence[FolderTensor], kind: str = PARAMETERS
+) -> StoredModel:
     """Return where a checkpoint keeps the parts of some tensors; CheckpointError for one without.
 
+    They are of the model, or of another `kind` with the same names: what an optimizer keeps.
     Headers are read, and no tensor.
     """
-    held = {**index.tensors.get(ROUTER_BIAS, {}), **index.tensors.get(PARAMETERS, {})}
+    held = {**index.tensors.get(ROUTER_BIAS, {}), **index.tensors.get(kind, {})}
     wanted = [name for tensor in tensors for name, _ in tensor.parts]
     lacking = [name for name in wanted if name not in held]
     if lacking:
@@ -116,14 +119,15 @@ def _write_file(
     with disk_errors(f"to write into {file.parent}"), file.open("xb") as stream:
         stream.write(safetensors_header((one.key, dtype, one.shape) for one in tensors))
         for tensor in tensors:
-            stream.write(tensor_bytes(_filled(model, tensor, dtype)))
+            stream.write(tensor_bytes(filled(model, tensor, dtype)))
         stream.flush()
         flush_file(stream.fileno())
 
 
-def _filled(model: StoredModel, tensor: FolderTensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor of the folder, whole."""
-    made = torch.empty(tensor.shape, dtype=dtype)
+def filled(model: StoredModel, tensor: FolderTensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor of the folder, whole; what is padding is zero."""
+    padded = any(source.padded for _, source in tensor.parts)
+    made = (torch.zeros if padded else torch.empty)(tensor.shape, dtype=dtype)
     buffer: torch.Tensor | None = None
     for name, source in tensor.parts:
         entry = model.tensors[name]
@@ -151,19 +155,16 @@ def _reads(
     dtype: torch.dtype,
 ) -> Iterator[StoredRows]:
     """Yield what to read of a piece of a parameter, with the part of `made` that it fills."""
-    vector = len(piece.shape) == 1
-    if vector and source.order is None:
-        begin = source.start + piece.offset[0]
-        target = made[begin : begin + piece.shape[0]].unsqueeze(0)
-        yield _rows(stored, dtype, 0, piece.shape[0], target)
-        return
-    (top, left), (height, width) = (*piece.offset, 0)[:2], (*piece.shape, 1)[:2]
+    flat = len(piece.shape) == 1
+    # Of a tensor of one dim each element is a row.
+    top, left = (piece.offset[0], 0) if flat else piece.offset
+    height, width = (piece.shape[0], 1) if flat else piece.shape
     if source.transposed:
         begin = source.start + top
         target = made[left : left + width, begin : begin + height].t()
         yield _rows(stored, dtype, 0, width, target)
         return
-    rows_of_made = made.view(-1, 1 if vector else made.shape[-1])
+    rows_of_made = made.unsqueeze(1) if made.dim() == 1 else made.view(-1, made.shape[-1])
     for run in source.runs(top, height):
         end = run.there + (run.count - 1) * run.step + 1
         target = rows_of_made[run.there : end : run.step, left : left + width]

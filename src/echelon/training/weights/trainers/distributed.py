@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -233,6 +234,10 @@ def _step(folder: Path, metadata: _Metadata) -> int | None:
     for key in metadata.tensors:
         if re.fullmatch(r"(?:optimizer|optim)\.state\.(?:.+\.)?step", key):
             return _number(folder, metadata.places, key)
+    common = folder / "common.pt"
+    if common.is_file():
+        with suppress(NotReadable, OSError, AttributeError):
+            return number_in(read_archive(common).get("iteration"))
     for key, place in metadata.bytes_at.items():
         if key in ("train_state.step", "train_state"):
             return _step_of_bytes(folder / place.file, place)

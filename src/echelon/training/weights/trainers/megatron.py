@@ -29,11 +29,11 @@ from echelon.training.weights.trainers.deepspeed import read_file
 FILE = "model_optim_rng.pt"
 _RANK = re.compile(r"mp_rank_(\d+)(?:_(\d+))?(?:_\d+)?")
 
-_BY_COLUMNS = (".linear_proj.weight", ".linear_fc2.weight")
+BY_COLUMNS = (".linear_proj.weight", ".linear_fc2.weight")
 """Matrices whose columns tensor ranks share out."""
-_BY_ROWS = (".linear_qkv.weight", ".linear_qkv.bias", ".linear_fc1.weight", ".linear_fc1.bias")
-_BY_WORDS = ("word_embeddings.weight", "output_layer.weight")
-_GATED = (".linear_fc1.weight", ".linear_fc1.bias")
+BY_ROWS = (".linear_qkv.weight", ".linear_qkv.bias", ".linear_fc1.weight", ".linear_fc1.bias")
+BY_WORDS = ("word_embeddings.weight", "output_layer.weight")
+GATED = (".linear_fc1.weight", ".linear_fc1.bias")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -124,10 +124,10 @@ def _counted(key: str, before: int) -> str:
 def _merged(stage: _Stage, gated: bool) -> Iterator[tuple[str, StoredTensor]]:
     for key, first in stage.ranks[0].items():
         parts = [stored_tensor(rank[key]) for rank in stage.ranks]
-        if key.endswith(_BY_COLUMNS):
+        if key.endswith(BY_COLUMNS):
             yield key, _beside(parts)
-        elif key.endswith((*_BY_ROWS, *_BY_WORDS)):
-            yield key, _below(parts, 2 if gated and key.endswith(_GATED) else 1)
+        elif key.endswith((*BY_ROWS, *BY_WORDS)):
+            yield key, _below(parts, 2 if gated and key.endswith(GATED) else 1)
         else:
             yield key, stored_tensor(first)
 

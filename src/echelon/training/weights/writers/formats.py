@@ -1,0 +1,200 @@
+"""The formats of trainers by name: under which names their tensors are, and who writes them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+import torch
+
+from echelon.core.errors import ConfigError, Problem
+from echelon.core.model_shape import ModelShape
+from echelon.core.parameters import router_biases
+from echelon.core.plan import DType
+from echelon.core.rulebook.export_weights import WEIGHTS_HAVE_NAMES, WEIGHTS_RANKS_DIVIDE
+from echelon.interop.hugging_face.config_json import hub_config
+from echelon.interop.hugging_face.folder import FolderTensor, folder_tensors, tensors_of
+from echelon.interop.weight_names import megatron, torchtitan
+from echelon.interop.weight_names.names import find_naming
+from echelon.models.precision import TORCH_DTYPES
+from echelon.training.checkpoint.index import PARAMETERS, CheckpointIndex
+from echelon.training.weights.export import filled, open_model
+from echelon.training.weights.trainers.contents import MOMENTS
+from echelon.training.weights.trainers.megatron import BY_WORDS
+from echelon.training.weights.writers.distributed import Chunk, write_distributed
+from echelon.training.weights.writers.megatron import (
+    MegatronFolder,
+    write_ranks,
+    write_torch_dist,
+)
+from echelon.training.weights.writers.universal import VALUES, UniversalFolder, write_universal
+
+TrainerFormat: TypeAlias = Literal["dcp", "deepspeed", "megatron", "megatron-legacy"]
+VOCABULARY_MULTIPLE = 128
+"""To so many words of each tensor rank Megatron-LM pads a vocabulary."""
+_FUSED_EXPERTS = "model.layers.0.mlp.experts.gate_up_proj"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerRequest:
+    """Say what is asked for."""
+
+    to: TrainerFormat
+    shape: ModelShape
+    dtype: DType
+    model_type: str | None
+    threads: int
+    tp: int
+    pp: int
+
+    @property
+    def torch_dtype(self) -> torch.dtype:
+        """Return the dtype of tensors, as torch has it."""
+        return TORCH_DTYPES[self.dtype]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerFolder:
+    """Say what is written: whose names the tensors have, and the kinds: values, moments."""
+
+    names: str
+    tensors: Sequence[FolderTensor]
+    kinds: Sequence[str]
+
+
+def planned(request: TrainerRequest, index: CheckpointIndex) -> TrainerFolder:
+    """Return what would be written; ConfigError with all that keeps it from being so."""
+    names, tensors = _tensors(request)
+    problems = list(_divide_problems(request)) if request.to == "megatron-legacy" else []
+    if problems:
+        raise ConfigError(problems)
+    kinds = [PARAMETERS]
+    if request.to == "deepspeed":
+        wanted = [name for tensor in tensors for name, _ in tensor.parts]
+        held = [index.tensors.get(f"optimizer.{kind}", {}) for kind in MOMENTS]
+        if all(name in kind for kind in held for name in wanted):
+            kinds += [f"optimizer.{kind}" for kind in MOMENTS]
+    return TrainerFolder(names=names, tensors=tensors, kinds=kinds)
+
+
+def write_trainer(
+    request: TrainerRequest,
+    found: TrainerFolder,
+    checkpoint: Path,
+    index: CheckpointIndex,
+    folder: Path,
+    step: int,
+) -> None:
+    """Write a checkpoint into `folder` as a trainer has it.
+
+    CheckpointError where the checkpoint can't be read, EnvironmentProblem where the disk refuses.
+    """
+    model = open_model(checkpoint, index, found.tensors)
+    if request.to == "dcp":
+        chunks = [
+            Chunk(
+                key=one.key,
+                whole=one.shape,
+                offset=(0,) * len(one.shape),
+                shape=one.shape,
+                make=lambda one=one: filled(model, one, request.torch_dtype),
+            )
+            for one in found.tensors
+        ]
+        write_distributed(chunks, folder, request.torch_dtype, request.threads)
+    elif request.to == "deepspeed":
+        models = {VALUES: model} | {
+            kind.removeprefix("optimizer."): open_model(checkpoint, index, found.tensors, kind)
+            for kind in found.kinds[1:]
+        }
+        universal = UniversalFolder(tensors=found.tensors, models=models, step=step)
+        tag = f"global_step{step}_universal"
+        write_universal(universal, folder / tag, request.threads)
+        (folder / "latest_universal").write_text(tag, encoding="utf-8")
+    else:
+        megatron_folder = MegatronFolder(
+            shape=request.shape,
+            tensors=found.tensors,
+            model=model,
+            dtype=request.torch_dtype,
+            step=step,
+        )
+        if request.to == "megatron":
+            write_torch_dist(megatron_folder, folder, request.threads)
+        else:
+            write_ranks(megatron_folder, folder, request.tp, request.pp)
+    if found.names not in (_TORCHTITAN, _MEGATRON):
+        keys = hub_config(request.shape, request.model_type).keys
+        (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
+
+
+_TORCHTITAN, _MEGATRON = "torchtitan", "Megatron-core"
+
+
+def _tensors(request: TrainerRequest) -> tuple[str, tuple[FolderTensor, ...]]:
+    shape = request.shape
+    if request.to == "deepspeed" or (request.to == "dcp" and request.model_type is not None):
+        config = hub_config(shape, request.model_type)
+        architecture = config.architecture
+        if shape.experts is not None:
+            # In the module the experts of a block are two tensors, whatever files have.
+            architecture = replace(architecture, tensor=_FUSED_EXPERTS)
+        tensors = folder_tensors(shape, architecture)
+        biases = {spec.name for spec in router_biases(shape)}
+        trained = tuple(one for one in tensors if one.parts[0][0] not in biases)
+        return config.model_type, trained if request.to == "deepspeed" else tensors
+    if request.to == "dcp":
+        keys = {torchtitan.EMBEDDING_KEY, "layers.0.attention.qkv_linear.wq.weight"}
+        return _TORCHTITAN, _named(request, _TORCHTITAN, keys)
+    tensors = _named(request, _MEGATRON, {megatron.EMBEDDING_KEY})
+    if request.to == "megatron-legacy":
+        tensors = tuple(_padded(one, request.tp) for one in tensors)
+    return _MEGATRON, tensors
+
+
+def _named(request: TrainerRequest, kind: str, keys: set[str]) -> tuple[FolderTensor, ...]:
+    naming = find_naming(request.shape, keys)
+    assert naming is not None, f"the names of {kind} are known"
+    if naming.nameless:
+        shown = ", ".join(naming.nameless[:4])
+        more = len(naming.nameless) - 4
+        raise ConfigError(
+            WEIGHTS_HAVE_NAMES.problem(
+                f"{kind} has no name for {len(naming.nameless)} weights of {request.shape.name}: "
+                f"{shown}" + (f" and {more} more" if more > 0 else ""),
+                key="--to",
+            )
+        )
+    return tensors_of(naming)
+
+
+def _padded(tensor: FolderTensor, tp: int) -> FolderTensor:
+    if not tensor.key.endswith(BY_WORDS):
+        return tensor
+    multiple = VOCABULARY_MULTIPLE * tp
+    words = -(-tensor.shape[0] // multiple) * multiple
+    return replace(tensor, shape=(words, *tensor.shape[1:]))
+
+
+def _divide_problems(request: TrainerRequest) -> Iterator[Problem]:
+    shape = request.shape
+    wanted: Mapping[str, tuple[int, Mapping[str, int]]] = {
+        "--tp": (request.tp, {"model.kv_heads": shape.kv_heads, "model.ffn": shape.ffn}),
+        "--pp": (request.pp, {"model.layers": shape.layers}),
+    }
+    for key, (degree, sizes) in wanted.items():
+        for name, size in sizes.items():
+            if size % degree:
+                works = [one for one in range(1, size + 1) if _all_divide(sizes, one)]
+                yield WEIGHTS_RANKS_DIVIDE.problem(
+                    f"{key} is {degree}, and {name} = {size} ({size} % {degree} = {size % degree})",
+                    key=key,
+                    suggestions=[f"{key} {one}" for one in works[:6]],
+                )
+
+
+def _all_divide(sizes: Mapping[str, int], degree: int) -> bool:
+    return all(size % degree == 0 for size in sizes.values())
