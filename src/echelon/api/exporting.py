@@ -47,7 +47,7 @@ class ExportedWeights:
     """What was read."""
 
 
-def export_weights(
+def export_weights(  # noqa: PLR0913 - each is one choice of the caller, by its name
     run: TrainResult | str | Path,
     out: str | Path,
     *,
@@ -55,6 +55,7 @@ def export_weights(
     model_type: str | None = None,
     file_bytes: int = FILE_BYTES,
     threads: int | None = None,
+    adapters: bool = False,
 ) -> ExportedWeights:
     """Write the weights of a run as a folder of Hugging Face, and return what is in it.
 
@@ -67,10 +68,22 @@ def export_weights(
     `model_type` is one of transformers, by default the first that says the model. Files have at
     most `file_bytes`, and `threads` of them are written at a time, each holding one tensor.
 
+    Adapters of a run with LoRA are merged into the weights that they stand beside. With `adapters`
+    they alone are written, as PEFT keeps them:
+
+        PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("base"), "nano-adapters")
+
     The folder must be new, and gets its name when it is whole. Raises ConfigError where no
     architecture says the model, CheckpointError and EnvironmentProblem.
     """
     optional_package("torch", extra="train", purpose="writing weights")
+    from echelon.core.parameters import base_shape
+    from echelon.interop.hugging_face.adapters import (
+        ADAPTER_CONFIG,
+        ADAPTER_WEIGHTS,
+        adapter_config,
+        adapter_tensors,
+    )
     from echelon.interop.hugging_face.config_json import hub_config
     from echelon.interop.hugging_face.folder import (
         INDEX_NAME,
@@ -92,28 +105,36 @@ def export_weights(
     directory = run_of(path)
     plan = directory.plan()
     shape = plan.model
-    config = hub_config(shape, model_type)
+    base = base_shape(shape)
+    config = hub_config(base, model_type)
     chosen: DType = dtype or plan.mathematics.precision.parameters
     checkpoint = find_checkpoint(path).path
     folder = Path(out)
     with new_folder(folder, key="--out") as part:
         index = check_checkpoint(checkpoint)
-        tensors = folder_tensors(shape, config.architecture)
+        if adapters:
+            tensors = adapter_tensors(shape, config.architecture)
+        else:
+            tensors = folder_tensors(base, config.architecture)
         item = TORCH_DTYPES[chosen].itemsize
-        files = share_out(tensors, item, file_bytes)
-        model = open_model(checkpoint, index, tensors)
+        files = {ADAPTER_WEIGHTS: tensors} if adapters else share_out(tensors, item, file_bytes)
+        scale = 0.0 if adapters or shape.lora is None else shape.lora.scale
+        model = open_model(checkpoint, index, tensors, scale=scale)
         write_files(model, files, part, TORCH_DTYPES[chosen], threads or _threads())
-        if list(files) != [SINGLE_NAME]:
+        if not adapters and list(files) != [SINGLE_NAME]:
             _write(part, {INDEX_NAME: index_text(files, item)})
         tokenizer, said = _tokenizer(run, directory.run_file, index.tokenizer_hash)
         extra: dict[str, object] = {"torch_dtype": str(TORCH_DTYPES[chosen]).removeprefix("torch.")}
         if tokenizer is not None:
             _write(part, tokenizer_files(tokenizer, shape.max_positions))
             extra["eos_token_id"] = tokenizer.description.end_of_document
-        keys = dict(sorted({**config.keys, **extra}.items()))
-        _write(part, {"config.json": json.dumps(keys, indent=2) + "\n"})
-        # What a run would start from is what was written: names, shapes, every file.
-        find_weights(part, shape)
+        if adapters:
+            _write(part, {ADAPTER_CONFIG: adapter_config(shape, config.architecture)})
+        else:
+            keys = dict(sorted({**config.keys, **extra}.items()))
+            _write(part, {"config.json": json.dumps(keys, indent=2) + "\n"})
+            # What a run would start from is what was written: names, shapes, every file.
+            find_weights(part, base)
     return ExportedWeights(
         folder=folder,
         model_type=config.model_type,

@@ -29,14 +29,26 @@ def weights(
     threads: Annotated[
         int | None, Parameter(help="Files written at a time; without it, one for each core.")
     ] = None,
+    adapters: Annotated[
+        bool, Parameter(negative=(), help="The adapters alone, as PEFT keeps them.")
+    ] = False,
     json: Json = False,
 ) -> int:
     """Write trained weights as a folder that transformers, vLLM and others read."""
     found = export_weights(
-        run, out, dtype=dtype, model_type=model_type, file_bytes=file_bytes, threads=threads
+        run,
+        out,
+        dtype=dtype,
+        model_type=model_type,
+        file_bytes=file_bytes,
+        threads=threads,
+        adapters=adapters,
     )
     print_result("export weights", lambda: _as_json(found), lambda: _as_text(found), as_json=json)
-    note(f'next: AutoModelForCausalLM.from_pretrained("{found.folder}")')
+    if adapters:
+        note(f'next: PeftModel.from_pretrained(model, "{found.folder}")')
+    else:
+        note(f'next: AutoModelForCausalLM.from_pretrained("{found.folder}")')
     return 0
 
 
