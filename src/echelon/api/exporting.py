@@ -66,6 +66,7 @@ def export_weights(  # noqa: PLR0913 - each is one choice of the caller, by its 
     threads: int | None = None,
     tp: int | None = None,
     pp: int | None = None,
+    adapters: bool = False,
 ) -> ExportedWeights:
     """Write the weights of a run as the folder of another tool, and return what is in it.
 
@@ -83,18 +84,27 @@ def export_weights(  # noqa: PLR0913 - each is one choice of the caller, by its 
     default the first that says the model. Files of Hugging Face have at most `file_bytes`, and
     `threads` files are written at a time, each holding one tensor.
 
+    Adapters of a run with LoRA are merged into the weights that they stand beside. With `adapters`
+    they alone are written, as PEFT keeps them:
+
+        PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("base"), "nano-adapters")
+
     The folder must be new, and gets its name when it is whole. Raises ConfigError where no
     architecture says the model or a trainer has no names for it, CheckpointError and
     EnvironmentProblem.
     """
     optional_package("torch", extra="train", purpose="writing weights")
     _require_sizes({"--file-bytes": file_bytes, "--threads": threads, "--tp": tp, "--pp": pp})
-    _require_effect(to, dtype, model_type, {"--file-bytes": file_bytes, "--tp": tp, "--pp": pp})
+    sizes = {"--file-bytes": file_bytes, "--tp": tp, "--pp": pp}
+    _require_effect(to, dtype, model_type, {**sizes, "--adapters": adapters or None})
     from echelon.telemetry.run_directory import run_of
 
     if to == "hf":
-        size = file_bytes or FILE_BYTES
-        return _to_hugging_face(run, Path(out), dtype, model_type, size, threads or _threads())
+        files = _HubFiles(
+            file_bytes=file_bytes or FILE_BYTES, threads=threads or _threads(), adapters=adapters
+        )
+        return _to_hugging_face(run, Path(out), dtype, model_type, files)
+    from echelon.core.parameters import base_shape
     from echelon.training.weights.writers.formats import TrainerRequest
 
     path = run.run if isinstance(run, TrainResult) else Path(run)
@@ -102,7 +112,8 @@ def export_weights(  # noqa: PLR0913 - each is one choice of the caller, by its 
     chosen: DType = "fp32" if to == "deepspeed" else dtype or plan.mathematics.precision.parameters
     request = TrainerRequest(
         to=to,
-        shape=plan.model,
+        shape=base_shape(plan.model),
+        scale=_merged_by(plan.model),
         dtype=chosen,
         model_type=model_type,
         threads=threads or _threads(),
@@ -112,14 +123,34 @@ def export_weights(  # noqa: PLR0913 - each is one choice of the caller, by its 
     return _to_trainer(path, Path(out), request)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _HubFiles:
+    """Say how a folder of Hugging Face is written, and whether it has the adapters alone."""
+
+    file_bytes: int
+    threads: int
+    adapters: bool
+
+
+def _merged_by(shape: ModelShape) -> float:
+    """Return what adapters are scaled by when they are merged; 0 where there are none."""
+    return 0.0 if shape.lora is None else shape.lora.scale
+
+
 def _to_hugging_face(
     run: TrainResult | str | Path,
     folder: Path,
     dtype: DType | None,
     model_type: str | None,
-    file_bytes: int,
-    threads: int,
+    asked: _HubFiles,
 ) -> ExportedWeights:
+    from echelon.core.parameters import base_shape
+    from echelon.interop.hugging_face.adapters import (
+        ADAPTER_CONFIG,
+        ADAPTER_WEIGHTS,
+        adapter_config,
+        adapter_tensors,
+    )
     from echelon.interop.hugging_face.config_json import hub_config
     from echelon.interop.hugging_face.folder import (
         INDEX_NAME,
@@ -140,27 +171,38 @@ def _to_hugging_face(
     directory = run_of(path)
     plan = directory.plan()
     shape = plan.model
-    config = hub_config(shape, model_type)
+    base = base_shape(shape)
+    config = hub_config(base, model_type)
     chosen: DType = dtype or plan.mathematics.precision.parameters
     checkpoint = find_checkpoint(path).path
     with new_folder(folder, key="--out") as part:
         index = check_checkpoint(checkpoint)
-        tensors = folder_tensors(shape, config.architecture)
+        if asked.adapters:
+            tensors = adapter_tensors(shape, config.architecture)
+        else:
+            tensors = folder_tensors(base, config.architecture)
         item = TORCH_DTYPES[chosen].itemsize
-        files = share_out(tensors, item, file_bytes)
-        model = open_model(checkpoint, index, tensors)
-        write_files(model, files, part, TORCH_DTYPES[chosen], threads)
-        if list(files) != [SINGLE_NAME]:
+        if asked.adapters:
+            files = {ADAPTER_WEIGHTS: tensors}
+        else:
+            files = share_out(tensors, item, asked.file_bytes)
+        scale = 0.0 if asked.adapters else _merged_by(shape)
+        model = open_model(checkpoint, index, tensors, scale=scale)
+        write_files(model, files, part, TORCH_DTYPES[chosen], asked.threads)
+        if not asked.adapters and list(files) != [SINGLE_NAME]:
             _write(part, {INDEX_NAME: index_text(files, item)})
         tokenizer, said = _tokenizer(run, directory.run_file, index.tokenizer_hash)
         extra: dict[str, object] = {"torch_dtype": str(TORCH_DTYPES[chosen]).removeprefix("torch.")}
         if tokenizer is not None:
             _write(part, tokenizer_files(tokenizer, shape.max_positions))
             extra["eos_token_id"] = tokenizer.description.end_of_document
-        keys = dict(sorted({**config.keys, **extra}.items()))
-        _write(part, {"config.json": json.dumps(keys, indent=2) + "\n"})
-        # What a run would start from is what was written: names, shapes, every file.
-        find_weights(part, shape)
+        if asked.adapters:
+            _write(part, {ADAPTER_CONFIG: adapter_config(shape, config.architecture)})
+        else:
+            keys = dict(sorted({**config.keys, **extra}.items()))
+            _write(part, {"config.json": json.dumps(keys, indent=2) + "\n"})
+            # What a run would start from is what was written: names, shapes, every file.
+            find_weights(part, base)
     return ExportedWeights(
         folder=folder,
         to="hf",
@@ -214,7 +256,7 @@ def _require_effect(
     to: WeightFormat,
     dtype: DType | None,
     model_type: str | None,
-    sizes: Mapping[str, int | None],
+    sizes: Mapping[str, int | bool | None],
 ) -> None:
     """Raise ConfigError for a flag that a format has no use for, and for a name that is none."""
     if to not in get_args(WeightFormat):
@@ -224,6 +266,7 @@ def _require_effect(
         )
     ranks = ("megatron-legacy",)
     needs: Mapping[str, tuple[bool, tuple[str, ...]]] = {
+        "--adapters": (sizes["--adapters"] is not None, ("hf",)),
         "--file-bytes": (sizes["--file-bytes"] is not None, ("hf",)),
         "--tp": (sizes["--tp"] is not None, ranks),
         "--pp": (sizes["--pp"] is not None, ranks),

@@ -220,9 +220,10 @@ def _require_offload_dir(job: Job, ranks: range) -> None:
 def _require_weights(job: Job) -> None:
     """Raise CheckpointError where the file to start from is not one of this model's weights."""
     if job.train.weights != "none":
+        from echelon.core.parameters import base_shape
         from echelon.training.weights.files import find_weights
 
-        find_weights(Path(job.train.weights), job.plan.model)
+        find_weights(Path(job.train.weights), base_shape(job.plan.model))
 
 
 def _require_trackers(job: Job) -> None:

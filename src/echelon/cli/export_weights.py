@@ -46,6 +46,9 @@ def weights(
         int | None, Parameter(help="Tensor ranks of megatron-legacy; without it, 1.")
     ] = None,
     pp: Annotated[int | None, Parameter(help="Stages of megatron-legacy; without it, 1.")] = None,
+    adapters: Annotated[
+        bool, Parameter(negative=(), help="The adapters alone, as PEFT keeps them.")
+    ] = False,
     json: Json = False,
 ) -> int:
     """Write trained weights as a folder that transformers, vLLM, DeepSpeed and others read."""
@@ -59,9 +62,13 @@ def weights(
         threads=threads,
         tp=tp,
         pp=pp,
+        adapters=adapters,
     )
     print_result("export weights", lambda: _as_json(found), lambda: _as_text(found), as_json=json)
-    note(f"next: {_NEXT[found.to].format(folder=found.folder)}")
+    if adapters:
+        note(f'next: PeftModel.from_pretrained(model, "{found.folder}")')
+    else:
+        note(f"next: {_NEXT[found.to].format(folder=found.folder)}")
     return 0
 
 

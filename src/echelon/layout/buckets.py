@@ -70,7 +70,7 @@ class BucketPlan:
     int8_blocks: int = 0
     """Blocks of its numbers that have a scale each, where it is gathered in int8; else 0."""
     frozen: bool = False
-    """Whether nothing of it is trained: it has values, and neither gradients nor state."""
+    """Whether it has values only, and neither gradients nor state."""
 
     @property
     def backward_units(self) -> tuple[str, ...]:
@@ -159,11 +159,6 @@ def plan_buckets(plan: Plan, part: RankPart) -> tuple[BucketPlan, ...]:
     )
 
 
-def trained_buckets(buckets: Iterable[BucketPlan]) -> tuple[BucketPlan, ...]:
-    """Return the buckets that have gradients and state: all but frozen ones."""
-    return tuple(bucket for bucket in buckets if not bucket.frozen)
-
-
 def segment_order(
     names: Iterable[str], specs: Mapping[str, ParameterSpec], optimizer: Optimizer
 ) -> list[str]:
@@ -190,13 +185,11 @@ class _Run:
     kind: BucketKind
     update: OptimizerKind
     specs: Sequence[ParameterSpec]
-    size: int
-    """Elements of a rank, no padding of the bucket."""
+    size: int  # elements of a rank, without padding
     sliced: bool
     stages: tuple[int, ...]
     expert: bool = False
-    coded: bool = False
-    """Whether codes of these are gathered, of 8-bit floats or integers."""
+    coded: bool = False  # codes of these are gathered, of 8-bit floats or integers
     frozen: bool = False
 
 
@@ -298,8 +291,8 @@ def _stage_runs(
             if fate.aside is not None:
                 tied = fate.aside == "tied"
                 tied_coded = fate.coded if tied else tied_coded
-                whole_expert = fate.expert and fate.aside == "whole"
-                side = (fate.aside, fate.update, tied, whole_expert, fate.frozen)
+                expert = fate.expert and fate.aside == "whole"
+                side = (fate.aside, fate.update, tied, expert, fate.frozen)
                 aside.setdefault(side, []).append(spec)
                 sizes[side] += fate.size
             else:
@@ -308,10 +301,8 @@ def _stage_runs(
                 sizes[key] += fate.size
         for key in list(filling):
             update, expert, coded, frozen = key
-            # What is frozen is sent where it is cut alone.
-            most = min(limit, first) if small and not frozen else limit
-            if cut[expert] or sizes[key] >= most:
-                small = small and frozen
+            if cut[expert] or sizes[key] >= (min(limit, first) if small else limit):
+                small = False
                 run, size = filling.pop(key), sizes.pop(key)
                 yield _Run("whole", update, run, size, True, stages, expert, coded, frozen)
     for key, run in filling.items():

@@ -18,8 +18,8 @@ from echelon.core.axis import LOSS_AXES, Axis
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Plan
-from echelon.layout.buckets import plan_buckets, shard_degree, trained_buckets
-from echelon.layout.slots import SlicePart, slice_parts, slot_ranges
+from echelon.layout.buckets import plan_buckets, shard_degree
+from echelon.layout.slots import SlicePart, slice_parts, slot_ranges, trained_buckets
 from echelon.layout.stage import (
     RankPart,
     expert_index_of,

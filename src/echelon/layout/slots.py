@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from echelon.core.parameters import ParameterSpec
@@ -43,6 +44,11 @@ def slot_ranges(
         ranges.append(SlotRange(spec=specs[name], start=start, stop=stop))
         start = stop
     return tuple(ranges)
+
+
+def trained_buckets(buckets: Iterable[BucketPlan]) -> tuple[BucketPlan, ...]:
+    """Return the buckets that have gradients and state: all but frozen ones."""
+    return tuple(bucket for bucket in buckets if not bucket.frozen)
 
 
 def slice_parts(plan: Plan, bucket: BucketPlan, slot: SlotRange) -> tuple[SlicePart, ...]:

@@ -188,7 +188,7 @@ def partial_over_tensor(plan: Plan, spec: ParameterSpec) -> bool:
 
     QK-norms are applied to the heads of a rank only; under sequence parallelism everything that
     acts on the residual stream (norms, output biases, positions) sees the tokens of a rank only;
-    each tensor rank routes its own tokens. The matrix of an adapter that every tensor rank has whole
+    each tensor rank routes its own tokens. The matrix of an adapter that tensor ranks have whole
     meets the part of its layer's input or output that is here. What is frozen has no gradient.
     """
     whole = spec.split_dim is None and spec.expert is None

@@ -24,6 +24,7 @@ from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor
 from echelon.parallel.recompute import RecomputingRunner
 from echelon.parallel.threads.replicas import Replicas
+from echelon.parallel.weights import stored_values
 from echelon.parallel.zero import ParameterGathering
 
 
@@ -58,6 +59,11 @@ class RankModel:
     def trained(self) -> list[Bucket]:
         """Return the buckets that have gradients and state: all but frozen ones."""
         return [bucket for bucket in self.buckets if not bucket.plan.frozen]
+
+    def frozen_values(self) -> dict[str, torch.Tensor]:
+        """Return the values of the other buckets, as they are kept between uses, by name."""
+        frozen = (bucket for bucket in self.buckets if bucket.plan.frozen)
+        return {one.name: stored_values(one) for one in frozen}
 
     def decoders(self) -> Iterator[Decoder]:
         """Yield all that computes here: the stages, and those of other replicas."""

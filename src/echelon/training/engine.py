@@ -113,7 +113,7 @@ class TrainEngine:
         )
         if has_master and self._updates:
             # Weights are copies of the masters: a rank's own slice, and the rest is gathered.
-            kept = self._kept()
+            kept = {**self._masters(), **self.model.frozen_values()}
             flats = [kept[bucket.name] for bucket in self.model.buckets]
             fill_initial(self.model.buckets, flats, plan, self.groups, device)
         self.refresh()
@@ -304,9 +304,8 @@ class TrainEngine:
         return bucket_shards(buckets, [stored_values(one) for one in buckets], self.groups)
 
     def masters(self) -> dict[str, list[Shard]]:
-        """Return the values that the optimizer updates, as views: the parameters, or copies.
-
-        What is frozen is among them as it is.
+        """Return the values that the optimizer updates, as views: the parameters, or copies, and
+        what is frozen as it is.
 
         Workers of servers have none.
         """
@@ -316,7 +315,7 @@ class TrainEngine:
             if self.is_server:
                 return self._shards({one.name: one.value_slice for one in self.model.buckets})
             return self.parameters()
-        return self._shards(self._kept())
+        return self._shards({**self._masters(), **self.model.frozen_values()})
 
     def gradients(self) -> dict[str, list[Shard]]:
         """Return the reduced gradients that this rank has, as views: workers of servers none.
@@ -395,11 +394,6 @@ class TrainEngine:
             tensors = [flats[bucket.name] for bucket in held]
             return server_shards(held, tensors, self.groups, primary=True)
         return bucket_shards(held, [flats[bucket.name] for bucket in held], self.groups)
-
-    def _kept(self) -> Mapping[str, torch.Tensor]:
-        """Return master copies by bucket, and of what is frozen the values, which have none."""
-        frozen = (bucket for bucket in self.model.buckets if bucket.plan.frozen)
-        return {**self._masters(), **{one.name: stored_values(one) for one in frozen}}
 
     def _masters(self) -> Mapping[str, torch.Tensor]:
         """Return the master copies by bucket; a rank without parameters has none."""

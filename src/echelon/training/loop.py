@@ -18,6 +18,7 @@ from typing import Any, cast
 import torch
 
 from echelon.config.job import Job
+from echelon.core.parameters import base_shape
 from echelon.core.serialize import from_json
 from echelon.launch.context import RankContext
 from echelon.launch.handshake import check_same_state
@@ -227,12 +228,15 @@ class TrainLoop:
         """Start from the seed, a file or a checkpoint; return the steps that are done."""
         step, weights = 0, self.job.train.weights
         if self.task.resume is None and weights != "none":
-            shape = self.engine.plan.model
+            shape = base_shape(self.engine.plan.model)
             found = run_on_all_ranks(self.exchange, lambda: find_weights(Path(weights), shape))[0]
             # A file may have no biases of routers: they begin at zero then.
             biases = self.engine.expert_state().get(ROUTER_BIAS, {})
             there = {name: shards for name, shards in biases.items() if name in found.sources}
-            load_weights(found, {**self.engine.masters(), **there}, self.exchange)
+            # Adapters begin as the seed says.
+            held = self.engine.masters().items()
+            own = {name: shards for name, shards in held if name in found.sources}
+            load_weights(found, {**own, **there}, self.exchange)
             self.engine.refresh()
             if self.engine.outer is not None:
                 self.engine.outer.begin()

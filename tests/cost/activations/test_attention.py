@@ -8,7 +8,8 @@ from typing import Any
 from echelon.core.plan import Context
 from echelon.cost.activations.attention import attention_operators, attention_saved
 from echelon.cost.activations.linear import mlp_operators
-from echelon.cost.activations.numbers import ActivationNumbers, total_saved_bytes
+from echelon.cost.activations.numbers import ActivationNumbers
+from echelon.cost.activations.operator_memory import total_saved_bytes
 from tests.parallel.layouts import GPT2, QWEN, plan_of
 
 

@@ -17,7 +17,8 @@ from echelon.cost.activations.closed_forms import (
     redone_bytes_of_block,
     saved_bytes_of_block,
 )
-from echelon.cost.activations.numbers import LOSS_ROWS, ActivationNumbers, OperatorMemory
+from echelon.cost.activations.numbers import LOSS_ROWS, ActivationNumbers
+from echelon.cost.activations.operator_memory import OperatorMemory
 from echelon.cost.activations.units import block_operators, head_operators
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
 from echelon.models.piece_sizes import TRAINING_PIECES

@@ -15,7 +15,8 @@ from echelon.cost.activations.linear import (
     mlp_saved,
     norm_saved,
 )
-from echelon.cost.activations.numbers import ActivationNumbers, SavedTensor, total_saved_bytes
+from echelon.cost.activations.numbers import ActivationNumbers
+from echelon.cost.activations.operator_memory import SavedTensor, total_saved_bytes
 from tests.parallel.layouts import GPT2, plan_of
 
 X = ActivationNumbers.from_plan(plan_of(dtype="fp32"))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.cost.activations.numbers import ActivationNumbers, OperatorMemory, SavedTensor
+from echelon.cost.activations.numbers import ActivationNumbers
+from echelon.cost.activations.operator_memory import OperatorMemory, SavedTensor
 from echelon.cost.activations.peaks import backward_peak, forward_peak
 from echelon.cost.activations.units import UnitOperators
 from echelon.layout.buckets import UNIT_HEAD

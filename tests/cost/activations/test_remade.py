@@ -7,7 +7,8 @@ from dataclasses import replace
 import pytest
 
 from echelon.core.plan import Recompute, RecomputedOperator
-from echelon.cost.activations.numbers import ActivationNumbers, total_saved_bytes
+from echelon.cost.activations.numbers import ActivationNumbers
+from echelon.cost.activations.operator_memory import total_saved_bytes
 from echelon.cost.activations.timeline import RankActivations
 from tests.parallel.layouts import DEEPSEEK, NANO, plan_of
 

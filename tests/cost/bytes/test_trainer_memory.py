@@ -10,11 +10,8 @@ import pytest
 
 from echelon.core.plan import Precision
 from echelon.cost.activations.closed_forms import saved_bytes_of_block
-from echelon.cost.bytes.fullest_rank import (
-    block_weights,
-    embedding_and_head_weights,
-    fullest_rank_bytes,
-)
+from echelon.cost.bytes.fullest_rank import fullest_rank_bytes
+from echelon.cost.bytes.model_sizes import block_weights, embedding_and_head_weights
 from echelon.cost.seconds.from_plan import constants_for_precision
 from echelon.cost.seconds.inputs import CostInputs
 from echelon.cost.seconds.numbers import LayoutNumbers

@@ -47,3 +47,15 @@ WEIGHTS_RANKS_DIVIDE = Rule(
     bad="echelon export weights runs/nano --to megatron-legacy --tp 4 --out m     # 2 kv heads",
     fixed="echelon export weights runs/nano --to megatron --out m",
 )
+
+EXPORT_ADAPTERS = Rule(
+    id="export-adapters",
+    why="""
+    PEFT keeps the two matrices of an adapter by the name of the layer that they stand beside. A run
+    that trained all weights has none apart; and where an architecture has several of our layers in
+    one (c_attn of GPT-2 is q, k and v), adapters of these are none of it. Without --adapters they
+    are merged into the weights, which every architecture can hold.
+    """,
+    bad="echelon export weights runs/gpt2-lora --out adapters --adapters",
+    fixed="echelon export weights runs/gpt2-lora --out merged",
+)

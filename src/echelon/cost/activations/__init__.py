@@ -1,6 +1,7 @@
 """What forward passes keep for backward, operator by operator, and the peak of a step.
 
-numbers              the letters of the formulas, and what one operator keeps and works with
+numbers              the letters of the formulas
+operator_memory      what one operator keeps and works with
 linear               norms, MLPs, dropout and residual branches
 attention, latent    grouped-query attention, latent attention
 attention_working    what attention over context ranks or in tiles works with

@@ -15,8 +15,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from echelon.cost.activations.linear import (
-    QKV,
-    O,
+    ATTENTION_IN,
+    ATTENTION_OUT,
     ResidualBranch,
     column_input,
     column_parallel_operator,
@@ -26,13 +26,10 @@ from echelon.cost.activations.linear import (
     vector_gradient_bytes,
     weight_gradient_bytes,
 )
-from echelon.cost.activations.numbers import (
-    ActivationNumbers,
-    Num,
+from echelon.cost.activations.numbers import ActivationNumbers, Num, elementwise_max, is_positive
+from echelon.cost.activations.operator_memory import (
     OperatorMemory,
     SavedTensor,
-    elementwise_max,
-    is_positive,
     saved_tensors,
     total_saved_bytes,
 )
@@ -65,7 +62,10 @@ def attention_branch(x: ActivationNumbers) -> ResidualBranch:
     sent = elementwise_max(x.ring, x.exchanged)
     column = x.tokens * ((x.heads + 2 * x.kv_heads) * x.head_dim) * x.size
     return ResidualBranch(
-        inner=x.queries * (1 - sent), column=column, flushed=sent, groups=(QKV, O)
+        inner=x.queries * (1 - sent),
+        column=column,
+        flushed=sent,
+        groups=(ATTENTION_IN, ATTENTION_OUT),
     )
 
 
@@ -87,7 +87,7 @@ def attention_saved(x: ActivationNumbers) -> tuple[SavedTensor, ...]:
     """Return what grouped-query attention keeps, from the norm before to its output."""
     norm, column = (
         norm_saved(x, "attention norm"),
-        column_input(x, "q, k, v", "attention input", QKV),
+        column_input(x, "q, k, v", "attention input", ATTENTION_IN),
     )
     return (*norm, column, *_heads_saved(x), *_core_saved(x), *_output_saved(x))
 
@@ -115,6 +115,7 @@ def _core_saved(x: ActivationNumbers) -> tuple[SavedTensor, ...]:
     copied = x.keys * x.copies
     # A copy for the next layer, which keeps that, or 8-bit numbers in its place.
     by_position = elementwise_max(x.exchanged, x.transposed) * x.queries * (1 - x.in_fp8)
+    by_position = x.learns(ATTENTION_OUT) * by_position
     exchanged = x.exchanged * (x.queries + 2 * copied)
     return saved_tensors(
         ATTENTION,
@@ -181,9 +182,9 @@ def attention_core_operator(
     # Where attention sends something, the weight gradient of the output layer is made meanwhile.
     sent = elementwise_max(x.ring, x.exchanged)
     product = weight_gradient_bytes(x, x.hidden, x.heads * x.head_dim, x.tokens)
-    product = (1 - x.frozen) * product + 2 * x.narrow_bytes(O)
+    product = (1 - x.frozen) * product + 2 * x.narrow_bytes(ATTENTION_OUT)
     # Until then it keeps its gradient, and its input where that is in memory of its own.
-    deferred = x.learns(O) * (elementwise_max(x.scattered, x.apart) * x.whole + own)
+    deferred = x.learns(ATTENTION_OUT) * (elementwise_max(x.scattered, x.apart) * x.whole + own)
     alone = (1 - x.exchanged) * x.transposed * x.queries
     first = sent * (deferred + elementwise_max(x.attend_first, x.attend_run + product))
     waits = (1 - sent) * x.shared

@@ -31,11 +31,11 @@ from echelon.cost.activations.numbers import (
     GPU_CHUNK_ELEMENTS,
     STATISTICS_BYTES,
     ActivationNumbers,
-    total_saved_bytes,
 )
+from echelon.cost.activations.operator_memory import total_saved_bytes
 from echelon.cost.activations.units import loss_backward_bytes, loss_waiting_bytes
 from echelon.cost.seconds.inputs import CostInputs
-from echelon.cost.seconds.numbers import LayoutNumbers, Num
+from echelon.cost.seconds.numbers import LayoutNumbers, ModelNumbers, Num
 from echelon.cost.seconds.pipeline import microbatches_that_wait
 
 SIZE = 2
@@ -186,6 +186,7 @@ def _loss_numbers(work: CostInputs) -> ActivationNumbers:
         chunk_elements=np.where(gpu > 0.0, GPU_CHUNK_ELEMENTS, CACHE_ELEMENTS),
         # Logits of 8 bytes are for proofs, and have the way of a CPU.
         fused_loss=software.fused_loss * (element <= STATISTICS_BYTES),
+        frozen=work.model.frozen,
     )
 
 
@@ -280,7 +281,19 @@ def _numbers(work: CostInputs) -> ActivationNumbers:
         exchanged=own * (np.asarray(ulysses) > 1),
         copies=np.maximum(1.0, ulysses * tp * model.query_dim / (model.kv_dim * model.heads)),
         dropout=software.dropout,
+        frozen=model.frozen,
+        adapters=_adapters(model),
         scores=scores * (2.0 * work.element + software.dropout),
+    )
+
+
+def _adapters(model: ModelNumbers) -> tuple[Num, Num, Num, Num]:
+    """Return the rows of the A of all adapters of each of `LINEAR_GROUPS`."""
+    return (
+        model.adapters_attention_in,
+        model.adapters_attention_out,
+        model.adapters_mlp_in,
+        model.adapters_mlp_out,
     )
 
 

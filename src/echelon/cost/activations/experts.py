@@ -40,10 +40,12 @@ from echelon.cost.activations.numbers import (
     INDEX_BYTES,
     ActivationNumbers,
     Num,
-    OperatorMemory,
-    SavedTensor,
     elementwise_max,
     is_positive,
+)
+from echelon.cost.activations.operator_memory import (
+    OperatorMemory,
+    SavedTensor,
     saved_tensors,
     total_saved_bytes,
 )

@@ -20,14 +20,8 @@ from echelon.cost.activations.linear import (
     vector_gradient_bytes,
     weight_gradient_bytes,
 )
-from echelon.cost.activations.numbers import (
-    ActivationNumbers,
-    Num,
-    OperatorMemory,
-    elementwise_max,
-    is_positive,
-    saved_tensors,
-)
+from echelon.cost.activations.numbers import ActivationNumbers, Num, elementwise_max, is_positive
+from echelon.cost.activations.operator_memory import OperatorMemory, saved_tensors
 
 _DOWN, _SIDES = "q_down, kv_down", "heads"
 

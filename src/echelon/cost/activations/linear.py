@@ -23,14 +23,12 @@ from echelon.cost.activations.numbers import (
     STATISTICS_BYTES,
     ActivationNumbers,
     Num,
-    OperatorMemory,
-    SavedTensor,
     elementwise_max,
-    saved_tensors,
 )
+from echelon.cost.activations.operator_memory import OperatorMemory, SavedTensor, saved_tensors
 from echelon.cost.bytes.fp8 import CODE_BYTES
 
-QKV, O, GATE_UP, DOWN_GROUP = range(4)
+ATTENTION_IN, ATTENTION_OUT, MLP_IN, MLP_OUT = range(4)
 """Places of the layers of a block in `LINEAR_GROUPS`."""
 
 ATTENTION_DROPOUT, MLP_DROPOUT, DOWN = "attention dropout", "mlp dropout", "down"
@@ -57,7 +55,7 @@ class ResidualBranch:
     column: Num = 0
     flushed: Num = 0
     alone: Num = 0
-    groups: tuple[int, int] = (GATE_UP, DOWN_GROUP)
+    groups: tuple[int, int] = (MLP_IN, MLP_OUT)
 
     def split_stream_gradient(self, x: ActivationNumbers) -> Num:
         """Return the gradient of the stream that goes around in B, where it may wait for W anyway.
@@ -142,7 +140,7 @@ def dropout_saved(x: ActivationNumbers, name: str) -> SavedTensor:
 
 def mlp_saved(x: ActivationNumbers) -> tuple[SavedTensor, ...]:
     """Return what a dense MLP keeps, from the norm before to the input of its last layer."""
-    norm, column = norm_saved(x, "mlp norm"), column_input(x, "gate, up", "mlp input", GATE_UP)
+    norm, column = norm_saved(x, "mlp norm"), column_input(x, "gate, up", "mlp input", MLP_IN)
     return (*norm, column, *_gate_and_up(x), *_down_input(x))
 
 
@@ -152,7 +150,7 @@ def _gate_and_up(x: ActivationNumbers) -> tuple[SavedTensor, ...]:
 
 
 def _down_input(x: ActivationNumbers) -> tuple[SavedTensor, ...]:
-    kept = x.learns(DOWN_GROUP) * x.product_bytes(x.tokens * x.inner)
+    kept = x.learns(MLP_OUT) * x.product_bytes(x.tokens * x.inner)
     return saved_tensors(DOWN, ("input", kept, "N F s"))
 
 
@@ -231,7 +229,12 @@ def column_parallel_operator(
 
 
 def row_parallel_operator(
-    x: ActivationNumbers, name: str, inputs: Num, bias: Num, local: Num = 0, group: int = O
+    x: ActivationNumbers,
+    name: str,
+    inputs: Num,
+    bias: Num,
+    local: Num = 0,
+    group: int = ATTENTION_OUT,
 ) -> OperatorMemory:
     """Return a row-parallel layer; what kept its input is told where it was made.
 
@@ -338,7 +341,7 @@ def mlp_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
     work = (
         inner + x.up * inner + gated * (x.low_precision * inner + (1 - x.low_precision) * 2 * piece)
     )
-    down = row_parallel_operator(x, DOWN, inner, x.mlp_bias, x.stream, DOWN_GROUP)
+    down = row_parallel_operator(x, DOWN, inner, x.mlp_bias, x.stream, MLP_OUT)
     columns = column_parallel_operator(x, "gate, up", "mlp input", x.up * x.inner, branch)
     return (
         *_mlp_norm(x, branch),

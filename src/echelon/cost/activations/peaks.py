@@ -16,14 +16,8 @@ from typing import TypeAlias
 
 from echelon.cost.activations.experts import DISPATCH, EXPERTS, ROUTER, SHARED
 from echelon.cost.activations.linear import ATTENTION_DROPOUT, DOWN, MLP_DROPOUT
-from echelon.cost.activations.numbers import (
-    ActivationNumbers,
-    Num,
-    OperatorMemory,
-    SavedTensor,
-    elementwise_max,
-    total_saved_bytes,
-)
+from echelon.cost.activations.numbers import ActivationNumbers, Num, elementwise_max
+from echelon.cost.activations.operator_memory import OperatorMemory, SavedTensor, total_saved_bytes
 from echelon.cost.activations.units import UnitOperators
 from echelon.layout.buckets import UNIT_HEAD
 

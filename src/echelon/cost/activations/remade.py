@@ -22,14 +22,8 @@ from dataclasses import replace
 
 from echelon.cost.activations.attention import ATTENTION, attention_branch
 from echelon.cost.activations.linear import DOWN, POST_NORMS, ResidualBranch, mlp_branch
-from echelon.cost.activations.numbers import (
-    ActivationNumbers,
-    Num,
-    OperatorMemory,
-    SavedTensor,
-    elementwise_max,
-    total_saved_bytes,
-)
+from echelon.cost.activations.numbers import ActivationNumbers, Num, elementwise_max
+from echelon.cost.activations.operator_memory import OperatorMemory, SavedTensor, total_saved_bytes
 
 _NORMS = {"attention norm": ("q, k, v", "q_down, kv_down"), "mlp norm": ("gate, up",)}
 """The first layers that read each norm, by its name."""

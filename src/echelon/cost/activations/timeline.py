@@ -25,13 +25,8 @@ from echelon.core.axis import Axis
 from echelon.core.model_shape import LayerKind
 from echelon.core.plan import Plan
 from echelon.cost.activations.attention_row_chunks import AttentionRowChunks
-from echelon.cost.activations.numbers import (
-    ActivationNumbers,
-    Num,
-    SavedTensor,
-    elementwise_max,
-    total_saved_bytes,
-)
+from echelon.cost.activations.numbers import ActivationNumbers, Num, elementwise_max
+from echelon.cost.activations.operator_memory import SavedTensor, total_saved_bytes
 from echelon.cost.activations.peaks import (
     Moment,
     backward_moments,

@@ -33,10 +33,12 @@ from echelon.cost.activations.numbers import (
     STATISTICS_BYTES,
     ActivationNumbers,
     Num,
-    OperatorMemory,
-    SavedTensor,
     elementwise_max,
     is_positive,
+)
+from echelon.cost.activations.operator_memory import (
+    OperatorMemory,
+    SavedTensor,
     saved_tensors,
     total_saved_bytes,
 )

@@ -34,7 +34,6 @@ from echelon.layout.buckets import (
     accumulates_slices,
     shard_degree,
     slice_elements,
-    trained_buckets,
     zero_stage,
 )
 from echelon.layout.module_buckets import ModuleBuckets
@@ -44,6 +43,7 @@ from echelon.layout.secondary import (
     secondary_degree,
     secondary_elements,
 )
+from echelon.layout.slots import trained_buckets
 from echelon.layout.stage import RankPart
 from echelon.layout.sum_groups import end_ranks, gradient_ranks, mirror_ranks, shard_ranks
 

@@ -31,10 +31,16 @@ from dataclasses import dataclass
 import numpy as np
 
 from echelon.cost.activations.closed_forms import BlockKindBytes, block_kind_bytes
+from echelon.cost.bytes.model_sizes import (
+    block_weights,
+    embedding_and_head_weights,
+    embedding_weights,
+    head_weights,
+)
 from echelon.cost.bytes.nccl import nccl_bytes
 from echelon.cost.seconds.data import node_slice_weights
 from echelon.cost.seconds.inputs import CostInputs, Terms
-from echelon.cost.seconds.numbers import LayoutNumbers, ModelNumbers, Num, ceil_div
+from echelon.cost.seconds.numbers import LayoutNumbers, Num, ceil_div
 from echelon.cost.seconds.pipeline import (
     crosses_itself,
     has_both_ends,
@@ -42,53 +48,8 @@ from echelon.cost.seconds.pipeline import (
     microbatches_that_wait,
 )
 
-
-def block_weights(model: ModelNumbers, layout: LayoutNumbers, *, mixture: bool) -> tuple[Num, Num]:
-    """Return the weights of a block on a tensor and expert rank, those of routed experts apart."""
-    hidden, tp = model.hidden, layout.tp
-    latent = np.asarray(model.kv_rank) > 0
-    plain = hidden * (model.query_dim + 2.0 * model.kv_dim) / tp
-    width = np.where(latent, model.value_dim, model.query_dim)
-    down = hidden * (model.query_rank + model.kv_rank)
-    vectors = model.kv_rank - model.rope_dim
-    into = np.where(np.asarray(model.query_rank) > 0, model.query_rank, hidden)
-    up = (into * model.query_dim + vectors * model.kv_up_dim) / tp
-    attention = np.where(latent, down + up, plain) + hidden * width / tp
-    norms = (
-        model.block_norms * hidden * model.norm_weights
-        + model.head_norms
-        + model.query_rank
-        + vectors
-    )
-    biases = model.qkv_bias * (model.query_dim + 2.0 * model.kv_dim) / tp
-    biases = biases + model.output_bias * hidden
-    matrices = 1.0 + model.up
-    if mixture:
-        each = matrices * hidden * model.expert_ffn
-        inner = each * model.shared_experts / tp + hidden * model.experts
-        routed = each * model.experts / (layout.ep * layout.expert_tp)
-    else:
-        inner = matrices * hidden * model.ffn / tp
-        biases = biases + model.mlp_bias * (model.up * model.ffn / tp + hidden)
-        routed = 0.0
-    return attention + inner + norms + biases, routed
-
-
-def embedding_weights(model: ModelNumbers, layout: LayoutNumbers) -> Num:
-    """Return the weights of the embedding, and of learned positions, on a tensor rank."""
-    return model.hidden * (model.vocab / layout.tp + model.positions)
-
-
-def head_weights(model: ModelNumbers, layout: LayoutNumbers) -> Num:
-    """Return the weights of the head and the last norm on a tensor rank; a tied one counts here."""
-    return model.hidden * model.vocab / layout.tp + model.hidden * model.norm_weights
-
-
-def embedding_and_head_weights(model: ModelNumbers, layout: LayoutNumbers) -> Num:
-    """Return the weights of both ends where one rank holds them; a tied matrix is there once."""
-    norm = model.hidden * model.norm_weights
-    head = np.where(np.asarray(model.tied) > 0, norm, head_weights(model, layout))
-    return embedding_weights(model, layout) + head
+WHOLE_STAGE = 3.0
+"""The stage of ZeRO that cuts parameters, too."""
 
 
 def fullest_rank_bytes(
@@ -161,6 +122,10 @@ class HeldOfRank:
     """Weights of the embedding and the head that are here."""
     both: Num
     """Flag: both ends of the model are here."""
+    trained: Num
+    """Weights of `shared` that are trained: all, or those of adapters."""
+    trained_routed: Num
+    """Weights of `routed` that are."""
 
     @property
     def unit(self) -> Num:
@@ -173,9 +138,13 @@ class HeldOfRank:
         return self.plain + self.mixtures
 
     def sliced(self, layout: LayoutNumbers, stage: float) -> Num:
-        """Return how many weights are held of what ZeRO cuts from `stage` on."""
-        cut = self.shared / layout.shard + self.routed / layout.expert_shard
-        return np.where(np.asarray(layout.zero) >= stage, cut, self.shared + self.routed)
+        """Return how many weights are held of what ZeRO cuts from `stage` on: 1 and 2 of trained
+        ones, 3 of all."""
+        shared, routed = self.shared, self.routed
+        if stage < WHOLE_STAGE:
+            shared, routed = self.trained, self.trained_routed
+        cut = shared / layout.shard + routed / layout.expert_shard
+        return np.where(np.asarray(layout.zero) >= stage, cut, shared + routed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -224,14 +193,19 @@ def _held_weights(work: CostInputs, *, last: bool) -> HeldOfRank:
         both & ~(bent & last & ~alone), embedding_and_head_weights(model, layout), last_end
     )
     copies = np.where(two, 2.0, 1.0)
+    shared = copies * (plain * dense + mixtures * mixed) + ends
+    adapters = copies * layers * (model.adapters_whole + model.adapters_split / layout.tp)
+    frozen = np.asarray(model.frozen) > 0
     return HeldOfRank(
         plain=plain,
         mixtures=mixtures,
-        shared=copies * (plain * dense + mixtures * mixed) + ends,
+        shared=shared,
         routed=copies * mixtures * experts,
         block=np.maximum(dense, mixed),
         ends=ends,
         both=both,
+        trained=np.where(frozen, adapters, shared),
+        trained_routed=np.where(frozen, 0.0, copies * mixtures * experts),
     )
 
 

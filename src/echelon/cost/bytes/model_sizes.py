@@ -12,6 +12,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from math import ceil, cos, exp, log, sin
 
+import numpy as np
+
+from echelon.cost.seconds.numbers import LayoutNumbers, ModelNumbers, Num
+
 ALL_REDUCES_PER_PASS = 2
 """Sums over tensor ranks in a forward pass of a block: behind attention and behind the MLP
 (Shoeybi et al., 2019, section 3)."""
@@ -106,3 +110,52 @@ def _attend(q: Vector, keys: Sequence[Vector], values: Sequence[float]) -> tuple
     scores = [sum(a * b for a, b in zip(q, key, strict=True)) for key in keys]
     lse = log(sum(exp(score) for score in scores))
     return sum(exp(s - lse) * value for s, value in zip(scores, values, strict=False)), lse
+
+
+def block_weights(model: ModelNumbers, layout: LayoutNumbers, *, mixture: bool) -> tuple[Num, Num]:
+    """Return the weights of a block on a tensor and expert rank, those of routed experts apart."""
+    hidden, tp = model.hidden, layout.tp
+    latent = np.asarray(model.kv_rank) > 0
+    plain = hidden * (model.query_dim + 2.0 * model.kv_dim) / tp
+    width = np.where(latent, model.value_dim, model.query_dim)
+    down = hidden * (model.query_rank + model.kv_rank)
+    vectors = model.kv_rank - model.rope_dim
+    into = np.where(np.asarray(model.query_rank) > 0, model.query_rank, hidden)
+    up = (into * model.query_dim + vectors * model.kv_up_dim) / tp
+    attention = np.where(latent, down + up, plain) + hidden * width / tp
+    norms = (
+        model.block_norms * hidden * model.norm_weights
+        + model.head_norms
+        + model.query_rank
+        + vectors
+    )
+    biases = model.qkv_bias * (model.query_dim + 2.0 * model.kv_dim) / tp
+    biases = biases + model.output_bias * hidden
+    matrices = 1.0 + model.up
+    if mixture:
+        each = matrices * hidden * model.expert_ffn
+        inner = each * model.shared_experts / tp + hidden * model.experts
+        routed = each * model.experts / (layout.ep * layout.expert_tp)
+    else:
+        inner = matrices * hidden * model.ffn / tp
+        biases = biases + model.mlp_bias * (model.up * model.ffn / tp + hidden)
+        routed = 0.0
+    adapters = model.adapters_whole + model.adapters_split / tp
+    return attention + inner + norms + biases + adapters, routed
+
+
+def embedding_weights(model: ModelNumbers, layout: LayoutNumbers) -> Num:
+    """Return the weights of the embedding, and of learned positions, on a tensor rank."""
+    return model.hidden * (model.vocab / layout.tp + model.positions)
+
+
+def head_weights(model: ModelNumbers, layout: LayoutNumbers) -> Num:
+    """Return the weights of the head and the last norm on a tensor rank; a tied one counts here."""
+    return model.hidden * model.vocab / layout.tp + model.hidden * model.norm_weights
+
+
+def embedding_and_head_weights(model: ModelNumbers, layout: LayoutNumbers) -> Num:
+    """Return the weights of both ends where one rank holds them; a tied matrix is there once."""
+    norm = model.hidden * model.norm_weights
+    head = np.where(np.asarray(model.tied) > 0, norm, head_weights(model, layout))
+    return embedding_weights(model, layout) + head

@@ -28,9 +28,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from echelon.core.axis import Axis
+from echelon.core.choices.lora import LINEAR_GROUPS
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.model_shape import LatentAttention
-from echelon.core.choices.lora import LINEAR_GROUPS
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.bytes.all_reduce import pairs_sent, slices_sent, sums_sent
 from echelon.cost.bytes.context.sent import context_bytes

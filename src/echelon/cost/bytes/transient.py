@@ -47,11 +47,11 @@ from echelon.layout.buckets import (
     shard_degree,
     slice_elements,
     stage_units,
-    trained_buckets,
     zero_stage,
 )
 from echelon.layout.expert_load import expert_blocks
 from echelon.layout.muon import muon_exchange
+from echelon.layout.slots import trained_buckets
 from echelon.layout.stage import RankPart, rank_part
 from echelon.layout.sum_groups import end_ranks, gradient_ranks, mirror_ranks, shard_ranks
 

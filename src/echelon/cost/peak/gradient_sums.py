@@ -37,9 +37,9 @@ from echelon.layout.buckets import (
     accumulates_slices,
     shard_degree,
     slice_elements,
-    trained_buckets,
     zero_stage,
 )
+from echelon.layout.slots import trained_buckets
 from echelon.layout.stage import RankPart
 
 

@@ -13,7 +13,8 @@ from echelon.core.offload_file import round_up_to_pages
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.bytes.terms import Pool
 from echelon.cost.bytes.transient import buffer_pools
-from echelon.layout.buckets import BucketPlan, slice_elements, trained_buckets
+from echelon.layout.buckets import BucketPlan, slice_elements
+from echelon.layout.slots import trained_buckets
 
 JOBS_AT_HAND = 2
 """Jobs of an update whose sets have buffers: one that runs, and the next."""

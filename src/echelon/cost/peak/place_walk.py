@@ -21,7 +21,8 @@ from echelon.cost.peak.gradient_sums import GradientSums, SumsState
 from echelon.cost.peak.update import most_update_bytes
 from echelon.cost.peak.weight_order import OperatorKey, WeightOrder, writes_at_end
 from echelon.cost.peak.whole_units import WholeState, WholeUnits
-from echelon.layout.buckets import plan_buckets, trained_buckets
+from echelon.layout.buckets import plan_buckets
+from echelon.layout.slots import trained_buckets
 from echelon.layout.stage import RankPart, held_experts, part_of, stage_parameters
 from echelon.schedule.action import Action, ActionKind
 

@@ -135,6 +135,8 @@ def block_seconds(work: CostInputs, *, mixture: bool) -> BlockSeconds:
     forward, inputs, weights = (
         a + b for a, b in zip((forward, inputs, weights), inner, strict=True)
     )
+    # What adapters add is too narrow to count.
+    weights = (1.0 - work.model.frozen) * weights
     attention, attention_back = attention_seconds(work)
     moves = _memory_bound_seconds(work, mixture=mixture)
     software = work.software
@@ -390,5 +392,5 @@ def end_seconds(work: CostInputs) -> EndSeconds:
         embedding=pace * (memory_seconds(machine, 7.0 * rows) + joined),
         head_forward=pace * (1.0 - late) * (forward + logits + small),
         head_input_gradient=pace * (late * (forward + logits + small) + inputs + logits + joined),
-        head_weight_gradient=pace * weights,
+        head_weight_gradient=pace * (1.0 - model.frozen) * weights,
     )

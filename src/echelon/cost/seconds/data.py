@@ -104,6 +104,7 @@ def step_collective_seconds(work: CostInputs, held: HeldWeights) -> tuple[Num, N
     shared, routed = held.blocks + held.ends, held.routed
 
     def reduced(way: GroupLinkNumbers, whole: GroupLinkNumbers, weights: Num) -> Num:
+        weights = work.model.trained * weights
         size = software.reduced_bytes * weights / software.reduce_share
         across = sum_seconds(ways.replicate, np.where(cut, size / way.degree, size), layout.sums)
         exact = _slices_seconds(work, way, whole, size)
@@ -173,9 +174,10 @@ def unit_gather_seconds(
     element = np.where(coded > 0.0, coded, work.element) / software.gather_share
     pair, routed_pair = (ways.shared, ways.shared_sum), (ways.routed, ways.routed_sum)
     gather = _slices_seconds(work, *pair, element * shared)
-    exact = _slices_seconds(work, *pair, size * shared)
-    scatter = _scatter_seconds(work, ways.shared, shared, exact)
-    slices = size * shared / ways.shared.degree
+    trained = work.model.trained * shared
+    exact = _slices_seconds(work, *pair, size * trained)
+    scatter = _scatter_seconds(work, ways.shared, trained, exact)
+    slices = size * trained / ways.shared.degree
     scatter = scatter + sum_seconds(ways.replicate, slices, work.layout.sums)
     some = np.asarray(routed) > 0.0
     gather = gather + np.where(some, _slices_seconds(work, *routed_pair, element * routed), 0.0)
@@ -253,7 +255,7 @@ def node_slice_weights(work: CostInputs, shared: Num, routed: Num) -> Num:
 
 def accumulation_seconds(work: CostInputs, held: HeldWeights) -> Num:
     """Return the seconds in which gradients of a microbatch are added to those before it."""
-    weights = held.blocks + held.ends + held.routed
+    weights = work.model.trained * (held.blocks + held.ends + held.routed)
     return memory_seconds(work.machine, work.software.adding_bytes * weights)
 
 
@@ -277,7 +279,7 @@ def updated_weights(work: CostInputs, held: HeldWeights) -> Num:
     cut = np.asarray(layout.zero) >= 1.0
     shared = (held.blocks + held.ends) / np.where(cut, layout.shard, 1.0)
     shared = shared / np.maximum(1.0, layout.servers)
-    return shared + held.routed / np.where(cut, layout.expert_shard, 1.0)
+    return work.model.trained * (shared + held.routed / np.where(cut, layout.expert_shard, 1.0))
 
 
 def update_bytes(work: CostInputs) -> Num:

@@ -18,6 +18,7 @@ from echelon.core.parameters import (
     EMBEDDING,
     num_active_parameters,
     num_parameters,
+    num_trained_parameters,
     parameters,
 )
 
@@ -33,7 +34,11 @@ def model_flops_per_token(
     With `all_experts` they are what they would be if each token met every expert.
     """
     multiplied = multiplied_weights(shape, all_experts=all_experts)
-    return flops_of_weights(multiplied, shape, sequence_length)
+    whole = flops_of_weights(multiplied, shape, sequence_length)
+    if shape.lora is None:
+        return whole
+    # A frozen weight has no gradient: 2 FLOPs forward, and 2 backward for its input's.
+    return whole - 2.0 * (multiplied - num_trained_parameters(shape))
 
 
 def multiplied_weights(shape: ModelShape, *, all_experts: bool = False) -> int:

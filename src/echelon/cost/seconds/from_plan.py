@@ -16,6 +16,7 @@ from echelon.cost.bytes.experts.memory import balanced_memory
 from echelon.cost.bytes.fp8 import CODE_BYTES, largest_number_bytes
 from echelon.cost.bytes.local_sgd import sent_element_bytes
 from echelon.cost.bytes.quantised_sums import REDUCE_BLOCK, message_bytes, scale_bytes
+from echelon.cost.seconds.adapters import with_adapters
 from echelon.cost.seconds.flops import attention_width
 from echelon.cost.seconds.inputs import CostInputs, TrainerConstants
 from echelon.cost.seconds.matmul import product_dtype
@@ -41,8 +42,11 @@ def cost_inputs_from_plan(plan: Plan, software: TrainerConstants | None = None) 
     """
     facts = software or our_constants(plan.cluster, plan.layout.kernels)
     return CostInputs(
-        model=model_numbers_from_shape(
-            plan.model, plan.mathematics.sequence_length, tp=float(plan.mesh.tp)
+        model=with_adapters(
+            model_numbers_from_shape(
+                plan.model, plan.mathematics.sequence_length, tp=float(plan.mesh.tp)
+            ),
+            plan.model,
         ),
         machine=machine_numbers_from_plan(plan, measured=bool(facts.gpu_kernels)),
         software=constants_for_precision(

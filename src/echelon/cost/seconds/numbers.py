@@ -87,6 +87,23 @@ class ModelNumbers:
     dense_layers: Num = 0.0
     """Blocks from the first on that are dense in a mixture."""
 
+    frozen: Num = 0.0
+    """Flag: adapters alone are trained."""
+    trained: Num = 1.0
+    """Part of all weights that is trained."""
+    adapters_attention_in: Num = 0.0
+    """Rows of the A of all adapters of queries, keys and values of a block."""
+    adapters_attention_out: Num = 0.0
+    """Those of the output projection of attention."""
+    adapters_mlp_in: Num = 0.0
+    """Those of the layers that read the input of the MLP."""
+    adapters_mlp_out: Num = 0.0
+    """Those of the last layer of the MLP."""
+    adapters_whole: Num = 0.0
+    """Weights of the adapters of a block that every tensor rank has."""
+    adapters_split: Num = 0.0
+    """Weights of those that tensor ranks share out."""
+
     @property
     def mixture_layers(self) -> Num:
         """Return the number of blocks that are mixtures of experts."""

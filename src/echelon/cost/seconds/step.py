@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from echelon.cost.bytes.fullest_rank import (
+from echelon.cost.bytes.model_sizes import (
     block_weights,
     embedding_and_head_weights,
     embedding_weights,

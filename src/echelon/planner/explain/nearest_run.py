@@ -16,7 +16,7 @@ from functools import cache
 from importlib.resources import files
 from math import log2
 
-from echelon.cost.bytes.fullest_rank import block_weights, embedding_and_head_weights
+from echelon.cost.bytes.model_sizes import block_weights, embedding_and_head_weights
 from echelon.cost.seconds.inputs import CostInputs
 from echelon.cost.seconds.numbers import LayoutNumbers, ModelNumbers
 from echelon.planner.predict.peak_bytes import plain_number

@@ -23,13 +23,8 @@ import numpy as np
 from echelon.core.cluster import Cluster
 from echelon.core.plan import Mathematics, Plan
 from echelon.cost.activations.closed_forms import BlockKindBytes
-from echelon.cost.bytes.fullest_rank import (
-    PipelineEnds,
-    block_weights,
-    embedding_weights,
-    fullest_rank_bytes,
-    head_weights,
-)
+from echelon.cost.bytes.fullest_rank import PipelineEnds, fullest_rank_bytes
+from echelon.cost.bytes.model_sizes import block_weights, embedding_weights, head_weights
 from echelon.cost.bytes.transient import BUCKETS_IN_FLIGHT
 from echelon.cost.seconds.balance import Stages
 from echelon.cost.seconds.events import PipelineOrder, simulated_terms

@@ -18,6 +18,7 @@ from echelon.core.choices.context_kinds import CONTEXT_KINDS
 from echelon.cost.activations.closed_forms import BlockKindBytes, block_kind_bytes
 from echelon.cost.automatic_sums import automatic_algorithm
 from echelon.cost.bytes.fullest_rank import PipelineEnds, pipeline_ends
+from echelon.cost.seconds.adapters import with_adapters
 from echelon.cost.seconds.block import block_seconds, end_seconds
 from echelon.cost.seconds.from_plan import model_numbers_from_shape
 from echelon.cost.seconds.inputs import CostInputs, Terms
@@ -156,7 +157,9 @@ class VectorizedFormulas:
         request = self._request
         length = request.mathematics.sequence_length
         return CostInputs(
-            model=model_numbers_from_shape(request.model, length, tp=layout.tp),
+            model=with_adapters(
+                model_numbers_from_shape(request.model, length, tp=layout.tp), request.model
+            ),
             machine=self._machine,
             software=request.software,
             layout=layout,

@@ -20,6 +20,7 @@ from echelon.core.plan import (
 from echelon.cost.activations.closed_forms import saved_bytes_of_block
 from echelon.cost.bytes.fullest_rank import fullest_rank_bytes
 from echelon.cost.bytes.model_states import StatePrecision
+from echelon.cost.seconds.adapters import with_adapters
 from echelon.cost.seconds.from_plan import (
     constants_for_precision,
     cost_inputs_from_plan,
@@ -78,7 +79,10 @@ def memory_of_plan(plan: Plan, **changes: float) -> RankMemory:
     """Return what the fullest rank of a plan holds, with `changes` of its `LayoutNumbers`."""
     work = cost_inputs_from_plan(plan, _software(plan))
     layout = replace(work.layout, **changes) if changes else work.layout
-    model = model_numbers_from_shape(plan.model, plan.mathematics.sequence_length, tp=layout.tp)
+    model = with_adapters(
+        model_numbers_from_shape(plan.model, plan.mathematics.sequence_length, tp=layout.tp),
+        plan.model,
+    )
     return rank_memory(replace(work, layout=layout, model=model))
 
 
@@ -121,7 +125,10 @@ def cost_inputs_from_split(
         recompute=recompute or plan.layout.recompute.policy,
     )
     return CostInputs(
-        model=model_numbers_from_shape(plan.model, mathematics.sequence_length, tp=layout.tp),
+        model=with_adapters(
+            model_numbers_from_shape(plan.model, mathematics.sequence_length, tp=layout.tp),
+            plan.model,
+        ),
         machine=machine_numbers_from_cluster(plan.cluster, mathematics.precision.parameters),
         software=_software(plan),
         layout=layout,

@@ -20,6 +20,7 @@ from echelon.core.axis import SHARD_AXES
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
 from echelon.core.rulebook.planner import PLAN_FITS_MEMORY
+from echelon.cost.seconds.adapters import with_adapters
 from echelon.cost.seconds.balance import Stages, split_layers
 from echelon.cost.seconds.events import PipelineOrder, balanced_stages
 from echelon.cost.seconds.from_plan import model_numbers_from_shape
@@ -63,7 +64,9 @@ def cost_inputs_from_candidate(request: SearchRequest, choice: CandidatePlan) ->
     """Return what the formulas read of one plan of a search."""
     length = request.mathematics.sequence_length
     return CostInputs(
-        model=model_numbers_from_shape(request.model, length, tp=float(choice.mesh.tp)),
+        model=with_adapters(
+            model_numbers_from_shape(request.model, length, tp=float(choice.mesh.tp)), request.model
+        ),
         machine=request.machine_numbers(choice.devices),
         software=request.software,
         layout=replace(choice.numbers(), sums=searched_sums(request)),
@@ -87,7 +90,9 @@ def closed_form_plans(request: SearchRequest, choices: Sequence[CandidatePlan]) 
         together = replace(
             works[0],
             layout=layout,
-            model=model_numbers_from_shape(request.model, length, tp=layout.tp),
+            model=with_adapters(
+                model_numbers_from_shape(request.model, length, tp=layout.tp), request.model
+            ),
         )
         estimates = estimates_from_inputs(
             together, works, request.mathematics, request.cluster, trainer=request.trainer

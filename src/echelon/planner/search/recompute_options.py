@@ -19,6 +19,7 @@ import numpy as np
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import RecomputedOperator
 from echelon.cost.activations.closed_forms import bytes_of_block
+from echelon.cost.seconds.adapters import with_adapters
 from echelon.cost.seconds.block import block_seconds
 from echelon.cost.seconds.from_plan import model_numbers_from_shape
 from echelon.cost.seconds.inputs import CostInputs, TrainerConstants
@@ -125,7 +126,7 @@ def _kept_and_seconds(
     """Return the bytes that a mean block keeps, and the seconds that it takes once more."""
     layout = stacked_layouts([LayoutNumbers(**one.numbers) for one in options])
     work = CostInputs(
-        model=model_numbers_from_shape(block.model, block.length),
+        model=with_adapters(model_numbers_from_shape(block.model, block.length), block.model),
         machine=block.machine,
         software=block.software,
         layout=layout,

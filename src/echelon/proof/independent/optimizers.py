@@ -72,7 +72,12 @@ def rate_of(settings: Optimizer, step: int) -> float:
 
 
 def decays(settings: Optimizer, fact: WeightFacts) -> bool:
-    """Return whether a weight decays: all do, or matrices, or the matrices of blocks."""
+    """Return whether a weight decays: all do, or matrices, or the matrices of blocks.
+
+    What is frozen does not.
+    """
+    if fact.frozen:
+        return False
     match settings.decay:
         case "all":
             return True

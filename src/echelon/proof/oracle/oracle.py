@@ -212,7 +212,7 @@ def build_decoder(
 
 
 def frozen_names(plan: Plan) -> frozenset[str]:
-    """Return the names of the parameters that nothing moves: of a model with adapters all others."""
+    """Return the names of the parameters that nothing moves: with adapters, all others."""
     return frozenset(spec.name for spec in parameters(plan.model) if spec.frozen)
 
 

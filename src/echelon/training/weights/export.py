@@ -16,6 +16,7 @@ from pathlib import Path
 
 import torch
 
+from echelon.core.choices.lora import LORA_A, LORA_B
 from echelon.core.disk import disk_errors, flush_file
 from echelon.core.errors import CheckpointError
 from echelon.core.rulebook.checkpoint import (
@@ -54,18 +55,27 @@ class StoredModel:
     path: Path
     tensors: Mapping[str, TensorEntry]
     pieces: Mapping[str, Mapping[str, StoredPiece]]
+    scale: float = 0.0
+    """What the product of the matrices of an adapter is scaled by; 0 where none is merged."""
 
 
 def open_model(
-    path: Path, index: CheckpointIndex, tensors: Sequence[FolderTensor], kind: str = PARAMETERS
+    path: Path,
+    index: CheckpointIndex,
+    tensors: Sequence[FolderTensor],
+    kind: str = PARAMETERS,
+    *,
+    scale: float = 0.0,
 ) -> StoredModel:
     """Return where a checkpoint keeps the parts of some tensors; CheckpointError for one without.
 
-    They are of the model, or of another `kind` with the same names: what an optimizer keeps.
-    Headers are read, and no tensor.
+    They are of the model, or of another `kind` with the same names: what an optimizer keeps. Where
+    there is a `scale`, adapters of layers are merged into their weights by it. Headers are read,
+    and no tensor.
     """
     held = {**index.tensors.get(ROUTER_BIAS, {}), **index.tensors.get(kind, {})}
     wanted = [name for tensor in tensors for name, _ in tensor.parts]
+    wanted += [name for one in wanted for name in _adapter_names(one) if scale and name in held]
     lacking = [name for name in wanted if name not in held]
     if lacking:
         raise CheckpointError(
@@ -89,7 +99,13 @@ def open_model(
             pieces[file] = read_pieces(path / file)
         except (OSError, ValueError) as error:
             raise _unreadable(path / file, error) from error
-    return StoredModel(path=path, tensors=held, pieces=pieces)
+    return StoredModel(path=path, tensors=held, pieces=pieces, scale=scale)
+
+
+def _adapter_names(name: str) -> tuple[str, str]:
+    """Return the names of the matrices of an adapter of a layer with this weight."""
+    layer = name.removesuffix(".weight")
+    return f"{layer}.{LORA_A}.weight", f"{layer}.{LORA_B}.weight"
 
 
 def write_files(
@@ -125,9 +141,14 @@ def _write_file(
 
 
 def filled(model: StoredModel, tensor: FolderTensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor of the folder, whole; what is padding is zero."""
+    """Return a tensor of the folder, whole; what is padding is zero.
+
+    What adapters add is added before it is rounded.
+    """
     padded = any(source.padded for _, source in tensor.parts)
-    made = (torch.zeros if padded else torch.empty)(tensor.shape, dtype=dtype)
+    adapted = [part for part in tensor.parts if _is_adapted(model, part[0])]
+    wide = torch.promote_types(dtype, torch.float32) if adapted else dtype
+    made = (torch.zeros if padded else torch.empty)(tensor.shape, dtype=wide)
     buffer: torch.Tensor | None = None
     for name, source in tensor.parts:
         entry = model.tensors[name]
@@ -144,7 +165,34 @@ def filled(model: StoredModel, tensor: FolderTensor, dtype: torch.dtype) -> torc
                             part.copy_(block - source.offset if source.offset else block)
             except OSError as error:
                 raise _unreadable(file, error) from error
-    return made
+    for name, source in adapted:
+        _add_adapter(model, made, name, source)
+    return made.to(dtype)
+
+
+def _is_adapted(model: StoredModel, name: str) -> bool:
+    return model.scale != 0.0 and all(one in model.tensors for one in _adapter_names(name))
+
+
+def _add_adapter(
+    model: StoredModel, made: torch.Tensor, name: str, source: ParameterSource
+) -> None:
+    """Add s B A to the part of a tensor that is the weight of a layer."""
+    a_RI, b_OR = (_whole(model, one, made.dtype) for one in _adapter_names(name))
+    added_OI = (b_OR @ a_RI).mul_(model.scale)
+    if source.transposed:
+        made[:, source.start : source.start + len(added_OI)] += added_OI.t()
+        return
+    rows_of_made = made.view(-1, made.shape[-1])
+    for run in source.runs(0, len(added_OI)):
+        end = run.there + (run.count - 1) * run.step + 1
+        rows_of_made[run.there : end : run.step] += added_OI[run.here : run.here + run.count]
+
+
+def _whole(model: StoredModel, name: str, dtype: torch.dtype) -> torch.Tensor:
+    shape = model.tensors[name].shape
+    part = name, ParameterSource(key=name, shape=shape)
+    return filled(model, FolderTensor(key=name, shape=shape, parts=(part,)), dtype)
 
 
 def _reads(

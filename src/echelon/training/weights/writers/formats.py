@@ -44,6 +44,8 @@ class TrainerRequest:
 
     to: TrainerFormat
     shape: ModelShape
+    scale: float = 0.0
+    """What adapters are merged by."""
     dtype: DType
     model_type: str | None
     threads: int
@@ -92,7 +94,7 @@ def write_trainer(
 
     CheckpointError where the checkpoint can't be read, EnvironmentProblem where the disk refuses.
     """
-    model = open_model(checkpoint, index, found.tensors)
+    model = open_model(checkpoint, index, found.tensors, scale=request.scale)
     if request.to == "dcp":
         chunks = [
             Chunk(
