@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
 from echelon.api.training import TrainResult
 from echelon.config.files.new_file import new_folder
 from echelon.core.errors import ConfigError, DataError
+from echelon.core.model_shape import ModelShape
 from echelon.core.optional import optional_package
 from echelon.core.plan import DType
 from echelon.core.rulebook.command_line import BAD_ARGUMENT

@@ -9,12 +9,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
+from echelon.config.model.architectures.record import Architecture
 from echelon.core.choices.lora import LORA_A, LORA_B, Lora
 from echelon.core.errors import ConfigError
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import base_shape, is_adapter, parameters
 from echelon.core.rulebook.export_weights import EXPORT_ADAPTERS
-from echelon.interop.hugging_face.architectures import HubArchitecture
 from echelon.interop.hugging_face.folder import FolderTensor, folder_tensors
 from echelon.interop.weight_names.source import ParameterSource
 
@@ -24,7 +24,7 @@ _BELOW = "base_model.model."
 _LEAVES: Mapping[str, str] = {LORA_A: "lora_A", LORA_B: "lora_B"}
 
 
-def adapter_tensors(shape: ModelShape, architecture: HubArchitecture) -> tuple[FolderTensor, ...]:
+def adapter_tensors(shape: ModelShape, architecture: Architecture) -> tuple[FolderTensor, ...]:
     """Return the tensors of the adapters of a model; ConfigError where PEFT has no such layers."""
     require_adapters(shape)
     layers = _layer_keys(shape, architecture)
@@ -38,7 +38,7 @@ def adapter_tensors(shape: ModelShape, architecture: HubArchitecture) -> tuple[F
     return tuple(found)
 
 
-def adapter_config(shape: ModelShape, architecture: HubArchitecture) -> str:
+def adapter_config(shape: ModelShape, architecture: Architecture) -> str:
     """Return the text of adapter_config.json."""
     lora = require_adapters(shape)
     modules = {key.rpartition(".")[2] for key in _layer_keys(shape, architecture).values()}
@@ -70,7 +70,7 @@ def require_adapters(shape: ModelShape) -> Lora:
     return shape.lora
 
 
-def _layer_keys(shape: ModelShape, architecture: HubArchitecture) -> dict[str, str]:
+def _layer_keys(shape: ModelShape, architecture: Architecture) -> dict[str, str]:
     """Return the path of each adapted layer in the model that PEFT adapts, by our own name."""
     adapted = {spec.name.rsplit(".", 2)[0] for spec in parameters(shape) if is_adapter(spec.name)}
     found: dict[str, str] = {}
