@@ -23,13 +23,16 @@ ULYSSES: Changes = {**RING, "context": {"kind": "ulysses", "ulysses_degree": 2}}
 SINK = "layers.1.attention.sinks.weight"
 
 
-def _told(rule: str, tensor: str, plan: Changes) -> Told:
-    return Told(rule, tensor, "", plan=plan)
+FIRST_LOSS = "loss of dp 0 microbatch 0"
+
+
+def _told(rule: str, tensor: str, factor: str, plan: Changes) -> Told:
+    return Told(rule, tensor, factor, plan=plan)
 
 
 @mutant(
-    _told("prove-gradients", SINK, {"dp": 2, "model": SINKS}),
-    _told("prove-gradients", SINK, {**RING, "model": SINKS}),
+    _told("prove-gradients", SINK, "sign", {"dp": 2, "model": SINKS}),
+    _told("prove-gradients", SINK, "sign", {**RING, "model": SINKS}),
 )
 def gradients_of_sinks_have_the_wrong_sign(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Let a sink fall where it should rise."""
@@ -41,7 +44,7 @@ def gradients_of_sinks_have_the_wrong_sign(patch: pytest.MonkeyPatch, plan: Plan
     patch.setattr(HeadSinks, "backward", turned)
 
 
-@mutant(_told("prove-gradients", SINK, {**ULYSSES, "model": SINKS}))
+@mutant(_told("prove-gradients", SINK, "none", {**ULYSSES, "model": SINKS}))
 def gradients_of_sinks_are_those_of_the_first_heads(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Give on the gradients of the heads of every member as those of the first."""
     right = HeadSinks.backward
@@ -56,23 +59,25 @@ def gradients_of_sinks_are_those_of_the_first_heads(patch: pytest.MonkeyPatch, p
 
 
 @mutant(
-    _told("prove-activations", "layers.0.attention", {"dp": 2, "model": SINKS}),
-    _told("prove-activations", "layers.0.attention", {**RING, "model": SINKS}),
+    _told("prove-activations", "layers.0.attention", "none", {"dp": 2, "model": SINKS}),
+    _told("prove-activations", "layers.0.attention", "none", {**RING, "model": SINKS}),
 )
 def sinks_take_nothing(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Leave sinks out of the softmax."""
     patch.setattr(OnlineSoftmax, "add_sinks", lambda self, sinks_H: None)
 
 
-@mutant(_told("prove-microbatch-loss", "", {"dp": 2, "model": {"final_soft_cap": 0.5}}))
+@mutant(
+    _told("prove-microbatch-loss", FIRST_LOSS, "none", {"dp": 2, "model": {"final_soft_cap": 0.5}})
+)
 def logits_have_no_cap(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Take logits as they are."""
     patch.setattr(vocabulary.VocabularyHead, "_cap", None)
 
 
 @mutant(
-    _told("prove-activations", "layers.0.attention", {"dp": 2, "model": KINDS}),
-    _told("prove-activations", "layers.0.attention", {**RING, "model": KINDS}),
+    _told("prove-activations", "layers.0.attention", "slice", {"dp": 2, "model": KINDS}),
+    _told("prove-activations", "layers.0.attention", "slice", {**RING, "model": KINDS}),
 )
 def local_and_global_blocks_are_swapped(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Give blocks with a window all keys, and the others the window."""
