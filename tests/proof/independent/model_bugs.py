@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from echelon.core.experts import Balance
-from echelon.core.model_shape import RopeScaling
+from echelon.core.model_shape import ModelShape, RopeScaling
 from echelon.core.plan import Plan
 from echelon.models import latent, mixture_reference, operations, rotary
 from echelon.models.decoder import Decoder, Norm
@@ -111,13 +111,7 @@ def norms_have_another_epsilon(patch: Patch) -> None:
 @shared_bug("soft cap", "layers.0", model={"soft_cap": 2.0})
 def no_soft_cap(patch: Patch) -> None:
     right = operations.attention_reference
-    patch.setattr(
-        operations,
-        "attention_reference",
-        lambda q, k, v, seen, scores, sinks_H: right(
-            q, k, v, seen, replace(scores, soft_cap=None), sinks_H
-        ),
-    )
+    patch.setattr(operations, "attention_reference", lambda q, k, v, seen, *_: right(q, k, v, seen))
 
 
 @shared_bug("window", "layers.0", model={"window": 3})
@@ -255,3 +249,42 @@ def learned_positions_begin_at_one(patch: Patch) -> None:
         return right(self, weight_VD, positions.roll(-1, 0), batch)
 
     patch.setattr(Operations, "embed", wrong)
+
+
+@shared_bug("sinks", "layers.0", model={"sinks": True})
+def sinks_take_nothing(patch: Patch) -> None:
+    right = operations.attention_reference
+    patch.setattr(
+        operations,
+        "attention_reference",
+        lambda q, k, v, seen, scores, sinks: right(q, k, v, seen, scores, 0 * sinks - 60),
+    )
+
+
+@shared_bug("kind of layer", "layers.0", model={"window": 3, "layer_kinds": ("local", "global")})
+def every_block_is_global(patch: Patch) -> None:
+    patch.setattr(ModelShape, "layer_kind", lambda self, layer: "global")
+
+
+@shared_bug("soft cap of logits", "head", model={"final_soft_cap": 0.5})
+def logits_have_no_cap(patch: Patch) -> None:
+    patch.setattr(Operations, "cap", lambda self, logits, soft_cap: logits)
+
+
+@shared_bug("scale of scores", "layers.0", model={"attention_scale": 1.5})
+def scores_have_the_usual_scale(patch: Patch) -> None:
+    patch.setattr(ModelShape, "score_scale", property(lambda self: self.head_dim**-0.5))
+
+
+@shared_bug(
+    "rotary positions",
+    "layers.0",
+    model={"window": 3, "layer_kinds": ("local", "global"), "local_rope_theta": 50.0},
+)
+def local_blocks_turn_as_global_ones(patch: Patch) -> None:
+    right = ModelShape.of_layer
+    patch.setattr(
+        ModelShape,
+        "of_layer",
+        lambda self, layer: replace(right(self, layer), rope_theta=self.rope_theta),
+    )

@@ -239,6 +239,8 @@ def _other_settings(
 ) -> Iterator[tuple[str, list[ScoreSettings]]]:
     """Yield wrong settings of the attention of all sequences, by the part that is wrong then."""
     first = settings[0]
+    if first.other_window != first.window:
+        yield "kind of layer", [replace(one, window=one.other_window) for one in settings]
     if first.window is not None:
         for window in (first.window + 1, first.window - 1, None):
             if window != 0:
@@ -247,8 +249,6 @@ def _other_settings(
         yield "soft cap", [replace(one, soft_cap=None) for one in settings]
     if first.sinks is not None:
         yield "sinks", [replace(one, sinks=None) for one in settings]
-    if first.other_window != first.window:
-        yield "kind of layer", [replace(one, window=one.other_window) for one in settings]
     yield "causal mask", [replace(one, causal=not one.causal) for one in settings]
     if any(len(one.documents) > 1 for one in settings):
         yield "document starts", [replace(one, documents=(0,)) for one in settings]

@@ -1,6 +1,7 @@
 """The blocks of other families that are proven: each kind of block in each split.
 
-{Gemma, Granite, heads of which a part turns and blocks of which none does} x {alone, ZeRO-3, tp2,
+{Gemma, Granite, heads of which a part turns and blocks of which none does, norms elsewhere, local
+and global blocks, sinks, caps} x {alone, ZeRO-3, tp2,
 tp2 + sequence parallelism, cp2 as a ring and by heads, a pipeline with B and W together and apart,
 and several of these at once} x {nothing is made again, some operators are, some blocks are}. The
 sequences of a microbatch and accumulation turn with the case.
@@ -13,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import product, starmap
 
 from echelon.core.mesh import Mesh
-from echelon.core.model_shape import ModelShape, Multipliers, Rotary
+from echelon.core.model_shape import ModelShape, Multipliers, RopeScaling, Rotary
 from echelon.core.plan import Context, Layout, Pipeline, Plan, Recompute
 from echelon.proof.matrix.cases import MatrixCase, varied_model, varied_optimizer, varied_zero
 from echelon.proof.matrix.recompute_cases import SPLITS
@@ -80,6 +81,35 @@ def _falcon(model: ModelShape) -> ModelShape:
     return replace(_neox(model), residual="parallel-one-norm", rotary=Rotary(), **biases)
 
 
+def _gemma3(model: ModelShape) -> ModelShape:
+    return replace(
+        _gemma(model),
+        norm_place="both",
+        qk_norm=True,
+        window=5,
+        layer_kinds=("local", "global"),
+        local_rope_theta=100.0,
+        rope_theta=10_000.0,
+        rope_scaling=RopeScaling(kind="linear", factor=8.0),
+        attention_scale=0.4,
+        soft_cap=4.0,
+        final_soft_cap=6.0,
+    )
+
+
+def _gpt_oss_attention(model: ModelShape) -> ModelShape:
+    stretch = RopeScaling(kind="yarn", factor=4.0, original_positions=64, whole_dims=False)
+    return replace(
+        model,
+        sinks=True,
+        window=5,
+        layer_kinds=("local", "global"),
+        rope_scaling=stretch,
+        qkv_bias=True,
+        output_bias=True,
+    )
+
+
 BLOCKS: Mapping[str, Callable[[ModelShape], ModelShape]] = {
     "gemma": _gemma,
     "granite": _granite,
@@ -88,6 +118,8 @@ BLOCKS: Mapping[str, Callable[[ModelShape], ModelShape]] = {
     "glm4": _glm4,
     "neox": _neox,
     "falcon": _falcon,
+    "gemma3": _gemma3,
+    "gpt-oss-attention": _gpt_oss_attention,
 }
 """What makes each kind out of a Llama."""
 
