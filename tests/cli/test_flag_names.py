@@ -47,6 +47,7 @@ TAKES = {
     "--resume": "go on",
     "--step": "step",
     "--mirror": "tensorboard",
+    "--sample": "step",
     "--tokenizer": "tokenizer",
     "--format": "read",
     "--field": "field",

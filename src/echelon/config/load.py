@@ -45,6 +45,7 @@ from echelon.config.settings.context import read_context
 from echelon.config.settings.experts import read_balance, read_expert_layout
 from echelon.config.settings.kernels import read_kernels
 from echelon.config.settings.local_sgd import read_local_sgd
+from echelon.config.settings.mixture_list import NO_MIXTURE, mixture_parts
 from echelon.config.settings.schema import CLUSTER_SOURCES, MODEL_SOURCES, SETTINGS
 from echelon.config.settings.servers import read_updates
 from echelon.config.settings.value_types import toml_text
@@ -118,10 +119,31 @@ def _resolve_names(entries: dict[str, Entry], run_name: str) -> None:
         entry = entries.get(key)
         if entry is not None and isinstance(entry.value, str) and not _is_word(key, entry.value):
             entries[key] = Entry(value=str(entry.path().absolute()), source=entry.source)
+    _resolve_mixture(entries)
+
+
+def _resolve_mixture(entries: dict[str, Entry]) -> None:
+    """Make the sources of a mixture independent of the file that names them."""
+    entry = entries.get("data.mixture")
+    if entry is None or entry.value == NO_MIXTURE:
+        return
+    parts = [
+        {**part, "path": _absolute(entry, str(part["path"]))}
+        for part in cast("list[dict[str, object]]", entry.value)
+    ]
+    entries["data.mixture"] = replace(entry, value=parts)
+
+
+def _absolute(entry: Entry, path: str) -> str:
+    if path == "stdlib" or "://" in path:
+        return path
+    return str(replace(entry, value=path).path().absolute())
 
 
 def _is_word(key: str, value: str) -> bool:
-    """Return whether what may be a path is none: "none", "stdlib", "bytes" or "bpe-N"."""
+    """Return whether what may be a path is none: a URL, "none", "stdlib", "bytes" or "bpe-N"."""
+    if key == "data.source" and "://" in value:
+        return True
     trained = key == "data.tokenizer" and value.startswith("bpe-")
     return trained or value == SETTINGS[key].default
 
@@ -210,7 +232,7 @@ def _build_job(view: View, cluster: Cluster) -> Job:
         derived["observe.log_every"] = log_every, source
     return Job(
         plan=plan,
-        data=record(view, DataSettings, "data"),
+        data=record(view, DataSettings, "data", mixture=mixture_parts(view.value("data.mixture"))),
         train=record(view, TrainSettings, "train"),
         checkpoint=record(view, CheckpointSettings, "checkpoint"),
         observe=record(
