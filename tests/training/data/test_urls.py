@@ -160,7 +160,7 @@ def test_what_breaks_off_goes_on_at_its_byte(monkeypatch: pytest.MonkeyPatch) ->
 def test_what_fails_for_good_is_told_with_its_place(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(urls, "_system", lambda _: (_Breaking(failures=99), "x"))
+    monkeypatch.setattr(urls, "_system", lambda _: (_Breaking(failures=99), "x/a.jsonl"))
     with pytest.raises(DataError, match="failed 5 times at byte 5000: ConnectionResetError") as e:
         prepare(["s3://x/a.jsonl"], tmp_path / "out")
     assert e.value.rules == ("data-url-fails",)
