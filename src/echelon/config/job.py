@@ -10,7 +10,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from echelon.core.data_mixture import MixturePart
+from echelon.core.choices.data_mixture import MixturePart
 from echelon.core.plan import Plan
 from echelon.core.serialize import content_hash, from_json, to_json
 

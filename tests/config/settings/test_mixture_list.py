@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from echelon.config.settings.mixture_list import MixtureList, mixture_parts
-from echelon.core.data_mixture import MixturePart
+from echelon.core.choices.data_mixture import MixturePart
 
 
 def test_tables_are_parts_and_none_are_none() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from echelon.core.data_mixture import MIXTURE_PLACES, MixturePart, phases_of, places_of
+from echelon.core.choices.data_mixture import MIXTURE_PLACES, MixturePart, phases_of, places_of
 from echelon.training.data.mixture import Mixture
 
 PARTS = (

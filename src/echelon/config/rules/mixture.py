@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from echelon.config.rules.violations import RuleViolation
 from echelon.config.settings.mixture_list import mixture_parts
 from echelon.config.view import View
-from echelon.core.data_mixture import phases_of, places_of, sources_of
+from echelon.core.choices.data_mixture import phases_of, places_of, sources_of
 from echelon.core.rulebook.config import CONFLICTING_SETTINGS, NO_EFFECT
 from echelon.core.rulebook.data_mixture import MIXTURE_PARTS, MIXTURE_SCHEDULE
 

@@ -8,7 +8,7 @@ from math import isfinite
 from typing import cast
 
 from echelon.config.settings.value_types import InvalidValue
-from echelon.core.data_mixture import MixturePart
+from echelon.core.choices.data_mixture import MixturePart
 from echelon.core.rulebook.config import WRONG_TYPE
 from echelon.core.rulebook.data_mixture import MIXTURE_PARTS
 

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from echelon.core.data_mixture import MixturePhase
+from echelon.core.choices.data_mixture import MixturePhase
 from echelon.core.disk import disk_errors
 from echelon.core.errors import DataError, Problem
 from echelon.core.rulebook.data import DATA_INDEX, DATA_TOKENIZER_SAME

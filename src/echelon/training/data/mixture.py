@@ -18,7 +18,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from echelon.core.data_mixture import MIXTURE_PLACES, MixturePhase, places_of
+from echelon.core.choices.data_mixture import MIXTURE_PLACES, MixturePhase, places_of
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
