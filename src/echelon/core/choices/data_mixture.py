@@ -38,9 +38,8 @@ def phases_of(parts: Sequence[MixturePart]) -> tuple[MixturePhase, ...]:
     """Return the phases of a mixture in their order; a source without a weight in one has 0."""
     sources = sources_of(parts)
     ends = {part.until_step for part in parts}
-    ordered: list[int | None] = sorted(end for end in ends if end is not None)
-    if None in ends:
-        ordered.append(None)
+    last: tuple[None, ...] = (None,) if None in ends else ()
+    ordered = (*sorted(end for end in ends if end is not None), *last)
     found: list[MixturePhase] = []
     for end in ordered:
         given = {part.path: float(part.weight) for part in parts if part.until_step == end}
