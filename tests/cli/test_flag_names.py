@@ -49,6 +49,7 @@ TAKES = {
     "--resume": "go on",
     "--step": "step",
     "--mirror": "tensorboard",
+    "--sample": "step",
     "--tokenizer": "tokenizer",
     "--format": "read",
     "--field": "field",

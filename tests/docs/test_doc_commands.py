@@ -34,7 +34,10 @@ def commands(text: str) -> list[str]:
 
 TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in pages()}
 TYPED = {name: commands(text) for name, text in TEXTS.items() if commands(text)}
-LONG = ("docs/guides/prove.md", "docs/guides/replicas/parameter-servers.md")
+LONG = (
+    *("docs/guides/prove.md", "docs/guides/replicas/parameter-servers.md"),
+    "docs/guides/runs/own-data.md",
+)
 """Pages whose commands start ranks for a minute or more: `make test-all` types them."""
 
 

@@ -303,11 +303,11 @@ def _tokenizer(
 ) -> tuple[Tokenizer | None, str]:
     """Return the tokenizer that a checkpoint was trained with, and what is said of it."""
     from echelon.api.generating import data_of_run
-    from echelon.training.data.dataset import TokenDataset
+    from echelon.training.data.mixed_dataset import open_data
 
     try:
         data = run.data if isinstance(run, TrainResult) else data_of_run(run_file)
-        found = TokenDataset.open(data).tokenizer()
+        found = open_data(data).tokenizer()
     except (ConfigError, DataError, OSError) as error:
         return None, f"none, for the run's data is not there: {str(error).splitlines()[0]}"
     if found.description.hash != wanted:

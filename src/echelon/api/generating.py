@@ -105,7 +105,7 @@ def generate_texts(
     optional_package("torch", extra="train", purpose="generating text")
     from echelon.telemetry.run_directory import run_of
     from echelon.training.checkpoint.folder import find_checkpoint
-    from echelon.training.data.dataset import TokenDataset
+    from echelon.training.data.mixed_dataset import open_data
     from echelon.training.inference import GenerateTask, rank_cache_size
 
     path = run.run if isinstance(run, TrainResult) else Path(run)
@@ -114,7 +114,7 @@ def generate_texts(
     plan = generation_plan(trained, settings)
     checkpoint = find_checkpoint(path).path
     data = run.data if isinstance(run, TrainResult) else data_of_run(directory.run_file)
-    tokenizer = TokenDataset.open(data).tokenizer()
+    tokenizer = open_data(data).tokenizer()
     ids = tuple(tuple(tokenizer.encode(text)) for text in prompts)
     require_request(plan, request, [len(one) for one in ids])
     say(cache_text(plan, rank_cache_size(plan, 0, request, [len(one) for one in ids])))
@@ -212,7 +212,7 @@ def _backend(plan: Plan) -> Backend:
 def data_of_run(run_file: Path) -> Path:
     """Return the folder of the data that a run read; it is prepared again where it is gone."""
     from echelon.config.load import load_job
-    from echelon.training.data.corpus import prepared_data
+    from echelon.training.data.corpus import data_of_settings
 
     job = load_job(run_file)
-    return prepared_data(job.data.source, job.data.tokenizer, job.train.runs_dir)
+    return data_of_settings(job.data, job.train.runs_dir)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from echelon.config.files.show import describe_same_run, run_files
 from echelon.config.job import Job
+from echelon.core.choices.data_mixture import sources_of
 from echelon.core.disk import disk_errors, flush_folder, write_durably
 from echelon.core.errors import CheckpointError, DataError, Problem
 from echelon.core.rulebook.data import DATA_FILLS_BATCH
@@ -19,8 +20,8 @@ from echelon.training.checkpoint.folder import StoredCheckpoint, find_checkpoint
 from echelon.training.checkpoint.identity import RunIdentity, data_problems, identity_problems
 from echelon.training.checkpoint.index import read_index, read_state
 from echelon.training.checkpoint.load import file_problems
-from echelon.training.data.corpus import prepared_data
-from echelon.training.data.dataset import TokenDataset
+from echelon.training.data.corpus import data_of_settings
+from echelon.training.data.mixed_dataset import AnyDataset, MixedDataset, open_data
 from echelon.training.loop import RankTask
 
 OBSERVER = "echelon.telemetry.observer:observe_rank"
@@ -34,8 +35,8 @@ def prepare_run(
 ) -> tuple[RunDirectory, RankTask]:
     """Return the folder of a run and what its ranks are told; errors come before any rank does."""
     checkpoint = None if resume is None else find_checkpoint(resume)
-    say(f"reading {job.data.source} ...")
-    data = prepared_data(job.data.source, job.data.tokenizer, job.train.runs_dir)
+    say(f"reading {', '.join(sources_of(job.data.mixture)) or job.data.source} ...")
+    data = data_of_settings(job.data, job.train.runs_dir)
     dataset = _checked_data(job, data, say)
     if checkpoint is not None:
         _check_checkpoint(job, checkpoint, dataset)
@@ -54,18 +55,21 @@ def prepare_run(
     return run, task
 
 
-def _checked_data(job: Job, data: Path, say: Callable[[str], None]) -> TokenDataset:
+def _checked_data(job: Job, data: Path, say: Callable[[str], None]) -> AnyDataset:
     """Return the data once it is whole, fits the model, and has samples for a global batch."""
-    dataset = TokenDataset.open(data, verify=True)
+    dataset = open_data(data, verify=True)
     dataset.check_vocabulary(job.plan.model.vocab)
-    training, validation = dataset, dataset
+    training: AnyDataset = dataset
+    validation: AnyDataset = dataset
     if job.data.validation_fraction > 0:
         training, validation = dataset.split(job.data.validation_fraction)
     length = job.plan.mathematics.sequence_length
     num_samples, batch = training.num_samples(length), job.plan.mathematics.global_sequences
     if num_samples < batch:
         raise DataError(_too_few_samples(job, training))
-    if (times := job.train.steps * batch / num_samples) > 1:
+    if isinstance(training, MixedDataset):
+        _check_sources(job, training, say)
+    elif (times := job.train.steps * batch / num_samples) > 1:
         say(
             f"{job.train.steps} steps of {batch} sequences read the {num_samples} training samples "
             f"{times:.1f} times"
@@ -75,7 +79,29 @@ def _checked_data(job: Job, data: Path, say: Callable[[str], None]) -> TokenData
     return dataset
 
 
-def _too_few_samples(job: Job, training: TokenDataset) -> Problem:
+def _check_sources(job: Job, training: MixedDataset, say: Callable[[str], None]) -> None:
+    """Raise DataError where a step reads samples of a source twice; say how often each is read."""
+    plan, mixture, problems = job.plan, training.mixture, list[Problem]()
+    length, batch = plan.mathematics.sequence_length, plan.mathematics.global_sequences
+    most, given = mixture.most_in_a_step(batch), mixture.given(steps=job.train.steps, count=batch)
+    for source, (name, part) in enumerate(zip(training.names, training.parts, strict=True)):
+        num_samples, times = part.num_samples(length), given[source] / part.num_samples(length)
+        if num_samples < most[source]:
+            problems.append(
+                DATA_FILLS_BATCH.problem(
+                    f"a step may read {most[source]} sequences of {name}, whose training part is "
+                    f"{num_samples} samples of {length} tokens ({num_samples} < {most[source]})",
+                    key="data.mixture",
+                    set_by=job.source_of("data.mixture"),
+                    suggestions=(f"a smaller weight of {name}", "a smaller batch.global_sequences"),
+                )
+            )
+        say(f"{name}: {given[source]} sequences, {times:.1f} times its {num_samples} samples")
+    if problems:
+        raise DataError(problems)
+
+
+def _too_few_samples(job: Job, training: AnyDataset) -> Problem:
     """Return the problem of a training part with fewer samples than a global batch has."""
     plan, tokens = job.plan, training.num_tokens
     length, batch = plan.mathematics.sequence_length, plan.mathematics.global_sequences
@@ -95,7 +121,7 @@ def _too_few_samples(job: Job, training: TokenDataset) -> Problem:
     )
 
 
-def _check_checkpoint(job: Job, checkpoint: StoredCheckpoint, dataset: TokenDataset) -> None:
+def _check_checkpoint(job: Job, checkpoint: StoredCheckpoint, dataset: AnyDataset) -> None:
     """Raise CheckpointError where it is not whole or not of this run; ranks compare checksums."""
     identity = RunIdentity.from_plan(job.plan, dataset.index.tokenizer.hash)
     path, where = checkpoint.path, str(checkpoint.path)

@@ -76,6 +76,7 @@ COMMANDS = {
     ),
     "data prepare": ("echelon.cli.data:prepare", "Turn text into token shards."),
     "data show": ("echelon.cli.data:show", "Say what is in prepared data."),
+    "data look": ("echelon.cli.data:look", "Say what a run reads, and show a sample of a step."),
     "doctor": ("echelon.cli.doctor:doctor", "Check that this machine can plan, prove and train."),
 }
 """Each command, in the order of a first run: where its function is, and what it does."""

@@ -15,6 +15,7 @@ from echelon.core.errors import ConfigError, Problem
 from echelon.core.units import binary_bytes, short_count
 
 if TYPE_CHECKING:
+    from echelon.api.looking import DataLook
     from echelon.training.data.prepare import DatasetSummary
 
 
@@ -73,6 +74,63 @@ def show(
     summary = describe(folder)
     print_result("data show", lambda: asdict(summary), lambda: _dataset_text(summary), as_json=json)
     return 0
+
+
+def look(
+    path: Annotated[
+        Path, Parameter(help="The folder of a run, of prepared data, or of a mixture.")
+    ],
+    /,
+    *,
+    step: Annotated[
+        int | None, Parameter(help="The step of a run whose sample is shown, from 1.")
+    ] = None,
+    sample: Annotated[
+        int, Parameter(help="Which sample of the step, from 0: its text is shown.")
+    ] = 0,
+    json: Json = False,
+) -> int:
+    """Say what a run reads: sources, documents, ids in use; with --step, the text of a sample."""
+    from echelon.api.looking import look_at
+
+    found = look_at(path, step=step, sample=sample)
+    print_result("data look", lambda: asdict(found), lambda: look_text(found), as_json=json)
+    return 0
+
+
+def look_text(found: DataLook) -> str:
+    """Return what is in data, a source at a time, and a sample where one was asked for."""
+    lines: list[str] = [f"{'data':<12}{found.path}", f"{'hash':<12}{found.hash}"]
+    for one in found.sources:
+        covered = f"{one.distinct} of {one.vocabulary} ids occur"
+        lines += [
+            "",
+            f"{'source':<12}{one.name}",
+            f"{'tokens':<12}{short_count(one.num_tokens)} ({one.num_tokens}), {covered}",
+            f"{'documents':<12}{one.num_documents}, the longest of {one.longest} tokens",
+        ]
+        most = max((count for _, count in one.lengths), default=1)
+        for length, count in one.lengths:
+            bar = "#" * max(1, round(40 * count / most))
+            lines.append(f"{'':<12}up to {length:>9} tokens  {bar} {count}")
+        if one.share is not None:
+            read = f"{100 * one.share:.2f} % of the sequences of the run"
+            lines.append(f"{'read':<12}{read}, {one.times:.2f} times its training part")
+    if (shown := found.sample) is not None:
+        place = f"step {shown.step}, sample {shown.sample}, data rank {shown.data_rank}"
+        by_source = ", ".join(
+            f"{count} of {one.name}"
+            for count, one in zip(shown.sources_of_step, found.sources, strict=True)
+        )
+        lines += [
+            "",
+            f"{'sample':<12}{place}: from {shown.source}",
+            f"{'':<12}{shown.num_documents} documents, {shown.counted} labels count",
+            f"{'step':<12}{by_source}",
+            "",
+            shown.text,
+        ]
+    return "\n".join(lines) + "\n"
 
 
 def _flags(output: Path, dataset: DatasetSummary) -> Iterator[str]:

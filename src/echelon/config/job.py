@@ -10,6 +10,7 @@ import json
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from echelon.core.choices.data_mixture import MixturePart
 from echelon.core.plan import Plan
 from echelon.core.serialize import content_hash, from_json, to_json
 
@@ -25,13 +26,15 @@ class DataSettings:
     `source` is "stdlib" (the standard library's own source) or an absolute path, `tokenizer` is
     "bytes", "bpe-N" (byte-pair encoding of N ids, trained on the source) or an absolute path.
     `validation_fraction` of the tokens is held out. The last batch of an epoch that lacks samples
-    takes the first of the next epoch, or of its own again (`epoch_end`).
+    takes the first of the next epoch, or of its own again (`epoch_end`). A `mixture` takes the
+    place of `source`.
     """
 
     source: str = "stdlib"
     tokenizer: str = "bytes"
     validation_fraction: float = 0.01
     epoch_end: EpochEnd = "continue"
+    mixture: tuple[MixturePart, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,6 +45,7 @@ from echelon.config.settings.context import read_context
 from echelon.config.settings.experts import read_balance, read_expert_layout
 from echelon.config.settings.kernels import read_kernels
 from echelon.config.settings.local_sgd import read_local_sgd
+from echelon.config.settings.mixture_list import NO_MIXTURE, mixture_parts
 from echelon.config.settings.schema import CLUSTER_SOURCES, MODEL_SOURCES, SETTINGS
 from echelon.config.settings.servers import read_updates
 from echelon.config.settings.value_types import toml_text
@@ -117,6 +118,7 @@ def _resolve_names(entries: dict[str, Entry], run_name: str) -> None:
     for key in (setting.key for setting in SETTINGS.values() if setting.path):
         if (entry := entries.get(key)) is not None:
             entries[key] = absolute_entry(key, entry)
+    _resolve_mixture(entries)
 
 
 def absolute_entry(key: str, entry: Entry) -> Entry:
@@ -126,8 +128,28 @@ def absolute_entry(key: str, entry: Entry) -> Entry:
     return Entry(value=str(entry.path().absolute()), source=entry.source)
 
 
+def _resolve_mixture(entries: dict[str, Entry]) -> None:
+    """Make the sources of a mixture independent of the file that names them."""
+    entry = entries.get("data.mixture")
+    if entry is None or entry.value == NO_MIXTURE:
+        return
+    parts = [
+        {**part, "path": _absolute(entry, str(part["path"]))}
+        for part in cast("list[dict[str, object]]", entry.value)
+    ]
+    entries["data.mixture"] = replace(entry, value=parts)
+
+
+def _absolute(entry: Entry, path: str) -> str:
+    if path == "stdlib" or "://" in path:
+        return path
+    return str(replace(entry, value=path).path().absolute())
+
+
 def _is_word(key: str, value: str) -> bool:
-    """Return whether what may be a path is none: "none", "stdlib", "bytes" or "bpe-N"."""
+    """Return whether what may be a path is none: a URL, "none", "stdlib", "bytes" or "bpe-N"."""
+    if key == "data.source" and "://" in value:
+        return True
     trained = key == "data.tokenizer" and value.startswith("bpe-")
     return trained or value == SETTINGS[key].default
 
@@ -216,7 +238,7 @@ def _build_job(view: View, cluster: Cluster) -> Job:
         derived["observe.log_every"] = log_every, source
     return Job(
         plan=plan,
-        data=record(view, DataSettings, "data"),
+        data=record(view, DataSettings, "data", mixture=mixture_parts(view.value("data.mixture"))),
         train=record(view, TrainSettings, "train"),
         checkpoint=record(view, CheckpointSettings, "checkpoint"),
         observe=record(

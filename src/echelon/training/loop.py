@@ -39,8 +39,8 @@ from echelon.training.data.batches import (
     training_batch,
     validation_batch,
 )
-from echelon.training.data.dataset import TokenDataset
 from echelon.training.data.feed import BatchFeed
+from echelon.training.data.mixed_dataset import AnyDataset, open_data
 from echelon.training.diagnosis import explain_not_finite
 from echelon.training.expert_state import ROUTER_BIAS, tells_routing
 from echelon.training.local_sgd.absences import AbsentIsland
@@ -96,9 +96,10 @@ class TrainLoop:
         job, plan = task.job, task.job.plan
         self.context, self.task, self.job, self.observer = context, task, job, observer
         self.layout = BatchLayout.from_plan(plan)
-        dataset = TokenDataset.open(task.data)
+        dataset = open_data(task.data)
         dataset.check_vocabulary(plan.model.vocab)
-        self.training, self.validation = dataset, dataset
+        self.training: AnyDataset = dataset
+        self.validation: AnyDataset = dataset
         if job.data.validation_fraction > 0:
             self.training, self.validation = dataset.split(job.data.validation_fraction)
         self.data_hash = dataset.index.hash

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from hashlib import sha256
 from math import factorial
 
 import numpy as np
@@ -10,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from echelon.config.job import EpochEnd
 from echelon.training.data.batches import sample_ids, sequential_ids
 
 
@@ -174,3 +176,20 @@ def test_steps_far_out_do_not_overflow() -> None:
 
 def test_validation_goes_in_order() -> None:
     assert sequential_ids(batch=2, count=3).tolist() == [6, 7, 8]
+
+
+def test_the_order_of_samples_is_the_one_that_runs_were_trained_in() -> None:
+    """Runs that exist are resumed: what a step reads must never change."""
+    digest = sha256()
+    for seed, step, num_samples, count, end in ORDERS:
+        ids = sample_ids(seed=seed, step=step, num_samples=num_samples, count=count, epoch_end=end)
+        digest.update(ids.astype("<i8").tobytes())
+    assert digest.hexdigest()[:32] == "4aa86f1c4e5181bc8901a63a1b47b92d"
+
+
+ORDERS: tuple[tuple[int, int, int, int, EpochEnd], ...] = (
+    (0, 0, 7, 4, "continue"),
+    (3, 5, 1000, 64, "continue"),
+    (2**40, 10**6, 10**12 + 7, 256, "continue"),
+    (1, 9, 10, 4, "pad"),
+)

@@ -21,6 +21,7 @@ from echelon.config.rules.int8 import INT8_FINDERS, int8_block_without_effect
 from echelon.config.rules.kernels import KERNEL_FINDERS, fused_pieces
 from echelon.config.rules.lora import LORA_FINDERS, LORA_RUN_FINDERS
 from echelon.config.rules.mesh import MESH_FINDERS, TENSOR_FINDERS, mesh_settings_without_effect
+from echelon.config.rules.mixture import MIXTURE_FINDERS
 from echelon.config.rules.model import MODEL_FINDERS, experts_enough, gate_is_built
 from echelon.config.rules.model_parts import PART_FINDERS
 from echelon.config.rules.pipeline import PIPELINE_FINDERS, pipeline_settings_without_effect
@@ -71,6 +72,7 @@ FINDERS: tuple[ViolationFinder, ...] = (
     *LORA_FINDERS,
     *LORA_RUN_FINDERS,
     *RUN_FINDERS,
+    *MIXTURE_FINDERS,
     *EXPERT_FINDERS,
     *BALANCE_EFFECT_FINDERS,
     *THREAD_FINDERS,

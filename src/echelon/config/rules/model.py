@@ -165,7 +165,8 @@ def vocabulary_holds_tokenizer(view: View) -> Iterator[RuleViolation]:
     A prepared folder of tokens has a tokenizer of its own, which is checked when it is opened.
     """
     name = view.word("data.tokenizer")
-    if view.word("data.source") != "stdlib" and view.is_default("data.tokenizer"):
+    prepared = view.word("data.source") != "stdlib" or view.value("data.mixture") != "none"
+    if prepared and view.is_default("data.tokenizer"):
         return
     trained = re.fullmatch(r"bpe-(\d{1,9})", name)
     if name != "bytes" and trained is None:

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from echelon.config.model.keys import EXPERTS, LORA, MODEL_TABLES
+from echelon.config.settings.mixture_list import NO_MIXTURE, MixtureList
 from echelon.config.settings.replica_tables import LOCAL_SGD, SERVERS
 from echelon.config.settings.value_types import (
     AT_LEAST_TWO,
@@ -277,6 +278,12 @@ _MATHEMATICS = (
 
 _RUN = (
     setting("data.source", Text(), "stdlib", "stdlib, or a file or folder of tokens", path=True),
+    setting(
+        "data.mixture",
+        MixtureList(),
+        NO_MIXTURE,
+        "sources with weights, which may change at a step; in the place of data.source",
+    ),
     setting("data.tokenizer", Text(), "bytes", "bytes, bpe-N, or a tokenizer.json", path=True),
     setting("data.validation_fraction", FRACTION, 0.01, "of the tokens, held out"),
     setting(

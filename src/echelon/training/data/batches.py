@@ -30,7 +30,8 @@ from numpy.typing import NDArray
 from echelon.config.job import EpochEnd
 from echelon.core.attention_mask import DocumentStarts
 from echelon.core.plan import Plan
-from echelon.training.data.dataset import TokenDataset, document_starts
+from echelon.training.data.dataset import document_starts
+from echelon.training.data.mixed_dataset import AnyDataset, MixedDataset
 
 _ROUNDS = 12  # rounds of a Feistel network
 # Round functions of one to five bits mix slowly: with 12 rounds the permutations of 7 samples are
@@ -61,10 +62,28 @@ def sample_ids(
         first = step * count
         position = first % num_samples + place
         epoch = first // num_samples + position // num_samples
+    return _permuted(f"{seed}", epoch, position % num_samples, num_samples)
+
+
+def numbered_ids(
+    numbers: NDArray[np.int64], *, seed: int, source: str, num_samples: int
+) -> NDArray[np.int64]:
+    """Return the samples that a source of a mixture gives as its numbers 0, 1, 2 ... of a run.
+
+    `source` is the hash of its data: each source has an order of its own.
+    """
+    epoch = numbers // num_samples
+    return _permuted(f"{seed}\0{source}", epoch, numbers % num_samples, num_samples)
+
+
+def _permuted(
+    order: str, epoch: NDArray[np.int64], position: NDArray[np.int64], num_samples: int
+) -> NDArray[np.int64]:
+    """Return the entries at these positions of the permutations of these epochs."""
     bits = (num_samples - 1).bit_length()
-    keys_RN = _keys(seed, epoch, _ROUNDS_SMALL if bits < _SMALL_BITS else _ROUNDS)
-    value = (position % num_samples).astype(np.uint64)
-    outside = np.arange(count)
+    keys_RN = _keys(order, epoch, _ROUNDS_SMALL if bits < _SMALL_BITS else _ROUNDS)
+    value = position.astype(np.uint64)
+    outside = np.arange(len(value))
     while len(outside):
         value[outside] = _feistel(value[outside], keys_RN[:, outside], bits)
         outside = outside[value[outside] >= np.uint64(num_samples)]
@@ -80,9 +99,9 @@ def sequential_ids(*, batch: int, count: int) -> NDArray[np.int64]:
     return batch * count + np.arange(count, dtype=np.int64)
 
 
-def _keys(seed: int, epoch: NDArray[np.int64], num_rounds: int) -> NDArray[np.uint64]:
+def _keys(order: str, epoch: NDArray[np.int64], num_rounds: int) -> NDArray[np.uint64]:
     """Return the keys of all rounds for each entry of `epoch`."""
-    text = f"sample-order\0{seed}".encode()
+    text = f"sample-order\0{order}".encode()
     base = np.frombuffer(hashlib.blake2b(text, digest_size=8).digest(), dtype="<u8")
     keys = _mix(_mix(epoch.astype(np.uint64) * _GOLDEN + base))
     rounds = np.arange(1, num_rounds + 1, dtype=np.uint64) * _GOLDEN
@@ -167,7 +186,7 @@ class GlobalBatch:
     loss; every rank has it without a message.
     """
 
-    dataset: TokenDataset
+    dataset: AnyDataset
     layout: BatchLayout
     sample_ids: NDArray[np.int64]
 
@@ -189,7 +208,7 @@ class GlobalBatch:
 
 
 def training_batch(
-    dataset: TokenDataset,
+    dataset: AnyDataset,
     layout: BatchLayout,
     *,
     seed: int,
@@ -197,6 +216,9 @@ def training_batch(
     epoch_end: EpochEnd = "continue",
 ) -> GlobalBatch:
     """Return the global batch of `step` (from 0): the same samples under every layout."""
+    if isinstance(dataset, MixedDataset):
+        ids = _mixed_ids(dataset, layout, seed=seed, step=step)
+        return GlobalBatch(dataset=dataset, layout=layout, sample_ids=ids)
     ids = sample_ids(
         seed=seed,
         step=step,
@@ -207,13 +229,31 @@ def training_batch(
     return GlobalBatch(dataset=dataset, layout=layout, sample_ids=ids)
 
 
-def validation_batch(dataset: TokenDataset, layout: BatchLayout, *, batch: int) -> GlobalBatch:
+def _mixed_ids(
+    dataset: MixedDataset, layout: BatchLayout, *, seed: int, step: int
+) -> NDArray[np.int64]:
+    """Return the samples of a step of a mixture: a function of the seed and the step alone."""
+    length = layout.sequence_length
+    source_B, number_B = dataset.mixture.sequences(step=step, count=layout.global_sequences)
+    local_B = np.empty_like(number_B)
+    for source, part in enumerate(dataset.parts):
+        rows = source_B == source
+        local_B[rows] = numbered_ids(
+            number_B[rows],
+            seed=seed,
+            source=part.index.hash,
+            num_samples=part.num_samples(length),
+        )
+    return dataset.ids(source_B, local_B, length)
+
+
+def validation_batch(dataset: AnyDataset, layout: BatchLayout, *, batch: int) -> GlobalBatch:
     """Return batch `batch` of a pass over the validation part: in order, each token once."""
     assert 0 <= batch < num_validation_batches(dataset, layout)
     ids = sequential_ids(batch=batch, count=layout.global_sequences)
     return GlobalBatch(dataset=dataset, layout=layout, sample_ids=ids)
 
 
-def num_validation_batches(dataset: TokenDataset, layout: BatchLayout) -> int:
+def num_validation_batches(dataset: AnyDataset, layout: BatchLayout) -> int:
     """Return how many global batches one pass over the validation part takes."""
     return -(-dataset.num_samples(layout.sequence_length) // layout.global_sequences)

@@ -10,11 +10,15 @@ from __future__ import annotations
 import hashlib
 from pathlib import Path
 
+from echelon.config.job import DataSettings
+from echelon.core.choices.data_mixture import phases_of, sources_of
 from echelon.core.disk import sha256_of_file
-from echelon.core.errors import DataError
+from echelon.core.errors import DataError, Problem
 from echelon.core.rulebook.data import DATA_OUTPUT_EXISTS, DATA_TOKENIZER_SAME
 from echelon.core.serialize import content_hash
+from echelon.training.data.dataset import TokenDataset
 from echelon.training.data.index import DATA_FOLDER, INDEX_FILE_NAME, INDEX_SCHEMA, read_index
+from echelon.training.data.mixed_dataset import mix, write_mixture
 from echelon.training.data.prepare import DEFAULT_OPTIONS, PrepareOptions, prepare, source_files
 from echelon.training.data.sources import SourceFile
 from echelon.training.data.tokenizer import (
@@ -24,6 +28,7 @@ from echelon.training.data.tokenizer import (
     require_same_tokenizer,
     trained_vocabulary,
 )
+from echelon.training.data.urls import sha256_of_url
 
 
 def prepared_data(
@@ -50,6 +55,28 @@ def prepared_data(
     return output
 
 
+def data_of_settings(data: DataSettings, runs_dir: str | Path) -> Path:
+    """Return the folder of what a run reads: prepared data, or a mixture, prepared where needed."""
+    if not data.mixture:
+        return prepared_data(data.source, data.tokenizer, runs_dir)
+    names = sources_of(data.mixture)
+    folders: list[Path] = []
+    problems: list[Problem] = []
+    for name in names:
+        try:
+            folders.append(prepared_data(name, data.tokenizer, runs_dir))
+        except DataError as error:
+            problems += error.problems
+    if problems:
+        raise DataError(problems)
+    parts = [TokenDataset.open(folder) for folder in folders]
+    output = Path(runs_dir) / DATA_FOLDER
+    mixed = mix(output, names, parts, phases_of(data.mixture))
+    folder = output / f"mixture-{mixed.index.hash}"
+    write_mixture(folder, mixed)
+    return folder
+
+
 def _recipe_hash(source: str, tokenizer: str, options: PrepareOptions) -> str:
     files = source_files([source], options).files
     if trained_vocabulary(tokenizer) is None:
@@ -65,6 +92,8 @@ def _recipe_hash(source: str, tokenizer: str, options: PrepareOptions) -> str:
 
 
 def _content(file: SourceFile) -> str:
+    if file.url:
+        return sha256_of_url(file.url)
     try:
         return sha256_of_file(file.path)
     except OSError:

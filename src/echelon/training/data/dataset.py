@@ -133,6 +133,13 @@ class TokenDataset:
             shard += 1
         return out
 
+    def document_lengths(self) -> NDArray[np.int64]:
+        """Return the tokens of each document, its end among them; of this part, as it is cut."""
+        entry = self.index.documents
+        ends = np.memmap(self.path / entry.file, dtype="<u8", mode="r", shape=(entry.count,))
+        inside = ends[(ends > self.start) & (ends < self.stop)].astype(np.int64)
+        return np.diff(np.concatenate([[self.start], inside, [self.stop]]).astype(np.int64))
+
     def split(self, validation_fraction: float) -> tuple[TokenDataset, TokenDataset]:
         """Return (training part, validation part): disjoint, in order, together everything.
 

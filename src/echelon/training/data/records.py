@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import gzip
 import zlib
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import IO, Any, cast
 
@@ -18,6 +19,7 @@ from echelon.core.optional import optional_package
 from echelon.core.rulebook.data import DATA_FIELD, DATA_RECORD, DATA_UTF8
 from echelon.core.serialize import decode_json
 from echelon.training.data.sources import SourceFile, unreadable
+from echelon.training.data.urls import open_url
 
 CHUNK_BYTES = 2**20
 _ROWS = 1024  # rows of a Parquet batch
@@ -44,13 +46,19 @@ def read_chunks(file: SourceFile, *, field: str) -> Iterator[DocumentChunk]:
             case "arrow":
                 yield from _read_arrow(file, field)
     except (OSError, EOFError, zlib.error) as error:
-        raise DataError(unreadable(file.path, error)) from error
+        raise DataError(unreadable(file.place, error)) from error
 
 
-def _open(file: SourceFile) -> IO[bytes]:
-    if file.path.suffix.lower() == ".gz":
-        return cast("IO[bytes]", gzip.open(file.path, "rb"))
-    return file.path.open("rb")
+@contextmanager
+def _open(file: SourceFile) -> Generator[IO[bytes]]:
+    with ExitStack() as opened:
+        plain: IO[bytes] = opened.enter_context(
+            open_url(file.url) if file.url else file.path.open("rb")
+        )
+        if file.path.suffix.lower() == ".gz":
+            yield cast("IO[bytes]", opened.enter_context(gzip.GzipFile(fileobj=plain)))
+        else:
+            yield plain
 
 
 def _read_text(file: SourceFile) -> Iterator[DocumentChunk]:
@@ -65,7 +73,7 @@ def _read_text(file: SourceFile) -> Iterator[DocumentChunk]:
             try:
                 block.decode("utf-8")
             except UnicodeDecodeError as error:
-                place = f"{file.path}, byte {offset + error.start}"
+                place = f"{file.place}, byte {offset + error.start}"
                 raise DataError(_not_utf8(place, error)) from error
             offset += len(block)
             held = block
@@ -80,7 +88,7 @@ def _not_utf8(place: str, error: UnicodeDecodeError) -> Any:
 def _read_jsonl(file: SourceFile, field: str) -> Iterator[DocumentChunk]:
     with _open(file) as stream:
         for number, line in enumerate(stream, start=1):
-            place = f"{file.path}:{number}"
+            place = f"{file.place}:{number}"
             if line.strip():
                 yield _document(_parse(line, place), field, place)
 
@@ -126,21 +134,21 @@ def _text_piece(value: object, field: str, place: str) -> DocumentChunk:
 
 def _read_parquet(file: SourceFile, field: str) -> Iterator[DocumentChunk]:
     arrow = _pyarrow(file)
-    parquet = optional_package("pyarrow.parquet", extra="data", purpose=f"reading {file.path}")
+    parquet = optional_package("pyarrow.parquet", extra="data", purpose=f"reading {file.place}")
     try:
-        with parquet.ParquetFile(file.path) as table:
+        with _open(file) as stream, parquet.ParquetFile(stream) as table:
             _check_column(table.schema_arrow, field, file, arrow)
             batches = table.iter_batches(batch_size=_ROWS, columns=[field])
             yield from _rows(batches, field, file)
     except (arrow.ArrowException, ValueError) as error:
-        raise DataError(unreadable(file.path, error)) from error
+        raise DataError(unreadable(file.place, error)) from error
 
 
 def _read_arrow(file: SourceFile, field: str) -> Iterator[DocumentChunk]:
     """Read the stream format, which the datasets library writes, or else the file format."""
     arrow = _pyarrow(file)
     try:
-        with arrow.memory_map(str(file.path), "rb") as source:
+        with _open(file) if file.url else arrow.memory_map(str(file.path), "rb") as source:
             try:
                 table = arrow.ipc.open_stream(source)
                 batches = iter(table)
@@ -151,7 +159,7 @@ def _read_arrow(file: SourceFile, field: str) -> Iterator[DocumentChunk]:
             _check_column(table.schema, field, file, arrow)
             yield from _rows(batches, field, file)
     except (arrow.ArrowException, ValueError) as error:
-        raise DataError(unreadable(file.path, error)) from error
+        raise DataError(unreadable(file.place, error)) from error
 
 
 def _rows(batches: Iterator[Any], field: str, file: SourceFile) -> Iterator[DocumentChunk]:
@@ -160,7 +168,7 @@ def _rows(batches: Iterator[Any], field: str, file: SourceFile) -> Iterator[Docu
         column = batch.column(batch.schema.get_field_index(field))
         for start in range(0, len(column), _ROWS):
             for value in column.slice(start, _ROWS).to_pylist():
-                yield _text_piece(value, field, f"{file.path}, row {row}")
+                yield _text_piece(value, field, f"{file.place}, row {row}")
                 row += 1
 
 
@@ -168,7 +176,7 @@ def _check_column(schema: Any, field: str, file: SourceFile, arrow: Any) -> None
     if field not in schema.names:
         raise DataError(
             DATA_FIELD.problem(
-                f"{file.path} has no column {field!r}",
+                f"{file.place} has no column {field!r}",
                 suggestions=[f"--field {name}" for name in schema.names],
             )
         )
@@ -176,9 +184,9 @@ def _check_column(schema: Any, field: str, file: SourceFile, arrow: Any) -> None
     is_text = arrow.types.is_string(kind) or arrow.types.is_large_string(kind)
     if not is_text and not arrow.types.is_string_view(kind) and not arrow.types.is_dictionary(kind):
         raise DataError(
-            DATA_FIELD.problem(f"{file.path}: column {field!r} holds {kind}, not strings")
+            DATA_FIELD.problem(f"{file.place}: column {field!r} holds {kind}, not strings")
         )
 
 
 def _pyarrow(file: SourceFile) -> Any:
-    return optional_package("pyarrow", extra="data", purpose=f"reading {file.path}")
+    return optional_package("pyarrow", extra="data", purpose=f"reading {file.place}")

@@ -10,7 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Literal, cast, get_args
 
 from echelon.core.disk import is_plain_name
@@ -22,6 +22,7 @@ from echelon.core.rulebook.data import (
     DATA_SPLIT_KNOWN,
 )
 from echelon.core.serialize import decode_json
+from echelon.training.data.urls import is_url, url_files
 
 FileFormat = Literal["text", "jsonl", "parquet", "arrow"]
 SourceFormat = Literal["auto", "text", "jsonl", "parquet", "arrow"]
@@ -46,11 +47,20 @@ _SPLIT_FILE = re.compile(r"(.+)-\d{5}-of-\d{5}(?:-[0-9a-f]+)?")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SourceFile:
-    """Name one file to read: `name` is its path inside the source, with forward slashes."""
+    """Name one file to read: `name` is its path inside the source, with forward slashes.
+
+    One that is read over a network has a `url`, of which `path` is the path.
+    """
 
     path: Path
     name: str
     format: FileFormat
+    url: str = ""
+
+    @property
+    def place(self) -> str:
+        """Return where it is, as people are told."""
+        return self.url or str(self.path)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,7 +83,10 @@ def find_files(
         raise DataError(DATA_EMPTY.problem("no source was given"))
     for source in sources:
         try:
-            found = _find_one(Path(source), format, split)
+            if is_url(source):
+                found = _find_url(str(source), format, split)
+            else:
+                found = _find_one(Path(source), format, split)
         except DataError as error:
             problems += error.problems
         else:
@@ -104,6 +117,35 @@ def _find_one(source: Path, format: SourceFormat, split: str) -> SourceFiles:
         raise DataError(unreadable(source, error)) from error
 
 
+def _find_url(url: str, format: SourceFormat, split: str) -> SourceFiles:
+    listed = url_files(url)
+    one_file = len(listed) == 1 and listed[0][0] == url
+    skipped: Counter[str] = Counter()
+    files: list[SourceFile] = []
+    for place, name in listed:
+        path = PurePosixPath(name)
+        known = format_of(path) if format == "auto" or not one_file else format
+        if known is None or format not in ("auto", known):
+            skipped[path.suffix or path.name] += 1
+        else:
+            files.append(SourceFile(path=Path(name), name=name, format=known, url=place))
+    if any(file.format != "text" for file in files):
+        skipped.update(file.path.suffix for file in files if file.format == "text")
+        files = [file for file in files if file.format != "text"]
+    files, others = _of_split(url, files, split)
+    skipped.update(others)
+    if not files:
+        seen = ", ".join(f"{count} x {suffix}" for suffix, count in skipped.most_common(5))
+        rule = DATA_FORMAT_KNOWN if one_file else DATA_EMPTY
+        raise DataError(
+            rule.problem(
+                f"{url} has no file of a known format (there: {seen or 'nothing'})",
+                suggestions=[f"--format {name}" for name in get_args(FileFormat)] * one_file,
+            )
+        )
+    return SourceFiles(files=tuple(files), skipped=skipped)
+
+
 def _explicit_file(path: Path, format: SourceFormat) -> SourceFile:
     known = format_of(path) if format == "auto" else format
     if known is None:
@@ -120,7 +162,7 @@ def _explicit_file(path: Path, format: SourceFormat) -> SourceFile:
     return SourceFile(path=path, name=path.name, format=known)
 
 
-def format_of(path: Path) -> FileFormat | None:
+def format_of(path: PurePath) -> FileFormat | None:
     """Return the format that the name of `path` states; None where it states none."""
     suffixes = [suffix.lower() for suffix in path.suffixes]
     zipped = suffixes[-1:] == [".gz"]
@@ -157,7 +199,7 @@ def _folder(folder: Path, format: SourceFormat, split: str) -> SourceFiles:
 
 
 def _of_split(
-    folder: Path, files: list[SourceFile], split: str
+    folder: Path | str, files: list[SourceFile], split: str
 ) -> tuple[list[SourceFile], Iterator[str]]:
     """Return the files of `split` where file names tell several splits apart, else all."""
     splits = [_split_of(file) for file in files]
@@ -244,14 +286,14 @@ def _raise(error: OSError) -> None:
     raise error
 
 
-def unreadable(path: Path, error: Exception) -> Problem:
+def unreadable(path: Path | str, error: Exception) -> Problem:
     """Return the problem of a file that cannot be read to its end."""
     reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
     reason = reason.splitlines()[0] if reason else type(error).__name__
     return DATA_SOURCE_UNREADABLE.problem(f"{path} cannot be read: {reason}")
 
 
-def _unknown_split(folder: Path, split: str, splits: Sequence[str]) -> Problem:
+def _unknown_split(folder: Path | str, split: str, splits: Sequence[str]) -> Problem:
     return DATA_SPLIT_KNOWN.problem(
         f"{folder} has no split {split!r}", suggestions=[f"--split {name}" for name in splits]
     )

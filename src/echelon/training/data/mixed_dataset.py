@@ -1,0 +1,216 @@
+"""Prepared data of several sources, read as one: a folder with a mixture.json that names them.
+
+The samples of all sources stand one after the other: sample i of source s has the number
+start of s + i. A mixture has no tokens of its own, and one tokenizer. `open_data` opens either.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from echelon.core.choices.data_mixture import MixturePhase
+from echelon.core.disk import disk_errors
+from echelon.core.errors import DataError, Problem
+from echelon.core.rulebook.data import DATA_INDEX, DATA_TOKENIZER_SAME
+from echelon.core.serialize import content_hash, decode_json, from_json, to_json
+from echelon.training.data.dataset import IGNORED_LABEL, TokenDataset
+from echelon.training.data.mixture import Mixture
+from echelon.training.data.tokenizer import Tokenizer, TokenizerDescription
+
+MIXTURE_FILE_NAME = "mixture.json"
+MIXTURE_SCHEMA = 1  # of the written JSON
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureFile:
+    """List the sources of a mixture: what the user named, where it is prepared, its hash."""
+
+    names: tuple[str, ...]
+    folders: tuple[str, ...]
+    hashes: tuple[str, ...]
+    phases: tuple[MixturePhase, ...]
+    schema: int = MIXTURE_SCHEMA
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MixtureIndex:
+    """Describe a mixture as the index of prepared data does."""
+
+    tokenizer: TokenizerDescription
+    max_token: int
+    hash: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class MixedDataset:
+    """Hold a part of each of several prepared sources, and from which a step reads what."""
+
+    path: Path
+    names: tuple[str, ...]
+    parts: tuple[TokenDataset, ...]
+    mixture: Mixture
+    index: MixtureIndex = field(repr=False)
+
+    @property
+    def num_tokens(self) -> int:
+        """Return the number of tokens of all sources."""
+        return sum(part.num_tokens for part in self.parts)
+
+    def num_samples(self, sequence_length: int) -> int:
+        """Return the number of samples; DataError where a source has not one full sample."""
+        return int(self._starts(sequence_length)[-1])
+
+    def count_valid(self, sample_ids: NDArray[np.int64], sequence_length: int) -> int:
+        """Return how many labels of these samples count, without reading them."""
+        return sum(
+            part.count_valid(local, sequence_length)
+            for part, _, local in self._by_source(sample_ids, sequence_length)
+        )
+
+    def read(
+        self, sample_ids: NDArray[np.int64], sequence_length: int
+    ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Return (inputs_BT, labels_BT) of the samples, as `TokenDataset.read` does."""
+        shape = len(sample_ids), sequence_length
+        inputs_BT = np.full(shape, self.index.tokenizer.end_of_document, dtype=np.int64)
+        labels_BT = np.full(shape, IGNORED_LABEL, dtype=np.int64)
+        for part, rows, local in self._by_source(sample_ids, sequence_length):
+            inputs_BT[rows], labels_BT[rows] = part.read(local, sequence_length)
+        return inputs_BT, labels_BT
+
+    def ids(
+        self, source_B: NDArray[np.int64], local_B: NDArray[np.int64], sequence_length: int
+    ) -> NDArray[np.int64]:
+        """Return the numbers of samples in the mixture, of those in their sources."""
+        return self._starts(sequence_length)[source_B] + local_B
+
+    def sources(self, sample_ids: NDArray[np.int64], sequence_length: int) -> NDArray[np.int64]:
+        """Return the source of each sample; the last one of those past the end."""
+        found = np.searchsorted(self._starts(sequence_length), sample_ids, side="right") - 1
+        return np.minimum(found, len(self.parts) - 1)
+
+    def split(self, validation_fraction: float) -> tuple[MixedDataset, MixedDataset]:
+        """Return (training part, validation part): each source is split."""
+        pairs = [part.split(validation_fraction) for part in self.parts]
+        training, validation = zip(*pairs, strict=True)
+        return replace(self, parts=training), replace(self, parts=validation)
+
+    def check_vocabulary(self, vocabulary: int) -> None:
+        """Raise DataError where a source holds a token id that the model has no row for."""
+        problems: list[Problem] = []
+        for part in self.parts:
+            try:
+                part.check_vocabulary(vocabulary)
+            except DataError as error:
+                problems += error.problems
+        if problems:
+            raise DataError(problems)
+
+    def tokenizer(self) -> Tokenizer:
+        """Return the tokenizer that made the data of all sources."""
+        return self.parts[0].tokenizer()
+
+    def _starts(self, sequence_length: int) -> NDArray[np.int64]:
+        counts = [part.num_samples(sequence_length) for part in self.parts]
+        return np.cumsum([0, *counts], dtype=np.int64)
+
+    def _by_source(
+        self, sample_ids: NDArray[np.int64], sequence_length: int
+    ) -> list[tuple[TokenDataset, NDArray[np.int64], NDArray[np.int64]]]:
+        """Return each source that is read, the rows, and the samples of the source there."""
+        starts = self._starts(sequence_length)
+        source_B = self.sources(sample_ids, sequence_length)
+        found: list[tuple[TokenDataset, NDArray[np.int64], NDArray[np.int64]]] = []
+        for source in np.unique(source_B).tolist():
+            rows = np.flatnonzero(source_B == source)
+            found.append((self.parts[source], rows, sample_ids[rows] - starts[source]))
+        return found
+
+
+AnyDataset = TokenDataset | MixedDataset
+"""What a run reads: one source, or a mixture."""
+
+
+def open_data(path: str | Path, *, verify: bool = False) -> AnyDataset:
+    """Open prepared data, or a mixture of it; `verify` reads all of it and checks every hash."""
+    folder = Path(path)
+    if not (folder / MIXTURE_FILE_NAME).is_file():
+        return TokenDataset.open(folder, verify=verify)
+    file = folder / MIXTURE_FILE_NAME
+    try:
+        found = from_json(MixtureFile, decode_json(file.read_bytes()), where=str(file))
+        if found.schema != MIXTURE_SCHEMA or len(found.folders) != len(found.names):
+            raise ValueError(f"{file} has schema {found.schema}")
+    except (OSError, ValueError) as error:
+        raise DataError(DATA_INDEX.problem(f"{file} cannot be read: {error}")) from error
+    parts = tuple(TokenDataset.open(one, verify=verify) for one in found.folders)
+    changed = [
+        DATA_INDEX.problem(f"{name} ({part.path}) has changed since {file} was written")
+        for name, part, known in zip(found.names, parts, found.hashes, strict=True)
+        if part.index.hash != known
+    ]
+    if changed:
+        raise DataError(changed)
+    return mix(folder, found.names, parts, found.phases)
+
+
+def mix(
+    path: Path,
+    names: Sequence[str],
+    parts: Sequence[TokenDataset],
+    phases: Sequence[MixturePhase],
+) -> MixedDataset:
+    """Return sources as one; DataError where their tokenizers differ."""
+    first = parts[0].index.tokenizer
+    differ = [
+        DATA_TOKENIZER_SAME.problem(
+            f"{name} was made with tokenizer {part.index.tokenizer.name!r} "
+            f"({part.index.tokenizer.hash[:12]}), {names[0]} with {first.name!r} "
+            f"({first.hash[:12]})",
+            key="data.mixture",
+            suggestions=(
+                "echelon data prepare SOURCE --tokenizer tokenizer.json, the same for each",
+            ),
+        )
+        for name, part in zip(names, parts, strict=True)
+        if part.index.tokenizer.hash != first.hash
+    ]
+    if differ:
+        raise DataError(differ)
+    told: dict[str, Any] = {
+        "parts": [part.index.hash for part in parts],
+        "phases": to_json(tuple(phases)),
+    }
+    return MixedDataset(
+        path=path,
+        names=tuple(names),
+        parts=tuple(parts),
+        mixture=Mixture(phases=tuple(phases)),
+        index=MixtureIndex(
+            tokenizer=first,
+            max_token=max(part.index.max_token for part in parts),
+            hash=content_hash(told),
+        ),
+    )
+
+
+def write_mixture(folder: Path, mixed: MixedDataset) -> None:
+    """Write the mixture.json of a mixture; one that is there says the same."""
+    told = MixtureFile(
+        names=mixed.names,
+        folders=tuple(str(part.path.absolute()) for part in mixed.parts),
+        hashes=tuple(part.index.hash for part in mixed.parts),
+        phases=mixed.mixture.phases,
+    )
+    with disk_errors(f"to write {folder}"):
+        folder.mkdir(parents=True, exist_ok=True)
+        new = folder / f".{MIXTURE_FILE_NAME}"
+        new.write_text(json.dumps(to_json(told), indent=2) + "\n", encoding="utf-8")
+        new.replace(folder / MIXTURE_FILE_NAME)
