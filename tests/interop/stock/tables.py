@@ -1,8 +1,9 @@
 """Stock configurations of eight tools, and the table of what each gives and loses.
 
 Below this folder stand the settings of examples that the tools ship or print, as facts in a layout
-of our own; the first line of each says which example of which version it is. Beside each is its table;
-`python -m tests.interop.stock.tables` writes them anew, to be read before they are committed.
+of our own; the first line of each says which example of which version it is. Beside each is its
+table; `python -m tests.interop.stock.tables` writes them anew, to be read before they are
+committed.
 """
 
 from __future__ import annotations
