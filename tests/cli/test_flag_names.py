@@ -8,6 +8,7 @@ import pytest
 from cyclopts import Argument
 
 from echelon.cli.app import COMMANDS, build_app
+from echelon.cli.main import main
 
 TAKES = {
     "--set": "table.key=value",
@@ -109,3 +110,16 @@ def test_a_setting_that_is_a_flag_too_is_called_the_same() -> None:
         assert flag in shown
         assert flag == "--" + key.rpartition(".")[2].replace("_", "-")
     assert "--times" not in shown, "pipeline.times is a file of measured times"
+
+
+@pytest.mark.parametrize("typed", ["--output", "--outfile", "--output-dir", "-o"])
+def test_another_name_of_the_output_is_refused_with_out(
+    typed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    writers = [name for name in COMMANDS if "--out" in dict(flags_of(name))]
+    assert len(writers) >= 9
+    for name in writers:
+        assert main([*name.split(), "run", typed, "x"]) == 2
+        error = capsys.readouterr().err
+        assert error.startswith("error[unknown-flag]"), name
+        assert "--out" in error.partition("works here:")[2].split("more:")[0], (name, error)

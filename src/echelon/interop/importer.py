@@ -16,11 +16,11 @@ from echelon.config.load import resolve, run_name_of
 from echelon.config.setting_layers import SettingLayers, gather_layers, parse_set_flags
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.rulebook.imports import IMPORT_KIND
+from echelon.interop.commands.launcher import after_launcher, assumed_cluster, read_launcher
 from echelon.interop.echelon_keys import TABLE, recorded_entries, recorded_rows
 from echelon.interop.horovod.words import parse_horovod
 from echelon.interop.import_context import import_context
 from echelon.interop.key_reader import KeyOutcome, KeyReader
-from echelon.interop.launcher import after_launcher, assumed_cluster, read_launcher
 from echelon.interop.lenient import read_leniently, unneeded_allowances
 from echelon.interop.parsing import (
     command_words,

@@ -1,7 +1,7 @@
 """Read a foreign file: JSON, YAML, TOML or a command, into keys with dots and their values.
 
 Of the command line of a training script these are launcher flags, and the flags behind the script;
-`shell.py` fills in the variables of a shell script.
+`commands/shell.py` fills in the variables of a shell script.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from echelon.config.files.reading import missing_file
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.rulebook.imports import IMPORT_SYNTAX
 from echelon.core.serialize import decode_json
-from echelon.interop.shell import script_commands
+from echelon.interop.commands.shell import script_commands
 
 _JSON_COMMENT = re.compile(r"^[ \t]*//.*$", re.MULTILINE)
 _COMMENTED_JSON = re.compile(r"\A(\s*//.*\n)*\s*\{")
@@ -133,7 +133,7 @@ def command_words(path: Path, text: str) -> list[str]:
         commands = script_commands(text)
     except ValueError as error:
         raise ConfigError(syntax_problem(path, f"is no command: {error}")) from error
-    return max(commands, key=lambda words: sum(map(_is_flag, words)), default=[])
+    return max(commands, key=lambda words: sum(map(_is_flag, words)), default=list[str]())
 
 
 def _is_flag(word: str) -> bool:

@@ -78,7 +78,7 @@ def _read_sharding(reader: KeyReader) -> int:
     if reader.has("deepspeed"):
         reader.assume(
             f"zero.stage = {stage}: deepspeed = {reader.text('deepspeed')} says it, and is "
-            "imported by itself; --set zero.stage=N"
+            "imported by itself; --set zero.stage=N and mesh.dp_shard=N"
         )
         reader.skip("deepspeed", "import that file for its stage: it changes no number")
     for key in _OFFLOAD:

@@ -20,11 +20,15 @@ from echelon.interop.ranks import (
     shards_of_experts,
 )
 
-SCHEDULES = {"linear": "linear", "cosine": "cosine", "constant": "constant"}
-SCHEDULES |= {"constant_with_warmup": "constant"}
+SCHEDULES = {
+    "linear": "linear",
+    "cosine": "cosine",
+    "constant": "constant",
+    "constant_with_warmup": "constant",
+}
 ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw")
-_RATE = 5e-5
-_SEED = 42
+_RATE = 5e-5  # learning rate, in TrainingArguments
+_SEED = 42  # in TrainingArguments
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,12 +42,17 @@ class TrainerKeys:
     length: str
     """Tokens of a sequence."""
     epochs: str
+    """How often all data is read."""
     schedule: str
+    """Kind of the learning rate's schedule."""
     optimizer: str
+    """Kind of the optimizer."""
     pure: str
     """Says that parameters are half all the time."""
     save: str
+    """Steps between checkpoints."""
     log: str
+    """Steps between lines that are logged."""
 
 
 def read_course(reader: KeyReader, keys: TrainerKeys, context: ImportContext) -> int | None:

@@ -68,7 +68,7 @@ def _read_sharding(reader: KeyReader, tp: int) -> int:
         if reader.has(key):
             reader.assume(
                 f"zero.stage = {stage}: {key} = {reader.text(key)} says it, and is imported by "
-                "itself; --set zero.stage=N"
+                "itself; --set zero.stage=N and mesh.dp_shard=N"
             )
             reader.skip(key, "import that file for its stage: it changes no number")
     key = "sequence_parallel"

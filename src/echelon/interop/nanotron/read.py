@@ -140,13 +140,12 @@ def _read_rate(reader: KeyReader, steps: int | None) -> None:
     start = reader.integer(start_key, FROM_ZERO, setting="optimizer.decay_steps")
     start = (rise or 0) if start is None else start
     span = reader.integer(span_key, FROM_ZERO, setting="optimizer.decay_steps")
+    flat = start > (rise or 0)
     if word == "1-sqrt":
         reader.refuse(style, "there is no such fall", suggestions=_SCHEDULES)
-        return
-    flat = start > (rise or 0)
-    if flat and word != "linear":
+        word = "linear"
+    elif flat and word != "linear":
         reader.refuse(style, "behind a flat part the fall is linear", suggestions=("linear",))
-        return
     if span is not None and steps is not None and start + span != steps:
         why = f"the fall ends with the run: {start} + {span} steps of {steps}"
         reader.refuse(span_key, why, setting="optimizer.decay_steps")

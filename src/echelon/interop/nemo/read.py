@@ -7,13 +7,14 @@ are Megatron-Core's, so what its keys mean is said once, in `megatron/`.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from typing import cast
 
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import KeyReader
 from echelon.interop.megatron.read import read_keys as read_megatron
 from echelon.interop.nemo.references import fill_references
+from echelon.interop.nemo.translated import Translation, read_translated
 from echelon.interop.tool_tables import tool_tables
-from echelon.interop.translated import Translation, read_translated
 
 TABLES = tool_tables("nemo")
 _PRECISION = {
@@ -24,12 +25,12 @@ _PRECISION = {
     "32": "",
     "32-true": "",
 }
-_NORMS = {
+_NORMS: Mapping[str, tuple[str, object]] = {
     "rmsnorm": ("--normalization", "RMSNorm"),
     "layernorm": ("--normalization", "LayerNorm"),
     "layernorm1p": ("--apply-layernorm-1p", True),
 }
-_ACTIVATIONS = {
+_ACTIVATIONS: Mapping[str, tuple[str, object]] = {
     "swiglu": ("--swiglu", True),
     "fast-swiglu": ("--swiglu", True),
     "gelu": ("", True),
@@ -45,6 +46,7 @@ _OPTIMIZERS = {
     "adamw": False,
 }
 """Optimizers that are AdamW, and whether they are shared out."""
+_BETAS = ("--adam-beta1", "--adam-beta2")
 _SCHEDULES = {"CosineAnnealing": "cosine", "WarmupHoldPolicy": "constant"}
 
 
@@ -58,7 +60,7 @@ def read_keys(reader: KeyReader, context: ImportContext) -> None:
     for key, flag, value in (*_plain_flags(reader), *_other_flags(reader)):
         if flag and flag not in flags:
             flags[flag], origins[flag] = value, key
-    names = {flag: key for key, flag in reversed(TABLES.flags.items())}
+    names = {flag: key for key, flag in TABLES.flags.items()}
     translation = Translation(flags=flags, origins=origins, names=names)
     read_translated(reader, translation, read_megatron, context)
     reader.judge(TABLES.keys["rest"])
@@ -88,7 +90,8 @@ def _other_flags(reader: KeyReader) -> Iterator[tuple[str, str, object]]:
         ("model.activation", _ACTIVATIONS, "model.activation"),
     ):
         if (word := reader.word(key, words, setting=setting)) is not None:
-            yield (key, *words[word])
+            flag, value = words[word]
+            yield key, flag, value
             reader.skip(key, "as Megatron-LM has it")
     key = "model.num_query_groups"
     if reader.has(key):
@@ -113,7 +116,7 @@ def _optimizer_flags(reader: KeyReader) -> Iterator[tuple[str, str, object]]:
         reader.skip(key, "AdamW")
     key, betas = "model.optim.betas", reader.given.get("model.optim.betas")
     if reader.has(key) and isinstance(betas, list):
-        for flag, value in zip(("--adam-beta1", "--adam-beta2"), betas, strict=False):
+        for flag, value in zip(_BETAS, cast("list[object]", betas), strict=False):
             yield key, flag, value
     key = "model.optim.sched.name"
     if (word := reader.word(key, _SCHEDULES, setting="optimizer.schedule")) is not None:

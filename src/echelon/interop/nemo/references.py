@@ -29,10 +29,8 @@ def _fill(key: str, text: str, given: Mapping[str, object]) -> object:
         if match is None:
             break
         value = _value(key, match[1], given)
-        if value is None:
-            return text
-        if match[0] == text:
-            return value if not isinstance(value, str) else _fill(key, value, given)
+        if value is None or (match[0] == text and not isinstance(value, str)):
+            return text if value is None else value
         text = text[: match.start()] + str(value) + text[match.end() :]
     return text
 

@@ -1,8 +1,9 @@
 """Stock configurations of eight tools, and the table of what each gives and loses.
 
-Below `stock/` stand the settings of examples that the tools ship or print, as facts in a layout of
-our own; the first line of each says which example of which version it is. Beside each is its table;
-`python -m tests.interop.stock_tables` writes them anew, to be read before they are committed.
+Below this folder stand the settings of examples that the tools ship or print, as facts in a layout
+of our own; the first line of each says which example of which version it is. Beside each is its
+table; `python -m tests.interop.stock.tables` writes them anew, to be read before they are
+committed.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from textwrap import wrap
 from echelon.interop.import_report import keys_by_fate
 from echelon.interop.importer import Imported, import_file
 
-STOCK = Path(__file__).parent / "stock"
-FILES = sorted(path for path in STOCK.glob("*/*") if path.suffix != ".txt")
+STOCK = Path(__file__).parent
+FILES = sorted(
+    path for path in STOCK.glob("*/*") if path.suffix in (".json", ".sh", ".toml", ".yaml")
+)
 _WIDTH = 116  # columns
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.interop.shell import script_commands
+from echelon.interop.commands.shell import script_commands
 
 
 def last(text: str) -> list[str]:

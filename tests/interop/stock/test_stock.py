@@ -11,7 +11,7 @@ from echelon.core.errors import ConfigError
 from echelon.interop.import_report import imported_toml
 from echelon.interop.importer import import_file
 from echelon.interop.lenient import ALL
-from tests.interop.stock_tables import FILES, STOCK, table_of
+from tests.interop.stock.tables import FILES, STOCK, table_of
 
 
 def test_there_are_forty_and_more_of_eight_tools() -> None:

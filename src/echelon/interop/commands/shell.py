@@ -12,7 +12,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from echelon.interop.shell_words import NEWLINE, Token, Variables, split_tokens
+from echelon.interop.commands.shell_words import NEWLINE, Token, Variables, split_tokens
 
 _ASSIGNMENT = re.compile(r"(?s)([A-Za-z_]\w*)(\+?)=(.*)")
 _LOOPS = {"for": "done", "while": "done", "until": "done", "case": "esac", "select": "done"}

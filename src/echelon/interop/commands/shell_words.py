@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import operator
 import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -17,13 +16,13 @@ _BRACES = re.compile(
     r"(?s)(?P<name>\w+)(?P<all>\[[@*]\])?(?:(?P<how>:?[-=+])(?P<other>.*)|(?P<cut>[%#/:^,].*))?"
 )
 _SUMS: Mapping[type[ast.operator], Callable[[int, int], int]] = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
+    ast.Add: lambda a, b: a + b,
+    ast.Sub: lambda a, b: a - b,
+    ast.Mult: lambda a, b: a * b,
+    ast.FloorDiv: lambda a, b: a // b,
+    ast.Mod: lambda a, b: a % b,
 }
-_LARGEST = 10**15
+_LARGEST = 10**15  # in sums of a shell
 _SEPARATOR = "\0"
 
 
