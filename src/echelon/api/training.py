@@ -212,9 +212,11 @@ def _require_offload_dir(job: Job, ranks: range) -> None:
 def _require_weights(job: Job) -> None:
     """Raise CheckpointError where the file to start from is not one of this model's weights."""
     if job.train.weights != "none":
-        from echelon.training.weights.files import find_weights
+        from echelon.training.weights.files import find_weights, require_optimizer
 
-        find_weights(Path(job.train.weights), job.plan.model)
+        found = find_weights(Path(job.train.weights), job.plan.model)
+        if job.train.weights_optimizer:
+            require_optimizer(found, job)
 
 
 def _labels(job: Job) -> tuple[str, ...]:
