@@ -221,9 +221,11 @@ def _require_weights(job: Job) -> None:
     """Raise CheckpointError where the file to start from is not one of this model's weights."""
     if job.train.weights != "none":
         from echelon.core.parameters import base_shape
-        from echelon.training.weights.files import find_weights
+        from echelon.training.weights.files import find_weights, require_optimizer
 
-        find_weights(Path(job.train.weights), base_shape(job.plan.model))
+        found = find_weights(Path(job.train.weights), base_shape(job.plan.model))
+        if job.train.weights_optimizer:
+            require_optimizer(found, job)
 
 
 def _require_trackers(job: Job) -> None:

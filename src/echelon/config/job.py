@@ -39,22 +39,26 @@ class DataSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainSettings:
-    """Say how long a run is and where it writes: `runs_dir`/`run_name`.
-
-    After every `validate_every` steps and after the last, `validation_batches` global batches of
-    the held-out part are read. A step that takes longer than `step_timeout_s` ends the run. A wait
-    of `desync_after_s` for other ranks makes the calls of all ranks compared; 0 never does.
-    `weights` is "none" (first weights come from the seed) or an absolute path.
-    """
+    """Say how long a run is and where it writes: `runs_dir`/`run_name`."""
 
     steps: int
+    """Optimizer steps."""
     run_name: str
+    """The folder of the run."""
     runs_dir: str = "runs"
+    """Where folders of runs are made."""
     weights: str = "none"
+    """"none" (first weights come from the seed) or an absolute path."""
+    weights_optimizer: bool = False
+    """Whether what the optimizer keeps, and the step, come from there, too."""
     validate_every: int | Never = "never"
+    """After so many steps, and after the last, the held-out part is read."""
     validation_batches: int = 8
+    """Global batches of it that are read."""
     step_timeout_s: float = 600.0
+    """A step that takes longer ends the run; seconds."""
     desync_after_s: float = 10.0
+    """A wait for other ranks of so many seconds makes the calls of all ranks compared; 0 never."""
 
     def validates_after(self, num_steps: int) -> bool:
         """Return whether to validate when `num_steps` steps are done."""

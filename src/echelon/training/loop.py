@@ -53,8 +53,8 @@ from echelon.training.servers.elastic_worker import ElasticWorker
 from echelon.training.servers.engine import make_engine
 from echelon.training.servers.server import AsynchronousServer
 from echelon.training.servers.worker import AsynchronousWorker
-from echelon.training.weights.files import find_weights
-from echelon.training.weights.load import load_weights
+from echelon.training.weights.files import find_weights, require_optimizer
+from echelon.training.weights.load import load_moments, load_weights
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -239,6 +239,10 @@ class TrainLoop:
             own = {name: shards for name, shards in held if name in found.sources}
             load_weights(found, {**own, **there}, self.exchange)
             self.engine.refresh()
+            if self.job.train.weights_optimizer:
+                step = require_optimizer(found, self.job)
+                load_moments(found, self.engine.state(), self.exchange)
+                self.engine.resume({**self.engine.position(), "num_updates": step})
             if self.engine.outer is not None:
                 self.engine.outer.begin()
         elif self.task.resume is not None:

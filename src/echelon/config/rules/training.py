@@ -184,6 +184,14 @@ def validation_settings_without_effect(view: View) -> Iterator[RuleViolation]:
         )
 
 
+def weights_settings_without_effect(view: View) -> Iterator[RuleViolation]:
+    """Yield that the optimizer is to go on from a checkpoint of a trainer where none is named."""
+    if view.entry("train.weights").value == "none":
+        yield from setting_without_effect(
+            view, "train.weights_optimizer", 'train.weights = "none"', 'weights = "ds"'
+        )
+
+
 def checkpoint_settings_without_effect(view: View) -> Iterator[RuleViolation]:
     """Yield a number of checkpoints to keep where none are written."""
     if view.entry("checkpoint.every").value == "never":
@@ -226,6 +234,7 @@ OPTIMIZER_FINDERS = (
 )
 RUN_FINDERS = (
     validation_settings_without_effect,
+    weights_settings_without_effect,
     checkpoint_settings_without_effect,
     comparison_of_calls_without_effect,
     tracker_settings_without_effect,

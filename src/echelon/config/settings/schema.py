@@ -295,6 +295,12 @@ _RUN = (
     setting("train.steps", COUNT, 1000, "optimizer steps"),
     setting("train.weights", Text(), "none", "safetensors file or folder to start from", path=True),
     setting(
+        "train.weights_optimizer",
+        Flag(),
+        False,
+        "go on from the optimizer state and the step of train.weights, a trainer's checkpoint",
+    ),
+    setting(
         "train.run_name",
         Text(pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*", means="letters, digits, dots, dashes and _"),
         "auto",

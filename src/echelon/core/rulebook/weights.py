@@ -118,3 +118,16 @@ WEIGHTS_TRAINER_KNOWN = Rule(
     bad="--set train.weights=ds     # mp_rank_00 and mp_rank_01",
     fixed="ds_to_universal.py --input_folder ds/global_step100 --output_folder ds/universal",
 )
+
+WEIGHTS_OPTIMIZER = Rule(
+    id="weights-optimizer",
+    why="""
+    With train.weights_optimizer a run goes on where a trainer stopped: with the moments of AdamW
+    of each weight, and from the step that it had made. All of that must be in its checkpoint
+    (DeepSpeed, ZeRO or universal; torch.distributed.checkpoint with optimizer.state.NAME.exp_avg),
+    fewer steps than train.steps, and one optimizer that all ranks share: no parameter servers, no
+    islands of local SGD.
+    """,
+    bad="--set train.weights=llama --set train.weights_optimizer=true     # safetensors alone",
+    fixed="--set train.weights=ds --set train.weights_optimizer=true     # a folder of DeepSpeed",
+)

@@ -2,6 +2,8 @@
 
 files.py    which files hold weights, and whether they are this model's: from headers alone
 load.py     a rank's shards, filled a few megabytes at a time
+trainers/   checkpoints of other trainers, read where they lie
+writers/    checkpoints of other trainers, written
 
 Under which names files keep parameters says `interop/weight_names`.
 """

@@ -12,13 +12,16 @@ from math import prod
 from pathlib import Path
 from typing import cast
 
+from echelon.config.job import Job
 from echelon.config.model.config_json import DYNAMIC_ROPE, PLAIN_ROPE, rope_entry, rope_type
+from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.errors import CheckpointError, Problem
 from echelon.core.model_shape import ModelShape
 from echelon.core.rulebook.weights import (
     WEIGHTS_COMPLETE,
     WEIGHTS_DTYPE,
     WEIGHTS_KNOWN,
+    WEIGHTS_OPTIMIZER,
     WEIGHTS_POSITIONS,
     WEIGHTS_SHAPE,
     WEIGHTS_TIED_HEAD,
@@ -108,6 +111,35 @@ def find_weights(path: Path, shape: ModelShape) -> WeightFiles:
         moments={} if trainer is None else _moments(trainer, naming),
         step=None if trainer is None else trainer.step,
     )
+
+
+def require_optimizer(found: WeightFiles, job: Job) -> int:
+    """Return the step that a run goes on from; CheckpointError with all that keeps it."""
+    numbers = job.plan.mathematics
+    kept = OPTIMIZERS[numbers.optimizer.kind].state
+    reasons: list[str] = []
+    lacking = [kind for kind in kept if kind not in found.moments]
+    if lacking:
+        reasons.append(
+            f"{found.path} has no {' and no '.join(lacking)} of each weight, which "
+            f"optimizer.kind = {numbers.optimizer.kind} keeps"
+        )
+    if found.step is None:
+        reasons.append(f"{found.path} does not say how many steps were made")
+    elif found.step >= job.train.steps:
+        reasons.append(
+            f"{found.path} is of step {found.step}, and train.steps is {job.train.steps}"
+        )
+    if numbers.updates.is_asynchronous or numbers.local_sgd.islands > 1:
+        reasons.append("parameter servers and islands have optimizers of their own")
+    if reasons:
+        raise CheckpointError([_optimizer_problem(reason) for reason in reasons])
+    assert found.step is not None, "it was asked for"
+    return found.step
+
+
+def _optimizer_problem(reason: str) -> Problem:
+    return WEIGHTS_OPTIMIZER.problem(reason, key="train.weights_optimizer")
 
 
 def _places(stored: Mapping[str, StoredTensor], naming: WeightNaming) -> Places:

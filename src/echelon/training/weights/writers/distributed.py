@@ -5,8 +5,9 @@ It asks its planner for one tensor at a time, and gets it made from the checkpoi
 
 from __future__ import annotations
 
+import io
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -42,9 +43,11 @@ class Chunk:
 class _Planner(dcp.DefaultSavePlanner):
     """Plan chunks that are made when they are asked for."""
 
-    def __init__(self, chunks: Sequence[Chunk], dtype: torch.dtype) -> None:
+    def __init__(
+        self, chunks: Sequence[Chunk], dtype: torch.dtype, objects: Mapping[str, bytes]
+    ) -> None:
         super().__init__()
-        self._chunks, self._dtype = chunks, dtype
+        self._chunks, self._dtype, self._objects = chunks, dtype, objects
         self._by_place = {(chunk.key, chunk.offset): chunk for chunk in chunks}
 
     def create_local_plan(self) -> SavePlan:
@@ -55,15 +58,18 @@ class _Planner(dcp.DefaultSavePlanner):
             place = counts.get(chunk.key, 0)
             counts[chunk.key] = place + 1
             items.append(_item(chunk, place, self._dtype))
+        items += [
+            WriteItem(index=MetadataIndex(key), type=WriteItemType.BYTE_IO) for key in self._objects
+        ]
         # By these names who loads a folder without a model finds its keys.
-        self.plan = SavePlan(
-            items, planner_data={chunk.key: (chunk.key,) for chunk in self._chunks}
-        )
+        names = {key: (key,) for key in (*counts, *self._objects)}
+        self.plan = SavePlan(items, planner_data=names)
         return self.plan
 
     def lookup_object(self, index: MetadataIndex) -> Any:
-        """Return the tensor of an item."""
-        assert index.offset is not None, "each chunk has a place"
+        """Return the tensor of an item, or the bytes of an object."""
+        if index.offset is None:
+            return io.BytesIO(self._objects[index.fqn])
         return self._by_place[index.fqn, tuple(index.offset)].make()
 
     def transform_object(self, write_item: WriteItem, object: Any) -> Any:
@@ -85,12 +91,18 @@ def _item(chunk: Chunk, place: int, dtype: torch.dtype) -> WriteItem:
 
 
 def write_distributed(
-    chunks: Sequence[Chunk], folder: Path, dtype: torch.dtype, threads: int
+    chunks: Sequence[Chunk],
+    folder: Path,
+    dtype: torch.dtype,
+    threads: int,
+    objects: Mapping[str, bytes] | None = None,
 ) -> None:
     """Write chunks of tensors, `threads` files at a time, each of which holds a tensor.
 
-    EnvironmentProblem where the disk refuses.
+    `objects` are what torch.save writes of other things, by key. EnvironmentProblem where the disk
+    refuses.
     """
+    planner = _Planner(chunks, dtype, objects or {})
     with disk_errors(f"to write into {folder}"):
         writer = dcp.FileSystemWriter(
             folder, single_file_per_rank=True, sync_files=True, thread_count=threads
@@ -98,4 +110,4 @@ def write_distributed(
         with warnings.catch_warnings():
             # torch notes that no other process saves: none is meant to.
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-            dcp.save({}, storage_writer=writer, planner=_Planner(chunks, dtype), no_dist=True)
+            dcp.save({}, storage_writer=writer, planner=planner, no_dist=True)

@@ -6,6 +6,7 @@ is cut for tensor ranks and stages when it is written.
 
 from __future__ import annotations
 
+import io
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -32,6 +33,13 @@ from echelon.training.weights.writers.distributed import Chunk, write_distribute
 POINTER = "latest_checkpointed_iteration.txt"
 _VERSION = 3.0
 """Of what Megatron-LM looks for first: q, k and v lie by key/value head."""
+_WITH_EXTRA_STATE = (
+    "self_attention.core_attention",
+    "self_attention.linear_proj",
+    "self_attention.linear_qkv",
+    "mlp.linear_fc1",
+    "mlp.linear_fc2",
+)
 _BACKENDS = {
     "sharded_backend": "torch_dist",
     "sharded_backend_version": 1,
@@ -66,11 +74,22 @@ def write_torch_dist(found: MegatronFolder, root: Path, threads: int) -> None:
     with disk_errors(f"to write into {root}"):
         folder.mkdir(parents=True)
     chunks = [_chunk(found, tensor) for tensor in found.tensors]
-    write_distributed(chunks, folder, found.dtype, threads)
+    write_distributed(chunks, folder, found.dtype, threads, _extra_states(found.shape.layers))
     with disk_errors(f"to write into {root}"):
         torch.save(_common(found.step), folder / "common.pt")
         (folder / "metadata.json").write_text(json.dumps(_BACKENDS), encoding="utf-8")
         (root / POINTER).write_text(str(found.step), encoding="utf-8")
+
+
+def _extra_states(layers: int) -> dict[str, bytes]:
+    """Return what layers keep beside weights, scales of fp8: none, and looked for all the same."""
+    nothing = io.BytesIO()
+    torch.save([None], nothing)
+    return {
+        f"{LAYERS}{module}._extra_state/shard_{layer}_{layers}": nothing.getvalue()
+        for layer in range(layers)
+        for module in _WITH_EXTRA_STATE
+    }
 
 
 def _common(step: int) -> dict[str, Any]:
