@@ -153,7 +153,7 @@ def plan_buckets(plan: Plan, part: RankPart) -> tuple[BucketPlan, ...]:
             expert=run.expert,
             fp8_squares=_squares(plan, run) * (run.coded and plan.layout.zero.gather == "fp8"),
             int8_blocks=_int8_blocks(plan, elements) * run.coded,
-            frozen=run.frozen,
+            frozen=run.specs[0].frozen,
         )
         for index, run in enumerate(_runs(plan, part))
     )
@@ -190,7 +190,6 @@ class _Run:
     stages: tuple[int, ...]
     expert: bool = False
     coded: bool = False  # codes of these are gathered, of 8-bit floats or integers
-    frozen: bool = False
 
 
 def _runs(plan: Plan, part: RankPart) -> Iterator[_Run]:
@@ -211,7 +210,7 @@ def _runs(plan: Plan, part: RankPart) -> Iterator[_Run]:
         size, coded = _local_numel(plan, spec), _gathered_in_codes(plan, spec)
         sliced = size >= plan.layout.zero.keep_whole_below
         update = update_rule_of(plan.mathematics.optimizer, spec)
-        yield _Run("whole", update, [spec], size, sliced, stages, coded=coded, frozen=spec.frozen)
+        yield _Run("whole", update, [spec], size, sliced, stages, coded=coded)
 
 
 def _at_both_ends(plan: Plan, part: RankPart) -> tuple[str, ...]:
@@ -300,20 +299,20 @@ def _stage_runs(
                 filling.setdefault(key, []).append(spec)
                 sizes[key] += fate.size
         for key in list(filling):
-            update, expert, coded, frozen = key
+            update, expert, coded, _ = key
             if cut[expert] or sizes[key] >= (min(limit, first) if small else limit):
                 small = False
                 run, size = filling.pop(key), sizes.pop(key)
-                yield _Run("whole", update, run, size, True, stages, expert, coded, frozen)
+                yield _Run("whole", update, run, size, True, stages, expert, coded)
     for key, run in filling.items():
-        update, expert, coded, frozen = key
-        yield _Run("whole", update, run, sizes[key], True, stages, expert, coded, frozen)
+        update, expert, coded, _ = key
+        yield _Run("whole", update, run, sizes[key], True, stages, expert, coded)
     for kind in ("whole", "partial", "tied"):
         for side, run in aside.items():
-            other, update, sliced, expert, frozen = side
+            other, update, sliced, expert, _ = side
             if other == kind:
                 coded = tied_coded and kind == "tied"
-                yield _Run(kind, update, run, sizes[side], sliced, stages, expert, coded, frozen)
+                yield _Run(kind, update, run, sizes[side], sliced, stages, expert, coded)
 
 
 def _local_numel(plan: Plan, spec: ParameterSpec) -> int:

@@ -113,9 +113,13 @@ class HeldOfRank:
     """Give the blocks of a rank, and the weights that it has; those of routed experts apart."""
 
     plain: Num
+    """Blocks with a dense MLP."""
     mixtures: Num
+    """Blocks that are mixtures of experts."""
     shared: Num
+    """Weights but those of routed experts."""
     routed: Num
+    """Weights of routed experts."""
     block: Num
     """Weights of the largest block."""
     ends: Num

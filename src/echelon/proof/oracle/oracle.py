@@ -206,14 +206,9 @@ def build_decoder(
         for name, parameter in own.items():
             parameter.copy_(values[name])
             parameter.copy_(as_gathered(name, parameter, plan.mathematics.precision.int8_block))
-    for name in frozen_names(plan):
-        own[name].requires_grad_(False)
+    for spec in parameters(plan.model):
+        own[spec.name].requires_grad_(not spec.frozen)
     return model
-
-
-def frozen_names(plan: Plan) -> frozenset[str]:
-    """Return the names of the parameters that nothing moves: with adapters, all others."""
-    return frozenset(spec.name for spec in parameters(plan.model) if spec.frozen)
 
 
 def token_losses(plan: Plan, model: Decoder, batch: ProofBatch, step: int) -> torch.Tensor:

@@ -130,6 +130,8 @@ def require_optimizer(found: WeightFiles, job: Job) -> int:
         reasons.append(
             f"{found.path} is of step {found.step}, and train.steps is {job.train.steps}"
         )
+    if job.plan.model.lora is not None:
+        reasons.append("adapters (lora.rank) are new, and what a trainer kept is of other weights")
     if numbers.updates.is_asynchronous or numbers.local_sgd.islands > 1:
         reasons.append("parameter servers and islands have optimizers of their own")
     if reasons:
