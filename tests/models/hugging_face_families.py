@@ -23,7 +23,10 @@ _FALCON = {
 
 CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {**WIDE_HEADS, "hidden_act": "gelu_pytorch_tanh"}),
-    "gemma with biases": ("gemma", {**WIDE_HEADS, "attention_bias": True, "num_key_value_heads": 1}),
+    "gemma with biases": (
+        "gemma",
+        {**WIDE_HEADS, "attention_bias": True, "num_key_value_heads": 1},
+    ),
     "granite": (
         "granite",
         {

@@ -82,6 +82,10 @@ def _listen_to_block(block: Block, hear: Hear, now: list[TokenBatch]) -> list[Re
 
     return [
         block.register_forward_pre_hook(before),
-        *(getattr(block, part).register_forward_hook(after(part)) for part in PARTS if hasattr(block, part)),
+        *(
+            getattr(block, part).register_forward_hook(after(part))
+            for part in PARTS
+            if hasattr(block, part)
+        ),
         block.register_forward_hook(after(OUTPUT)),
     ]

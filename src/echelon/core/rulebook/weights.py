@@ -28,8 +28,8 @@ WEIGHTS_FILE_READABLE = Rule(
 WEIGHTS_COMPLETE = Rule(
     id="weights-complete",
     why="""
-    Every parameter of the model has a value in the file, under the name that Llama, Mistral,
-    Mixtral, Qwen, Qwen3-MoE, DeepSeek-V3 or GPT-2 have in transformers, or under Echelon's own.
+    Every parameter of the model has a value in the file, under the name that one of the families
+    that are read has in transformers, or under Echelon's own.
     Nothing is left at its first value in silence, but biases of routers, which may be absent.
     """,
     bad="--set train.weights=llama-1b --set model.layers=24     # the file has 16 blocks",

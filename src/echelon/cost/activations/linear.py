@@ -286,9 +286,7 @@ def _mlp_norm(x: ActivationNumbers, branch: ResidualBranch) -> tuple[OperatorMem
     return (replace(norm, saved=(statistics,), forward=norm.forward - kept.bytes),)
 
 
-def _without_shared(
-    x: ActivationNumbers, kept: tuple[SavedTensor, ...]
-) -> tuple[SavedTensor, ...]:
+def _without_shared(x: ActivationNumbers, kept: tuple[SavedTensor, ...]) -> tuple[SavedTensor, ...]:
     """Leave out the gradient of the stream where the output layer of attention keeps it, too."""
     shared = x.parallel * (1 - x.changed) * (1 - x.scattered) * (1 - x.in_fp8)
     inputs, gradient, bias = kept

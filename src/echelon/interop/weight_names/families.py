@@ -126,9 +126,7 @@ _FALCON = {
 
 FAMILIES = (
     NameFamily(name="Llama", modules=_LLAMA),
-    NameFamily(
-        name="GPT-NeoX", modules=_NEOX, base="gpt_neox", head="embed_out", qkv="by-head"
-    ),
+    NameFamily(name="GPT-NeoX", modules=_NEOX, base="gpt_neox", head="embed_out", qkv="by-head"),
     NameFamily(name="Falcon", modules=_FALCON, base="transformer", blocks="h", qkv="by-head"),
     NameFamily(name="GPT-2", modules=_GPT2, base="transformer", blocks="h", transposed=True),
 )
@@ -188,7 +186,8 @@ def _order(
             group_rows=(queries + 2) * shape.head_dim,
             start=place * shape.head_dim,
         )
-    order = HeadRows(        width=shape.head_dim,
+    order = HeadRows(
+        width=shape.head_dim,
         turned=turned,
         interleaved=shape.rotary.interleaved and turned > 0,
         start=before,

@@ -106,8 +106,8 @@ def find_weights(path: Path, shape: ModelShape) -> WeightFiles:
     if naming is None:
         raise _error(
             WEIGHTS_KNOWN,
-            f"the names in {path} are neither Llama's (Mistral, Mixtral, Qwen and DeepSeek have "
-            f"them too), nor GPT-2's, nor Echelon's: {_some(sorted(stored))}",
+            f"the names in {path} are neither Llama's (most families have them), nor those of "
+            f"GPT-2, GPT-NeoX or Falcon, nor Echelon's: {_some(sorted(stored))}",
         )
     problems = [*position_problems(path), *_fit_problems(path, shape, stored, naming)]
     if problems:
