@@ -1,4 +1,4 @@
-"""The pages of docs/reference that are generated: rules, settings, cluster files and commands.
+"""The pages that are generated: rules, settings, cluster files, commands, families of models.
 
 ``python -m tests.docs.doc_pages`` writes them; `test_doc_pages.py` compares. Units and examples of
 settings stand in `settings.toml` beside this file, those of cluster files in `cluster_file.toml`.
@@ -23,6 +23,7 @@ from echelon.config.settings.schema import SETTINGS, tables
 from echelon.config.settings.value_types import Setting, toml_text
 from echelon.core.rulebook import areas
 from echelon.core.rules import Rule
+from tests.docs.family_page import families_page
 from tests.docs.glossary import glossary_page
 
 HERE = Path(__file__).parent
@@ -136,7 +137,10 @@ def commands_page() -> str:
     return "\n".join(parts)
 
 
+GUIDES = REFERENCE.parent / "guides"
+
 PAGES = {
+    GUIDES / "interop" / "families.md": families_page,
     REFERENCE / "rules.md": rules_page,
     REFERENCE / "settings.md": settings_page,
     REFERENCE / "cluster-file.md": cluster_page,

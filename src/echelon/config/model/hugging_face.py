@@ -17,7 +17,7 @@ from typing import cast
 from echelon.config.entries import Entry, check_layer
 from echelon.config.files.reading import is_folder, missing_file
 from echelon.config.model.architectures.common import FULL, SLIDING
-from echelon.config.model.architectures.table import ARCHITECTURES
+from echelon.config.model.architectures.table import ARCHITECTURES, NOT_COMPUTED
 from echelon.config.model.config_json import ConfigJsonReader
 from echelon.config.settings.value_types import toml_text
 from echelon.core.errors import Problem
@@ -27,6 +27,15 @@ from echelon.core.serialize import decode_json
 
 CAPPED = ("gemma2", "gemma3_text")
 """What has caps on scores and logits."""
+
+
+_BESIDE_A_DECODER = {
+    "vision_config": "a part that reads images",
+    "audio_config": "a part that reads sound",
+    "speech_config": "a part that reads sound",
+    "is_encoder_decoder": "an encoder",
+}
+"""Keys of models that are more than a decoder, and what they have."""
 
 
 def read_hf_config(path: Path, set_by: str) -> tuple[dict[str, Entry], list[Problem]]:
@@ -49,11 +58,22 @@ def config_entries(
 ) -> tuple[dict[str, Entry], list[Problem]]:
     """Return the `model.*` entries of what stands in a config.json, `path` in messages."""
     kind = config.get("model_type")
+    beside = [key for key in _BESIDE_A_DECODER if config.get(key)]
+    if beside:
+        problem = HF_CONFIG_MODEL_TYPE.problem(
+            f"{path} has {', '.join(beside)}: {_BESIDE_A_DECODER[beside[0]]}, and only decoders of "
+            "text are computed",
+            key="model.hf_config",
+            set_by=set_by,
+        )
+        return {}, [problem]
     if not isinstance(kind, str) or kind not in ARCHITECTURES:
         close = did_you_mean(str(kind), ARCHITECTURES)
         named = f"model_type = {toml_text(kind)}" if kind else "no model_type"
+        lacks = NOT_COMPUTED.get(str(kind))
+        known = f"is not computed: {lacks}" if lacks else "is not known"
         problem = HF_CONFIG_MODEL_TYPE.problem(
-            f"{path} has {named}; that architecture is not known. If its blocks are those of one "
+            f"{path} has {named}; that architecture {known}. If its blocks are those of one "
             f"that is, a run.toml can have {fields_text(config)}",
             key="model.hf_config",
             set_by=set_by,

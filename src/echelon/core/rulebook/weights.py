@@ -30,8 +30,8 @@ WEIGHTS_FILE_READABLE = Rule(
 WEIGHTS_COMPLETE = Rule(
     id="weights-complete",
     why="""
-    Every parameter of the model has a value in the file, under the name that Llama, Mistral,
-    Mixtral, Qwen, Qwen3-MoE, DeepSeek-V3 or GPT-2 have in transformers, or under Echelon's own.
+    Every parameter of the model has a value in the file, under the name that one of the families
+    that are read has in transformers, or under Echelon's own.
     Nothing is left at its first value in silence, but biases of routers, which may be absent.
     """,
     bad="--set train.weights=llama-1b --set model.layers=24     # the file has 16 blocks",
@@ -126,7 +126,7 @@ WEIGHTS_OPTIMIZER = Rule(
     of each weight, and from the step that it had made. All of that must be in its checkpoint
     (DeepSpeed, ZeRO or universal; torch.distributed.checkpoint with optimizer.state.NAME.exp_avg),
     fewer steps than train.steps, and one optimizer that all ranks share: no parameter servers, no
-    islands of local SGD.
+    islands of local SGD. Adapters of LoRA begin anew.
     """,
     bad="--set train.weights=llama --set train.weights_optimizer=true     # safetensors alone",
     fixed="--set train.weights=ds --set train.weights_optimizer=true     # a folder of DeepSpeed",

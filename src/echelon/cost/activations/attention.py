@@ -140,7 +140,9 @@ def _heads(x: ActivationNumbers, branch: ResidualBranch) -> OperatorMemory:
     several = 1 - x.fused_rotary
     forward = forward + several * queries_are_copied(x) * x.low_precision * piece
     # Gradients are turned back and normed one after the other, keys first, then put side by side.
-    turning = both + x.queries + x.low_precision * 2 * piece
+    # While a piece is made, the one before it is there.
+    rows = x.chunk_rows(x.tokens, x.heads * x.head_dim)
+    turning = both + x.queries + x.low_precision * (1 + is_positive(x.tokens - rows)) * piece
     wide = 1 - x.low_precision
     normed = x.qk_width + (1 - x.qk_width) * x.heads
     norming = (

@@ -98,8 +98,8 @@ def find_weights(path: Path, shape: ModelShape) -> WeightFiles:
     if naming is None:
         raise refuse(
             WEIGHTS_KNOWN,
-            f"the names in {path} are neither Llama's (Mistral, Mixtral, Qwen and DeepSeek have "
-            "them too), nor GPT-2's, torchtitan's, Megatron-core's, nor Echelon's: "
+            f"the names in {path} are neither Llama's (most families have them), nor those of "
+            "GPT-2, GPT-NeoX or Falcon, nor torchtitan's, Megatron-core's or Echelon's: "
             f"{some(sorted(stored))}",
         )
     problems = [*position_problems(path, shape), *_fit_problems(path, shape, stored, naming)]

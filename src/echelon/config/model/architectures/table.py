@@ -11,6 +11,17 @@ from echelon.config.model.architectures.llama import LLAMA_LIKE
 from echelon.config.model.architectures.mixtures import MIXTURES
 from echelon.config.model.architectures.record import Architecture
 
+NOT_COMPUTED: Mapping[str, str] = {
+    "bloom": "its positions are slopes of scores (ALiBi)",
+    "cohere": "its norms of layers have no bias",
+    "gptj": "its head has a bias",
+    "mamba": "it has no attention",
+    "mpt": "its positions are slopes of scores (ALiBi)",
+    "opt": "its MLP has ReLU, and its table of positions an offset",
+    "phi": "its head has a bias",
+}
+"""What of an architecture is not computed, for some that are asked for."""
+
 ARCHITECTURES: Mapping[str, Architecture] = {
     **LLAMA_LIKE,
     **MIXTURES,

@@ -1,0 +1,77 @@
+"""Blocks of other families: the matrix is whole, and what it predicts is what ranks do."""
+
+from __future__ import annotations
+
+import pytest
+
+from echelon.core.plan import Plan
+from echelon.launch.local.pool import RankPool
+from echelon.proof.matrix.block_cases import AGAIN, BLOCKS, BlockCase, block_cases
+from echelon.proof.matrix.bytes_walk import compare_plan
+from echelon.proof.matrix.recompute_cases import SPLITS
+from echelon.proof.matrix.walk import prove_case
+from echelon.proof.shrink import shrink
+
+FAST = [
+    BlockCase("glm4", "pp2-zb", "norm-attention"),
+    BlockCase("falcon", "tp2sp", "norm-mlp"),
+]
+SLOW = [
+    BlockCase(block, split, again)
+    for block, split, again in (
+        ("gemma", "zero3-tp2sp-pp2", "full"),
+        ("granite", "tp2sp-pp2-zb", "norm-attention"),
+        ("partly-turned", "ring2-tp2sp", "norm-mlp"),
+        ("olmo2", "zero1-ulysses2-pp2-zb", "none"),
+        ("olmo2", "zero3", "norm-attention"),
+        ("glm4", "zero3-tp2sp-pp2", "activation"),
+        ("neox", "zero3-tp2sp-pp2", "norm-mlp"),
+        ("neox", "ring2-tp2sp", "full"),
+        ("falcon", "tp2sp-pp2-zb", "norm-attention"),
+        ("falcon", "tp2", "none"),
+    )
+]
+
+
+def test_the_matrix_of_blocks_is_whole() -> None:
+    every = [*block_cases()]
+    met = {(case.block, case.split, case.again) for case in every}
+    assert len(every) == len(met)
+    split = {name for name in SPLITS if SPLITS[name].mesh.tp == 1}
+    for block in BLOCKS:
+        splits = split if block == "olmo2" else set(SPLITS)
+        assert {one for one in met if one[0] == block} == {
+            (block, name, again) for name in splits for again in AGAIN
+        }
+
+
+def test_plans_have_the_blocks_of_their_names_when_they_are_shrunk_too() -> None:
+    for case in block_cases():
+        plan = case.plan()
+        assert Plan.from_json(plan.to_json()) == plan
+        small, model = shrink(plan).model, plan.model
+        assert small.norms == model.norms
+        assert small.turned_dims < small.head_dim or model.rotary.fraction == 1.0
+        assert small.turned_dims >= 2
+        for field in ("multipliers", "residual", "norm_place", "activation", "norm_offset"):
+            assert getattr(small, field) == getattr(model, field)
+
+
+@pytest.mark.parametrize("case", FAST, ids=lambda case: case.name)
+def test_bytes_are_those_of_the_formulas(case: BlockCase, rank_pool: RankPool) -> None:
+    found = compare_plan(case.plan(), rank_pool.run)
+    assert found.problems == ()
+    assert not found.wrong, found.peak_error
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", SLOW, ids=lambda case: case.name)
+def test_each_kind_is_proven_and_its_bytes_are_equal(case: BlockCase, rank_pool: RankPool) -> None:
+    found = compare_plan(case.plan(), rank_pool.run)
+    assert found.problems == ()
+    assert not found.wrong, found.peak_error
+    assert prove_case(case, rank_pool.run) == ""
+
+
+def test_one_case_is_proven(rank_pool: RankPool) -> None:
+    assert prove_case(BlockCase("neox", "tp2", "none"), rank_pool.run) == ""
