@@ -95,6 +95,7 @@ assert_type(ec.export_weights("runs/nano", "out", dtype="bf16", threads=2), Expo
 assert_type(ec.train(answer), ec.TrainResult)
 assert_type(ec.bisect(answer), Bisection | None)
 assert_type(ec.parallelize(nn.Linear(2, 2), answer), tuple[nn.Linear, ModuleOptimizer])
+assert_type(ec.prove_module("own.py:make", plan), SubjectProof)
 proof = ec.prove(plan)
 assert_type(proof, Proof)
 assert_type(proof.proven, bool)

@@ -30,7 +30,7 @@ and every kind of block is proven in each split, bytes included (`src/echelon/pr
 - **`model.rotary.fraction`**: of a head the first dims turn with the position, all others pass. Here the dims that turn come first in each half of a
   head; files have another order, and rows are put in theirs when weights come and go. `rotary.interleaved` says that files keep pairs side by side,
   `rotary.none_every = 4` that each fourth block turns nothing.
-- **`model.multipliers`**: factors of token vectors (Gemma, Granite), of what a branch adds to the stream, and of logits. `model.score_scale` is what
+- **`model.multipliers`**: factors of token vectors (Gemma, Granite), of what a branch adds to the stream, and of logits. `model.attention_scale` is what
   the product of a query and a key is multiplied by, in place of 1 / sqrt(head_dim).
 - **`model.norm_place`**: norms before a branch (`"before"`), after it (OLMo 2), or both (GLM 4). `model.residual = "parallel"`: attention and MLP read
   the same stream, each through a norm of its own or both through one.

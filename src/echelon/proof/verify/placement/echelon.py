@@ -101,10 +101,13 @@ class EchelonStore(TorchStore):
         elements = table.logical.elements(canonical)
         piece = self.module.split.piece_of(name)
         if piece is not None:
-            elements = _cut(elements, piece, groups.tensor.size, groups.tensor.index)
+            elements = cut_elements(elements, piece, groups.tensor.size, groups.tensor.index)
         return located(canonical, elements)
 
 
-def _cut(elements: torch.Tensor, piece: TensorPiece, degree: int, index: int) -> torch.Tensor:
+def cut_elements(
+    elements: torch.Tensor, piece: TensorPiece, degree: int, index: int
+) -> torch.Tensor:
+    """Return the numbers of the elements that a tensor rank holds; padding has none."""
     parts = elements.split(list(piece.parts), piece.dim)
     return torch.cat([equal_slice(part, piece.dim, degree, index) for part in parts], piece.dim)

@@ -1,0 +1,63 @@
+"""Every reason why a module cannot be cut."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from echelon.core.errors import ConfigError
+from echelon.parallel.module.tensor.known import rules_of
+from tests.parallel.module.tensor.families import OWN_RULES, Own, make
+from tests.parallel.module.tensor.splits import split
+
+
+def test_heads_are_never_cut() -> None:
+    for name, degree in (("llama", 4), ("gpt_neox", 8)):
+        model = make(name)
+        with pytest.raises(ConfigError) as caught:
+            split(model, rules_of(model), degree)
+        assert set(caught.value.rules) == {"module-tensor-split"}
+        assert f"mesh.tp = {degree} does not divide num_" in str(caught.value)
+    with pytest.raises(ConfigError, match=r"attention\.heads: mesh\.tp = 8 does not divide 4"):
+        split(Own(), OWN_RULES, 8)
+
+
+class Odd(nn.Module):
+    """What cannot be cut, one of each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.up, self.down = nn.Linear(8, 16), nn.Linear(16, 8)
+        self.same = nn.Linear(8, 16)
+        self.conv, self.lstm = nn.Conv1d(4, 4, 3), nn.LSTM(8, 8)
+        self.drop = nn.Dropout(0.0)
+
+
+@pytest.mark.parametrize(
+    ("change", "rules", "told"),
+    [
+        ("shared", {"up": "column"}, "the same rule for up and same"),
+        ("buffer", {"up": "column", "down": "row"}, "buffer mask has a dim of 16"),
+        ("dropout", {"up": "column", "down": "row"}, "drop: p = 0.1 draws random numbers"),
+        ("norm", {"up": "column"}, "computed from others"),
+        ("", {"conv": "column"}, "Conv1d is neither Linear nor Embedding"),
+        ("", {"lstm": "column"}, "LSTM is neither Linear nor Embedding"),
+    ],
+)
+def test_modules_that_are_refused(change: str, rules: dict[str, Any], told: str) -> None:
+    model = Odd()
+    if change == "shared":
+        model.same.weight = model.up.weight
+    if change == "buffer":
+        model.register_buffer("mask", torch.zeros(16))
+    if change == "dropout":
+        model.drop.p = 0.1
+    if change == "norm":
+        nn.utils.parametrizations.weight_norm(model.up)
+    with pytest.raises(ConfigError) as caught:
+        split(model, rules)
+    assert set(caught.value.rules) == {"module-tensor-split"}
+    assert told in str(caught.value)
