@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from echelon.config.model.keys import EXPERTS, MODEL_TABLES
+from echelon.config.settings.list_types import ChoiceList
 from echelon.config.settings.replica_tables import LOCAL_SGD, SERVERS
 from echelon.config.settings.value_types import (
     AT_LEAST_TWO,
@@ -28,7 +29,6 @@ from echelon.config.settings.value_types import (
     SECONDS,
     SECONDS_OR_ZERO,
     Choice,
-    ChoiceList,
     Flag,
     Integer,
     Real,

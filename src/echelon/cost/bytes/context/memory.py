@@ -41,6 +41,7 @@ from echelon.cost.bytes.context.sent import (
 )
 from echelon.cost.bytes.terms import HeldTerm
 from echelon.layout.context_resident import resident_rows
+from echelon.layout.layer_kinds import plan_of_layer
 from echelon.layout.ring_transfers import num_rows
 
 LEAST_WIDE_BYTES = 4
@@ -201,7 +202,7 @@ def attention_memory(plan: Plan, cp_rank: int) -> AttentionMemory:
 def most_attention_memory(plan: Plan) -> AttentionMemory:
     """Return the memory of the context rank, and the kind of block, that holds most at a time."""
     first_of_groups = range(0, plan.mesh.cp, plan.layout.context.ulysses_degree)
-    kinds = [plan.of_layer(layer) for layer in plan.model.first_of_kinds]
+    kinds = [plan_of_layer(plan, layer) for layer in plan.model.first_of_kinds]
     found = [attention_memory(plan, rank) for plan in kinds for rank in first_of_groups]
     return max(found, key=lambda memory: memory.peak.bytes)
 
