@@ -51,8 +51,7 @@ LSE_COPIES = 4
 """Log-sum-exps that a merge holds at a time: of the piece, their sum, and two on the way to it."""
 
 SINK_COPIES = 3
-"""How often the gradients of sinks hold the output: it and its gradient, widened, and a product."""
-
+"""How often gradients of sinks hold the output: it and its gradient, widened, and a product."""
 POSITION_BYTES = 8
 
 SCORE_COLUMNS = 1024  # keys
@@ -233,8 +232,8 @@ def _forward_phases(x: AttentionSizes) -> Iterator[MemoryPhase]:
         yield MemoryPhase(name="forward, positions for heads", terms=(packed,))
     if x.plan.model.sinks:
         wide = (x.wide_term("output with sinks", x.out, "O"),) if x.is_low_precision else ()
-        shares = x.wide_term("log-sum-exps of sinks", LSE_COPIES * x.lse, "4 L")
-        yield MemoryPhase(name="forward, sinks", terms=(*wide, shares))
+        wide += (x.wide_term("log-sum-exps of sinks", LSE_COPIES * x.lse, "4 L"),)
+        yield MemoryPhase(name="forward, sinks", terms=wide)
     merging = (*_merged(x), *_kernel(x, SCORE_COPIES_FORWARD))
     if x.plan.layout.context.record.gathers_keys:
         yield _gathering(x, "forward")
