@@ -8,7 +8,7 @@ Nothing in a Plan is "auto": `config/` resolves every choice before it builds on
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
@@ -331,13 +331,6 @@ class Plan:
     def mesh(self) -> Mesh:
         """Return the mesh of ranks."""
         return self.layout.mesh
-
-    def of_layer(self, layer: int) -> Plan:
-        """Return the plan of a model in which the attention of all blocks is that of `layer`."""
-        model = self.model.of_layer(layer)
-        if model is self.model:
-            return self
-        return replace(self, mathematics=replace(self.mathematics, model=model))
 
     @property
     def num_microbatches(self) -> int:

@@ -8,3 +8,32 @@ from tests.config.problems import problems_of
 def test_rotary_scaling_has_a_middle() -> None:
     found = problems_of("llama3.1-405b", ["model.rope_scaling.low_frequency_factor=4"])
     assert list(found) == ["rope-scaling-order"]
+
+
+def test_longrope_has_a_divisor_for_each_frequency() -> None:
+    stretch = [
+        *('model.rope_scaling.kind="longrope"', "model.rope_scaling.factor=2"),
+        "model.rope_scaling.original_positions=64",
+        *("model.rope_scaling.short_factors=[1.0]", "model.rope_scaling.long_factors=[1.0, 2.0]"),
+    ]
+    found = problems_of("nano", stretch)
+    assert list(found) == ["rope-scaling-factors"]
+
+
+def test_a_kind_of_stretch_needs_its_own_fields_and_no_others() -> None:
+    yarn = ['model.rope_scaling.kind="yarn"', "model.rope_scaling.factor=2"]
+    assert "yarn needs it" in problems_of("nano", yarn)["missing-setting"].message
+    both = [*yarn, "model.rope_scaling.original_positions=64"]
+    low = problems_of("nano", [*both, "model.rope_scaling.low_frequency_factor=1"])
+    assert list(low) == ["no-effect"]
+    turns = problems_of("nano", [*both, "model.rope_scaling.slow_turns=40"])
+    assert list(turns) == ["rope-scaling-order"]
+
+
+def test_kinds_of_blocks_need_a_window_and_sinks_heads() -> None:
+    kinds = 'model.layer_kinds=["local", "global"]'
+    assert list(problems_of("nano", [kinds])) == ["no-effect"]
+    assert not problems_of("nano", [kinds, "model.window=8"])
+    base = problems_of("nano", ["model.local_rope_theta=100", "model.window=8"])
+    assert list(base) == ["no-effect"]
+    assert "no-effect" in problems_of("deepseek-v3", ["model.sinks=true"])

@@ -17,6 +17,33 @@ from echelon.core.rulebook.config import UNKNOWN_CHOICE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ChoiceList:
+    """Some of a few words, each once, or another word alone."""
+
+    options: tuple[str, ...]
+    words: tuple[str, ...] = ("auto",)
+
+    def check(self, value: object) -> InvalidValue | None:
+        """Return why `value` does not fit."""
+        if value in self.words:
+            return None
+        if not isinstance(value, list | tuple):
+            return wrong_type(value, self.describe(), (toml_text(self.options[:2]),))
+        found = cast("list[object]", value)
+        wrong = [one for one in found if one not in self.options]
+        known = [one for one in self.options if one in found]
+        if not wrong and len(known) == len(found):
+            return None
+        what = f"has {toml_text(wrong[0])}, which is not known" if wrong else "has a word twice"
+        ways = (toml_text(known or self.options),)
+        return InvalidValue(rule=UNKNOWN_CHOICE, message=what, suggestions=ways)
+
+    def describe(self) -> str:
+        """Return what fits."""
+        return or_words(f"a list of {', '.join(quoted(self.options))}", self.words)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WordList:
     """A list of a few words in an order that counts, or another word alone."""
 

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from echelon.config.model.keys import EXPERTS, LORA, MODEL_TABLES
+from echelon.config.settings.list_types import ChoiceList
 from echelon.config.settings.mixture_list import NO_MIXTURE, MixtureList
 from echelon.config.settings.replica_tables import LOCAL_SGD, SERVERS
 from echelon.config.settings.value_types import (
@@ -29,7 +30,6 @@ from echelon.config.settings.value_types import (
     SECONDS,
     SECONDS_OR_ZERO,
     Choice,
-    ChoiceList,
     Flag,
     Integer,
     Real,

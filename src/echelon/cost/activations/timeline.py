@@ -35,6 +35,7 @@ from echelon.cost.activations.peaks import (
 )
 from echelon.cost.activations.units import UnitOperators, stage_unit_operators
 from echelon.layout.expert_load import ExpertLoad
+from echelon.layout.layer_kinds import plan_of_layer
 from echelon.layout.stage import part_of
 from echelon.schedule.action import Action, ActionKind
 from echelon.schedule.from_plan import schedule_from_plan
@@ -70,7 +71,7 @@ class StepData:
         found: dict[LayerKind, ActivationNumbers] = {}
         for first in plan.model.first_of_kinds:
             key = (microbatch, first)
-            own = plan.of_layer(first)
+            own = plan_of_layer(plan, first)
             x = ActivationNumbers.from_plan(own, cp_rank, self.row_chunks.get(key))
             x = replace(x, transposed=self.transposed.get(key, x.transposed))
             found[plan.model.layer_kind(first)] = x

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.layout.layer_kinds import plan_of_layer
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,7 +104,7 @@ def kind_cache_sizes(
         windows=tuple(by_kind),
         sizes=tuple(
             cache_size(
-                plan.of_layer(mine[0]),
+                plan_of_layer(plan, mine[0]),
                 len(mine),
                 prompts,
                 max_tokens=max_tokens,

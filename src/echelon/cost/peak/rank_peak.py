@@ -241,7 +241,7 @@ def position_table_bytes(plan: Plan, blocks: Sequence[int] = (0,)) -> int:
     width = model.head_dim if model.latent is None else model.latent.rope_dim
     positions = plan.mathematics.sequence_length // plan.mesh.cp
     own = [model.of_layer(block) for block in blocks]
-    tables = len({(one.rope_theta, one.rope_scaling) for one in own})
+    tables = len({(one.rope_theta, one.rope_scaling, one.rotary) for one in own})
     return tables * positions * width * DTYPE_BYTES[plan.mathematics.precision.parameters]
 
 

@@ -20,6 +20,7 @@ from echelon.cost.activations.timeline import StepData
 from echelon.launch.context import RankContext
 from echelon.layout.attention_tiles import tiles_between
 from echelon.layout.expert_load import expert_load_from_routing
+from echelon.layout.layer_kinds import plan_of_layer
 from echelon.parallel.activation_meter import ActionMemory, ActivationMeter
 from echelon.parallel.rank_model import RankModel
 from echelon.parallel.recompute import RecomputingRunner
@@ -82,12 +83,12 @@ def step_data(plan: Plan, rank: int, recorded: Sequence[RankBytes]) -> StepData:
     return StepData(
         load=load,
         transposed={
-            (one, first): _transposed(plan.of_layer(first), rank, batch, one)
+            (one, first): _transposed(plan_of_layer(plan, first), rank, batch, one)
             for one, first in kinds
         },
         row_chunks={
             (one, first): row_chunks(
-                plan.of_layer(first), cp_rank, _microbatch(plan, rank, batch, one).documents
+                plan_of_layer(plan, first), cp_rank, _microbatch(plan, rank, batch, one).documents
             )
             for one, first in kinds
         },

@@ -24,12 +24,18 @@ from echelon.config.model.config_json import ConfigJsonReader
 from echelon.core.model_shape import ModelShape
 
 WINDOW = 4096  # tokens
-GEMMA2_EVERY, GEMMA3_EVERY = 2, 6
-"""Every so-many-th block is global where a config.json does not say which."""
+GEMMA2_EVERY = 2
+"""Every so-many-th block of Gemma 2 is global where a config.json does not say which."""
+GEMMA3_EVERY = 6
+"""The same of Gemma 3."""
 GEMMA2_CAPS = {"soft_cap": 50.0, "final_soft_cap": 30.0}
-LOCAL_THETA, GLOBAL_THETA = 10_000.0, 1_000_000.0
+"""The caps of Gemma 2 where a config.json has no such keys."""
+LOCAL_THETA = 10_000.0
+"""The base of rotary frequencies of local blocks where a config.json has none."""
+GLOBAL_THETA = 1_000_000.0
+"""That of global blocks of Gemma 3."""
 QUERY_SCALAR = 256
-"""What transformers takes where a config.json has no such keys."""
+"""Scores are divided by its root where a config.json has no query_pre_attn_scalar."""
 
 _CAPS = {"soft_cap": "attn_logit_softcapping", "final_soft_cap": "final_logit_softcapping"}
 

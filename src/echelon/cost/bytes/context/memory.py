@@ -41,6 +41,7 @@ from echelon.cost.bytes.context.sent import (
 )
 from echelon.cost.bytes.terms import HeldTerm
 from echelon.layout.context_resident import resident_rows
+from echelon.layout.layer_kinds import plan_of_layer
 from echelon.layout.ring_transfers import num_rows
 
 LEAST_WIDE_BYTES = 4
@@ -50,8 +51,7 @@ LSE_COPIES = 4
 """Log-sum-exps that a merge holds at a time: of the piece, their sum, and two on the way to it."""
 
 SINK_COPIES = 3
-"""How often the gradients of sinks hold the output: it and its gradient, widened, and a product."""
-
+"""How often gradients of sinks hold the output: it and its gradient, widened, and a product."""
 POSITION_BYTES = 8
 
 SCORE_COLUMNS = 1024  # keys
@@ -201,7 +201,7 @@ def attention_memory(plan: Plan, cp_rank: int) -> AttentionMemory:
 def most_attention_memory(plan: Plan) -> AttentionMemory:
     """Return the memory of the context rank, and the kind of block, that holds most at a time."""
     first_of_groups = range(0, plan.mesh.cp, plan.layout.context.ulysses_degree)
-    kinds = [plan.of_layer(layer) for layer in plan.model.first_of_kinds]
+    kinds = [plan_of_layer(plan, layer) for layer in plan.model.first_of_kinds]
     found = [attention_memory(plan, rank) for plan in kinds for rank in first_of_groups]
     return max(found, key=lambda memory: memory.peak.bytes)
 
@@ -232,8 +232,8 @@ def _forward_phases(x: AttentionSizes) -> Iterator[MemoryPhase]:
         yield MemoryPhase(name="forward, positions for heads", terms=(packed,))
     if x.plan.model.sinks:
         wide = (x.wide_term("output with sinks", x.out, "O"),) if x.is_low_precision else ()
-        shares = x.wide_term("log-sum-exps of sinks", LSE_COPIES * x.lse, "4 L")
-        yield MemoryPhase(name="forward, sinks", terms=(*wide, shares))
+        wide += (x.wide_term("log-sum-exps of sinks", LSE_COPIES * x.lse, "4 L"),)
+        yield MemoryPhase(name="forward, sinks", terms=wide)
     merging = (*_merged(x), *_kernel(x, SCORE_COPIES_FORWARD))
     if x.plan.layout.context.record.gathers_keys:
         yield _gathering(x, "forward")

@@ -32,6 +32,7 @@ from echelon.cost.bytes.terms import (
     pass_terms,
     reduce_scatter_bytes,
 )
+from echelon.layout.layer_kinds import plan_of_layer
 from echelon.layout.ring_transfers import RingTransfers, direct_transfers, num_rows, ring_transfers
 from echelon.layout.stage import RankPart, StagePart
 
@@ -94,7 +95,7 @@ def context_bytes(plan: Plan, part: RankPart, cp_rank: int) -> Iterator[SentTerm
         if counts[0]:
             of_kind = f" of {kind} blocks" if len(kinds) > 1 else ""
             place = plan.placement.ring_place(cp_rank)
-            yield from _ring(plan.of_layer(first), counts, place, of_kind)
+            yield from _ring(plan_of_layer(plan, first), counts, place, of_kind)
 
 
 def block_bytes(plan: Plan, cp_rank: int) -> tuple[int, int]:
