@@ -65,7 +65,7 @@ RECORDS: dict[str, tuple[Any, set[str]]] = {
     "optimizer": (Optimizer(), {"total_steps"}),
     "zero": (Zero(), {"accumulate", "bucket_bytes", "reshard_after_forward", "offload_dir"}),
     "recompute": (Recompute(), {"operators"}),
-    "data": (DataSettings(), set()),
+    "data": (DataSettings(), {"mixture"}),
     "servers": (Updates(), {"kind"}),
 }
 """Records of a plan and a job, and their fields whose default a run file gives in another way."""
@@ -135,8 +135,10 @@ def test_every_choice_of_a_plan_can_be_made_and_is_shown(tmp_path: Path) -> None
         # 8-bit numbers stand for would not be exact in it.
         in_8_bits = {"matmul", "fp8_block", "fp8_scales", "fp8_history", "fp8_gradients"}
         in_8_bits |= {"gather", "int8_block"}
-        # Secondary slices are for units that are gathered again, and sums in hops for nodes.
-        assert untouched <= {"bucket_bytes", "master", "secondary", "reduce", *in_8_bits}
+        # Secondary slices are for units that are gathered again, and sums in hops for nodes; a
+        # mixture is in the place of a source.
+        others = {"bucket_bytes", "master", "secondary", "reduce", "mixture"}
+        assert untouched <= others | in_8_bits
     shown = {row.key: row for row in job.sources}
     assert all(shown[key].source.startswith("--set ") for key in made)
     again = load_job(write(tmp_path, resolved_toml(job)))
