@@ -119,7 +119,8 @@ def test_another_name_of_the_output_is_refused_with_out(
     writers = [name for name in COMMANDS if "--out" in dict(flags_of(name))]
     assert len(writers) >= 9
     for name in writers:
-        assert main([*name.split(), "run", typed, "x"]) == 2
+        needed = {"export": ["--to", "megatron"], "export weights": ["--out", "y"]}.get(name, [])
+        assert main([*name.split(), "run", *needed, typed, "x"]) == 2
         error = capsys.readouterr().err
         assert error.startswith("error[unknown-flag]"), name
         assert "--out" in error.partition("works here:")[2].split("more:")[0], (name, error)

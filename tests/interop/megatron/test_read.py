@@ -110,10 +110,6 @@ def test_what_data_ranks_share_out(
             "--recompute-granularity full --recompute-method uniform --recompute-num-layers 2",
             ["--recompute-num-layers"],
         ),
-        (
-            "--data-path tokens --tokenizer-type Llama2Tokenizer",
-            ["--data-path", "--tokenizer-type"],
-        ),
         ("--num-distributed-optimizer-instances 2", ["--num-distributed-optimizer-instances"]),
         ("--grad-reduce-in-bf16", ["--grad-reduce-in-bf16"]),
         ("--moe-latent-size 16", ["--moe-latent-size"]),

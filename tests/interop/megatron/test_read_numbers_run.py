@@ -34,6 +34,14 @@ def test_stages_recompute_and_the_course_of_a_run(megatron: Imports) -> None:
     assert refused == [("import-not-honoured", "--decoder-first-pipeline-num-layers")]
 
 
+def test_data_of_the_command_has_no_effect_and_is_left_to_be_named(megatron: Imports) -> None:
+    found = megatron(small("--data-path $1 --tokenizer-type Llama2Tokenizer --load c --save c"))
+    assert rows_of(found, "--data-path")[0].fate == "without effect"
+    assert any("--set data.source=PATH" in what for what in found.assumptions)
+    assert rows_of(found, "--load")[0].fate == "without effect"
+    assert megatron.refused(small("--load c")) == [("import-not-honoured", "--load")]
+
+
 def test_data_that_the_flags_name_replaces_that_of_the_command(megatron: Imports) -> None:
     more = "--data-path tokens --tokenizer-type Llama2Tokenizer --tokenizer-model x.model"
     sets = ["data.source=stdlib", "data.tokenizer=bytes"]

@@ -93,6 +93,8 @@ def test_context_ranks(titan: Imports, method: str, kind: ContextKind) -> None:
         ('mode = "none"', ("none", 1)),
         ('mode = "full"', ("full", 1)),
         ('mode = "selective"\nselective_ac_option = "2"', ("full", 2)),
+        ('mode = "selective"\nselective_ac_option = "op"', ("selective", 1)),
+        ('mode = "memory_budget"\nmemory_budget = 0.5', ("none", 1)),
     ],
 )
 def test_which_blocks_are_redone(titan: Imports, table: str, expected: tuple[str, int]) -> None:
@@ -109,11 +111,6 @@ def test_which_blocks_are_redone(titan: Imports, table: str, expected: tuple[str
         ('[model]\nconverters = ["float8"]\n' + SMALL, "import-not-honoured", "model.converters"),
         (small() + "[lr_scheduler]\ntotal_steps = 7", "import-not-honoured", "total_steps"),
         ('[optimizer]\nname = "Adam"\n' + SMALL, "import-not-honoured", "optimizer.name"),
-        (
-            SMALL + '[activation_checkpoint]\nmode = "selective"\nselective_ac_option = "op"',
-            "import-not-honoured",
-            "activation_checkpoint.selective_ac_option",
-        ),
         ("[fault_tolerance]\nenable = true\n" + SMALL, "import-not-honoured", "enable"),
         ("training = 3\n[parallelism]", "wrong-type", "training"),
         ("[training\n", "import-syntax", "foreign"),
