@@ -21,6 +21,13 @@ class _Evil:
         return os.mkdir, (str(self.folder),)
 
 
+def _marked() -> torch.Tensor:
+    """Return a tensor whose object has an attribute, as those of ZeRO 3 have."""
+    made: Any = torch.ones(3)
+    made.mark = 1
+    return made
+
+
 def test_tensors_are_where_the_reader_says(tmp_path: Path) -> None:
     """Views, transposed ones, and two of one storage; other objects are told, not made."""
     base = torch.arange(24.0).view(4, 6)
@@ -30,6 +37,7 @@ def test_tensors_are_where_the_reader_says(tmp_path: Path) -> None:
         "half": torch.ones(3, dtype=torch.bfloat16),
         "args": argparse.Namespace(tp=2),
         "parameter": torch.nn.Parameter(torch.ones(2)),
+        "marked": _marked(),
         "size": torch.Size((2, 3)),
     }
     file = tmp_path / "a.pt"
@@ -44,6 +52,7 @@ def test_tensors_are_where_the_reader_says(tmp_path: Path) -> None:
     assert isinstance(found["args"], Unread)
     assert found["args"].field("tp") == 2
     assert found["parameter"].shape == (2,)
+    assert found["marked"].shape == (3,)
     assert found["size"] == (2, 3)
 
 

@@ -116,7 +116,7 @@ WEIGHTS_TRAINER_KNOWN = Rule(
     in pieces, and no file says how they were cut. Its own converter knows: ds_to_universal.
     """,
     bad="--set train.weights=ds     # mp_rank_00 and mp_rank_01",
-    fixed="ds_to_universal.py --input_folder ds/global_step100 --output_folder ds/universal",
+    fixed="python -m deepspeed.checkpoint.ds_to_universal --input_folder ds --output_folder u",
 )
 
 WEIGHTS_OPTIMIZER = Rule(

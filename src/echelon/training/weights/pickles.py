@@ -218,6 +218,8 @@ class _Unpickler(pickle.Unpickler):
                 return self._rebuild
             if global_name in ("_rebuild_parameter", "_rebuild_parameter_with_state"):
                 return _first
+        if key == ("torch._tensor", "_rebuild_from_type_v2"):
+            return _of_subclass
         if key not in self._classes:
             made = type(global_name, (Unread,), {"module": module_name, "name": global_name})
             self._classes[key] = made
@@ -229,7 +231,8 @@ class _Unpickler(pickle.Unpickler):
             _, kind, key, _, numel = pid
         except (TypeError, ValueError) as error:
             raise NotReadable("names tensors in a way that is not known") from error
-        dtype = _DTYPES.get(kind.name, kind.name.removesuffix("Storage"))
+        name = str(kind.name)
+        dtype = _DTYPES.get(name, name.removesuffix("Storage"))
         return _Storage(key=str(key), dtype=dtype, numel=int(numel))
 
     def _rebuild(
@@ -246,6 +249,11 @@ class _Unpickler(pickle.Unpickler):
 
 def _first(tensor: object, *_rest: object) -> object:
     return tensor
+
+
+def _of_subclass(rebuild: Any, _kind: object, arguments: Any, *_state: object) -> object:
+    """Return a tensor whose Python object had attributes: as ZeRO 3 saves its buffers."""
+    return rebuild(*arguments)
 
 
 def dtype_name(dtype: object) -> str:

@@ -166,7 +166,8 @@ def _base_state(state: Any) -> Any:
 
 
 def _whole_number(value: Any) -> int:
-    return int(value.arguments[0]) if isinstance(value, Unread) else int(value)
+    one: Any = value.arguments[0] if isinstance(value, Unread) else value
+    return int(one)
 
 
 def _model_files(folder: Path) -> list[Path]:

@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.default_planner import DefaultSavePlanner
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import (
     ChunkStorageMetadata,
     MetadataIndex,
@@ -25,6 +26,7 @@ from torch.distributed.checkpoint.planner import (
     WriteItem,
     WriteItemType,
 )
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from echelon.core.disk import disk_errors
 
@@ -40,7 +42,7 @@ class Chunk:
     make: Callable[[], torch.Tensor]
 
 
-class _Planner(dcp.DefaultSavePlanner):
+class _Planner(DefaultSavePlanner):
     """Plan chunks that are made when they are asked for."""
 
     def __init__(
@@ -104,10 +106,10 @@ def write_distributed(
     """
     planner = _Planner(chunks, dtype, objects or {})
     with disk_errors(f"to write into {folder}"):
-        writer = dcp.FileSystemWriter(
+        writer = FileSystemWriter(
             folder, single_file_per_rank=True, sync_files=True, thread_count=threads
         )
         with warnings.catch_warnings():
             # torch notes that no other process saves: none is meant to.
             warnings.filterwarnings("ignore", "torch.distributed is disabled", UserWarning)
-            dcp.save({}, storage_writer=writer, planner=planner, no_dist=True)
+            save({}, storage_writer=writer, planner=planner, no_dist=True)

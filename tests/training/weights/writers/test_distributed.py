@@ -1,0 +1,34 @@
+"""Folders of torch.distributed.checkpoint that are made a chunk at a time."""
+
+from __future__ import annotations
+
+import io
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+
+from echelon.training.weights.writers.distributed import Chunk, write_distributed
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_torch_puts_chunks_and_objects_together(tmp_path: Path) -> None:
+    whole = torch.randn(3, 2, 4)
+    chunks = [
+        Chunk(
+            key="stack",
+            whole=(3, 2, 4),
+            offset=(place, 0, 0),
+            shape=(1, 2, 4),
+            make=lambda place=place: whole[place : place + 1].clone(),
+        )
+        for place in range(3)
+    ]
+    data = io.BytesIO()
+    torch.save([None], data)
+    write_distributed(chunks, tmp_path, torch.float32, 2, {"state": data.getvalue()})
+    found = {"stack": torch.zeros(3, 2, 4), "state": "before"}
+    dcp.load(found, checkpoint_id=tmp_path, no_dist=True)
+    assert torch.equal(found["stack"], whole)
+    assert found["state"] == [None]
