@@ -25,7 +25,6 @@ from echelon.core.rulebook.model import HF_CONFIG_MODEL_TYPE, HF_CONFIG_UNREADAB
 from echelon.core.rules import did_you_mean
 from echelon.core.serialize import decode_json
 
-
 _BESIDE_A_DECODER = {
     "vision_config": "a part that reads images",
     "audio_config": "a part that reads sound",

@@ -24,6 +24,7 @@ from dataclasses import dataclass, field, replace
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.cost.activations.attention_row_chunks import AttentionRowChunks
+from echelon.cost.activations.from_plan import activation_numbers_from_plan
 from echelon.cost.activations.numbers import (
     ActivationNumbers,
     Num,
@@ -68,7 +69,7 @@ class StepData:
 
     def numbers(self, plan: Plan, cp_rank: int, microbatch: int) -> ActivationNumbers:
         """Return the numbers of a microbatch."""
-        x = ActivationNumbers.from_plan(plan, cp_rank, self.row_chunks.get(microbatch))
+        x = activation_numbers_from_plan(plan, cp_rank, self.row_chunks.get(microbatch))
         return replace(x, transposed=self.transposed.get(microbatch, x.transposed))
 
 
@@ -113,7 +114,7 @@ class RankActivations:
         """
         self.plan, self.rank, self._data = plan, rank, data or StepData()
         self._cp_rank = plan.mesh.coordinates(rank)[Axis.CP]
-        self._numbers = numbers or ActivationNumbers.from_plan(plan, self._cp_rank)
+        self._numbers = numbers or activation_numbers_from_plan(plan, self._cp_rank)
         self._stages = {one.stage: one for one in part_of(plan, rank).stages}
         self._empty = [stage for stage, part in self._stages.items() if not part.blocks]
         self._units: dict[StageMicrobatch, tuple[UnitOperators, ...]] = {}

@@ -54,12 +54,8 @@ def block_weights(model: ModelNumbers, layout: LayoutNumbers, *, mixture: bool) 
     into = np.where(np.asarray(model.query_rank) > 0, model.query_rank, hidden)
     up = (into * model.query_dim + vectors * model.kv_up_dim) / tp
     attention = np.where(latent, down + up, plain) + hidden * width / tp
-    norms = (
-        model.block_norms * hidden * model.norm_weights
-        + model.head_norms
-        + model.query_rank
-        + vectors
-    )
+    norms = model.block_norms * hidden * model.norm_weights + model.head_norms
+    norms = norms + model.query_rank + vectors
     biases = model.qkv_bias * (model.query_dim + 2.0 * model.kv_dim) / tp
     biases = biases + model.output_bias * hidden
     matrices = 1.0 + model.up
