@@ -766,7 +766,7 @@ function $model_numbers_from_shape(shape, length, tp = 1.0) {
 let experts, latent;
 
 [latent, experts] = $rt.unpack([shape.latent, shape.experts], 2);
-return new $ModelNumbers({ layers: $rt.float(shape.layers), hidden: $rt.float(shape.hidden), heads: $rt.float(shape.heads), query_dim: $rt.float(shape.query_dim), kv_dim: $rt.float(shape.kv_dim), attention_dim: $rt.float($attention_width(shape)), ffn: $rt.float(shape.ffn), up: ($rt.truth(shape.gated) ? 2.0 : 1.0), vocab: $rt.mul($ceil_div($rt.float(shape.vocab), tp), tp), tied: $rt.float(shape.tied), positions: ($rt.eq(shape.positions, "learned") ? $rt.float(shape.max_positions) : 0.0), length: $rt.float(length), keys_per_query: $mean_keys_per_query(shape, length), norm_weights: ($rt.eq(shape.norm, "layernorm") ? 2.0 : 1.0), qkv_bias: $rt.float(shape.qkv_bias), output_bias: $rt.float(shape.output_bias), mlp_bias: $rt.float(shape.mlp_bias), head_norms: ($rt.truth(shape.qk_norm) ? (2.0 * shape.head_dim) : 0.0), query_rank: ($rt.truth(latent) ? $rt.float(latent.query_rank) : 0.0), kv_rank: ($rt.truth(latent) ? $rt.float($rt.add(latent.kv_rank, latent.rope_dim)) : 0.0), rope_dim: ($rt.truth(latent) ? $rt.float(latent.rope_dim) : 0.0), kv_up_dim: ($rt.truth(latent) ? $rt.float($rt.mul(shape.heads, $rt.add(latent.nope_dim, latent.value_dim))) : 0.0), value_dim: ($rt.truth(latent) ? $rt.float($rt.mul(shape.heads, latent.value_dim)) : 0.0), experts: ($rt.truth(experts) ? $rt.float(experts.num_experts) : 0.0), top_k: ($rt.truth(experts) ? $rt.float(experts.top_k) : 0.0), expert_ffn: ($rt.truth(experts) ? $rt.float(experts.ffn) : 0.0), shared_experts: ($rt.truth(experts) ? $rt.float(experts.shared_experts) : 0.0), dense_layers: ($rt.truth(experts) ? $rt.float(experts.first_dense_layers) : 0.0) });
+return new $ModelNumbers({ layers: $rt.float(shape.layers), hidden: $rt.float(shape.hidden), heads: $rt.float(shape.heads), query_dim: $rt.float(shape.query_dim), kv_dim: $rt.float(shape.kv_dim), attention_dim: $rt.float($attention_width(shape)), ffn: $rt.float(shape.ffn), up: ($rt.truth(shape.gated) ? 2.0 : 1.0), vocab: $rt.mul($ceil_div($rt.float(shape.vocab), tp), tp), tied: $rt.float(shape.tied), positions: ($rt.eq(shape.positions, "learned") ? $rt.float(shape.max_positions) : 0.0), length: $rt.float(length), keys_per_query: $mean_keys_per_query(shape, length), norm_weights: ($rt.eq(shape.norm, "layernorm") ? 2.0 : 1.0), block_norms: $rt.float($rt.len(shape.norms)), extra_streams: ((2.0 * $rt.eq(shape.norm_place, "both")) - $rt.item($_SHARED_STREAMS, shape.residual)), qkv_bias: $rt.float(shape.qkv_bias), output_bias: $rt.float(shape.output_bias), mlp_bias: $rt.float(shape.mlp_bias), head_norms: $rt.mul($rt.float(shape.qk_norm), $_qk_norm_weights(shape)), query_rank: ($rt.truth(latent) ? $rt.float(latent.query_rank) : 0.0), kv_rank: ($rt.truth(latent) ? $rt.float($rt.add(latent.kv_rank, latent.rope_dim)) : 0.0), rope_dim: ($rt.truth(latent) ? $rt.float(latent.rope_dim) : 0.0), kv_up_dim: ($rt.truth(latent) ? $rt.float($rt.mul(shape.heads, $rt.add(latent.nope_dim, latent.value_dim))) : 0.0), value_dim: ($rt.truth(latent) ? $rt.float($rt.mul(shape.heads, latent.value_dim)) : 0.0), experts: ($rt.truth(experts) ? $rt.float(experts.num_experts) : 0.0), top_k: ($rt.truth(experts) ? $rt.float(experts.top_k) : 0.0), expert_ffn: ($rt.truth(experts) ? $rt.float(experts.ffn) : 0.0), shared_experts: ($rt.truth(experts) ? $rt.float(experts.shared_experts) : 0.0), dense_layers: ($rt.truth(experts) ? $rt.float(experts.first_dense_layers) : 0.0) });
 }
 
 function $machine_numbers(tables, controls, model, cluster) {
@@ -1487,6 +1487,14 @@ pairs = (shape.mask.num_pairs(length) - ($rt.mul(shape.causal, length) / 2));
 return (pairs / length);
 }
 
+function $_qk_norm_weights(shape) {
+
+if ($rt.eq(shape.qk_norm_over, "width")) {
+return $rt.float($rt.add(shape.query_dim, shape.kv_dim));
+}
+return (2.0 * shape.head_dim);
+}
+
 function $machine_place(tables, controls, model, cluster) {
 let found, hidden, place, row, window;
 
@@ -1625,7 +1633,8 @@ vectors = (model.kv_rank - model.rope_dim);
 into = $rt.where(($rt.number(model.query_rank) > $rt.number(0)), model.query_rank, hidden);
 up = ($rt.add($rt.mul(into, model.query_dim), $rt.mul(vectors, model.kv_up_dim)) / tp);
 attention = $rt.add($rt.where(latent, $rt.add(down, up), plain), ($rt.mul(hidden, width) / tp));
-norms = $rt.add($rt.add($rt.add($rt.mul((2.0 * hidden), model.norm_weights), model.head_norms), model.query_rank), vectors);
+norms = $rt.add($rt.mul($rt.mul(model.block_norms, hidden), model.norm_weights), model.head_norms);
+norms = $rt.add($rt.add(norms, model.query_rank), vectors);
 biases = ($rt.mul(model.qkv_bias, $rt.add(model.query_dim, (2.0 * model.kv_dim))) / tp);
 biases = $rt.add(biases, $rt.mul(model.output_bias, hidden));
 matrices = (1.0 + model.up);
@@ -2646,10 +2655,11 @@ return ($rt.has([0, here], even) ? here : 0);
 }
 
 function $_saved(work, x, mixture) {
-let inner, masks;
+let inner, masks, more;
 inner = ($rt.truth(mixture) ? $mixture_saved(x, $_expert_numbers(work)) : $mlp_saved(x));
 masks = (2.0 * $dropout_saved(x, "attention dropout").bytes);
-return $rt.add($rt.add($total_saved_bytes([...$rt.iter($attention_saved(x)), ...$rt.iter(inner)]), masks), $_beside(work, mixture));
+more = $rt.add($rt.add($rt.mul(work.model.extra_streams, x.stream), masks), $_beside(work, mixture));
+return $rt.add($total_saved_bytes([...$rt.iter($attention_saved(x)), ...$rt.iter(inner)]), more);
 }
 
 function $_numbers(work) {
@@ -2986,18 +2996,6 @@ mask = $rt.mul($rt.mul($rt.mul(x.dropout, x.rows), x.hidden), each);
 return new $SavedTensor({ operator: name, name: "mask", bytes: mask, formula: "n D s" });
 }
 
-function $total_saved_bytes(saved) {
-
-return $rt.sum($rt.iter(saved).map((one) => one.bytes), 0);
-}
-
-function $attention_saved(x) {
-let column, norm;
-
-[norm, column] = $rt.unpack([$norm_saved(x, "attention norm"), $column_input(x, "q, k, v", "attention input")], 2);
-return [...$rt.iter(norm), column, ...$rt.iter($_heads_saved(x)), ...$rt.iter($_core_saved(x)), ...$rt.iter($_output_saved(x))];
-}
-
 function $_beside(work, mixture) {
 let alike, heads, inner, inputs, model, narrow, repeats, several, software, stream, tp, widths;
 
@@ -3020,6 +3018,18 @@ widths = $rt.add($rt.add(widths, (heads / tp)), $rt.mul(software.saved_whole, in
 return $rt.mul(work.tokens, $rt.add(widths, ($rt.mul(software.saved_inner, inner) / tp)));
 }
 
+function $total_saved_bytes(saved) {
+
+return $rt.sum($rt.iter(saved).map((one) => one.bytes), 0);
+}
+
+function $attention_saved(x) {
+let column, norm;
+
+[norm, column] = $rt.unpack([$norm_saved(x, "attention norm"), $column_input(x, "q, k, v", "attention input")], 2);
+return [...$rt.iter(norm), column, ...$rt.iter($_heads_saved(x)), ...$rt.iter($_core_saved(x)), ...$rt.iter($_output_saved(x))];
+}
+
 function $_by_head(work) {
 let element, found, layout, pieces, several;
 
@@ -3039,6 +3049,22 @@ for ([index, forms] of $rt.iter($rt.enumerate($_closed_forms))) {
 if ((forms.waiting !== null)) {
 here = $rt.and($rt.eq(layout.schedule, index), ($rt.number(p) > $rt.number(1.0)));
 found = $rt.where(here, forms.waiting(p, m), found);
+}
+}
+return found;
+}
+
+function $elementwise_max(...values) {
+let found, value;
+
+found = $rt.item(values, 0);
+for (value of $rt.iter($rt.slice(values, 1, undefined))) {
+if (($rt.truth(false) || $rt.truth(false))) {
+found = $rt.max(found, value);
+} else {
+if (($rt.number(value) > $rt.number(found))) {
+found = value;
+}
 }
 }
 return found;
@@ -3091,22 +3117,6 @@ one = $rt.add(logits, $elementwise_max($rt.mul(2, piece), $rt.mul(wide, stream))
 last = $rt.add($rt.add(logits, $elementwise_max($rt.mul(wide, stream), $rt.mul((1 - wide), gathered))), product);
 running = $elementwise_max($rt.add(gathered, $elementwise_max(one, two)), $rt.add($rt.mul(x.scattered, x.stream), last));
 return $rt.add($rt.add(numbers, x.whole), running);
-}
-
-function $elementwise_max(...values) {
-let found, value;
-
-found = $rt.item(values, 0);
-for (value of $rt.iter($rt.slice(values, 1, undefined))) {
-if (($rt.truth(false) || $rt.truth(false))) {
-found = $rt.max(found, value);
-} else {
-if (($rt.number(value) > $rt.number(found))) {
-found = value;
-}
-}
-}
-return found;
 }
 
 function $_loss_waiting(x) {
@@ -3185,7 +3195,7 @@ function $_heads_saved(x) {
 let both, statistics;
 
 both = $rt.add(x.queries, $rt.mul(2, x.keys));
-statistics = $rt.mul($rt.mul($rt.mul(x.qk_norm, x.tokens), $rt.add(x.heads, x.kv_heads)), x.statistics_bytes);
+statistics = $rt.mul($rt.mul(x.tokens, x.normed_rows), x.statistics_bytes);
 return $saved_tensors("heads", ["queries, keys and values", $rt.mul($_projections_kept(x), both), "N (H + 2 K) h s"], ["statistics of heads", statistics, "N (H + K) w"]);
 }
 
@@ -4924,6 +4934,13 @@ this.initial_std = $rt.given(of.initial_std, 0.02);
 this.dropout = $rt.given(of.dropout, 0.0);
 this.causal = $rt.given(of.causal, true);
 this.window = $rt.given(of.window, null);
+this.score_scale = $rt.given(of.score_scale, null);
+this.rotary = $rt.given(of.rotary, new $Rotary({ fraction: 1.0, interleaved: false, none_every: 0 }));
+this.multipliers = $rt.given(of.multipliers, new $Multipliers({ embedding: 1.0, residual: 1.0, logits: 1.0 }));
+this.norm_place = $rt.given(of.norm_place, "before");
+this.residual = $rt.given(of.residual, "sequential");
+this.qk_norm_over = $rt.given(of.qk_norm_over, "head");
+this.norm_offset = $rt.given(of.norm_offset, 0.0);
 this.soft_cap = $rt.given(of.soft_cap, null);
 this.latent = $rt.given(of.latent, null);
 this.experts = $rt.given(of.experts, null);
@@ -4932,6 +4949,14 @@ get mask() {
 const self = this;
 
 return new $AttentionMask({ causal: self.causal, window: self.window });
+}
+get norms() {
+const self = this;
+let after, before, found;
+
+[before, after] = $rt.unpack([!$rt.eq(self.norm_place, "after"), !$rt.eq(self.norm_place, "before")], 2);
+found = [["attention_norm", before], ["attention_post_norm", after], ["mlp_norm", $rt.both(before, () => !$rt.eq(self.residual, "parallel-one-norm"))], ["mlp_post_norm", after]];
+return $rt.list($rt.iter(found).filter(([name, there]) => $rt.truth(there)).map(([name, there]) => name));
 }
 get query_dim() {
 const self = this;
@@ -5186,6 +5211,22 @@ $rt.append(self.actions, new $Action({ microbatch: microbatch, stage: stage, kin
 }
 }
 
+class $Rotary {
+constructor(of) {
+this.fraction = $rt.given(of.fraction, 1.0);
+this.interleaved = $rt.given(of.interleaved, false);
+this.none_every = $rt.given(of.none_every, 0);
+}
+}
+
+class $Multipliers {
+constructor(of) {
+this.embedding = $rt.given(of.embedding, 1.0);
+this.residual = $rt.given(of.residual, 1.0);
+this.logits = $rt.given(of.logits, 1.0);
+}
+}
+
 class $ModelNumbers {
 constructor(of) {
 this.layers = $rt.required(of.layers, 'layers');
@@ -5205,6 +5246,8 @@ this.norm_weights = $rt.given(of.norm_weights, 1.0);
 this.qkv_bias = $rt.given(of.qkv_bias, 0.0);
 this.output_bias = $rt.given(of.output_bias, 0.0);
 this.mlp_bias = $rt.given(of.mlp_bias, 0.0);
+this.block_norms = $rt.given(of.block_norms, 2.0);
+this.extra_streams = $rt.given(of.extra_streams, 0.0);
 this.head_norms = $rt.given(of.head_norms, 0.0);
 this.query_rank = $rt.given(of.query_rank, 0.0);
 this.kv_rank = $rt.given(of.kv_rank, 0.0);
@@ -5700,11 +5743,20 @@ this.low_precision = $rt.given(of.low_precision, 0);
 this.rope = $rt.given(of.rope, 1);
 this.learned = $rt.given(of.learned, 0);
 this.qk_norm = $rt.given(of.qk_norm, 0);
+this.qk_width = $rt.given(of.qk_width, 0);
 this.layer_norm = $rt.given(of.layer_norm, 0);
 this.qkv_bias = $rt.given(of.qkv_bias, 0);
 this.output_bias = $rt.given(of.output_bias, 0);
 this.mlp_bias = $rt.given(of.mlp_bias, 0);
 this.dropout = $rt.given(of.dropout, 0);
+this.multiplied = $rt.given(of.multiplied, 0);
+this.embedding_multiplied = $rt.given(of.embedding_multiplied, 0);
+this.norm_before = $rt.given(of.norm_before, 1);
+this.norm_after = $rt.given(of.norm_after, 0);
+this.parallel = $rt.given(of.parallel, 0);
+this.one_norm = $rt.given(of.one_norm, 0);
+this.parted = $rt.given(of.parted, 0);
+this.beside = $rt.given(of.beside, 0);
 this.ring = $rt.given(of.ring, 0);
 this.exchanged = $rt.given(of.exchanged, 0);
 this.copies = $rt.given(of.copies, 1);
@@ -5723,6 +5775,16 @@ this.fused_swiglu = $rt.given(of.fused_swiglu, 0);
 this.fused_loss = $rt.given(of.fused_loss, 0);
 this.cut_sums = $rt.given(of.cut_sums, 0);
 this.scores = $rt.given(of.scores, 0);
+}
+get changed() {
+const self = this;
+
+return $elementwise_max(self.dropout, self.multiplied);
+}
+get apart() {
+const self = this;
+
+return $elementwise_max(self.changed, self.norm_after, self.parted);
 }
 get stream() {
 const self = this;
@@ -5760,6 +5822,11 @@ get whole() {
 const self = this;
 
 return $rt.mul($rt.mul(self.tokens, self.hidden), self.size);
+}
+get normed_rows() {
+const self = this;
+
+return $rt.mul(self.qk_norm, $rt.add($rt.mul(self.qk_width, 2), $rt.mul((1 - self.qk_width), $rt.add(self.heads, self.kv_heads))));
 }
 get queries() {
 const self = this;
@@ -5923,6 +5990,8 @@ const $_LEGEND = "[ ] cannot start      ( ) would end the wait of the rank whose
 const $DTYPE_BYTES = $rt.dict([["fp64", 8], ["fp32", 4], ["bf16", 2], ["fp16", 2]]);
 
 const $num_states = $rt.dict([["adamw", 2], ["sgd", 1], ["muon", 1]]);
+
+const $_SHARED_STREAMS = $rt.dict([["sequential", 0.0], ["parallel", 1.0], ["parallel-one-norm", 2.0]]);
 
 const $_closed_forms = [new $ClosedForms({ idle_s: $lambda_3, in_flight: $lambda_4, waiting: null }), new $ClosedForms({ idle_s: $lambda_5, in_flight: $lambda_6, waiting: null }), new $ClosedForms({ idle_s: $lambda_5, in_flight: $lambda_7, waiting: null }), new $ClosedForms({ idle_s: $lambda_8, in_flight: $lambda_9, waiting: null }), new $ClosedForms({ idle_s: $lambda_8, in_flight: $lambda_6, waiting: null }), new $ClosedForms({ idle_s: $lambda_10, in_flight: $lambda_7, waiting: $rt.min }), new $ClosedForms({ idle_s: $lambda_11, in_flight: $lambda_12, waiting: $lambda_13 }), new $ClosedForms({ idle_s: $lambda_14, in_flight: $lambda_7, waiting: $lambda_15 }), new $ClosedForms({ idle_s: $lambda_16, in_flight: $lambda_17, waiting: $lambda_18 }), new $ClosedForms({ idle_s: $lambda_19, in_flight: $lambda_17, waiting: $lambda_18 })];
 

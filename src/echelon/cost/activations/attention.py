@@ -30,6 +30,7 @@ from echelon.cost.activations.numbers import (
     OperatorMemory,
     SavedTensor,
     elementwise_max,
+    holds,
     is_positive,
     saved_tensors,
     total_saved_bytes,
@@ -48,7 +49,7 @@ def attention_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
     branch = attention_branch(x)
     # At the norm, the gradients of its output are one.
     alone = replace(x, beside=0)
-    norm = (norm_operator(alone, "attention norm", branch),) if x.norm_before else ()
+    norm = (norm_operator(alone, "attention norm", branch),) if holds(x.norm_before) else ()
     return (
         *norm,
         column_parallel_operator(x, "q, k, v", "attention input", made, branch),

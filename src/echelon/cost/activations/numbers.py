@@ -348,6 +348,11 @@ class ActivationNumbers:
         return overlaps * (self.summed_bytes(whole) - whole // self.tp)
 
 
+def holds(flag: Num) -> bool:
+    """Return whether a form of blocks is there: in all of them, where there are arrays of plans."""
+    return bool(np.all(np.asarray(flag) > 0))
+
+
 def saved_tensors(operator: str, *rows: tuple[str, Num, str]) -> tuple[SavedTensor, ...]:
     """Return tensors of an operator, of their names, bytes and formulas."""
     return tuple(

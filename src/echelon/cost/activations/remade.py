@@ -28,6 +28,7 @@ from echelon.cost.activations.numbers import (
     OperatorMemory,
     SavedTensor,
     elementwise_max,
+    holds,
     total_saved_bytes,
 )
 
@@ -51,7 +52,7 @@ def remade_operators(
         _drop(found, DOWN, found[DOWN].saved, DOWN)
     if "norm" in names:
         # What two branches read is not made again.
-        if "attention norm" in found and not x.one_norm:
+        if "attention norm" in found and not holds(x.one_norm):
             _norm(x.of_attention, found, "attention norm", attention_branch(x))
         if DOWN in found and "mlp norm" in found:
             _norm(x, found, "mlp norm", mlp_branch(x))
