@@ -8,7 +8,8 @@ _HEAD = """# Families of models
 
 Written by `python -m tests.docs.doc_pages` out of `src/echelon/config/model/architectures/`.
 
-A stock `config.json` of these families is read as it is: the model is planned, trained, split and proven, its weights are loaded, and
+A stock `config.json` of these families is read as it is: the model is planned, trained, split and
+proven, its weights are loaded, and
 [leave again](to-hugging-face.md).
 
 ```toml
@@ -21,22 +22,31 @@ hf_config = "phi-4/config.json"
 """
 
 _TAIL = """
-What a family has beside what stands there is refused by name: another kind of stretched positions, a window of some layers, ALiBi. Each is
-compared with `transformers` in float64: logits, loss and the gradient of every weight of small models (`tests/models/test_hugging_face_families.py`),
-and every kind of block is proven in each split, bytes included (`src/echelon/proof/matrix/block_cases.py`).
+What a family has beside what stands there is refused by name: another kind of stretched positions,
+a window of some layers, ALiBi. Each is
+compared with `transformers` in float64: logits, loss and the gradient of every weight of small
+models (`tests/config/model/architectures/test_llama.py`),
+and every kind of block is proven in each split, bytes included
+(`src/echelon/proof/matrix/block_cases.py`).
 
 ## How the parts are said
 
-- **`model.rotary.fraction`**: of a head the first dims turn with the position, all others pass. Here the dims that turn come first in each half of a
-  head; files have another order, and rows are put in theirs when weights come and go. `rotary.interleaved` says that files keep pairs side by side,
+- **`model.rotary.fraction`**: of a head the first dims turn with the position, all others pass.
+  Here the dims that turn come first in each half of a
+  head; files have another order, and rows are put in theirs when weights come and go.
+  `rotary.interleaved` says that files keep pairs side by side,
   `rotary.none_every = 4` that each fourth block turns nothing.
-- **`model.multipliers`**: factors of token vectors (Gemma, Granite), of what a branch adds to the stream, and of logits. `model.attention_scale` is what
+- **`model.multipliers`**: factors of token vectors (Gemma, Granite), of what a branch adds to the
+  stream, and of logits. `model.attention_scale` is what
   the product of a query and a key is multiplied by, in place of 1 / sqrt(head_dim).
-- **`model.norm_place`**: norms before a branch (`"before"`), after it (OLMo 2), or both (GLM 4). `model.residual = "parallel"`: attention and MLP read
+- **`model.norm_place`**: norms before a branch (`"before"`), after it (OLMo 2), or both (GLM 4).
+  `model.residual = "parallel"`: attention and MLP read
   the same stream, each through a norm of its own or both through one.
-- **`model.norm_offset = 1.0`**: files of Gemma keep 1 less than what multiplies. Here a norm has what multiplies; the difference is put in and taken
+- **`model.norm_offset = 1.0`**: files of Gemma keep 1 less than what multiplies. Here a norm has
+  what multiplies; the difference is put in and taken
   out on the way.
-- **`model.qk_norm_over = "width"`**: queries and keys are normed over all heads together. Tensor ranks have parts of the heads, so `mesh.tp` is 1 then.
+- **`model.qk_norm_over = "width"`**: queries and keys are normed over all heads together. Tensor
+  ranks have parts of the heads, so `mesh.tp` is 1 then.
 
 ## What is not computed
 

@@ -7,8 +7,8 @@ from typing import Any
 
 from echelon.core.plan import Context
 from echelon.cost.activations.attention import attention_operators, attention_saved
+from echelon.cost.activations.from_plan import activation_numbers_from_plan
 from echelon.cost.activations.linear import mlp_operators
-from echelon.cost.activations.numbers import ActivationNumbers
 from echelon.cost.activations.operator_memory import total_saved_bytes
 from tests.parallel.layouts import GPT2, QWEN, plan_of
 
@@ -16,7 +16,7 @@ from tests.parallel.layouts import GPT2, QWEN, plan_of
 def test_a_block_keeps_what_korthikanti_counts_less_scores_and_dropout() -> None:
     # 34 s b h with 4h: here no mask (1 + 1), no softmax inputs, no second copy of the GELU input.
     model = replace(GPT2, hidden=64, heads=4, kv_heads=4, head_dim=16, ffn=256)
-    x = ActivationNumbers.from_plan(plan_of(model=model, dtype="bf16"))
+    x = activation_numbers_from_plan(plan_of(model=model, dtype="bf16"))
     kept = sum(total_saved_bytes(one.saved) for one in (*attention_operators(x), *mlp_operators(x)))
     stream, statistics = x.stream, x.tokens * (2 * 2 + x.heads) * 4
     # Two norms' inputs, q k v side by side, output, two linear inputs, and the MLP twice 4 h.
@@ -24,7 +24,7 @@ def test_a_block_keeps_what_korthikanti_counts_less_scores_and_dropout() -> None
 
 
 def _saved(**changes: Any) -> dict[str, object]:
-    found = attention_saved(ActivationNumbers.from_plan(plan_of(dtype="fp32", **changes)))
+    found = attention_saved(activation_numbers_from_plan(plan_of(dtype="fp32", **changes)))
     return {one.name: one.bytes for one in found if one.bytes}
 
 

@@ -17,7 +17,8 @@ from echelon.cost.activations.closed_forms import (
     redone_bytes_of_block,
     saved_bytes_of_block,
 )
-from echelon.cost.activations.numbers import LOSS_ROWS, ActivationNumbers
+from echelon.cost.activations.from_plan import activation_numbers_from_plan
+from echelon.cost.activations.numbers import LOSS_ROWS
 from echelon.cost.activations.operator_memory import OperatorMemory
 from echelon.cost.activations.units import block_operators, head_operators
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
@@ -116,7 +117,7 @@ def test_closed_forms_of_our_trainer_are_what_its_operators_keep(draws: dict[str
     plan = _plan(draws)
     if plan is None:
         return
-    work, x = cost_inputs_from_plan(plan), ActivationNumbers.from_plan(plan)
+    work, x = cost_inputs_from_plan(plan), activation_numbers_from_plan(plan)
     whole = saved_bytes_of_block(work, mixture=False)
     closed = float(whole - redone_bytes_of_block(work, mixture=False))
     assert closed == pytest.approx(_kept(block_operators(plan, x, 0, (0, 0, None))), rel=1e-9)
@@ -129,7 +130,7 @@ def test_closed_forms_of_the_loss_are_those_of_its_operators(draws: dict[str, ob
     plan = _plan(draws)
     if plan is None:
         return
-    work, x = cost_inputs_from_plan(plan), ActivationNumbers.from_plan(plan)
+    work, x = cost_inputs_from_plan(plan), activation_numbers_from_plan(plan)
     (loss,) = (one for one in head_operators(x) if one.name == "loss")
     exact = loss.backward
     if plan.layout.pipeline.schedule in ("zb-h1", "zb-h2") and plan.mesh.pp > 1:

@@ -6,12 +6,12 @@ from dataclasses import replace
 
 from echelon.cost.activations.expert_numbers import expert_numbers
 from echelon.cost.activations.experts import DISPATCH, mixture_operators, mixture_saved
-from echelon.cost.activations.numbers import ActivationNumbers
+from echelon.cost.activations.from_plan import activation_numbers_from_plan
 from echelon.cost.activations.operator_memory import total_saved_bytes
 from tests.parallel.layouts import DEEPSEEK, MIXTRAL, plan_of
 
 PLAN = plan_of(model=MIXTRAL, dtype="fp32")
-X, E = ActivationNumbers.from_plan(PLAN), expert_numbers(PLAN, 0)
+X, E = activation_numbers_from_plan(PLAN), expert_numbers(PLAN, 0)
 
 
 def test_a_mixture_by_hand() -> None:
@@ -41,7 +41,7 @@ def test_losses_keep_scores_once_more() -> None:
 def test_experts_that_every_token_meets_are_an_mlp_beside() -> None:
     plan = plan_of(model=DEEPSEEK, dtype="fp32")
     numbers = expert_numbers(plan, 0)
-    found = mixture_saved(ActivationNumbers.from_plan(plan), numbers)
+    found = mixture_saved(activation_numbers_from_plan(plan), numbers)
     shared = {one.name: one.bytes for one in found if one.operator == "shared experts"}
     kept = {"gate and up": 8 * 2 * 12 * 4, "inner activation": 8 * 12 * 4}
     assert shared == {"input in 8 bits": 0, **kept}

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from echelon.core.plan import Plan, Precision
 from echelon.cost.activations.fp8_products import ExpertProducts, Fp8Products, fp8_product_bytes
-from echelon.cost.activations.numbers import ActivationNumbers
+from echelon.cost.activations.from_plan import activation_numbers_from_plan
 from echelon.cost.bytes.fp8 import widened_element_bytes
 from echelon.rehearsal.run import on_nccl
 from tests.parallel.layouts import MIXTRAL, plan_of
@@ -52,9 +52,9 @@ def test_devices_widen_to_what_is_exact() -> None:
 
 def test_other_dtypes_have_nothing_of_it() -> None:
     plain = _plan(replace(FP8, matmul="parameters"))
-    assert fp8_product_bytes(ActivationNumbers.from_plan(plain), OUT, IN, ROWS) == 0
+    assert fp8_product_bytes(activation_numbers_from_plan(plain), OUT, IN, ROWS) == 0
     assert ExpertProducts.of(plain, 8, (3, 5)) == ExpertProducts()
-    assert fp8_product_bytes(ActivationNumbers.from_plan(_plan()), OUT, IN, ROWS) > 0
+    assert fp8_product_bytes(activation_numbers_from_plan(_plan()), OUT, IN, ROWS) > 0
 
 
 def test_the_fullest_expert_counts_and_all_rows_are_cast() -> None:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from echelon.core.model_shape import LatentAttention
+from echelon.cost.activations.from_plan import activation_numbers_from_plan
 from echelon.cost.activations.latent import latent_operators
-from echelon.cost.activations.numbers import ActivationNumbers
 from tests.parallel.layouts import NANO, plan_of
 
 LATENT = LatentAttention(query_rank=6, kv_rank=5, nope_dim=3, rope_dim=2, value_dim=4)
 MODEL = replace(NANO, kv_heads=4, head_dim=5, latent=LATENT)
-X = ActivationNumbers.from_plan(plan_of(model=MODEL, dtype="fp32"))
+X = activation_numbers_from_plan(plan_of(model=MODEL, dtype="fp32"))
 
 
 def test_a_block_keeps_narrow_vectors_and_padded_heads() -> None:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from echelon.cost.activations.from_plan import activation_numbers_from_plan
 from echelon.cost.activations.linear import (
     DOWN,
     ResidualBranch,
@@ -19,10 +20,10 @@ from echelon.cost.activations.numbers import ActivationNumbers
 from echelon.cost.activations.operator_memory import SavedTensor, total_saved_bytes
 from tests.parallel.layouts import GPT2, plan_of
 
-X = ActivationNumbers.from_plan(plan_of(dtype="fp32"))
+X = activation_numbers_from_plan(plan_of(dtype="fp32"))
 """8 tokens 16 wide, 24 inside, gate and up, in four bytes."""
 
-SPLIT = ActivationNumbers.from_plan(plan_of(tp=2, sequence_parallel=True, dtype="bf16"))
+SPLIT = activation_numbers_from_plan(plan_of(tp=2, sequence_parallel=True, dtype="bf16"))
 
 
 def _bytes(saved: tuple[SavedTensor, ...]) -> dict[tuple[str, str], object]:
@@ -59,7 +60,7 @@ def test_operators_keep_what_is_told_and_have_room_for_it(x: ActivationNumbers) 
 
 
 def test_a_layer_norm_has_a_mean_too() -> None:
-    x = ActivationNumbers.from_plan(plan_of(model=GPT2, dtype="fp32"))
+    x = activation_numbers_from_plan(plan_of(model=GPT2, dtype="fp32"))
     assert [one.bytes for one in norm_saved(x, "norm")] == [8 * 16 * 4, 2 * 8 * 4]
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from echelon.cost.activations.attention import attention_operators
+from echelon.cost.activations.from_plan import activation_numbers_from_plan
 from echelon.cost.activations.linear import mlp_operators
 from echelon.cost.activations.numbers import ActivationNumbers
 from echelon.cost.activations.units import head_operators
@@ -20,7 +21,7 @@ def test_one_formula_serves_numbers_and_arrays() -> None:
         plan_of(tp=2, dtype="bf16", sequence_parallel=True, tp_overlap="ring"),
         plan_of(microbatch_sequences=2),
     ]
-    each = [ActivationNumbers.from_plan(plan) for plan in plans]
+    each = [activation_numbers_from_plan(plan) for plan in plans]
     names = ActivationNumbers.__dataclass_fields__
     stacked = {name: np.array([getattr(one, name) for one in each]) for name in names}
     together = ActivationNumbers(**stacked)
@@ -39,17 +40,17 @@ def test_one_formula_serves_numbers_and_arrays() -> None:
 
 
 def test_sizes_of_a_plan_by_hand() -> None:
-    x = ActivationNumbers.from_plan(plan_of(tp=2, sequence_parallel=True, dtype="bf16"))
+    x = activation_numbers_from_plan(plan_of(tp=2, sequence_parallel=True, dtype="bf16"))
     assert (x.tokens, x.rows, x.heads, x.kv_heads, x.inner, x.vocab) == (8, 4, 2, 1, 12, 19)
     assert (x.stream, x.whole, x.queries, x.keys) == (128, 256, 8 * 2 * 4 * 2, 8 * 4 * 2)
     assert (x.shared, x.scattered, x.low_precision, x.statistics_bytes) == (1, 1, 1, 4)
-    alone = ActivationNumbers.from_plan(plan_of(dtype="fp64"))
+    alone = activation_numbers_from_plan(plan_of(dtype="fp64"))
     assert (alone.shared, alone.scattered, alone.low_precision) == (0, 0, 0)
     assert alone.statistics_bytes == 8
 
 
 def test_so_many_rows_are_widened_as_fit_the_cache() -> None:
-    x = ActivationNumbers.from_plan(plan_of())
+    x = activation_numbers_from_plan(plan_of())
     assert x.chunk_rows(10, 2**10) == 10
     assert x.chunk_rows(10**6, 2**10) == 2**8
 
@@ -61,7 +62,7 @@ def test_of_gathered_rows_a_ring_has_two_chunks_at_most(tp: int, chunks: int) ->
         kind: plan_of(model=model, tp=tp, sequence_parallel=True, tp_overlap=kind, dtype="fp32")
         for kind in ("none", "ring", "symmetric-memory")
     }
-    x = {kind: ActivationNumbers.from_plan(plan) for kind, plan in plans.items()}
+    x = {kind: activation_numbers_from_plan(plan) for kind, plan in plans.items()}
     chunk = x["none"].stream
     assert x["none"].whole == tp * chunk
     assert x["ring"].gathered_bytes(tp * chunk) == chunks * chunk
@@ -75,5 +76,5 @@ def test_of_gathered_rows_a_ring_has_two_chunks_at_most(tp: int, chunks: int) ->
 
 
 def test_whole_rows_are_not_gathered() -> None:
-    x = ActivationNumbers.from_plan(plan_of(tp=2))
+    x = activation_numbers_from_plan(plan_of(tp=2))
     assert (x.gathered_bytes(x.whole), x.summed_bytes(x.whole)) == (0, x.whole)

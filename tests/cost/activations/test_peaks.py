@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.cost.activations.numbers import ActivationNumbers
+from echelon.cost.activations.from_plan import activation_numbers_from_plan
 from echelon.cost.activations.operator_memory import OperatorMemory, SavedTensor
 from echelon.cost.activations.peaks import backward_peak, forward_peak
 from echelon.cost.activations.units import UnitOperators
 from echelon.layout.buckets import UNIT_HEAD
 from tests.parallel.layouts import plan_of
 
-X = ActivationNumbers.from_plan(plan_of())
+X = activation_numbers_from_plan(plan_of())
 
 
 def _kept(size: int) -> tuple[SavedTensor, ...]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from echelon.core.plan import Recompute, RecomputedOperator
-from echelon.cost.activations.numbers import ActivationNumbers
+from echelon.cost.activations.from_plan import activation_numbers_from_plan
 from echelon.cost.activations.operator_memory import total_saved_bytes
 from echelon.cost.activations.timeline import RankActivations
 from tests.parallel.layouts import DEEPSEEK, NANO, plan_of
@@ -22,7 +22,7 @@ def kept(*operators: RecomputedOperator, model: object = NANO) -> int:
 
 @pytest.mark.parametrize("operator", ["norm", "activation", "mlp", "attention"])
 def test_an_operator_leaves_out_what_it_makes(operator: RecomputedOperator) -> None:
-    x = ActivationNumbers.from_plan(plan_of())
+    x = activation_numbers_from_plan(plan_of())
     inner, statistics = 8 * 24 * 8, 8 * 8
     wanted = {
         "norm": 2 * (x.stream + statistics),
@@ -36,7 +36,7 @@ def test_an_operator_leaves_out_what_it_makes(operator: RecomputedOperator) -> N
 
 def test_of_a_mixture_the_norm_of_attention_and_attention_are_made_again() -> None:
     assert kept("mlp", model=DEEPSEEK) == kept(model=DEEPSEEK)
-    x = ActivationNumbers.from_plan(plan_of(model=DEEPSEEK))
+    x = activation_numbers_from_plan(plan_of(model=DEEPSEEK))
     assert kept(model=DEEPSEEK) - kept("norm", model=DEEPSEEK) == x.stream + 8 * 8
 
 

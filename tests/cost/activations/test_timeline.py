@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from echelon.core.plan import Plan, Recompute
-from echelon.cost.activations.numbers import ActivationNumbers
+from echelon.cost.activations.from_plan import activation_numbers_from_plan
 from echelon.cost.activations.timeline import RankActivations
 from tests.parallel.layouts import DEEPSEEK, GPT2, NANO, plan_of
 from tests.parallel.pipeline.pipelines import pipeline_plan
@@ -27,13 +27,13 @@ def test_the_peak_is_no_less_than_what_is_kept(plan: Plan) -> None:
         assert [one.action for one in told] == list(RankActivations(plan, rank).row)
         assert all(one.peak >= one.kept for one in told)
         # What is left when all has run backward: numbers of each loss.
-        x = ActivationNumbers.from_plan(plan)
+        x = activation_numbers_from_plan(plan)
         assert told[-1].kept in (0, plan.num_microbatches * x.statistics_bytes)
 
 
 def test_stored_inputs_wait_on_the_host() -> None:
     plan = PLANS["on the host"]
-    x, units = ActivationNumbers.from_plan(plan), RankActivations(plan, 0).units(0, 0)
+    x, units = activation_numbers_from_plan(plan), RankActivations(plan, 0).units(0, 0)
     stored = [unit.stored.bytes for unit in units if unit.stored is not None and unit.on_host]
     assert stored == NANO.layers * [x.stream]
     assert all(unit.saved == () for unit in units if unit.on_host)

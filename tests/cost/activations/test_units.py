@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from echelon.core.plan import Plan, Recompute
-from echelon.cost.activations.numbers import ActivationNumbers
+from echelon.cost.activations.from_plan import activation_numbers_from_plan
 from echelon.cost.activations.units import (
     UnitOperators,
     block_operators,
@@ -21,12 +21,12 @@ PLACE = (0, 0, None)
 
 
 def _units(plan: Plan, pp_rank: int = 0) -> tuple[UnitOperators, ...]:
-    x = ActivationNumbers.from_plan(plan)
+    x = activation_numbers_from_plan(plan)
     return stage_unit_operators(plan, rank_part(plan, pp_rank).stages[0], x, PLACE)
 
 
 def test_ends_by_hand() -> None:
-    x = ActivationNumbers.from_plan(plan_of(model=GPT2, tp=2, dtype="bf16"))
+    x = activation_numbers_from_plan(plan_of(model=GPT2, tp=2, dtype="bf16"))
     ids, positions, dropped = (one.saved_bytes for one in embedding_operators(x))
     assert (ids, positions, dropped) == (8 * (8 + 1), 8 * 8, 0)
     (loss,) = (one for one in head_operators(x) if one.name == "loss")
@@ -49,7 +49,7 @@ def test_units_of_a_stage_are_its_blocks_and_ends() -> None:
 def test_a_recomputed_block_keeps_its_input_on_the_device_or_on_the_host() -> None:
     changes: dict[str, Any] = {"pp": 2, "recompute": Recompute(policy="full")}
     plan = plan_of(**changes)
-    x = ActivationNumbers.from_plan(plan)
+    x = activation_numbers_from_plan(plan)
     assert [[one.bytes for one in unit.saved] for unit in _units(plan)[1:]] == [[x.stream]] * 2
     changes["recompute"] = Recompute(policy="full", offload="host")
     first, *others = _units(plan_of(**changes), 1)
@@ -61,7 +61,7 @@ def test_a_recomputed_block_keeps_its_input_on_the_device_or_on_the_host() -> No
 
 def test_blocks_of_a_mixture_route_but_for_the_first() -> None:
     plan = plan_of(model=DEEPSEEK)
-    x = ActivationNumbers.from_plan(plan)
+    x = activation_numbers_from_plan(plan)
     names = [{one.name for one in block_operators(plan, x, layer, PLACE)} for layer in (0, 1)]
     assert "router" not in names[0]
     assert {"router", "dispatch", "shared experts", "experts"} <= names[1]

@@ -7,7 +7,7 @@ import pytest
 from echelon.config.load import load_job
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
-from echelon.cost.activations.numbers import ActivationNumbers
+from echelon.cost.activations.from_plan import activation_numbers_from_plan
 from echelon.cost.peak.messages import message_counts
 from echelon.cost.peak.place_walk import HighestMoment, PlaceWalk
 from echelon.cost.peak.rank_peak import TERMS, PeakWalk, rank_peak
@@ -23,7 +23,7 @@ def plan_of(*flags: str) -> Plan:
 
 
 def walk_of(plan: Plan, rank: int) -> PlaceWalk:
-    return PlaceWalk(plan, rank, ActivationNumbers.from_plan(plan), dict.fromkeys(TERMS, 0.0))
+    return PlaceWalk(plan, rank, activation_numbers_from_plan(plan), dict.fromkeys(TERMS, 0.0))
 
 
 def highest(plan: Plan, walk: PlaceWalk, rank: int) -> HighestMoment:

@@ -766,7 +766,7 @@ function $model_numbers_from_shape(shape, length, tp = 1.0) {
 let experts, latent;
 
 [latent, experts] = $rt.unpack([shape.latent, shape.experts], 2);
-return new $ModelNumbers({ layers: $rt.float(shape.layers), hidden: $rt.float(shape.hidden), heads: $rt.float(shape.heads), query_dim: $rt.float(shape.query_dim), kv_dim: $rt.float(shape.kv_dim), attention_dim: $rt.float($attention_width(shape)), ffn: $rt.float(shape.ffn), up: ($rt.truth(shape.gated) ? 2.0 : 1.0), vocab: $rt.mul($ceil_div($rt.float(shape.vocab), tp), tp), tied: $rt.float(shape.tied), positions: ($rt.eq(shape.positions, "learned") ? $rt.float(shape.max_positions) : 0.0), length: $rt.float(length), keys_per_query: $mean_keys_per_query(shape, length), norm_weights: ($rt.eq(shape.norm, "layernorm") ? 2.0 : 1.0), qkv_bias: $rt.float(shape.qkv_bias), output_bias: $rt.float(shape.output_bias), mlp_bias: $rt.float(shape.mlp_bias), head_norms: ($rt.truth(shape.qk_norm) ? (2.0 * shape.head_dim) : 0.0), query_rank: ($rt.truth(latent) ? $rt.float(latent.query_rank) : 0.0), kv_rank: ($rt.truth(latent) ? $rt.float($rt.add(latent.kv_rank, latent.rope_dim)) : 0.0), rope_dim: ($rt.truth(latent) ? $rt.float(latent.rope_dim) : 0.0), kv_up_dim: ($rt.truth(latent) ? $rt.float($rt.mul(shape.heads, $rt.add(latent.nope_dim, latent.value_dim))) : 0.0), value_dim: ($rt.truth(latent) ? $rt.float($rt.mul(shape.heads, latent.value_dim)) : 0.0), experts: ($rt.truth(experts) ? $rt.float(experts.num_experts) : 0.0), top_k: ($rt.truth(experts) ? $rt.float(experts.top_k) : 0.0), expert_ffn: ($rt.truth(experts) ? $rt.float(experts.ffn) : 0.0), shared_experts: ($rt.truth(experts) ? $rt.float(experts.shared_experts) : 0.0), dense_layers: ($rt.truth(experts) ? $rt.float(experts.first_dense_layers) : 0.0) });
+return new $ModelNumbers({ layers: $rt.float(shape.layers), hidden: $rt.float(shape.hidden), heads: $rt.float(shape.heads), query_dim: $rt.float(shape.query_dim), kv_dim: $rt.float(shape.kv_dim), attention_dim: $rt.float($attention_width(shape)), ffn: $rt.float(shape.ffn), up: ($rt.truth(shape.gated) ? 2.0 : 1.0), vocab: $rt.mul($ceil_div($rt.float(shape.vocab), tp), tp), tied: $rt.float(shape.tied), positions: ($rt.eq(shape.positions, "learned") ? $rt.float(shape.max_positions) : 0.0), length: $rt.float(length), keys_per_query: $mean_keys_per_query(shape, length), norm_weights: ($rt.eq(shape.norm, "layernorm") ? 2.0 : 1.0), block_norms: $rt.float($rt.len(shape.norms)), extra_streams: ((2.0 * $rt.eq(shape.norm_place, "both")) - $rt.item($_SHARED_STREAMS, shape.residual)), qkv_bias: $rt.float(shape.qkv_bias), output_bias: $rt.float(shape.output_bias), mlp_bias: $rt.float(shape.mlp_bias), head_norms: $rt.mul($rt.float(shape.qk_norm), $_qk_norm_weights(shape)), query_rank: ($rt.truth(latent) ? $rt.float(latent.query_rank) : 0.0), kv_rank: ($rt.truth(latent) ? $rt.float($rt.add(latent.kv_rank, latent.rope_dim)) : 0.0), rope_dim: ($rt.truth(latent) ? $rt.float(latent.rope_dim) : 0.0), kv_up_dim: ($rt.truth(latent) ? $rt.float($rt.mul(shape.heads, $rt.add(latent.nope_dim, latent.value_dim))) : 0.0), value_dim: ($rt.truth(latent) ? $rt.float($rt.mul(shape.heads, latent.value_dim)) : 0.0), experts: ($rt.truth(experts) ? $rt.float(experts.num_experts) : 0.0), top_k: ($rt.truth(experts) ? $rt.float(experts.top_k) : 0.0), expert_ffn: ($rt.truth(experts) ? $rt.float(experts.ffn) : 0.0), shared_experts: ($rt.truth(experts) ? $rt.float(experts.shared_experts) : 0.0), dense_layers: ($rt.truth(experts) ? $rt.float(experts.first_dense_layers) : 0.0) });
 }
 
 function $machine_numbers(tables, controls, model, cluster) {
@@ -900,7 +900,6 @@ cut = ($rt.number(layout.zero) >= $rt.number(1.0));
 [shared, routed] = $rt.unpack([$rt.add(held.blocks, held.ends), held.routed], 2);
 function reduced(way, whole, weights) {
 let across, exact, size, sliced;
-weights = $rt.mul(work.model.trained, weights);
 size = ($rt.mul(software.reduced_bytes, weights) / software.reduce_share);
 across = $sum_seconds(ways.replicate, $rt.where(cut, (size / way.degree), size), layout.sums);
 exact = $_slices_seconds(work, way, whole, size);
@@ -939,7 +938,7 @@ return [seconds($rt.mul(work.element, weights), 2.0), seconds(gradients, 3.0)];
 function $accumulation_seconds(work, held) {
 let weights;
 
-weights = $rt.mul(work.model.trained, $rt.add($rt.add(held.blocks, held.ends), held.routed));
+weights = $rt.add($rt.add(held.blocks, held.ends), held.routed);
 return $memory_seconds(work.machine, $rt.mul(work.software.adding_bytes, weights));
 }
 
@@ -1488,6 +1487,14 @@ pairs = (shape.mask.num_pairs(length) - ($rt.mul(shape.causal, length) / 2));
 return (pairs / length);
 }
 
+function $_qk_norm_weights(shape) {
+
+if ($rt.eq(shape.qk_norm_over, "width")) {
+return $rt.float($rt.add(shape.query_dim, shape.kv_dim));
+}
+return (2.0 * shape.head_dim);
+}
+
 function $machine_place(tables, controls, model, cluster) {
 let found, hidden, place, row, window;
 
@@ -1536,7 +1543,6 @@ let attention, attention_back, back, context, device, expert, first, forward, hi
 routed = ($rt.truth(mixture) ? $routed_matmuls(work) : [0.0, 0.0, 0.0]);
 inner = $_sum(routed, $_matmuls_of_all_tokens(work, mixture));
 [forward, inputs, weights] = $rt.unpack($rt.iter($rt.zip([forward, inputs, weights], inner)).map(([a, b]) => $rt.add(a, b)), 3);
-weights = $rt.mul((1.0 - work.model.frozen), weights);
 [attention, attention_back] = $rt.unpack($attention_seconds(work), 2);
 moves = $_memory_bound_seconds(work, mixture);
 software = work.software;
@@ -1572,7 +1578,7 @@ way = $library_group_links(work, layout.tp, 1.0);
 joined = $sum_seconds(way, rows, layout.sums);
 small = (3.0 * $all_reduce_seconds(way, (4.0 * tokens)));
 [pace, late] = $rt.unpack([software.pace, software.loss_backward], 2);
-return new $EndSeconds({ embedding: $rt.mul(pace, $rt.add($memory_seconds(machine, (7.0 * rows)), joined)), head_forward: $rt.mul($rt.mul(pace, (1.0 - late)), $rt.add($rt.add(forward, logits), small)), head_input_gradient: $rt.mul(pace, $rt.add($rt.add($rt.add($rt.mul(late, $rt.add($rt.add(forward, logits), small)), inputs), logits), joined)), head_weight_gradient: $rt.mul($rt.mul(pace, (1.0 - model.frozen)), weights) });
+return new $EndSeconds({ embedding: $rt.mul(pace, $rt.add($memory_seconds(machine, (7.0 * rows)), joined)), head_forward: $rt.mul($rt.mul(pace, (1.0 - late)), $rt.add($rt.add(forward, logits), small)), head_input_gradient: $rt.mul(pace, $rt.add($rt.add($rt.add($rt.mul(late, $rt.add($rt.add(forward, logits), small)), inputs), logits), joined)), head_weight_gradient: $rt.mul(pace, weights) });
 }
 
 function $_select(layout, each) {
@@ -1616,7 +1622,7 @@ const $lambda_18 = ((p, m) => ($rt.min(m, (p / 2.0))));
 const $lambda_19 = ((t) => (($rt.mul(t.others, $rt.max(t.split, 0.0)) / 2.0)));
 
 function $block_weights(model, layout, mixture) {
-let adapters, attention, biases, down, each, hidden, inner, into, latent, matrices, norms, plain, routed, tp, up, vectors, width;
+let attention, biases, down, each, hidden, inner, into, latent, matrices, norms, plain, routed, tp, up, vectors, width;
 
 [hidden, tp] = $rt.unpack([model.hidden, layout.tp], 2);
 latent = ($rt.number(model.kv_rank) > $rt.number(0));
@@ -1627,7 +1633,8 @@ vectors = (model.kv_rank - model.rope_dim);
 into = $rt.where(($rt.number(model.query_rank) > $rt.number(0)), model.query_rank, hidden);
 up = ($rt.add($rt.mul(into, model.query_dim), $rt.mul(vectors, model.kv_up_dim)) / tp);
 attention = $rt.add($rt.where(latent, $rt.add(down, up), plain), ($rt.mul(hidden, width) / tp));
-norms = $rt.add($rt.add($rt.add($rt.mul((2.0 * hidden), model.norm_weights), model.head_norms), model.query_rank), vectors);
+norms = $rt.add($rt.mul($rt.mul(model.block_norms, hidden), model.norm_weights), model.head_norms);
+norms = $rt.add($rt.add(norms, model.query_rank), vectors);
 biases = ($rt.mul(model.qkv_bias, $rt.add(model.query_dim, (2.0 * model.kv_dim))) / tp);
 biases = $rt.add(biases, $rt.mul(model.output_bias, hidden));
 matrices = (1.0 + model.up);
@@ -1640,8 +1647,7 @@ inner = ($rt.mul($rt.mul(matrices, hidden), model.ffn) / tp);
 biases = $rt.add(biases, $rt.mul(model.mlp_bias, $rt.add(($rt.mul(model.up, model.ffn) / tp), hidden)));
 routed = 0.0;
 }
-adapters = $rt.add(model.adapters_whole, (model.adapters_split / tp));
-return [$rt.add($rt.add($rt.add($rt.add(attention, inner), norms), biases), adapters), routed];
+return [$rt.add($rt.add($rt.add(attention, inner), norms), biases), routed];
 }
 
 function $head_weights(model, layout) {
@@ -1673,7 +1679,7 @@ return $_schedule_is(layout, $_bent);
 }
 
 function $unit_gather_seconds(work, shared, routed, is_block = true) {
-let coded, codes, element, exact, gather, held, pair, routed_pair, routes, scatter, size, slices, software, some, trained, travels, ways;
+let coded, codes, element, exact, gather, held, pair, routed_pair, routes, scatter, size, slices, software, some, travels, ways;
 
 [software, ways] = $rt.unpack([work.software, $data_group_links(work)], 2);
 size = (software.reduced_bytes / software.gather_share);
@@ -1682,10 +1688,9 @@ coded = $rt.mul(codes, work.layout.gathered_bytes);
 element = ($rt.where(($rt.number(coded) > $rt.number(0.0)), coded, work.element) / software.gather_share);
 [pair, routed_pair] = $rt.unpack([[ways.shared, ways.shared_sum], [ways.routed, ways.routed_sum]], 2);
 gather = $_slices_seconds(work, ...$rt.iter(pair), $rt.mul(element, shared));
-trained = $rt.mul(work.model.trained, shared);
-exact = $_slices_seconds(work, ...$rt.iter(pair), $rt.mul(size, trained));
-scatter = $_scatter_seconds(work, ways.shared, trained, exact);
-slices = ($rt.mul(size, trained) / ways.shared.degree);
+exact = $_slices_seconds(work, ...$rt.iter(pair), $rt.mul(size, shared));
+scatter = $_scatter_seconds(work, ways.shared, shared, exact);
+slices = ($rt.mul(size, shared) / ways.shared.degree);
 scatter = $rt.add(scatter, $sum_seconds(ways.replicate, slices, work.layout.sums));
 some = ($rt.number(routed) > $rt.number(0.0));
 gather = $rt.add(gather, $rt.where(some, $_slices_seconds(work, ...$rt.iter(routed_pair), $rt.mul(element, routed)), 0.0));
@@ -1810,7 +1815,7 @@ layout = work.layout;
 cut = ($rt.number(layout.zero) >= $rt.number(1.0));
 shared = ($rt.add(held.blocks, held.ends) / $rt.where(cut, layout.shard, 1.0));
 shared = (shared / $rt.max(1.0, layout.servers));
-return $rt.mul(work.model.trained, $rt.add(shared, (held.routed / $rt.where(cut, layout.expert_shard, 1.0))));
+return $rt.add(shared, (held.routed / $rt.where(cut, layout.expert_shard, 1.0)));
 }
 
 function $update_bytes(work) {
@@ -2506,7 +2511,7 @@ return $rt.add($rt.mul($rt.mul((way.ranks_per_node - 1.0), nodes), way.node_late
 }
 
 function $_held_weights(work, last) {
-let _, adapters, alone, bent, both, copies, dense, embedding, ends, experts, frozen, head, last_end, layers, layout, mixed, mixtures, model, plain, shared, two;
+let _, alone, bent, both, copies, dense, embedding, ends, experts, head, last_end, layers, layout, mixed, mixtures, model, plain, two;
 [model, layout] = $rt.unpack([work.model, work.layout], 2);
 alone = $rt.eq(layout.pp, 1.0);
 layers = $_blocks_of_rank(work, last);
@@ -2521,10 +2526,7 @@ both = $rt.or($rt.or(alone, two), bent);
 last_end = ($rt.truth(last) ? $rt.where(bent, 0.0, head) : embedding);
 ends = $rt.where($rt.and(both, $rt.invert($rt.and($rt.and(bent, last), $rt.invert(alone)))), $embedding_and_head_weights(model, layout), last_end);
 copies = $rt.where(two, 2.0, 1.0);
-shared = $rt.add($rt.mul(copies, $rt.add($rt.mul(plain, dense), $rt.mul(mixtures, mixed))), ends);
-adapters = $rt.mul($rt.mul(copies, layers), $rt.add(model.adapters_whole, (model.adapters_split / layout.tp)));
-frozen = ($rt.number(model.frozen) > $rt.number(0));
-return new $HeldOfRank({ plain: plain, mixtures: mixtures, shared: shared, routed: $rt.mul($rt.mul(copies, mixtures), experts), block: $rt.max(dense, mixed), ends: ends, both: both, trained: $rt.where(frozen, adapters, shared), trained_routed: $rt.where(frozen, 0.0, $rt.mul($rt.mul(copies, mixtures), experts)) });
+return new $HeldOfRank({ plain: plain, mixtures: mixtures, shared: $rt.add($rt.mul(copies, $rt.add($rt.mul(plain, dense), $rt.mul(mixtures, mixed))), ends), routed: $rt.mul($rt.mul(copies, mixtures), experts), block: $rt.max(dense, mixed), ends: ends, both: both });
 }
 
 function $microbatches_in_flight(layout) {
@@ -2653,10 +2655,11 @@ return ($rt.has([0, here], even) ? here : 0);
 }
 
 function $_saved(work, x, mixture) {
-let inner, masks;
+let inner, masks, more;
 inner = ($rt.truth(mixture) ? $mixture_saved(x, $_expert_numbers(work)) : $mlp_saved(x));
 masks = (2.0 * $dropout_saved(x, "attention dropout").bytes);
-return $rt.add($rt.add($total_saved_bytes([...$rt.iter($attention_saved(x)), ...$rt.iter(inner)]), masks), $_beside(work, mixture));
+more = $rt.add($rt.add($rt.mul(work.model.extra_streams, x.stream), masks), $_beside(work, mixture));
+return $rt.add($total_saved_bytes([...$rt.iter($attention_saved(x)), ...$rt.iter(inner)]), more);
 }
 
 function $_numbers(work) {
@@ -2672,7 +2675,7 @@ latent = ($rt.number(model.kv_rank) > $rt.number(0));
 keys = $rt.where(latent, model.kv_up_dim, (2.0 * model.kv_dim));
 own = $rt.where(latent, 0.0, software.own_operators);
 ulysses = layout.ulysses;
-return new $ActivationNumbers({ tokens: tokens, rows: (tokens / stream), hidden: model.hidden, heads: (model.query_dim / tp), kv_heads: (keys / (2.0 * tp)), head_dim: 1.0, inner: (model.ffn / tp), up: model.up, vocab: 0.0, size: work.element, statistics_bytes: 0.0, matmul_size: $rt.where(narrow, 1.0, work.element), low_precision: 1, rope: $rt.mul(own, $rt.eq(model.positions, 0)), qk_norm: $rt.where(($rt.number(model.head_norms) > $rt.number(0)), $rt.add(software.saved_normed, own), 0.0), ring: $rt.mul(own, ($rt.number((layout.cp / ulysses)) > $rt.number(1))), transposed: $rt.mul($rt.mul(own, software.gpu_kernels), $_by_head(work)), exchanged: $rt.mul(own, ($rt.number(ulysses) > $rt.number(1))), copies: $rt.max(1.0, ($rt.mul($rt.mul(ulysses, tp), model.query_dim) / $rt.mul(model.kv_dim, model.heads))), dropout: software.dropout, frozen: model.frozen, adapters: $_adapters(model), scores: $rt.mul(scores, $rt.add((2.0 * work.element), software.dropout)) });
+return new $ActivationNumbers({ tokens: tokens, rows: (tokens / stream), hidden: model.hidden, heads: (model.query_dim / tp), kv_heads: (keys / (2.0 * tp)), head_dim: 1.0, inner: (model.ffn / tp), up: model.up, vocab: 0.0, size: work.element, statistics_bytes: 0.0, matmul_size: $rt.where(narrow, 1.0, work.element), low_precision: 1, rope: $rt.mul(own, $rt.eq(model.positions, 0)), qk_norm: $rt.where(($rt.number(model.head_norms) > $rt.number(0)), $rt.add(software.saved_normed, own), 0.0), ring: $rt.mul(own, ($rt.number((layout.cp / ulysses)) > $rt.number(1))), transposed: $rt.mul($rt.mul(own, software.gpu_kernels), $_by_head(work)), exchanged: $rt.mul(own, ($rt.number(ulysses) > $rt.number(1))), copies: $rt.max(1.0, ($rt.mul($rt.mul(ulysses, tp), model.query_dim) / $rt.mul(model.kv_dim, model.heads))), dropout: software.dropout, scores: $rt.mul(scores, $rt.add((2.0 * work.element), software.dropout)) });
 }
 
 function $_cell_fault(stage, microbatch, found) {
@@ -2892,20 +2895,18 @@ gpu = software.gpu_kernels;
 gradient_bytes = software.gradient_bytes;
 adds_wider = $rt.and(($rt.number(element) < $rt.number(4)), $rt.eq(gradient_bytes, 4));
 stream = $rt.where(($rt.number(work.layout.sequence_parallel) > $rt.number(0)), tp, 1.0);
-return new $ActivationNumbers({ tokens: work.tokens, rows: (work.tokens / stream), hidden: work.model.hidden, heads: 0, kv_heads: 0, head_dim: 0, inner: 0, up: 0, vocab: (work.model.vocab / tp), size: work.element, statistics_bytes: $rt.max(4, element), matmul_size: work.element, tp: tp, low_precision: (1.0 * ($rt.number(element) < $rt.number(4))), mixed: (1.0 * !$rt.eq(gradient_bytes, element)), widens: (1.0 - $rt.mul(gpu, adds_wider)), chunk_elements: $rt.where(($rt.number(gpu) > $rt.number(0.0)), 16777216, 262144), fused_loss: $rt.mul(software.fused_loss, ($rt.number(element) <= $rt.number(4))), frozen: work.model.frozen });
+return new $ActivationNumbers({ tokens: work.tokens, rows: (work.tokens / stream), hidden: work.model.hidden, heads: 0, kv_heads: 0, head_dim: 0, inner: 0, up: 0, vocab: (work.model.vocab / tp), size: work.element, statistics_bytes: $rt.max(4, element), matmul_size: work.element, tp: tp, low_precision: (1.0 * ($rt.number(element) < $rt.number(4))), mixed: (1.0 * !$rt.eq(gradient_bytes, element)), widens: (1.0 - $rt.mul(gpu, adds_wider)), chunk_elements: $rt.where(($rt.number(gpu) > $rt.number(0.0)), 16777216, 262144), fused_loss: $rt.mul(software.fused_loss, ($rt.number(element) <= $rt.number(4))) });
 }
 
 function $loss_backward_bytes(x, split) {
-let chunk, chunks, narrow, part, rows;
+let chunk, chunks, narrow;
 
-part = (-$elementwise_max((-x.tokens), (-2048)));
 if ($rt.truth(split)) {
-rows = $rt.add($rt.mul(x.frozen, part), $rt.mul((1 - x.frozen), x.tokens));
-return $_loss_backward(x, rows, 1, true);
+return $_loss_backward(x, x.tokens, 1, true);
 }
-narrow = $rt.mul($rt.mul(x.low_precision, (1 - x.mixed)), (1 - x.frozen));
-chunk = $rt.add($rt.mul(narrow, x.tokens), $rt.mul((1 - narrow), part));
-chunks = $rt.add(1, $rt.mul($rt.mul((1 - x.frozen), x.shared), $is_positive((x.tokens - chunk))));
+narrow = $rt.mul(x.low_precision, (1 - x.mixed));
+chunk = $rt.add($rt.mul(narrow, x.tokens), $rt.mul((1 - narrow), (-$elementwise_max((-x.tokens), (-2048)))));
+chunks = $rt.add(1, $rt.mul(x.shared, $is_positive((x.tokens - chunk))));
 return $_loss_backward(x, chunk, chunks, false);
 }
 
@@ -2983,7 +2984,7 @@ return new $ExpertNumbers({ routed: 0.0, experts: model.experts, top_k: model.to
 function $mlp_saved(x) {
 let column, norm;
 
-[norm, column] = $rt.unpack([$norm_saved(x, "mlp norm"), $column_input(x, "gate, up", "mlp input", 2)], 2);
+[norm, column] = $rt.unpack([$norm_saved(x, "mlp norm"), $column_input(x, "gate, up", "mlp input")], 2);
 return [...$rt.iter(norm), column, ...$rt.iter($_gate_and_up(x)), ...$rt.iter($_down_input(x))];
 }
 
@@ -2993,18 +2994,6 @@ let each, mask;
 each = $rt.add(x.low_precision, $rt.mul((1 - x.low_precision), x.size));
 mask = $rt.mul($rt.mul($rt.mul(x.dropout, x.rows), x.hidden), each);
 return new $SavedTensor({ operator: name, name: "mask", bytes: mask, formula: "n D s" });
-}
-
-function $total_saved_bytes(saved) {
-
-return $rt.sum($rt.iter(saved).map((one) => one.bytes), 0);
-}
-
-function $attention_saved(x) {
-let column, norm;
-
-[norm, column] = $rt.unpack([$norm_saved(x, "attention norm"), $column_input(x, "q, k, v", "attention input", 0)], 2);
-return [...$rt.iter(norm), column, ...$rt.iter($_heads_saved(x)), ...$rt.iter($_core_saved(x)), ...$rt.iter($_output_saved(x))];
 }
 
 function $_beside(work, mixture) {
@@ -3029,6 +3018,18 @@ widths = $rt.add($rt.add(widths, (heads / tp)), $rt.mul(software.saved_whole, in
 return $rt.mul(work.tokens, $rt.add(widths, ($rt.mul(software.saved_inner, inner) / tp)));
 }
 
+function $total_saved_bytes(saved) {
+
+return $rt.sum($rt.iter(saved).map((one) => one.bytes), 0);
+}
+
+function $attention_saved(x) {
+let column, norm;
+
+[norm, column] = $rt.unpack([$norm_saved(x, "attention norm"), $column_input(x, "q, k, v", "attention input")], 2);
+return [...$rt.iter(norm), column, ...$rt.iter($_heads_saved(x)), ...$rt.iter($_core_saved(x)), ...$rt.iter($_output_saved(x))];
+}
+
 function $_by_head(work) {
 let element, found, layout, pieces, several;
 
@@ -3037,11 +3038,6 @@ several = ($rt.number(layout.microbatch) > $rt.number(1));
 found = $rt.or(($rt.number(element) > $rt.number(4)), $rt.and($rt.eq(element, 4), several));
 pieces = $rt.mul(layout.gathered, ($rt.number((layout.cp / layout.ulysses)) > $rt.number(1)));
 return $rt.mul(found, (1.0 - pieces));
-}
-
-function $_adapters(model) {
-
-return [model.adapters_attention_in, model.adapters_attention_out, model.adapters_mlp_in, model.adapters_mlp_out];
 }
 
 function $microbatches_that_wait(layout) {
@@ -3053,6 +3049,22 @@ for ([index, forms] of $rt.iter($rt.enumerate($_closed_forms))) {
 if ((forms.waiting !== null)) {
 here = $rt.and($rt.eq(layout.schedule, index), ($rt.number(p) > $rt.number(1.0)));
 found = $rt.where(here, forms.waiting(p, m), found);
+}
+}
+return found;
+}
+
+function $elementwise_max(...values) {
+let found, value;
+
+found = $rt.item(values, 0);
+for (value of $rt.iter($rt.slice(values, 1, undefined))) {
+if (($rt.truth(false) || $rt.truth(false))) {
+found = $rt.max(found, value);
+} else {
+if (($rt.number(value) > $rt.number(found))) {
+found = value;
+}
 }
 }
 return found;
@@ -3090,22 +3102,6 @@ projections = $rt.mul((1 - $_projections_kept(x)), $rt.add(x.queries, $rt.mul(2,
 return ($total_saved_bytes([...$rt.iter($rt.slice($_heads_saved(x), 1, undefined)), ...$rt.iter($_core_saved(x))]) - projections);
 }
 
-function $elementwise_max(...values) {
-let found, value;
-
-found = $rt.item(values, 0);
-for (value of $rt.iter($rt.slice(values, 1, undefined))) {
-if (($rt.truth(false) || $rt.truth(false))) {
-found = $rt.max(found, value);
-} else {
-if (($rt.number(value) > $rt.number(found))) {
-found = value;
-}
-}
-}
-return found;
-}
-
 function $_loss_backward(x, rows, chunks, split) {
 let gathered, last, logits, numbers, one, piece, pieces, product, running, stream, two, wide;
 
@@ -3115,7 +3111,7 @@ numbers = $rt.mul(x.tokens, $rt.add($rt.add(8, $rt.mul(2, 1)), $rt.mul($rt.add(3
 pieces = $rt.mul(x.low_precision, (1 - x.fused_loss));
 piece = $rt.mul($rt.mul($rt.mul(pieces, x.chunk_rows(rows, x.vocab)), x.vocab), 4);
 gathered = $rt.mul(x.scattered, x.whole);
-product = $rt.mul($rt.mul((1 - x.frozen), (1 - split)), x.widened_bytes($rt.add(x.vocab, x.hidden), rows));
+product = $rt.mul((1 - split), x.widened_bytes($rt.add(x.vocab, x.hidden), rows));
 two = $rt.add($rt.add($rt.mul(chunks, logits), $rt.mul($rt.mul((chunks - 1), wide), stream)), $elementwise_max(piece, product));
 one = $rt.add(logits, $elementwise_max($rt.mul(2, piece), $rt.mul(wide, stream)));
 last = $rt.add($rt.add(logits, $elementwise_max($rt.mul(wide, stream), $rt.mul((1 - wide), gathered))), product);
@@ -3124,9 +3120,7 @@ return $rt.add($rt.add(numbers, x.whole), running);
 }
 
 function $_loss_waiting(x) {
-let trains;
-trains = (1 - x.frozen);
-return $saved_tensors("loss", ["gradients of logits", $rt.mul($rt.mul($rt.mul(trains, x.tokens), x.vocab), x.size), "N V s"], ["input, weighted", $rt.mul(trains, x.whole), "N D s"]);
+return $saved_tensors("loss", ["gradients of logits", $rt.mul($rt.mul(x.tokens, x.vocab), x.size), "N V s"], ["input, weighted", x.whole, "N D s"]);
 }
 
 function $_deferred_bytes_of_block(work, mixture) {
@@ -3182,11 +3176,9 @@ own = $rt.mul($_any_shared(e), x.copied_bytes($rt.mul(x.rows, x.hidden)));
 return $saved_tensors("shared experts", ["input in 8 bits", own, "n D"], ["gate and up", $rt.mul($rt.mul(e.up, inner), x.size), "2 N F' s"], ["inner activation", x.product_bytes(inner), "N F' s"]);
 }
 
-function $column_input(x, name, what, group) {
-let kept;
+function $column_input(x, name, what) {
 
-kept = $rt.mul(x.learns(group), x.matmul_stream);
-return new $SavedTensor({ operator: name, name: what, bytes: kept, formula: "n D s" });
+return new $SavedTensor({ operator: name, name: what, bytes: x.matmul_stream, formula: "n D s" });
 }
 
 function $_gate_and_up(x) {
@@ -3196,16 +3188,14 @@ return $saved_tensors("activation", ["gate and up", made, "N up F s"]);
 }
 
 function $_down_input(x) {
-let kept;
-kept = $rt.mul(x.learns(3), x.product_bytes($rt.mul(x.tokens, x.inner)));
-return $saved_tensors("down", ["input", kept, "N F s"]);
+return $saved_tensors("down", ["input", x.product_bytes($rt.mul(x.tokens, x.inner)), "N F s"]);
 }
 
 function $_heads_saved(x) {
 let both, statistics;
 
 both = $rt.add(x.queries, $rt.mul(2, x.keys));
-statistics = $rt.mul($rt.mul($rt.mul(x.qk_norm, x.tokens), $rt.add(x.heads, x.kv_heads)), x.statistics_bytes);
+statistics = $rt.mul($rt.mul(x.tokens, x.normed_rows), x.statistics_bytes);
 return $saved_tensors("heads", ["queries, keys and values", $rt.mul($_projections_kept(x), both), "N (H + 2 K) h s"], ["statistics of heads", statistics, "N (H + K) w"]);
 }
 
@@ -3215,7 +3205,6 @@ let by_position, copied, exchanged, kept, local;
 [local, kept] = $rt.unpack([(1 - $elementwise_max(x.ring, x.exchanged)), $queries_are_copied(x)], 2);
 copied = $rt.mul(x.keys, x.copies);
 by_position = $rt.mul($rt.mul($elementwise_max(x.exchanged, x.transposed), x.queries), (1 - x.in_fp8));
-by_position = $rt.mul(x.learns(1), by_position);
 exchanged = $rt.mul(x.exchanged, $rt.add(x.queries, $rt.mul(2, copied)));
 return $saved_tensors("attention", ["queries", $rt.mul($rt.mul(kept, (1 - x.exchanged)), x.queries), "N H h s"], ["keys", $rt.mul($rt.mul(local, kept), x.keys), "N K h s"], ["queries, keys and values of own heads", exchanged, "N (H + 2 K') h s"], ["keys and values", $rt.mul($rt.mul(x.ring, 2), copied), "2 N K' h s"], ["output", x.queries, "N H h s"], ["output, position by position", by_position, "N H h s"], ["log-sum-exp", $rt.mul($rt.mul(x.tokens, x.heads), x.statistics_bytes), "N H w"], ["scores", x.scores, "N H T"]);
 }
@@ -4945,15 +4934,29 @@ this.initial_std = $rt.given(of.initial_std, 0.02);
 this.dropout = $rt.given(of.dropout, 0.0);
 this.causal = $rt.given(of.causal, true);
 this.window = $rt.given(of.window, null);
+this.score_scale = $rt.given(of.score_scale, null);
+this.rotary = $rt.given(of.rotary, new $Rotary({ fraction: 1.0, interleaved: false, none_every: 0 }));
+this.multipliers = $rt.given(of.multipliers, new $Multipliers({ embedding: 1.0, residual: 1.0, logits: 1.0 }));
+this.norm_place = $rt.given(of.norm_place, "before");
+this.residual = $rt.given(of.residual, "sequential");
+this.qk_norm_over = $rt.given(of.qk_norm_over, "head");
+this.norm_offset = $rt.given(of.norm_offset, 0.0);
 this.soft_cap = $rt.given(of.soft_cap, null);
 this.latent = $rt.given(of.latent, null);
 this.experts = $rt.given(of.experts, null);
-this.lora = $rt.given(of.lora, null);
 }
 get mask() {
 const self = this;
 
 return new $AttentionMask({ causal: self.causal, window: self.window });
+}
+get norms() {
+const self = this;
+let after, before, found;
+
+[before, after] = $rt.unpack([!$rt.eq(self.norm_place, "after"), !$rt.eq(self.norm_place, "before")], 2);
+found = [["attention_norm", before], ["attention_post_norm", after], ["mlp_norm", $rt.both(before, () => !$rt.eq(self.residual, "parallel-one-norm"))], ["mlp_post_norm", after]];
+return $rt.list($rt.iter(found).filter(([name, there]) => $rt.truth(there)).map(([name, there]) => name));
 }
 get query_dim() {
 const self = this;
@@ -5208,6 +5211,22 @@ $rt.append(self.actions, new $Action({ microbatch: microbatch, stage: stage, kin
 }
 }
 
+class $Rotary {
+constructor(of) {
+this.fraction = $rt.given(of.fraction, 1.0);
+this.interleaved = $rt.given(of.interleaved, false);
+this.none_every = $rt.given(of.none_every, 0);
+}
+}
+
+class $Multipliers {
+constructor(of) {
+this.embedding = $rt.given(of.embedding, 1.0);
+this.residual = $rt.given(of.residual, 1.0);
+this.logits = $rt.given(of.logits, 1.0);
+}
+}
+
 class $ModelNumbers {
 constructor(of) {
 this.layers = $rt.required(of.layers, 'layers');
@@ -5227,6 +5246,8 @@ this.norm_weights = $rt.given(of.norm_weights, 1.0);
 this.qkv_bias = $rt.given(of.qkv_bias, 0.0);
 this.output_bias = $rt.given(of.output_bias, 0.0);
 this.mlp_bias = $rt.given(of.mlp_bias, 0.0);
+this.block_norms = $rt.given(of.block_norms, 2.0);
+this.extra_streams = $rt.given(of.extra_streams, 0.0);
 this.head_norms = $rt.given(of.head_norms, 0.0);
 this.query_rank = $rt.given(of.query_rank, 0.0);
 this.kv_rank = $rt.given(of.kv_rank, 0.0);
@@ -5238,14 +5259,6 @@ this.top_k = $rt.given(of.top_k, 0.0);
 this.expert_ffn = $rt.given(of.expert_ffn, 0.0);
 this.shared_experts = $rt.given(of.shared_experts, 0.0);
 this.dense_layers = $rt.given(of.dense_layers, 0.0);
-this.frozen = $rt.given(of.frozen, 0.0);
-this.trained = $rt.given(of.trained, 1.0);
-this.adapters_attention_in = $rt.given(of.adapters_attention_in, 0.0);
-this.adapters_attention_out = $rt.given(of.adapters_attention_out, 0.0);
-this.adapters_mlp_in = $rt.given(of.adapters_mlp_in, 0.0);
-this.adapters_mlp_out = $rt.given(of.adapters_mlp_out, 0.0);
-this.adapters_whole = $rt.given(of.adapters_whole, 0.0);
-this.adapters_split = $rt.given(of.adapters_split, 0.0);
 }
 get mixture_layers() {
 const self = this;
@@ -5666,8 +5679,6 @@ this.routed = $rt.required(of.routed, 'routed');
 this.block = $rt.required(of.block, 'block');
 this.ends = $rt.required(of.ends, 'ends');
 this.both = $rt.required(of.both, 'both');
-this.trained = $rt.required(of.trained, 'trained');
-this.trained_routed = $rt.required(of.trained_routed, 'trained_routed');
 }
 get unit() {
 const self = this;
@@ -5681,14 +5692,10 @@ return $rt.add(self.plain, self.mixtures);
 }
 sliced(layout, stage) {
 const self = this;
-let cut, routed, shared;
+let cut;
 
-[shared, routed] = $rt.unpack([self.shared, self.routed], 2);
-if (($rt.number(stage) < $rt.number(3.0))) {
-[shared, routed] = $rt.unpack([self.trained, self.trained_routed], 2);
-}
-cut = $rt.add((shared / layout.shard), (routed / layout.expert_shard));
-return $rt.where(($rt.number(layout.zero) >= $rt.number(stage)), cut, $rt.add(shared, routed));
+cut = $rt.add((self.shared / layout.shard), (self.routed / layout.expert_shard));
+return $rt.where(($rt.number(layout.zero) >= $rt.number(stage)), cut, $rt.add(self.shared, self.routed));
 }
 }
 
@@ -5736,11 +5743,20 @@ this.low_precision = $rt.given(of.low_precision, 0);
 this.rope = $rt.given(of.rope, 1);
 this.learned = $rt.given(of.learned, 0);
 this.qk_norm = $rt.given(of.qk_norm, 0);
+this.qk_width = $rt.given(of.qk_width, 0);
 this.layer_norm = $rt.given(of.layer_norm, 0);
 this.qkv_bias = $rt.given(of.qkv_bias, 0);
 this.output_bias = $rt.given(of.output_bias, 0);
 this.mlp_bias = $rt.given(of.mlp_bias, 0);
 this.dropout = $rt.given(of.dropout, 0);
+this.multiplied = $rt.given(of.multiplied, 0);
+this.embedding_multiplied = $rt.given(of.embedding_multiplied, 0);
+this.norm_before = $rt.given(of.norm_before, 1);
+this.norm_after = $rt.given(of.norm_after, 0);
+this.parallel = $rt.given(of.parallel, 0);
+this.one_norm = $rt.given(of.one_norm, 0);
+this.parted = $rt.given(of.parted, 0);
+this.beside = $rt.given(of.beside, 0);
 this.ring = $rt.given(of.ring, 0);
 this.exchanged = $rt.given(of.exchanged, 0);
 this.copies = $rt.given(of.copies, 1);
@@ -5758,9 +5774,17 @@ this.fused_rotary = $rt.given(of.fused_rotary, 0);
 this.fused_swiglu = $rt.given(of.fused_swiglu, 0);
 this.fused_loss = $rt.given(of.fused_loss, 0);
 this.cut_sums = $rt.given(of.cut_sums, 0);
-this.frozen = $rt.given(of.frozen, 0);
-this.adapters = $rt.given(of.adapters, [0, 0, 0, 0]);
 this.scores = $rt.given(of.scores, 0);
+}
+get changed() {
+const self = this;
+
+return $elementwise_max(self.dropout, self.multiplied);
+}
+get apart() {
+const self = this;
+
+return $elementwise_max(self.changed, self.norm_after, self.parted);
 }
 get stream() {
 const self = this;
@@ -5799,6 +5823,11 @@ const self = this;
 
 return $rt.mul($rt.mul(self.tokens, self.hidden), self.size);
 }
+get normed_rows() {
+const self = this;
+
+return $rt.mul(self.qk_norm, $rt.add($rt.mul(self.qk_width, 2), $rt.mul((1 - self.qk_width), $rt.add(self.heads, self.kv_heads))));
+}
 get queries() {
 const self = this;
 
@@ -5808,11 +5837,6 @@ get keys() {
 const self = this;
 
 return $rt.mul($rt.mul($rt.mul(self.tokens, self.kv_heads), self.head_dim), self.size);
-}
-learns(group) {
-const self = this;
-
-return $elementwise_max((1 - self.frozen), $is_positive($rt.item(self.adapters, group)));
 }
 get shared() {
 const self = this;
@@ -5966,6 +5990,8 @@ const $_LEGEND = "[ ] cannot start      ( ) would end the wait of the rank whose
 const $DTYPE_BYTES = $rt.dict([["fp64", 8], ["fp32", 4], ["bf16", 2], ["fp16", 2]]);
 
 const $num_states = $rt.dict([["adamw", 2], ["sgd", 1], ["muon", 1]]);
+
+const $_SHARED_STREAMS = $rt.dict([["sequential", 0.0], ["parallel", 1.0], ["parallel-one-norm", 2.0]]);
 
 const $_closed_forms = [new $ClosedForms({ idle_s: $lambda_3, in_flight: $lambda_4, waiting: null }), new $ClosedForms({ idle_s: $lambda_5, in_flight: $lambda_6, waiting: null }), new $ClosedForms({ idle_s: $lambda_5, in_flight: $lambda_7, waiting: null }), new $ClosedForms({ idle_s: $lambda_8, in_flight: $lambda_9, waiting: null }), new $ClosedForms({ idle_s: $lambda_8, in_flight: $lambda_6, waiting: null }), new $ClosedForms({ idle_s: $lambda_10, in_flight: $lambda_7, waiting: $rt.min }), new $ClosedForms({ idle_s: $lambda_11, in_flight: $lambda_12, waiting: $lambda_13 }), new $ClosedForms({ idle_s: $lambda_14, in_flight: $lambda_7, waiting: $lambda_15 }), new $ClosedForms({ idle_s: $lambda_16, in_flight: $lambda_17, waiting: $lambda_18 }), new $ClosedForms({ idle_s: $lambda_19, in_flight: $lambda_17, waiting: $lambda_18 })];
 

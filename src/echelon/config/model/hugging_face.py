@@ -28,7 +28,6 @@ from echelon.core.serialize import decode_json
 CAPPED = ("gemma2", "gemma3_text")
 """What has caps on scores and logits."""
 
-
 _BESIDE_A_DECODER = {
     "vision_config": "a part that reads images",
     "audio_config": "a part that reads sound",

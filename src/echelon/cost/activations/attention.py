@@ -26,7 +26,13 @@ from echelon.cost.activations.linear import (
     vector_gradient_bytes,
     weight_gradient_bytes,
 )
-from echelon.cost.activations.numbers import ActivationNumbers, Num, elementwise_max, is_positive
+from echelon.cost.activations.numbers import (
+    ActivationNumbers,
+    Num,
+    elementwise_max,
+    holds,
+    is_positive,
+)
 from echelon.cost.activations.operator_memory import (
     OperatorMemory,
     SavedTensor,
@@ -47,7 +53,7 @@ def attention_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
     branch = attention_branch(x)
     # At the norm, the gradients of its output are one.
     alone = replace(x, beside=0)
-    norm = (norm_operator(alone, "attention norm", branch),) if x.norm_before else ()
+    norm = (norm_operator(alone, "attention norm", branch),) if holds(x.norm_before) else ()
     return (
         *norm,
         column_parallel_operator(x, "q, k, v", "attention input", made, branch),

@@ -24,6 +24,7 @@ from echelon.cost.activations.numbers import (
     ActivationNumbers,
     Num,
     elementwise_max,
+    holds,
 )
 from echelon.cost.activations.operator_memory import OperatorMemory, SavedTensor, saved_tensors
 from echelon.cost.bytes.fp8 import CODE_BYTES
@@ -302,10 +303,10 @@ def mlp_branch(x: ActivationNumbers) -> ResidualBranch:
 
 def _mlp_norm(x: ActivationNumbers, branch: ResidualBranch) -> tuple[OperatorMemory, ...]:
     """Return the norm before an MLP, where there is one of its own."""
-    if x.one_norm or not x.norm_before:
+    if holds(x.one_norm) or not holds(x.norm_before):
         return ()
     norm = norm_operator(x, "mlp norm", branch)
-    if not x.parallel:
+    if not holds(x.parallel):
         return (norm,)
     # The norm before attention keeps the same stream.
     kept, statistics = norm.saved
@@ -345,7 +346,7 @@ def mlp_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
     columns = column_parallel_operator(x, "gate, up", "mlp input", x.up * x.inner, branch)
     return (
         *_mlp_norm(x, branch),
-        _shared_input(x, columns) if x.one_norm else columns,
+        _shared_input(x, columns) if holds(x.one_norm) else columns,
         branch.around(
             x,
             OperatorMemory(

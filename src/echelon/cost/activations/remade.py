@@ -22,7 +22,7 @@ from dataclasses import replace
 
 from echelon.cost.activations.attention import ATTENTION, attention_branch
 from echelon.cost.activations.linear import DOWN, POST_NORMS, ResidualBranch, mlp_branch
-from echelon.cost.activations.numbers import ActivationNumbers, Num, elementwise_max
+from echelon.cost.activations.numbers import ActivationNumbers, Num, elementwise_max, holds
 from echelon.cost.activations.operator_memory import OperatorMemory, SavedTensor, total_saved_bytes
 
 _NORMS = {"attention norm": ("q, k, v", "q_down, kv_down"), "mlp norm": ("gate, up",)}
@@ -46,7 +46,7 @@ def remade_operators(
         _made_whole(found, DOWN, x.product_bytes(x.tokens * x.inner))
     if "norm" in names:
         # What two branches read is not made again.
-        if "attention norm" in found and not x.one_norm:
+        if "attention norm" in found and not holds(x.one_norm):
             _norm(x.of_attention, found, "attention norm", attention_branch(x))
         if DOWN in found and "mlp norm" in found:
             _norm(x, found, "mlp norm", mlp_branch(x))

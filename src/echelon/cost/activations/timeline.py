@@ -25,6 +25,7 @@ from echelon.core.axis import Axis
 from echelon.core.model_shape import LayerKind
 from echelon.core.plan import Plan
 from echelon.cost.activations.attention_row_chunks import AttentionRowChunks
+from echelon.cost.activations.from_plan import activation_numbers_from_plan
 from echelon.cost.activations.numbers import ActivationNumbers, Num, elementwise_max
 from echelon.cost.activations.operator_memory import SavedTensor, total_saved_bytes
 from echelon.cost.activations.peaks import (
@@ -72,7 +73,7 @@ class StepData:
         for first in plan.model.first_of_kinds:
             key = (microbatch, first)
             own = plan_of_layer(plan, first)
-            x = ActivationNumbers.from_plan(own, cp_rank, self.row_chunks.get(key))
+            x = activation_numbers_from_plan(own, cp_rank, self.row_chunks.get(key))
             x = replace(x, transposed=self.transposed.get(key, x.transposed))
             found[plan.model.layer_kind(first)] = x
         return found
@@ -119,7 +120,7 @@ class RankActivations:
         """
         self.plan, self.rank, self._data = plan, rank, data or StepData()
         self._cp_rank = plan.mesh.coordinates(rank)[Axis.CP]
-        self._numbers = numbers or ActivationNumbers.from_plan(plan, self._cp_rank)
+        self._numbers = numbers or activation_numbers_from_plan(plan, self._cp_rank)
         self._stages = {one.stage: one for one in part_of(plan, rank).stages}
         self._empty = [stage for stage, part in self._stages.items() if not part.blocks]
         self._units: dict[StageMicrobatch, tuple[UnitOperators, ...]] = {}

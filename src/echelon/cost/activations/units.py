@@ -34,6 +34,7 @@ from echelon.cost.activations.numbers import (
     ActivationNumbers,
     Num,
     elementwise_max,
+    holds,
     is_positive,
 )
 from echelon.cost.activations.operator_memory import (
@@ -240,7 +241,7 @@ def block_operators(
         mlp = mixture_operators(x, expert_numbers(plan, rank, (layer, microbatch), load))
     else:
         mlp = mlp_operators(x)
-    after = [post_norm_operator(x, name) for name in POST_NORMS] if x.norm_after else []
+    after = [post_norm_operator(x, name) for name in POST_NORMS] if holds(x.norm_after) else []
     dropped = dropout_operator(x, ATTENTION_DROPOUT)
     found = (*attention, *after[:1], dropped, *mlp, *after[1:], mlp_sum_operator(x))
     return remade_operators(x, found, operators)

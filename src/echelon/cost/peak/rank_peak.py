@@ -25,6 +25,7 @@ from echelon.core.axis import Axis
 from echelon.core.choices.collective_algorithms import BACKEND
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.cost.activations.from_plan import activation_numbers_from_plan
 from echelon.cost.activations.numbers import INDEX_BYTES, ActivationNumbers
 from echelon.cost.bytes.fp8 import first_step
 from echelon.cost.bytes.held import held_buckets, held_terms
@@ -168,7 +169,7 @@ class PeakWalk:
 
     def _numbers_at(self, cp_rank: int) -> ActivationNumbers:
         if cp_rank not in self._numbers:
-            self._numbers[cp_rank] = ActivationNumbers.from_plan(self._few, cp_rank)
+            self._numbers[cp_rank] = activation_numbers_from_plan(self._few, cp_rank)
         return self._numbers[cp_rank]
 
     def _more_losses(self, pp_rank: int) -> int:

@@ -97,9 +97,9 @@ def _after(run: SequenceRun, y_TD: torch.Tensor, branch: str) -> torch.Tensor:
 
 def _attended(run: SequenceRun, x_TD: torch.Tensor) -> torch.Tensor:
     latent = run.model.latent
-    if latent is None:
-        return _after(run, run.note(OUTPUT, grouped_attention(run, x_TD)), "attention")
-    return _after(run, run.note(OUTPUT, latent_attention(run, latent, x_TD)), "attention")
+    plain = latent is None
+    y_TD = grouped_attention(run, x_TD) if plain else latent_attention(run, latent, x_TD)
+    return _after(run, run.note(OUTPUT, y_TD), "attention")
 
 
 def _fed_forward(run: SequenceRun, block: int, x_TD: torch.Tensor) -> torch.Tensor:

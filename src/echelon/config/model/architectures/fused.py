@@ -13,8 +13,10 @@ from echelon.config.model.config_json import ConfigJsonReader
 from echelon.core.model_shape import ModelShape
 
 GLM_EPS = 1.5625e-7
+"""What transformers adds to the mean square where a config.json has no rms_norm_eps."""
+
 GLM_PART = 0.5
-"""What transformers takes where a config.json has no rms_norm_eps or partial_rotary_factor."""
+"""The part of a head that turns where a config.json has no partial_rotary_factor."""
 
 
 def _read_phi3(reader: ConfigJsonReader) -> None:

@@ -1,4 +1,4 @@
-"""Every family of transformers: logits, loss and every gradient of a small model, in float64."""
+"""Small models of transformers beside ours: logits, loss and every gradient, in float64."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -27,10 +26,9 @@ from echelon.proof.independent.hugging_face.model import (
 from echelon.training.checkpoint.communicator import SingleRankCommunicator
 from echelon.training.weights.files import find_weights
 from echelon.training.weights.load import load_weights
-from tests.models.hugging_face_families import CONFIGURATIONS
+from tests.config.model.architectures.families import CONFIGURATIONS
 
 T, B = 11, 2
-NAMED = pytest.mark.parametrize("name", CONFIGURATIONS)
 Tensors = dict[str, torch.Tensor]
 _NO_TOKENS = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
 
@@ -81,9 +79,9 @@ def ours(shape: ModelShape, weights: Tensors, rows: TokensAndLabels) -> tuple[An
     return logits_NV.view(T, B, -1).transpose(0, 1), gradients
 
 
-@NAMED
-def test_logits_loss_and_gradients_are_those_of_transformers(name: str, tmp_path: Path) -> None:
-    shape = shape_of(name, tmp_path)
+def require_the_same_numbers(name: str, folder: Path) -> None:
+    """Require the logits, the loss and every gradient of transformers."""
+    shape = shape_of(name, folder)
     settings = configuration(name).to_diff_dict()
     text = type(configuration(name)).__name__.removesuffix("Config")
     family = text.removesuffix("Text")
@@ -107,22 +105,21 @@ def test_logits_loss_and_gradients_are_those_of_transformers(name: str, tmp_path
         assert error <= 1e-10 * max(scale, 1e-3), (key, error, scale)
 
 
-@NAMED
-def test_its_files_are_read_and_its_config_is_written(name: str, tmp_path: Path) -> None:
-    """What `save_pretrained` writes has the same logits here, and the shape says itself."""
-    shape = shape_of(name, tmp_path)
+def require_its_files(name: str, folder: Path) -> None:
+    """Require the logits of what `save_pretrained` writes, and that the shape says itself."""
+    shape = shape_of(name, folder)
     torch.manual_seed(1)
     model = AutoModelForCausalLM.from_config(configuration(name), attn_implementation="eager")
     with torch.no_grad():
         for tensor in model.parameters():
             tensor.add_(torch.randn_like(tensor) * 0.2)
-    model.eval().save_pretrained(tmp_path)
+    model.eval().save_pretrained(folder)
     whole = {spec.name: torch.full(spec.shape, float("nan")) for spec in parameters(shape)}
     wanted = {
         key: [Shard(name=key, global_shape=(), offset=(0,) * t.dim(), tensor=t, primary=True)]
         for key, t in whole.items()
     }
-    load_weights(find_weights(tmp_path, shape), wanted, SingleRankCommunicator())
+    load_weights(find_weights(folder, shape), wanted, SingleRankCommunicator())
     rows = rows_of(shape)
     logits_BTV, _ = ours(shape, {key: t.double() for key, t in whole.items()}, rows)
     with torch.no_grad():
@@ -132,3 +129,8 @@ def test_its_files_are_read_and_its_config_is_written(name: str, tmp_path: Path)
     again = shape_of_config(back.keys, shape.name)
     assert again is not None
     assert replace(again, dropout=shape.dropout) == shape
+
+
+def names_of(*kinds: str) -> list[str]:
+    """Return the configurations of some model_types."""
+    return [name for name, (kind, _) in CONFIGURATIONS.items() if kind in kinds]
