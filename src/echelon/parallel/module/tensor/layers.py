@@ -46,7 +46,8 @@ from echelon.parallel.vocabulary import local_ids
 
 Way = tuple[RowsMotion, RowsMotion]
 
-_POSITIONS, _COLUMNS = -2, -1
+_POSITIONS = -2  # the dim of the positions of a sequence
+_COLUMNS = -1  # the dim that layers are cut along
 
 
 def move_along(x: torch.Tensor, dim: int, group: Group, name: str, way: Way) -> torch.Tensor:
