@@ -86,10 +86,10 @@ if TYPE_CHECKING:
     from echelon.api.exploring import explore
     from echelon.api.exporting import export_weights
     from echelon.api.generating import Generated, generate
+    from echelon.api.modules.proving import prove_module
     from echelon.api.observing import observe, observe_experts, observe_schedule
     from echelon.api.parallelizing import parallelize
     from echelon.api.planning import bisect, plan, prove
-    from echelon.api.proving_module import prove_module
     from echelon.api.rehearsing import rehearse
     from echelon.api.replicating import threaded
     from echelon.api.reporting import report
@@ -154,7 +154,7 @@ else:
         "parallelize": "echelon.api.parallelizing",
         "plan": "echelon.api.planning",
         "prove": "echelon.api.planning",
-        "prove_module": "echelon.api.proving_module",
+        "prove_module": "echelon.api.modules.proving",
         "bisect": "echelon.api.planning",
         "rehearse": "echelon.api.rehearsing",
         "report": "echelon.api.reporting",

@@ -47,6 +47,7 @@ TAKES = {
     "--objective": "tokens",
     "--trainer": "seconds",
     "--subject": "program",
+    "--module": "module of your own",
     "--resume": "go on",
     "--step": "step",
     "--mirror": "tensorboard",

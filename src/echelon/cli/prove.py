@@ -133,8 +133,8 @@ def _prove_run(
 
 
 def _prove_module(module: str, run: str, settings: Sequence[str], *, as_json: bool) -> int:
+    from echelon.api.modules.proving import prove_module
     from echelon.api.planning import plan as make_plan
-    from echelon.api.proving_module import prove_module
 
     plan = make_plan(run, settings=[*settings])
     note(f"proving {module} on {plan.mesh.world_size} ranks beside one process ...")

@@ -13,8 +13,8 @@ from tests.parallel.module.tensor.families import OWN_RULES, Own, batch, loss_of
 from tests.parallel.module.tensor.test_layers import loop_of
 
 
-def mistaken(context: RankContext, mistake: str) -> str:
-    """Return the rule by which this rank's first step is refused."""
+def mistaken(context: RankContext, mistake: str) -> tuple[str, str]:
+    """Return the rule by which this rank's first step is refused, and what it says."""
     rules = dict(OWN_RULES)
     if mistake == "whole norm":
         del rules["blocks.*.attention.scale"]
@@ -27,21 +27,31 @@ def mistaken(context: RankContext, mistake: str) -> str:
             model.state_dict()
         optimizer.step()
     except EchelonError as error:
-        return str(error)
-    return ""
+        return error.rules[0], str(error)
+    return "", ""
 
 
 @pytest.mark.parametrize(
-    ("mistake", "told"),
+    ("mistake", "rule", "told"),
     [
-        ("batch", "tensor ranks 0 and 1 are given other inputs"),
-        pytest.param("whole norm", "gradient of blocks.0.attention.scale", marks=pytest.mark.slow),
-        pytest.param("length", "7 positions came to blocks.0", marks=pytest.mark.slow),
-        pytest.param("saved", "optimizer.save(PATH)", marks=pytest.mark.slow),
+        ("batch", "module-tensor-ranks", "tensor ranks 0 and 1 are given other inputs"),
+        pytest.param(
+            "whole norm",
+            "module-tensor-ranks",
+            "gradient of blocks.0.attention.scale",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(
+            "length", "module-sequence", "7 positions came to blocks.0", marks=pytest.mark.slow
+        ),
+        pytest.param("saved", "values-away", "optimizer.save(PATH)", marks=pytest.mark.slow),
     ],
 )
-def test_a_first_step_that_is_refused(rank_pool: RankPool, mistake: str, told: str) -> None:
-    for text in rank_pool.run(mistaken, mistake, world_size=2, timeout_s=120.0):
+def test_a_first_step_that_is_refused(
+    rank_pool: RankPool, mistake: str, rule: str, told: str
+) -> None:
+    for broken, text in rank_pool.run(mistaken, mistake, world_size=2, timeout_s=120.0):
+        assert broken == rule
         assert told in text
 
 

@@ -1,4 +1,4 @@
-"""What a store reads of a module that Echelon has split, on one rank and on a tensor rank."""
+"""What a store reads of a module that Echelon has split, and where a tensor rank has it."""
 
 from __future__ import annotations
 

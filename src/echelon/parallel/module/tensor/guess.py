@@ -118,7 +118,7 @@ class _Trace(TorchFunctionMode):
             return
         for one in tree_leaves(result):
             if torch.is_tensor(one) and one.dim() == x.dim() and one.shape[-1] < x.shape[-1]:
-                start = (one.storage_offset() - x.storage_offset()) % x.shape[-1]
+                start = int(one.storage_offset() - x.storage_offset()) % x.shape[-1]
                 self.parts.setdefault(name, {})[start] = one.shape[-1]
 
 

@@ -46,7 +46,8 @@ from echelon.parallel.vocabulary import local_ids
 
 Way = tuple[RowsMotion, RowsMotion]
 
-_POSITIONS, _COLUMNS = -2, -1
+_POSITIONS = -2  # the dim of the positions of a sequence
+_COLUMNS = -1  # the dim that layers are cut along
 
 
 def move_along(x: torch.Tensor, dim: int, group: Group, name: str, way: Way) -> torch.Tensor:
@@ -217,7 +218,7 @@ def _set_sizes(one: LayerSplit, degree: int) -> None:
 
 def _cut_stream(model: nn.Module, plan: SplitPlan, region: SequenceRegion, group: Group) -> None:
     first, last = region.blocks[0], region.blocks[-1]
-    begins = {first: (f"{first}.sequence", OWN_ROWS, region.width)}
+    begins: dict[str, tuple[str, Way, int]] = {first: (f"{first}.sequence", OWN_ROWS, region.width)}
     entries = {one.layer.entry: one.layer for one in plan.layers}
     for name in sorted(plan.regions):
         begins[name] = (f"{name}#0", GATHER_ROWS, entries[f"{name}#0"].inputs)

@@ -31,7 +31,7 @@ def prove_module(
     optional_package("torch", extra="train", purpose="proving a module")
     from functools import partial
 
-    from echelon.api.module_subject import OPENER
+    from echelon.api.modules.subject import OPENER
     from echelon.api.verifying import RANK_LIMIT_S, STILL_S
     from echelon.core.errors import ProofFailed
     from echelon.launch.host import require_memory_for_ranks

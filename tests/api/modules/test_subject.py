@@ -9,10 +9,10 @@ import pytest
 import torch
 from torch import nn
 
-from echelon.api.module_subject import ModuleSubject, in_precision, open_module, plain_optimizer
+from echelon.api.modules.subject import ModuleSubject, in_precision, open_module, plain_optimizer
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Optimizer
-from tests.api.module_files import OWN, written
+from tests.api.modules.files import OWN, written
 from tests.parallel.layouts import plan_of
 
 MESH = {"tp": 2, "dp_shard": 2}
@@ -35,7 +35,7 @@ def test_one_device_takes_the_mean_of_all_data_ranks(tmp_path: Path) -> None:
     exec(OWN, namespace)
     _, batch, loss, _ = namespace["make"]()  # type: ignore[operator]
     right = torch.stack([loss(made.model, batch(0, rank)) for rank in range(2)]).mean()
-    assert float(made.loss(0)) == float(right)
+    assert made.loss(0).item() == right.item()
 
 
 @pytest.mark.parametrize(

@@ -31,7 +31,7 @@ from echelon.proof.verify.case import OneDevice, OnRank, VerifyCase
 from echelon.proof.verify.subject_file import NUM_STEPS, SubjectFile, SubjectSettings
 from echelon.training.learning_rate import learning_rate
 
-OPENER = "echelon.api.module_subject:open_module"
+OPENER = "echelon.api.modules.subject:open_module"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

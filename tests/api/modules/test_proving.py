@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 import echelon as ec
-from echelon.api.proving_module import prove_module
+from echelon.api.modules.proving import prove_module
 from echelon.core.errors import ProofFailed
-from tests.api.module_files import LOST_SUM, OWN, SWAPPED, UNSUMMED, WRONG_FACTOR, written
+from tests.api.modules.files import LOST_SUM, OWN, SWAPPED, UNSUMMED, WRONG_FACTOR, written
 
 TP = ("mesh.tp=2", "mesh.sequence_parallel=false")
 SEQUENCE = ("mesh.tp=2", "mesh.sequence_parallel=true")
