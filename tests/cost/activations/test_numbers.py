@@ -23,7 +23,8 @@ def test_one_formula_serves_numbers_and_arrays() -> None:
     ]
     each = [activation_numbers_from_plan(plan) for plan in plans]
     names = ActivationNumbers.__dataclass_fields__
-    stacked = {name: np.array([getattr(one, name) for one in each]) for name in names}
+    # Of adapters there is a number for each group of layers, each of them an array of plans.
+    stacked = {name: np.array([getattr(one, name) for one in each]).T for name in names}
     together = ActivationNumbers(**stacked)
     for make in (attention_operators, mlp_operators, head_operators):
         for place, one in enumerate(each):
