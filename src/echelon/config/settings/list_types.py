@@ -54,7 +54,7 @@ class WordList:
         """Return why `value` does not fit."""
         if value in self.words:
             return None
-        found = cast("list[object]", value) if isinstance(value, list | tuple) else []
+        found = _items(value)
         if not found:
             return wrong_type(value, self.describe(), (toml_text(self.options),))
         wrong = [one for one in found if one not in self.options]
@@ -80,7 +80,7 @@ class NumberList:
         """Return why `value` does not fit."""
         if value in self.words:
             return None
-        found = cast("list[object]", value) if isinstance(value, list | tuple) else []
+        found = _items(value)
         if found and not any(POSITIVE.check(one) for one in found):
             return None
         return wrong_type(value, self.describe(), ("[1.0, 2.5]", *quoted(self.words)))
@@ -88,3 +88,8 @@ class NumberList:
     def describe(self) -> str:
         """Return what fits."""
         return or_words("a list of numbers above 0", self.words)
+
+
+def _items(value: object) -> list[object]:
+    """Return the items of a list, none of what is no list."""
+    return list(cast("list[object]", value)) if isinstance(value, list | tuple) else []

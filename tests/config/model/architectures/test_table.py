@@ -10,10 +10,10 @@ from echelon.config.model.architectures.table import ARCHITECTURES
 from tests.parallel.layouts import NANO
 
 
-def test_only_llama_wants_whole_heads() -> None:
+def test_llama_and_gemma_want_whole_heads() -> None:
     odd = replace(NANO, heads=6)
     refusals = {name: one.why_not(odd) for name, one in ARCHITECTURES.items()}
-    assert [name for name, why in refusals.items() if why] == ["llama"]
+    assert [name for name, why in refusals.items() if why] == ["llama", "gemma2", "gemma3_text"]
     assert "model.hidden = 16 is no multiple of model.heads = 6 (16 % 6 = 4)" in refusals["llama"]
 
 

@@ -138,5 +138,7 @@ def stretch_keys(scaling: RopeScaling) -> Keys:
     for name in (*_NEEDED[scaling.kind], *_OPTIONAL.get(scaling.kind, ())):
         value = getattr(scaling, name)
         if value is not None:
-            keys[_NAMES[name]] = list(value) if isinstance(value, tuple) else value
+            keys[_NAMES[name]] = (
+                list(cast("tuple[float, ...]", value)) if isinstance(value, tuple) else value
+            )
     return keys
