@@ -12,9 +12,8 @@ from echelon.core.errors import CheckpointError, ConfigError
 from echelon.training.checkpoint.folder import find_checkpoint
 from tests.training.small_runs import trained_run, whole_state
 
-pytestmark = (
-    pytest.mark.slow
-)  # runs train; `writers/test_formats.py` reads moments back in the default run
+# Runs train here; `writers/test_formats.py` reads moments back in the default run.
+pytestmark = pytest.mark.slow
 
 
 @pytest.fixture(scope="module")
