@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from echelon.core.event import EventSink
+    from echelon.parallel.module.loss import Batch, LossChoice
     from echelon.training.module.optimizer import ModuleOptimizer
 
 WORDS = {
@@ -34,12 +35,15 @@ def parallelize(  # noqa: PLR0913 - each is one choice of the caller, by its nam
     gradients: Literal["mean", "sum"] = "mean",
     learning_rate: Literal["plan", "own"] = "plan",
     ignore: Sequence[str] = (),
+    split: str = "",
+    loss: LossChoice | None = None,
+    example: Batch | None = None,
     events: EventSink | None = None,
 ) -> tuple[Model, ModuleOptimizer]:
     """Split any module over the data ranks of `plan`; return it, and the optimizer of your loop.
 
-    Of the plan (or of the answer of `ec.plan`), this uses the mesh (data axes only), ZeRO,
-    precision and optimizer. Every rank calls it after its process group is there; parameters become
+    Of the plan (or of the answer of `ec.plan`), this uses the mesh (data axes and `pp`), pipeline,
+    ZeRO, precision and optimizer. Every rank calls it after its process group is there; parameters become
     those of rank 0. The module keeps its class, its parameters and its hooks, and is trained as
     before:
 
@@ -53,6 +57,19 @@ def parallelize(  # noqa: PLR0913 - each is one choice of the caller, by its nam
     what a parameter without a gradient is, `gradients` whether those of data ranks are averaged (as
     in DDP) or summed, `learning_rate` whether the plan's schedule is used or your own. Parameters
     or modules in `ignore` stay yours on every rank. `events` takes what is sent, call by call.
+
+    With a `loss`, a step takes a global batch, the same on every rank, and the plan may cut the
+    module into pipeline stages, too: `split` names the list of its blocks, and `example` is one
+    microbatch, by which its forward is followed once and each stage checked alone.
+
+        model, optimizer = ec.parallelize(
+            model, plan, split="model.layers", loss="causal", example=microbatch
+        )
+        report = optimizer.backward(batch)
+        optimizer.step()
+
+    The loss is "causal" (`logits` against `labels`), or two functions: the sum of a microbatch's
+    losses from the module's output and the batch, and what it counts, from the batch alone.
 
     Every rank takes as many steps, forward and backward passes as the others; inside of them, ranks
     may take other branches. Raises EchelonError where something does not fit.
@@ -70,10 +87,16 @@ def parallelize(  # noqa: PLR0913 - each is one choice of the caller, by its nam
     from echelon.core.optional import optional_package
 
     optional_package("torch", extra="train", purpose="training")
-    from echelon.parallel.module.module import apply_to_module
-    from echelon.training.module.optimizer import ModuleOptimizer
+    from echelon.training.module.parallelized import Choices, parallelized
 
-    module = apply_to_module(plan_from_given(plan), model, units=units, ignore=ignore, sink=events)
-    return model, ModuleOptimizer(
-        module, unused=unused, gradients=gradients, learning_rate=learning_rate
+    choices = Choices(
+        units=units,
+        unused=unused,
+        gradients=gradients,
+        learning_rate=learning_rate,
+        ignore=ignore,
+        split=split,
+        loss=loss,
+        example=example,
     )
+    return model, parallelized(plan_from_given(plan), model, choices, events)

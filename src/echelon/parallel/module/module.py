@@ -11,8 +11,8 @@ The module keeps its class and identity, and so does every parameter; only where
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -92,6 +92,10 @@ class RankModule:
     """All its parameters."""
     units: Sequence[str]
     """The modules that are gathered one at a time, by name."""
+    foreign: Mapping[str, nn.Parameter] = field(default_factory=dict)
+    """Parameters of other pipeline ranks, which read as NaN here."""
+    owners: Mapping[str, int] = field(default_factory=dict)
+    """The first pipeline rank that holds each parameter, where there are several."""
 
     def unit_table(self) -> tuple[UnitSummary, ...]:
         """Return what each unit holds, the root last."""
@@ -142,22 +146,19 @@ def apply_to_module(
     order = [*found, ROOT]
     plans = plan_module_buckets(plan, described, order)
     device = next(iter(named.values())).device
-    masters = _masters(plan, plans.trained, described, named, groups)
+    masters = masters_of(plan, plans.trained, described, named, groups)
     zero = plan.layout.zero
     offload_store = make_parameter_store(zero, groups, device, num_buffers=num_buffers(zero))
-    buckets = _buckets(plan, plans.trained, described, named, groups, offload_store)
-    frozen = _buckets(plan, plans.frozen, described, named, groups, offload_store)
-    for bucket in frozen:
-        bucket.gradients_memory.release()
-        bucket.gradient_slice = bucket.gradients.new_empty(0)
-    _cast(plan, named, buckets + frozen)
+    buckets = buckets_of(plan, plans.trained, described, named, groups, offload_store)
+    frozen = frozen_buckets(plan, plans.frozen, described, named, groups, offload_store)
+    cast_rest(plan, named, buckets + frozen)
     passes = _backward_passes(plan, groups, links)
     passes.hold(buckets)
     gathers = links[0] if links else groups
     gathering = ModuleParameterGathering([*buckets, *frozen], gathers.shard, plan.layout.zero)
     hooks = ModuleHooks(gathering, passes)
     hooks.attach(model, found)
-    setattr(model, _SPLIT_MARK, True)
+    mark_split(model)
     return RankModule(
         model=model,
         plan=plan,
@@ -201,10 +202,15 @@ def is_split(model: nn.Module) -> bool:
     return hasattr(model, _SPLIT_MARK)
 
 
+def mark_split(model: nn.Module) -> None:
+    """Remember that a module has been split."""
+    setattr(model, _SPLIT_MARK, True)
+
+
 _SPLIT_MARK = "_split_by_echelon"
 
 
-def _buckets(
+def frozen_buckets(
     plan: Plan,
     plans: Sequence[BucketPlan],
     described: Sequence[ModuleParameter],
@@ -212,12 +218,31 @@ def _buckets(
     groups: RankGroups,
     offload_store: OffloadStore | None,
 ) -> list[Bucket]:
+    """Return buckets without gradients."""
+    frozen = buckets_of(plan, plans, described, named, groups, offload_store)
+    for bucket in frozen:
+        bucket.gradients_memory.release()
+        bucket.gradient_slice = bucket.gradients.new_empty(0)
+    return frozen
+
+
+def buckets_of(
+    plan: Plan,
+    plans: Sequence[BucketPlan],
+    described: Sequence[ModuleParameter],
+    named: Mapping[str, nn.Parameter],
+    groups: RankGroups,
+    offload_store: OffloadStore | None,
+    *,
+    uncounted: Collection[str] = (),
+) -> list[Bucket]:
+    """Return the buckets that `plans` describe; `uncounted` parameters are not in the norm here."""
     precision = plan.mathematics.precision
     trained = {one.spec.name: one.trained for one in described}
     rule = BucketRule(
         plans=plans,
         optimizer=plan.mathematics.optimizer,
-        counted=trained,
+        counted={name: one and name not in uncounted for name, one in trained.items()},
         uses={},
         gradients=TORCH_DTYPES[precision.gradients],
         slicing=BucketSlicing(
@@ -234,7 +259,7 @@ def _buckets(
     return make_buckets(named, [one.spec for one in described], rule, like)
 
 
-def _cast(plan: Plan, named: Mapping[str, nn.Parameter], buckets: Sequence[Bucket]) -> None:
+def cast_rest(plan: Plan, named: Mapping[str, nn.Parameter], buckets: Sequence[Bucket]) -> None:
     """Cast what is in no bucket: frozen parameters that are whole on every rank."""
     held = {slot.spec.name for bucket in buckets for slot in bucket.slots}
     for name, parameter in named.items():
@@ -243,7 +268,7 @@ def _cast(plan: Plan, named: Mapping[str, nn.Parameter], buckets: Sequence[Bucke
 
 
 @torch.no_grad()
-def _masters(
+def masters_of(
     plan: Plan,
     plans: Sequence[BucketPlan],
     described: Sequence[ModuleParameter],

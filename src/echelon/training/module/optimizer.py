@@ -20,11 +20,13 @@ import torch
 from echelon.core.errors import RunFailed
 from echelon.core.rulebook.module import FROZEN_CHANGED, LEARNING_RATE_OWNER, LOSS_NOT_SCALED
 from echelon.core.rulebook.train import LOSS_NOT_FINITE
+from echelon.parallel.module.loss import Batch
 from echelon.parallel.module.module import RankModule, UnitSummary
 from echelon.training.learning_rate import learning_rate
 from echelon.training.loss_scale import LossScale
 from echelon.training.module.agreement import agree_on_step, refuse_unused
 from echelon.training.module.state import ModuleState, guard_values
+from echelon.training.module.whole_step import BatchLoss, WholeSteps, no_loss
 from echelon.training.optimizer import MASTER, SliceOptimizer, local_norm_squared
 
 Unused = Literal["error", "zero"]
@@ -66,6 +68,7 @@ class ModuleOptimizer(torch.optim.Optimizer):
         unused: Unused = "error",
         gradients: Joined = "mean",
         learning_rate: RateOwner = "plan",
+        steps: WholeSteps | None = None,
     ) -> None:
         """Reserve the state of this rank's slices; every rank does so together."""
         plan = module.plan
@@ -73,6 +76,7 @@ class ModuleOptimizer(torch.optim.Optimizer):
         self.num_steps = self.num_updates = 0
         self.loss_scale = LossScale(plan.mathematics.precision)
         self._unused, self._rate_owner = unused, learning_rate
+        self._steps = steps
         self._divisor = plan.mesh.dp if gradients == "mean" else 1
         self._scaled = self._complete = False
         slots = [slot for bucket in module.buckets for slot in bucket.slots]
@@ -101,6 +105,22 @@ class ModuleOptimizer(torch.optim.Optimizer):
         With zero.accumulate = "slices" every backward is summed over the ranks all the same.
         """
         return self.module.passes.no_sync()
+
+    def backward(self, batch: Batch) -> BatchLoss:
+        """Run forward and backward of a global batch, the same on every rank; return its loss.
+
+        Where `parallelize` was given a loss. Gradients are of the sum over its count.
+        """
+        if self._steps is None:
+            raise no_loss()
+        self._scaled = True
+        return self._steps.run(batch, self.loss_scale.value, train=True)
+
+    def evaluate(self, batch: Batch) -> BatchLoss:
+        """Return the loss of a global batch, without gradients."""
+        if self._steps is None:
+            raise no_loss()
+        return self._steps.run(batch, 1.0, train=False)
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the loss times the loss scale (1 where the plan has none), for backward."""
@@ -177,21 +197,28 @@ class ModuleOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's slices of parameters and state, as copies, and where training is."""
-        return self._state.save(
-            {
-                "num_steps": self.num_steps,
-                "num_updates": self.num_updates,
-                "loss_scale": self.loss_scale.state(),
-                "learning_rate": float(self.param_groups[0]["lr"]),
-            }
-        )
+        return self._state.save(self.progress())
+
+    def progress(self) -> dict[str, Any]:
+        """Return where training is: beside `full_state`, what `load_full_state` goes on from."""
+        return {
+            "num_steps": self.num_steps,
+            "num_updates": self.num_updates,
+            "loss_scale": self.loss_scale.state(),
+            "learning_rate": float(self.param_groups[0]["lr"]),
+        }
+
+    def load_full_state(
+        self, give: Callable[[str, str], torch.Tensor], progress: Mapping[str, Any]
+    ) -> None:
+        """Go on from tensors of `full_state`, of any layout: `give(kind, name)` on every rank."""
+        self._state.load_full(give, progress["num_updates"])
+        self._go_on(progress)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from the `state_dict` of the same rank, module and plan."""
         self._state.load(state_dict)
-        self.num_steps, self.num_updates = state_dict["num_steps"], state_dict["num_updates"]
-        self.loss_scale.load(state_dict["loss_scale"])
-        self.set_rate(state_dict["learning_rate"])
+        self._go_on(state_dict)
 
     def close(self) -> None:
         """Give back files and buffers that are not on the device."""
@@ -213,6 +240,11 @@ class ModuleOptimizer(torch.optim.Optimizer):
         self.param_groups[0]["lr"] = self._written_rate
 
     # Inside of a step.
+
+    def _go_on(self, progress: Mapping[str, Any]) -> None:
+        self.num_steps, self.num_updates = progress["num_steps"], progress["num_updates"]
+        self.loss_scale.load(progress["loss_scale"])
+        self.set_rate(progress["learning_rate"])
 
     def _start_next(self) -> None:
         self._scaled = False
