@@ -43,9 +43,9 @@ def parallelize(  # noqa: PLR0913 - each is one choice of the caller, by its nam
     """Split any module over the data ranks of `plan`; return it, and the optimizer of your loop.
 
     Of the plan (or of the answer of `ec.plan`), this uses the mesh (data axes and `pp`), pipeline,
-    ZeRO, precision and optimizer. Every rank calls it after its process group is there; parameters become
-    those of rank 0. The module keeps its class, its parameters and its hooks, and is trained as
-    before:
+    ZeRO, precision and optimizer. Every rank calls it after its process group is there; parameters
+    become those of rank 0. The module keeps its class, its parameters and its hooks, and is trained
+    as before:
 
         torch.distributed.init_process_group("gloo")
         model, optimizer = ec.parallelize(model, plan)

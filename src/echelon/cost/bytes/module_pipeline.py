@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from echelon.core.axis import Axis
 from echelon.core.plan import DTYPE_BYTES, Plan
-from echelon.cost.bytes.data import module_bytes, mirrored_bytes, tied_bytes
+from echelon.cost.bytes.data import mirrored_bytes, module_bytes, tied_bytes
 from echelon.cost.bytes.terms import all_gather_bytes, reduce_scatter_bytes
 from echelon.layout.buckets import accumulates_slices, shard_degree, slice_elements
 from echelon.layout.module_buckets import ModuleBuckets

@@ -58,7 +58,7 @@ def loss_of(choice: LossChoice) -> ModuleLoss:
         return choice
     if choice == "causal":
         return CAUSAL
-    if isinstance(choice, tuple) and len(choice) == 2 and all(map(callable, choice)):  # noqa: PLR2004
+    if isinstance(choice, tuple) and len(choice) == 2 and all(map(callable, choice)):
         return ModuleLoss(sum_of=choice[0], count_of=choice[1])
     raise ConfigError(
         MODULE_LOSS.problem(

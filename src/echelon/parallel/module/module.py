@@ -226,7 +226,7 @@ def frozen_buckets(
     return frozen
 
 
-def buckets_of(
+def buckets_of(  # noqa: PLR0913 - what a rank holds, and where
     plan: Plan,
     plans: Sequence[BucketPlan],
     described: Sequence[ModuleParameter],

@@ -132,7 +132,9 @@ class ModuleState:
         runs: list[TensorRun] = []
         for bucket in self._buckets():
             kinds = {PARAMETERS: bucket.values.dtype}
-            kinds |= {k: held[bucket.name].dtype for k, held in state.items() if bucket.name in held}
+            kinds |= {
+                k: held[bucket.name].dtype for k, held in state.items() if bucket.name in held
+            }
             slots = tuple((s.spec.name, s.start, tuple(s.spec.shape)) for s in bucket.slots)
             numel = bucket.plan.num_elements
             runs += [TensorRun(k, bucket.name, numel, dtype, slots) for k, dtype in kinds.items()]

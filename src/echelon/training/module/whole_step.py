@@ -142,8 +142,8 @@ class WholeSteps:
 def cut(plan: Plan, batch: Batch) -> list[list[dict[str, Any]]]:
     """Return the microbatches of each data rank of a global batch.
 
-    Tensors whose first dim has as many entries as the plan has samples are cut, those of one entry
-    and what is no tensor are the same for all. ConfigError where another number of samples is there.
+    Tensors whose first dim has as many entries as the plan has samples are cut; those of one entry,
+    and what is no tensor, are the same for all. ConfigError where there are other numbers.
     """
     total, each = plan.mathematics.global_sequences, plan.layout.microbatch_sequences
     cuts = {n for n, v in batch.items() if isinstance(v, torch.Tensor) and v.dim() and len(v) != 1}

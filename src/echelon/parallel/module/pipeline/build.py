@@ -74,15 +74,13 @@ class PipelineModule:
     """The shape of what travels."""
     schedule: Schedule
     """The schedule of a step."""
-    part: RankPart
-    """Which stages are here."""
 
     def begin_step(self) -> None:
         """Begin the one backward of a step."""
         cast("StagePasses", self.module.passes).begin_step()
 
 
-def apply_pipeline(
+def apply_pipeline(  # noqa: PLR0913 - each is one choice of the caller, by its name
     plan: Plan,
     model: nn.Module,
     *,
@@ -117,7 +115,9 @@ def apply_pipeline(
     foreign = {name: one for name, one in named.items() if name not in own}
     hide(foreign, TORCH_DTYPES[plan.mathematics.precision.parameters])
     owners = _owners(plan, stages_of, schedule)
-    module = _rank_module(plan, model, chain, described, named, own, groups, part)
+    module = _rank_module(
+        plan, model, [*chain.names, ROOT], described=described, named=named, own=own, groups=groups
+    )
     module = replace(module, foreign=foreign, owners=owners)
     store = cast("StagePasses", module.passes).store
     if any(one.kind is ActionKind.W for row in schedule.actions for one in row):
@@ -138,22 +138,21 @@ def apply_pipeline(
         executor=executor,
         stream=stream,
         schedule=schedule,
-        part=part,
     )
 
 
-def _rank_module(
+def _rank_module(  # noqa: PLR0913 - what is known of a module, by its name
     plan: Plan,
     model: nn.Module,
-    chain: BlockChain,
+    units: Sequence[str],
+    *,
     described: Sequence[StagedParameter],
     named: Mapping[str, nn.Parameter],
     own: Collection[str],
     groups: RankGroups,
-    part: RankPart,
 ) -> RankModule:
+    part = part_of(plan, groups.rank)
     here = [stage.stage for stage in part.stages]
-    units = [*chain.names, ROOT]
     plans = plan_stage_buckets(plan, described, units, here)
     mine = [one.parameter for one in described if one.parameter.spec.name in own]
     held = {name: named[name] for name in named if name in own}
@@ -279,4 +278,3 @@ def _defer(
         if all(id(parameter) in mine for parameter in one.parameters(recurse=False))
     )
     defer_weights(layers, store)
-

@@ -149,7 +149,7 @@ def find_blocks(model: nn.Module, split: str) -> dict[str, nn.Module]:
     found = known.get(split) if split else None
     if not isinstance(found, (nn.ModuleList, nn.Sequential)):
         what = "names no module" if found is None else f"is a {type(found).__name__}"
-        near = [one for one in lists if one.split(".")[-1] == split.split(".")[-1]]
+        near = [one for one in lists if one.split(".")[-1] == split.rsplit(".", maxsplit=1)[-1]]
         raise ConfigError(
             MODULE_SPLIT.problem(
                 f"split = {split!r} {what}, and a list of blocks is needed",

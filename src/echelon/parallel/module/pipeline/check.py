@@ -8,6 +8,7 @@ leaves something out, the result is another. Both are refused before training be
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from functools import partial
 
 import torch
 from torch import nn
@@ -70,11 +71,9 @@ def check_stages(
         window = stage.window
         foreign = {n: p for n, p in named.items() if window.stage not in stages_of[n]}
         received = trace.streams.get(window.start)
-        if window.start in trace.random and not window.first:
-            device = next(iter(named.values())).device
-            set_random_state(trace.random[window.start], device)
-        elif window.first:
-            set_random_state(trace.random[-1], next(iter(named.values())).device)
+        device = next(iter(named.values())).device
+        set_random_state(trace.random[-1], device)
+        stage.on_enter = partial(set_random_state, trace.random[window.start], device)
         kept = hide(foreign)
         try:
             x = None if window.first or received is None else received.clone()
@@ -83,6 +82,7 @@ def check_stages(
             raise ConfigError(list(error.problems)) from error
         finally:
             show(foreign, kept)
+            stage.on_enter = lambda: None
         expected = trace.loss if window.last else trace.streams[window.stop]
         what = "its loss" if window.last else "its stream"
         if not _equal(out, expected):

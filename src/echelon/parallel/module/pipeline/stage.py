@@ -2,7 +2,7 @@
 
 Split: the blocks; the first stage also has what comes before them, the last one what comes after.
 Sent:  as in `parallel/pipeline.py`: the stream on, its gradient back, per microbatch.
-Bytes: `module_pipeline_bytes` in `cost/bytes/module.py`.
+Bytes: `module_pipeline_bytes` in `cost/bytes/module_pipeline.py`.
 Must divide: nothing; stages may be uneven, or empty.
 Source: Huang et al., "GPipe", 2019.
 
@@ -14,7 +14,7 @@ first block that is not its own, a stage ends the forward.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -46,7 +46,7 @@ class ModuleMicrobatch:
     batch: Batch
 
 
-class StageEnds(Exception):  # noqa: N818 - it is no error
+class StageEnds(Exception):
     """End a forward with the stream that goes to the next stage."""
 
     def __init__(self, x: torch.Tensor) -> None:
@@ -58,9 +58,16 @@ class StageEnds(Exception):  # noqa: N818 - it is no error
 class StageHandler:
     """Handle the calls of blocks in one forward of one stage."""
 
-    def __init__(self, chain: BlockChain, window: Window, received: torch.Tensor | None) -> None:
-        """Give `received` to the first own block."""
+    def __init__(
+        self,
+        chain: BlockChain,
+        window: Window,
+        received: torch.Tensor | None,
+        on_enter: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Give `received` to the first own block; tell `on_enter` before."""
         self._chain, self._window, self._received = chain, window, received
+        self._on_enter = on_enter
         self._next = 0
 
     def call(self, index: int, call: BlockCall) -> Any:
@@ -94,6 +101,7 @@ class StageHandler:
 
     def _sent(self) -> torch.Tensor:
         assert self._received is not None, "only the first stage gets nothing"
+        self._on_enter()
         return self._received
 
 
@@ -116,6 +124,7 @@ class ModuleStage:
         """Run the blocks of `window`."""
         self._model, self._chain, self._loss, self.window = model, chain, loss, window
         self.first, self.last = window.first, window.last
+        self.on_enter: Callable[[], None] = lambda: None
         self._recompute: dict[int, _Recompute] = {}
 
     def __call__(
@@ -125,7 +134,7 @@ class ModuleStage:
         if self.window.start == self.window.stop and not (self.first or self.last):
             assert x is not None, "only the first stage gets nothing"
             return x
-        handler = StageHandler(self._chain, self.window, x)
+        handler = StageHandler(self._chain, self.window, x, self.on_enter)
         if torch.is_grad_enabled():
             self._recompute[batch.index] = _Recompute(handler)
         try:
