@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,10 +10,12 @@ import torch
 from torch import nn
 
 from echelon.api.parallelizing import parallelize
+from echelon.core.errors import EchelonError
 from echelon.core.event import EventList
 from echelon.core.plan import Optimizer, Plan
 from echelon.launch.context import RankContext
 from echelon.layout.module_buckets import ModuleBuckets
+from echelon.training.module.optimizer import ModuleOptimizer
 from tests.parallel.layouts import NANO, plan_of
 from tests.parallel.module.models import LENGTH, VOCAB, Transformer
 
@@ -208,4 +210,94 @@ def one_process(case: Case) -> Trained:
     )
 
 
-Broken = Callable[[nn.Module], Sequence[str]]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Saved:
+    """Tensors and progress of one layout, to go on from in another."""
+
+    tensors: Values
+    progress: dict[str, Any]
+
+
+def save(context: RankContext, case: Case) -> Saved:
+    """Train one step, and return everything (tensors on rank 0)."""
+    _, optimizer = split(case)
+    optimizer.backward(case.batch(0))
+    optimizer.step()
+    return Saved(tensors=everything(optimizer), progress=optimizer.progress())
+
+
+def resume(context: RankContext, given: tuple[Case, Saved]) -> tuple[Values, list[float], Values]:
+    """Go on from what another layout saved for two steps; what `whole` shows at the end."""
+    case, saved = given
+    model, optimizer = split(case)
+    optimizer.load_full_state(lambda kind, name: saved.tensors[f"{kind} {name}"], saved.progress)
+    losses: list[float] = []
+    for step in range(1, 3):
+        losses.append(optimizer.backward(case.batch(step)).loss)
+        optimizer.step()
+    with optimizer.whole():
+        shown = {name: one.detach().clone() for name, one in model.named_parameters()}
+    return everything(optimizer), losses, shown
+
+
+def split(case: Case) -> tuple[nn.Module, ModuleOptimizer]:
+    """Return a module of a case and its optimizer."""
+    return parallelize(
+        case.make(), case.plan, split=case.split, loss="causal", example=case.example()
+    )
+
+
+def everything(optimizer: ModuleOptimizer) -> Values:
+    """Return every whole tensor, on rank 0."""
+    found: Values = {}
+    optimizer.full_state(lambda kind, name, one: found.__setitem__(f"{kind} {name}", one))
+    return found
+
+
+def mistakes(context: RankContext, case: Case) -> dict[str, str]:
+    """Return the errors of what goes wrong in a loop, by what was done."""
+    model, optimizer = split(case)
+    said: dict[str, str] = {}
+
+    def refused(what: str, call: Callable[[], object]) -> None:
+        try:
+            call()
+        except EchelonError as error:
+            said[what] = str(error)
+
+    batch = case.batch(0)
+    given = {name: one for name, one in batch.items() if name != "labels"}
+    refused("forward", lambda: model(**given))
+    refused("state_dict", model.state_dict)
+    refused("step", optimizer.step)
+    refused("batch", lambda: optimizer.backward({n: one[1:] for n, one in batch.items()}))
+    mine = case.batch(context.rank)
+    refused("ranks", lambda: optimizer.backward(mine))
+    optimizer.backward(batch)
+    refused("twice", lambda: optimizer.backward(batch))
+    optimizer.zero_grad()
+    optimizer.backward(batch)
+    optimizer.step()
+    return said
+
+
+def unused(context: RankContext, case: Case) -> tuple[str, float]:
+    """Return what is said of a parameter that nothing uses, and the norm where that is meant."""
+    errors, norm = "", 0.0
+    for meant in ("error", "zero"):
+        model = case.make()
+        model.add_module("spare", nn.Linear(2, 2).double())
+        _, optimizer = parallelize(
+            model,
+            case.plan,
+            split=case.split,
+            loss="causal",
+            example=case.example(),
+            unused="error" if meant == "error" else "zero",
+        )
+        optimizer.backward(case.batch(0))
+        try:
+            norm = optimizer.step().grad_norm
+        except EchelonError as error:
+            errors = str(error)
+    return errors, norm
