@@ -124,9 +124,13 @@ def apply_to_module(
     units: UnitChoice = BLOCKS,
     ignore: Sequence[str] = (),
     sink: EventSink | None = None,
+    cuts: Collection[str] = (),
 ) -> RankModule:
-    """Split `model` as `plan` says; every rank of the mesh does so together."""
-    check_plan(plan)
+    """Split `model` as `plan` says; every rank of the mesh does so together.
+
+    `cuts` are axes over which the caller cuts the computation.
+    """
+    check_plan(plan, cuts=cuts)
     if is_split(model):
         raise ConfigError(MODULE_PARAMETERS.problem("this module has been split already"))
     named = managed_parameters(model, ignore)

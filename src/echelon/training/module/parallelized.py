@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from torch import nn
@@ -12,6 +12,7 @@ from echelon.core.event import EventSink
 from echelon.core.plan import Plan
 from echelon.core.rulebook.module import MODULE_ARGUMENT
 from echelon.core.rulebook.module_pipeline import MODULE_LOSS
+from echelon.parallel.module.context.build import apply_context
 from echelon.parallel.module.loss import Batch, LossChoice, ModuleLoss, loss_of
 from echelon.parallel.module.module import apply_to_module
 from echelon.parallel.module.pipeline.build import apply_pipeline
@@ -48,8 +49,17 @@ def parallelized(
     units = choices.units
     if choices.split and units == BLOCKS:
         units = list(find_blocks(model, choices.split))
-    module = apply_to_module(plan, model, units=units, ignore=choices.ignore, sink=sink)
-    steps = None if loss is None else WholeSteps(module, loss, LoopRunner(module, loss))
+    cuts = ("cp",) if plan.mesh.cp > 1 else ()
+    if cuts and (loss is None or choices.example is None):
+        raise _missing(f"mesh.cp = {plan.mesh.cp}", {"loss": loss, "example": choices.example})
+    module = apply_to_module(plan, model, units=units, ignore=choices.ignore, sink=sink, cuts=cuts)
+    steps = None
+    if loss is not None and cuts and choices.example is not None:
+        context = apply_context(module, loss, choices.example)
+        runner = LoopRunner(module, loss, context)
+        steps = WholeSteps(module, loss, runner, context.cut)
+    elif loss is not None:
+        steps = WholeSteps(module, loss, LoopRunner(module, loss))
     return ModuleOptimizer(
         module,
         unused=choices.unused,
@@ -68,14 +78,7 @@ def _pipelined(
 ) -> ModuleOptimizer:
     if loss is None or choices.example is None or not choices.split:
         given = {"split": choices.split or None, "loss": loss, "example": choices.example}
-        missing = [name for name, one in given.items() if one is None]
-        raise ConfigError(
-            MODULE_LOSS.problem(
-                f"mesh.pp = {plan.mesh.pp} asks for {', '.join(missing)}",
-                key=missing[0],
-                suggestions=("split='model.layers', loss='causal', example=microbatch",),
-            )
-        )
+        raise _missing(f"mesh.pp = {plan.mesh.pp}", given)
     if choices.units != BLOCKS:
         raise ConfigError(
             MODULE_ARGUMENT.problem(
@@ -99,4 +102,15 @@ def _pipelined(
         gradients=choices.gradients,
         learning_rate=choices.learning_rate,
         steps=WholeSteps(pipeline.module, loss, PipelineRunner(pipeline)),
+    )
+
+
+def _missing(asked: str, given: Mapping[str, object]) -> ConfigError:
+    missing = [name for name, one in given.items() if one is None]
+    return ConfigError(
+        MODULE_LOSS.problem(
+            f"{asked} asks for {', '.join(missing)}",
+            key=missing[0],
+            suggestions=("split='model.layers', loss='causal', example=microbatch",),
+        )
     )

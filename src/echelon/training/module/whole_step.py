@@ -8,7 +8,7 @@ optimizer.step()
 from __future__ import annotations
 
 import zlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,6 +17,8 @@ import torch
 from echelon.core.errors import ConfigError, RunFailed
 from echelon.core.plan import Plan
 from echelon.core.rulebook.module_pipeline import MODULE_BATCH, MODULE_LOSS
+from echelon.parallel.module.context.build import ModuleContext
+from echelon.parallel.module.context.sequences import SequenceCut
 from echelon.parallel.module.loss import Batch, ModuleLoss
 from echelon.parallel.module.module import RankModule
 from echelon.parallel.module.pipeline.build import PipelineModule
@@ -46,9 +48,12 @@ class BatchRunner(Protocol):
 class LoopRunner:
     """Run microbatches one after the other through the whole module."""
 
-    def __init__(self, module: RankModule, loss: ModuleLoss) -> None:
-        """Run the module of this rank."""
+    def __init__(
+        self, module: RankModule, loss: ModuleLoss, context: ModuleContext | None = None
+    ) -> None:
+        """Run the module of this rank, over its positions where there is a `context`."""
         self._module, self._loss = module, loss
+        self._call: Callable[..., Any] = context or module.model
 
     def run(
         self, microbatches: Sequence[ModuleMicrobatch], scale: float, *, train: bool
@@ -57,7 +62,7 @@ class LoopRunner:
         losses: list[torch.Tensor] = []
         for one in microbatches:
             with torch.set_grad_enabled(train):
-                output = self._module.model(**self._loss.inputs(one.batch))
+                output = self._call(**self._loss.inputs(one.batch))
                 total = self._loss.sum_of(output, one.batch) * scale
             del output
             losses.append(total.detach())
@@ -101,9 +106,16 @@ class PipelineRunner:
 class WholeSteps:
     """Cut global batches, count them, and run this rank's part."""
 
-    def __init__(self, module: RankModule, loss: ModuleLoss, runner: BatchRunner) -> None:
-        """Run the part of this rank by `runner`."""
+    def __init__(
+        self,
+        module: RankModule,
+        loss: ModuleLoss,
+        runner: BatchRunner,
+        sequences: SequenceCut | None = None,
+    ) -> None:
+        """Run the part of this rank by `runner`; `sequences` cuts those of a microbatch."""
         self._module, self._loss, self._runner = module, loss, runner
+        self._sequences = sequences
 
     def run(self, batch: Batch, loss_scale: float, *, train: bool) -> BatchLoss:
         """Run a global batch; return its loss. RunFailed where ranks were given different ones."""
@@ -113,7 +125,7 @@ class WholeSteps:
         self._agree(batch, count)
         device = self._module.device
         mine = [
-            ModuleMicrobatch(index=index, batch=_moved(one, device))
+            ModuleMicrobatch(index=index, batch=_moved(self._mine(one), device))
             for index, one in enumerate(shares[groups.data.index // plan.mesh.cp])
         ]
         scale = loss_scale / max(1, count)
@@ -124,6 +136,9 @@ class WholeSteps:
         totals = groups.world.gather_rows(total, name="loss")
         with groups.recorder.reading("the loss"):
             return BatchLoss(loss=float(totals.sum()) / loss_scale, count=count)
+
+    def _mine(self, batch: Batch) -> Batch:
+        return batch if self._sequences is None else self._sequences.cut(batch)
 
     def _agree(self, batch: Batch, count: int) -> None:
         world = self._module.groups.world
