@@ -55,7 +55,8 @@ def parallelized(
     module = apply_to_module(plan, model, units=units, ignore=choices.ignore, sink=sink, cuts=cuts)
     steps = None
     if loss is not None and cuts and choices.example is not None:
-        context = apply_context(module, loss, choices.example)
+        context = apply_context(model, plan, module.groups, loss=loss, example=choices.example)
+        context.give_time_to(module.passes.store)
         runner = LoopRunner(module, loss, context)
         steps = WholeSteps(module, loss, runner, context.cut)
     elif loss is not None:
@@ -101,7 +102,7 @@ def _pipelined(
         unused=choices.unused,
         gradients=choices.gradients,
         learning_rate=choices.learning_rate,
-        steps=WholeSteps(pipeline.module, loss, PipelineRunner(pipeline)),
+        steps=WholeSteps(pipeline.module, loss, PipelineRunner(pipeline), pipeline.sequences),
     )
 
 

@@ -10,6 +10,7 @@ import torch
 from echelon.core.plan import Context, Zero
 from echelon.cost.bytes.module_context import module_context_bytes
 from echelon.launch.local.pool import RankPool
+from echelon.layout.stage import part_of
 from tests.parallel.module.context import context_targets
 from tests.parallel.module.context.context_targets import Cut
 from tests.parallel.module.pipeline.targets import one_process, plan
@@ -29,7 +30,10 @@ def assert_as_in_one_process(rank_pool: RankPool, case: Cut) -> None:
         assert one.losses == pytest.approx(expected.losses, rel=1e-10, abs=0)
         assert one.norms == pytest.approx(expected.norms, rel=1e-10, abs=0)
         assert one.evaluated == pytest.approx(expected.evaluated, rel=1e-10, abs=0)
-        sent = module_context_bytes(case.plan, one.calls, rank=rank)
+        # Each block has one call: a rank of a pipeline makes those of its stages.
+        blocks = part_of(case.plan, rank).blocks if case.plan.mesh.pp > 1 else range(99)
+        calls = [call for block, call in enumerate(one.calls) if block in blocks]
+        sent = module_context_bytes(case.plan, calls, rank=rank)
         assert one.sent.get("cp", 0) == sent > 0
     assert set(ranks[0].after) == set(expected.after)
     for name, value in expected.after.items():
@@ -62,6 +66,22 @@ def test_kinds_beside_data_ranks(rank_pool: RankPool, context: Context, zero: Ze
 def test_models_of_transformers(rank_pool: RankPool, kind: str) -> None:
     changes = {"sliding_window": 5} if kind == "mistral" else {}
     assert_as_in_one_process(rank_pool, Cut(plan=cut_plan(), kind=kind, changes=changes))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"schedule": "1f1b"},
+        {"schedule": "zb-h1"},
+        {"schedule": "1f1b", "context": Context(kind="ulysses", ulysses_degree=2)},
+        {"schedule": "zb-h1", "dp_shard": 2, "zero": Zero(stage=3, accumulate="slices")},
+    ],
+)
+@pytest.mark.parametrize("kind", ["own", "llama"])
+def test_stages_of_cut_sequences(rank_pool: RankPool, kind: str, changes: dict[str, Any]) -> None:
+    one = cut_plan(pp=2, layers=2 if kind == "own" else 4, **changes)
+    assert_as_in_one_process(rank_pool, Cut(plan=one, kind=kind))
 
 
 @pytest.mark.parametrize(

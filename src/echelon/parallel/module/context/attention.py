@@ -75,14 +75,18 @@ class CutAttention(TorchFunctionMode):
         self._place: Placement = plan.placement
         self._next = 0
 
-    def begin(self) -> None:
-        """Begin a forward."""
-        self._next = 0
+    def begin(self, at: int = 0) -> None:
+        """Begin a forward, or a stage of it, before the call numbered `at`."""
+        self._next = at
 
-    def end(self) -> None:
-        """RunFailed unless a forward made all calls."""
-        if self._next != len(self._calls):
-            raise _broken(f"a forward made {self._next} calls of attention, not {len(self._calls)}")
+    def end(self, at: int) -> None:
+        """RunFailed unless all calls before the one numbered `at` were made."""
+        if self._next != at:
+            raise _broken(f"a forward made {self._next} calls of attention, where {at} were due")
+
+    def give_time_to(self, store: GradientStore) -> None:
+        """Let work of a store be done in the time of transfers."""
+        self._store = store
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -93,7 +97,7 @@ class CutAttention(TorchFunctionMode):
             return func(*args, **kwargs)
         return self._attend(*args, **kwargs)
 
-    def _attend(
+    def _attend(  # noqa: PLR0913, PLR0917 - as PyTorch calls it
         self,
         query: torch.Tensor,
         key: torch.Tensor,
@@ -152,7 +156,7 @@ class CutAttention(TorchFunctionMode):
         return out
 
 
-def _described(
+def _described(  # noqa: PLR0913, PLR0917 - as PyTorch calls it
     query: torch.Tensor,
     key: torch.Tensor,
     value: torch.Tensor,
@@ -179,7 +183,7 @@ def _described(
 
 
 def mask_of(given: torch.Tensor) -> AttentionMask:
-    """Return the rule of a mask [..., T, T], bool or added to scores; ConfigError if it has none."""
+    """Return the rule of a mask [..., T, T], bool or added to scores; ConfigError if none."""
     allowed = given if given.dtype == torch.bool else given == 0
     rows = allowed.reshape(-1, *allowed.shape[-2:])
     whole = rows[0]

@@ -44,7 +44,7 @@ class SequenceCut:
             shapes = ", ".join(str(tuple(one.shape)) for one in tensors)
             raise ConfigError(
                 MODULE_BATCH.problem(
-                    f"the plan cuts sequences of {self._length} positions, and tensors are {shapes}",
+                    f"the plan cuts sequences of {self._length} positions, not {shapes}",
                     key="batch.sequence_length",
                 )
             )

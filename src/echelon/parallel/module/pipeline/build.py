@@ -1,7 +1,7 @@
 """The order in which a pipeline is made of a module on one rank.
 
-follow its forward -> which stage uses what -> check each stage alone -> buckets of own stages ->
-parameters of others away -> weight gradients put off -> executor.
+follow its forward -> which stage uses what -> check each stage alone -> cut sequences -> buckets
+of own stages -> parameters of others away -> weight gradients put off -> executor.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from echelon.layout.stage import RankPart, part_of
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.data import GradientReduction
 from echelon.parallel.gradients import GradientStore
+from echelon.parallel.module.context.build import apply_context
+from echelon.parallel.module.context.sequences import SequenceCut
 from echelon.parallel.module.loss import Batch, ModuleLoss
 from echelon.parallel.module.module import (
     RankModule,
@@ -74,6 +76,8 @@ class PipelineModule:
     """The shape of what travels."""
     schedule: Schedule
     """The schedule of a step."""
+    sequences: SequenceCut | None
+    """What cuts the sequences of a microbatch, where there are context ranks."""
 
     def begin_step(self) -> None:
         """Begin the one backward of a step."""
@@ -91,7 +95,7 @@ def apply_pipeline(  # noqa: PLR0913 - each is one choice of the caller, by its 
     sink: EventSink | None = None,
 ) -> PipelineModule:
     """Cut `model` into the stages of `plan`; every rank of the mesh does so together."""
-    check_plan(plan, cuts=("pp",))
+    check_plan(plan, cuts=("pp", "cp"))
     _check_offload(plan)
     if is_split(model):
         raise ConfigError(MODULE_PARAMETERS.problem("this module has been split already"))
@@ -111,6 +115,9 @@ def apply_pipeline(  # noqa: PLR0913 - each is one choice of the caller, by its 
     groups = rank_groups(_as_tied(plan, described), Recorder(rank, sink or NoEvents()))
     agree_on_module(model, named, plan, groups.world)
     share_values(named, groups.world)
+    context = None
+    if plan.mesh.cp > 1:
+        context = apply_context(model, plan, groups, loss=loss, example=example, chain=chain)
     own = {name for name in named if set(stages_of[name]) & {one.stage for one in windows}}
     foreign = {name: one for name, one in named.items() if name not in own}
     hide(foreign, TORCH_DTYPES[plan.mathematics.precision.parameters])
@@ -122,6 +129,10 @@ def apply_pipeline(  # noqa: PLR0913 - each is one choice of the caller, by its 
     store = cast("StagePasses", module.passes).store
     if any(one.kind is ActionKind.W for row in schedule.actions for one in row):
         _defer(model, named, store, own)
+    if context is not None:
+        context.give_time_to(store)
+        for stage in stages.values():
+            stage.attention = context.stage
     stream = ModuleStream(model, chain, loss)
     # What the executor asks of stages, microbatches and their shape, these do in the same way.
     executor = PipelineExecutor(
@@ -138,6 +149,7 @@ def apply_pipeline(  # noqa: PLR0913 - each is one choice of the caller, by its 
         executor=executor,
         stream=stream,
         schedule=schedule,
+        sequences=None if context is None else context.cut,
     )
 
 

@@ -15,6 +15,7 @@ first block that is not its own, a stage ends the forward.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -124,6 +125,7 @@ class ModuleStage:
         """Run the blocks of `window`."""
         self._model, self._chain, self._loss, self.window = model, chain, loss, window
         self.first, self.last = window.first, window.last
+        self.attention: Callable[[Window], AbstractContextManager[None]] = lambda _: nullcontext()
         self.on_enter: Callable[[], None] = lambda: None
         self._recompute: dict[int, _Recompute] = {}
 
@@ -138,7 +140,7 @@ class ModuleStage:
         if torch.is_grad_enabled():
             self._recompute[batch.index] = _Recompute(handler)
         try:
-            with self._chain.handled_by(handler):
+            with self._chain.handled_by(handler), self.attention(self.window):
                 output = self._model(**self._loss.inputs(batch.batch))
         except StageEnds as ended:
             out = ended.x
