@@ -42,7 +42,7 @@ def parallelize(  # noqa: PLR0913 - each is one choice of the caller, by its nam
 ) -> tuple[Model, ModuleOptimizer]:
     """Split any module over the data ranks of `plan`; return it, and the optimizer of your loop.
 
-    Of the plan (or of the answer of `ec.plan`), this uses the mesh (data axes and `pp`), pipeline,
+    Of the plan (or of the answer of `ec.plan`), this uses the mesh (data, `pp`, `cp`), pipeline,
     ZeRO, precision and optimizer. Every rank calls it after its process group is there; parameters
     become those of rank 0. The module keeps its class, its parameters and its hooks, and is trained
     as before:
@@ -60,7 +60,8 @@ def parallelize(  # noqa: PLR0913 - each is one choice of the caller, by its nam
 
     With a `loss`, a step takes a global batch, the same on every rank, and the plan may cut the
     module into pipeline stages, too: `split` names the list of its blocks, and `example` is one
-    microbatch, by which its forward is followed once and each stage checked alone.
+    microbatch, by which its forward is followed once and each stage checked alone. Context ranks cut
+    its sequences where it calls `scaled_dot_product_attention`; for them `split` is not needed.
 
         model, optimizer = ec.parallelize(
             model, plan, split="model.layers", loss="causal", example=microbatch

@@ -7,8 +7,8 @@ MODULE_MESH = Rule(
     why="""
     Data parallelism and ZeRO work on any module, for they only say where its parameters, gradients
     and optimizer state lie. A pipeline cuts the computation itself, between the blocks that `split`
-    names; tensor, context and expert parallelism cut it inside of blocks, which Echelon does to its
-    own models only.
+    names, and context parallelism in its calls of attention; tensor and expert parallelism cut it
+    inside of blocks, which Echelon does to its own models only.
     """,
     bad="ec.parallelize(model, ec.plan('nano', settings=['mesh.tp=2']))",
     fixed="ec.parallelize(model, ec.plan('nano', settings=['mesh.dp_shard=2', 'zero.stage=3']))",
