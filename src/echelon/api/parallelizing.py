@@ -60,8 +60,8 @@ def parallelize(  # noqa: PLR0913 - each is one choice of the caller, by its nam
 
     With a `loss`, a step takes a global batch, the same on every rank, and the plan may cut the
     module into pipeline stages, too: `split` names the list of its blocks, and `example` is one
-    microbatch, by which its forward is followed once and each stage checked alone. Context ranks cut
-    its sequences where it calls `scaled_dot_product_attention`; for them `split` is not needed.
+    microbatch, by which its forward is followed once and each stage checked alone. Context ranks
+    cut its sequences where it calls `scaled_dot_product_attention`, and need no `split`.
 
         model, optimizer = ec.parallelize(
             model, plan, split="model.layers", loss="causal", example=microbatch

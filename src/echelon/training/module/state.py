@@ -172,7 +172,9 @@ class ModuleState:
             whole = whole.contiguous()
             name = f"full.{run.kind}.{run.bucket}"
             groups.world.all_reduce(whole.view(torch.uint8), name=name).wait()
-        for name, start, shape in wanted if groups.rank == 0 and whole is not None else ():
+        if groups.rank or whole is None:
+            return
+        for name, start, shape in wanted:
             take(run.kind, name, whole[start : start + prod(shape)].view(shape).clone())
 
     def _whole(self, run: TensorRun) -> torch.Tensor:

@@ -13,7 +13,7 @@ from echelon.api.parallelizing import parallelize
 from echelon.core.errors import EchelonError
 from echelon.core.event import EventList
 from echelon.launch.context import RankContext
-from echelon.parallel.module.context.attention import AttentionCall, SeenAttention
+from echelon.parallel.module.context.attention import SeenAttention, SeenCall
 from tests.parallel.module.pipeline.targets import Case, Trained, Values, stock
 
 WIDTH, VOCAB = 12, 23
@@ -97,7 +97,7 @@ class Layer(nn.Module):
 class CutTrained(Trained):
     """What a rank saw, and the calls of attention."""
 
-    calls: list[AttentionCall]
+    calls: list[SeenCall]
 
 
 def train(context: RankContext, case: Cut) -> CutTrained:

@@ -8,7 +8,7 @@ from torch.nn import functional
 
 from echelon.core.attention_mask import AttentionMask
 from echelon.core.errors import ConfigError
-from echelon.parallel.module.context.attention import AttentionCall, SeenAttention, mask_of
+from echelon.parallel.module.context.attention import SeenAttention, SeenCall, mask_of
 
 
 def test_a_call_is_seen_and_made() -> None:
@@ -19,7 +19,7 @@ def test_a_call_is_seen_and_made() -> None:
         found = functional.scaled_dot_product_attention(q, k, k, is_causal=True, enable_gqa=True)
     assert torch.equal(found, expected)
     assert seen.calls == [
-        AttentionCall(heads=4, kv_heads=2, head_dim=3, mask=AttentionMask(causal=True))
+        SeenCall(heads=4, kv_heads=2, head_dim=3, mask=AttentionMask(causal=True))
     ]
     with seen, pytest.raises(ConfigError, match="of its weights"):
         functional.scaled_dot_product_attention(q, q, q, dropout_p=0.5)

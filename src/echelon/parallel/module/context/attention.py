@@ -2,7 +2,7 @@
 
 Split: the positions of every sequence, as in `parallel/context`.
 Sent:  as in `parallel/context`: keys and values around a ring or gathered, or heads for positions.
-Bytes: `module_context_bytes` in `cost/bytes/module_context.py`.
+Bytes: `module_context_bytes` in `cost/bytes/module/context.py`.
 Must divide: cp | sequence_length (2 ring_degree under zigzag); ulysses_degree | heads.
 Source: Liu et al., "Ring Attention", 2023; Jacobs et al., "DeepSpeed-Ulysses", 2023.
 
@@ -35,7 +35,7 @@ _HIDDEN = -1e4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class AttentionCall:
+class SeenCall:
     """Say what one call of attention was: heads, their width, and which keys a query meets."""
 
     heads: int
@@ -50,7 +50,7 @@ class SeenAttention(TorchFunctionMode):
     def __init__(self) -> None:
         """Have seen nothing."""
         super().__init__()
-        self.calls: list[AttentionCall] = []
+        self.calls: list[SeenCall] = []
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Any = None
@@ -66,7 +66,7 @@ class CutAttention(TorchFunctionMode):
     """Make calls of attention over the positions of all context ranks."""
 
     def __init__(
-        self, plan: Plan, groups: RankGroups, store: GradientStore, calls: list[AttentionCall]
+        self, plan: Plan, groups: RankGroups, store: GradientStore, calls: list[SeenCall]
     ) -> None:
         """Expect the calls of `calls`, in their order, in every forward."""
         super().__init__()
@@ -115,7 +115,8 @@ class CutAttention(TorchFunctionMode):
         self._next += 1
         if dropout_p or (query.shape[1], key.shape[1]) != (call.heads, call.kv_heads):
             raise _broken("a call of attention has other heads than in the example, or dropout")
-        hooks: Any = torch._C._autograd
+        private: Any = torch._C
+        hooks = private._autograd
         if torch.is_grad_enabled() and hooks._top_saved_tensors_default_hooks(False) is not None:
             raise _broken("attention is computed again in backward (checkpointing)")
         factor = 1.0 if scale is None else scale * query.shape[-1] ** 0.5
@@ -165,7 +166,7 @@ def _described(  # noqa: PLR0913, PLR0917 - as PyTorch calls it
     is_causal: bool = False,
     scale: float | None = None,
     enable_gqa: bool = False,
-) -> AttentionCall:
+) -> SeenCall:
     """Return what a call of the whole module is; ConfigError where ours cannot be it."""
     problem = None
     if query.dim() != 4 or query.shape[2] != key.shape[2]:
@@ -177,7 +178,7 @@ def _described(  # noqa: PLR0913, PLR0917 - as PyTorch calls it
     if problem is not None:
         raise _unfit(problem)
     mask = AttentionMask(causal=is_causal) if attn_mask is None else mask_of(attn_mask)
-    return AttentionCall(
+    return SeenCall(
         heads=query.shape[1], kv_heads=key.shape[1], head_dim=query.shape[-1], mask=mask
     )
 

@@ -18,7 +18,7 @@ from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
 from echelon.core.rulebook.module_context import MODULE_ATTENTION
 from echelon.parallel.gradients import GradientStore, Reduction
-from echelon.parallel.module.context.attention import AttentionCall, CutAttention, SeenAttention
+from echelon.parallel.module.context.attention import CutAttention, SeenAttention, SeenCall
 from echelon.parallel.module.context.sequences import SequenceCut
 from echelon.parallel.module.loss import Batch, ModuleLoss
 from echelon.parallel.module.pipeline.chain import BlockCall, BlockChain
@@ -41,7 +41,7 @@ class ModuleContext:
         model: nn.Module,
         cut: SequenceCut,
         mode: CutAttention,
-        calls: Sequence[AttentionCall],
+        calls: Sequence[SeenCall],
         before: Sequence[int] = (),
     ) -> None:
         """Replace the calls of attention that were seen."""
@@ -133,7 +133,7 @@ class _CallCounter:
 
 
 def _check_calls(
-    plan: Plan, calls: Sequence[AttentionCall], counter: _CallCounter, *, staged: bool
+    plan: Plan, calls: Sequence[SeenCall], counter: _CallCounter, *, staged: bool
 ) -> None:
     """ConfigError where attention is not seen, not shared out by heads, or of no block."""
     if not calls:

@@ -69,8 +69,8 @@ def defer_weights(modules: Iterable[nn.Module], store: GradientStore) -> list[nn
         kind = type(module)
         rows = (kind.__module__, kind.__name__) == _CONV1D
         weight = getattr(module, "weight", None)
-        plain = "forward" not in vars(module) and isinstance(weight, nn.Parameter)
-        if (kind is nn.Linear or rows) and plain and weight.requires_grad:
+        trained = isinstance(weight, nn.Parameter) and weight.requires_grad
+        if (kind is nn.Linear or rows) and trained and "forward" not in vars(module):
             run = partial(_forward, module, module.forward, rows, store)
             setattr(module, "forward", run)  # noqa: B010 - of this one, not of its class
             found.append(module)

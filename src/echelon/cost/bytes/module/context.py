@@ -12,7 +12,7 @@ from echelon.core.plan import Plan
 from echelon.cost.bytes.context.sent import block_bytes
 
 
-class AttentionSizes(Protocol):
+class CallSizes(Protocol):
     """What a call of attention is: heads, their width, and its mask."""
 
     @property
@@ -36,7 +36,7 @@ class AttentionSizes(Protocol):
         ...
 
 
-def module_context_bytes(plan: Plan, calls: Iterable[AttentionSizes], *, rank: int) -> int:
+def module_context_bytes(plan: Plan, calls: Iterable[CallSizes], *, rank: int) -> int:
     """Return the bytes that `rank` sends over `cp` in a step of one backward per microbatch."""
     cp_rank = plan.mesh.coordinates(rank)[Axis.CP]
     return plan.num_microbatches * sum(
@@ -44,7 +44,7 @@ def module_context_bytes(plan: Plan, calls: Iterable[AttentionSizes], *, rank: i
     )
 
 
-def _with_attention(plan: Plan, call: AttentionSizes) -> Plan:
+def _with_attention(plan: Plan, call: CallSizes) -> Plan:
     """Return the plan of a model whose blocks have this attention."""
     model = replace(
         plan.model,
