@@ -67,7 +67,7 @@ def follow(
     problems = tracer.problems
     between = {n: p for n, p in tracer.uses.found.items() if any(" and " in one for one in p)}
     problems += [
-        f"{name} is used {next(one for one in parts if ' and ' in one)}"
+        f"{name} is used {next(one for one in sorted(parts) if ' and ' in one)}"
         for name, parts in between.items()
     ]
     if problems:
