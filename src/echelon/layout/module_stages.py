@@ -46,7 +46,7 @@ def plan_stage_buckets(
                 replace(
                     bucket,
                     name=f"{prefix}{len(kept) + index}",
-                    kind="tied" if tied and kept is trained else "whole",
+                    kind="tied" if tied and kept is trained else bucket.kind,
                     stages=stages,
                 )
                 for index, bucket in enumerate(buckets)

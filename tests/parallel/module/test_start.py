@@ -9,6 +9,7 @@ from torch import nn
 from echelon.api.parallelizing import parallelize
 from echelon.core.plan import Optimizer, Plan, Precision, Recompute, Zero
 from echelon.launch.local.pool import RankPool
+from echelon.parallel.module.start import check_plan
 from tests.parallel.layouts import MIXTRAL, plan_of
 from tests.parallel.module import mistakes
 from tests.parallel.module.models import make

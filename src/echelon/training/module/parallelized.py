@@ -133,6 +133,7 @@ def _pipelined(
         loss=loss,
         example=choices.microbatch,
         ignore=choices.ignore,
+        tensor=choices.of_tensor,
         sink=sink,
     )
     return ModuleOptimizer(

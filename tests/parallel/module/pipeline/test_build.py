@@ -165,7 +165,7 @@ def test_what_the_module_and_the_plan_must_agree_on() -> None:
     case = Case(plan=plan(layers=6))
     for one, rule in [
         (case, "module-ranks"),
-        (Case(plan=plan(tp=2)), "module-mesh"),
+        (Case(plan=plan(tp=2)), "module-tensor-rules"),
         (Case(plan=plan(zero=Zero(stage=3, parameter_offload="host"))), "module-settings"),
     ]:
         with pytest.raises(EchelonError) as caught:

@@ -14,12 +14,11 @@ from torch import nn
 
 from echelon.core.errors import ConfigError, InfeasiblePlan
 from echelon.core.event import EventSink, NoEvents
-from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Plan
 from echelon.core.rulebook.module import MODULE_PARAMETERS, MODULE_SETTINGS
-from echelon.core.rulebook.module_pipeline import MODULE_SPLIT
-from echelon.layout.module_buckets import ROOT, ModuleParameter
-from echelon.layout.module_stages import StagedParameter, is_tied, plan_stage_buckets
+from echelon.core.rulebook.module_pipeline import MODULE_SHARED, MODULE_SPLIT
+from echelon.layout.module_buckets import ROOT
+from echelon.layout.module_stages import StagedParameter, plan_stage_buckets
 from echelon.layout.stage import RankPart, part_of
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.data import GradientReduction
@@ -31,12 +30,13 @@ from echelon.parallel.module.module import (
     RankModule,
     buckets_of,
     cast_rest,
+    described_parameters,
     frozen_buckets,
     is_split,
     mark_split,
     masters_of,
 )
-from echelon.parallel.module.pipeline.chain import BlockChain
+from echelon.parallel.module.pipeline.chain import BlockChain, find_blocks
 from echelon.parallel.module.pipeline.check import check_stages, stages_of_parameters
 from echelon.parallel.module.pipeline.linear import defer_weights
 from echelon.parallel.module.pipeline.passes import (
@@ -54,7 +54,7 @@ from echelon.parallel.module.start import (
     managed_parameters,
     share_values,
 )
-from echelon.parallel.module.units import users_of
+from echelon.parallel.module.tensor.apply import NO_RULES, TensorChoice, apply_split, choose_split
 from echelon.parallel.pipeline import PipelineExecutor
 from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
 from echelon.parallel.transport.recorder import Recorder
@@ -92,6 +92,7 @@ def apply_pipeline(  # noqa: PLR0913 - each is one choice of the caller, by its 
     loss: ModuleLoss,
     example: Batch,
     ignore: Sequence[str] = (),
+    tensor: TensorChoice = NO_RULES,
     sink: EventSink | None = None,
 ) -> PipelineModule:
     """Cut `model` into the stages of `plan`; every rank of the mesh does so together."""
@@ -101,6 +102,7 @@ def apply_pipeline(  # noqa: PLR0913 - each is one choice of the caller, by its 
         raise ConfigError(MODULE_PARAMETERS.problem("this module has been split already"))
     rank = check_ranks(plan)
     named = managed_parameters(model, ignore)
+    cut = choose_split(plan, model, tensor, list(find_blocks(model, split)))
     chain = BlockChain(model, split, guarded=True)
     _check_layers(plan, chain, split)
     part, schedule = part_of(plan, rank), schedule_from_plan(plan)
@@ -111,10 +113,15 @@ def apply_pipeline(  # noqa: PLR0913 - each is one choice of the caller, by its 
         stages_of = stages_of_parameters(chain, trace, named, plan.layout.pipeline.stages)
         stages = {one.stage: ModuleStage(model, chain, loss, one) for one in windows}
         check_stages(named, stages.values(), trace, stages_of)
-    described = _describe(model, chain, named, stages_of)
-    groups = rank_groups(_as_tied(plan, described), Recorder(rank, sink or NoEvents()))
+    groups = rank_groups(_as_tied(plan, named, stages_of), Recorder(rank, sink or NoEvents()))
     agree_on_module(model, named, plan, groups.world)
     share_values(named, groups.world)
+    link = apply_split(model, cut, named, groups.tensor)
+    described = [
+        StagedParameter(parameter=one, stages=stages_of[one.spec.name])
+        for one in described_parameters(model, named, chain.blocks, cut.split)
+    ]
+    _check_shared(described)
     context = None
     if plan.mesh.cp > 1:
         context = apply_context(model, plan, groups, loss=loss, example=example, chain=chain)
@@ -125,15 +132,17 @@ def apply_pipeline(  # noqa: PLR0913 - each is one choice of the caller, by its 
     module = _rank_module(
         plan, model, [*chain.names, ROOT], described=described, named=named, own=own, groups=groups
     )
-    module = replace(module, foreign=foreign, owners=owners)
+    module = replace(module, foreign=foreign, owners=owners, split=cut.split)
     store = cast("StagePasses", module.passes).store
     if any(one.kind is ActionKind.W for row in schedule.actions for one in row):
         _defer(model, named, store, own)
+    for stage in stages.values():
+        stage.link = link
     if context is not None:
         context.give_time_to(store)
         for stage in stages.values():
             stage.attention = context.stage
-    stream = ModuleStream(model, chain, loss)
+    stream = ModuleStream(model, chain, loss, link)
     # What the executor asks of stages, microbatches and their shape, these do in the same way.
     executor = PipelineExecutor(
         cast("Any", stages),
@@ -201,26 +210,6 @@ def _rank_module(  # noqa: PLR0913 - what is known of a module, by its name
     )
 
 
-def _describe(
-    model: nn.Module,
-    chain: BlockChain,
-    named: Mapping[str, nn.Parameter],
-    stages_of: Mapping[str, tuple[int, ...]],
-) -> list[StagedParameter]:
-    users = users_of(model, chain.blocks)
-    return [
-        StagedParameter(
-            parameter=ModuleParameter(
-                spec=ParameterSpec(name=name, shape=tuple(one.shape), layer=None),
-                users=users[name],
-                trained=one.requires_grad,
-            ),
-            stages=stages_of[name],
-        )
-        for name, one in named.items()
-    ]
-
-
 def _windows(plan: Plan, part: RankPart) -> list[Window]:
     stages = plan.layout.pipeline.stages
     before = [sum(map(len, stages[:stage])) for stage in range(len(stages) + 1)]
@@ -259,10 +248,28 @@ def _check_offload(plan: Plan) -> None:
         )
 
 
-def _as_tied(plan: Plan, described: Sequence[StagedParameter]) -> Plan:
+def _as_tied(
+    plan: Plan, named: Mapping[str, nn.Parameter], stages_of: Mapping[str, Sequence[int]]
+) -> Plan:
     """Return the plan with ends that share something where the ends of the module do."""
-    model = replace(plan.model, tied=is_tied(described))
+    tied = any(len(stages_of[name]) > 1 and one.requires_grad for name, one in named.items())
+    model = replace(plan.model, tied=tied)
     return replace(plan, mathematics=replace(plan.mathematics, model=model))
+
+
+def _check_shared(described: Sequence[StagedParameter]) -> None:
+    """ConfigError where both ends share what tensor ranks use on parts of values."""
+    wrong = [one for one in described if len(one.stages) > 1 and one.parameter.summed]
+    if wrong:
+        name = wrong[0].parameter.spec.name
+        raise ConfigError(
+            MODULE_SHARED.problem(
+                f"{name} is used in stages {', '.join(map(str, wrong[0].stages))}, and tensor "
+                "ranks use it on values of which each has a part",
+                key="tensor",
+                suggestions=(f"tensor={{{name!r}: 'replicated'}}", "mesh.pp = 1", "mesh.tp = 1"),
+            )
+        )
 
 
 def _owners(

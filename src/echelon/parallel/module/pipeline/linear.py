@@ -17,6 +17,7 @@ from torch import nn
 from torch.nn import functional
 
 from echelon.parallel.gradients import GradientStore
+from echelon.parallel.module.tensor.layers import SplitLinear
 
 _CONV1D = ("transformers.pytorch_utils", "Conv1D")
 
@@ -70,11 +71,30 @@ def defer_weights(modules: Iterable[nn.Module], store: GradientStore) -> list[nn
         rows = (kind.__module__, kind.__name__) == _CONV1D
         weight = getattr(module, "weight", None)
         trained = isinstance(weight, nn.Parameter) and weight.requires_grad
+        if trained and isinstance(module.forward, SplitLinear):
+            cut = module.forward
+            cut.product = partial(_product, module, cut.product, cut.transposed, store)
+            found.append(module)
+            continue
         if (kind is nn.Linear or rows) and trained and "forward" not in vars(module):
             run = partial(_forward, module, module.forward, rows, store)
             setattr(module, "forward", run)  # noqa: B010 - of this one, not of its class
             found.append(module)
     return found
+
+
+def _product(
+    module: nn.Module,
+    run: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor],
+    rows: bool,
+    store: GradientStore,
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+) -> torch.Tensor:
+    if not torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type):
+        return run(x, bias)
+    y: Any = DeferredLinear.apply(x, module.weight, bias, rows, store)
+    return y
 
 
 def _forward(

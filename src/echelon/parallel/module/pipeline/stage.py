@@ -26,6 +26,7 @@ from echelon.core.errors import RunFailed
 from echelon.core.rulebook.module_pipeline import MODULE_CHAIN
 from echelon.parallel.module.loss import Batch, ModuleLoss
 from echelon.parallel.module.pipeline.chain import BlockCall, BlockChain
+from echelon.parallel.module.tensor.layers import TensorLink
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,6 +128,7 @@ class ModuleStage:
         self.first, self.last = window.first, window.last
         self.attention: Callable[[Window], AbstractContextManager[None]] = lambda _: nullcontext()
         self.on_enter: Callable[[], None] = lambda: None
+        self.link: TensorLink | None = None
         self._recompute: dict[int, _Recompute] = {}
 
     def __call__(
@@ -136,7 +138,9 @@ class ModuleStage:
         if self.window.start == self.window.stop and not (self.first or self.last):
             assert x is not None, "only the first stage gets nothing"
             return x
-        handler = StageHandler(self._chain, self.window, x, self.on_enter)
+        handler = StageHandler(self._chain, self.window, x, self._entered)
+        if self.link is not None:
+            self.link.sends = self.first
         if torch.is_grad_enabled():
             self._recompute[batch.index] = _Recompute(handler)
         try:
@@ -153,6 +157,11 @@ class ModuleStage:
             raise _broken(f"the forward did not come to {self._chain.names[self.window.stop]}")
         return self._loss.sum_of(output, batch.batch) * scale
 
+    def _entered(self) -> None:
+        self.on_enter()
+        if self.link is not None:
+            self.link.sends = True
+
     def begin_backward(self, microbatch: int) -> None:
         """Let the backward of a microbatch run blocks again, for checkpointing."""
         self._chain.recomputed_by(self._recompute.pop(microbatch, None))
@@ -165,9 +174,11 @@ class ModuleStage:
 class ModuleStream:
     """Know the shape of the stream of each microbatch, from the module's own prologue."""
 
-    def __init__(self, model: nn.Module, chain: BlockChain, loss: ModuleLoss) -> None:
+    def __init__(
+        self, model: nn.Module, chain: BlockChain, loss: ModuleLoss, link: TensorLink | None = None
+    ) -> None:
         """Ask the module once for each kind of microbatch."""
-        self._model, self._chain, self._loss = model, chain, loss
+        self._model, self._chain, self._loss, self._link = model, chain, loss, link
         self._known: dict[tuple[Any, ...], torch.Tensor] = {}
 
     def buffer(self, batch: ModuleMicrobatch) -> torch.Tensor:
@@ -184,6 +195,8 @@ class ModuleStream:
             window = Window(stage=0, start=0, stop=0, first=True, last=False)
             handler = StageHandler(self._chain, window, None)
             state = torch.get_rng_state()
+            if self._link is not None:
+                self._link.sends = False
             try:
                 with self._chain.handled_by(handler), torch.no_grad():
                     self._model(**self._loss.inputs(batch.batch))
@@ -191,6 +204,8 @@ class ModuleStream:
                 x = ended.x
                 self._known[key] = x.new_empty(()).expand(x.shape)
             torch.set_rng_state(state)
+            if self._link is not None:
+                self._link.sends = True
         return self._known[key]
 
 
