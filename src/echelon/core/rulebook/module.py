@@ -6,7 +6,7 @@ MODULE_MESH = Rule(
     id="module-mesh",
     why="""
     Data parallelism and ZeRO work on any module, for they only say where its parameters, gradients
-    and optimizer state lie. Tensor and sequence parallelism cut its layers by rules, a pipeline cuts
+    and optimizer state lie. Tensor and sequence parallelism cut its layers by rules, a pipeline
     between the blocks that `split` names, and context parallelism in its calls of attention. Expert
     parallelism cuts the computation itself, which Echelon does to its own models only.
     """,

@@ -1,4 +1,4 @@
-"""Modules under tensor ranks together with stages and context ranks, and the same in one process."""
+"""Modules under tensor ranks with stages and context ranks, and the same in one process."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ def on_one_device(case: Composed) -> Trained:
 def saved_and_loaded(context: RankContext, given: tuple[Composed, str, bool]) -> Values:
     """Take one step and save to a file, or go on from it for another; return everything."""
     case, file, first = given
-    model, optimizer = parallelize(
+    _, optimizer = parallelize(
         case.make(),
         case.plan,
         split=case.split,
