@@ -15,7 +15,20 @@ from echelon.launch.context import RankContext
 from echelon.layout.modules.tensor import ModuleSplit
 from echelon.proof.module.wide import StayWide
 from tests.parallel.module.pipeline.targets import Case, Trained, Values, one_process, plan
-from tests.parallel.module.tensor.families import LENGTH, OWN_RULES, make
+from tests.parallel.module.tensor.families import LENGTH, OWN_RULES, Own, make
+
+
+class Placed(Own):
+    """A decoder that may be told which positions it has."""
+
+    def forward(self, ids: torch.Tensor, position_ids: torch.Tensor | None = None) -> torch.Tensor:
+        """Return logits [B, T, V] of ids [B, T]."""
+        if position_ids is None:
+            position_ids = torch.arange(ids.shape[1]).expand_as(ids)
+        x = self.tokens(ids) + self.positions(position_ids)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(self.norm(x))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +48,9 @@ class Composed(Case):
     def make(self) -> nn.Module:
         """Return the module."""
         model: Any = make(self.kind)
-        if self.kind != "own":
+        if self.kind == "own":
+            model.__class__ = Placed
+        else:
             model.config._attn_implementation = self.attention
             model.config.use_cache = False
         for name, parameter in model.named_parameters():
