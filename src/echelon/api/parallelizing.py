@@ -1,4 +1,4 @@
-"""`ec.parallelize`: your own module and your own loop, with the data and tensor ranks of a plan."""
+"""`ec.parallelize`: your own module and your own loop, under a plan."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from echelon.core.event import EventSink
+    from echelon.parallel.module.loss import Batch, LossChoice
     from echelon.training.module.optimizer import ModuleOptimizer
 
 WORDS = {
@@ -36,16 +37,18 @@ def parallelize(  # noqa: PLR0913 - each is one choice of the caller, by its nam
     learning_rate: Literal["plan", "own"] = "plan",
     ignore: Sequence[str] = (),
     tensor: Mapping[str, str | tuple[str, int | Sequence[int]]] | Literal["auto", "guess"] = "auto",
-    example: Sequence[Any] = (),
     guess: Literal["prove", "accept"] = "prove",
+    split: str = "",
+    loss: LossChoice | None = None,
+    example: Batch | Sequence[Any] | None = None,
     events: EventSink | None = None,
 ) -> tuple[Model, ModuleOptimizer]:
     """Split any module over the ranks of `plan`; return it, and the optimizer of your loop.
 
-    Of the plan (or of the answer of `ec.plan`), this uses the mesh (data and tensor axes), ZeRO,
-    precision and optimizer. Every rank calls it after its process group is there; parameters become
-    those of rank 0. The module keeps its class, its parameters and its hooks, and is trained as
-    before:
+    Of the plan (or of the answer of `ec.plan`), this uses the mesh (data, `tp`, `pp`, `cp`),
+    pipeline, ZeRO, precision and optimizer. Every rank calls it after its process group is there;
+    parameters become those of rank 0. The module keeps its class, its parameters and its hooks, and
+    is trained as before:
 
         torch.distributed.init_process_group("gloo")
         model, optimizer = ec.parallelize(model, plan)
@@ -64,6 +67,20 @@ def parallelize(  # noqa: PLR0913 - each is one choice of the caller, by its nam
     Tensor ranks are given the same batch: that of `optimizer.data_rank`.
 
     `events` takes what is sent, call by call.
+
+    With a `loss`, a step takes a global batch, the same on every rank, and the plan may cut the
+    module into pipeline stages, too: `split` names the list of its blocks, and `example` is one
+    microbatch, by which its forward is followed once and each stage checked alone. Context ranks
+    cut its sequences where it calls `scaled_dot_product_attention`, and need no `split`.
+
+        model, optimizer = ec.parallelize(
+            model, plan, split="model.layers", loss="causal", example=microbatch
+        )
+        report = optimizer.backward(batch)
+        optimizer.step()
+
+    The loss is "causal" (`logits` against `labels`), or two functions: the sum of a microbatch's
+    losses from the module's output and the batch, and what it counts, from the batch alone.
 
     Every rank takes as many steps, forward and backward passes as the others; inside of them, ranks
     may take other branches. Raises EchelonError where something does not fit.
@@ -86,14 +103,18 @@ def parallelize(  # noqa: PLR0913 - each is one choice of the caller, by its nam
     from echelon.core.optional import optional_package
 
     optional_package("torch", extra="train", purpose="training")
-    from echelon.parallel.module.module import apply_to_module
-    from echelon.parallel.module.tensor.apply import TensorChoice
-    from echelon.training.module.optimizer import ModuleOptimizer
+    from echelon.training.module.parallelized import Choices, parallelized
 
-    choice = TensorChoice(rules=tensor, example=example, accepts_guess=guess == "accept")
-    module = apply_to_module(
-        plan_from_given(plan), model, units=units, ignore=ignore, tensor=choice, sink=events
+    choices = Choices(
+        units=units,
+        unused=unused,
+        gradients=gradients,
+        learning_rate=learning_rate,
+        ignore=ignore,
+        tensor=tensor,
+        accepts_guess=guess == "accept",
+        split=split,
+        loss=loss,
+        example=example,
     )
-    return model, ModuleOptimizer(
-        module, unused=unused, gradients=gradients, learning_rate=learning_rate
-    )
+    return model, parallelized(plan_from_given(plan), model, choices, events)

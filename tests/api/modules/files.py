@@ -57,6 +57,50 @@ UNSUMMED = _PATCHED % (
 """Gradients of norms are not summed over tensor ranks."""
 
 
+STAGED = OWN.replace(
+    """
+    def batch(step, data_rank):
+        return families.batch(step, data_rank)
+""",
+    """
+    def batch(step, data_rank):
+        ids = families.batch(step, data_rank)
+        labels = ids.clone()
+        labels[0, 2:] = -100
+        return {"ids": ids, "labels": labels}
+""",
+).replace(
+    'return Own(), batch, loss, {"tensor": RULES}',
+    'return Own(), batch, "causal", {"tensor": RULES, "split": "blocks"}',
+)
+"""Batches by name, and a loss that is added up over microbatches, stages and positions."""
+
+_STAGED_PATCHED = STAGED.replace("RULES = dict(OWN_RULES)", "RULES = dict(OWN_RULES)\n%s")
+
+LOST_MICROBATCH = _STAGED_PATCHED % (
+    "from echelon.parallel.module.pipeline.stage import ModuleStage\n"
+    "own = ModuleStage.__call__\n"
+    "def lost(self, x, batch, *, scale=1.0):\n"
+    "    out = own(self, x, batch, scale=scale)\n"
+    "    wrong = self.first and batch.index == 1 and torch.is_grad_enabled()\n"
+    "    return out.detach().requires_grad_() if wrong else out\n"
+    "ModuleStage.__call__ = lost\n"
+)
+"""The first stage forgets the gradient of the second microbatch."""
+
+SHIFTED_LABEL = _STAGED_PATCHED % (
+    "from echelon.parallel.module.context.sequences import SequenceCut\n"
+    "own = SequenceCut.cut\n"
+    "def shifted(self, batch):\n"
+    "    made = own(self, batch)\n"
+    "    labels = made['labels'].clone()\n"
+    "    labels[:, -1] = labels[:, 0]\n"
+    "    return {**made, 'labels': labels}\n"
+    "SequenceCut.cut = shifted\n"
+)
+"""The label of the last position of each rank is that of another token."""
+
+
 def written(folder: Path, text: str) -> str:
     """Return FILE:FUNCTION of a file with this text."""
     path = folder / "own_module.py"

@@ -8,8 +8,18 @@ import pytest
 
 import echelon as ec
 from echelon.api.modules.proving import prove_module
-from echelon.core.errors import ProofFailed
-from tests.api.modules.files import LOST_SUM, OWN, SWAPPED, UNSUMMED, WRONG_FACTOR, written
+from echelon.core.errors import ConfigError, ProofFailed
+from tests.api.modules.files import (
+    LOST_MICROBATCH,
+    LOST_SUM,
+    OWN,
+    SHIFTED_LABEL,
+    STAGED,
+    SWAPPED,
+    UNSUMMED,
+    WRONG_FACTOR,
+    written,
+)
 
 TP = ("mesh.tp=2", "mesh.sequence_parallel=false")
 SEQUENCE = ("mesh.tp=2", "mesh.sequence_parallel=true")
@@ -22,6 +32,62 @@ def test_a_module_is_proven(tmp_path: Path, settings: tuple[str, ...]) -> None:
     proof.require()
     assert proof.framework == "Echelon"
     assert [one.precision for one in proof.passes] == ["fp64", "fp32"]
+
+
+PP = ("mesh.pp=2", "model.layers=2", "batch.microbatch_sequences=1", "batch.sequence_length=8")
+CP = ("mesh.cp=2", "model.layers=2", "batch.microbatch_sequences=1", "batch.sequence_length=8")
+
+
+def sized(settings: tuple[str, ...], data_ranks: int = 1) -> list[str]:
+    """Return settings with as many sequences as the batches of a file have."""
+    return [*settings, f"batch.global_sequences={2 * data_ranks}"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("settings", "data_ranks"),
+    [
+        (PP, 1),
+        (("pipeline.schedule=zb-h1", "mesh.tp=2", "mesh.sequence_parallel=true", *PP), 1),
+        (("zero.stage=3", "mesh.dp_shard=2", "mesh.tp=2", *PP), 2),
+        (CP, 1),
+        (("mesh.tp=2", "zero.stage=1", "mesh.dp_shard=2", *CP), 2),
+        (("mesh.pp=2", *CP), 1),
+        (("mesh.tp=2", "model.layers=2", "batch.microbatch_sequences=1"), 1),
+    ],
+)
+def test_stages_and_context_ranks_are_proven(
+    tmp_path: Path, settings: tuple[str, ...], data_ranks: int
+) -> None:
+    plan = ec.plan("nano", settings=sized(settings, data_ranks))
+    prove_module(written(tmp_path, STAGED), plan).require()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("text", "settings", "rule", "told"),
+    [
+        (LOST_MICROBATCH, PP, "prove-gradients", "blocks.0"),
+        (SHIFTED_LABEL, CP, "prove-loss", "loss"),
+    ],
+)
+def test_a_mistake_of_stages_or_context_ranks_is_named(
+    tmp_path: Path, text: str, settings: tuple[str, ...], rule: str, told: str
+) -> None:
+    proof = prove_module(written(tmp_path, text), ec.plan("nano", settings=sized(settings)))
+    assert not proof.proven
+    with pytest.raises(ProofFailed) as caught:
+        proof.require()
+    assert rule in caught.value.rules
+    assert told in str(caught.value)
+
+
+@pytest.mark.slow
+def test_a_loss_of_one_data_rank_is_none_of_stages(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        prove_module(written(tmp_path, OWN), ec.plan("nano", settings=sized(PP)))
+    assert caught.value.rules == ("verify-returned",)
+    assert "mesh.pp = 2 takes global batches" in str(caught.value)
 
 
 @pytest.mark.slow

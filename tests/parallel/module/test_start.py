@@ -9,6 +9,7 @@ from torch import nn
 from echelon.api.parallelizing import parallelize
 from echelon.core.plan import Optimizer, Plan, Precision, Recompute, Zero
 from echelon.launch.local.pool import RankPool
+from echelon.parallel.module.start import check_plan
 from tests.parallel.layouts import MIXTRAL, plan_of
 from tests.parallel.module import mistakes
 from tests.parallel.module.models import make
@@ -19,7 +20,7 @@ from tests.parallel.module.refusals import PLAIN, backward, parallel, refusal
     ("rule", "plan"),
     [
         ("module-tensor-rules", plan_of(tp=2)),
-        ("module-mesh", plan_of(pp=2)),
+        ("module-loss", plan_of(pp=2)),
         ("module-settings", plan_of(recompute=Recompute(policy="full"))),
         ("module-settings", plan_of(optimizer=Optimizer(kind="muon"))),
         ("module-settings", plan_of(model=MIXTRAL)),
@@ -36,7 +37,7 @@ def test_a_plan_that_does_not_fit(rule: str, plan: Plan) -> None:
 
 
 def test_two_axes_are_two_problems_with_their_values() -> None:
-    error = refusal(lambda: parallelize(make("transformer"), plan_of(cp=2, pp=2)))
+    error = refusal(lambda: check_plan(plan_of(cp=2, pp=2)))
     assert error.rules == ("module-mesh", "module-mesh")
     assert "mesh.pp = 2" in str(error)
     assert "mesh.cp = 2" in str(error)

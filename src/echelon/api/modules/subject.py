@@ -7,6 +7,10 @@
         return model, batch, loss              # and, if wanted, what parallelize takes by name
 
 One device takes the mean of the losses of all data ranks.
+
+A loss may also be what `parallelize` takes for one ("causal", or a sum and a count); batches are
+mappings of tensors then, and one device computes the global batch of all data ranks. A plan with
+stages or context ranks asks for that, and for `split` where there are stages.
 """
 
 from __future__ import annotations
@@ -26,6 +30,7 @@ from echelon.core.errors import ConfigError
 from echelon.core.plan import Optimizer, Plan
 from echelon.core.rulebook.verify import VERIFY_OPTIMIZER, VERIFY_RETURNED
 from echelon.models.precision import TORCH_DTYPES
+from echelon.parallel.module.loss import ModuleLoss, loss_of
 from echelon.proof.module.wide import StayWide
 from echelon.proof.verify.case import OneDevice, OnRank, VerifyCase
 from echelon.proof.verify.subject_file import NUM_STEPS, SubjectFile, SubjectSettings
@@ -41,6 +46,8 @@ class _Made:
     model: nn.Module
     batch: Callable[[int, int], Any]
     loss: Callable[[nn.Module, Any], torch.Tensor]
+    whole: ModuleLoss | None
+    """The loss of a global batch, where the factory returned one; `loss` is not used then."""
     options: Mapping[str, Any] = field(default_factory=dict[str, Any])
 
 
@@ -81,6 +88,11 @@ class ModuleSubject(SubjectFile):
         num_data_ranks = self.plan.mesh.dp
 
         def loss(step: int) -> torch.Tensor:
+            if made.whole is not None:
+                batch = made.whole.prepare(self._global_batch(made, step))
+                with _width(case):
+                    output = made.model(**made.whole.inputs(batch))
+                    return made.whole.sum_of(output, batch) / made.whole.count_of(batch)
             with _width(case):
                 losses = [
                     made.loss(made.model, made.batch(step, rank)) for rank in range(num_data_ranks)
@@ -95,6 +107,11 @@ class ModuleSubject(SubjectFile):
         made = self._make(case)
         options = dict(made.options)
         options.setdefault("guess", "accept")
+        if made.whole is not None:
+            microbatch = self.plan.layout.microbatch_sequences
+            first = self._global_batch(made, 0)
+            options["loss"] = made.whole
+            options.setdefault("example", {n: _rows(one, microbatch) for n, one in first.items()})
         plan = in_precision(self.plan, case.dtype)
         with self.calling("parallelize"):
             model, optimizer = parallelize(made.model, plan, **options)
@@ -103,6 +120,10 @@ class ModuleSubject(SubjectFile):
         optimizer.watches_ranks = False
 
         def step(number: int) -> Mapping[str, float]:
+            if made.whole is not None:
+                with _width(case):
+                    whole = optimizer.backward(self._global_batch(made, number))
+                return {"loss": whole.loss, "grad_norm": optimizer.step().grad_norm}
             with _width(case):
                 loss = made.loss(model, made.batch(number, optimizer.data_rank))
             optimizer.scale(loss).backward()
@@ -116,7 +137,7 @@ class ModuleSubject(SubjectFile):
         with self.calling(self.function):
             made: Any = getattr(self.program, self.function)()
         fits = isinstance(made, tuple) and len(made) in (3, 4) and isinstance(made[0], nn.Module)
-        if not fits or not (callable(made[1]) and callable(made[2])):
+        if not fits or not callable(made[1]):
             raise ConfigError(
                 VERIFY_RETURNED.problem(
                     f"{self.function} returned {type(made).__name__}, and not a module, a function "
@@ -126,7 +147,54 @@ class ModuleSubject(SubjectFile):
             )
         model, batch, loss, *rest = made
         options: Mapping[str, Any] = rest[0] if rest else {}
-        return _Made(model=model.to(case.dtype), batch=batch, loss=loss, options=options)
+        whole = None if callable(loss) else loss_of(loss)
+        self._require_whole(whole)
+        return _Made(
+            model=model.to(case.dtype), batch=batch, loss=loss, whole=whole, options=options
+        )
+
+    def _require_whole(self, whole: ModuleLoss | None) -> None:
+        """ConfigError where a plan takes global batches, and the loss is that of a data rank."""
+        mesh = self.plan.mesh
+        cut = {"mesh.pp": mesh.pp, "mesh.cp": mesh.cp}
+        if whole is None and any(degree > 1 for degree in cut.values()):
+            key = next(key for key, degree in cut.items() if degree > 1)
+            raise ConfigError(
+                VERIFY_RETURNED.problem(
+                    f"{key} = {cut[key]} takes global batches, and the loss that {self.function} "
+                    "returned is of a module and the batch of a data rank",
+                    key=key,
+                    suggestions=(
+                        "return model, batch, 'causal', {'split': 'model.layers'}",
+                        "return model, batch, (sum_of, count_of)",
+                    ),
+                )
+            )
+
+    def _global_batch(self, made: _Made, step: int) -> dict[str, Any]:
+        """Return what all data ranks read in a step, in their order."""
+        num_data_ranks = self.plan.mesh.dp
+        shares: list[Any] = [made.batch(step, rank) for rank in range(num_data_ranks)]
+        if not all(isinstance(share, Mapping) for share in shares):
+            raise ConfigError(
+                VERIFY_RETURNED.problem(
+                    f"batches are {type(shares[0]).__name__}, and a global batch is named tensors",
+                    suggestions=('{"input_ids": ids, "labels": ids}',),
+                )
+            )
+        size = self.plan.mathematics.global_sequences // num_data_ranks
+        return {
+            name: torch.cat([share[name] for share in shares]) if _has_rows(one, size) else one
+            for name, one in shares[0].items()
+        }
+
+
+def _has_rows(one: Any, size: int) -> bool:
+    return isinstance(one, torch.Tensor) and one.dim() > 0 and len(one) == size
+
+
+def _rows(one: Any, size: int) -> Any:
+    return one[:size] if isinstance(one, torch.Tensor) and one.dim() > 0 else one
 
 
 def _width(case: VerifyCase) -> AbstractContextManager[object]:

@@ -6,9 +6,9 @@ MODULE_MESH = Rule(
     id="module-mesh",
     why="""
     Data parallelism and ZeRO work on any module, for they only say where its parameters, gradients
-    and optimizer state lie. Tensor and sequence parallelism cut its layers by rules. Context,
-    pipeline and expert parallelism cut the computation itself, which Echelon does to its own models
-    only.
+    and optimizer state lie. Tensor and sequence parallelism cut its layers by rules, a pipeline
+    between the blocks that `split` names, and context parallelism in its calls of attention. Expert
+    parallelism cuts the computation itself, which Echelon does to its own models only.
     """,
     bad="ec.parallelize(model, ec.plan('nano', settings=['mesh.pp=2']))",
     fixed="ec.parallelize(model, ec.plan('nano', settings=['mesh.tp=2', 'zero.stage=3']))",

@@ -1,6 +1,9 @@
-"""Data parallelism and ZeRO for any module.
+"""Data parallelism and ZeRO for any module, pipelines and context parallelism.
 
 module      `apply_to_module`: what is done to a module, in order
+loss        the loss of a module as a sum and a count
+pipeline    stages of a module, by the list of its blocks (a room)
+context     sequences of a module, by its calls of attention (a room)
 start       what must hold before, and the values that ranks share
 units       the parts that are gathered at a time
 unit_order  in which order they are used, and what that asks for

@@ -11,8 +11,8 @@ The module keeps its class and identity, and so does every parameter; only where
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import nn
@@ -96,6 +96,10 @@ class RankModule:
     """The modules that are gathered one at a time, by name."""
     split: ModuleSplit = UNSPLIT
     """What tensor ranks hold."""
+    foreign: Mapping[str, nn.Parameter] = field(default_factory=dict)
+    """Parameters of other pipeline ranks, which read as NaN here."""
+    owners: Mapping[str, int] = field(default_factory=dict)
+    """The first pipeline rank that holds each parameter, where there are several."""
 
     def unit_table(self) -> tuple[UnitSummary, ...]:
         """Return what each unit holds, the root last."""
@@ -117,7 +121,7 @@ class RankModule:
         )
 
 
-def apply_to_module(
+def apply_to_module(  # noqa: PLR0913 - each is one choice of the caller, by its name
     plan: Plan,
     model: nn.Module,
     *,
@@ -125,9 +129,13 @@ def apply_to_module(
     ignore: Sequence[str] = (),
     tensor: TensorChoice = NO_RULES,
     sink: EventSink | None = None,
+    cuts: Collection[str] = (),
 ) -> RankModule:
-    """Split `model` as `plan` says; every rank of the mesh does so together."""
-    check_plan(plan)
+    """Split `model` as `plan` says; every rank of the mesh does so together.
+
+    `cuts` are axes over which the caller cuts the computation.
+    """
+    check_plan(plan, cuts=cuts)
     if is_split(model):
         raise ConfigError(MODULE_PARAMETERS.problem("this module has been split already"))
     named = managed_parameters(model, ignore)
@@ -137,28 +145,23 @@ def apply_to_module(
     agree_on_module(model, named, plan, groups.world)
     share_values(named, groups.world)
     apply_split(model, split, named, groups.tensor)
-    described = _described(model, named, found, split.split)
+    described = described_parameters(model, named, found, split.split)
     order = [*found, ROOT]
     plans = plan_module_buckets(plan, described, order)
     device = next(iter(named.values())).device
-    masters = _masters(plan, plans.trained, described, named, groups)
+    masters = masters_of(plan, plans.trained, described, named, groups)
     zero = plan.layout.zero
     offload_store = make_parameter_store(zero, groups, device, num_buffers=num_buffers(zero))
-    buckets, frozen = (
-        _buckets(plan, one, described, named, groups, offload_store)
-        for one in (plans.trained, plans.frozen)
-    )
-    for bucket in frozen:
-        bucket.gradients_memory.release()
-        bucket.gradient_slice = bucket.gradients.new_empty(0)
-    _cast(plan, named, buckets + frozen)
+    buckets = buckets_of(plan, plans.trained, described, named, groups, offload_store)
+    frozen = frozen_buckets(plan, plans.frozen, described, named, groups, offload_store)
+    cast_rest(plan, named, buckets + frozen)
     passes = _backward_passes(plan, groups, links)
     passes.hold(buckets)
     gathers = links[0] if links else groups
     gathering = ModuleParameterGathering([*buckets, *frozen], gathers.shard, plan.layout.zero)
     hooks = ModuleHooks(gathering, passes)
     hooks.attach(model, found)
-    setattr(model, _SPLIT_MARK, True)
+    mark_split(model)
     return RankModule(
         model=model,
         plan=plan,
@@ -178,12 +181,13 @@ def apply_to_module(
     )
 
 
-def _described(
+def described_parameters(
     model: nn.Module,
     named: Mapping[str, nn.Parameter],
     units: Mapping[str, nn.Module],
     split: ModuleSplit,
 ) -> list[ModuleParameter]:
+    """Return what is known of each parameter, as a tensor rank holds it."""
     users, cut = users_of(model, units), {piece.name for piece in split.pieces}
     return [
         ModuleParameter(
@@ -223,10 +227,15 @@ def is_split(model: nn.Module) -> bool:
     return hasattr(model, _SPLIT_MARK)
 
 
+def mark_split(model: nn.Module) -> None:
+    """Remember that a module has been split."""
+    setattr(model, _SPLIT_MARK, True)
+
+
 _SPLIT_MARK = "_split_by_echelon"
 
 
-def _buckets(
+def frozen_buckets(
     plan: Plan,
     plans: Sequence[BucketPlan],
     described: Sequence[ModuleParameter],
@@ -234,6 +243,25 @@ def _buckets(
     groups: RankGroups,
     offload_store: OffloadStore | None,
 ) -> list[Bucket]:
+    """Return buckets without gradients."""
+    frozen = buckets_of(plan, plans, described, named, groups, offload_store)
+    for bucket in frozen:
+        bucket.gradients_memory.release()
+        bucket.gradient_slice = bucket.gradients.new_empty(0)
+    return frozen
+
+
+def buckets_of(  # noqa: PLR0913 - what a rank holds, and where
+    plan: Plan,
+    plans: Sequence[BucketPlan],
+    described: Sequence[ModuleParameter],
+    named: Mapping[str, nn.Parameter],
+    groups: RankGroups,
+    offload_store: OffloadStore | None,
+    *,
+    uncounted: Collection[str] = (),
+) -> list[Bucket]:
+    """Return the buckets that `plans` describe; `uncounted` parameters are not in the norm here."""
     precision = plan.mathematics.precision
     trained = {one.spec.name: one.trained for one in described}
     # In the norm what tensor ranks hold alike counts on the first of them.
@@ -243,7 +271,7 @@ def _buckets(
     rule = BucketRule(
         plans=plans,
         optimizer=plan.mathematics.optimizer,
-        counted=counted,
+        counted={name: one and name not in uncounted for name, one in counted.items()},
         uses={},
         gradients=TORCH_DTYPES[precision.gradients],
         slicing=BucketSlicing(
@@ -260,7 +288,7 @@ def _buckets(
     return make_buckets(named, [one.spec for one in described], rule, like)
 
 
-def _cast(plan: Plan, named: Mapping[str, nn.Parameter], buckets: Sequence[Bucket]) -> None:
+def cast_rest(plan: Plan, named: Mapping[str, nn.Parameter], buckets: Sequence[Bucket]) -> None:
     """Cast what is in no bucket: frozen parameters that are whole on every rank."""
     held = {slot.spec.name for bucket in buckets for slot in bucket.slots}
     for name, parameter in named.items():
@@ -269,7 +297,7 @@ def _cast(plan: Plan, named: Mapping[str, nn.Parameter], buckets: Sequence[Bucke
 
 
 @torch.no_grad()
-def _masters(
+def masters_of(
     plan: Plan,
     plans: Sequence[BucketPlan],
     described: Sequence[ModuleParameter],

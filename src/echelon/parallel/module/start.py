@@ -8,7 +8,7 @@ equal at the start: what may differ later is for the module to decide.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -33,8 +33,11 @@ from echelon.parallel.transport.collectives import Group
 UNSPLIT = ("pp", "cp", "ep")
 
 
-def check_plan(plan: Plan) -> None:
-    """Raise InfeasiblePlan where a plan splits or says what only Echelon's own models have."""
+def check_plan(plan: Plan, *, cuts: Collection[str] = ()) -> None:
+    """Raise InfeasiblePlan where a plan splits or says what only Echelon's own models have.
+
+    `cuts` are the axes over which the caller knows how to cut the computation.
+    """
     problems = [
         MODULE_MESH.problem(
             f"mesh.{axis} = {getattr(plan.mesh, axis)} cuts the computation of a module that "
@@ -43,7 +46,7 @@ def check_plan(plan: Plan) -> None:
             suggestions=(f"mesh.{axis} = 1",),
         )
         for axis in UNSPLIT
-        if getattr(plan.mesh, axis) > 1
+        if getattr(plan.mesh, axis) > 1 and axis not in cuts
     ]
     if (every := plan.mathematics.local_sgd.every) > 0:
         problems.append(

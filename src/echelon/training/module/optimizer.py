@@ -21,12 +21,14 @@ import torch
 from echelon.core.errors import RunFailed
 from echelon.core.rulebook.module import FROZEN_CHANGED, LEARNING_RATE_OWNER, LOSS_NOT_SCALED
 from echelon.core.rulebook.train import LOSS_NOT_FINITE
+from echelon.parallel.module.loss import Batch
 from echelon.parallel.module.module import RankModule, UnitSummary
 from echelon.parallel.module.tensor.ranks import check_equal_gradients
 from echelon.training.learning_rate import learning_rate
 from echelon.training.loss_scale import LossScale
 from echelon.training.module.agreement import agree_on_step, refuse_unused
 from echelon.training.module.state import ModuleState, guard_values
+from echelon.training.module.whole_step import BatchLoss, WholeSteps, no_loss
 from echelon.training.optimizer import MASTER, SliceOptimizer, local_norm_squared
 
 Unused = Literal["error", "zero"]
@@ -68,6 +70,7 @@ class ModuleOptimizer(torch.optim.Optimizer):
         unused: Unused = "error",
         gradients: Joined = "mean",
         learning_rate: RateOwner = "plan",
+        steps: WholeSteps | None = None,
     ) -> None:
         """Reserve the state of this rank's slices; every rank does so together."""
         plan = module.plan
@@ -76,6 +79,7 @@ class ModuleOptimizer(torch.optim.Optimizer):
         self.watches_ranks = True
         self.loss_scale = LossScale(plan.mathematics.precision)
         self._unused, self._rate_owner = unused, learning_rate
+        self._steps = steps
         self.divisor = plan.mesh.dp if gradients == "mean" else 1
         self._scaled = self._complete = False
         slots = [slot for bucket in module.buckets for slot in bucket.slots]
@@ -104,6 +108,22 @@ class ModuleOptimizer(torch.optim.Optimizer):
         With zero.accumulate = "slices" every backward is summed over the ranks all the same.
         """
         return self.module.passes.no_sync()
+
+    def backward(self, batch: Batch) -> BatchLoss:
+        """Run forward and backward of a global batch, the same on every rank; return its loss.
+
+        Where `parallelize` was given a loss. Gradients are of the sum over its count.
+        """
+        if self._steps is None:
+            raise no_loss()
+        self._scaled = True
+        return self._steps.run(batch, self.loss_scale.value, train=True)
+
+    def evaluate(self, batch: Batch) -> BatchLoss:
+        """Return the loss of a global batch, without gradients."""
+        if self._steps is None:
+            raise no_loss()
+        return self._steps.run(batch, 1.0, train=False)
 
     def scale(self, loss: torch.Tensor) -> torch.Tensor:
         """Return the loss times the loss scale (1 where the plan has none), for backward."""
@@ -166,14 +186,14 @@ class ModuleOptimizer(torch.optim.Optimizer):
     def data_rank(self) -> int:
         """Return which of the `num_data_ranks` batches of a step is this rank's.
 
-        Tensor ranks compute one batch together, and have the same.
+        Ranks that compute one batch together (tensor, pipeline, context) have the same.
         """
-        return self.module.groups.data.index
+        return self.module.groups.data.index // self.module.plan.mesh.cp
 
     @property
     def num_data_ranks(self) -> int:
         """Return how many batches a step has at a time."""
-        return self.module.groups.data.size
+        return self.module.plan.mesh.dp
 
     def units(self) -> tuple[UnitSummary, ...]:
         """Return what each unit holds; see `UnitSummary`."""
@@ -196,34 +216,52 @@ class ModuleOptimizer(torch.optim.Optimizer):
 
     def state_dict(self) -> dict[str, Any]:
         """Return this rank's slices of parameters and state, as copies, and where training is."""
-        return self._state.save(self._progress())
+        return self._state.save(self.progress())
+
+    def progress(self) -> dict[str, Any]:
+        """Return where training is: beside `full_state`, what `load_full_state` goes on from."""
+        return {
+            "num_steps": self.num_steps,
+            "num_updates": self.num_updates,
+            "loss_scale": self.loss_scale.state(),
+            "learning_rate": float(self.param_groups[0]["lr"]),
+        }
+
+    def load_full_state(
+        self, give: Callable[[str, str], torch.Tensor], progress: Mapping[str, Any]
+    ) -> None:
+        """Go on from tensors of `full_state`, of any layout; all ranks call it together.
+
+        `give(kind, name)` returns a whole tensor on rank 0; on the others it is not called.
+        """
+        self._state.load_full(give, progress["num_updates"])
+        self._go_on(progress)
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from the `state_dict` of the same rank, module and plan."""
         self._state.load(state_dict)
-        self._go_on_from(state_dict)
+        self._go_on(state_dict)
 
     def save(self, path: str | Path) -> None:
         """Write whole tensors and where training is to one file; all ranks call it together.
 
-        Rank 0 has the whole model and its state in memory then. Any other split can `load` it.
+        Rank 0 has the whole model and its state in memory then. Any other layout can `load` it.
         """
         tensors: dict[str, dict[str, torch.Tensor]] = {}
         self.full_state(
             lambda kind, name, tensor: tensors.setdefault(kind, {}).update({name: tensor.cpu()})
         )
         if self.module.groups.rank == 0:
-            torch.save({"progress": self._progress(), "tensors": tensors}, path)
+            torch.save({"progress": self.progress(), "tensors": tensors}, path)
         self.module.groups.world.gather_objects("saved")
 
     def load(self, path: str | Path) -> None:
-        """Go on from a file of `save`, made under this or any other split; rank 0 reads it.
+        """Go on from a file of `save`, made under this or any other layout; rank 0 reads it.
 
         CheckpointError where the file is not of this module.
         """
         saved = self._state.read_full(path)
-        self._state.load_full(saved["progress"], lambda kind, name: saved["tensors"][kind][name])
-        self._go_on_from(saved["progress"])
+        self.load_full_state(lambda kind, name: saved["tensors"][kind][name], saved["progress"])
 
     def close(self) -> None:
         """Give back files and buffers that are not on the device."""
@@ -246,15 +284,7 @@ class ModuleOptimizer(torch.optim.Optimizer):
 
     # Inside of a step.
 
-    def _progress(self) -> dict[str, Any]:
-        return {
-            "num_steps": self.num_steps,
-            "num_updates": self.num_updates,
-            "loss_scale": self.loss_scale.state(),
-            "learning_rate": float(self.param_groups[0]["lr"]),
-        }
-
-    def _go_on_from(self, progress: Mapping[str, Any]) -> None:
+    def _go_on(self, progress: Mapping[str, Any]) -> None:
         self.num_steps, self.num_updates = progress["num_steps"], progress["num_updates"]
         self.loss_scale.load(progress["loss_scale"])
         self.set_rate(progress["learning_rate"])

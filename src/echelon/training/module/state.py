@@ -12,14 +12,12 @@ from torch import nn
 
 from echelon.core.errors import CheckpointError, RunFailed
 from echelon.core.rulebook.module import MODULE_STATE, VALUES_AWAY
+from echelon.layout.stage import pp_rank_of
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.module.module import RankModule
-from echelon.parallel.module.tensor.layers import cut_values, join_values
 from echelon.parallel.weights import stored_values
+from echelon.training.module.whole_state import PARAMETERS, WholeTensors, own_part
 from echelon.training.optimizer import MASTER, SliceOptimizer
-
-PARAMETERS = "parameters"
-"""The kind of the parameters themselves, beside the kinds of the optimizer's state."""
 
 
 class ModuleState:
@@ -28,13 +26,15 @@ class ModuleState:
     def __init__(self, module: RankModule, slices: SliceOptimizer) -> None:
         """Serve the optimizer of these slices."""
         self._module, self._slices = module, slices
+        self._whole_tensors = WholeTensors(module, slices)
         self.is_whole = False
 
     @property
     def away(self) -> bool:
         """Return whether what is read or written through the module would be wrong now."""
-        sliced = bool(self._module.gathering.sliced) and not self.is_whole
-        return sliced or self._module.split.degree > 1
+        held = self._module.gathering.sliced or self._module.foreign
+        # What tensor ranks have of a parameter is never the whole of it.
+        return (bool(held) and not self.is_whole) or self._module.split.degree > 1
 
     @property
     def copied(self) -> bool:
@@ -53,79 +53,51 @@ class ModuleState:
         )
         self.is_whole = True
         try:
-            yield
+            with foreign_values(self._module):
+                yield
         finally:
             self.is_whole = False
             self._keep(before)
             self._module.hooks.free_all()
 
     def full_state(self, take: Callable[[str, str, torch.Tensor], None]) -> None:
-        """Give rank 0 every whole tensor in turn, one bucket of one kind at a time."""
-        state = self._slices.state()
-        for bucket in (*self._module.buckets, *self._module.frozen):
-            flats = {PARAMETERS: stored_values(bucket)}
-            flats |= {
-                kind: held[bucket.name] for kind, held in state.items() if bucket.name in held
-            }
-            for kind, flat in flats.items():
-                self._take_bucket(bucket, kind, flat, take)
-        for name, parameter in self._in_no_bucket():
-            self._take_whole(PARAMETERS, name, parameter.detach(), take)
+        """Give rank 0 every whole tensor in turn."""
+        self._whole_tensors.give(take)
+
+    @torch.no_grad()
+    def load_full(self, give: Callable[[str, str], torch.Tensor], num_updates: int) -> None:
+        """Take every whole tensor, which rank 0 gives, whatever layout they were saved from."""
+        module = self._module
+        module.hooks.free_all()
+        self._whole_tensors.take(give)
+        for bucket in self._buckets():
+            module.gathering.updated(bucket)
+        module.gathering.settle()
+        self._slices.set_num_steps(num_updates)
 
     def read_full(self, path: str | Path) -> dict[str, Any]:
-        """Return the contents of a file of whole tensors on rank 0, on the others its progress."""
+        """Return the contents of a file of whole tensors on rank 0, on the others its progress.
+
+        CheckpointError, the same on every rank, where it is not of this module.
+        """
         groups = self._module.groups
         saved: dict[str, Any] = {}
         problem = ""
         if groups.rank == 0:
             saved = torch.load(path, map_location="cpu", weights_only=True)
-            problem = self._misfit(saved["tensors"])
+        runs = self._whole_tensors.runs()
+        if groups.rank == 0:
+            problem = self._whole_tensors.misfit(runs, saved["tensors"])
         told = groups.world.gather_objects((problem, saved.get("progress")))
         if told[0][0]:
             raise CheckpointError(MODULE_STATE.problem(f"{path}: {told[0][0]}"))
         return {"progress": told[0][1], "tensors": saved.get("tensors", {})}
 
-    def _misfit(self, tensors: Mapping[str, Mapping[str, torch.Tensor]]) -> str:
-        """Return in what tensors of a file are not those of this module; nothing where they are."""
-        kinds = [PARAMETERS, *self._slices.state()]
-        if missing := [kind for kind in kinds if kind not in tensors]:
-            return f"it has no {missing[0]}"
-        for one in self._module.parameters:
-            piece = self._module.split.piece_of(one.spec.name)
-            shape = one.spec.shape if piece is None else piece.shape
-            found = tensors[PARAMETERS].get(one.spec.name)
-            if found is None or tuple(found.shape) != shape:
-                said = "not there" if found is None else str(tuple(found.shape))
-                return f"{one.spec.name} is {said}, and this module's is {shape}"
-        return ""
-
-    @torch.no_grad()
-    def load_full(
-        self,
-        progress: Mapping[str, Any],
-        give: Callable[[str, str], torch.Tensor],
-    ) -> None:
-        """Take whole tensors that rank 0 gives, whatever split they were saved from."""
-        module = self._module
-        module.hooks.free_all()
-        state = self._slices.state()
-        for bucket in self._buckets():
-            for kind, held in state.items():
-                if bucket.name in held:
-                    whole = self._given_bucket(bucket, kind, held[bucket.name].dtype, give)
-                    held[bucket.name].copy_(_part_like(whole, held[bucket.name], bucket))
-            resting = stored_values(bucket)
-            whole = self._given_bucket(bucket, PARAMETERS, resting.dtype, give)
-            _write(bucket, whole[bucket.own])
-            module.gathering.updated(bucket)
-        for name, parameter in self._in_no_bucket():
-            parameter.copy_(self._given(PARAMETERS, name, parameter.dtype, give))
-        module.gathering.settle()
-        self._slices.set_num_steps(progress["num_updates"])
-
     def save(self, progress: Mapping[str, Any]) -> dict[str, Any]:
         """Return this rank's slices as copies, and `progress`: where training is."""
-        tensors = {PARAMETERS: {b.name: stored_values(b)[_own(b)].clone() for b in self._buckets()}}
+        tensors = {
+            PARAMETERS: {b.name: stored_values(b)[own_part(b)].clone() for b in self._buckets()}
+        }
         for kind, held in self._slices.state().items():
             tensors[kind] = {name: flat.clone() for name, flat in held.items()}
         return {"layout": self._layout(), **progress, "tensors": tensors}
@@ -161,82 +133,6 @@ class ModuleState:
                 master.copy_(torch.where(written, mine.to(master.dtype), master))
             _write(bucket, mine)
 
-    def _take_bucket(
-        self,
-        bucket: Bucket,
-        kind: str,
-        flat: torch.Tensor,
-        take: Callable[[str, str, torch.Tensor], None],
-    ) -> None:
-        groups = self._module.groups
-        whole = flat
-        if flat.numel() != bucket.plan.num_elements:
-            whole = bucket.values.new_empty(bucket.plan.num_elements, dtype=flat.dtype)
-            piece = flat.to(whole.device)
-            groups.shard.all_gather(whole, piece, name=f"full.{kind}.{bucket.name}").wait()
-        for slot in bucket.slots:
-            part = whole[slot.start : slot.end].view(slot.spec.shape)
-            self._take_whole(kind, slot.spec.name, part, take)
-
-    def _take_whole(
-        self,
-        kind: str,
-        name: str,
-        part: torch.Tensor,
-        take: Callable[[str, str, torch.Tensor], None],
-    ) -> None:
-        """Give rank 0 a tensor of which tensor ranks may have pieces."""
-        groups, piece = self._module.groups, self._module.split.piece_of(name)
-        whole = part
-        if piece is not None:
-            group = groups.tensor
-            every = part.new_empty((group.size, *part.shape))
-            group.all_gather(every.view(-1), part.reshape(-1), name=f"full.{kind}.{name}").wait()
-            whole = join_values(piece, list(every)) if groups.rank == 0 else part
-        if groups.rank == 0:
-            take(kind, name, whole.clone())
-
-    def _given_bucket(
-        self,
-        bucket: Bucket,
-        kind: str,
-        dtype: torch.dtype,
-        give: Callable[[str, str], torch.Tensor],
-    ) -> torch.Tensor:
-        """Return all of a bucket, from whole tensors that rank 0 gives."""
-        flat = torch.zeros(bucket.plan.num_elements, dtype=dtype, device=self._module.device)
-        for slot in bucket.slots:
-            flat[slot.start : slot.end] = self._given(kind, slot.spec.name, dtype, give).view(-1)
-        return flat
-
-    def _given(
-        self,
-        kind: str,
-        name: str,
-        dtype: torch.dtype,
-        give: Callable[[str, str], torch.Tensor],
-    ) -> torch.Tensor:
-        """Return what this rank holds of a whole tensor that rank 0 gives."""
-        groups, split = self._module.groups, self._module.split
-        piece = split.piece_of(name)
-        local = next(one.spec.shape for one in self._module.parameters if one.spec.name == name)
-        shape = local if piece is None else piece.shape
-        whole = torch.zeros(shape, dtype=dtype, device=self._module.device)
-        if groups.rank == 0:
-            whole.copy_(give(kind, name))
-        # A sum of bytes of which all but one are zero keeps the bits.
-        groups.world.all_reduce(whole.view(-1).view(torch.uint8), name=f"load.{name}").wait()
-        return (
-            whole if piece is None else cut_values(piece, whole, split.degree, groups.tensor.index)
-        )
-
-    def _in_no_bucket(self) -> Iterator[tuple[str, torch.Tensor]]:
-        held = {slot.spec.name for bucket in self._buckets() for slot in bucket.slots}
-        named = dict(self._module.model.named_parameters())
-        for one in self._module.parameters:
-            if one.spec.name not in held:
-                yield one.spec.name, named[one.spec.name]
-
     def _buckets(self) -> list[Bucket]:
         return [*self._module.buckets, *self._module.frozen]
 
@@ -247,6 +143,30 @@ class ModuleState:
             "rank": module.groups.rank,
             "buckets": [[bucket.name, bucket.plan.num_elements] for bucket in self._buckets()],
         }
+
+
+@contextmanager
+def foreign_values(module: RankModule) -> Iterator[None]:
+    """Hold the parameters of other pipeline ranks while this is open; all ranks do so together."""
+    if not module.owners:
+        yield
+        return
+    mine = pp_rank_of(module.plan, module.groups.rank)
+    named = dict(module.model.named_parameters())
+    hidden = {name: one.data for name, one in module.foreign.items()}
+    with torch.no_grad():
+        for name, owner in module.owners.items():
+            bits = torch.zeros_like(named[name], memory_format=torch.contiguous_format).view(-1)
+            if owner == mine and module.groups.data.index == 0:
+                bits.copy_(named[name].reshape(-1))
+            module.groups.world.all_reduce(bits.view(torch.uint8), name=f"whole.{name}").wait()
+            if name in module.foreign:
+                module.foreign[name].data = bits.view(module.foreign[name].shape)
+    try:
+        yield
+    finally:
+        for name, one in module.foreign.items():
+            one.data = hidden[name]
 
 
 def guard_values(model: nn.Module, state: ModuleState) -> None:
@@ -274,19 +194,9 @@ def _refusal(message: str) -> RunFailed:
     return RunFailed(VALUES_AWAY.problem(message, suggestions=instead))
 
 
-def _part_like(whole: torch.Tensor, held: torch.Tensor, bucket: Bucket) -> torch.Tensor:
-    """Return the part of a bucket that a tensor holds: all of it, or this rank's slice."""
-    return whole if held.numel() == whole.numel() else whole[bucket.own]
-
-
-def _own(bucket: Bucket) -> slice:
-    """Return where in the resting values this rank's slice is."""
-    return slice(None) if bucket.plan.sliced else bucket.own
-
-
 @torch.no_grad()
 def _write(bucket: Bucket, values: torch.Tensor) -> None:
     """Write this rank's slice to where it rests."""
-    resting = stored_values(bucket)[_own(bucket)]
+    resting = stored_values(bucket)[own_part(bucket)]
     if resting.data_ptr() != values.data_ptr():
         resting.copy_(values)

@@ -21,22 +21,50 @@ Source: Shoeybi et al., "Megatron-LM", 2019, section 3; Korthikanti et al., 2022
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from echelon.cost.bytes.terms import all_gather_bytes, all_reduce_bytes, reduce_scatter_bytes
 from echelon.layout.modules.tensor import CUT_INPUTS, CUT_OUTPUTS, ModuleSplit, SplitLayer
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StageLayers:
+    """Say which modules a pipeline stage runs; None are all."""
+
+    modules: tuple[str, ...] | None = None
+    first: bool = True
+    last: bool = True
+
+    def holds(self, name: str) -> bool:
+        """Return whether a layer is in one of the modules."""
+        within = (name == one or name.startswith(f"{one}.") for one in self.modules or ())
+        return self.modules is None or any(within)
+
+
+WHOLE = StageLayers()
+"""A module that is not cut into stages."""
+
+
 def module_tensor_bytes(
-    split: ModuleSplit, tokens: int, element_bytes: int, *, backward: bool = True
+    split: ModuleSplit,
+    tokens: int,
+    element_bytes: int,
+    *,
+    backward: bool = True,
+    stage: StageLayers = WHOLE,
 ) -> int:
     """Return the bytes that a rank sends in a forward and, unless told, its backward.
 
     `tokens` are the positions of all sequences of the microbatch, of which tensor ranks see the
     same. Gradients of `split.summed` come once a step, and are those of `module_bytes`.
+    A pipeline stage sends what its own layers do.
     """
     if split.degree == 1:
         return 0
     ahead, back, entries = 0, 0, set[str]()
     for one in split.layers:
+        if not stage.holds(one.name):
+            continue
         cut = split.sequence is not None and split.sequence.holds(one.name)
         forward, behind = _layer(one, split.degree, tokens * element_bytes, cut=cut)
         ahead, back = ahead + forward, back + behind
@@ -50,8 +78,8 @@ def module_tensor_bytes(
                 back += all_reduce_bytes(size, split.degree)
     if split.sequence is not None:
         size = tokens * element_bytes * split.sequence.width // split.degree
-        ahead += all_gather_bytes(size, split.degree)
-        back += all_gather_bytes(size, split.degree)
+        ahead += all_gather_bytes(size, split.degree) * stage.last
+        back += all_gather_bytes(size, split.degree) * stage.first
     return ahead + (back if backward else 0)
 
 

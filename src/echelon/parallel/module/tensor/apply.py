@@ -14,7 +14,7 @@ from echelon.core.rulebook.module_tensor import MODULE_TENSOR_GUESS
 from echelon.layout.modules.tensor import UNSPLIT
 from echelon.parallel.module.tensor.guess import guess_rules
 from echelon.parallel.module.tensor.known import rules_of
-from echelon.parallel.module.tensor.layers import cut_parameters, replace_layers
+from echelon.parallel.module.tensor.layers import TensorLink, cut_parameters, replace_layers
 from echelon.parallel.module.tensor.ranks import watch_first_batch
 from echelon.parallel.module.tensor.rules import NamedTargets, RuleWord, find_targets, read_rules
 from echelon.parallel.module.tensor.split import SplitPlan, plan_split
@@ -72,10 +72,14 @@ def choose_split(
 
 def apply_split(
     model: nn.Module, plan: SplitPlan, named: Mapping[str, nn.Parameter], group: Group
-) -> None:
-    """Cut the parameters of a module, and have its layers work on what is left."""
+) -> TensorLink:
+    """Cut the parameters of a module, and have its layers work on what is left.
+
+    Return what moves values between tensor ranks.
+    """
     if group.size == 1:
-        return
+        return TensorLink(group)
     cut_parameters(plan, named, group)
-    replace_layers(model, plan, group)
+    link = replace_layers(model, plan, group)
     watch_first_batch(model, group)
+    return link

@@ -46,6 +46,9 @@ from echelon.parallel.vocabulary import local_ids
 
 Way = tuple[RowsMotion, RowsMotion]
 
+Product = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
+"""Inputs and a bias -> what a layer gives on this rank."""
+
 _POSITIONS = -2  # the dim of the positions of a sequence
 _COLUMNS = -1  # the dim that layers are cut along
 
@@ -56,12 +59,33 @@ def move_along(x: torch.Tensor, dim: int, group: Group, name: str, way: Way) -> 
     return y.movedim(0, dim)
 
 
+class TensorLink:
+    """Move rows over the tensor ranks, or keep still where what is computed is thrown away.
+
+    A pipeline stage that is not the first runs what stands before the blocks, and has no use for
+    it: then nothing is sent, and values have the right shape only.
+    """
+
+    def __init__(self, group: Group) -> None:
+        """Move over `group`."""
+        self.group = group
+        self.sends = True
+
+    def move(self, x: torch.Tensor, dim: int, name: str, way: Way) -> torch.Tensor:
+        """Return a tensor after a motion of rows along one of its dims, and back in backward."""
+        if self.sends or way is OWN_ROWS:
+            return move_along(x, dim, self.group, name, way)
+        if way in (GATHER_ROWS, WHOLE_ROWS):
+            return torch.cat([x] * self.group.size, dim)
+        return x.chunk(self.group.size, dim)[0] if way is SCATTER_ROWS else x
+
+
 class SharedEntry:
     """What column layers do with an input that they share: once for all of them."""
 
-    def __init__(self, group: Group, name: str, uses: int, way: Way, dim: int) -> None:
+    def __init__(self, link: TensorLink, name: str, uses: int, way: Way, dim: int) -> None:
         """Move what is given along `dim`; forget it when `uses` layers have had it."""
-        self._group, self._name, self._uses = group, name, uses
+        self._link, self._name, self._uses = link, name, uses
         self._way, self._dim = way, dim
         self._left = 0
         self._held: tuple[torch.Tensor, int, bool, torch.Tensor] | None = None
@@ -71,68 +95,73 @@ class SharedEntry:
         grad = torch.is_grad_enabled()
         held = self._held
         if held is None or held[0] is not x or held[1] != x._version or held[2] is not grad:
-            y = move_along(x, self._dim, self._group, self._name, self._way)
+            y = self._link.move(x, self._dim, self._name, self._way)
             held, self._left = (x, x._version, grad, y), self._uses
         self._left -= 1
         self._held = held if self._left > 0 else None
         return held[3]
 
 
-class _SplitLinear:
-    """The forward of a linear layer that is cut."""
+class SplitLinear:
+    """The forward of a linear layer that is cut; `product` may be one that puts off dW."""
 
     def __init__(
         self,
         one: LayerSplit,
-        group: Group,
+        link: TensorLink,
         entry: Callable[[torch.Tensor], torch.Tensor],
         *,
         scatters: bool,
     ) -> None:
+        """Compute the layer `one`, whose inputs come through `entry`."""
         self._module, self._kind = one.module, one.layer.kind
-        self._name, self._group = one.layer.name, group
+        self._name, self._link = one.layer.name, link
         self._entry, self._scatters = entry, scatters
         self._outputs = one.whole_outputs
-        self._transposed = is_transposed(one.module)
+        self.transposed = is_transposed(one.module)
+        self.product: Product = self._product
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
+        """Return what the layer gives, of this rank or whole, as its kind says."""
         module: Any = self._module
-        weight = module.weight.t() if self._transposed else module.weight
         if self._kind not in CUT_INPUTS:
-            y = F.linear(self._entry(input), weight, module.bias)
+            y = self.product(self._entry(input), module.bias)
             if self._kind == "column":
                 return y
-            y = move_along(y, _COLUMNS, self._group, self._name, WHOLE_ROWS)
+            y = self._link.move(y, _COLUMNS, self._name, WHOLE_ROWS)
             return y[..., : self._outputs]
         x = input
         if self._kind == "row-scattered":
-            x = move_along(x, _COLUMNS, self._group, f"{self._name}.input", OWN_ROWS)
-        y = F.linear(x, weight)
+            x = self._link.move(x, _COLUMNS, f"{self._name}.input", OWN_ROWS)
+        y = self.product(x, None)
         if self._scatters:
-            y = move_along(y, _POSITIONS, self._group, self._name, SCATTER_ROWS)
+            y = self._link.move(y, _POSITIONS, self._name, SCATTER_ROWS)
         else:
-            y = MoveRows.apply(y, self._group, self._name, SUM_ROWS)
+            y = self._link.move(y, 0, self._name, SUM_ROWS)
         # Once, after the sum.
         return y if module.bias is None else y + module.bias
+
+    def _product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        module: Any = self._module
+        return F.linear(x, module.weight.t() if self.transposed else module.weight, bias)
 
 
 class _SplitEmbedding:
     """The forward of an embedding of which each rank has some rows."""
 
-    def __init__(self, one: LayerSplit, group: Group) -> None:
-        self._module, self._name, self._group = one.module, one.layer.name, group
+    def __init__(self, one: LayerSplit, link: TensorLink) -> None:
+        self._module, self._name, self._link = one.module, one.layer.name, link
         self._own: Callable[..., torch.Tensor] = one.module.forward
         module: Any = one.module
         if module.padding_idx is not None:
-            local = module.padding_idx - group.index * module.weight.shape[0]
+            local = module.padding_idx - link.group.index * module.weight.shape[0]
             module.padding_idx = local if 0 <= local < module.weight.shape[0] else None
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
         module: Any = self._module
-        local, elsewhere = local_ids(input, module.weight.shape[0], self._group)
+        local, elsewhere = local_ids(input, module.weight.shape[0], self._link.group)
         y = self._own(local).masked_fill(elsewhere.unsqueeze(-1), 0.0)
-        summed: torch.Tensor = MoveRows.apply(y, self._group, self._name, SUM_ROWS)
-        return summed
+        return self._link.move(y, 0, self._name, SUM_ROWS)
 
 
 def cut_values(piece: TensorPiece, whole: torch.Tensor, degree: int, index: int) -> torch.Tensor:
@@ -171,33 +200,35 @@ def cut_parameters(plan: SplitPlan, named: Mapping[str, nn.Parameter], group: Gr
         division.divide(group.size)
 
 
-def replace_layers(model: nn.Module, plan: SplitPlan, group: Group) -> None:
+def replace_layers(model: nn.Module, plan: SplitPlan, group: Group) -> TensorLink:
     """Give the layers that are cut their forward, and the blocks their part of the sequence."""
+    link = TensorLink(group)
     region = plan.split.sequence
     entries: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {}
     for one in plan.layers:
         layer, module = one.layer, one.module
         cut = region is not None and region.holds(layer.name)
         if layer.layer == "embedding":
-            module.forward = _SplitEmbedding(one, group)
+            module.forward = _SplitEmbedding(one, link)
             continue
         if layer.kind in (*CUT_OUTPUTS, "vocabulary") and layer.entry not in entries:
-            entries[layer.entry] = _entry(one, plan, group, cut=cut)
+            entries[layer.entry] = _entry(one, plan, link, cut=cut)
         entry = entries.get(layer.entry, _as_it_is)
-        module.forward = _SplitLinear(one, group, entry, scatters=cut)
+        module.forward = SplitLinear(one, link, entry, scatters=cut)
         _set_sizes(one, group.size)
     if region is not None:
-        _cut_stream(model, plan, region, group)
+        _cut_stream(model, plan, region, link)
+    return link
 
 
 def _entry(
-    one: LayerSplit, plan: SplitPlan, group: Group, *, cut: bool
+    one: LayerSplit, plan: SplitPlan, link: TensorLink, *, cut: bool
 ) -> Callable[[torch.Tensor], torch.Tensor]:
     parent, _, number = one.layer.entry.rpartition("#")
     if cut and number == "0" and parent in plan.regions:
         return _as_it_is  # gathered where the module begins
     way, dim = (GATHER_ROWS, _POSITIONS) if cut else (SUM_GRADIENT, 0)
-    return SharedEntry(group, one.layer.entry, one.columns_in_entry, way, dim)
+    return SharedEntry(link, one.layer.entry, one.columns_in_entry, way, dim)
 
 
 def _as_it_is(x: torch.Tensor) -> torch.Tensor:
@@ -216,18 +247,20 @@ def _set_sizes(one: LayerSplit, degree: int) -> None:
         module.out_features = layer.outputs // degree
 
 
-def _cut_stream(model: nn.Module, plan: SplitPlan, region: SequenceRegion, group: Group) -> None:
+def _cut_stream(
+    model: nn.Module, plan: SplitPlan, region: SequenceRegion, link: TensorLink
+) -> None:
     first, last = region.blocks[0], region.blocks[-1]
     begins: dict[str, tuple[str, Way, int]] = {first: (f"{first}.sequence", OWN_ROWS, region.width)}
     entries = {one.layer.entry: one.layer for one in plan.layers}
     for name in sorted(plan.regions):
         begins[name] = (f"{name}#0", GATHER_ROWS, entries[f"{name}#0"].inputs)
     for module, (name, way, width) in begins.items():
-        stream = _Stream(group=group, name=name, way=way, width=width)
+        stream = _Stream(link=link, name=name, way=way, width=width)
         model.get_submodule(module).register_forward_pre_hook(
             partial(_move_input, stream), with_kwargs=True
         )
-    ends = _Stream(group=group, name=f"{last}.sequence", way=WHOLE_ROWS, width=region.width)
+    ends = _Stream(link=link, name=f"{last}.sequence", way=WHOLE_ROWS, width=region.width)
     model.get_submodule(last).register_forward_hook(partial(_move_output, ends))
 
 
@@ -235,14 +268,14 @@ def _cut_stream(model: nn.Module, plan: SplitPlan, region: SequenceRegion, group
 class _Stream:
     """Say how the stream moves where a module begins or ends."""
 
-    group: Group
+    link: TensorLink
     name: str
     way: Way
     width: int
 
 
 def _move_input(stream: _Stream, module: nn.Module, args: Any, kwargs: Any) -> Any:
-    group, name, way = stream.group, stream.name, stream.way
+    group, name, way = stream.link.group, stream.name, stream.way
     leaves, spec = tree_flatten((args, kwargs))
     place = _stream_of(leaves, stream)
     x = leaves[place]
@@ -254,7 +287,7 @@ def _move_input(stream: _Stream, module: nn.Module, args: Any, kwargs: Any) -> A
                 suggestions=(f"{x.shape[_POSITIONS] // group.size * group.size} positions",),
             )
         )
-    leaves[place] = move_along(x, _POSITIONS, group, name, way)
+    leaves[place] = stream.link.move(x, _POSITIONS, name, way)
     return tree_unflatten(leaves, spec)
 
 
@@ -262,7 +295,7 @@ def _move_output(stream: _Stream, module: nn.Module, args: Any, output: Any) -> 
     leaves, spec = tree_flatten(output)
     place = _stream_of(leaves, stream)
     x = leaves[place]
-    leaves[place] = move_along(x, _POSITIONS, stream.group, stream.name, stream.way)
+    leaves[place] = stream.link.move(x, _POSITIONS, stream.name, stream.way)
     return tree_unflatten(leaves, spec)
 
 

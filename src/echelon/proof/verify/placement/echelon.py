@@ -41,7 +41,7 @@ class EchelonStore(TorchStore):
         self.loose = [
             HeldParameter(name=name, parameter=one, place=self._place(name))
             for name, one in self.module.model.named_parameters()
-            if name not in self.places
+            if name not in self.places and name not in self.module.foreign
         ]
 
     def on_update(self, before: Callable[[Any], None]) -> list[Any]:

@@ -1,0 +1,172 @@
+"""The order in which the sequences of a module are cut over context ranks.
+
+see the attention of the whole module -> replace it -> compare the cut module with the whole one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from typing import Any
+
+import torch
+from torch import nn
+from torch.utils._pytree import tree_flatten
+
+from echelon.core.axis import Axis
+from echelon.core.errors import ConfigError
+from echelon.core.plan import Plan
+from echelon.core.rulebook.module_context import MODULE_ATTENTION
+from echelon.parallel.gradients import GradientStore, Reduction
+from echelon.parallel.module.context.attention import CutAttention, SeenAttention, SeenCall
+from echelon.parallel.module.context.sequences import SequenceCut
+from echelon.parallel.module.loss import Batch, ModuleLoss
+from echelon.parallel.module.pipeline.chain import BlockCall, BlockChain
+from echelon.parallel.module.pipeline.stage import StageEnds, Window
+from echelon.parallel.module.pipeline.trace import leaving_no_trace
+from echelon.parallel.transport.device_mesh import RankGroups
+
+_PRECISION = 0.6
+"""Outputs differ by less than the spacing of numbers to this power, of the largest of them."""
+
+
+class ModuleContext:
+    """Run a module, or a stage of it, over the positions of this rank.
+
+    `before` are the numbers of calls of attention before each block, and of all of them.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        cut: SequenceCut,
+        mode: CutAttention,
+        calls: Sequence[SeenCall],
+        before: Sequence[int] = (),
+    ) -> None:
+        """Replace the calls of attention that were seen."""
+        self._model, self.cut, self._mode = model, cut, mode
+        self.calls, self._before = calls, before
+
+    def __call__(self, **inputs: Any) -> Any:
+        """Return what the module gives for this rank's positions."""
+        self._mode.begin()
+        with self._mode:
+            output = self._model(**inputs)
+        self._mode.end(len(self.calls))
+        return output
+
+    @contextmanager
+    def stage(self, window: Window) -> Iterator[None]:
+        """Replace attention in one forward of a stage."""
+        self._mode.begin(self._before[window.start])
+        with self._mode:
+            try:
+                yield
+            except StageEnds:
+                self._mode.end(self._before[window.stop])
+                raise
+        self._mode.end(self._before[window.stop])
+
+    def give_time_to(self, store: GradientStore) -> None:
+        """Let work of a store be done in the time of transfers."""
+        self._mode.give_time_to(store)
+
+
+def apply_context(
+    model: nn.Module,
+    plan: Plan,
+    groups: RankGroups,
+    *,
+    loss: ModuleLoss,
+    example: Batch,
+    chain: BlockChain | None = None,
+) -> ModuleContext:
+    """Cut the sequences of a module; ConfigError where its outputs are not those of the whole.
+
+    All ranks do so together, with a whole module of the same values, whose blocks are called by
+    `chain` where there is one; `example` is a microbatch of the plan's length.
+    """
+    cut = SequenceCut(plan, model, plan.mesh.coordinates(groups.rank)[Axis.CP])
+    device = next(model.parameters()).device
+    prepared = loss.prepare(
+        {n: o.to(device) if isinstance(o, torch.Tensor) else o for n, o in example.items()}
+    )
+    seen = SeenAttention()
+    counter = _CallCounter(seen)
+    handled = nullcontext() if chain is None else chain.handled_by(counter)
+    with leaving_no_trace(model), torch.no_grad():
+        with seen, handled:
+            expected = _tensors(model(**loss.inputs(cut.whole(prepared))))
+        _check_calls(plan, seen.calls, counter, staged=chain is not None)
+        mode = CutAttention(plan, groups, GradientStore(Reduction()), seen.calls)
+        before = [*counter.before, len(seen.calls)]
+        context = ModuleContext(model, cut, mode, seen.calls, before)
+        with nullcontext() if chain is None else chain.handled_by(counter):
+            found = _tensors(context(**loss.inputs(cut.cut(prepared))))
+    wrong = _difference(found, [cut.rows(one) for one in expected])
+    # What one rank finds ends all of them: another one may have rows that are right.
+    for rank, said in enumerate(groups.world.gather_objects(wrong)):
+        if said:
+            raise _unfit(
+                f"the outputs of rank {rank} are not those of the whole module: {said}. Something "
+                "besides attention depends on other positions, or on their number"
+            )
+    return context
+
+
+class _CallCounter:
+    """Run blocks, and count the calls of attention before each."""
+
+    def __init__(self, seen: SeenAttention) -> None:
+        self._seen = seen
+        self.before: list[int] = []
+        self.after = 0
+
+    def call(self, index: int, call: BlockCall) -> Any:
+        """Run a block."""
+        if index == len(self.before):
+            self.before.append(len(self._seen.calls))
+        output = call.run()
+        self.after = len(self._seen.calls)
+        return output
+
+
+def _check_calls(
+    plan: Plan, calls: Sequence[SeenCall], counter: _CallCounter, *, staged: bool
+) -> None:
+    """ConfigError where attention is not seen, not shared out by heads, or of no block."""
+    if not calls:
+        raise _unfit("the module makes no call of scaled_dot_product_attention")
+    degree = plan.layout.context.ulysses_degree
+    if odd := [one for one in calls if one.heads % degree]:
+        raise _unfit(f"{odd[0].heads} heads are not shared out over {degree} ranks")
+    if staged and (counter.before[0] or counter.after < len(calls)):
+        raise _unfit("attention is called outside of the blocks, which no stage has")
+
+
+def _tensors(output: Any) -> list[torch.Tensor]:
+    """Return the first tensor of an output that has positions."""
+    leaves = tree_flatten(output)[0]
+    found = [one for one in leaves if isinstance(one, torch.Tensor) and one.dim() > 1]
+    if not found:
+        raise _unfit("the module gives no tensor [B, T, ...]")
+    return found[:1]
+
+
+def _difference(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor]) -> str:
+    for one, other in zip(found, expected, strict=True):
+        if one.shape != other.shape:
+            return f"{tuple(one.shape)}, not {tuple(other.shape)}"
+        limit = torch.finfo(other.dtype).eps ** _PRECISION * float(other.abs().max())
+        if not (worst := float((one - other).abs().max())) <= limit:
+            return f"they differ by {worst:.3g}"
+    return ""
+
+
+def _unfit(why: str) -> ConfigError:
+    return ConfigError(
+        MODULE_ATTENTION.problem(
+            why, key="mesh.cp", suggestions=('attn_implementation="sdpa"', "mesh.cp = 1")
+        )
+    )

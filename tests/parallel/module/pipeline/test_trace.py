@@ -1,0 +1,112 @@
+"""What one forward of a module shows, and what is no chain of blocks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from echelon.core.errors import ConfigError
+from echelon.parallel.module.pipeline.chain import BlockChain
+from echelon.parallel.module.pipeline.trace import (
+    EPILOGUE,
+    PROLOGUE,
+    Trace,
+    follow,
+    leaving_no_trace,
+)
+from tests.parallel.module.pipeline.chains import LOSS, made, tokens
+
+
+def traced(model: Any) -> Trace:
+    """Return the trace of a module."""
+    chain = BlockChain(model, "blocks", guarded=True)
+    return follow(model, chain, LOSS, tokens(), at=frozenset((0, 2, 4)))
+
+
+def test_where_parameters_are_used_and_what_flows() -> None:
+    model = made()
+    expected = LOSS.sum_of(model(**tokens()), tokens())
+    seen = traced(model)
+    assert seen.uses["embed.weight"] == {PROLOGUE}
+    assert seen.uses["blocks.1.weight"] == {"blocks.1"}
+    assert seen.uses["norm.bias"] == {EPILOGUE}
+    assert seen.uses["extra"] == frozenset()
+    assert sorted(seen.streams) == [0, 2, 4]
+    assert torch.equal(seen.streams[0], model.embed(tokens()["tokens"]))
+    assert torch.equal(seen.loss, expected)
+
+
+def backwards(model: Any, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    for block in reversed(model.blocks):
+        x = block(x)
+    return x
+
+
+def early(model: Any, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    return model.blocks[1](model.blocks[0](x))
+
+
+def between(model: Any, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    for block in model.blocks:
+        x = block(x) * model.extra
+    return x
+
+
+def narrower(model: Any, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    for block in model.blocks:
+        x = block(x)[:, :-1]
+    return x
+
+
+class Pair(nn.Linear):
+    """A block that gives two tensors, or takes another one."""
+
+    def forward(self, x: torch.Tensor, other: torch.Tensor | None = None) -> Any:
+        y = super().forward(x)
+        return y if other is not None else (y, y)
+
+
+def pairs(model: Any, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    for block in model.blocks:
+        x = block(x)[0]
+    return x
+
+
+def looks_back(model: Any, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    first = x
+    for block in model.blocks:
+        x = block(x, first)
+    return x
+
+
+@pytest.mark.parametrize(
+    ("walk", "said"),
+    [
+        (backwards, "blocks.3 is called where blocks.0 is due"),
+        (early, "ends before blocks.2"),
+        (between, "extra is used between blocks.0 and blocks.1"),
+        (narrower, "takes (2, 4, 6)"),
+        (pairs, "2 tensors"),
+        (looks_back, "beside its stream that has a gradient"),
+    ],
+)
+def test_what_is_no_chain(walk: Any, said: str) -> None:
+    model = made(walk)
+    if walk in (pairs, looks_back):
+        model.blocks = nn.ModuleList(Pair(6, 6).double() for _ in range(4))
+    with pytest.raises(ConfigError, match="module-chain") as caught:
+        traced(model)
+    assert said in str(caught.value)
+
+
+def test_nothing_is_left_of_a_trace() -> None:
+    model = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout())
+    state, before = torch.get_rng_state(), model[0].running_mean.clone()
+    with leaving_no_trace(model):
+        model(torch.randn(4, 3))
+        assert not torch.equal(model[0].running_mean, before)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(model[0].running_mean, before)
