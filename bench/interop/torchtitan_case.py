@@ -102,14 +102,17 @@ def main() -> None:
     dist.init_process_group("gloo")
     model = _plain() if kind == "plain" else _titan(kind == "fused")
     # torchtitan saves the weights of a model without a name before them, others under one.
-    state = get_model_state_dict(model)
+    state = get_model_state_dict(model) if kind == "plain" else model.state_dict()
     if action == "save":
         dcp.save({"model": state} if kind == "plain" else state, checkpoint_id=folder)
     else:
         for value in state.values():
             value.fill_(float("nan"))
         dcp.load(state, checkpoint_id=folder)
-        set_model_state_dict(model, state)
+        if kind == "plain":
+            set_model_state_dict(model, state)
+        else:
+            model.load_state_dict(state)
     ids = asked()
     with torch.no_grad():
         if kind == "plain":

@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from echelon.config.settings.list_types import NumberList, WordList
+from echelon.config.settings.list_types import ChoiceList, NumberList, WordList
 from echelon.config.settings.value_types import (
     COUNT,
     DEGREE,
@@ -16,7 +16,6 @@ from echelon.config.settings.value_types import (
     OPTIONAL_REAL,
     POSITIVE,
     Choice,
-    ChoiceList,
     Flag,
     Integer,
     Real,

@@ -55,10 +55,7 @@ WHOLE_STAGE = 3.0
 def fullest_rank_bytes(
     work: CostInputs, blocks: BlockKindBytes | None = None, ends: PipelineEnds | None = None
 ) -> Terms:
-    """Return what the fullest rank holds at its peak.
-
-    `blocks` and `ends` are those of `work`, where they are known.
-    """
+    """Return what the fullest rank holds at its peak; `blocks` and `ends` are those of `work`."""
     ends = pipeline_ends(work) if ends is None else ends
     blocks = block_kind_bytes(work) if blocks is None else blocks
     loss, alone = blocks.loss.of_layout(work.layout), np.asarray(work.layout.pp) == 1.0

@@ -11,7 +11,7 @@ from echelon.core.parameters import (
     num_trained_parameters,
     parameters,
 )
-from echelon.cost.activations.numbers import adapter_rows
+from echelon.cost.activations.from_plan import adapter_rows
 from echelon.cost.seconds.numbers import ModelNumbers
 
 

@@ -97,8 +97,7 @@ def _after(run: SequenceRun, y_TD: torch.Tensor, branch: str) -> torch.Tensor:
 
 def _attended(run: SequenceRun, x_TD: torch.Tensor) -> torch.Tensor:
     latent = run.model.latent
-    plain = latent is None
-    y_TD = grouped_attention(run, x_TD) if plain else latent_attention(run, latent, x_TD)
+    y_TD = grouped_attention(run, x_TD) if latent is None else latent_attention(run, latent, x_TD)
     return _after(run, run.note(OUTPUT, y_TD), "attention")
 
 
