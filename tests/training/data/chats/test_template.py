@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from echelon.core.errors import DataError
-from echelon.training.data.chat_template import ChatTemplate
-from tests.training.data.chat_tokenizers import turn
+from echelon.training.data.chats.template import ChatTemplate
+from tests.training.data.chats.made_tokenizers import turn
 
 ASKED = [turn("user", "a < b?"), turn("assistant", "yes")]
 

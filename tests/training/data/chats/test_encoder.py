@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,8 +12,8 @@ from typing import Any
 import pytest
 
 from echelon.core.errors import DataError
-from echelon.training.data.chats import ChatEncoder
-from tests.training.data.chat_tokenizers import (
+from echelon.training.data.chats.encoder import ChatEncoder
+from tests.training.data.chats.made_tokenizers import (
     CHATS,
     FORGETFUL,
     MARKED,
@@ -45,7 +46,7 @@ def of_trl(folder: Path, records: Sequence[Record], *, assistant_only: bool) -> 
         completion_only_loss="prompt" in records[0],
     )
     dataset = datasets.Dataset.from_list([dict(record) for record in records])
-    found = sft.SFTTrainer._prepare_dataset(  # noqa: SLF001
+    found = sft.SFTTrainer._prepare_dataset(
         trainer, dataset, tokenizer, arguments, False, None, "train"
     )
     return [(row["input_ids"], row["labels"]) for row in found]
@@ -104,7 +105,7 @@ def test_what_counts_is_what_the_model_says(
     ends = [-1, *(place for place, token in enumerate(counted) if token == end), len(counted)]
     said = [
         encoder.tokenizer.decode(counted[first + 1 : last])
-        for first, last in zip(ends, ends[1:], strict=False)
+        for first, last in itertools.pairwise(ends)
     ]
     assert "<E>".join(said) == answers
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -19,7 +20,7 @@ from echelon.training.data.mixed_dataset import MixedDataset, open_data
 from echelon.training.data.prepare import PrepareOptions, describe, prepare
 from echelon.training.data.tokenizer import ByteTokenizer
 from echelon.training.data.writer import DatasetWriter
-from tests.training.data.chat_tokenizers import (
+from tests.training.data.chats.made_tokenizers import (
     CHATS,
     MARKED,
     PAIRS,
@@ -38,7 +39,7 @@ def written(folder: Path, sizes: list[int], seed: int = 0) -> tuple[Path, np.nda
     answers = random.random(len(tokens)) < 1 / 3
     starts = np.cumsum([0, *sizes])
     with DatasetWriter(folder, ByteTokenizer(), shard_tokens=17, template="a") as writer:
-        for start, stop in zip(starts, starts[1:], strict=False):
+        for start, stop in itertools.pairwise(starts):
             writer.add_chat(tokens[start:stop], answers[start:stop])
         writer.commit()
     answers[starts[:-1]] = False
