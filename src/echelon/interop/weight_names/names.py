@@ -66,7 +66,7 @@ def find_naming(shape: ModelShape, keys: Collection[str]) -> WeightNaming | None
         return _naming(
             "Echelon", specs, lambda spec: ParameterSource(key=spec.name, shape=spec.shape), HEAD
         )
-    # Their keys are longer: Megatron-core's embedding is called as Falcon's, in a module of its own.
+    # Their keys are longer: Megatron-core calls its embedding as Falcon does, inside a module.
     if (trainer := _trainer_naming(shape, specs, keys)) is not None:
         return trainer
     for family in FAMILIES:
