@@ -1499,7 +1499,7 @@ function $mean_keys_per_query(shape, length) {
 let kinds, pairs;
 
 kinds = $rt.iter($rt.range(shape.layers)).map((layer) => shape.layer_kind(layer));
-pairs = $rt.sum($rt.iter($rt.set(kinds)).map((kind) => $rt.mul(kinds.count(kind), $of_layer_kind(shape, kind).mask.num_pairs(length))));
+pairs = $rt.sum($rt.iter($rt.set(kinds)).map((kind) => $rt.mul($rt.count(kinds, kind), $of_layer_kind(shape, kind).mask.num_pairs(length))));
 return (((pairs / shape.layers) - ($rt.mul(shape.causal, length) / 2)) / length);
 }
 
