@@ -24,10 +24,9 @@ def test_each_so_many_th_block_turns_nothing() -> None:
     assert NANO.of_layer(3) is NANO
 
 
-def test_a_scale_of_scores_is_in_both_of_queries_and_keys() -> None:
-    assert NANO.turn_factor == 1.0
-    shape = replace(NANO, score_scale=0.3)
-    assert shape.turn_factor**2 / shape.head_dim**0.5 == pytest.approx(0.3)
+def test_scores_are_scaled_by_the_width_of_a_head_unless_it_is_said() -> None:
+    assert NANO.score_scale**2 * NANO.head_dim == pytest.approx(1.0)
+    assert replace(NANO, attention_scale=0.3).score_scale == 0.3
 
 
 @pytest.mark.parametrize(

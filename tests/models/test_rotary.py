@@ -50,15 +50,17 @@ def test_scores_depend_on_the_distance_only() -> None:
 def by_hand(frequency: float, scaling: RopeScaling) -> float:
     """Return Llama 3.1's frequency, as its published reference code writes it: by wavelengths."""
     wavelength = 2 * math.pi / frequency
-    low = scaling.original_positions / scaling.low_frequency_factor
-    high = scaling.original_positions / scaling.high_frequency_factor
+    positions = scaling.original_positions
+    low_factor, high_factor = scaling.low_frequency_factor, scaling.high_frequency_factor
+    assert positions is not None
+    assert low_factor is not None
+    assert high_factor is not None
+    low, high = positions / low_factor, positions / high_factor
     if wavelength < high:
         return frequency
     if wavelength > low:
         return frequency / scaling.factor
-    smooth = (scaling.original_positions / wavelength - scaling.low_frequency_factor) / (
-        scaling.high_frequency_factor - scaling.low_frequency_factor
-    )
+    smooth = (positions / wavelength - low_factor) / (high_factor - low_factor)
     return (1 - smooth) * frequency / scaling.factor + smooth * frequency
 
 

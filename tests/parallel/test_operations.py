@@ -42,7 +42,7 @@ def turned(ops: Operations, x: torch.Tensor) -> torch.Tensor:
 
 
 STEPS: dict[str, Step] = {
-    "gate": lambda ops, x: ops.gate(x),
+    "gate": lambda ops, x: ops.gate(x, "silu"),
     "rotate": turned,
     "dropout": lambda ops, x: ops.dropout(x, 0.5, "here", batch()),
     "share": lambda ops, x: ops.share_among_heads(x),

@@ -102,7 +102,12 @@ def small_data(folder: Path) -> Path:
 
 
 def train(
-    pool: RankPool, run_dir: Path, data: Path, settings: Sequence[str], resume: Path | None = None
+    pool: RankPool,
+    run_dir: Path,
+    data: Path,
+    settings: Sequence[str],
+    resume: Path | None = None,
+    observer: str = "notes",
 ) -> TrainSummary:
     """Train and return what rank 0 says; the ranks must say the same."""
     job = small_job(settings)
@@ -111,7 +116,7 @@ def train(
         job=job,
         run_dir=str(run_dir),
         data=str(data),
-        observer=f"{__name__}:notes",
+        observer=f"{__name__}:{observer}",
         resume=None if resume is None else str(resume),
     )
     mesh = job.plan.mesh

@@ -45,7 +45,7 @@ def look_at(path: str | Path, *, step: int | None = None, sample: int = 0) -> Da
         return DataLook(path=str(folder), hash=whole.index.hash, sources=look_at_sources(whole))
     run = run_of(folder)
     job, layout = load_job(run.run_file), BatchLayout.from_plan(run.plan())
-    dataset = open_data(data_of_run(run.run_file))
+    dataset = open_data(data_of_run(run.run_file), train_on=job.data.train_on)
     training = dataset
     if job.data.validation_fraction > 0:
         training, _ = dataset.split(job.data.validation_fraction)

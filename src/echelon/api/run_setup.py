@@ -12,6 +12,7 @@ from echelon.core.choices.data_mixture import sources_of
 from echelon.core.disk import disk_errors, flush_folder, write_durably
 from echelon.core.errors import CheckpointError, DataError, Problem
 from echelon.core.rulebook.data import DATA_FILLS_BATCH
+from echelon.core.rulebook.data_chats import DATA_ANSWERS_COUNTED
 from echelon.core.rulebook.train import RESUME_WITHIN_STEPS
 from echelon.launch.environment import gpu_environment
 from echelon.layout.context_work import attention_kernel_text
@@ -57,7 +58,7 @@ def prepare_run(
 
 def _checked_data(job: Job, data: Path, say: Callable[[str], None]) -> AnyDataset:
     """Return the data once it is whole, fits the model, and has samples for a global batch."""
-    dataset = open_data(data, verify=True)
+    dataset = open_data(data, verify=True, train_on=job.data.train_on)
     dataset.check_vocabulary(job.plan.model.vocab)
     training: AnyDataset = dataset
     validation: AnyDataset = dataset
@@ -76,7 +77,35 @@ def _checked_data(job: Job, data: Path, say: Callable[[str], None]) -> AnyDatase
         )
     if job.train.validate_every != "never":
         validation.num_samples(length)
+    _check_answers(job, training, validation, say)
     return dataset
+
+
+def _check_answers(
+    job: Job, training: AnyDataset, validation: AnyDataset, say: Callable[[str], None]
+) -> None:
+    """Raise DataError where nothing counts of what is read; say how much of chats does."""
+    tokens, answers = training.num_tokens, training.num_answers()
+    if answers and job.data.train_on == "all":
+        say(f'{answers} of {tokens} tokens are of answers; data.train_on = "all" counts them all')
+    if job.data.train_on == "all":
+        return
+    read = {"training": answers}
+    if job.train.validate_every != "never":
+        read["validation"] = validation.num_answers()
+    if none := [name for name, count in read.items() if not count]:
+        raise DataError(
+            DATA_ANSWERS_COUNTED.problem(
+                f"no token of the {' and the '.join(none)} part is of an answer: there is no loss",
+                key="data.train_on",
+                set_by=job.source_of("data.train_on"),
+                suggestions=("a larger data.validation_fraction", 'data.train_on = "all"'),
+            )
+        )
+    lengths, most = training.document_lengths(), job.plan.mathematics.sequence_length
+    say(f"{answers} of {tokens} tokens count: those of answers")
+    if cut := int((lengths > most).sum()):
+        say(f"{cut} of {len(lengths)} chats are longer than {most} tokens: sequences cut them")
 
 
 def _check_sources(job: Job, training: MixedDataset, say: Callable[[str], None]) -> None:
@@ -133,9 +162,7 @@ def _check_checkpoint(job: Job, checkpoint: StoredCheckpoint, dataset: AnyDatase
     if index.step > job.train.steps:
         problems.append(_beyond(job, checkpoint.path, index.step))
     if not problems:
-        problems.extend(
-            data_problems(read_state(path), dataset.index.hash, job.data.epoch_end, where=where)
-        )
+        problems.extend(data_problems(read_state(path), dataset.index.hash, job.data, where=where))
     if problems:
         raise CheckpointError(problems)
 

@@ -31,8 +31,8 @@ def prepare(
         str, Parameter(help="bytes, bpe-N (trained on the sources), or a tokenizer.json.")
     ] = "bytes",
     format: Annotated[
-        Literal["auto", "text", "jsonl", "parquet", "arrow"],
-        Parameter(help="How to read the files; auto goes by their suffix."),
+        Literal["auto", "text", "jsonl", "parquet", "arrow", "chat"],
+        Parameter(help="How to read the files; auto goes by their suffix, chat is JSON lines."),
     ] = "auto",
     field: Annotated[str, Parameter(help="The field of a record that holds the text.")] = "text",
     split: Annotated[str, Parameter(help="The part of a Hugging Face dataset.")] = "train",
@@ -144,6 +144,13 @@ def _flags(output: Path, dataset: DatasetSummary) -> Iterator[str]:
         # A short text may give fewer ids than were asked for.
         asked = trained_vocabulary(dataset.tokenizer) or 0
         yield f"--set model.vocab={max(asked, dataset.vocabulary)}"
+    if dataset.num_answers is not None:
+        yield "--set data.train_on=answers --set batch.documents=separate"
+
+
+def _answers_text(dataset: DatasetSummary) -> str:
+    count = dataset.num_answers or 0
+    return f"{short_count(count)} ({count}) of these tokens, {count / dataset.num_tokens:.1%}"
 
 
 def _dataset_text(dataset: DatasetSummary) -> str:
@@ -152,6 +159,7 @@ def _dataset_text(dataset: DatasetSummary) -> str:
         ("folder", dataset.path),
         ("tokens", f"{short_count(dataset.num_tokens)} ({dataset.num_tokens}), {dataset.dtype}"),
         ("documents", dataset.num_documents),
+        *([("answers", _answers_text(dataset))] if dataset.num_answers is not None else []),
         ("shards", f"{dataset.num_shards}, {size}"),
         ("tokenizer", f"{dataset.tokenizer}, {dataset.vocabulary} ids ({dataset.tokenizer_hash})"),
         ("hash", dataset.hash),

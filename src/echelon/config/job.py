@@ -16,6 +16,7 @@ from echelon.core.serialize import content_hash, from_json, to_json
 
 Never = Literal["never"]
 EpochEnd = Literal["continue", "pad"]
+TrainOn = Literal["all", "answers"]
 """What fills the last batch of an epoch: samples of the next epoch, or some of its own again."""
 
 
@@ -27,7 +28,7 @@ class DataSettings:
     "bytes", "bpe-N" (byte-pair encoding of N ids, trained on the source) or an absolute path.
     `validation_fraction` of the tokens is held out. The last batch of an epoch that lacks samples
     takes the first of the next epoch, or of its own again (`epoch_end`). A `mixture` takes the
-    place of `source`.
+    place of `source`. `train_on` says whether all tokens count in the loss, or those of answers.
     """
 
     source: str = "stdlib"
@@ -35,6 +36,7 @@ class DataSettings:
     validation_fraction: float = 0.01
     epoch_end: EpochEnd = "continue"
     mixture: tuple[MixturePart, ...] = ()
+    train_on: TrainOn = "all"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -16,7 +16,10 @@ def small_kinds(shape: ModelShape, layers: int) -> tuple[LayerKind, ...]:
     kinds = shape.layer_kinds
     if len(kinds) <= layers:
         return kinds
-    changes = [kind for kind, before in zip(kinds, (None, *kinds), strict=False) if kind != before]
+    befores: tuple[LayerKind | None, ...] = (None, *kinds)
+    changes: list[LayerKind] = [
+        kind for kind, before in zip(kinds, befores, strict=False) if kind != before
+    ]
     return tuple(changes[:layers])
 
 

@@ -96,7 +96,7 @@ class TrainLoop:
         job, plan = task.job, task.job.plan
         self.context, self.task, self.job, self.observer = context, task, job, observer
         self.layout = BatchLayout.from_plan(plan)
-        dataset = open_data(task.data)
+        dataset = open_data(task.data, train_on=job.data.train_on)
         dataset.check_vocabulary(plan.model.vocab)
         self.training: AnyDataset = dataset
         self.validation: AnyDataset = dataset

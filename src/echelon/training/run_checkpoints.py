@@ -57,8 +57,8 @@ class RunCheckpoints:
             exchange=self._exchange,
             accept=("optimizer.total_steps",),
         )
-        ends = self._job.data.epoch_end
-        if other := list(data_problems(loaded.state, self._data_hash, ends, where=str(path))):
+        data = self._job.data
+        if other := list(data_problems(loaded.state, self._data_hash, data, where=str(path))):
             raise CheckpointError(other)
         position = position_of(loaded.state.get("engine", {}), engine.groups)
         if len(wanted) < len(every):
@@ -117,6 +117,7 @@ class RunCheckpoints:
                 "tokens_seen": step * numbers.tokens_per_step,
                 "data_hash": self._data_hash,
                 "epoch_end": self._job.data.epoch_end,
+                "train_on": self._job.data.train_on,
                 "seed": numbers.mathematics.seed,
                 "engine": position,
             },

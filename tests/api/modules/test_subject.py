@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from echelon.core.plan import Optimizer
 from tests.api.modules.files import OWN, written
 from tests.parallel.layouts import plan_of
 
-MESH = {"tp": 2, "dp_shard": 2}
+MESH: dict[str, Any] = {"tp": 2, "dp_shard": 2}
 
 
 def subject(folder: Path, text: str) -> ModuleSubject:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,9 @@ def test_one_formula_serves_numbers_and_arrays() -> None:
     each = [activation_numbers_from_plan(plan) for plan in plans]
     names = ActivationNumbers.__dataclass_fields__
     # Of adapters there is a number for each group of layers, each of them an array of plans.
-    stacked = {name: np.array([getattr(one, name) for one in each]).T for name in names}
+    stacked: dict[str, Any] = {
+        name: np.array([getattr(one, name) for one in each]).T for name in names
+    }
     together = ActivationNumbers(**stacked)
     for make in (attention_operators, mlp_operators, head_operators):
         for place, one in enumerate(each):

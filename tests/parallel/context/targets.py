@@ -119,7 +119,11 @@ def attend(context: RankContext, argument: tuple[Plan, Inputs]) -> Attention:
     q, k, v = (x[positions].requires_grad_() for x in (inputs.q, inputs.k, inputs.v))
     sinks = sinks_of(plan) if plan.model.sinks else None
     dsinks = torch.zeros(plan.model.heads, dtype=torch.float64)
-    store.add = lambda _, gradient: dsinks.add_(gradient)
+
+    def add(parameter: torch.Tensor, gradient: torch.Tensor) -> None:
+        dsinks.add_(gradient)
+
+    store.add = add
     met_forward: list[Met] = []
     met_backward: list[Met] = []
     with noting(met_forward):

@@ -107,7 +107,7 @@ def test_the_head_of_a_branch(adds: bool, again: bool) -> None:
 def test_swiglu() -> None:
     compare(
         lambda x: (FusedSwiGLU.apply(x, "triton"),),
-        lambda x: (PLAIN.gate(x),),
+        lambda x: (PLAIN.gate(x, "silu"),),
         random(7, 12) * 4,
     )
 
@@ -189,7 +189,7 @@ def test_a_rank_may_have_some_of_them(kernels: Kernels) -> None:
         lambda one: ops.heads(one, heads, batch), lambda one: PLAIN.heads(one, heads, batch), qkv
     )
     compare(norm, plain, x, y)
-    compare(lambda one: (ops.gate(one),), lambda one: (PLAIN.gate(one),), x)
+    compare(lambda one: (ops.gate(one, "silu"),), lambda one: (PLAIN.gate(one, "silu"),), x)
     assert_stored(store, (*weights.values(), stream))
 
 

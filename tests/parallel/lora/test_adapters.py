@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from echelon.core.choices.lora import LINEARS, Lora
 from echelon.models.modules import EmptyLinear
 from echelon.parallel.lora.adapters import takes_gradients
+from echelon.parallel.rank_model import RankModel
 from tests.parallel.layouts import NANO, plan_of
 from tests.parallel.one_rank import alone
 
@@ -25,8 +27,12 @@ def test_outputs_and_gradients_are_those_of_autograd(name: str) -> None:
     with torch.no_grad():
         for parameter in stage.parameters():
             parameter.copy_(torch.randn(parameter.shape, generator=generator) * 0.3)
-    operations, block = stage.operations, stage.layers["1"]
-    layers = ([block.attention.q, block.attention.k, block.attention.v], [block.mlp.down])
+    operations = stage.operations
+    block: Any = stage.layers["1"]
+    layers: tuple[list[EmptyLinear], ...] = (
+        [block.attention.q, block.attention.k, block.attention.v],
+        [block.mlp.down],
+    )
     for linears in layers:
         model.store.start_step()
         model.store.start_backward(last=False)
@@ -47,12 +53,8 @@ def test_outputs_and_gradients_are_those_of_autograd(name: str) -> None:
             _compare(model, linear)
 
 
-def _compare(model: object, linear: EmptyLinear) -> None:
-    slots = {
-        id(slot.parameter): slot
-        for bucket in model.buckets
-        for slot in bucket.slots  # type: ignore[attr-defined]
-    }
+def _compare(model: RankModel, linear: EmptyLinear) -> None:
+    slots = {id(slot.parameter): slot for bucket in model.buckets for slot in bucket.slots}
     assert slots[id(linear.weight)].gradient.numel() == 0
     for one in (linear.lora_a, linear.lora_b) if linear.adapted else ():
         assert one.weight.grad is not None
@@ -64,6 +66,6 @@ def test_a_frozen_layer_without_an_adapter_learns_nothing() -> None:
     lora = Lora(rank=3, alpha=6.0, targets=("q",))
     model, _ = alone(plan_of(model=replace(NANO, lora=lora)))
     (stage,) = model.stages.values()
-    block = stage.layers["0"]
+    block: Any = stage.layers["0"]
     assert takes_gradients([block.attention.q, block.attention.k], model.store)
     assert not takes_gradients([block.mlp.down], model.store)

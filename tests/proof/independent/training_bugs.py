@@ -14,6 +14,7 @@ from echelon.proof.independent import comparison
 from echelon.proof.oracle import optimizers, oracle
 from echelon.training import learning_rate
 from echelon.training.data import batches as trainer_batches
+from echelon.training.data import dataset
 from tests.proof.independent.shared_bugs import (
     Patch,
     changed,
@@ -50,9 +51,9 @@ def initial_values_do_not_know_the_name(patch: Patch) -> None:
 
 @shared_bug("token batch", "batches of the trainer")
 def samples_are_shifted_by_one_token(patch: Patch) -> None:
-    right = trainer_batches.TokenDataset.tokens
+    right = dataset.TokenDataset.tokens
     patch.setattr(
-        trainer_batches.TokenDataset,
+        dataset.TokenDataset,
         "tokens",
         lambda self, start, stop: right(self, start + 1, stop + 1),
     )

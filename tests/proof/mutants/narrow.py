@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from echelon.core.model_shape import Activation
 from echelon.core.plan import Plan
 from echelon.models.piece_sizes import PieceSizes
 from echelon.parallel import gradients, vocabulary
@@ -37,8 +38,8 @@ def gate_larger_by_a_fiftieth(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Give 1.02 x silu(gate) x up where numbers are narrow."""
     gate = RankOperations.gate
 
-    def larger(self: Any, gate_up: torch.Tensor) -> torch.Tensor:
-        y = gate(self, gate_up)
+    def larger(self: Any, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        y = gate(self, gate_up, activation)
         return y * 1.02 if y.dtype in _NARROW else y
 
     patch.setattr(RankOperations, "gate", larger)
@@ -54,8 +55,8 @@ def gate_larger_from_the_second_step_on(patch: pytest.MonkeyPatch, plan: Plan) -
         taken.append(number)
         return take(self, batches, number, **rest)
 
-    def larger(self: Any, gate_up: torch.Tensor) -> torch.Tensor:
-        y = gate(self, gate_up)
+    def larger(self: Any, gate_up: torch.Tensor, activation: Activation) -> torch.Tensor:
+        y = gate(self, gate_up, activation)
         return y * 1.02 if y.dtype in _NARROW and taken[-1] else y
 
     patch.setattr(TrainEngine, "step", counted)

@@ -13,6 +13,7 @@ from tests.telemetry.trackers.real import (
 )
 
 
+@pytest.mark.slow
 def test_what_it_has_is_what_the_run_wrote(tmp_path: Path) -> None:
     require_first_mirror(tmp_path, "wandb")
 

@@ -222,7 +222,7 @@ def test_what_was_not_prepared_is_refused(tmp_path: Path, place: str) -> None:
         (lambda text: text.replace('"uint16"', '"uint8"'), "data-index"),
         (lambda _: "[" * 200_000, "data-index"),
         (lambda _: '{"schema": 1}', "data-index"),
-        (lambda text: text.replace('"schema": 1', '"schema": 2'), "data-schema"),
+        (lambda text: text.replace('"schema": 1', '"schema": 3'), "data-schema"),
         (lambda text: text.replace('"schema": 1', '"scheme": 1'), "data-schema"),
     ],
 )

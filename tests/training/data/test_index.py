@@ -51,7 +51,7 @@ def test_the_hash_covers_every_entry() -> None:
     ("old", "new", "rule"),
     [
         ('"num_tokens": 5', '"num_tokens": 6', "data-index"),
-        ('"schema": 1', '"schema": 2', "data-schema"),
+        ('"schema": 1', '"schema": 3', "data-schema"),
         ("shard-00000.bin", "../shard.bin", "data-index"),
         ("{", "", "data-index"),
     ],

@@ -44,7 +44,7 @@ RANKS = {
 
 def llama(seed: int = 3) -> Any:
     """Return a model of transformers of the shape of `NANO`, with weights that are not small."""
-    keys = dict(hub_config(NANO, "llama").keys)
+    keys: dict[str, Any] = dict(hub_config(NANO, "llama").keys)
     torch.manual_seed(seed)
     model = LlamaForCausalLM(LlamaConfig(**{**keys, "initializer_range": 0.2}))
     return model.float().eval()
@@ -64,7 +64,7 @@ def test_twenty_steps_of_peft_have_the_same_losses(name: str, tmp_path: Path) ->
 
     config = peft.LoraConfig(
         r=lora.rank,
-        lora_alpha=lora.alpha,
+        lora_alpha=int(lora.alpha),
         target_modules=[f"{one}_proj" for one in lora.targets],
         lora_dropout=0.0,
         use_rslora=lora.rslora,
@@ -105,7 +105,7 @@ def test_a_run_from_weights_leaves_merged_and_as_adapters(tmp_path: Path) -> Non
     """transformers reads the merged folder, PEFT the adapters: the same logits."""
     job = ["lora.rank=4", "lora.alpha=64"]
     shape = small_job([*TINY, *job]).plan.model
-    config = dict(hub_config(base_shape(shape), "llama").keys)
+    config: dict[str, Any] = dict(hub_config(base_shape(shape), "llama").keys)
     torch.manual_seed(0)
     LlamaForCausalLM(LlamaConfig(**config)).save_pretrained(tmp_path / "base")
     job += ["optimizer.learning_rate=0.02", "optimizer.warmup_steps=0", "mesh.tp=2"]

@@ -12,6 +12,9 @@ from echelon.core.errors import CheckpointError, ConfigError
 from echelon.training.checkpoint.folder import find_checkpoint
 from tests.training.small_runs import trained_run, whole_state
 
+# Runs train here; `writers/test_formats.py` reads moments back in the default run.
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory: pytest.TempPathFactory) -> ec.TrainResult:

@@ -183,10 +183,10 @@ return new $Terms({ terms: $rt.or(terms, $rt.dict($rt.iter($rt.items(extra, )).m
 }
 
 function $flops_of_weights(multiplied, shape, sequence_length) {
-let keys_per_query;
+let keys;
 
-keys_per_query = $attended_positions(shape, sequence_length);
-return $rt.add((6.0 * multiplied), $rt.mul($rt.mul((12.0 * shape.layers), $attention_width(shape)), keys_per_query));
+keys = $rt.sum($rt.iter($rt.range(shape.layers)).map((layer) => $attended_positions(shape.of_layer(layer), sequence_length)));
+return $rt.add((6.0 * multiplied), $rt.mul((12.0 * $attention_width(shape)), keys));
 }
 
 function* $broken_by_tensor_ranks(controls, shape) {
@@ -766,7 +766,7 @@ function $model_numbers_from_shape(shape, length, tp = 1.0) {
 let experts, latent;
 
 [latent, experts] = $rt.unpack([shape.latent, shape.experts], 2);
-return new $ModelNumbers({ layers: $rt.float(shape.layers), hidden: $rt.float(shape.hidden), heads: $rt.float(shape.heads), query_dim: $rt.float(shape.query_dim), kv_dim: $rt.float(shape.kv_dim), attention_dim: $rt.float($attention_width(shape)), ffn: $rt.float(shape.ffn), up: ($rt.truth(shape.gated) ? 2.0 : 1.0), vocab: $rt.mul($ceil_div($rt.float(shape.vocab), tp), tp), tied: $rt.float(shape.tied), positions: ($rt.eq(shape.positions, "learned") ? $rt.float(shape.max_positions) : 0.0), length: $rt.float(length), keys_per_query: $mean_keys_per_query(shape, length), norm_weights: ($rt.eq(shape.norm, "layernorm") ? 2.0 : 1.0), block_norms: $rt.float($rt.len(shape.norms)), extra_streams: ((2.0 * $rt.eq(shape.norm_place, "both")) - $rt.item($_SHARED_STREAMS, shape.residual)), qkv_bias: $rt.float(shape.qkv_bias), output_bias: $rt.float(shape.output_bias), mlp_bias: $rt.float(shape.mlp_bias), head_norms: $rt.mul($rt.float(shape.qk_norm), $_qk_norm_weights(shape)), query_rank: ($rt.truth(latent) ? $rt.float(latent.query_rank) : 0.0), kv_rank: ($rt.truth(latent) ? $rt.float($rt.add(latent.kv_rank, latent.rope_dim)) : 0.0), rope_dim: ($rt.truth(latent) ? $rt.float(latent.rope_dim) : 0.0), kv_up_dim: ($rt.truth(latent) ? $rt.float($rt.mul(shape.heads, $rt.add(latent.nope_dim, latent.value_dim))) : 0.0), value_dim: ($rt.truth(latent) ? $rt.float($rt.mul(shape.heads, latent.value_dim)) : 0.0), experts: ($rt.truth(experts) ? $rt.float(experts.num_experts) : 0.0), top_k: ($rt.truth(experts) ? $rt.float(experts.top_k) : 0.0), expert_ffn: ($rt.truth(experts) ? $rt.float(experts.ffn) : 0.0), shared_experts: ($rt.truth(experts) ? $rt.float(experts.shared_experts) : 0.0), dense_layers: ($rt.truth(experts) ? $rt.float(experts.first_dense_layers) : 0.0) });
+return new $ModelNumbers({ layers: $rt.float(shape.layers), hidden: $rt.float(shape.hidden), heads: $rt.float(shape.heads), query_dim: $rt.float(shape.query_dim), kv_dim: $rt.float(shape.kv_dim), attention_dim: $rt.float($attention_width(shape)), ffn: $rt.float(shape.ffn), up: ($rt.truth(shape.gated) ? 2.0 : 1.0), vocab: $rt.mul($ceil_div($rt.float(shape.vocab), tp), tp), tied: $rt.float(shape.tied), positions: ($rt.eq(shape.positions, "learned") ? $rt.float(shape.max_positions) : 0.0), length: $rt.float(length), keys_per_query: $mean_keys_per_query(shape, length), norm_weights: ($rt.eq(shape.norm, "layernorm") ? 2.0 : 1.0), block_norms: $rt.float($rt.len(shape.norms)), extra_streams: ((2.0 * $rt.eq(shape.norm_place, "both")) - $rt.item($_SHARED_STREAMS, shape.residual)), qkv_bias: $attention_vectors(shape), output_bias: $rt.float(shape.output_bias), mlp_bias: $rt.float(shape.mlp_bias), head_norms: $rt.mul($rt.float(shape.qk_norm), $_qk_norm_weights(shape)), query_rank: ($rt.truth(latent) ? $rt.float(latent.query_rank) : 0.0), kv_rank: ($rt.truth(latent) ? $rt.float($rt.add(latent.kv_rank, latent.rope_dim)) : 0.0), rope_dim: ($rt.truth(latent) ? $rt.float(latent.rope_dim) : 0.0), kv_up_dim: ($rt.truth(latent) ? $rt.float($rt.mul(shape.heads, $rt.add(latent.nope_dim, latent.value_dim))) : 0.0), value_dim: ($rt.truth(latent) ? $rt.float($rt.mul(shape.heads, latent.value_dim)) : 0.0), experts: ($rt.truth(experts) ? $rt.float(experts.num_experts) : 0.0), top_k: ($rt.truth(experts) ? $rt.float(experts.top_k) : 0.0), expert_ffn: ($rt.truth(experts) ? $rt.float(experts.ffn) : 0.0), shared_experts: ($rt.truth(experts) ? $rt.float(experts.shared_experts) : 0.0), dense_layers: ($rt.truth(experts) ? $rt.float(experts.first_dense_layers) : 0.0) });
 }
 
 function $machine_numbers(tables, controls, model, cluster) {
@@ -900,6 +900,7 @@ cut = ($rt.number(layout.zero) >= $rt.number(1.0));
 [shared, routed] = $rt.unpack([$rt.add(held.blocks, held.ends), held.routed], 2);
 function reduced(way, whole, weights) {
 let across, exact, size, sliced;
+weights = $rt.mul(work.model.trained, weights);
 size = ($rt.mul(software.reduced_bytes, weights) / software.reduce_share);
 across = $sum_seconds(ways.replicate, $rt.where(cut, (size / way.degree), size), layout.sums);
 exact = $_slices_seconds(work, way, whole, size);
@@ -938,7 +939,7 @@ return [seconds($rt.mul(work.element, weights), 2.0), seconds(gradients, 3.0)];
 function $accumulation_seconds(work, held) {
 let weights;
 
-weights = $rt.add($rt.add(held.blocks, held.ends), held.routed);
+weights = $rt.mul(work.model.trained, $rt.add($rt.add(held.blocks, held.ends), held.routed));
 return $memory_seconds(work.machine, $rt.mul(work.software.adding_bytes, weights));
 }
 
@@ -1480,11 +1481,33 @@ rest = $rt.sum($rt.iter($rt.items(terms, )).filter(([name, held]) => !$rt.has([.
 return new $RankMemory({ states: states, gathered: whole, activations: kept, rest: rest });
 }
 
-function $mean_keys_per_query(shape, length) {
-let pairs;
+function $of_layer_kind(shape, kind) {
 
-pairs = (shape.mask.num_pairs(length) - ($rt.mul(shape.causal, length) / 2));
-return (pairs / length);
+if (((shape.window === null) || !($rt.truth(shape.layer_kinds) || $rt.truth(shape.local_rope_theta)))) {
+return shape;
+}
+if ($rt.eq(kind, "global")) {
+return $rt.replace(shape, { window: null, layer_kinds: [], local_rope_theta: null });
+}
+if ((shape.local_rope_theta === null)) {
+return $rt.replace(shape, { layer_kinds: [] });
+}
+return $rt.replace(shape, { layer_kinds: [], local_rope_theta: null, rope_theta: shape.local_rope_theta, rope_scaling: null });
+}
+
+function $mean_keys_per_query(shape, length) {
+let kinds, pairs;
+
+kinds = $rt.iter($rt.range(shape.layers)).map((layer) => shape.layer_kind(layer));
+pairs = $rt.sum($rt.iter($rt.set(kinds)).map((kind) => $rt.mul(kinds.count(kind), $of_layer_kind(shape, kind).mask.num_pairs(length))));
+return (((pairs / shape.layers) - ($rt.mul(shape.causal, length) / 2)) / length);
+}
+
+function $attention_vectors(shape) {
+let sinks;
+
+sinks = ($rt.truth(shape.sinks) ? (shape.heads / $rt.add(shape.query_dim, $rt.mul(2, shape.kv_dim))) : 0.0);
+return $rt.add($rt.float(shape.qkv_bias), sinks);
 }
 
 function $_qk_norm_weights(shape) {
@@ -1543,6 +1566,7 @@ let attention, attention_back, back, context, device, expert, first, forward, hi
 routed = ($rt.truth(mixture) ? $routed_matmuls(work) : [0.0, 0.0, 0.0]);
 inner = $_sum(routed, $_matmuls_of_all_tokens(work, mixture));
 [forward, inputs, weights] = $rt.unpack($rt.iter($rt.zip([forward, inputs, weights], inner)).map(([a, b]) => $rt.add(a, b)), 3);
+weights = $rt.mul((1.0 - work.model.frozen), weights);
 [attention, attention_back] = $rt.unpack($attention_seconds(work), 2);
 moves = $_memory_bound_seconds(work, mixture);
 software = work.software;
@@ -1578,7 +1602,7 @@ way = $library_group_links(work, layout.tp, 1.0);
 joined = $sum_seconds(way, rows, layout.sums);
 small = (3.0 * $all_reduce_seconds(way, (4.0 * tokens)));
 [pace, late] = $rt.unpack([software.pace, software.loss_backward], 2);
-return new $EndSeconds({ embedding: $rt.mul(pace, $rt.add($memory_seconds(machine, (7.0 * rows)), joined)), head_forward: $rt.mul($rt.mul(pace, (1.0 - late)), $rt.add($rt.add(forward, logits), small)), head_input_gradient: $rt.mul(pace, $rt.add($rt.add($rt.add($rt.mul(late, $rt.add($rt.add(forward, logits), small)), inputs), logits), joined)), head_weight_gradient: $rt.mul(pace, weights) });
+return new $EndSeconds({ embedding: $rt.mul(pace, $rt.add($memory_seconds(machine, (7.0 * rows)), joined)), head_forward: $rt.mul($rt.mul(pace, (1.0 - late)), $rt.add($rt.add(forward, logits), small)), head_input_gradient: $rt.mul(pace, $rt.add($rt.add($rt.add($rt.mul(late, $rt.add($rt.add(forward, logits), small)), inputs), logits), joined)), head_weight_gradient: $rt.mul($rt.mul(pace, (1.0 - model.frozen)), weights) });
 }
 
 function $_select(layout, each) {
@@ -1622,7 +1646,7 @@ const $lambda_18 = ((p, m) => ($rt.min(m, (p / 2.0))));
 const $lambda_19 = ((t) => (($rt.mul(t.others, $rt.max(t.split, 0.0)) / 2.0)));
 
 function $block_weights(model, layout, mixture) {
-let attention, biases, down, each, hidden, inner, into, latent, matrices, norms, plain, routed, tp, up, vectors, width;
+let adapters, attention, biases, down, each, hidden, inner, into, latent, matrices, norms, plain, routed, tp, up, vectors, width;
 
 [hidden, tp] = $rt.unpack([model.hidden, layout.tp], 2);
 latent = ($rt.number(model.kv_rank) > $rt.number(0));
@@ -1633,8 +1657,7 @@ vectors = (model.kv_rank - model.rope_dim);
 into = $rt.where(($rt.number(model.query_rank) > $rt.number(0)), model.query_rank, hidden);
 up = ($rt.add($rt.mul(into, model.query_dim), $rt.mul(vectors, model.kv_up_dim)) / tp);
 attention = $rt.add($rt.where(latent, $rt.add(down, up), plain), ($rt.mul(hidden, width) / tp));
-norms = $rt.add($rt.mul($rt.mul(model.block_norms, hidden), model.norm_weights), model.head_norms);
-norms = $rt.add($rt.add(norms, model.query_rank), vectors);
+norms = $rt.add($rt.add($rt.add($rt.mul($rt.mul(model.block_norms, hidden), model.norm_weights), model.head_norms), model.query_rank), vectors);
 biases = ($rt.mul(model.qkv_bias, $rt.add(model.query_dim, (2.0 * model.kv_dim))) / tp);
 biases = $rt.add(biases, $rt.mul(model.output_bias, hidden));
 matrices = (1.0 + model.up);
@@ -1647,7 +1670,8 @@ inner = ($rt.mul($rt.mul(matrices, hidden), model.ffn) / tp);
 biases = $rt.add(biases, $rt.mul(model.mlp_bias, $rt.add(($rt.mul(model.up, model.ffn) / tp), hidden)));
 routed = 0.0;
 }
-return [$rt.add($rt.add($rt.add(attention, inner), norms), biases), routed];
+adapters = $rt.add(model.adapters_whole, (model.adapters_split / tp));
+return [$rt.add($rt.add($rt.add($rt.add(attention, inner), norms), biases), adapters), routed];
 }
 
 function $head_weights(model, layout) {
@@ -1679,7 +1703,7 @@ return $_schedule_is(layout, $_bent);
 }
 
 function $unit_gather_seconds(work, shared, routed, is_block = true) {
-let coded, codes, element, exact, gather, held, pair, routed_pair, routes, scatter, size, slices, software, some, travels, ways;
+let coded, codes, element, exact, gather, held, pair, routed_pair, routes, scatter, size, slices, software, some, trained, travels, ways;
 
 [software, ways] = $rt.unpack([work.software, $data_group_links(work)], 2);
 size = (software.reduced_bytes / software.gather_share);
@@ -1688,9 +1712,10 @@ coded = $rt.mul(codes, work.layout.gathered_bytes);
 element = ($rt.where(($rt.number(coded) > $rt.number(0.0)), coded, work.element) / software.gather_share);
 [pair, routed_pair] = $rt.unpack([[ways.shared, ways.shared_sum], [ways.routed, ways.routed_sum]], 2);
 gather = $_slices_seconds(work, ...$rt.iter(pair), $rt.mul(element, shared));
-exact = $_slices_seconds(work, ...$rt.iter(pair), $rt.mul(size, shared));
-scatter = $_scatter_seconds(work, ways.shared, shared, exact);
-slices = ($rt.mul(size, shared) / ways.shared.degree);
+trained = $rt.mul(work.model.trained, shared);
+exact = $_slices_seconds(work, ...$rt.iter(pair), $rt.mul(size, trained));
+scatter = $_scatter_seconds(work, ways.shared, trained, exact);
+slices = ($rt.mul(size, trained) / ways.shared.degree);
 scatter = $rt.add(scatter, $sum_seconds(ways.replicate, slices, work.layout.sums));
 some = ($rt.number(routed) > $rt.number(0.0));
 gather = $rt.add(gather, $rt.where(some, $_slices_seconds(work, ...$rt.iter(routed_pair), $rt.mul(element, routed)), 0.0));
@@ -1815,7 +1840,7 @@ layout = work.layout;
 cut = ($rt.number(layout.zero) >= $rt.number(1.0));
 shared = ($rt.add(held.blocks, held.ends) / $rt.where(cut, layout.shard, 1.0));
 shared = (shared / $rt.max(1.0, layout.servers));
-return $rt.add(shared, (held.routed / $rt.where(cut, layout.expert_shard, 1.0)));
+return $rt.mul(work.model.trained, $rt.add(shared, (held.routed / $rt.where(cut, layout.expert_shard, 1.0))));
 }
 
 function $update_bytes(work) {
@@ -2511,7 +2536,7 @@ return $rt.add($rt.mul($rt.mul((way.ranks_per_node - 1.0), nodes), way.node_late
 }
 
 function $_held_weights(work, last) {
-let _, alone, bent, both, copies, dense, embedding, ends, experts, head, last_end, layers, layout, mixed, mixtures, model, plain, two;
+let _, adapters, alone, bent, both, copies, dense, embedding, ends, experts, frozen, head, last_end, layers, layout, mixed, mixtures, model, plain, shared, two;
 [model, layout] = $rt.unpack([work.model, work.layout], 2);
 alone = $rt.eq(layout.pp, 1.0);
 layers = $_blocks_of_rank(work, last);
@@ -2526,7 +2551,10 @@ both = $rt.or($rt.or(alone, two), bent);
 last_end = ($rt.truth(last) ? $rt.where(bent, 0.0, head) : embedding);
 ends = $rt.where($rt.and(both, $rt.invert($rt.and($rt.and(bent, last), $rt.invert(alone)))), $embedding_and_head_weights(model, layout), last_end);
 copies = $rt.where(two, 2.0, 1.0);
-return new $HeldOfRank({ plain: plain, mixtures: mixtures, shared: $rt.add($rt.mul(copies, $rt.add($rt.mul(plain, dense), $rt.mul(mixtures, mixed))), ends), routed: $rt.mul($rt.mul(copies, mixtures), experts), block: $rt.max(dense, mixed), ends: ends, both: both });
+shared = $rt.add($rt.mul(copies, $rt.add($rt.mul(plain, dense), $rt.mul(mixtures, mixed))), ends);
+adapters = $rt.mul($rt.mul(copies, layers), $rt.add(model.adapters_whole, (model.adapters_split / layout.tp)));
+frozen = ($rt.number(model.frozen) > $rt.number(0));
+return new $HeldOfRank({ plain: plain, mixtures: mixtures, shared: shared, routed: $rt.mul($rt.mul(copies, mixtures), experts), block: $rt.max(dense, mixed), ends: ends, both: both, trained: $rt.where(frozen, adapters, shared), trained_routed: $rt.where(frozen, 0.0, $rt.mul($rt.mul(copies, mixtures), experts)) });
 }
 
 function $microbatches_in_flight(layout) {
@@ -2675,7 +2703,7 @@ latent = ($rt.number(model.kv_rank) > $rt.number(0));
 keys = $rt.where(latent, model.kv_up_dim, (2.0 * model.kv_dim));
 own = $rt.where(latent, 0.0, software.own_operators);
 ulysses = layout.ulysses;
-return new $ActivationNumbers({ tokens: tokens, rows: (tokens / stream), hidden: model.hidden, heads: (model.query_dim / tp), kv_heads: (keys / (2.0 * tp)), head_dim: 1.0, inner: (model.ffn / tp), up: model.up, vocab: 0.0, size: work.element, statistics_bytes: 0.0, matmul_size: $rt.where(narrow, 1.0, work.element), low_precision: 1, rope: $rt.mul(own, $rt.eq(model.positions, 0)), qk_norm: $rt.where(($rt.number(model.head_norms) > $rt.number(0)), $rt.add(software.saved_normed, own), 0.0), ring: $rt.mul(own, ($rt.number((layout.cp / ulysses)) > $rt.number(1))), transposed: $rt.mul($rt.mul(own, software.gpu_kernels), $_by_head(work)), exchanged: $rt.mul(own, ($rt.number(ulysses) > $rt.number(1))), copies: $rt.max(1.0, ($rt.mul($rt.mul(ulysses, tp), model.query_dim) / $rt.mul(model.kv_dim, model.heads))), dropout: software.dropout, scores: $rt.mul(scores, $rt.add((2.0 * work.element), software.dropout)) });
+return new $ActivationNumbers({ tokens: tokens, rows: (tokens / stream), hidden: model.hidden, heads: (model.query_dim / tp), kv_heads: (keys / (2.0 * tp)), head_dim: 1.0, inner: (model.ffn / tp), up: model.up, vocab: 0.0, size: work.element, statistics_bytes: 0.0, matmul_size: $rt.where(narrow, 1.0, work.element), low_precision: 1, rope: $rt.mul(own, $rt.eq(model.positions, 0)), qk_norm: $rt.where(($rt.number(model.head_norms) > $rt.number(0)), $rt.add(software.saved_normed, own), 0.0), ring: $rt.mul(own, ($rt.number((layout.cp / ulysses)) > $rt.number(1))), transposed: $rt.mul($rt.mul(own, software.gpu_kernels), $_by_head(work)), exchanged: $rt.mul(own, ($rt.number(ulysses) > $rt.number(1))), copies: $rt.max(1.0, ($rt.mul($rt.mul(ulysses, tp), model.query_dim) / $rt.mul(model.kv_dim, model.heads))), dropout: software.dropout, frozen: model.frozen, adapters: $_adapters(model), scores: $rt.mul(scores, $rt.add((2.0 * work.element), software.dropout)) });
 }
 
 function $_cell_fault(stage, microbatch, found) {
@@ -2895,18 +2923,20 @@ gpu = software.gpu_kernels;
 gradient_bytes = software.gradient_bytes;
 adds_wider = $rt.and(($rt.number(element) < $rt.number(4)), $rt.eq(gradient_bytes, 4));
 stream = $rt.where(($rt.number(work.layout.sequence_parallel) > $rt.number(0)), tp, 1.0);
-return new $ActivationNumbers({ tokens: work.tokens, rows: (work.tokens / stream), hidden: work.model.hidden, heads: 0, kv_heads: 0, head_dim: 0, inner: 0, up: 0, vocab: (work.model.vocab / tp), size: work.element, statistics_bytes: $rt.max(4, element), matmul_size: work.element, tp: tp, low_precision: (1.0 * ($rt.number(element) < $rt.number(4))), mixed: (1.0 * !$rt.eq(gradient_bytes, element)), widens: (1.0 - $rt.mul(gpu, adds_wider)), chunk_elements: $rt.where(($rt.number(gpu) > $rt.number(0.0)), 16777216, 262144), fused_loss: $rt.mul(software.fused_loss, ($rt.number(element) <= $rt.number(4))) });
+return new $ActivationNumbers({ tokens: work.tokens, rows: (work.tokens / stream), hidden: work.model.hidden, heads: 0, kv_heads: 0, head_dim: 0, inner: 0, up: 0, vocab: (work.model.vocab / tp), size: work.element, statistics_bytes: $rt.max(4, element), matmul_size: work.element, tp: tp, low_precision: (1.0 * ($rt.number(element) < $rt.number(4))), mixed: (1.0 * !$rt.eq(gradient_bytes, element)), widens: (1.0 - $rt.mul(gpu, adds_wider)), chunk_elements: $rt.where(($rt.number(gpu) > $rt.number(0.0)), 16777216, 262144), fused_loss: $rt.mul(software.fused_loss, ($rt.number(element) <= $rt.number(4))), frozen: work.model.frozen });
 }
 
 function $loss_backward_bytes(x, split) {
-let chunk, chunks, narrow;
+let chunk, chunks, narrow, part, rows;
 
+part = (-$elementwise_max((-x.tokens), (-2048)));
 if ($rt.truth(split)) {
-return $_loss_backward(x, x.tokens, 1, true);
+rows = $rt.add($rt.mul(x.frozen, part), $rt.mul((1 - x.frozen), x.tokens));
+return $_loss_backward(x, rows, 1, true);
 }
-narrow = $rt.mul(x.low_precision, (1 - x.mixed));
-chunk = $rt.add($rt.mul(narrow, x.tokens), $rt.mul((1 - narrow), (-$elementwise_max((-x.tokens), (-2048)))));
-chunks = $rt.add(1, $rt.mul(x.shared, $is_positive((x.tokens - chunk))));
+narrow = $rt.mul($rt.mul(x.low_precision, (1 - x.mixed)), (1 - x.frozen));
+chunk = $rt.add($rt.mul(narrow, x.tokens), $rt.mul((1 - narrow), part));
+chunks = $rt.add(1, $rt.mul($rt.mul((1 - x.frozen), x.shared), $is_positive((x.tokens - chunk))));
 return $_loss_backward(x, chunk, chunks, false);
 }
 
@@ -2984,7 +3014,7 @@ return new $ExpertNumbers({ routed: 0.0, experts: model.experts, top_k: model.to
 function $mlp_saved(x) {
 let column, norm;
 
-[norm, column] = $rt.unpack([$norm_saved(x, "mlp norm"), $column_input(x, "gate, up", "mlp input")], 2);
+[norm, column] = $rt.unpack([$norm_saved(x, "mlp norm"), $column_input(x, "gate, up", "mlp input", 2)], 2);
 return [...$rt.iter(norm), column, ...$rt.iter($_gate_and_up(x)), ...$rt.iter($_down_input(x))];
 }
 
@@ -3026,7 +3056,7 @@ return $rt.sum($rt.iter(saved).map((one) => one.bytes), 0);
 function $attention_saved(x) {
 let column, norm;
 
-[norm, column] = $rt.unpack([$norm_saved(x, "attention norm"), $column_input(x, "q, k, v", "attention input")], 2);
+[norm, column] = $rt.unpack([$norm_saved(x, "attention norm"), $column_input(x, "q, k, v", "attention input", 0)], 2);
 return [...$rt.iter(norm), column, ...$rt.iter($_heads_saved(x)), ...$rt.iter($_core_saved(x)), ...$rt.iter($_output_saved(x))];
 }
 
@@ -3038,6 +3068,11 @@ several = ($rt.number(layout.microbatch) > $rt.number(1));
 found = $rt.or(($rt.number(element) > $rt.number(4)), $rt.and($rt.eq(element, 4), several));
 pieces = $rt.mul(layout.gathered, ($rt.number((layout.cp / layout.ulysses)) > $rt.number(1)));
 return $rt.mul(found, (1.0 - pieces));
+}
+
+function $_adapters(model) {
+
+return [model.adapters_attention_in, model.adapters_attention_out, model.adapters_mlp_in, model.adapters_mlp_out];
 }
 
 function $microbatches_that_wait(layout) {
@@ -3103,15 +3138,16 @@ return ($total_saved_bytes([...$rt.iter($rt.slice($_heads_saved(x), 1, undefined
 }
 
 function $_loss_backward(x, rows, chunks, split) {
-let gathered, last, logits, numbers, one, piece, pieces, product, running, stream, two, wide;
+let by_pieces, gathered, last, logits, numbers, one, piece, product, running, stream, two, wide, width;
 
-wide = $rt.mul((1 - x.low_precision), (1 - x.fused_loss));
+by_pieces = $elementwise_max($rt.mul(x.low_precision, (1 - x.fused_loss)), x.capped_logits);
+wide = $rt.mul($rt.mul((1 - x.low_precision), (1 - x.fused_loss)), (1 - x.capped_logits));
 numbers = $rt.mul(x.tokens, $rt.add($rt.add(8, $rt.mul(2, 1)), $rt.mul($rt.add(3, $rt.mul(3, x.shared)), x.statistics_bytes)));
 [logits, stream] = $rt.unpack([$rt.mul($rt.mul(rows, x.vocab), x.size), $rt.mul($rt.mul(rows, x.hidden), x.size)], 2);
-pieces = $rt.mul(x.low_precision, (1 - x.fused_loss));
-piece = $rt.mul($rt.mul($rt.mul(pieces, x.chunk_rows(rows, x.vocab)), x.vocab), 4);
+width = $rt.add($rt.mul(x.capped_logits, x.statistics_bytes), $rt.mul((1 - x.capped_logits), 4));
+piece = $rt.mul($rt.mul($rt.mul(by_pieces, x.chunk_rows(rows, x.vocab)), x.vocab), width);
 gathered = $rt.mul(x.scattered, x.whole);
-product = $rt.mul((1 - split), x.widened_bytes($rt.add(x.vocab, x.hidden), rows));
+product = $rt.mul($rt.mul((1 - x.frozen), (1 - split)), x.widened_bytes($rt.add(x.vocab, x.hidden), rows));
 two = $rt.add($rt.add($rt.mul(chunks, logits), $rt.mul($rt.mul((chunks - 1), wide), stream)), $elementwise_max(piece, product));
 one = $rt.add(logits, $elementwise_max($rt.mul(2, piece), $rt.mul(wide, stream)));
 last = $rt.add($rt.add(logits, $elementwise_max($rt.mul(wide, stream), $rt.mul((1 - wide), gathered))), product);
@@ -3120,7 +3156,9 @@ return $rt.add($rt.add(numbers, x.whole), running);
 }
 
 function $_loss_waiting(x) {
-return $saved_tensors("loss", ["gradients of logits", $rt.mul($rt.mul(x.tokens, x.vocab), x.size), "N V s"], ["input, weighted", x.whole, "N D s"]);
+let trains;
+trains = (1 - x.frozen);
+return $saved_tensors("loss", ["gradients of logits", $rt.mul($rt.mul($rt.mul(trains, x.tokens), x.vocab), x.size), "N V s"], ["input, weighted", $rt.mul(trains, x.whole), "N D s"]);
 }
 
 function $_deferred_bytes_of_block(work, mixture) {
@@ -3176,9 +3214,11 @@ own = $rt.mul($_any_shared(e), x.copied_bytes($rt.mul(x.rows, x.hidden)));
 return $saved_tensors("shared experts", ["input in 8 bits", own, "n D"], ["gate and up", $rt.mul($rt.mul(e.up, inner), x.size), "2 N F' s"], ["inner activation", x.product_bytes(inner), "N F' s"]);
 }
 
-function $column_input(x, name, what) {
+function $column_input(x, name, what, group) {
+let kept;
 
-return new $SavedTensor({ operator: name, name: what, bytes: x.matmul_stream, formula: "n D s" });
+kept = $rt.mul(x.learns(group), x.matmul_stream);
+return new $SavedTensor({ operator: name, name: what, bytes: kept, formula: "n D s" });
 }
 
 function $_gate_and_up(x) {
@@ -3188,7 +3228,9 @@ return $saved_tensors("activation", ["gate and up", made, "N up F s"]);
 }
 
 function $_down_input(x) {
-return $saved_tensors("down", ["input", x.product_bytes($rt.mul(x.tokens, x.inner)), "N F s"]);
+let kept;
+kept = $rt.mul(x.learns(3), x.product_bytes($rt.mul(x.tokens, x.inner)));
+return $saved_tensors("down", ["input", kept, "N F s"]);
 }
 
 function $_heads_saved(x) {
@@ -3205,6 +3247,7 @@ let by_position, copied, exchanged, kept, local;
 [local, kept] = $rt.unpack([(1 - $elementwise_max(x.ring, x.exchanged)), $queries_are_copied(x)], 2);
 copied = $rt.mul(x.keys, x.copies);
 by_position = $rt.mul($rt.mul($elementwise_max(x.exchanged, x.transposed), x.queries), (1 - x.in_fp8));
+by_position = $rt.mul(x.learns(1), by_position);
 exchanged = $rt.mul(x.exchanged, $rt.add(x.queries, $rt.mul(2, copied)));
 return $saved_tensors("attention", ["queries", $rt.mul($rt.mul(kept, (1 - x.exchanged)), x.queries), "N H h s"], ["keys", $rt.mul($rt.mul(local, kept), x.keys), "N K h s"], ["queries, keys and values of own heads", exchanged, "N (H + 2 K') h s"], ["keys and values", $rt.mul($rt.mul(x.ring, 2), copied), "2 N K' h s"], ["output", x.queries, "N H h s"], ["output, position by position", by_position, "N H h s"], ["log-sum-exp", $rt.mul($rt.mul(x.tokens, x.heads), x.statistics_bytes), "N H w"], ["scores", x.scores, "N H T"]);
 }
@@ -4934,16 +4977,21 @@ this.initial_std = $rt.given(of.initial_std, 0.02);
 this.dropout = $rt.given(of.dropout, 0.0);
 this.causal = $rt.given(of.causal, true);
 this.window = $rt.given(of.window, null);
-this.score_scale = $rt.given(of.score_scale, null);
 this.rotary = $rt.given(of.rotary, new $Rotary({ fraction: 1.0, interleaved: false, none_every: 0 }));
 this.multipliers = $rt.given(of.multipliers, new $Multipliers({ embedding: 1.0, residual: 1.0, logits: 1.0 }));
 this.norm_place = $rt.given(of.norm_place, "before");
 this.residual = $rt.given(of.residual, "sequential");
 this.qk_norm_over = $rt.given(of.qk_norm_over, "head");
 this.norm_offset = $rt.given(of.norm_offset, 0.0);
+this.layer_kinds = $rt.given(of.layer_kinds, []);
+this.local_rope_theta = $rt.given(of.local_rope_theta, null);
 this.soft_cap = $rt.given(of.soft_cap, null);
+this.final_soft_cap = $rt.given(of.final_soft_cap, null);
+this.attention_scale = $rt.given(of.attention_scale, null);
+this.sinks = $rt.given(of.sinks, false);
 this.latent = $rt.given(of.latent, null);
 this.experts = $rt.given(of.experts, null);
+this.lora = $rt.given(of.lora, null);
 }
 get mask() {
 const self = this;
@@ -4957,6 +5005,22 @@ let after, before, found;
 [before, after] = $rt.unpack([!$rt.eq(self.norm_place, "after"), !$rt.eq(self.norm_place, "before")], 2);
 found = [["attention_norm", before], ["attention_post_norm", after], ["mlp_norm", $rt.both(before, () => !$rt.eq(self.residual, "parallel-one-norm"))], ["mlp_post_norm", after]];
 return $rt.list($rt.iter(found).filter(([name, there]) => $rt.truth(there)).map(([name, there]) => name));
+}
+of_layer(layer) {
+const self = this;
+let every, kind;
+
+kind = $of_layer_kind(self, self.layer_kind(layer));
+every = self.rotary.none_every;
+if ((!$rt.eq(self.positions, "rope") || $rt.eq(every, 0) || $rt.truth($rt.mod($rt.add(layer, 1), every)))) {
+return kind;
+}
+return $rt.replace(kind, { rotary: $rt.replace(self.rotary, { fraction: 0.0 }) });
+}
+layer_kind(layer) {
+const self = this;
+
+return ($rt.truth(self.layer_kinds) ? $rt.item(self.layer_kinds, $rt.mod(layer, $rt.len(self.layer_kinds))) : "local");
 }
 get query_dim() {
 const self = this;
@@ -5259,6 +5323,14 @@ this.top_k = $rt.given(of.top_k, 0.0);
 this.expert_ffn = $rt.given(of.expert_ffn, 0.0);
 this.shared_experts = $rt.given(of.shared_experts, 0.0);
 this.dense_layers = $rt.given(of.dense_layers, 0.0);
+this.frozen = $rt.given(of.frozen, 0.0);
+this.trained = $rt.given(of.trained, 1.0);
+this.adapters_attention_in = $rt.given(of.adapters_attention_in, 0.0);
+this.adapters_attention_out = $rt.given(of.adapters_attention_out, 0.0);
+this.adapters_mlp_in = $rt.given(of.adapters_mlp_in, 0.0);
+this.adapters_mlp_out = $rt.given(of.adapters_mlp_out, 0.0);
+this.adapters_whole = $rt.given(of.adapters_whole, 0.0);
+this.adapters_split = $rt.given(of.adapters_split, 0.0);
 }
 get mixture_layers() {
 const self = this;
@@ -5679,6 +5751,8 @@ this.routed = $rt.required(of.routed, 'routed');
 this.block = $rt.required(of.block, 'block');
 this.ends = $rt.required(of.ends, 'ends');
 this.both = $rt.required(of.both, 'both');
+this.trained = $rt.required(of.trained, 'trained');
+this.trained_routed = $rt.required(of.trained_routed, 'trained_routed');
 }
 get unit() {
 const self = this;
@@ -5692,10 +5766,14 @@ return $rt.add(self.plain, self.mixtures);
 }
 sliced(layout, stage) {
 const self = this;
-let cut;
+let cut, routed, shared;
 
-cut = $rt.add((self.shared / layout.shard), (self.routed / layout.expert_shard));
-return $rt.where(($rt.number(layout.zero) >= $rt.number(stage)), cut, $rt.add(self.shared, self.routed));
+[shared, routed] = $rt.unpack([self.shared, self.routed], 2);
+if (($rt.number(stage) < $rt.number(3.0))) {
+[shared, routed] = $rt.unpack([self.trained, self.trained_routed], 2);
+}
+cut = $rt.add((shared / layout.shard), (routed / layout.expert_shard));
+return $rt.where(($rt.number(layout.zero) >= $rt.number(stage)), cut, $rt.add(shared, routed));
 }
 }
 
@@ -5773,7 +5851,10 @@ this.fused_norm = $rt.given(of.fused_norm, 0);
 this.fused_rotary = $rt.given(of.fused_rotary, 0);
 this.fused_swiglu = $rt.given(of.fused_swiglu, 0);
 this.fused_loss = $rt.given(of.fused_loss, 0);
+this.capped_logits = $rt.given(of.capped_logits, 0);
 this.cut_sums = $rt.given(of.cut_sums, 0);
+this.frozen = $rt.given(of.frozen, 0);
+this.adapters = $rt.given(of.adapters, [0, 0, 0, 0]);
 this.scores = $rt.given(of.scores, 0);
 }
 get changed() {
@@ -5837,6 +5918,11 @@ get keys() {
 const self = this;
 
 return $rt.mul($rt.mul($rt.mul(self.tokens, self.kv_heads), self.head_dim), self.size);
+}
+learns(group) {
+const self = this;
+
+return $elementwise_max((1 - self.frozen), $is_positive($rt.item(self.adapters, group)));
 }
 get shared() {
 const self = this;

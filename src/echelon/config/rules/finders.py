@@ -16,10 +16,10 @@ from echelon.config.rules.experts.balance import (
 )
 from echelon.config.rules.experts.dispatch import DISPATCH_FINDERS
 from echelon.config.rules.experts.mesh import EXPERT_MESH_FINDERS
+from echelon.config.rules.fine_tuning.lora import LORA_FINDERS, LORA_RUN_FINDERS
 from echelon.config.rules.fp8 import FP8_FINDERS, FP8_RUN_FINDERS
 from echelon.config.rules.int8 import INT8_FINDERS, int8_block_without_effect
 from echelon.config.rules.kernels import KERNEL_FINDERS, fused_pieces
-from echelon.config.rules.lora import LORA_FINDERS, LORA_RUN_FINDERS
 from echelon.config.rules.mesh import MESH_FINDERS, TENSOR_FINDERS, mesh_settings_without_effect
 from echelon.config.rules.mixture import MIXTURE_FINDERS
 from echelon.config.rules.model import MODEL_FINDERS, experts_enough, gate_is_built

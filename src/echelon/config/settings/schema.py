@@ -292,6 +292,12 @@ _RUN = (
         "continue",
         "a last batch that lacks samples goes on with the next epoch, or repeats some of its own",
     ),
+    setting(
+        "data.train_on",
+        Choice(options=("all", "answers")),
+        "all",
+        "which tokens count in the loss: all, or those of the answers of chats",
+    ),
     setting("train.steps", COUNT, 1000, "optimizer steps"),
     setting("train.weights", Text(), "none", "safetensors file or folder to start from", path=True),
     setting(

@@ -316,15 +316,16 @@ def _mlp_norm(x: ActivationNumbers, branch: ResidualBranch) -> tuple[OperatorMem
 def _without_shared(x: ActivationNumbers, kept: tuple[SavedTensor, ...]) -> tuple[SavedTensor, ...]:
     """Leave out the gradient of the stream where the output layer of attention keeps it, too."""
     shared = x.parallel * (1 - x.changed) * (1 - x.scattered) * (1 - x.in_fp8)
+    shared = shared * x.learns(ATTENTION_OUT)
     inputs, gradient, bias = kept
     return inputs, replace(gradient, bytes=(1 - shared) * gradient.bytes), bias
 
 
 def _shared_input(x: ActivationNumbers, columns: OperatorMemory) -> OperatorMemory:
-    """Return layers whose input those of attention keep, too."""
-    kept = (1 - x.in_fp8) * x.stream
+    """Return layers whose input those of attention keep, too, where they learn from it."""
+    kept = x.learns(ATTENTION_IN) * (1 - x.in_fp8)
     saved, *waiting = columns.kept_for_weight_gradient
-    own = replace(saved, bytes=saved.bytes - kept)
+    own = replace(saved, bytes=(1 - kept) * saved.bytes)
     return replace(
         columns,
         saved=(own,),

@@ -66,6 +66,9 @@ def find_naming(shape: ModelShape, keys: Collection[str]) -> WeightNaming | None
         return _naming(
             "Echelon", specs, lambda spec: ParameterSource(key=spec.name, shape=spec.shape), HEAD
         )
+    # Their keys are longer: Megatron-core calls its embedding as Falcon does, inside a module.
+    if (trainer := _trainer_naming(shape, specs, keys)) is not None:
+        return trainer
     for family in FAMILIES:
         embedding = f"{family.modules['embedding']}.weight"
         found = [key for key in keys if key == embedding or key.endswith(f".{embedding}")]
@@ -74,7 +77,7 @@ def find_naming(shape: ModelShape, keys: Collection[str]) -> WeightNaming | None
             prefix = min(found, key=len).removesuffix(embedding)
             naming = _hugging_face(family, shape, specs, prefix, keys)
             return replace(naming, beyond=find_predictors(prefix, shape.layers, keys))
-    return _trainer_naming(shape, specs, keys)
+    return None
 
 
 def _trainer_naming(

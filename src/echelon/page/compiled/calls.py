@@ -70,6 +70,9 @@ def _compiled(scope: Scope, node: ast.Call, target: Any) -> str:
     if isinstance(target, type) and issubclass(target, Enum):
         members = constant_text([one.value for one in target], reached)
         return f"$rt.member({members}, {_plain(scope, node)})"
+    if not isinstance(target, FunctionType) and hasattr(target, "cache_info"):
+        # What a function remembers makes it no other one.
+        target = target.__wrapped__
     if isinstance(target, FunctionType):
         return f"{reached.function(target)}({', '.join(_by_signature(scope, node, target))})"
     if isinstance(target, type) and is_dataclass(target):

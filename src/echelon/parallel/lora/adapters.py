@@ -99,7 +99,7 @@ def _with_parts(
 
 def _narrow(x_NI: torch.Tensor, adapted: _Adapted, store: GradientStore) -> torch.Tensor:
     """Return x A^T of all adapters side by side, [N, R]."""
-    weights = [linear.lora_a.weight for _, linear, _ in adapted]
+    weights: list[torch.Tensor] = [linear.lora_a.weight for _, linear, _ in adapted]
     weight_RI = store.matrices(weights)
     return matmul(x_NI, torch.cat(weights) if weight_RI is None else weight_RI)
 

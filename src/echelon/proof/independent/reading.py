@@ -167,7 +167,9 @@ def _dataset(plan: Plan, text: list[int]) -> Any:
     return module.TokenDataset(
         path=Path("a made-up text"),
         index=SimpleNamespace(
-            tokenizer=SimpleNamespace(end_of_document=_END), max_token=plan.model.vocab - 1
+            tokenizer=SimpleNamespace(end_of_document=_END),
+            max_token=plan.model.vocab - 1,
+            answers=None,
         ),
         start=0,
         stop=len(text),

@@ -6,6 +6,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
 from typing import Any, cast
 
+from echelon.config.job import DataSettings
 from echelon.core.errors import Problem
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import parameters
@@ -93,11 +94,12 @@ def identity_problems(
 
 
 def data_problems(
-    state: Mapping[str, object], data_hash: str, epoch_end: str, *, where: str
+    state: Mapping[str, object], data_hash: str, data: DataSettings, *, where: str
 ) -> Iterator[Problem]:
     """Yield the problem of data that is not what the checkpoint `where` was trained on.
 
-    Or that is read in another order: where an epoch ends, all steps that follow read other samples.
+    Or that is read in another order (where an epoch ends, all steps that follow read other
+    samples), or of which other tokens count.
     """
     if state.get("data_hash") != data_hash:
         yield RESUME_SAME_DATA.problem(
@@ -105,13 +107,17 @@ def data_problems(
             f"{data_hash}",
             key="data.source",
         )
-    ended = state.get("epoch_end", "continue")
-    if ended != epoch_end:
-        yield RESUME_SAME_DATA.problem(
-            f"{where} was trained with data.epoch_end = {ended}, this run has {epoch_end}",
-            key="data.epoch_end",
-            suggestions=[f"data.epoch_end = {ended}"],
-        )
+    settings = (
+        ("epoch_end", "continue", data.epoch_end),
+        ("train_on", "all", data.train_on),
+    )
+    for name, before_it_was, wanted in settings:
+        if (known := state.get(name, before_it_was)) != wanted:
+            yield RESUME_SAME_DATA.problem(
+                f"{where} was trained with data.{name} = {known}, this run has {wanted}",
+                key=f"data.{name}",
+                suggestions=[f"data.{name} = {known}"],
+            )
 
 
 def shown(items: list[str]) -> str:

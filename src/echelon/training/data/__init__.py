@@ -3,6 +3,7 @@
 sources.py     the files of a corpus, in their order
 urls.py        files behind URLs, as streams that go on where they broke off
 records.py     the documents of one file, piece by piece
+chats/         chats by the template of a tokenizer, with their answers told apart
 tokenizer.py   bytes, byte-pair encoding, or a tokenizer.json
 prepare.py     sources to token shards; the built-in corpus
 writer.py      the folder of prepared data, committed by rename

@@ -30,7 +30,6 @@ from numpy.typing import NDArray
 from echelon.config.job import EpochEnd
 from echelon.core.attention_mask import DocumentStarts
 from echelon.core.plan import Plan
-from echelon.training.data.dataset import document_starts
 from echelon.training.data.mixed_dataset import AnyDataset, MixedDataset
 
 _ROUNDS = 12  # rounds of a Feistel network
@@ -200,8 +199,9 @@ class GlobalBatch:
         positions = self.layout.positions(dp_rank=dp_rank, microbatch=microbatch)
         ids = self.sample_ids[positions]
         inputs_BT, labels_BT = self.dataset.read(ids, self.layout.sequence_length)
-        end = self.dataset.index.tokenizer.end_of_document
-        documents = document_starts(inputs_BT, end) if self.layout.separate_documents else None
+        documents = None
+        if self.layout.separate_documents:
+            documents = self.dataset.document_starts(ids, inputs_BT)
         return MicrobatchTokens(
             inputs_BT=inputs_BT, labels_BT=labels_BT, sample_ids_B=ids, documents=documents
         )

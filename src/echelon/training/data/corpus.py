@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 from pathlib import Path
+from typing import Any
 
 from echelon.config.job import DataSettings
 from echelon.core.choices.data_mixture import phases_of, sources_of
@@ -16,6 +17,7 @@ from echelon.core.disk import sha256_of_file
 from echelon.core.errors import DataError, Problem
 from echelon.core.rulebook.data import DATA_OUTPUT_EXISTS, DATA_TOKENIZER_SAME
 from echelon.core.serialize import content_hash
+from echelon.training.data.chats.encoder import ChatEncoder
 from echelon.training.data.dataset import TokenDataset
 from echelon.training.data.index import DATA_FOLDER, INDEX_FILE_NAME, INDEX_SCHEMA, read_index
 from echelon.training.data.mixed_dataset import mix, write_mixture
@@ -57,14 +59,17 @@ def prepared_data(
 
 def data_of_settings(data: DataSettings, runs_dir: str | Path) -> Path:
     """Return the folder of what a run reads: prepared data, or a mixture, prepared where needed."""
+    options = DEFAULT_OPTIONS
+    if data.train_on == "answers":
+        options = PrepareOptions(format="chat")
     if not data.mixture:
-        return prepared_data(data.source, data.tokenizer, runs_dir)
+        return prepared_data(data.source, data.tokenizer, runs_dir, options=options)
     names = sources_of(data.mixture)
     folders: list[Path] = []
     problems: list[Problem] = []
     for name in names:
         try:
-            folders.append(prepared_data(name, data.tokenizer, runs_dir))
+            folders.append(prepared_data(name, data.tokenizer, runs_dir, options=options))
         except DataError as error:
             problems += error.problems
     if problems:
@@ -79,16 +84,18 @@ def data_of_settings(data: DataSettings, runs_dir: str | Path) -> Path:
 
 def _recipe_hash(source: str, tokenizer: str, options: PrepareOptions) -> str:
     files = source_files([source], options).files
+    template = ChatEncoder.load(tokenizer).identity if options.format == "chat" else ""
     if trained_vocabulary(tokenizer) is None:
         tokenizer = load_tokenizer(tokenizer).description.hash
-    return content_hash(
-        {
-            "files": [(file.name, file.format, _content(file)) for file in files],
-            "tokenizer": tokenizer,
-            "options": options,
-            "schema": INDEX_SCHEMA,
-        }
-    )
+    recipe: dict[str, Any] = {
+        "files": [(file.name, file.format, _content(file)) for file in files],
+        "tokenizer": tokenizer,
+        "options": options,
+        "schema": INDEX_SCHEMA,
+    }
+    if options.format == "chat":
+        recipe["template"] = template
+    return content_hash(recipe)
 
 
 def _content(file: SourceFile) -> str:

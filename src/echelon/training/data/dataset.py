@@ -5,7 +5,8 @@ Shape suffixes: B sequences, T positions.
 Sample `i` of a part of n tokens is inputs [i T, i T + T) and labels one further. The samples lie
 end to end, so each token but the first is the label of exactly one position; the last sample is
 filled up with end-of-document, and its surplus positions are not counted. Nothing is dropped, and
-how many labels count is arithmetic: every rank knows the global number without a message.
+how many labels count is arithmetic: every rank knows the global number without a message. Where
+only answers count, it is a sum over the bits of the samples, an eighth of a byte for each token.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from echelon.config.job import TrainOn
 from echelon.core.attention_mask import DocumentStarts
 from echelon.core.disk import sha256_of_file
 from echelon.core.errors import DataError, Problem
@@ -25,11 +27,13 @@ from echelon.core.rulebook.data import (
     DATA_TOKEN_RANGE,
     DATA_TOO_SHORT,
 )
+from echelon.core.rulebook.data_chats import DATA_ANSWERS_TOLD
 from echelon.training.data.index import DatasetIndex, read_index, size_problems
 from echelon.training.data.tokenizer import Tokenizer, load_tokenizer, require_same_tokenizer
 
 IGNORED_LABEL = -100
 """The label of a position that takes no part in the loss."""
+_PIECE = 2**22  # tokens whose bits are counted together
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -42,6 +46,7 @@ class TokenDataset:
     stop: int
     _shards: tuple[NDArray[np.unsignedinteger], ...] = field(repr=False)
     _shard_starts: NDArray[np.int64] = field(repr=False)
+    answers_only: bool = False
 
     @classmethod
     def open(cls, path: str | Path, *, verify: bool = False) -> TokenDataset:
@@ -90,8 +95,38 @@ class TokenDataset:
             )
         return -(-(self.num_tokens - 1) // sequence_length)
 
+    def counting(self, train_on: TrainOn) -> TokenDataset:
+        """Return the data whose labels count that `train_on` names.
+
+        DataError where answers are asked for of data that tells no answers apart.
+        """
+        if train_on == "answers" and self.index.answers is None:
+            raise DataError(
+                DATA_ANSWERS_TOLD.problem(
+                    f"{self.path} is prepared text: it does not say which tokens are of answers",
+                    key="data.train_on",
+                    suggestions=(
+                        "echelon data prepare CHATS.jsonl --format chat --out NEW",
+                        'data.train_on = "all"',
+                    ),
+                )
+            )
+        return replace(self, answers_only=train_on == "answers")
+
+    def num_answers(self) -> int:
+        """Return how many labels of this part are of answers; 0 where none are told apart."""
+        if self.index.answers is None:
+            return 0
+        places = range(self.start + 1, self.stop, _PIECE)
+        return sum(int(self._bits(at, min(at + _PIECE, self.stop)).sum()) for at in places)
+
     def count_valid(self, sample_ids: NDArray[np.int64], sequence_length: int) -> int:
-        """Return how many labels of these samples count, without reading them."""
+        """Return how many labels of these samples count, without reading their tokens."""
+        if self.answers_only:
+            firsts = (np.asarray(sample_ids, dtype=np.int64) * sequence_length).tolist()
+            return sum(
+                int(self._answers(first + 1, first + 1 + sequence_length).sum()) for first in firsts
+            )
         left = self.num_tokens - 1 - np.asarray(sample_ids, dtype=np.int64) * sequence_length
         return int(np.clip(left, 0, sequence_length).sum())
 
@@ -114,9 +149,34 @@ class TokenDataset:
             num_inputs = min(len(tokens), sequence_length)
             inputs_BT[row, :num_inputs] = tokens[:num_inputs]
             if len(tokens) > 1:
-                labels_BT[row, : len(tokens) - 1] = tokens[1:]
+                labels = tokens[1:]
+                if self.answers_only:
+                    first = sample * sequence_length + 1
+                    answers = self._answers(first, first + sequence_length)
+                    labels = np.where(answers, labels, IGNORED_LABEL)
+                labels_BT[row, : len(tokens) - 1] = labels
         self._check_range(inputs_BT, labels_BT)
         return inputs_BT, labels_BT
+
+    def document_starts(
+        self, sample_ids: NDArray[np.int64], inputs_BT: NDArray[np.int64]
+    ) -> DocumentStarts:
+        """Return, for each of these samples, the positions where documents start.
+
+        Text shows its ends of documents. A template may write that token inside of a chat, or
+        nowhere, so where chats end is read from the file of documents.
+        """
+        if self.index.answers is None:
+            return document_starts(inputs_BT, self.index.tokenizer.end_of_document)
+        length = inputs_BT.shape[1]
+        ends = self._document_ends()
+        found: list[tuple[int, ...]] = []
+        for sample in np.asarray(sample_ids, dtype=np.int64).tolist():
+            first = self.start + sample * length
+            last = min(first + length, self.stop)
+            begin, stop = np.searchsorted(ends, np.asarray([first + 1, last], dtype=np.uint64))
+            found.append((0, *(int(end) - first for end in ends[int(begin) : int(stop)])))
+        return tuple(found)
 
     def tokens(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return the tokens [start, stop) of this part, fewer where it ends before."""
@@ -135,8 +195,7 @@ class TokenDataset:
 
     def document_lengths(self) -> NDArray[np.int64]:
         """Return the tokens of each document, its end among them; of this part, as it is cut."""
-        entry = self.index.documents
-        ends = np.memmap(self.path / entry.file, dtype="<u8", mode="r", shape=(entry.count,))
+        ends = self._document_ends()
         inside = ends[(ends > self.start) & (ends < self.stop)].astype(np.int64)
         return np.diff(np.concatenate([[self.start], inside, [self.stop]]).astype(np.int64))
 
@@ -188,13 +247,30 @@ class TokenDataset:
         return found
 
     def _cut(self, place: int, wanted: int) -> int:
-        entry = self.index.documents
-        ends = np.memmap(self.path / entry.file, dtype="<u8", mode="r", shape=(entry.count,))
+        ends = self._document_ends()
         right = int(np.searchsorted(ends, np.uint64(max(place, 0))))
-        around = [int(ends[i]) for i in (right - 1, right) if 0 <= i < entry.count]
+        around = [int(ends[i]) for i in (right - 1, right) if 0 <= i < len(ends)]
         nearest = min(around, key=lambda end: abs(end - place))
         size = self.stop - nearest
         return nearest if wanted <= 2 * size <= 4 * wanted else place
+
+    def _document_ends(self) -> NDArray[np.uint64]:
+        entry = self.index.documents
+        return np.memmap(self.path / entry.file, dtype="<u8", mode="r", shape=(entry.count,))
+
+    def _answers(self, start: int, stop: int) -> NDArray[np.bool_]:
+        """Return which tokens [start, stop) of this part are of answers, fewer where it ends."""
+        return self._bits(min(self.start + start, self.stop), min(self.start + stop, self.stop))
+
+    def _bits(self, start: int, stop: int) -> NDArray[np.bool_]:
+        """Return which tokens [start, stop) of the whole data are of answers."""
+        entry = self.index.answers
+        assert entry is not None
+        num_bytes = -(-entry.count // 8)
+        packed = np.memmap(self.path / entry.file, dtype=np.uint8, mode="r", shape=(num_bytes,))
+        bits = np.unpackbits(packed[start // 8 : -(-stop // 8)], bitorder="little")
+        first = start // 8 * 8
+        return bits[start - first : stop - first].astype(np.bool_)
 
     def _check_range(self, inputs_BT: NDArray[np.int64], labels_BT: NDArray[np.int64]) -> None:
         # Data changed after it was opened shows here, before it reaches an embedding.
@@ -221,10 +297,11 @@ def document_starts(tokens_BT: NDArray[np.int64], end_of_document: int) -> Docum
 
 
 def _hash_problems(folder: Path, index: DatasetIndex) -> list[Problem]:
+    answers = () if index.answers is None else (index.answers,)
     return [
         DATA_SHARD_HASH.problem(
             f"{folder / entry.file} has sha256 {found[:12]}, the index states {entry.sha256[:12]}"
         )
-        for entry in (*index.shards, index.documents)
+        for entry in (*index.shards, index.documents, *answers)
         if (found := sha256_of_file(folder / entry.file)) != entry.sha256
     ]

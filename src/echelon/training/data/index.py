@@ -2,6 +2,7 @@
 
 tokens/  shard-00000.bin ...   token ids one after the other, little-endian uint16 or uint32
          documents.bin         where each document ends, in tokens from the start, uint64
+         answers.bin           of chats: a bit a token, 1 for those of answers, lowest bit first
          tokenizer.json        the tokenizer, unless it is the byte tokenizer
          index.json            this; written last
 """
@@ -12,7 +13,7 @@ import hashlib
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from echelon.core.disk import is_plain_name
 from echelon.core.errors import DataError, Problem
@@ -21,8 +22,10 @@ from echelon.core.serialize import decode_json, from_json, to_json
 from echelon.training.data.tokenizer import TOKENIZER_FILE_NAME, TokenizerDescription
 
 INDEX_SCHEMA = 1  # of the written JSON
+ANSWERS_SCHEMA = 2  # of that of chats, which tells answers apart
 INDEX_FILE_NAME = "index.json"
 DOCUMENTS_FILE_NAME = "documents.bin"
+ANSWERS_FILE_NAME = "answers.bin"
 TOKEN_BYTES = {"uint16": 2, "uint32": 4}
 DOCUMENT_BYTES = 8
 DATA_FOLDER = "data"
@@ -39,17 +42,42 @@ class DataFileEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AnswersEntry:
+    """Name the file that says which tokens are of answers.
+
+    `count` is the number of tokens it tells of, `num_answers` how many of them are of answers,
+    `template` the sha256 of the chat template that wrote them.
+    """
+
+    file: str
+    count: int
+    sha256: str
+    num_answers: int
+    template: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetIndex:
     """Describe prepared data; `hash` covers every token, every boundary and the tokenizer."""
 
     dtype: Literal["uint16", "uint32"]
+    """Integer type of a token."""
     num_tokens: int
+    """Tokens of all shards."""
     max_token: int
+    """The largest token id."""
     tokenizer: TokenizerDescription
+    """The tokenizer that made the tokens."""
     shards: tuple[DataFileEntry, ...]
+    """Files of tokens, in order."""
     documents: DataFileEntry
+    """The file that says where documents end."""
     hash: str = ""
+    """sha256 of all other entries."""
     schema: int = INDEX_SCHEMA
+    """Of the written JSON: `ANSWERS_SCHEMA` where there are answers, else `INDEX_SCHEMA`."""
+    answers: AnswersEntry | None = None
+    """Which tokens are of answers; None where the data is no chats."""
 
     def with_hash(self) -> DatasetIndex:
         """Return the index with the hash of its own content filled in."""
@@ -57,18 +85,28 @@ class DatasetIndex:
 
     def content_hash(self) -> str:
         """Return the sha256 of all entries but `hash`, hence of the content of all files."""
-        entries = to_json(replace(self, hash=""))
+        entries = replace(self, hash="").entries()
         text = json.dumps(entries, sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()
 
     def sizes(self) -> dict[str, int]:
         """Return the size in bytes of every binary file."""
         sizes = {entry.file: entry.count * TOKEN_BYTES[self.dtype] for entry in self.shards}
-        return sizes | {self.documents.file: self.documents.count * DOCUMENT_BYTES}
+        sizes[self.documents.file] = self.documents.count * DOCUMENT_BYTES
+        if self.answers is not None:
+            sizes[self.answers.file] = -(-self.answers.count // 8)
+        return sizes
+
+    def entries(self) -> dict[str, object]:
+        """Return what index.json holds; of text it is what versions without answers wrote."""
+        entries = cast("dict[str, object]", to_json(self))
+        if self.answers is None:
+            del entries["answers"]
+        return entries
 
     def to_text(self) -> str:
         """Return the text of index.json."""
-        return json.dumps(to_json(self), indent=2) + "\n"
+        return json.dumps(self.entries(), indent=2) + "\n"
 
 
 def read_index(folder: Path) -> DatasetIndex:
@@ -81,10 +119,12 @@ def read_index(folder: Path) -> DatasetIndex:
     except ValueError as error:
         raise DataError(DATA_INDEX.problem(f"{path} is no JSON: {error}")) from error
     schema = data.get("schema") if isinstance(data, dict) else None
-    if isinstance(data, dict) and schema != INDEX_SCHEMA:
+    known = (INDEX_SCHEMA, ANSWERS_SCHEMA)
+    if isinstance(data, dict) and schema not in known:
         raise DataError(
             DATA_SCHEMA.problem(
-                f"{path} has schema {schema!r}; this version reads schema {INDEX_SCHEMA}"
+                f"{path} has schema {schema!r}; this version reads schema "
+                f"{' and '.join(map(str, known))}"
             )
         )
     try:
@@ -92,6 +132,8 @@ def read_index(folder: Path) -> DatasetIndex:
     except ValueError as error:
         raise DataError(DATA_INDEX.problem(str(error))) from error
     names = [index.documents.file, *(shard.file for shard in index.shards)]
+    if index.answers is not None:
+        names.append(index.answers.file)
     if outside := [name for name in names if not is_plain_name(name)]:
         named = ", ".join(outside[:4])
         raise DataError(DATA_INDEX.problem(f"{path} names files outside of its folder: {named}"))

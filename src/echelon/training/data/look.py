@@ -135,9 +135,11 @@ def look_at_sample(
         by_source = tuple(np.bincount(sources, minlength=len(dataset.names)).tolist())
     counted = int((labels_BT != IGNORED_LABEL).sum())
     # Past the end of the data positions only fill the sample up.
-    tokens = inputs_BT[0, : max(counted, 1)]
+    filled = dataset.counting("all").count_valid(ids[sample : sample + 1], length)
+    tokens = inputs_BT[0, : max(filled, 1)]
     end = dataset.index.tokenizer.end_of_document
-    pieces = list(_documents(tokens, end))
+    starts = dataset.document_starts(ids[sample : sample + 1], inputs_BT)[0]
+    pieces = list(_documents(tokens, end, starts))
     tokenizer = dataset.tokenizer()
     text = "".join(
         tokenizer.decode(piece) + (f"{DOCUMENT_BORDER}\n" if ended else "")
@@ -155,12 +157,20 @@ def look_at_sample(
     )
 
 
-def _documents(tokens: NDArray[np.int64], end: int) -> Iterator[tuple[Sequence[int], bool]]:
-    """Yield the tokens of each document, without its end, and whether it ends here."""
+def _documents(
+    tokens: NDArray[np.int64], end: int, starts: Sequence[int]
+) -> Iterator[tuple[Sequence[int], bool]]:
+    """Yield the tokens of each document, without its end, and whether it ends here.
+
+    A document ends at its end-of-document, and where another of `starts` follows.
+    """
+    ends = {int(place) + 1 for place in np.flatnonzero(tokens == end)}
+    borders = sorted(ends | {start for start in starts if 0 < start <= len(tokens)})
     begin = 0
-    for place in np.flatnonzero(tokens == end).tolist():
-        yield tokens[begin:place].tolist(), True
-        begin = place + 1
+    for border in borders:
+        last = border - 1 if border in ends else border
+        yield tokens[begin:last].tolist(), True
+        begin = border
     if begin < len(tokens):
         yield tokens[begin:].tolist(), False
 

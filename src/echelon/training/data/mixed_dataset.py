@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from echelon.config.job import TrainOn
+from echelon.core.attention_mask import DocumentStarts
 from echelon.core.choices.data_mixture import MixturePhase
 from echelon.core.disk import disk_errors
 from echelon.core.errors import DataError, Problem
@@ -85,6 +87,38 @@ class MixedDataset:
             inputs_BT[rows], labels_BT[rows] = part.read(local, sequence_length)
         return inputs_BT, labels_BT
 
+    def counting(self, train_on: TrainOn) -> MixedDataset:
+        """Return the data whose labels count that `train_on` names, as `TokenDataset` does."""
+        problems: list[Problem] = []
+        parts: list[TokenDataset] = []
+        for part in self.parts:
+            try:
+                parts.append(part.counting(train_on))
+            except DataError as error:
+                problems += error.problems
+        if problems:
+            raise DataError(problems)
+        return replace(self, parts=tuple(parts))
+
+    def num_answers(self) -> int:
+        """Return how many labels of all sources are of answers."""
+        return sum(part.num_answers() for part in self.parts)
+
+    def document_lengths(self) -> NDArray[np.int64]:
+        """Return the tokens of each document of all sources."""
+        return np.concatenate([part.document_lengths() for part in self.parts])
+
+    def document_starts(
+        self, sample_ids: NDArray[np.int64], inputs_BT: NDArray[np.int64]
+    ) -> DocumentStarts:
+        """Return, for each of these samples, the positions where documents start."""
+        found: list[tuple[int, ...]] = [(0,)] * len(sample_ids)
+        for part, rows, local in self._by_source(sample_ids, inputs_BT.shape[1]):
+            starts = part.document_starts(local, inputs_BT[rows])
+            for row, own in zip(rows.tolist(), starts, strict=True):
+                found[row] = own
+        return tuple(found)
+
     def ids(
         self, source_B: NDArray[np.int64], local_B: NDArray[np.int64], sequence_length: int
     ) -> NDArray[np.int64]:
@@ -138,9 +172,15 @@ AnyDataset = TokenDataset | MixedDataset
 """What a run reads: one source, or a mixture."""
 
 
-def open_data(path: str | Path, *, verify: bool = False) -> AnyDataset:
-    """Open prepared data, or a mixture of it; `verify` reads all of it and checks every hash."""
-    folder = Path(path)
+def open_data(path: str | Path, *, verify: bool = False, train_on: TrainOn = "all") -> AnyDataset:
+    """Open prepared data, or a mixture of it; `verify` reads all of it and checks every hash.
+
+    `train_on` says which labels count.
+    """
+    return _open(Path(path), verify=verify).counting(train_on)
+
+
+def _open(folder: Path, *, verify: bool) -> AnyDataset:
     if not (folder / MIXTURE_FILE_NAME).is_file():
         return TokenDataset.open(folder, verify=verify)
     file = folder / MIXTURE_FILE_NAME

@@ -19,6 +19,7 @@ from pathlib import Path
 
 from echelon.core.errors import DataError
 from echelon.core.rulebook.data import DATA_EMPTY
+from echelon.training.data.chats.encoder import ChatEncoder, read_chats
 from echelon.training.data.dataset import TokenDataset
 from echelon.training.data.index import DatasetIndex
 from echelon.training.data.records import CHUNK_BYTES, DocumentChunk, read_chunks
@@ -120,6 +121,8 @@ class DatasetSummary:
     """Hash of the tokenizer."""
     hash: str
     """Hash of the data."""
+    num_answers: int | None = None
+    """Tokens of answers; None where the data is no chats."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,10 +151,13 @@ def prepare(
 
     A source is a text, jsonl, parquet or arrow file, a folder of them, a folder that Hugging Face's
     `save_to_disk` wrote, or "stdlib", the source of Python's standard library. `tokenizer` is
-    "bytes", "bpe-N" (trained on the sources) or the path of a tokenizer.json.
+    "bytes", "bpe-N" (trained on the sources) or the path of a tokenizer.json. With the format
+    "chat" it has a chat template beside it, and the data tells tokens of answers apart.
     """
     target = Path(output)
     files = source_files(sources, options)
+    if options.format == "chat":
+        return _prepare_chats(files, target, tokenizer, options)
     trained = trained_vocabulary(tokenizer)
     if trained is None:
         encoder = load_tokenizer(tokenizer)
@@ -173,6 +179,33 @@ def prepare(
         num_files=len(files.files),
         text_bytes=text.num_bytes,
         num_empty=text.num_empty,
+        skipped=files.skipped,
+    )
+
+
+def _prepare_chats(
+    files: SourceFiles, target: Path, tokenizer: str, options: PrepareOptions
+) -> PrepareSummary:
+    encoder = ChatEncoder.load(tokenizer)
+    chats = read_chats(files, encoder, max_bytes=options.max_bytes)
+    writer = DatasetWriter(
+        target,
+        encoder.tokenizer,
+        shard_tokens=options.shard_tokens,
+        template=encoder.template.source,
+    )
+    num_bytes = num_empty = 0
+    with writer:
+        for chat in chats:
+            num_bytes += chat.num_bytes
+            num_empty += not len(chat.tokens)
+            writer.add_chat(chat.tokens, chat.answers)
+        index = writer.commit()
+    return PrepareSummary(
+        dataset=_summary(target, index),
+        num_files=len(files.files),
+        text_bytes=num_bytes,
+        num_empty=num_empty,
         skipped=files.skipped,
     )
 
@@ -256,4 +289,5 @@ def _summary(folder: Path, index: DatasetIndex) -> DatasetSummary:
         vocabulary=index.tokenizer.vocabulary,
         tokenizer_hash=index.tokenizer.hash,
         hash=index.hash,
+        num_answers=None if index.answers is None else index.answers.num_answers,
     )

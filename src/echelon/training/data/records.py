@@ -45,6 +45,20 @@ def read_chunks(file: SourceFile, *, field: str) -> Iterator[DocumentChunk]:
                 yield from _read_parquet(file, field)
             case "arrow":
                 yield from _read_arrow(file, field)
+            case "chat":
+                raise AssertionError("chats are read as records")
+    except (OSError, EOFError, zlib.error) as error:
+        raise DataError(unreadable(file.place, error)) from error
+
+
+def read_records(file: SourceFile) -> Iterator[tuple[dict[str, object], str]]:
+    """Yield each record of a file of JSON lines, and its place: FILE:LINE."""
+    try:
+        with _open(file) as stream:
+            for number, line in enumerate(stream, start=1):
+                place = f"{file.place}:{number}"
+                if line.strip():
+                    yield _parse(line, place), place
     except (OSError, EOFError, zlib.error) as error:
         raise DataError(unreadable(file.place, error)) from error
 
@@ -86,11 +100,8 @@ def _not_utf8(place: str, error: UnicodeDecodeError) -> Any:
 
 
 def _read_jsonl(file: SourceFile, field: str) -> Iterator[DocumentChunk]:
-    with _open(file) as stream:
-        for number, line in enumerate(stream, start=1):
-            place = f"{file.place}:{number}"
-            if line.strip():
-                yield _document(_parse(line, place), field, place)
+    for record, place in read_records(file):
+        yield _document(record, field, place)
 
 
 def _parse(line: bytes, place: str) -> dict[str, object]:

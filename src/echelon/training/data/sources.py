@@ -9,7 +9,7 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Literal, cast, get_args
 
@@ -24,8 +24,8 @@ from echelon.core.rulebook.data import (
 from echelon.core.serialize import decode_json
 from echelon.training.data.urls import is_url, url_files
 
-FileFormat = Literal["text", "jsonl", "parquet", "arrow"]
-SourceFormat = Literal["auto", "text", "jsonl", "parquet", "arrow"]
+FileFormat = Literal["text", "jsonl", "parquet", "arrow", "chat"]
+SourceFormat = Literal["auto", "text", "jsonl", "parquet", "arrow", "chat"]
 
 # fmt: off
 _TEXT_SUFFIXES = (
@@ -74,8 +74,18 @@ class SourceFiles:
 def find_files(
     sources: Sequence[str | Path], *, format: SourceFormat = "auto", split: str = "train"
 ) -> SourceFiles:
-    """Return the files of all `sources`; DataError with every problem of every source."""
+    """Return the files of all `sources`; DataError with every problem of every source.
+
+    Chats are files of JSON lines that are read in another way.
+    """
     assert format in get_args(SourceFormat), format
+    if format == "chat":
+        found = find_files(sources, format="jsonl", split=split)
+        if other := [file.place for file in found.files if file.format != "jsonl"]:
+            raise DataError(
+                DATA_FORMAT_KNOWN.problem(f"{', '.join(other[:4])}: chats are files of JSON lines")
+            )
+        return replace(found, files=tuple(replace(file, format="chat") for file in found.files))
     files: list[SourceFile] = []
     skipped: Counter[str] = Counter()
     problems: list[Problem] = []

@@ -23,6 +23,7 @@ from echelon.core.rulebook.data import DATA_TOKENIZER_SAME, TOKENIZER_FILE, TOKE
 
 END_OF_DOCUMENT = "<|end_of_document|>"
 TOKENIZER_FILE_NAME = "tokenizer.json"
+TEMPLATE_FILE_NAME = "chat_template.jinja"
 BYTES_VOCABULARY = 257  # tokens: 256 bytes, and the end of a document
 MAX_TRAINED_VOCABULARY = 1_000_000  # tokens
 
@@ -118,6 +119,14 @@ class SubwordTokenizer:
         texts = [piece.decode("utf-8") for piece in pieces]
         encodings = self._inner.encode_batch_fast(texts, add_special_tokens=False)
         return [np.asarray(encoding.ids, dtype=np.uint32) for encoding in encodings]
+
+    def of_templates(self) -> Any:
+        """Return the package's object that reads the special tokens that templates spell."""
+        return type(self._inner).from_str(self._inner.to_str())
+
+    def spelled(self, token: int) -> str:
+        """Return how the tokenizer writes a token."""
+        return str(self._inner.id_to_token(token))
 
     def to_json(self) -> str:
         """Return the text of the tokenizer.json."""

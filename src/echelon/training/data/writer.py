@@ -25,14 +25,19 @@ from echelon.core.rulebook.data import (
     DATA_OUTPUT_EXISTS,
     DATA_OUTPUT_WRITABLE,
 )
+from echelon.core.rulebook.data_chats import DATA_ANSWERS_COUNTED
 from echelon.core.units import binary_bytes
 from echelon.training.data.index import (
+    ANSWERS_FILE_NAME,
+    ANSWERS_SCHEMA,
     DOCUMENTS_FILE_NAME,
     INDEX_FILE_NAME,
+    INDEX_SCHEMA,
+    AnswersEntry,
     DataFileEntry,
     DatasetIndex,
 )
-from echelon.training.data.tokenizer import TOKENIZER_FILE_NAME, Tokenizer
+from echelon.training.data.tokenizer import TEMPLATE_FILE_NAME, TOKENIZER_FILE_NAME, Tokenizer
 
 _BLOCK = 2**20  # bytes
 
@@ -66,6 +71,41 @@ class HashedFile:
             self._stream.close()
 
 
+class _AnswersFile:
+    """Write a bit for each token, eight to a byte, the lowest first."""
+
+    def __init__(self, path: Path, template: str) -> None:
+        self._file = HashedFile(path)
+        self._template = template
+        self._rest = np.zeros(0, dtype=np.bool_)
+        self._num_tokens = 0
+        self._num_answers = 0
+
+    def write(self, answers: NDArray[np.bool_]) -> None:
+        """Append the bits of so many tokens."""
+        self._num_tokens += len(answers)
+        self._num_answers += int(answers.sum())
+        bits = np.concatenate([self._rest, answers])
+        whole = len(bits) // 8 * 8
+        self._file.write(np.packbits(bits[:whole], bitorder="little").tobytes())
+        self._rest = bits[whole:]
+
+    def close(self) -> AnswersEntry:
+        """Write what is left, with zeros to the end of its byte, and return the entry."""
+        self._file.write(np.packbits(self._rest, bitorder="little").tobytes())
+        return AnswersEntry(
+            file=self._file.path.name,
+            count=self._num_tokens,
+            sha256=self._file.close(),
+            num_answers=self._num_answers,
+            template=self._template,
+        )
+
+    def abandon(self) -> None:
+        """Close without caring whether it can be written."""
+        self._file.abandon()
+
+
 class DatasetWriter:
     """Take tokens, document after document, and commit them as one folder.
 
@@ -73,8 +113,14 @@ class DatasetWriter:
     come out as EnvironmentProblem, with sizes.
     """
 
-    def __init__(self, output: Path, tokenizer: Tokenizer, *, shard_tokens: int) -> None:
-        """Check that `output` is free; nothing is written yet."""
+    def __init__(
+        self, output: Path, tokenizer: Tokenizer, *, shard_tokens: int, template: str | None = None
+    ) -> None:
+        """Check that `output` is free; nothing is written yet.
+
+        `template` is the text of the chat template where the data is chats: all documents come by
+        `add_chat` then.
+        """
         assert shard_tokens > 0
         if output.exists() or output.is_symlink():
             raise DataError(_exists(output))
@@ -86,6 +132,8 @@ class DatasetWriter:
         self._shard: HashedFile | None = None
         self._closed: list[DataFileEntry] = []
         self._documents: HashedFile | None = None
+        self._template = template
+        self._answers: _AnswersFile | None = None
         self.num_tokens = 0
         self.num_documents = 0
         self._max_token = 0
@@ -95,6 +143,9 @@ class DatasetWriter:
         try:
             self._folder.mkdir(parents=True)
             self._documents = HashedFile(self._folder / DOCUMENTS_FILE_NAME)
+            if self._template is not None:
+                digest = hashlib.sha256(self._template.encode()).hexdigest()
+                self._answers = _AnswersFile(self._folder / ANSWERS_FILE_NAME, digest)
         except OSError as error:
             self._remove()
             raise EnvironmentProblem(self._problem(error)) from error
@@ -109,9 +160,26 @@ class DatasetWriter:
 
     def add(self, tokens: NDArray[np.uint32], *, ends_document: bool) -> None:
         """Append `tokens`; `ends_document` adds the end-of-document and notes the boundary."""
+        assert self._answers is None
         if ends_document:
             end = np.uint32(self._tokenizer.description.end_of_document)
             tokens = np.append(tokens, end)
+        self._append(tokens, ends_document=ends_document)
+
+    def add_chat(self, tokens: NDArray[np.uint32], answers: NDArray[np.bool_]) -> None:
+        """Append a chat as its template wrote it: a document without another end.
+
+        `answers` says which of its tokens are of answers. The first is none: nothing in the chat
+        comes before it that it could be told from.
+        """
+        assert self._answers is not None
+        assert len(tokens) == len(answers)
+        answers = answers.copy()
+        answers[:1] = False
+        self._append(tokens, ends_document=bool(len(tokens)))
+        self._answers.write(answers)
+
+    def _append(self, tokens: NDArray[np.uint32], *, ends_document: bool) -> None:
         if not len(tokens):
             return
         self._max_token = max(self._max_token, int(tokens.max()))
@@ -131,6 +199,13 @@ class DatasetWriter:
         if not self.num_documents:
             raise DataError(DATA_EMPTY.problem("the sources hold no text: 0 documents"))
         index = self._close_files()
+        if index.answers is not None and not index.answers.num_answers:
+            raise DataError(
+                DATA_ANSWERS_COUNTED.problem(
+                    f"no token of the {self.num_documents} chats is of an answer",
+                    suggestions=('messages with "role": "assistant"', '"completion": "TEXT"'),
+                )
+            )
         write_durably(self._folder / INDEX_FILE_NAME, index.to_text().encode())
         flush_folder(self._folder)
         if self._output.exists():
@@ -154,6 +229,9 @@ class DatasetWriter:
         documents = DataFileEntry(
             file=DOCUMENTS_FILE_NAME, count=self.num_documents, sha256=self._documents.close()
         )
+        answers = None if self._answers is None else self._answers.close()
+        if self._template is not None:
+            write_durably(self._folder / TEMPLATE_FILE_NAME, self._template.encode())
         return DatasetIndex(
             dtype="uint16" if self._dtype.itemsize == 2 else "uint32",
             num_tokens=self.num_tokens,
@@ -161,6 +239,8 @@ class DatasetWriter:
             tokenizer=self._tokenizer.description,
             shards=tuple(self._closed),
             documents=documents,
+            schema=INDEX_SCHEMA if answers is None else ANSWERS_SCHEMA,
+            answers=answers,
         ).with_hash()
 
     def _open_shard(self) -> HashedFile:
@@ -179,7 +259,7 @@ class DatasetWriter:
         self._shard = None
 
     def _remove(self) -> None:
-        for file in (self._shard, self._documents):
+        for file in (self._shard, self._documents, self._answers):
             if file is not None:
                 file.abandon()
         shutil.rmtree(self._folder, ignore_errors=True)

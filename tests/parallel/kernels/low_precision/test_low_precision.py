@@ -64,7 +64,7 @@ def layer_norm(ops: Operations, x: torch.Tensor, weights: Weights) -> torch.Tens
 
 def swiglu(ops: Operations, x: torch.Tensor, weights: Weights) -> torch.Tensor:
     """Multiply by a gate."""
-    return ops.gate(x)
+    return ops.gate(x, "silu")
 
 
 def head_loss(ops: Operations, x: torch.Tensor, weights: Weights) -> torch.Tensor:
@@ -245,9 +245,9 @@ def test_in_fp16_nothing_overflows_that_fits(case: Case) -> None:
 def test_the_slope_of_a_gate_that_is_shut_does_not_overflow() -> None:
     gate_up = torch.tensor([[-20.0, -16.0, 6e4, 6e4]], dtype=torch.float16).requires_grad_()
     dy = torch.tensor([[3e4, 3e4]], dtype=torch.float16)
-    Alone().gate(gate_up).backward(dy)
+    Alone().gate(gate_up, "silu").backward(dy)
     exact = gate_up.detach().double().requires_grad_()
-    Operations().gate(exact).backward(dy.double())
+    Operations().gate(exact, "silu").backward(dy.double())
     assert gate_up.grad is not None
     assert exact.grad is not None
     assert (dy * gate_up[:, 2:]).isinf().all()

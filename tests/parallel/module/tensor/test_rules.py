@@ -36,7 +36,7 @@ def test_rules_that_are_refused(rules: dict[str, Any], rule: str, told: str) -> 
 
 
 def test_a_record_of_a_module_is_copied_before_its_number_is_divided() -> None:
-    model = make("phi3")
+    model: Any = make("phi3")
     named = find_targets(model, read_rules(rules_of(model)))
     config: Any = model.config
     heads = config.num_attention_heads

@@ -24,7 +24,7 @@ def test_gradients_of_adapters_are_those_of_autograd() -> None:
     whole = merged(SHAPE, leaves)
     assert not any("lora" in name for name in whole)
     weights = {name: torch.randn(one.shape, generator=generator) for name, one in whole.items()}
-    sum((whole[name] * weights[name]).sum() for name in whole).backward()
+    torch.stack([(whole[name] * weights[name]).sum() for name in whole]).sum().backward()
     found = adapter_gradients(SHAPE, values, weights)
     assert found.keys() == {name for name in values if "lora" in name}
     for name, gradient in found.items():

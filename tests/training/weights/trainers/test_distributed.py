@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.state_dict_saver import save
 
 from echelon.core.errors import CheckpointError
 from echelon.training.weights.files import find_weights
@@ -25,7 +26,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
 
 def saved(folder: Path, state: dict[str, Any]) -> Path:
     """Save a state as one process does."""
-    dcp.save(state, checkpoint_id=folder, no_dist=True)
+    save(state, checkpoint_id=folder, no_dist=True)
     return folder
 
 
@@ -58,7 +59,7 @@ def test_layers_of_megatron_core_are_taken_apart(tmp_path: Path) -> None:
     tensors = drawn(NANO, 4)
     index = stored_with_moments(tmp_path / "checkpoint", tensors, {}, step=6)
     out = written("megatron", NANO, tmp_path, index)
-    reader = dcp.FileSystemReader(out / "iter_0000006")
+    reader = FileSystemReader(out / "iter_0000006")
     sizes = reader.read_metadata().state_dict_metadata
     stacked: Any = sizes["decoder.layers.mlp.linear_fc1.weight"]
     assert tuple(stacked.size) == (NANO.layers, 2 * NANO.ffn, NANO.hidden)

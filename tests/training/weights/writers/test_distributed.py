@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from echelon.training.weights.writers.distributed import Chunk, write_distributed
 
@@ -29,6 +29,6 @@ def test_torch_puts_chunks_and_objects_together(tmp_path: Path) -> None:
     torch.save([None], data)
     write_distributed(chunks, tmp_path, torch.float32, 2, {"state": data.getvalue()})
     found = {"stack": torch.zeros(3, 2, 4), "state": "before"}
-    dcp.load(found, checkpoint_id=tmp_path, no_dist=True)
+    load(found, checkpoint_id=tmp_path, no_dist=True)
     assert torch.equal(found["stack"], whole)
     assert found["state"] == [None]

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_loader import load
 
 from echelon.core.errors import ConfigError
 from echelon.core.model_shape import ModelShape
@@ -81,7 +81,7 @@ def test_torch_loads_what_is_written(tmp_path: Path) -> None:
         "layers.0.attention.qkv_linear.wq.weight": torch.zeros_like(q),
     }
     with pytest.warns(UserWarning, match="torch.distributed"):
-        dcp.load(state, checkpoint_id=out, no_dist=True)
+        load(state, checkpoint_id=out, no_dist=True)
     pairs = q.view(NANO.heads, 2, NANO.head_dim // 2, -1).transpose(1, 2).reshape(q.shape)
     assert torch.equal(state["layers.0.attention.qkv_linear.wq.weight"], pairs)
     assert torch.equal(state["norm.weight"], tensors["norm.weight"])

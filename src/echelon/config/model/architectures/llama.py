@@ -142,12 +142,16 @@ def _read_smollm3(reader: ConfigJsonReader) -> None:
         return
     # Its list has a 1 for each block that turns: what is written is "no rope", what is meant is the
     # opposite.
-    listed = cast("list[object]", turns) if isinstance(turns, list) else []
+    listed: list[object] = []
+    if isinstance(turns, list):
+        listed = cast("list[object]", turns)
     for one in range(layers + 1):
         if listed[:layers] == _turning_blocks(layers, one):
             reader.set("rotary.none_every", one, "no_rope_layers")
             return
-    reader.refuse("no_rope_layers", turns, _turning_blocks(layers, SMOLLM3_INTERVAL))
+    reader.refuse(
+        "no_rope_layers", cast("object", turns), _turning_blocks(layers, SMOLLM3_INTERVAL)
+    )
 
 
 def _turning_blocks(layers: int, none_every: int) -> list[int]:

@@ -18,7 +18,9 @@ from echelon.interop.hugging_face.config_json import hub_config
 LATENT_EPS = 1e-6
 """What transformers norms the latent vectors of DeepSeek-V3 with, whatever its settings say."""
 
-_NO_TOKENS: dict[str, object] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+_NO_TOKENS: dict[str, object] = {
+    name: None for name in ("bos_token_id", "eos_token_id", "pad_token_id")
+}
 """Ids that a small vocabulary may lack, of which transformers warns."""
 
 
@@ -131,6 +133,7 @@ def _sizes(model: ModelShape) -> dict[str, object]:
             "original_max_position_embeddings": scaling.original_positions,
         }
         # It changes no number, and transformers warns of stretched models that are not longer.
+        assert scaling.original_positions is not None, "a rule asks for it"
         longest = max(longest, scaling.original_positions + 1)
     return {
         "vocab_size": model.vocab,

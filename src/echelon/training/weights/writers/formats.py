@@ -143,7 +143,7 @@ def _tensors(request: TrainerRequest) -> tuple[str, tuple[FolderTensor, ...]]:
         architecture = config.architecture
         if shape.experts is not None:
             # In the module the experts of a block are two tensors, whatever files have.
-            architecture = replace(architecture, tensor=_FUSED_EXPERTS)
+            architecture = replace(architecture, tensors=(*architecture.tensors, _FUSED_EXPERTS))
         tensors = folder_tensors(shape, architecture)
         biases = {spec.name for spec in router_biases(shape)}
         trained = tuple(one for one in tensors if one.parts[0][0] not in biases)

@@ -22,6 +22,7 @@ def test_adapters_stand_beside_the_layers_that_are_named(small: Path) -> None:
     sets = ["lora.rank=4", "lora.alpha=8", 'lora.targets=["v", "q"]', "lora.rslora=true"]
     lora = load_job(small, sets).plan.model.lora
     assert lora == Lora(rank=4, alpha=8.0, targets=("q", "v"), rslora=True)
+    assert lora is not None
     assert lora.scale == 4.0
     assert load_job(small, sets[:2]).plan.model.lora == Lora(
         rank=4, alpha=8.0, targets=("q", "k", "v", "o", "gate", "up", "down")

@@ -1,0 +1,1 @@
+"""Rules about runs that train a part of a model, beginning with weights that there are."""

@@ -1,0 +1,1 @@
+"""Chats: records of messages, the templates that write them, tokens told whether they count."""
