@@ -57,21 +57,29 @@ UNSUMMED = _PATCHED % (
 """Gradients of norms are not summed over tensor ranks."""
 
 
-STAGED = OWN.replace(
-    """
+STAGED = (
+    OWN.replace(
+        """
     def batch(step, data_rank):
         return families.batch(step, data_rank)
 """,
-    """
+        """
     def batch(step, data_rank):
         ids = families.batch(step, data_rank)
         labels = ids.clone()
         labels[0, 2:] = -100
         return {"ids": ids, "labels": labels}
 """,
-).replace(
-    'return Own(), batch, loss, {"tensor": RULES}',
-    'return Own(), batch, "causal", {"tensor": RULES, "split": "blocks"}',
+    )
+    .replace(
+        'return Own(), batch, loss, {"tensor": RULES}',
+        'return Placed(), batch, "causal", {"tensor": RULES, "split": "blocks"}',
+    )
+    .replace(
+        "from tests.parallel.module.tensor import families",
+        "from tests.parallel.module.composed.composed_targets import Placed\n"
+        "from tests.parallel.module.tensor import families",
+    )
 )
 """Batches by name, and a loss that is added up over microbatches, stages and positions."""
 

@@ -21,8 +21,10 @@ def prove_module(
     """Return the proof that `ec.parallelize` under `plan` computes what one process does.
 
     `factory` is FILE:FUNCTION; the function returns a module, `batch(step, data_rank)`,
-    `loss(module, batch)` and, if wanted, a mapping of what `parallelize` takes by name. It runs in
-    float64, then in the dtype of the plan's parameters; ranks are started here, over Gloo.
+    `loss(module, batch)` and, if wanted, a mapping of what `parallelize` takes by name. For a plan
+    with stages or context ranks, the loss is one of `parallelize` ("causal"), and batches are named
+    tensors. It runs in float64, then in the dtype of the plan's parameters; ranks are started here,
+    over Gloo.
     Losses, every gradient, optimizer state, updates and all parameters after `num_steps` are
     compared. `proof.proven` is the answer; `proof.require()` raises ProofFailed. ConfigError for a
     mistake in the file or a module that cannot be split; RunFailed for what the ranks refuse in

@@ -145,12 +145,12 @@ class ModuleSubject(SubjectFile):
                     suggestions=("return model, batch, loss",),
                 )
             )
-        model, batch, loss, *rest = made
+        model, batch, _, *rest = made
         options: Mapping[str, Any] = rest[0] if rest else {}
-        whole = None if callable(loss) else loss_of(loss)
+        whole = None if callable(made[2]) else loss_of(made[2])
         self._require_whole(whole)
         return _Made(
-            model=model.to(case.dtype), batch=batch, loss=loss, whole=whole, options=options
+            model=model.to(case.dtype), batch=batch, loss=made[2], whole=whole, options=options
         )
 
     def _require_whole(self, whole: ModuleLoss | None) -> None:

@@ -195,8 +195,10 @@ class _Watched:
         for key, fragment in self.store.state():
             self.capture.add(key, self.step, [fragment])
 
-    def _local_hook(self, held: HeldParameter) -> Callable[[torch.Tensor], None]:
-        def hook(gradient: torch.Tensor) -> None:
+    def _local_hook(self, held: HeldParameter) -> Callable[[torch.Tensor | None], None]:
+        def hook(gradient: torch.Tensor | None) -> None:
+            if gradient is None:
+                return  # put off: it goes to its bucket without autograd
             step = self.forward_step()
             key = f"{step} {held.name}"
             call = self._calls.get(key, 0)

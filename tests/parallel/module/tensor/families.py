@@ -34,6 +34,16 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
     "phi3": ("Phi3Config", _GROUPED),
     "gpt_neox": ("GPTNeoXConfig", {**_COMMON, "rotary_pct": 0.5}),
     "olmo2": ("Olmo2Config", _GROUPED),
+    "granite": (
+        "GraniteConfig",
+        {
+            **_GROUPED,
+            "embedding_multiplier": 3.0,
+            "residual_multiplier": 0.5,
+            "logits_scaling": 2.0,
+        },
+    ),
+    "starcoder2": ("Starcoder2Config", _GROUPED),
     "gpt2": (
         "GPT2Config",
         {

@@ -1,0 +1,31 @@
+"""Models of transformers under each way of splitting, each against its own run in one process."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from echelon.core.plan import Zero
+from echelon.launch.local.pool import RankPool
+from tests.parallel.module.composed.composed_targets import Composed, composed_plan
+from tests.parallel.module.composed.test_composed import assert_as_in_one_process
+from tests.parallel.module.tensor.families import FAMILIES
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "zero-3": {"dp_shard": 2, "zero": Zero(stage=3)},
+    "tp2-sequence": {"tp": 2, "sequence_parallel": True},
+    "pp2-1f1b": {"pp": 2, "schedule": "1f1b"},
+    "pp2-zero-bubble": {"pp": 2, "schedule": "zb-h1"},
+    "cp2": {"cp": 2, "sequence_length": 8},
+    "dp2-tp2-pp2": {"dp": 2, "tp": 2, "pp": 2, "sequence_parallel": True},
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_family(rank_pool: RankPool, family: str, layout: str) -> None:
+    attention = "sdpa" if layout == "cp2" else "eager"
+    plan = composed_plan(**LAYOUTS[layout])
+    assert_as_in_one_process(rank_pool, Composed(plan=plan, kind=family, attention=attention))
