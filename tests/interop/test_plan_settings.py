@@ -59,8 +59,17 @@ def test_a_model_without_a_part_of_its_preset_is_written_out() -> None:
 def test_every_setting_of_a_plan_is_there() -> None:
     job = job_of(("mesh.dp_shard=4", "zero.stage=3"))
     found = plan_settings(job.plan)
-    # Without rounds of local SGD their settings are without effect, and left out.
-    of_run = ("data.", "checkpoint.", "observe.", "train.", "cluster.", "pipeline.", "local_sgd.")
+    # Without rounds of local SGD, or adapters, their settings are without effect, and left out.
+    of_run = (
+        "data.",
+        "checkpoint.",
+        "observe.",
+        "train.",
+        "cluster.",
+        "pipeline.",
+        "local_sgd.",
+        "lora.",
+    )
     missing = [row.key for row in job.sources if row.key not in found]
     assert [key for key in missing if not key.startswith(of_run)] == ["model.preset"]
     assert found["zero.accumulate"] == "slices"

@@ -45,7 +45,9 @@ def weights(
     tp: Annotated[
         int | None, Parameter(help="Tensor ranks of megatron-legacy; without it, 1.")
     ] = None,
-    pp: Annotated[int | None, Parameter(help="Stages of megatron-legacy; without it, 1.")] = None,
+    pp: Annotated[
+        int | None, Parameter(help="Pipeline ranks of megatron-legacy; without it, 1.")
+    ] = None,
     adapters: Annotated[
         bool, Parameter(negative=(), help="The adapters alone, as PEFT keeps them.")
     ] = False,
