@@ -203,8 +203,9 @@ def attention_core_operator(
         saved=table,
         forward=lost + elementwise_max(x.attend_forward, last),
         backward=x.around + work,
-        # What the output layer keeps until W is in this memory.
+        # What the output layer keeps until W, where it learns, is in this memory.
         backward_split=branch.split_stream_gradient(x)
+        + (1 - x.learns(ATTENTION_OUT)) * x.queries
         + elementwise_max(x.attend_first, x.attend_rest),
     )
 

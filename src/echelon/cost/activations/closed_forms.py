@@ -25,7 +25,14 @@ import numpy as np
 
 from echelon.cost.activations.attention import attention_remade_bytes, attention_saved
 from echelon.cost.activations.experts import ExpertNumbers, mixture_saved
-from echelon.cost.activations.linear import ATTENTION_DROPOUT, dropout_saved, mlp_saved
+from echelon.cost.activations.linear import (
+    ATTENTION_DROPOUT,
+    ATTENTION_IN,
+    MLP_IN,
+    MLP_OUT,
+    dropout_saved,
+    mlp_saved,
+)
 from echelon.cost.activations.numbers import (
     CACHE_ELEMENTS,
     GPU_CHUNK_ELEMENTS,
@@ -80,8 +87,12 @@ def _redone(work: CostInputs, x: ActivationNumbers, *, mixture: bool) -> Num:
         return layout.redone_norm * x.matmul_stream + attention
     columns = x.up * x.tokens * x.inner * x.size
     inner = np.maximum(layout.redone_activation, layout.redone_mlp)
-    inner = inner * x.tokens * x.inner * x.matmul_size
-    norms = 2.0 * layout.redone_norm * x.matmul_stream
+    # What layers without a gradient read, they do not keep.
+    inner = x.learns(MLP_OUT) * inner * x.tokens * x.inner * x.matmul_size
+    learn = x.learns(ATTENTION_IN) + x.learns(MLP_IN)
+    # One norm that both branches read is not made again.
+    learn = learn * (np.asarray(work.model.block_norms) > 1.0)
+    norms = learn * layout.redone_norm * x.matmul_stream
     return norms + inner + layout.redone_mlp * columns + attention
 
 

@@ -330,7 +330,7 @@ def _shared_input(x: ActivationNumbers, columns: OperatorMemory) -> OperatorMemo
         columns,
         saved=(own,),
         kept_for_weight_gradient=(own, *waiting),
-        forward=columns.forward - x.stream,
+        forward=columns.forward - x.learns(ATTENTION_IN) * x.stream,
     )
 
 
@@ -364,3 +364,23 @@ def mlp_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
             kept_for_weight_gradient=_without_shared(x, down.kept_for_weight_gradient),
         ),
     )
+
+
+def with_frozen_inputs(
+    x: ActivationNumbers, operators: tuple[OperatorMemory, ...]
+) -> tuple[OperatorMemory, ...]:
+    """Return the operators of a block, where what no layer keeps is a variable that lives on.
+
+    What attention reads lives until the MLP has an input of its own, that until the block is over.
+    """
+    lost = [(1 - x.learns(group)) * x.stream for group in (ATTENTION_IN, MLP_IN)]
+    beside, found = 0 * x.stream, list[OperatorMemory]()
+    for one in operators:
+        if one.name == "gate, up":
+            beside = 0 * x.stream
+        found.append(replace(one, forward=one.forward + beside))
+        if one.name == "q, k, v":
+            beside = lost[0]
+        elif one.name == "gate, up":
+            beside = lost[1]
+    return tuple(found)

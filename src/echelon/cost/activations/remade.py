@@ -125,4 +125,6 @@ def _norm(
     until = after.index(last.name) + 1
     until += after[until : until + 1] in ([name] for name in POST_NORMS)
     for one in after[after.index(first) + 1 : until]:
-        found[one] = replace(found[one], forward=found[one].forward + x.stream)
+        # Where no layer keeps it, it is one anyway.
+        beside = x.learns(branch.groups[0]) * x.stream
+        found[one] = replace(found[one], forward=found[one].forward + beside)

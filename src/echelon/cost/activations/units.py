@@ -20,12 +20,14 @@ from echelon.cost.activations.experts import mixture_operators
 from echelon.cost.activations.latent import latent_operators
 from echelon.cost.activations.linear import (
     ATTENTION_DROPOUT,
+    ATTENTION_IN,
     POST_NORMS,
     dropout_operator,
     mlp_operators,
     mlp_sum_operator,
     norm_operator,
     post_norm_operator,
+    with_frozen_inputs,
 )
 from echelon.cost.activations.numbers import (
     INDEX_BYTES,
@@ -198,7 +200,7 @@ def stage_unit_operators(
     found: list[UnitOperators] = []
     if stage.first:
         found.append(UnitOperators(name=UNIT_EMBEDDING, operators=embedding_operators(x)))
-    elif _input_alone(plan, stage):
+    elif _input_alone(plan, stage, x):
         # The executor has the input of a stage whatever becomes of it inside.
         found.append(UnitOperators(name="input", operators=(), stored=_stream(x, "stage")))
     # Blocks of a kind are alike, unless routing is data.
@@ -244,15 +246,18 @@ def block_operators(
     after = [post_norm_operator(x, name) for name in POST_NORMS] if holds(x.norm_after) else []
     dropped = dropout_operator(x, ATTENTION_DROPOUT)
     found = (*attention, *after[:1], dropped, *mlp, *after[1:], mlp_sum_operator(x))
-    return remade_operators(x, found, operators)
+    return remade_operators(x, with_frozen_inputs(x, found), operators)
 
 
-def _input_alone(plan: Plan, stage: StagePart) -> bool:
+def _input_alone(plan: Plan, stage: StagePart, x: ActivationNumbers) -> bool:
     """Return whether no operator on the device keeps the input of a stage."""
     if not stage.blocks:
         return not stage.last
     recompute = plan.layout.recompute
-    return recompute.recomputes(stage.blocks[0]) and recompute.offload == "host"
+    if recompute.recomputes(stage.blocks[0]):
+        return recompute.offload == "host"
+    # Without a norm before it attention alone reads it, and keeps it where it learns.
+    return not holds(elementwise_max(x.norm_before, x.learns(ATTENTION_IN)))
 
 
 def _stream(x: ActivationNumbers, operator: str) -> SavedTensor:

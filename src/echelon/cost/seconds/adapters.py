@@ -22,9 +22,12 @@ def with_adapters(numbers: ModelNumbers, shape: ModelShape) -> ModelNumbers:
     own = [spec for spec in parameters(shape) if spec.layer == 0 and is_adapter(spec.name)]
     split = sum(spec.numel for spec in own if spec.split_dim is not None)
     rows = adapter_rows(shape)
+    # What both branches read through one norm is there once anyway, unless both keep it.
+    once = shape.residual == "parallel-one-norm" and not (rows[0] and rows[2])
     return replace(
         numbers,
         frozen=1.0,
+        extra_streams=numbers.extra_streams + once,
         trained=num_trained_parameters(shape) / num_parameters(shape),
         adapters_attention_in=float(rows[0]),
         adapters_attention_out=float(rows[1]),
