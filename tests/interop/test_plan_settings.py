@@ -10,10 +10,11 @@ import pytest
 from echelon.config.cluster.file import cluster_toml
 from echelon.config.load import load_job
 from echelon.config.plan_view import plan_settings
+from echelon.config.settings.value_types import toml_text
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
 from echelon.interop.export import export_plan
-from echelon.interop.plan_settings import needed_settings, shortest_model
+from echelon.interop.plan_settings import needed_settings, resolve_settings, shortest_model
 from tests.interop.plans import job_of
 from tests.interop.test_export_attempt import written
 
@@ -63,6 +64,23 @@ def test_every_setting_of_a_plan_is_there() -> None:
     missing = [row.key for row in job.sources if row.key not in found]
     assert [key for key in missing if not key.startswith(of_run)] == ["model.preset"]
     assert found["zero.accumulate"] == "slices"
+
+
+def test_sources_and_trackers_of_a_run_come_out_as_they_were_said(tmp_path: Path) -> None:
+    mixture = [
+        {"path": "stdlib", "weight": 3.0, "until_step": 5},
+        {"path": "stdlib", "weight": 1.0},
+    ]
+    said = [f"data.mixture={toml_text(mixture)}", 'observe.trackers=["tensorboard"]']
+    job = load_job("nano", said)
+    found = needed_settings(job.plan, job).settings
+    assert found["data.mixture"] == mixture
+    assert found["observe.trackers"] == ["tensorboard"]
+    again = resolve_settings(found, tmp_path)
+    assert (again.data, again.observe) == (job.data, job.observe)
+    plain = load_job("nano")
+    found = needed_settings(plain.plan, plain).settings
+    assert not {"data.mixture", "observe.trackers"} & found.keys()
 
 
 def test_a_searched_schedule_is_searched_again(tmp_path: Path) -> None:

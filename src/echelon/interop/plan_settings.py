@@ -7,7 +7,7 @@ result is resolved, and whatever comes out otherwise is added until the plan is 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,6 +22,7 @@ from echelon.config.model.settings import build_model, derive_model, expand_mode
 from echelon.config.plan_view import model_settings, plan_settings, settings_under
 from echelon.config.presets import preset_names
 from echelon.config.setting_layers import SettingLayers
+from echelon.config.settings.mixture_list import NO_MIXTURE
 from echelon.config.settings.pipeline import AUTO, FILE, FILE_KEY, SCHEDULE_KEY, VIRTUAL_KEY
 from echelon.config.settings.schema import SETTINGS
 from echelon.config.settings.value_types import toml_tables, toml_text
@@ -147,6 +148,9 @@ def _settings_around_plan(job: Job | None) -> dict[str, object]:
     found: dict[str, object] = {}
     for table, part in {**parts, "observe": job.observe}.items():
         found |= settings_under(table, part)
+    mixture = [{k: v for k, v in asdict(one).items() if v is not None} for one in job.data.mixture]
+    found["data.mixture"] = mixture or NO_MIXTURE
+    found["observe.trackers"] = list(job.observe.trackers) or "none"
     left = {"train.steps", "train.run_name"}
     left |= {row.key for row in job.sources if row.source.startswith("derived")}
     return {k: v for k, v in found.items() if k not in left and v != SETTINGS[k].default}

@@ -50,6 +50,38 @@ def test_its_degrees_are_the_mesh(axolotl: Imports) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("kind", "given", "counts"),
+    [
+        ("completion", "train_on_inputs: false\n", "all"),
+        ("chat_template", "", "answers"),
+        ("chat_template", "train_on_inputs: true\n", "all"),
+        ("alpaca", "train_on_inputs: false\n", "answers"),
+    ],
+)
+def test_prompts_of_chats_do_not_count(
+    axolotl: Imports, kind: str, given: str, counts: str
+) -> None:
+    found = axolotl(TEXT.replace("type: completion", f"type: {kind}") + given, sets=WEIGHTS)
+    assert found.job.data.train_on == counts
+    told = [what for what in found.assumptions if "data.source is a file of chats" in what]
+    assert len(told) == (counts == "answers")
+
+
+@pytest.mark.parametrize(
+    ("named", "targets"),
+    [
+        ("lora_target_linear: true", ("q", "k", "v", "o", "gate", "up", "down")),
+        ("lora_target_modules: [v_proj, q_proj]", ("q", "v")),
+    ],
+)
+def test_adapters(axolotl: Imports, named: str, targets: tuple[str, ...]) -> None:
+    told = f"{TEXT}adapter: lora\nlora_r: 16\nlora_alpha: 32\nlora_dropout: 0.0\n{named}\n"
+    lora = axolotl(told, sets=WEIGHTS).job.plan.model.lora
+    assert lora is not None
+    assert (lora.rank, lora.alpha, lora.targets) == (16, 32.0, targets)
+
+
 def test_ranks_must_be_those_of_the_degrees(axolotl: Imports) -> None:
     ((rule, where),) = axolotl.refused(TEXT, ranks=16, sets=WEIGHTS)
     assert (rule, where) == ("import-conflict", "dp_replicate_size, dp_shard_size, --ranks 16")
@@ -59,9 +91,14 @@ def test_ranks_must_be_those_of_the_degrees(axolotl: Imports) -> None:
     ("old", "new", "place"),
     [
         ("adamw_torch_fused", "adamw_bnb_8bit", "optimizer"),
-        ("bf16: true", "bf16: true\nadapter: lora\nlora_r: 8", "adapter"),
+        ("bf16: true", "bf16: true\nadapter: lora\nlora_r: 8", "lora_alpha"),
+        ("bf16: true", "bf16: true\nadapter: qlora\nlora_r: 8", "adapter"),
+        (
+            "bf16: true",
+            "bf16: true\nadapter: lora\nlora_r: 8\nlora_alpha: 8\nlora_dropout: 0.1",
+            "lora_dropout",
+        ),
         ("bf16: true", "bf16: true\nload_in_4bit: true", "load_in_4bit"),
-        ("bf16: true", "bf16: true\ntrain_on_inputs: false", "train_on_inputs"),
         ("max_steps: 20", "num_epochs: 2", "num_epochs"),
         ("sample_packing: true", "sample_paking: true", "sample_paking"),
     ],

@@ -56,8 +56,12 @@ def test_the_weights_that_it_starts_from_are_asked_for(factory: Imports) -> None
 @pytest.mark.parametrize(
     ("old", "new", "place"),
     [
-        ("stage: pt", "stage: sft", "stage"),
-        ("finetuning_type: full", "finetuning_type: lora\nlora_rank: 8", "finetuning_type"),
+        ("stage: pt", "stage: dpo", "stage"),
+        ("stage: pt", "stage: sft\ntrain_on_prompt: true", "train_on_prompt"),
+        ("finetuning_type: full", "finetuning_type: freeze", "finetuning_type"),
+        ("finetuning_type: full", "finetuning_type: lora\nlora_dropout: 0.1", "lora_dropout"),
+        ("finetuning_type: full", "finetuning_type: lora\nlora_target: wte", "lora_target"),
+        ("finetuning_type: full", "finetuning_type: lora\nlora_surprise: 1", "lora_surprise"),
         ("max_steps: 40", "num_train_epochs: 3.0", "num_train_epochs"),
         ("do_train: true", "do_train: true\nuse_galore: true", "use_galore"),
         ("bf16: true", "bf16: true\noptim: adafactor", "optim"),
@@ -70,6 +74,22 @@ def test_what_would_train_something_else_is_refused(
 ) -> None:
     found = factory.refused(PRETRAIN.replace(old, new), ranks=4, sets=WEIGHTS)
     assert place in [where.split(", ")[-1] for _, where in found]
+
+
+def test_adapters_over_answers(factory: Imports) -> None:
+    text = PRETRAIN.replace("stage: pt", "stage: sft").replace("type: full", "type: lora")
+    told = f"{text}lora_rank: 4\nlora_target: q_proj,down_proj\nuse_rslora: true\n"
+    found = factory(told, ranks=4, sets=WEIGHTS)
+    lora = found.job.plan.model.lora
+    assert lora is not None
+    assert (lora.rank, lora.alpha, lora.targets, lora.rslora) == (4, 8.0, ("q", "down"), True)
+    assert found.job.data.train_on == "answers"
+    assert any("data.source is a file of chats" in what for what in found.assumptions)
+    plain = factory(PRETRAIN.replace("type: full", "type: lora"), ranks=4, sets=WEIGHTS).job
+    assert plain.data.train_on == "all"
+    assert plain.plan.model.lora is not None
+    assert (plain.plan.model.lora.rank, plain.plan.model.lora.alpha) == (8, 16.0)
+    assert len(plain.plan.model.lora.targets) == 7
 
 
 def test_a_file_of_deepspeed_is_imported_by_itself(factory: Imports) -> None:

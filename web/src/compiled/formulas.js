@@ -114,10 +114,10 @@ return new $CostInputs({ model: $model_numbers_from_shape(shape, controls.length
 }
 
 function $model_shape(record) {
-let experts, latent, parts;
+let experts, latent, parts, scaling;
 
-[experts, latent] = $rt.unpack([$rt.item(record, "experts"), $rt.item(record, "latent")], 2);
-parts = $rt.dict([["experts", ((experts === null) ? null : new $Experts({ ...$rt.members(experts) }))], ["latent", ((latent === null) ? null : new $LatentAttention({ ...$rt.members(latent) }))]]);
+[experts, latent, scaling] = $rt.unpack([$rt.item(record, "experts"), $rt.item(record, "latent"), $rt.item(record, "rope_scaling")], 3);
+parts = $rt.dict([["experts", ((experts === null) ? null : new $Experts({ ...$rt.members(experts) }))], ["latent", ((latent === null) ? null : new $LatentAttention({ ...$rt.members(latent) }))], ["rope_scaling", ((scaling === null) ? null : new $RopeScaling({ ...$rt.members(scaling) }))], ["rotary", new $Rotary({ ...$rt.members($rt.item(record, "rotary")) })], ["multipliers", new $Multipliers({ ...$rt.members($rt.item(record, "multipliers")) })]]);
 return new $ModelShape({ ...$rt.members($rt.dict([...record, ...parts])) });
 }
 
@@ -1499,7 +1499,7 @@ function $mean_keys_per_query(shape, length) {
 let kinds, pairs;
 
 kinds = $rt.iter($rt.range(shape.layers)).map((layer) => shape.layer_kind(layer));
-pairs = $rt.sum($rt.iter($rt.set(kinds)).map((kind) => $rt.mul(kinds.count(kind), $of_layer_kind(shape, kind).mask.num_pairs(length))));
+pairs = $rt.sum($rt.iter($rt.set(kinds)).map((kind) => $rt.mul($rt.count(kinds, kind), $of_layer_kind(shape, kind).mask.num_pairs(length))));
 return (((pairs / shape.layers) - ($rt.mul(shape.causal, length) / 2)) / length);
 }
 
@@ -4950,6 +4950,38 @@ this.value_dim = $rt.required(of.value_dim, 'value_dim');
 }
 }
 
+class $RopeScaling {
+constructor(of) {
+this.kind = $rt.given(of.kind, "llama3");
+this.factor = $rt.required(of.factor, 'factor');
+this.original_positions = $rt.given(of.original_positions, null);
+this.low_frequency_factor = $rt.given(of.low_frequency_factor, null);
+this.high_frequency_factor = $rt.given(of.high_frequency_factor, null);
+this.slow_turns = $rt.given(of.slow_turns, 1.0);
+this.fast_turns = $rt.given(of.fast_turns, 32.0);
+this.whole_dims = $rt.given(of.whole_dims, true);
+this.attention_factor = $rt.given(of.attention_factor, null);
+this.short_factors = $rt.given(of.short_factors, []);
+this.long_factors = $rt.given(of.long_factors, []);
+}
+}
+
+class $Rotary {
+constructor(of) {
+this.fraction = $rt.given(of.fraction, 1.0);
+this.interleaved = $rt.given(of.interleaved, false);
+this.none_every = $rt.given(of.none_every, 0);
+}
+}
+
+class $Multipliers {
+constructor(of) {
+this.embedding = $rt.given(of.embedding, 1.0);
+this.residual = $rt.given(of.residual, 1.0);
+this.logits = $rt.given(of.logits, 1.0);
+}
+}
+
 class $ModelShape {
 constructor(of) {
 this.name = $rt.required(of.name, 'name');
@@ -5272,22 +5304,6 @@ const self = this;
 let microbatch, stage;
 [stage, microbatch] = $rt.unpack($rt.popleft(self._left, ), 2);
 $rt.append(self.actions, new $Action({ microbatch: microbatch, stage: stage, kind: "W" }));
-}
-}
-
-class $Rotary {
-constructor(of) {
-this.fraction = $rt.given(of.fraction, 1.0);
-this.interleaved = $rt.given(of.interleaved, false);
-this.none_every = $rt.given(of.none_every, 0);
-}
-}
-
-class $Multipliers {
-constructor(of) {
-this.embedding = $rt.given(of.embedding, 1.0);
-this.residual = $rt.given(of.residual, 1.0);
-this.logits = $rt.given(of.logits, 1.0);
 }
 }
 

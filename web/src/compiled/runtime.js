@@ -358,6 +358,8 @@ export function index(owner, value) {
   return place < 0 ? fail(`${value} is not there`) : place;
 }
 
+export const count = (owner, value) => owner.filter((one) => eq(one, value)).length;
+
 export const join = (...parts) => parts.join("");
 export const joined = (between, values) => iter(values).join(between);
 export const repr = (value) => (typeof value === "string" ? `'${value}'` : str(value));

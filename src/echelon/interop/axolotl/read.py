@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 from math import prod
+from typing import cast
 
+from echelon.interop.hugging_face.adapter_keys import AdapterKeys, read_adapters
 from echelon.interop.hugging_face.model_names import read_model_name
 from echelon.interop.hugging_face.trainer_keys import (
     TrainerKeys,
@@ -35,6 +37,15 @@ KEYS = TrainerKeys(
     save="save_steps",
     log="logging_steps",
 )
+ADAPTERS = AdapterKeys(
+    rank="lora_r",
+    alpha="lora_alpha",
+    targets="lora_target_modules",
+    dropout="lora_dropout",
+    rslora="peft_use_rslora",
+    every="lora_target_linear",
+)
+CHATS = "data.source is a file of chats: --set data.source=CHATS.jsonl --set data.tokenizer=FOLDER"
 TP, CP, EP = "tensor_parallel_size", "context_parallel_size", "expert_parallel_size"
 SHARD, REPLICATE = "dp_shard_size", "dp_replicate_size"
 _OFFLOAD = ("fsdp_config.offload_params", "fsdp_config.fsdp_offload_params")
@@ -58,6 +69,7 @@ def read_keys(reader: KeyReader, context: ImportContext) -> None:
     steps = read_course(reader, KEYS, context)
     read_schedule(reader, KEYS, steps)
     _read_packing(reader)
+    _read_method(reader)
     key = "gradient_checkpointing"
     if (on := reader.given.get(key)) is not None:
         value = "full" if on not in (False, "false") else "none"
@@ -108,6 +120,32 @@ def _read_ranks(reader: KeyReader, context: ImportContext) -> tuple[ImportContex
             f"{reader.where(REPLICATE, SHARD)}, --ranks {context.ranks}",
         )
     return replace(context, ranks=ranks), groups
+
+
+def _read_method(reader: KeyReader) -> None:
+    """Map what is trained, and which tokens count."""
+    key, kinds = "train_on_inputs", _kinds_of_datasets(reader)
+    whole = reader.flag(key, setting="data.train_on")
+    if kinds == {"completion"}:
+        reader.skip(key, "a dataset of text has no prompts: every token is predicted")
+    elif whole is not None or "chat_template" in kinds:
+        value = "all" if whole else "answers"
+        reader.set_or_default(key, "data.train_on", value, "whether prompts count in the loss, too")
+        if not whole:
+            reader.assume(CHATS)
+    known = reader.only("adapter", ("lora",), "all weights are trained, or adapters of [lora]")
+    if known and reader.has("adapter"):
+        read_adapters(reader, ADAPTERS)
+    else:
+        ADAPTERS.skip(reader, "it is about adapter")
+
+
+def _kinds_of_datasets(reader: KeyReader) -> set[str]:
+    """Return the types of the datasets that are read."""
+    found = reader.given.get("datasets")
+    listed = cast("list[object]", found) if isinstance(found, list) else []
+    tables = [cast("dict[str, object]", one) for one in listed if isinstance(one, dict)]
+    return {str(table.get("type")) for table in tables}
 
 
 def _read_packing(reader: KeyReader) -> None:

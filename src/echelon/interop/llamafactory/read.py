@@ -6,6 +6,7 @@ the stage of ZeRO stand in files that it names.
 
 from __future__ import annotations
 
+from echelon.interop.hugging_face.adapter_keys import AdapterKeys, read_adapters
 from echelon.interop.hugging_face.model_names import read_model_name
 from echelon.interop.hugging_face.trainer_keys import (
     TrainerKeys,
@@ -37,6 +38,15 @@ DEGREES = {
     "pp": "pipeline_model_parallel_size",
     "cp": "context_parallel_size",
 }
+ADAPTERS = AdapterKeys(
+    rank="lora_rank",
+    alpha="lora_alpha",
+    targets="lora_target",
+    dropout="lora_dropout",
+    rslora="use_rslora",
+    default_rank=8,
+)
+CHATS = "data.source is a file of chats: --set data.source=CHATS.jsonl --set data.tokenizer=FOLDER"
 EP = "expert_model_parallel_size"
 
 
@@ -53,6 +63,7 @@ def read_keys(reader: KeyReader, context: ImportContext) -> None:
     steps = read_course(reader, KEYS, context)
     read_schedule(reader, KEYS, steps)
     _read_recompute(reader)
+    _read_method(reader)
     for group in ("method", "rest"):
         reader.judge(TABLES.keys[group])
     reader.judge_prefixes(TABLES.keys["prefixes"])
@@ -77,6 +88,29 @@ def _read_sharding(reader: KeyReader, tp: int) -> int:
     else:
         reader.skip(key, "norms and residuals are whole")
     return stage
+
+
+def _read_method(reader: KeyReader) -> None:
+    """Map what is trained, and which tokens count: answers alone in supervised fine-tuning."""
+    key, why = "stage", "answers count in supervised fine-tuning, nothing is preferred"
+    given = reader.given.get(key)
+    if given == "sft":
+        reader.only("mask_history", (False,), "each answer of a chat counts")
+        reader.only("train_on_prompt", (False,), "prompts do not count")
+        reader.set(key, "data.train_on", "answers", why)
+        reader.known[key] = None
+        reader.assume(CHATS)
+    else:
+        reader.only(key, ("pt",), why)
+        reader.skip("mask_history", "every token is predicted")
+        reader.only("train_on_prompt", (True,), "every token is predicted")
+    key = "finetuning_type"
+    if reader.given.get(key, "lora") != "lora":
+        reader.only(key, ("full",), "all weights are trained, or adapters of [lora]")
+        ADAPTERS.skip(reader, "it is about finetuning_type = lora")
+        return
+    reader.skip(key, "[lora] says it")
+    read_adapters(reader, ADAPTERS)
 
 
 def _read_recompute(reader: KeyReader) -> None:

@@ -66,6 +66,7 @@ METHODS: Mapping[str, str] = {
     "pop": "pop",
     "append": "append",
     "index": "index",
+    "count": "count",
     "startswith": "startswith",
     "endswith": "endswith",
     "join": "joined",

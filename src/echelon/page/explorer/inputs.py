@@ -10,7 +10,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from echelon.core.model_shape import Experts, LatentAttention, ModelShape
+from echelon.core.model_shape import (
+    Experts,
+    LatentAttention,
+    ModelShape,
+    Multipliers,
+    RopeScaling,
+    Rotary,
+)
 from echelon.cost.seconds.flops import flops_of_weights
 from echelon.cost.seconds.from_plan import (
     constants_for_precision,
@@ -114,10 +121,13 @@ def machine_place(tables: Record, controls: Controls, model: Record, cluster: Re
 
 def model_shape(record: Record) -> ModelShape:
     """Return a model of its record."""
-    experts, latent = record["experts"], record["latent"]
+    experts, latent, scaling = record["experts"], record["latent"], record["rope_scaling"]
     parts = {
         "experts": None if experts is None else Experts(**experts),
         "latent": None if latent is None else LatentAttention(**latent),
+        "rope_scaling": None if scaling is None else RopeScaling(**scaling),
+        "rotary": Rotary(**record["rotary"]),
+        "multipliers": Multipliers(**record["multipliers"]),
     }
     return ModelShape(**{**record, **parts})
 
