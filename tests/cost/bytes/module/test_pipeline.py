@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from echelon.core.plan import Zero
 from echelon.cost.bytes.module.pipeline import module_pipeline_bytes
-from echelon.layout.module_stages import plan_stage_buckets
-from tests.layout.test_module_stages import PARAMETERS, UNITS
+from echelon.layout.modules.stages import plan_stage_buckets
+from tests.layout.modules.test_stages import PARAMETERS, UNITS
 from tests.parallel.layouts import plan_of
 
 SEVEN = 7

@@ -5,7 +5,7 @@ from __future__ import annotations
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Zero
 from echelon.layout.module_buckets import ROOT, ModuleParameter
-from echelon.layout.module_stages import StagedParameter, is_tied, plan_stage_buckets
+from echelon.layout.modules.stages import StagedParameter, is_tied, plan_stage_buckets
 from tests.parallel.layouts import plan_of
 
 UNITS = ["blocks.0", "blocks.1", ROOT]
