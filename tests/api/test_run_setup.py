@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from echelon.api.run_setup import prepare_run
@@ -11,6 +12,9 @@ from echelon.config.job import Job
 from echelon.config.load import load_job
 from echelon.core.errors import DataError
 from echelon.core.plan import Plan
+from echelon.training.data.prepare import prepare
+from echelon.training.data.tokenizer import ByteTokenizer
+from echelon.training.data.writer import DatasetWriter
 
 TOKENS = 401
 
@@ -67,3 +71,50 @@ def test_a_global_batch_without_enough_samples_is_refused_with_what_fits() -> No
     assert "(50 < 64)" in problem.message
     assert problem.suggestions[1] == f"batch.sequence_length = {(TOKENS - 2) // 63} or less"
     assert not Path("runs/mine").exists()
+
+
+def _chats(folder: Path, records: int, size: int) -> Path:
+    """Write chats of bytes, an answer in the first half of them alone."""
+    with DatasetWriter(folder, ByteTokenizer(), shard_tokens=2**20, template="a") as writer:
+        for number in range(records):
+            answers = np.zeros(size, dtype=np.bool_)
+            answers[-3:] = number < records // 2
+            writer.add_chat(np.full(size, number, dtype=np.uint32), answers)
+        writer.commit()
+    return folder
+
+
+@pytest.mark.usefixtures("place")
+def test_a_run_of_chats_says_what_counts_and_what_is_cut(tmp_path: Path) -> None:
+    folder = _chats(tmp_path / "chats", 20, 12)
+    said: list[str] = []
+    prepare_run(_job(data__source=folder, data__train_on="answers"), None, said.append)
+    assert "30 of 240 tokens count: those of answers" in said
+    assert "20 of 20 chats are longer than 8 tokens: sequences cut them" in said
+    said.clear()
+    prepare_run(_job(data__source=folder), None, said.append)
+    assert '30 of 240 tokens are of answers; data.train_on = "all" counts them all' in said
+
+
+@pytest.mark.usefixtures("place")
+def test_a_part_without_answers_is_refused_where_it_is_read(tmp_path: Path) -> None:
+    folder = _chats(tmp_path / "chats", 20, 12)
+    held_out = {"data__validation_fraction": 0.2, "data__train_on": "answers"}
+    prepare_run(_job(data__source=folder, **held_out), None, lambda _: None)
+    validated = _job(data__source=folder, train__validate_every=1, **held_out)
+    with pytest.raises(DataError) as caught:
+        prepare_run(validated, None, lambda _: None)
+    assert caught.value.rules == ("data-answers-counted",)
+    assert "validation part" in str(caught.value)
+
+
+@pytest.mark.usefixtures("place")
+def test_text_has_no_answers() -> None:
+    prepare([Path("text.txt")], Path("prepared"))
+    job = _job(data__source="prepared", data__train_on="answers")
+    with pytest.raises(DataError) as caught:
+        prepare_run(job, None, lambda _: None)
+    assert caught.value.rules == ("data-answers-told",)
+    with pytest.raises(DataError) as caught:
+        prepare_run(_job(data__train_on="answers"), None, lambda _: None)
+    assert caught.value.rules == ("data-chat-template",)

@@ -81,3 +81,23 @@ def test_prepare_needs_an_output(source: Path, capsys: pytest.CaptureFixture[str
     error = capsys.readouterr().err
     assert error.startswith("error[bad-argument]")
     assert "--out" in error
+
+
+def test_chats_say_how_much_is_answers_and_what_a_run_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    examples = Path(__file__).parents[2] / "examples" / "chats"
+    chats, output = tmp_path / "chats.jsonl", tmp_path / "tokens"
+    chats.write_text((examples / "chats.jsonl").read_text())
+    told = ["data", "prepare", str(chats), "--format", "chat", "--out", str(output)]
+    assert main([*told, "--tokenizer", str(examples / "tokenizer")]) == 0
+    printed = capsys.readouterr()
+    assert "of these tokens" in printed.out
+    assert "--set data.train_on=answers --set batch.documents=separate" in printed.err
+    chats.write_text(chats.read_text() + '{"messages": [{"role": "human", "content": "?"}]}\n')
+    told[-1] = str(tmp_path / "other")
+    assert main([*told, "--tokenizer", str(examples / "tokenizer")]) == 2
+    error = capsys.readouterr().err
+    assert "data-chat-record" in error
+    assert f"{chats}:61" in error
+    assert not (tmp_path / "other").exists()

@@ -10,9 +10,11 @@ from typing import Any
 
 import pytest
 
+from echelon.config.job import DataSettings
 from echelon.core.errors import CheckpointError
 from echelon.core.experts import Balance
 from echelon.core.plan import Mathematics
+from echelon.training.checkpoint.identity import data_problems
 from echelon.training.checkpoint.index import INDEX_FILE, read_index
 from tests.training.checkpoint.ranks import IDENTITY, SHAPE, load, make_tensors, save
 
@@ -70,3 +72,16 @@ def test_another_value_is_other_mathematics(
     assert caught.value.rules == ("checkpoint-same-mathematics",)
     assert said in str(caught.value)
     assert str(caught.value).count(", is ") == 1
+
+
+def test_a_run_goes_on_with_the_tokens_that_counted() -> None:
+    """Checkpoints that say nothing of it counted all tokens."""
+    state = {"data_hash": "a", "epoch_end": "continue"}
+    assert list(data_problems(state, "a", DataSettings(), where="here")) == []
+    (problem,) = data_problems(state, "a", DataSettings(train_on="answers"), where="here")
+    assert problem.rule == "resume-same-data"
+    assert problem.suggestions == ("data.train_on = all",)
+    answers = {**state, "train_on": "answers"}
+    assert list(data_problems(answers, "a", DataSettings(train_on="answers"), where="here")) == []
+    (problem,) = data_problems(answers, "a", DataSettings(epoch_end="continue"), where="here")
+    assert "data.train_on = answers, this run has all" in problem.message

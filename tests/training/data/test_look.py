@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from echelon.core.choices.data_mixture import MixturePart, phases_of
@@ -11,8 +13,10 @@ from echelon.core.errors import ConfigError
 from echelon.training.data.batches import BatchLayout, training_batch
 from echelon.training.data.dataset import TokenDataset
 from echelon.training.data.look import DOCUMENT_BORDER, look_at_sample, look_at_sources
-from echelon.training.data.mixed_dataset import mix
+from echelon.training.data.mixed_dataset import mix, open_data
 from echelon.training.data.prepare import prepare
+from echelon.training.data.tokenizer import ByteTokenizer
+from echelon.training.data.writer import DatasetWriter
 from tests.training.data.conftest import MakeDataset
 
 LAYOUT = BatchLayout(dp=2, num_microbatches=1, microbatch_sequences=2, sequence_length=8)
@@ -73,3 +77,20 @@ def test_a_sample_that_is_not_there_is_refused(
             make_dataset([100]), LAYOUT, seed=0, step=step, sample=sample, epoch_end="continue"
         )
     assert error.value.rules == ("sample-of-step",)
+
+
+def test_a_sample_of_chats_is_shown_whole_and_says_what_counts(tmp_path: Path) -> None:
+    with DatasetWriter(tmp_path / "a", ByteTokenizer(), shard_tokens=99, template="a") as writer:
+        for text in (b"ask: yes!", b"why: because", b"well: so be it, then"):
+            answers = np.arange(len(text)) >= text.index(b":") + 2
+            writer.add_chat(np.frombuffer(text, dtype=np.uint8).astype(np.uint32), answers)
+        writer.commit()
+    dataset = open_data(tmp_path / "a", train_on="answers")
+    layout = replace(LAYOUT, sequence_length=16, dp=1, microbatch_sequences=3)
+    shown = [
+        look_at_sample(dataset, layout, seed=0, step=1, sample=one, epoch_end="continue")
+        for one in range(3)
+    ]
+    by_text = {one.text: one for one in shown}
+    first = by_text[f"ask: yes!{DOCUMENT_BORDER}\nwhy: be"]
+    assert (first.num_documents, first.counted) == (2, len("yes!") + len("bec"))
