@@ -21,7 +21,7 @@ from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.models.decoder import Decoder
-from echelon.models.operations import Operations
+from echelon.models.operations import LossHead, Operations
 from echelon.proof.subject import ProofBatch
 
 
@@ -42,11 +42,11 @@ class SplitVocabulary(Operations):
         return vectors.redistribute(placements=[Replicate()]).to_local()
 
     def head_loss(
-        self, x_ND: torch.Tensor, weight_VD: nn.Parameter, labels_N: torch.Tensor, scale: float
+        self, x_ND: torch.Tensor, head: LossHead, labels_N: torch.Tensor, scale: float
     ) -> torch.Tensor:
         """Return scale x the sum of token losses; logits stay split (inside `loss_parallel`)."""
         x = DTensor.from_local(x_ND, self.mesh, [Replicate()])
-        logits = fn.linear(x, weight_VD)
+        logits = fn.linear(x, head.weight_VD)
         loss: Any = fn.cross_entropy(logits, labels_N, reduction="sum", ignore_index=IGNORED_LABEL)
         return loss * scale
 
