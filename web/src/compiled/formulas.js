@@ -2897,7 +2897,7 @@ return [near, pools];
 }
 
 function $_redone(work, x, mixture) {
-let attention, columns, inner, latent, layout, norms, own;
+let attention, columns, inner, latent, layout, learn, norms, own;
 layout = work.layout;
 attention = 0.0;
 if ($rt.truth(($rt.number(layout.selective) > $rt.number(0.0)))) {
@@ -2910,8 +2910,10 @@ return $rt.add($rt.mul(layout.redone_norm, x.matmul_stream), attention);
 }
 columns = $rt.mul($rt.mul($rt.mul(x.up, x.tokens), x.inner), x.size);
 inner = $rt.max(layout.redone_activation, layout.redone_mlp);
-inner = $rt.mul($rt.mul($rt.mul(inner, x.tokens), x.inner), x.matmul_size);
-norms = $rt.mul((2.0 * layout.redone_norm), x.matmul_stream);
+inner = $rt.mul($rt.mul($rt.mul($rt.mul(x.learns(3), inner), x.tokens), x.inner), x.matmul_size);
+learn = $rt.add(x.learns(0), x.learns(2));
+learn = $rt.mul(learn, ($rt.number(work.model.block_norms) > $rt.number(1.0)));
+norms = $rt.mul($rt.mul(learn, layout.redone_norm), x.matmul_stream);
 return $rt.add($rt.add($rt.add(norms, inner), $rt.mul(layout.redone_mlp, columns)), attention);
 }
 
