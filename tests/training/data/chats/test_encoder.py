@@ -143,6 +143,17 @@ def test_a_tool_call_needs_no_content(tmp_path: Path) -> None:
     assert chat.answers.sum()
 
 
+def test_an_empty_answer_has_no_token(tmp_path: Path) -> None:
+    template = (
+        "{% for m in messages %}{% generation %}{{ m.content }}{% endgeneration %}{% endfor %}"
+    )
+    encoder = ChatEncoder.load(str(tokenizer_folder(tmp_path / "tokenizer", template)))
+    empty = encoder.encode({"messages": [turn("assistant", "")]}, "here")
+    assert (len(empty.tokens), len(empty.answers)) == (0, 0)
+    chat = encoder.encode({"messages": [turn("assistant", ""), turn("assistant", "b")]}, "here")
+    assert chat.answers.tolist() == [True]
+
+
 @pytest.mark.parametrize("name", ["bytes", "bpe-512"])
 def test_a_tokenizer_without_files_has_no_template(name: str) -> None:
     with pytest.raises(DataError) as refused:

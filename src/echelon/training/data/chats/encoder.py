@@ -103,9 +103,9 @@ class ChatEncoder:
     def _spanned(self, text: str, spans: Sequence[Span]) -> Chat:
         encoding = self._inner.encode(text, add_special_tokens=False)
         answers = np.zeros(len(encoding.ids), dtype=np.bool_)
-        for start, end in spans:
+        for start, end in (span for span in spans if span[0] < span[1]):
             first, last = encoding.char_to_token(start), encoding.char_to_token(end - 1)
-            if start < end and first is not None:
+            if first is not None:
                 answers[first : len(answers) if last is None else last + 1] = True
         return _chat(encoding.ids, answers, text)
 
