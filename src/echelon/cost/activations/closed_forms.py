@@ -93,6 +93,9 @@ def _redone(work: CostInputs, x: ActivationNumbers, *, mixture: bool) -> Num:
     # One norm that both branches read is not made again.
     learn = learn * (np.asarray(work.model.block_norms) > 1.0)
     norms = learn * layout.redone_norm * x.matmul_stream
+    # An MLP that is made again from its input keeps that, whether a layer learns from it or not.
+    alone = layout.redone_mlp * (1.0 - layout.redone_norm) * (1 - x.learns(MLP_IN))
+    inner = inner - alone * x.matmul_stream
     return norms + inner + layout.redone_mlp * columns + attention
 
 

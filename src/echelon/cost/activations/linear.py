@@ -63,9 +63,13 @@ class ResidualBranch:
 
         In a whole backward pass it is always there.
         """
-        alone = elementwise_max(self.alone, 1 - x.learns(self.groups[1]))
+        # Beside attention the output layer of the MLP may keep the same gradient.
+        elsewhere = x.parallel * x.learns(MLP_OUT)
+        alone = elementwise_max(self.alone, (1 - x.learns(self.groups[1])) * (1 - elsewhere))
         waits = elementwise_max(x.scattered, x.apart, alone)
-        return x.stream * waits + x.beside * x.stream
+        # The sum of gradients that attention begins with is beside that of the stream.
+        beside = x.beside + x.parted * (1 - x.learns(MLP_OUT))
+        return x.stream * waits + beside * x.stream
 
     def row_layer_bytes(self, x: ActivationNumbers) -> Num:
         """Return what the weight gradient of the row layer keeps, where that is put off."""
@@ -364,23 +368,3 @@ def mlp_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
             kept_for_weight_gradient=_without_shared(x, down.kept_for_weight_gradient),
         ),
     )
-
-
-def with_frozen_inputs(
-    x: ActivationNumbers, operators: tuple[OperatorMemory, ...]
-) -> tuple[OperatorMemory, ...]:
-    """Return the operators of a block, where what no layer keeps is a variable that lives on.
-
-    What attention reads lives until the MLP has an input of its own, that until the block is over.
-    """
-    lost = [(1 - x.learns(group)) * x.stream for group in (ATTENTION_IN, MLP_IN)]
-    beside, found = 0 * x.stream, list[OperatorMemory]()
-    for one in operators:
-        if one.name == "gate, up":
-            beside = 0 * x.stream
-        found.append(replace(one, forward=one.forward + beside))
-        if one.name == "q, k, v":
-            beside = lost[0]
-        elif one.name == "gate, up":
-            beside = lost[1]
-    return tuple(found)

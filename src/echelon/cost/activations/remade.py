@@ -21,7 +21,14 @@ from collections.abc import Sequence, Set
 from dataclasses import replace
 
 from echelon.cost.activations.attention import ATTENTION, attention_branch
-from echelon.cost.activations.linear import DOWN, POST_NORMS, ResidualBranch, mlp_branch
+from echelon.cost.activations.linear import (
+    ATTENTION_IN,
+    DOWN,
+    MLP_IN,
+    POST_NORMS,
+    ResidualBranch,
+    mlp_branch,
+)
 from echelon.cost.activations.numbers import ActivationNumbers, Num, elementwise_max, holds
 from echelon.cost.activations.operator_memory import OperatorMemory, SavedTensor, total_saved_bytes
 
@@ -128,3 +135,36 @@ def _norm(
         # Where no layer keeps it, it is one anyway.
         beside = x.learns(branch.groups[0]) * x.stream
         found[one] = replace(found[one], forward=found[one].forward + beside)
+
+
+def with_frozen_inputs(
+    x: ActivationNumbers, operators: tuple[OperatorMemory, ...], *, mlp_again: bool
+) -> tuple[OperatorMemory, ...]:
+    """Return the operators of a block, where what no layer keeps is a variable that lives on.
+
+    What attention reads lives until the MLP has an input of its own, that until the block is over.
+    Without a norm the former is the input of the block, which its caller has. `mlp_again`: an MLP
+    that is made again from its input keeps that.
+    """
+    lost = [(1 - x.learns(group)) * x.stream for group in (ATTENTION_IN, MLP_IN)]
+    lost[1] = (1 - x.one_norm * x.learns(ATTENTION_IN)) * lost[1]
+    if mlp_again:
+        operators = tuple(
+            replace(one, saved=(_more(one.saved[0], lost[1]),)) if one.name == "gate, up" else one
+            for one in operators
+        )
+        lost[1] = 0 * x.stream
+    beside, found = 0 * x.stream, list[OperatorMemory]()
+    for one in operators:
+        if one.name == "gate, up":
+            beside = (1 - x.norm_before) * lost[0]
+        found.append(replace(one, forward=one.forward + beside))
+        if one.name == "q, k, v":
+            beside = lost[0]
+        elif one.name == "gate, up":
+            beside = beside + lost[1]
+    return tuple(found)
+
+
+def _more(saved: SavedTensor, size: Num) -> SavedTensor:
+    return replace(saved, bytes=saved.bytes + size)

@@ -27,7 +27,6 @@ from echelon.cost.activations.linear import (
     mlp_sum_operator,
     norm_operator,
     post_norm_operator,
-    with_frozen_inputs,
 )
 from echelon.cost.activations.numbers import (
     INDEX_BYTES,
@@ -45,7 +44,7 @@ from echelon.cost.activations.operator_memory import (
     saved_tensors,
     total_saved_bytes,
 )
-from echelon.cost.activations.remade import remade_operators
+from echelon.cost.activations.remade import remade_operators, with_frozen_inputs
 from echelon.layout.buckets import UNIT_EMBEDDING, UNIT_HEAD
 from echelon.layout.expert_load import ExpertLoad
 from echelon.layout.stage import StagePart
@@ -246,7 +245,9 @@ def block_operators(
     after = [post_norm_operator(x, name) for name in POST_NORMS] if holds(x.norm_after) else []
     dropped = dropout_operator(x, ATTENTION_DROPOUT)
     found = (*attention, *after[:1], dropped, *mlp, *after[1:], mlp_sum_operator(x))
-    return remade_operators(x, with_frozen_inputs(x, found), operators)
+    own_norm = "norm" in operators and holds(x.norm_before) and not holds(x.one_norm)
+    again = "mlp" in operators and not own_norm
+    return remade_operators(x, with_frozen_inputs(x, found, mlp_again=again), operators)
 
 
 def _input_alone(plan: Plan, stage: StagePart, x: ActivationNumbers) -> bool:
