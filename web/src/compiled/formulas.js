@@ -2897,7 +2897,7 @@ return [near, pools];
 }
 
 function $_redone(work, x, mixture) {
-let attention, columns, inner, latent, layout, learn, norms, own;
+let alone, attention, columns, inner, latent, layout, learn, norms, own;
 layout = work.layout;
 attention = 0.0;
 if ($rt.truth(($rt.number(layout.selective) > $rt.number(0.0)))) {
@@ -2914,6 +2914,8 @@ inner = $rt.mul($rt.mul($rt.mul($rt.mul(x.learns(3), inner), x.tokens), x.inner)
 learn = $rt.add(x.learns(0), x.learns(2));
 learn = $rt.mul(learn, ($rt.number(work.model.block_norms) > $rt.number(1.0)));
 norms = $rt.mul($rt.mul(learn, layout.redone_norm), x.matmul_stream);
+alone = $rt.mul($rt.mul(layout.redone_mlp, (1.0 - layout.redone_norm)), (1 - x.learns(2)));
+inner = (inner - $rt.mul(alone, x.matmul_stream));
 return $rt.add($rt.add($rt.add(norms, inner), $rt.mul(layout.redone_mlp, columns)), attention);
 }
 
