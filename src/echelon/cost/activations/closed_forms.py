@@ -91,10 +91,12 @@ def _redone(work: CostInputs, x: ActivationNumbers, *, mixture: bool) -> Num:
     inner = x.learns(MLP_OUT) * inner * x.tokens * x.inner * x.matmul_size
     learn = x.learns(ATTENTION_IN) + x.learns(MLP_IN)
     # One norm that both branches read is not made again.
-    learn = learn * (np.asarray(work.model.block_norms) > 1.0)
-    norms = learn * layout.redone_norm * x.matmul_stream
+    own_norm = 1.0 * (np.asarray(work.model.block_norms) > 1.0)
+    redone_norm = layout.redone_norm * own_norm
+    norms = learn * redone_norm * x.matmul_stream
     # An MLP that is made again from its input keeps that, whether a layer learns from it or not.
-    alone = layout.redone_mlp * (1.0 - layout.redone_norm) * (1 - x.learns(MLP_IN))
+    alone = layout.redone_mlp * (1.0 - redone_norm) * (1 - x.learns(MLP_IN))
+    alone = alone * (1.0 - (1.0 - own_norm) * x.learns(ATTENTION_IN))
     inner = inner - alone * x.matmul_stream
     return norms + inner + layout.redone_mlp * columns + attention
 

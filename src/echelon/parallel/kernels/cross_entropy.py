@@ -113,8 +113,12 @@ def row_statistics(
     wide = at_least_fp32(logits_CV.dtype)
     statistics = logits_CV.new_empty((3, logits_CV.shape[0]), dtype=wide)
     for rows in row_chunks(logits_CV, pieces):
-        piece = logits_CV[rows].to(wide) if cap is None else cap.capped(logits_CV[rows])
-        _piece_statistics(piece, local_C[rows, None], statistics[:, rows])
+        # One piece is there at a time: no name holds it while the next is made.
+        _piece_statistics(
+            logits_CV[rows].to(wide) if cap is None else cap.capped(logits_CV[rows]),
+            local_C[rows, None],
+            statistics[:, rows],
+        )
     return statistics
 
 

@@ -100,9 +100,9 @@ def apply_pipeline(  # noqa: PLR0913 - each is one choice of the caller, by its 
     _check_offload(plan)
     if is_split(model):
         raise ConfigError(MODULE_PARAMETERS.problem("this module has been split already"))
+    cut = choose_split(plan, model, tensor, list(find_blocks(model, split)))
     rank = check_ranks(plan)
     named = managed_parameters(model, ignore)
-    cut = choose_split(plan, model, tensor, list(find_blocks(model, split)))
     chain = BlockChain(model, split, guarded=True)
     _check_layers(plan, chain, split)
     part, schedule = part_of(plan, rank), schedule_from_plan(plan)
