@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from math import inf
 
 from echelon.config.plan_view import model_settings, plan_settings
+from echelon.config.settings.schema import SETTINGS
 from echelon.core.plan import Optimizer, Plan
 from echelon.interop.formats import as_toml, nodes_and_ranks_per_node, without_none
 from echelon.interop.plan_settings import preset_model
@@ -44,8 +45,16 @@ def _is_flavor(plan: Plan, flavor: Flavor) -> bool:
     if found is None or (flavor.longest or inf) < plan.mathematics.sequence_length:
         return False
     name = {"model.name": flavor.name or flavor.preset}
-    expected = model_settings(found[0]) | name | dict(flavor.changes)
-    of_model = {key: value for key, value in wanted.items() if key.startswith("model.")}
+    if plan.model.lora is not None:
+        return False
+    of_preset = model_settings(found[0])
+    expected = {key: value for key, value in of_preset.items() if key.startswith("model.")}
+    expected |= name | dict(flavor.changes)
+    of_model = {
+        key: value
+        for key, value in wanted.items()
+        if key in expected or (key.startswith("model.") and value != SETTINGS[key].default)
+    }
     return expected == {**of_model, **{key: wanted.get(key) for key in flavor.changes}}
 
 
