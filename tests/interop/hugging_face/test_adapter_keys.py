@@ -29,7 +29,7 @@ def read(keys: AdapterKeys = KEYS, **given: object) -> KeyReader:
     ],
 )
 def test_layers_have_our_names(given: dict[str, object], targets: object) -> None:
-    reader = read(r=8, a=4, **given)
+    reader = read(r=8, a=4, **given)  # pyright: ignore[reportArgumentType]
     assert reader.problems == []
     told = {key: entry.value for key, entry in reader.entries.items()}
     assert told == {"lora.rank": 8, "lora.alpha": 4.0, "lora.targets": targets}
@@ -47,7 +47,7 @@ def test_layers_have_our_names(given: dict[str, object], targets: object) -> Non
     ],
 )
 def test_what_is_missing_or_not_built_is_refused(given: dict[str, object], key: str) -> None:
-    (refusal,) = read(**given).refusals
+    (refusal,) = read(**given).refusals  # pyright: ignore[reportArgumentType]
     assert refusal.keys == (key,)
 
 

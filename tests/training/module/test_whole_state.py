@@ -22,9 +22,9 @@ def made(stage: int, *, seed: int, precision: Precision | None = None) -> Module
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     model[0].bias.requires_grad_(False)
     changes = {} if precision is None else {"precision": precision}
-    plan = plan_of(optimizer=OPTIMIZER, zero=Zero(stage=stage), **changes)
+    plan = plan_of(optimizer=OPTIMIZER, zero=Zero(stage=stage), **changes)  # pyright: ignore[reportArgumentType]
     model, optimizer = parallelize(model, plan)
-    x = torch.ones(2, 3, dtype=model[0].weight.dtype)
+    x = torch.ones(2, 3, dtype=model[0].weight.dtype)  # pyright: ignore[reportArgumentType]
     model(x).sum().backward()
     optimizer.step()
     return optimizer

@@ -2897,7 +2897,7 @@ return [near, pools];
 }
 
 function $_redone(work, x, mixture) {
-let alone, attention, columns, inner, latent, layout, learn, norms, own;
+let alone, attention, columns, inner, latent, layout, learn, norms, own, own_norm, redone_norm;
 layout = work.layout;
 attention = 0.0;
 if ($rt.truth(($rt.number(layout.selective) > $rt.number(0.0)))) {
@@ -2912,9 +2912,11 @@ columns = $rt.mul($rt.mul($rt.mul(x.up, x.tokens), x.inner), x.size);
 inner = $rt.max(layout.redone_activation, layout.redone_mlp);
 inner = $rt.mul($rt.mul($rt.mul($rt.mul(x.learns(3), inner), x.tokens), x.inner), x.matmul_size);
 learn = $rt.add(x.learns(0), x.learns(2));
-learn = $rt.mul(learn, ($rt.number(work.model.block_norms) > $rt.number(1.0)));
-norms = $rt.mul($rt.mul(learn, layout.redone_norm), x.matmul_stream);
-alone = $rt.mul($rt.mul(layout.redone_mlp, (1.0 - layout.redone_norm)), (1 - x.learns(2)));
+own_norm = (1.0 * ($rt.number(work.model.block_norms) > $rt.number(1.0)));
+redone_norm = $rt.mul(layout.redone_norm, own_norm);
+norms = $rt.mul($rt.mul(learn, redone_norm), x.matmul_stream);
+alone = $rt.mul($rt.mul(layout.redone_mlp, (1.0 - redone_norm)), (1 - x.learns(2)));
+alone = $rt.mul(alone, (1.0 - $rt.mul((1.0 - own_norm), x.learns(0))));
 inner = (inner - $rt.mul(alone, x.matmul_stream));
 return $rt.add($rt.add($rt.add(norms, inner), $rt.mul(layout.redone_mlp, columns)), attention);
 }

@@ -72,7 +72,7 @@ def _compiled(scope: Scope, node: ast.Call, target: Any) -> str:
         return f"$rt.member({members}, {_plain(scope, node)})"
     if not isinstance(target, FunctionType) and hasattr(target, "cache_info"):
         # What a function remembers makes it no other one.
-        target = target.__wrapped__
+        target = inspect.unwrap(target)
     if isinstance(target, FunctionType):
         return f"{reached.function(target)}({', '.join(_by_signature(scope, node, target))})"
     if isinstance(target, type) and is_dataclass(target):

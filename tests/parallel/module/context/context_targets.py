@@ -29,7 +29,7 @@ class Cut(Case):
     @property
     def split(self) -> str:
         """Return the name of the list of blocks."""
-        return "blocks" if self.kind == "own" else Case.split.fget(self)
+        return "blocks" if self.kind == "own" else Case.split.fget(self)  # pyright: ignore[reportOptionalCall]
 
     def make(self) -> nn.Module:
         """Return the module."""
@@ -72,7 +72,7 @@ class Layer(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         if self._mistake == "checkpointed":
-            again: Any = torch.utils.checkpoint.checkpoint(self._attend, x, use_reentrant=False)
+            again: Any = torch.utils.checkpoint.checkpoint(self._attend, x, use_reentrant=False)  # pyright: ignore[reportAttributeAccessIssue]
             x = x + again
         else:
             x = x + self._attend(x)

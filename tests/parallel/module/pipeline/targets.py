@@ -182,7 +182,7 @@ def one_process(case: Case) -> Trained:
         loss.backward()
         losses.append(loss.item())
         gradients = {n: p.grad.clone() for n, p in trained.items() if p.grad is not None}
-        norm = float(torch.nn.utils.get_total_norm([p.grad for p in trained.values()]))
+        norm = float(torch.nn.utils.get_total_norm([p.grad for p in trained.values()]))  # pyright: ignore[reportArgumentType]
         norms.append(norm)
         clip = settings.clip_norm or norm
         for parameter in trained.values():

@@ -103,8 +103,8 @@ def test_the_shape_of_the_stream_comes_from_the_module() -> None:
 def test_hidden_parameters_are_nan_without_memory() -> None:
     model = made()
     named = {"embed": model.embed.weight}
-    kept = hide(named)
+    kept = hide(named)  # pyright: ignore[reportArgumentType]
     assert model.embed.weight.isnan().all()
     assert model.embed.weight.untyped_storage().nbytes() == 8
-    show(named, kept)
+    show(named, kept)  # pyright: ignore[reportArgumentType]
     assert not model.embed.weight.isnan().any()

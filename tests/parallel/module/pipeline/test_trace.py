@@ -104,9 +104,9 @@ def test_what_is_no_chain(walk: Any, said: str) -> None:
 
 def test_nothing_is_left_of_a_trace() -> None:
     model = nn.Sequential(nn.BatchNorm1d(3), nn.Dropout())
-    state, before = torch.get_rng_state(), model[0].running_mean.clone()
+    state, before = torch.get_rng_state(), model[0].running_mean.clone()  # pyright: ignore[reportCallIssue]
     with leaving_no_trace(model):
         model(torch.randn(4, 3))
-        assert not torch.equal(model[0].running_mean, before)
+        assert not torch.equal(model[0].running_mean, before)  # pyright: ignore[reportArgumentType]
     assert torch.equal(torch.get_rng_state(), state)
-    assert torch.equal(model[0].running_mean, before)
+    assert torch.equal(model[0].running_mean, before)  # pyright: ignore[reportArgumentType]

@@ -133,7 +133,7 @@ def test_chats_are_a_new_version_and_text_is_the_old_one(tmp_path: Path) -> None
     index = read_index(tmp_path / "chats")
     assert index.schema == 2
     assert index.answers is not None
-    assert 0 < index.answers.num_answers == summary.dataset.num_answers < index.num_tokens
+    assert 0 < index.answers.num_answers == summary.dataset.num_answers < index.num_tokens  # pyright: ignore[reportOptionalOperand]
     assert (tmp_path / "chats" / "chat_template.jinja").read_text() == MARKED
     text = json.loads((_text(tmp_path, folder) / "index.json").read_text())
     assert text["schema"] == 1
