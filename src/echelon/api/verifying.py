@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from echelon.core.optional import optional_package
@@ -29,26 +31,35 @@ def verify(subject: str | Path, *, ranks: int | None = None) -> SubjectProof:
     RankFailure for a rank that is killed or stuck.
     """
     optional_package("torch", extra="train", purpose="proving a program")
+    from echelon.launch.environment import is_launched
+
+    if is_launched():
+        return _join(Path(subject), ranks)
+    return verify_here(Path(subject), num_ranks=ranks)
+
+
+def verify_here(
+    file: Path, *, num_ranks: int | None = None, given: Mapping[str, object] = MappingProxyType({})
+) -> SubjectProof:
+    """Return the proof of a file on ranks that are started here; see `verify_subject`."""
     from functools import partial
 
     from echelon.core.errors import ProofFailed
-    from echelon.launch.environment import is_launched
     from echelon.launch.host import require_memory_for_ranks
     from echelon.launch.local.pool import RankPool
     from echelon.launch.root_cause import FaultKind, RankFailure
     from echelon.proof.verify.subject_file import MAX_RANKS
     from echelon.proof.verify.verify import SubjectRanks, verify_subject
 
-    if is_launched():
-        return _join(Path(subject), ranks)
     try:
         with RankPool(MAX_RANKS, still_s=STILL_S) as pool:
             started = SubjectRanks(run=partial(pool.run, timeout_s=RANK_LIMIT_S), fresh=pool.renew)
             return verify_subject(
-                Path(subject),
+                file,
                 started,
-                num_ranks=ranks,
+                num_ranks=num_ranks,
                 before_ranks=lambda mesh: require_memory_for_ranks(mesh.world_size),
+                given=given,
             )
     except RankFailure as failure:
         # What is the user's to mend is said as it is, not as the failure of some rank.

@@ -73,10 +73,11 @@ def _scaled(own: Plan, factor: float) -> Plan:
     plan = replace(own, mathematics=replace(own.mathematics, model=model))
     if own.mathematics.precision.loss_scaling == "none":
         return plan
-    return with_scale(plan, scale_without_overflow(plan, _in_float64(plan), 1))
+    return with_scale(plan, scale_without_overflow(plan, in_float64(plan), 1))
 
 
-def _in_float64(plan: Plan) -> Plan:
+def in_float64(plan: Plan) -> Plan:
+    """Return a plan in float64 throughout."""
     wide = replace(
         plan.mathematics.precision,
         parameters="fp64",
@@ -104,7 +105,7 @@ def range_checks(case: RangeCase, observed: ObservedRun) -> Iterator[Check]:
     """Compare where one device and the ranks have numbers, in the order of a step."""
     forced = routing_from_ranks(observed, 1)
     (rough,) = run_oracle(case.plan, 1, forced=forced)
-    (exact,) = run_oracle(_in_float64(case.plan), 1, forced=forced)
+    (exact,) = run_oracle(in_float64(case.plan), 1, forced=forced)
     for position, numbers in enumerate(_compared(case, observed, rough, exact)):
         yield _check(case, numbers, position)
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from echelon.api.given_plan import GivenPlan, plan_from_given
+from echelon.api.verifying import verify_here
 from echelon.core.optional import optional_package
 
 if TYPE_CHECKING:
@@ -31,34 +32,11 @@ def prove_module(
     their first step.
     """
     optional_package("torch", extra="train", purpose="proving a module")
-    from functools import partial
-
     from echelon.api.modules.subject import OPENER
-    from echelon.api.verifying import RANK_LIMIT_S, STILL_S
-    from echelon.core.errors import ProofFailed
-    from echelon.launch.host import require_memory_for_ranks
-    from echelon.launch.local.pool import RankPool
-    from echelon.launch.root_cause import FaultKind, RankFailure
-    from echelon.proof.verify.subject_file import MAX_RANKS
-    from echelon.proof.verify.verify import SubjectRanks, verify_subject
 
     given = {
         "opener": OPENER,
         "plan": plan_from_given(plan).to_json(),
         "num_steps": num_steps,
     }
-    try:
-        with RankPool(MAX_RANKS, still_s=STILL_S) as pool:
-            started = SubjectRanks(run=partial(pool.run, timeout_s=RANK_LIMIT_S), fresh=pool.renew)
-            return verify_subject(
-                Path(factory),
-                started,
-                before_ranks=lambda mesh: require_memory_for_ranks(mesh.world_size),
-                given=given,
-            )
-    except RankFailure as failure:
-        if failure.error is not None:
-            raise failure.error from None
-        if failure.fault.kind is FaultKind.NEVER_MET:
-            raise ProofFailed(failure.problems) from None
-        raise
+    return verify_here(Path(factory), given=given)

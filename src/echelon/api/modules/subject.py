@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +32,7 @@ from echelon.core.rulebook.verify import VERIFY_OPTIMIZER, VERIFY_RETURNED
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.module.loss import ModuleLoss, loss_of
 from echelon.proof.module.wide import StayWide
+from echelon.proof.numeric_range import in_float64
 from echelon.proof.verify.case import OneDevice, OnRank, VerifyCase
 from echelon.proof.verify.subject_file import NUM_STEPS, SubjectFile, SubjectSettings
 from echelon.training.learning_rate import learning_rate
@@ -203,16 +204,7 @@ def _width(case: VerifyCase) -> AbstractContextManager[object]:
 
 def in_precision(plan: Plan, dtype: torch.dtype) -> Plan:
     """Return a plan as it is, or in float64 throughout."""
-    if dtype is not torch.float64:
-        return plan
-    wide = replace(
-        plan.mathematics.precision,
-        parameters="fp64",
-        gradients="fp64",
-        reduction="fp64",
-        master="fp64",
-    )
-    return replace(plan, mathematics=replace(plan.mathematics, precision=wide))
+    return in_float64(plan) if dtype is torch.float64 else plan
 
 
 def plain_optimizer(settings: Optimizer, model: nn.Module) -> torch.optim.Optimizer:

@@ -15,10 +15,9 @@ from itertools import product, starmap
 
 from echelon.core.mesh import Mesh
 from echelon.core.model_shape import ModelShape, Multipliers, RopeScaling, Rotary
-from echelon.core.plan import Context, Layout, Pipeline, Plan, Recompute
-from echelon.proof.matrix.cases import MatrixCase, varied_model, varied_optimizer, varied_zero
-from echelon.proof.matrix.recompute_cases import SPLITS
-from echelon.proof.shrink_stages import stages_of
+from echelon.core.plan import Plan, Recompute
+from echelon.proof.matrix.cases import MatrixCase, varied_model, varied_optimizer
+from echelon.proof.matrix.recompute_cases import SPLITS, split_layout
 
 AGAIN: Mapping[str, Recompute] = {
     "none": Recompute(),
@@ -143,15 +142,7 @@ class BlockCase(MatrixCase):
     def plan(self) -> Plan:
         split, seed = SPLITS[self.split], self.seed
         counts = [2] * self.mesh.pp
-        layout = Layout(
-            mesh=self.mesh,
-            microbatch_sequences=1 + seed % 2,
-            pipeline=Pipeline(schedule=split.schedule, stages=stages_of(counts)),
-            sequence_parallel=split.sequence_parallel,
-            context=Context(kind=split.kind, ulysses_degree=2 if split.kind == "ulysses" else 1),
-            recompute=AGAIN[self.again],
-            zero=varied_zero(split.stage, seed // 4),
-        )
+        layout = split_layout(split, counts, AGAIN[self.again], seed)
         # The first of the four kinds is a Llama.
         llama = varied_model(0, tp=self.mesh.tp, layers=sum(counts), tied=seed // 8 % 2 > 0)
         count = self.mesh.pp * (1 + seed // 2 % 2)

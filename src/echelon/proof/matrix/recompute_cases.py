@@ -70,6 +70,19 @@ SPLITS: dict[str, Split] = {
 """Splits by name."""
 
 
+def split_layout(split: Split, counts: list[int], again: Recompute, seed: int) -> Layout:
+    """Return the layout of a split whose stages have so many layers, with what varies by `seed`."""
+    return Layout(
+        mesh=split.mesh,
+        microbatch_sequences=1 + seed % 2,
+        pipeline=Pipeline(schedule=split.schedule, stages=stages_of(counts)),
+        sequence_parallel=split.sequence_parallel,
+        context=Context(kind=split.kind, ulysses_degree=2 if split.kind == "ulysses" else 1),
+        recompute=again,
+        zero=varied_zero(split.stage, seed // 4),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class RecomputeCase(MatrixCase):
     """Name operators that are made again, in one layout."""
@@ -91,17 +104,8 @@ class RecomputeCase(MatrixCase):
         full = self.policy == "full"
         # A stage has a block that is made again whole, and one that is not.
         counts = [2] * self.mesh.pp
-        layout = Layout(
-            mesh=self.mesh,
-            microbatch_sequences=1 + seed % 2,
-            pipeline=Pipeline(schedule=split.schedule, stages=stages_of(counts)),
-            sequence_parallel=split.sequence_parallel,
-            context=Context(kind=split.kind, ulysses_degree=2 if split.kind == "ulysses" else 1),
-            recompute=Recompute(
-                policy=self.policy, every=2 if full else 1, operators=self.operators
-            ),
-            zero=varied_zero(split.stage, seed // 4),
-        )
+        again = Recompute(policy=self.policy, every=2 if full else 1, operators=self.operators)
+        layout = split_layout(split, counts, again, seed)
         model = varied_model(
             seed // 8, tp=self.mesh.tp, layers=sum(counts), tied=seed // 32 % 2 > 0
         )
