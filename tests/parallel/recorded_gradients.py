@@ -30,6 +30,10 @@ class RecordedGradients(GradientStore):
         """Return True: parts are added up in float64."""
         return True
 
+    def trains(self, parameter: torch.Tensor) -> bool:
+        """Return True: each parameter takes a gradient."""
+        return True
+
     def matrices(self, parameters: Sequence[torch.Tensor]) -> torch.Tensor | None:
         """Return None: matrices do not lie side by side."""
         return None
