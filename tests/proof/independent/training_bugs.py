@@ -14,7 +14,6 @@ from echelon.proof.independent import comparison
 from echelon.proof.oracle import optimizers, oracle
 from echelon.training import learning_rate
 from echelon.training.data import batches as trainer_batches
-from echelon.training.data import dataset as trainer_dataset
 from echelon.training.data import dataset
 from tests.proof.independent.shared_bugs import (
     Patch,
@@ -83,7 +82,7 @@ def samples_come_in_order(patch: Patch) -> None:
 def documents_start_at_their_end(patch: Patch) -> None:
     changed(
         patch,
-        trainer_dataset,
+        dataset,
         "document_starts",
         lambda found: tuple((0, *(t - 1 for t in starts[1:] if t > 1)) for starts in found),
     )
