@@ -110,7 +110,11 @@ class ColumnLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, linears: Sequence[nn.Linear], split: TensorSplit, again: bool
+        ctx: Any,
+        x: torch.Tensor,
+        linears: Sequence[nn.Linear],
+        split: TensorSplit,
+        again: bool = False,
     ) -> torch.Tensor:
         """Return the outputs side by side, [N, O]; x is [N, I], or [N/tp, I] when scattered.
 
@@ -173,7 +177,7 @@ class RowLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: torch.Tensor, linear: nn.Linear, split: TensorSplit, again: bool
+        ctx: Any, x: torch.Tensor, linear: nn.Linear, split: TensorSplit, again: bool = False
     ) -> torch.Tensor:
         """Return the sum over the tensor ranks, [N, D], or this rank's rows of it.
 
