@@ -57,6 +57,10 @@ def draw_settings(
     chosen |= _experts(random, mesh) if experts else {}
     if "mesh.sequence_parallel" in chosen:
         chosen |= _some(random, {"mesh.tp_overlap": ("ring",)}, 0.5)
+    if "model.layers" in chosen:
+        # Drawn last, so that all else of a seed is what it was without them.
+        scores = {"model.final_soft_cap": (3.0, 30.0), "model.attention_scale": (0.1, 0.5)}
+        chosen |= _some(random, scores, 0.2)
     return chosen
 
 
@@ -123,8 +127,6 @@ def _model(random: Random, mesh: dict[str, int], *, experts: bool) -> Settings:
             "model.dropout": (0.1, 0.3),
             "model.window": (9, 33, 70),
             "model.soft_cap": (5.0, 30.0),
-            "model.final_soft_cap": (3.0, 30.0),
-            "model.attention_scale": (0.1, 0.5),
         },
         0.2,
     )
