@@ -59,7 +59,10 @@ def draw_settings(
         chosen |= _some(random, {"mesh.tp_overlap": ("ring",)}, 0.5)
     if "model.layers" in chosen:
         # Drawn last, so that all else of a seed is what it was without them.
-        scores = {"model.final_soft_cap": (3.0, 30.0), "model.attention_scale": (0.1, 0.5)}
+        scores: dict[str, Sequence[object]] = {
+            "model.final_soft_cap": (3.0, 30.0),
+            "model.attention_scale": (0.1, 0.5),
+        }
         chosen |= _some(random, scores, 0.2)
     return chosen
 
