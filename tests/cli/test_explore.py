@@ -15,7 +15,7 @@ from echelon.cli.main import main
 def test_the_page_has_models_clusters_and_where_its_controls_start(tmp_path: Path) -> None:
     path = tmp_path / "explorer.html"
     assert (
-        main(["explore", "--model", "mixtral-8x7b", "--cluster", "32xh200", "--html", str(path)])
+        main(["explore", "--model", "mixtral-8x7b", "--cluster", "32xh200", "--out", str(path)])
         == 0
     )
     text = path.read_text(encoding="utf-8")
@@ -33,7 +33,7 @@ def test_what_is_there_is_not_overwritten(
 ) -> None:
     path = tmp_path / "explorer.html"
     path.write_text("mine", encoding="utf-8")
-    assert main(["explore", "--html", str(path)]) == 2
+    assert main(["explore", "--out", str(path)]) == 2
     assert path.read_text(encoding="utf-8") == "mine"
-    assert main(["explore", "--html", str(tmp_path / "explorer.txt")]) == 2
-    assert "--html" in capsys.readouterr().err
+    assert main(["explore", "--out", str(tmp_path / "explorer.txt")]) == 2
+    assert "--out" in capsys.readouterr().err

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 from cyclopts import Argument
 
-from echelon.cli.app import COMMANDS, build_app
+from echelon.cli.app import COMMANDS, OUT_ELSEWHERE, build_app
 from echelon.cli.export_weights import WeightFormat
 from echelon.cli.main import main
 from echelon.cli.other_tools import TargetName
@@ -20,15 +20,10 @@ TAKES = {
     "--model": "preset",
     "--extends": "preset",
     "--out": "write",
-    "--svg": "file",
     "--dtype": "tensors",
     "--model-type": "transformers",
     "--file-bytes": "most bytes",
     "--threads": "at a time",
-    "--csv": "file",
-    "--figures": "page",
-    "--html": "page",
-    "--traces": "folder",
     "--from": "FILE",
     "--to": "read it",
     "--ranks": "anks",
@@ -73,6 +68,9 @@ TAKES = {
 READERS = {str(TargetName), str(WeightFormat)}
 """Who reads what is written: a plan (`export`) is for others than weights (`export weights`)."""
 
+ONE_OR_MORE = {"pathlib.Path", "tuple[str, ...]"}
+"""What `--out` takes: a name, or of commands that write several things one for each."""
+
 RUN = {"run.toml", "preset", "run"}
 """What a RUN may be: its help names one of these."""
 
@@ -106,7 +104,8 @@ def test_flags_of_one_name_have_one_type_and_one_short_form() -> None:
             if flag.startswith("-"):
                 hint = str(argument.hint).replace("<class '", "").replace("'>", "")
                 types.setdefault(flag, set()).add(hint.replace(" | None", ""))
-    assert {flag: kinds for flag, kinds in types.items() if len(kinds) > 1} == {"--to": READERS}
+    several = {flag: kinds for flag, kinds in types.items() if len(kinds) > 1}
+    assert several == {"--to": READERS, "--out": ONE_OR_MORE}
 
 
 def test_a_setting_that_is_a_flag_too_is_called_the_same() -> None:
@@ -119,15 +118,41 @@ def test_a_setting_that_is_a_flag_too_is_called_the_same() -> None:
     assert "--times" not in shown, "pipeline.times is a file of measured times"
 
 
-@pytest.mark.parametrize("typed", ["--output", "--outfile", "--output-dir", "-o"])
+@pytest.mark.parametrize("typed", sorted(OUT_ELSEWHERE))
 def test_another_name_of_the_output_is_refused_with_out(
     typed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     writers = [name for name in COMMANDS if "--out" in dict(flags_of(name))]
-    assert len(writers) >= 9
+    assert len(writers) >= 14
     for name in writers:
+        assert typed not in dict(flags_of(name))
         needed = {"export": ["--to", "megatron"], "export weights": ["--out", "y"]}.get(name, [])
-        assert main([*name.split(), "run", *needed, typed, "x"]) == 2
+        assert main([*name.split(), "run", *needed, typed, "x.csv"]) == 2
         error = capsys.readouterr().err
         assert error.startswith("error[unknown-flag]"), name
-        assert "--out" in error.partition("works here:")[2].split("more:")[0], (name, error)
+        assert "--out x.csv" in error.partition("works here:")[2].split("more:")[0], (name, error)
+
+
+@pytest.mark.parametrize(
+    ("typed", "instead"),
+    [
+        ("plan nano --html=plan.html --figures of", "plan nano --out plan.html --out of/"),
+        ("rehearse nano --traces t/", "rehearse nano --out t/rank.json.gz"),
+        (
+            "schedule show 1f1b --svg a.svg --csv b.csv",
+            "schedule show 1f1b --out a.svg --out b.csv",
+        ),
+    ],
+)
+def test_a_former_name_is_refused_with_the_whole_line_that_does_it(
+    typed: str, instead: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(typed.split()) == 2
+    assert f"works here: echelon {instead}" in capsys.readouterr().err
+
+
+def test_no_other_flag_names_what_is_written() -> None:
+    for name in COMMANDS:
+        for flag, argument in flags_of(name):
+            if flag.startswith("--") and flag != "--out":
+                assert "write to" not in (argument.parameter.help or "").lower(), (name, flag)

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from echelon.cli.flags import plan_if_named, require_new_files, require_suffix
+from echelon.cli.flags import plan_if_named, require_new_files, require_run_file
 from echelon.core.errors import ConfigError
 
 
 def test_new_files_are_taken(tmp_path: Path) -> None:
-    require_new_files({"--svg": tmp_path / "a.svg", "--csv": tmp_path / "a.csv", "--out": None})
+    require_new_files({"--out": tmp_path / "a.toml", "a.csv": tmp_path / "a.csv"})
 
 
 def test_all_that_cannot_be_written_are_told_with_free_names(tmp_path: Path) -> None:
@@ -19,18 +19,18 @@ def test_all_that_cannot_be_written_are_told_with_free_names(tmp_path: Path) -> 
     there.write_text("taken")
     (tmp_path / "a-2.svg").write_text("taken too")
     with pytest.raises(ConfigError) as caught:
-        require_new_files({"--svg": there, "--csv": there})
-    same, svg, csv = caught.value.problems
-    assert (same.rule, svg.rule, csv.rule) == ("bad-argument", "never-overwrite", "never-overwrite")
-    assert same.suggestions == (f"--csv {tmp_path / 'a.csv'}",)
-    assert svg.suggestions == (f"--svg {tmp_path / 'a-3.svg'}",)
+        require_new_files({"--out": there, "beside": tmp_path / "absent" / "b.csv"})
+    assert caught.value.rules == ("never-overwrite", "cannot-write")
+    svg, csv = caught.value.problems
+    assert svg.suggestions == (f"--out {tmp_path / 'a-3.svg'}",)
+    assert csv.suggestions == ("beside b.csv",)
 
 
 def test_a_name_of_another_kind_is_refused_with_one_that_fits(tmp_path: Path) -> None:
-    require_suffix("--out", tmp_path / "run.toml", (".toml", ".json"))
-    require_suffix("--out", None, (".toml",))
+    require_run_file(tmp_path / "run.toml")
+    require_run_file(None)
     with pytest.raises(ConfigError) as caught:
-        require_suffix("--out", tmp_path / "run.yaml", (".toml",))
+        require_run_file(tmp_path / "run.yaml")
     assert caught.value.problems[0].suggestions == (f"--out {tmp_path / 'run.toml'}",)
 
 

@@ -124,7 +124,7 @@ def test_faults_are_counted(found: Rehearsal) -> None:
 def test_a_trace_of_each_distinct_rank_is_written_into_a_new_folder(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    flags = ["--set", "mesh.pp=2", "--workers", "1", "--traces", "traces"]
+    flags = ["--set", "mesh.pp=2", "--workers", "1", "--out", "traces/rank.json.gz"]
     assert main(["rehearse", "nano", *flags]) == 0
     files = sorted(Path("traces").iterdir())
     assert [file.name for file in files] == ["rank-0000.json.gz", "rank-0001.json.gz"]

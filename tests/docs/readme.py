@@ -35,14 +35,14 @@ _REHEARSAL = "echelon rehearse nano --set cluster.preset=8xh100 --set mesh.pp=2 
 _PROOF = "echelon prove nano --set mesh.tp=2 --set mesh.dp_shard=2 --set zero.stage=3"
 GALLERY = "docs/assets/gallery"
 FIGURES = {
-    "docs/schedules.svg": "echelon schedule show zb-v -p 4 -m 8 --svg FILE",
-    f"{GALLERY}/schedule-zb-v.svg": f"{_PIPELINE} --set pipeline.schedule=zb-v --html schedule/",
-    f"{GALLERY}/schedule-1f1b.svg": f"{_PIPELINE} --html schedule/",
-    f"{GALLERY}/mesh.svg": f"{_CLUSTER} --html mesh/",
-    f"{GALLERY}/memory.svg": f"{_CLUSTER} --html memory/",
-    f"{GALLERY}/step.svg": f"{_CLUSTER} --html step/",
-    f"{GALLERY}/curve.svg": f"{_REHEARSAL} --html memory-curve/",
-    f"{GALLERY}/proof.svg": f"{_PROOF} --html proof/",
+    "docs/schedules.svg": "echelon schedule show zb-v -p 4 -m 8 --out FILE",
+    f"{GALLERY}/schedule-zb-v.svg": f"{_PIPELINE} --set pipeline.schedule=zb-v --out schedule/",
+    f"{GALLERY}/schedule-1f1b.svg": f"{_PIPELINE} --out schedule/",
+    f"{GALLERY}/mesh.svg": f"{_CLUSTER} --out mesh/",
+    f"{GALLERY}/memory.svg": f"{_CLUSTER} --out memory/",
+    f"{GALLERY}/step.svg": f"{_CLUSTER} --out step/",
+    f"{GALLERY}/curve.svg": f"{_REHEARSAL} --out memory-curve/",
+    f"{GALLERY}/proof.svg": f"{_PROOF} --out proof/",
 }
 """Each figure of a page, and the command that draws it: into FILE, or with others into a folder.
 
@@ -113,7 +113,7 @@ def drawn(command: str) -> str:
             printed(f"{command} {shlex.quote(str(figure))}")
             return figure.read_text(encoding="utf-8")
         figures = Path(folder, "figures")
-        printed(f"{command} {shlex.quote(str(figures))}")
+        printed(f"{command} {shlex.quote(f'{figures}/')}")
         return (figures / f"{where.rstrip('/')}.svg").read_text(encoding="utf-8")
 
 

@@ -93,7 +93,7 @@ def test_the_gallery_says_by_which_command_each_figure_is_drawn() -> None:
     for path, command in FIGURES.items():
         if path.startswith(GALLERY):
             assert f"](assets/{path.removeprefix('docs/assets/')})" in page
-            assert command.rpartition(" --html ")[0] in page
+            assert command.rpartition(" --out ")[0] in page
 
 
 @pytest.mark.parametrize("name", sorted(set(PAGES) - {WRONG_BY_INTENT}))

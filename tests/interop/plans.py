@@ -22,6 +22,7 @@ MESHES = (
     ("mesh.pp=2", "pipeline.stages=[[0],[1,2,3]]", "mesh.dp_shard=2", "zero.stage=1"),
     ("mesh.pp=2", "pipeline.schedule=interleaved-1f1b", "pipeline.virtual_stages=2"),
     ("mesh.pp=2", "pipeline.schedule=zb-v", "mesh.dp_shard=2", "zero.stage=3"),
+    ("mesh.dp_shard=16", "cluster.preset=16xh100", "zero.stage=3", "zero.secondary=true"),
 )
 BF16 = ("precision.parameters=bf16",)
 ALL_BF16 = (*BF16, "precision.gradients=bf16", "precision.reduction=bf16")

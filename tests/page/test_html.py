@@ -84,7 +84,7 @@ def test_a_page_overwrites_nothing(tmp_path: Path) -> None:
     before = path.read_bytes()
     with pytest.raises(ConfigError) as caught:
         write_page(document("other"), path)
-    assert caught.value.problems[0].key == "--html"
+    assert caught.value.problems[0].key == "--out"
     assert path.read_bytes() == before
 
 

@@ -34,8 +34,8 @@ def rehearse(
     `plan` may also be a run.toml or preset, a plan.json or the folder of a run. A step has two
     rounds of its pipeline, or with `whole` all of its microbatches. `workers` are the processes
     that are used, one for each core by default. `traces` is a folder that is made, and gets a trace
-    of each distinct rank, for chrome://tracing and ui.perfetto.dev. ConfigError of a plan whose
-    replicas are threads.
+    of each distinct rank, for chrome://tracing and ui.perfetto.dev; or NAME.json.gz, for a file
+    NAME-RANK.json.gz of each. ConfigError of a plan whose replicas are threads.
     """
     optional_package("torch", extra="train", purpose="rehearsing a plan")
     from echelon.api.converting import read_plan

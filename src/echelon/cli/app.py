@@ -6,9 +6,15 @@ import shlex
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
+from pathlib import Path
 
 from cyclopts import App, CycloptsError, Parameter
-from cyclopts.exceptions import UnknownCommandError, UnknownOptionError, UnusedCliTokensError
+from cyclopts.exceptions import (
+    MissingArgumentError,
+    UnknownCommandError,
+    UnknownOptionError,
+    UnusedCliTokensError,
+)
 
 from echelon.cli.output import give_up, print_error, print_error_json, stdout_refuses
 from echelon.core.errors import ConfigError, EchelonError, Problem
@@ -123,7 +129,7 @@ def run(arguments: list[str]) -> int:
     try:
         result = build_app()(arguments)
     except CycloptsError as error:
-        return _report(arguments, ConfigError(_usage_problem(error)))
+        return _report(arguments, ConfigError(_usage_problem(error, arguments)))
     except EchelonError as error:
         return _report(arguments, error)
     except BrokenPipeError:
@@ -181,7 +187,7 @@ _EXAMPLES = {
 """What to type where a command lacks what it needs."""
 
 
-def _usage_problem(error: CycloptsError) -> Problem:
+def _usage_problem(error: CycloptsError, arguments: Sequence[str]) -> Problem:
     error.verbose = False
     if isinstance(error, UnknownCommandError):
         typed = " ".join([*(error.command_chain or ()), *(error.unused_tokens or ())[:1]])
@@ -191,8 +197,13 @@ def _usage_problem(error: CycloptsError) -> Problem:
             suggestions=near or COMMANDS,
         )
     if isinstance(error, UnknownOptionError):
-        return _unknown_flag(error)
+        return _unknown_flag(error, arguments)
     message = " ".join(str(error).split())
+    other = next(
+        (name for one in arguments if (name := one.partition("=")[0]) in OUT_ELSEWHERE), ""
+    )
+    if isinstance(error, MissingArgumentError) and other and "--out requires" in message:
+        return _out_elsewhere(other, arguments)
     if isinstance(error, UnusedCliTokensError):
         message = f"more arguments than the command takes: {' '.join(error.unused_tokens or ())}"
     command = " ".join(["echelon", *(error.command_chain or ())])
@@ -201,15 +212,56 @@ def _usage_problem(error: CycloptsError) -> Problem:
     return command_line.BAD_ARGUMENT.problem(message, suggestions=more)
 
 
-def _unknown_flag(error: UnknownOptionError) -> Problem:
+OUT_ELSEWHERE = frozenset(
+    (
+        *("--html", "--figures", "--svg", "--csv", "--traces"),
+        *("-o", "--output", "--outfile", "--output-dir"),
+    )
+)
+"""What the flag of an output is called in other tools, and was called here."""
+
+
+def _unknown_flag(error: UnknownOptionError, arguments: Sequence[str]) -> Problem:
     flag = (error.token.keyword or error.token.value or "").split("=")[0]
     known = [name for argument in error.argument_collection for name in argument.names]
     flags = [name for name in known if name.startswith("--")]
     settings = _settings_called(flag) if "--set" in flags else ()
+    if "--out" in flags and flag in OUT_ELSEWHERE:
+        return _out_elsewhere(flag, arguments)
     return command_line.UNKNOWN_FLAG.problem(
         f"{' '.join(['echelon', *(error.command_chain or ())])} has no flag {flag}",
         suggestions=settings or did_you_mean(flag, flags) or [*flags, "--help"],
     )
+
+
+def _out_elsewhere(flag: str, arguments: Sequence[str]) -> Problem:
+    return command_line.UNKNOWN_FLAG.problem(
+        f"{flag} is --out here, and what its value ends in says what is written",
+        suggestions=(shlex.join(["echelon", *_with_out(arguments)]),),
+    )
+
+
+def _with_out(arguments: Sequence[str]) -> list[str]:
+    """Return a command with `--out` for each other name of it, and values as it takes them."""
+    found = list[str]()
+    before = ""
+    for word in arguments:
+        name, equals, value = word.partition("=")
+        if name in OUT_ELSEWHERE:
+            found.extend(("--out", _as_out(name, value)) if equals else ("--out",))
+            before = "" if equals else name
+        else:
+            found.append(_as_out(before, word) if before else word)
+            before = ""
+    return found
+
+
+def _as_out(flag: str, value: str) -> str:
+    """Return the value of `--out` that asks for what a former flag asked for."""
+    if flag == "--traces":
+        return f"{value.rstrip('/')}/rank.json.gz"
+    is_folder = flag in ("--html", "--figures") and not Path(value).suffix
+    return f"{value.rstrip('/')}/" if is_folder else value
 
 
 def _settings_called(flag: str) -> tuple[str, ...]:

@@ -10,14 +10,14 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from echelon.cli.flags import require_new_files, require_suffix
 from echelon.cli.output import note
+from echelon.cli.written_files import PAGE, WrittenFiles
 
 
 def explore(
     *,
-    html: Annotated[
-        Path, Parameter(help="Write the page of the explorer to this file, which must be new.")
+    out: Annotated[
+        Path, Parameter(help="The file to write the page to, FILE.html, which must be new.")
     ],
     model: Annotated[str, Parameter(help="The preset of a model at which controls start.")] = (
         "llama3-8b"
@@ -27,10 +27,9 @@ def explore(
     ] = "64xh100",
 ) -> int:
     """Write a page whose controls are model, cluster, mesh, ZeRO, schedule, batch and recompute."""
-    require_suffix("--html", html, (".html",))
-    require_new_files({"--html": html})
+    WrittenFiles.read((str(out),), (PAGE,))
     from echelon.api.exploring import explore as write
 
-    write(html, model=model, cluster=cluster)
-    note(f"written: {html}")
+    write(out, model=model, cluster=cluster)
+    note(f"written: {out}")
     return 0

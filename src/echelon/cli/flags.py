@@ -44,13 +44,17 @@ Json = Annotated[
 """The form of the result."""
 
 
+OUT = "--out"
+"""What every command calls the flag of what it writes."""
+
 _LONGEST_STEM = 100  # characters of a file name
-_KINDS: Mapping[str, str] = {
-    ".toml": "a run file (TOML)",
-    ".json": "a plan (JSON)",
-    ".html": "a page (HTML)",
-}
-_OTHERS = frozenset((".yaml", ".yml", ".json", ".toml", ".txt", ".sh", ".csv", ".py", ".md"))
+_ENDINGS = frozenset(
+    (
+        *(".json", ".toml", ".yaml", ".yml", ".csv", ".txt", ".md", ".py", ".sh", ".gz"),
+        *(".html", ".htm", ".svg", ".png", ".pdf", ".jpg", ".jpeg", ".gif", ".webp", ".eps", ".ps"),
+    )
+)
+"""What is an ending of a file's name, and no part of it behind a dot."""
 
 
 def bad_argument(message: str, *suggestions: str) -> ConfigError:
@@ -68,29 +72,40 @@ def plan_if_named(run: str | None, settings: Sequence[str], example: str) -> Pla
     return None if run is None else load_job(run, settings).plan
 
 
-def require_new_files(targets: Mapping[str, Path | None]) -> None:
-    """Refuse flags whose files exist, are the same, or cannot be made; ConfigError names each.
+def require_new_files(targets: Mapping[str, Path]) -> None:
+    """Refuse files that exist or cannot be made, by who asked for them; ConfigError names each.
 
     Without this a command that cannot write its second file leaves the first, and the command that
     is typed in its place fails at that.
     """
-    given = {flag: path for flag, path in targets.items() if path is not None}
-    problems = [*_same(given)]
-    for flag, path in given.items():
-        problems.extend(_taken(flag, path))
+    problems = [one for flag, path in targets.items() for one in taken_problems(flag, path)]
     if problems:
         raise ConfigError(problems)
 
 
-def require_suffix(flag: str, path: Path | None, suffixes: Sequence[str]) -> None:
-    """Refuse a file whose name says that it is of another kind than what is written into it."""
-    if path is None or path.suffix in suffixes:
-        return
-    stem = path.stem if path.suffix in _OTHERS else path.name
-    raise bad_argument(
-        f"{flag} {path} would hold {' or '.join(_KINDS[suffix] for suffix in suffixes)}, which its "
-        "name does not say",
-        *(f"{flag} {free_path(path.parent, stem or 'run', suffix)}" for suffix in suffixes),
+def require_run_file(path: Path | None) -> None:
+    """Refuse a file whose name says that it is no run file, where one is written into it."""
+    if path is not None and path.suffix != ".toml":
+        raise ConfigError(ending_problem(path, {".toml": "a run file (TOML)"}))
+
+
+def ending_problem(path: Path, holds: Mapping[str, str]) -> Problem:
+    """Return the problem of a name that does not say what is to be written, with names that do.
+
+    `holds` says what is written, by what its name ends in: a folder by ``/``.
+    """
+    stem = path.stem if path.suffix.lower() in _ENDINGS else path.name
+    stem = stem.removesuffix(".json") or "run"
+    *others, last = holds.values()
+    either = f"{', '.join(others)} or {last}" if others else last
+    return argument_problem(
+        f"{OUT} {path} would hold {either}, which its name does not say",
+        *(
+            f"{OUT} {free_path(path.parent, stem, '')}/"
+            if ending == "/"
+            else f"{OUT} {free_path(path.parent, stem, ending)}"
+            for ending in holds
+        ),
     )
 
 
@@ -129,26 +144,13 @@ def _read_size(flag: str, text: str, kind: Quantity) -> int | Problem:
     )
 
 
-def _same(given: Mapping[str, Path]) -> Iterator[Problem]:
-    first: dict[str, str] = {}
-    for flag, path in given.items():
-        place = os.path.normpath(path.absolute())
-        if place in first:
-            suffix = f".{flag.removeprefix('--')}"
-            free = f"{flag} {free_path(path.parent, path.stem, suffix)}"
-            yield argument_problem(f"{first[place]} and {flag} name the same file, {path}", free)
-        first.setdefault(place, flag)
-
-
-def _taken(flag: str, path: Path) -> Iterator[Problem]:
+def taken_problems(flag: str, path: Path) -> Iterator[Problem]:
+    """Yield what keeps a file from being written, with a name for `flag` that is free."""
     try:
         require_writable(path, key=flag)
     except ConfigError as error:
-        if os.path.isdir(path):
-            free = free_path(path, "schedule", f".{flag.removeprefix('--')}")
-        else:
-            there = path.parent if error.rules == (NEVER_OVERWRITE.id,) else Path()
-            free = free_path(there, path.stem, path.suffix)
+        there = path.parent if error.rules == (NEVER_OVERWRITE.id,) else Path()
+        free = free_path(there, path.stem, path.suffix)
         yield from (replace(one, suggestions=(f"{flag} {free}",)) for one in error.problems)
 
 

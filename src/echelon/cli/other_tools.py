@@ -10,7 +10,7 @@ from cyclopts import App, Parameter
 
 from echelon.api.converting import export as export_run
 from echelon.api.converting import import_run
-from echelon.cli.flags import Json, Settings, bad_argument, require_suffix
+from echelon.cli.flags import Json, Settings, bad_argument, require_run_file
 from echelon.cli.output import note, print_json
 from echelon.interop.import_report import keys_by_fate, mapping_rows, summary_lines
 from echelon.interop.importer import Imported
@@ -47,7 +47,7 @@ def import_(
     The run.toml comes out whatever the file holds. The exit status is 1 where a key is refused,
     because it would change the mathematics, or where the run does not load: the file says which.
     """
-    require_suffix("--out", out, (".toml",))
+    require_run_file(out)
     if launcher and ranks is not None:
         raise bad_argument("--ranks and --launcher both say how many ranks there are", "--ranks N")
     started = launcher or ranks

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from echelon.cli.flags import Json, Settings, bad_argument
 from echelon.cli.output import WIDEST, note, page_columns, print_result
 from echelon.cli.proof_text import bisection_text, proof_text, subject_text
-from echelon.cli.report_files import Html, ReportFiles
+from echelon.cli.written_files import REPORT, ReportNames, WrittenFiles
 
 PROOF_FILE = "proof.json"
 
@@ -53,21 +53,21 @@ def prove(
         bool,
         Parameter(help="Also complete operations as late as they may, and compare.", negative=""),
     ] = False,
-    html: Html = None,
+    out: ReportNames = (),
     json: Json = False,
 ) -> int:
     """Prove that a plan, or any program, computes what one device does; exit 1 where it does not.
 
     Of a run folder, the plan in it is proven, and proof.json is written beside it.
     """
-    report = ReportFiles.at(html)
+    files = WrittenFiles.read(out, REPORT)
     if module is not None:
-        if subject is not None or ranks is not None or bisect or independent or late or report:
+        if subject is not None or ranks is not None or bisect or independent or late or out:
             example = f"echelon prove nano --set mesh.tp=2 --module {module}"
             raise bad_argument("a module is proven under a run, without these flags", example)
         return _prove_module(module, run or "nano", settings, as_json=json)
     if subject is not None and subject.partition(":")[0].endswith(".py"):
-        if run is not None or settings or independent or late or report is not None:
+        if run is not None or settings or independent or late or out:
             example = f"echelon prove --subject {subject}"
             raise bad_argument("a run and its flags say nothing of a program", example)
         return _prove_file(subject, ranks, bisect=bisect, as_json=json)
@@ -77,7 +77,7 @@ def prove(
     if ranks is not None:
         raise bad_argument("--ranks is for a program: a run has its mesh", "--set mesh.tp=2")
     return _prove_run(
-        run, settings, subject, _Extras(bisect, independent, late, report), as_json=json
+        run, settings, subject, _Extras(bisect, independent, late, files), as_json=json
     )
 
 
@@ -88,7 +88,7 @@ class _Extras:
     bisect: bool
     independent: bool
     late: bool
-    report: ReportFiles | None
+    files: WrittenFiles
 
 
 def _prove_run(
@@ -115,10 +115,10 @@ def _prove_run(
     if is_run and not settings and subject is None:
         proof.write(folder.path / PROOF_FILE)
     values: dict[str, object] = {"proven": proof.proven, "proof": proof.to_json()}
-    if extras.report is not None:
+    if extras.files.has_report:
         from echelon.page.proof import proof_page
 
-        extras.report.write(proof_page(proof.to_json()))
+        extras.files.write_report(proof_page(proof.to_json()))
     columns = page_columns(WIDEST)
     text = proof_text(proof, columns=columns)
     if extras.bisect and not proof.proven:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from echelon.cli.flags import Json, Settings, bad_argument, require_new_files
+from echelon.cli.flags import OUT, Json, Settings, bad_argument
 from echelon.cli.other_tools import AnyRun
 from echelon.cli.output import note, page_columns, print_result
-from echelon.cli.report_files import Html, ReportFiles
+from echelon.cli.written_files import REHEARSAL, REPORT, TRACES, Names, WrittenFiles
+from echelon.config.files.new_file import write_new
 from echelon.core.units import binary_bytes, decimal_bytes, short_count
 from echelon.planner.view.text_layout import fit_page, table
 
@@ -49,14 +50,14 @@ def rehearse(
         int | None, Parameter(help="Processes to use; by default one for each core.")
     ] = None,
     out: Annotated[
-        Path | None,
-        Parameter(help="The file to write all of it to, with the memory curves (JSON)."),
-    ] = None,
-    traces: Annotated[
-        Path | None,
-        Parameter(help="The folder to make, for a trace of each distinct rank (Perfetto, Chrome)."),
-    ] = None,
-    html: Html = None,
+        Names,
+        Parameter(
+            show_default=False,
+            help="What to write, by its ending: all of it, with memory curves, as FILE.json; a "
+            "trace of each distinct rank for Perfetto and Chrome as NAME.json.gz; a page as "
+            "FILE.html, its figures as FOLDER/, NAME.svg or NAME.png; repeat for more.",
+        ),
+    ] = (),
     json: Json = False,
 ) -> int:
     """Rehearse a step of every distinct rank on GPUs under NCCL, without a GPU; exit 1 on a fault.
@@ -71,24 +72,24 @@ def rehearse(
 
     if workers is not None and workers < 1:
         raise bad_argument(f"--workers {workers} is no number of processes", "--workers 1")
-    report = ReportFiles.at(html)
-    require_new_files({"--out": out, "--traces": traces, "--html": html})
+    wanted = WrittenFiles.read(out, (REHEARSAL, TRACES, *REPORT))
     if cluster is None:
         plan = read_plan(run, settings=settings)[0]
     else:
         plan = planned(run, cluster, settings=settings).plan
     note(f"rehearsing {plan.name} on {plan.mesh.world_size:,} ranks ...")
-    found = rehearse_plan(plan, whole=whole, workers=workers, traces=traces)
+    found = rehearse_plan(plan, whole=whole, workers=workers, traces=wanted.get(TRACES))
     values = {"rehearsal": found.to_json()}
     beside = None if cluster is not None or settings else _in_run_folder(run)
-    for file in (beside, out):
-        if file is not None:
-            text = json_module.dumps(values["rehearsal"], indent=2) + "\n"
-            file.write_text(text, encoding="utf-8")
-    if report is not None:
+    text = json_module.dumps(values["rehearsal"], indent=2) + "\n"
+    if beside is not None:
+        beside.write_text(text, encoding="utf-8")
+    if (file := wanted.get(REHEARSAL)) is not None:
+        write_new(file, text, key=OUT)
+    if wanted.has_report:
         from echelon.page.rehearsal import rehearsal_page
 
-        report.write(rehearsal_page(found.to_json()))
+        wanted.write_report(rehearsal_page(found.to_json()))
     columns = page_columns()
     print_result(
         "rehearse", lambda: values, lambda: rehearsal_text(found, columns=columns), as_json=json

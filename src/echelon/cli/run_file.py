@@ -9,7 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from echelon.cli.flags import Json, Settings, bad_argument, require_suffix
+from echelon.cli.flags import Json, Settings, bad_argument, require_run_file
 from echelon.cli.output import WIDEST, note, page_columns, print_json, print_result
 from echelon.config.cluster.file import cluster_toml
 from echelon.config.cluster.settings import read_typed_cluster, typed_cluster
@@ -53,7 +53,7 @@ def init(
 ) -> int:
     """Write a run.toml that builds on a preset; a file that exists is left as it is."""
     if not out.is_dir():
-        require_suffix("--out", out, (".toml",))
+        require_run_file(out)
     job = load_job(extends)
     values = {row.key: (row.value, row.source) for row in job.sources}
     write_new(out, "\n".join(_lines(out, extends, values)) + "\n", key="--out")

@@ -30,6 +30,8 @@ class ImportContext:
     """The model that the run builds on; None where it does not resolve."""
     devices: int
     """Devices of the cluster."""
+    devices_per_node: int
+    """Devices of each of its nodes."""
     cluster: str
     """Name of the cluster."""
     degrees: Mapping[str, int]
@@ -108,6 +110,7 @@ def import_context(
     return ImportContext(
         model=None if problems else _model(view),
         devices=cluster.num_devices if known else 1,
+        devices_per_node=cluster.devices_per_node if known else 1,
         cluster=cluster.name if known else "",
         degrees={axis: view.integer(f"mesh.{axis}") for axis in AXES},
         microbatch=view.integer("batch.microbatch_sequences"),

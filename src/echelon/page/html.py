@@ -72,7 +72,7 @@ def _json(content: dict[str, Any]) -> str:
     return json.dumps(_plain(content), ensure_ascii=False, separators=(",", ":"))
 
 
-def write_page(document: AnyDocument, path: Path, *, key: str = "--html") -> None:
+def write_page(document: AnyDocument, path: Path, *, key: str = "--out") -> None:
     """Write the page of a document to a new file; ConfigError where there is one."""
     write_new(path, page_html(document), key=key)
 

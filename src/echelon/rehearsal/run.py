@@ -70,7 +70,8 @@ def rehearse(
     """Rehearse every distinct rank of `plan`, in `workers` processes (default: one per core).
 
     Steps have few microbatches (`with_few_microbatches`), or with `whole` all of them. A trace of
-    each distinct rank is written into the folder `traces`, which must not be there yet.
+    each distinct rank is written into the folder `traces`, which must not be there yet, or into
+    NAME-RANK.json.gz where `traces` is NAME.json.gz.
     """
     if plan.mathematics.updates.is_asynchronous:
         raise InfeasiblePlan(

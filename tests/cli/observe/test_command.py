@@ -97,13 +97,13 @@ def test_a_figure_is_written_once(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     figure = tmp_path / "run.svg"
-    assert main(["observe", str(run), "--schedule", "--svg", str(figure)]) == 0
+    assert main(["observe", str(run), "--schedule", "--out", str(figure)]) == 0
     text = figure.read_text()
     assert ElementTree.fromstring(text).tag.endswith("svg")
     assert "planned: simulated" in text
     assert "measured: step 4" in text
     capsys.readouterr()
-    err = _refusal([str(run), "--schedule", "--svg", str(figure)], capsys)
+    err = _refusal([str(run), "--schedule", "--out", str(figure)], capsys)
     assert err.startswith("error[never-overwrite]")
     assert figure.read_text() == text
 
@@ -112,8 +112,8 @@ def test_without_schedule_it_says_what_became_of_the_run(
     run: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     err = _refusal([str(run), "--svg", "x.svg"], capsys)
-    assert err.startswith("error[bad-argument]")
-    assert "--schedule --svg" in err
+    assert err.startswith("error[unknown-flag]")
+    assert f"observe {run} --out x.svg" in err
     assert not trace_path(run, MEASURED).exists()
 
 
@@ -234,6 +234,7 @@ def test_what_a_run_did_stays_within_the_terminal(
         "checkpoints": saved,
         "staleness": (),
         "notes": (),
+        "mirrors": (),
     }
     summary = RunSummary(**values)  # type: ignore[arg-type]
     monkeypatch.setattr(observe_command, "observe_run", lambda run: summary)

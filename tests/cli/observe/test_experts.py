@@ -93,7 +93,7 @@ def test_what_does_not_belong_together_is_refused(capsys: pytest.CaptureFixture[
     for flags, said in (
         (["--schedule", "--experts"], "--schedule and --experts are two questions"),
         (["--step", "2"], "--step says which step"),
-        (["--experts", "--svg", "x.svg"], "--svg draws the schedule"),
+        (["--experts", "--out", "x.csv"], "would hold a page"),
     ):
         err = _refusal(["runs/none", *flags], capsys)
         assert err.startswith("error[bad-argument]")

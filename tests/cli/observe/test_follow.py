@@ -94,7 +94,7 @@ def test_a_finished_run_is_shown_once_and_ctrl_c_ends_it(
     assert follow(path, wait=interrupted) == 0
 
 
-@pytest.mark.parametrize("other", [["--schedule"], ["--json"], ["--html", "a.html"], ["--serve"]])
+@pytest.mark.parametrize("other", [["--schedule"], ["--json"], ["--out", "a.html"], ["--serve"]])
 def test_it_is_one_question(
     other: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -72,7 +72,7 @@ def test_a_device_that_nobody_knows_is_told_of(
 
 @pytest.mark.parametrize(
     "flags",
-    [["--why"], ["--detail"], ["--objective", "front"], ["--out", "a.toml"], ["--figures", "a"]],
+    [["--why"], ["--detail"], ["--objective", "front"], ["--out", "a.toml"], ["--out", "a/"]],
 )
 def test_what_is_about_one_plan_needs_a_cluster(
     flags: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

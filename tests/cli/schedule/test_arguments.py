@@ -57,42 +57,43 @@ def test_odd_times_are_drawn(times: str, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize(
-    ("flags", "rules", "works"),
+    ("names", "rules", "works"),
     [
-        ("--svg new.svg --csv there.csv", ["never-overwrite"], ["--csv there-2.csv"]),
-        ("--svg there.csv --csv new.csv", ["never-overwrite"], ["--svg there-2.csv"]),
-        ("--svg same --csv same", ["bad-argument"], ["--csv same.csv"]),
-        ("--svg same --csv ./folder/../same", ["bad-argument"], None),
-        ("--svg folder --csv new.csv", ["never-overwrite"], ["--svg folder/schedule.svg"]),
-        ("--svg new.svg --csv absent/new.csv", ["cannot-write"], ["--csv new.csv"]),
-        (f"--svg new.svg --csv {'a' * 300}.csv", ["cannot-write"], [f"--csv {'a' * 100}.csv"]),
-        (
-            "--svg there.csv --csv absent/new.csv",
-            ["never-overwrite", "cannot-write"],
-            ["--svg there-2.csv", "--csv new.csv"],
-        ),
+        ("new.svg there.csv", ["never-overwrite"], [None, "there-2.csv"]),
+        ("same new.csv", ["bad-argument"], ["same.svg", None]),
+        ("same.csv ./folder/../same.csv", ["bad-argument"], None),
+        ("folder new.csv", ["bad-argument"], ["folder.svg", None]),
+        ("new.pdf new.csv", ["bad-argument"], ["new.svg", None]),
+        ("new.svg absent/new.csv", ["cannot-write"], [None, "new.csv"]),
+        (f"new.svg {'a' * 300}.csv", ["cannot-write"], [None, f"{'a' * 100}.csv"]),
+        ("absent/a.svg there.csv", ["cannot-write", "never-overwrite"], ["a.svg", "there-2.csv"]),
     ],
 )
 def test_no_file_is_written_where_one_cannot_be(
-    flags: str,
+    names: str,
     rules: list[str],
-    works: list[str] | None,
+    works: list[str | None] | None,
     folder: Path,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     (folder / "there.csv").write_text(GOOD)
     (folder / "folder").mkdir()
     before = sorted(folder.rglob("*"))
-    words = ["schedule", "show", "1f1b", "-p", "2", "-m", "2", *flags.split()]
-    found = problems(capsys, *words)
+    words = ["schedule", "show", "1f1b", "-p", "2", "-m", "2"]
+    given = names.split()
+    flags = [word for name in given for word in ("--out", name)]
+    found = problems(capsys, *words, *flags)
     assert [problem["rule"] for problem in found] == rules
     assert sorted(folder.rglob("*")) == before
     if works is None:
         return
-    assert [problem["works"][0] for problem in found] == works
-    for flag, path in (work.split() for work in works):
-        words[words.index(flag) + 1] = path
-    assert main(words) == 0
+    assert [problem["works"][0] for problem in found] == [f"--out {one}" for one in works if one]
+    flags = [
+        word
+        for name, instead in zip(given, works, strict=True)
+        for word in ("--out", instead or name)
+    ]
+    assert main([*words, *flags]) == 0
     assert (folder / "there.csv").read_text() == GOOD
 
 
@@ -188,7 +189,7 @@ def test_numbers_that_cannot_be_are_refused_before_anything_counts_to_them(
         (["check", "a.csv", "--limit", "3"], "unknown-flag"),
         (["show"], "bad-argument"),
         (["show", "1f1b", "-p", "four", "-m", "8"], "bad-argument"),
-        (["show", "1f1b", "-p", "4", "-m", "8", "--svg"], "bad-argument"),
+        (["show", "1f1b", "-p", "4", "-m", "8", "--out"], "bad-argument"),
         (["show", "zbh1", "-p", "4", "-m", "8"], "schedule-known"),
         (["chek", "a.csv"], "unknown-command"),
     ],

@@ -86,7 +86,7 @@ def test_a_folder_is_made_with_its_parents_and_never_twice(tmp_path: Path) -> No
     make_folder(folder)
     assert folder.is_dir()
     with pytest.raises(ConfigError) as refused:
-        make_folder(folder, key="--traces")
+        make_folder(folder, key="--out")
     assert refused.value.rules == ("never-overwrite",)
     (tmp_path / "file").write_text("", encoding="utf-8")
     with pytest.raises(ConfigError) as refused:

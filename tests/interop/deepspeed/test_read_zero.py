@@ -39,6 +39,45 @@ def test_groups_of_mics_are_hybrid_sharding(deepspeed: Imports) -> None:
     assert deepspeed(zero(3, mics_shard_size=-1), ranks=8).job.plan.mesh.dp_shard == 8
 
 
+HPZ = "zero_optimization.zero_hpz_partition_size"
+BATCH = {"train_batch_size": 32, "train_micro_batch_size_per_gpu": 1}
+
+
+@pytest.mark.parametrize(
+    ("size", "ranks", "sets", "secondary"),
+    [
+        (8, 16, (), True),
+        (8, 16, ("cluster.preset=16xh100",), True),
+        (16, 16, (), False),  # What all ranks keep is what rests on them anyway.
+        (1, 16, (), False),
+        (0, 16, (), False),
+        (8, 8, (), False),
+    ],
+)
+def test_secondary_slices_are_those_of_all_ranks_of_a_node_that_share_out(
+    deepspeed: Imports, size: int, ranks: int, sets: tuple[str, ...], secondary: bool
+) -> None:
+    config = {**zero(3, zero_hpz_partition_size=size), **BATCH}
+    found = deepspeed(config, ranks=ranks, sets=sets)
+    assert found.job.plan.layout.zero.secondary is secondary
+    assert set_by(found, HPZ) == ({"zero.secondary": True} if secondary else {})
+
+
+def test_other_groups_of_secondary_slices_are_refused_with_the_one_that_is_there(
+    deepspeed: Imports,
+) -> None:
+    config: dict[str, Any] = {**zero(3, zero_hpz_partition_size=4), **BATCH}
+    (problem,) = deepspeed.problems(config, ranks=16)
+    assert (problem.rule, problem.suggestions[0]) == ("import-not-honoured", "8")
+    (problem,) = deepspeed.problems({**config, **zero(3, zero_hpz_partition_size=2)}, ranks=4)
+    assert "none are several on each of several nodes" in problem.message
+    kept = zero(3, zero_hpz_partition_size=8, stage3_max_reuse_distance=10**9)
+    found = deepspeed({**kept, **BATCH}, ranks=16)
+    assert set_by(found, HPZ) == {}
+    assert found.job.plan.layout.zero.reshard_after_forward is False
+    assert set_by(deepspeed({**zero(2, zero_hpz_partition_size=8), **BATCH}, ranks=16), HPZ) == {}
+
+
 def test_a_bucket_is_counted_in_elements_of_the_gradients(deepspeed: Imports) -> None:
     config = {**zero(2, reduce_bucket_size=5e6), "bf16": {"enabled": True}}
     assert deepspeed(config, ranks=2).job.plan.layout.zero.bucket_bytes == 10_000_000

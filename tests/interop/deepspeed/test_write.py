@@ -23,6 +23,13 @@ def test_stage_3_is_bounded_in_elements() -> None:
     assert "zero_optimization.reduce_bucket_size" not in found
 
 
+def test_secondary_slices_are_cut_over_the_ranks_of_a_node() -> None:
+    wide = ("mesh.dp_shard=16", "cluster.preset=16xh100", "zero.stage=3", "zero.secondary=true")
+    key = "zero_optimization.zero_hpz_partition_size"
+    assert keys(*wide)[key] == 8
+    assert key not in keys(*wide[:-1])
+
+
 def test_what_rests_off_the_device() -> None:
     found = keys("mesh.dp_shard=4", "zero.stage=2", "zero.optimizer_offload=host")
     assert found["zero_optimization.offload_optimizer.device"] == "cpu"

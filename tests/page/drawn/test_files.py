@@ -26,9 +26,9 @@ def test_a_folder_has_each_figure_as_it_is_drawn(tmp_path: Path) -> None:
     files = FigureFiles.at(tmp_path / "figures.v1" / "of").write
     with pytest.raises(ConfigError) as caught:
         # Its parent is missing: nothing is made half.
-        files(page(), key="--figures")
+        files(page(), key="--out")
     assert caught.value.rules == ("cannot-write",)
-    paths = FigureFiles.at(tmp_path / "figures.v1").write(page(), key="--figures")
+    paths = FigureFiles.at(tmp_path / "figures.v1").write(page(), key="--out")
     assert [path.name for path in paths] == [f"{name}.svg" for name in NAMES]
     sections = {one.id: one for one in page().sections}
     for path in paths:
@@ -38,18 +38,18 @@ def test_a_folder_has_each_figure_as_it_is_drawn(tmp_path: Path) -> None:
 
 
 def test_a_name_begins_those_of_its_files(tmp_path: Path) -> None:
-    paths = FigureFiles.at(tmp_path / "nano.svg").write(page(), key="--figures")
+    paths = FigureFiles.at(tmp_path / "nano.svg").write(page(), key="--out")
     assert [path.name for path in paths] == [f"nano-{name}.svg" for name in NAMES]
     with pytest.raises(ConfigError) as caught:
-        FigureFiles.at(tmp_path / "nano.svg").write(page(), key="--figures")
+        FigureFiles.at(tmp_path / "nano.svg").write(page(), key="--out")
     assert caught.value.rules == ("never-overwrite",)
-    assert caught.value.problems[0].suggestions == (f"--figures {tmp_path / 'nano2.svg'}",)
+    assert caught.value.problems[0].suggestions == (f"--out {tmp_path / 'nano2.svg'}",)
     assert len(list(tmp_path.iterdir())) == len(NAMES)
 
 
 def test_a_folder_that_is_there_is_left_as_it_is(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
-        FigureFiles.at(tmp_path).write(page(), key="--figures")
+        FigureFiles.at(tmp_path).write(page(), key="--out")
     assert caught.value.rules == ("never-overwrite",)
     assert list(tmp_path.iterdir()) == []
 
@@ -62,7 +62,7 @@ def test_png_is_refused_by_a_rule_where_what_draws_it_is_missing(
 
     monkeypatch.setattr("echelon.core.optional.import_module", missing)
     with pytest.raises(EchelonError) as caught:
-        FigureFiles.at(tmp_path / "nano.png").require("--figures")
+        FigureFiles.at(tmp_path / "nano.png").require("--out")
     assert caught.value.exit_code == 3
     assert caught.value.rules == ("package-installed",)
     assert "pip install '.[png]'" in caught.value.problems[0].suggestions[0]

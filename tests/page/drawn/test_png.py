@@ -30,6 +30,6 @@ def test_it_is_twice_as_large_as_the_drawing_with_its_paper() -> None:
 
 
 def test_every_figure_of_a_page_becomes_one(tmp_path: Path) -> None:
-    paths = FigureFiles.at(tmp_path / "plan.png").write(documents()["plan"], key="--figures")
+    paths = FigureFiles.at(tmp_path / "plan.png").write(documents()["plan"], key="--out")
     assert [path.name for path in paths][:2] == ["plan-memory.png", "plan-step.png"]
     assert all(path.read_bytes().startswith(SIGNATURE) for path in paths)

@@ -117,5 +117,5 @@ def test_it_is_bounded_and_says_what_is_left_out() -> None:
     large = replace(curve(10), figure=None, table=DataTable(head=("a", "b"), rows=rows))
     text = static_html(document(*(replace(large, title=f"Part {at}") for at in range(400))))
     assert len(text.encode()) < 200_000
-    assert "9,976 more rows are on the page (--html)." in text
-    assert "Too large to be shown here, and on the page (--html): Part " in text
+    assert "9,976 more rows are on the page (--out FILE.html)." in text
+    assert "Too large to be shown here, and on the page (--out FILE.html): Part " in text

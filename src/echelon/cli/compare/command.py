@@ -17,7 +17,7 @@ from echelon.cli.compare.strategies import compare_with_one_process
 from echelon.cli.flags import Json, Settings, bad_argument
 from echelon.cli.other_tools import AnyRun
 from echelon.cli.output import page_columns, print_result
-from echelon.cli.report_files import Html, ReportFiles
+from echelon.cli.written_files import REPORT, ReportNames, WrittenFiles
 from echelon.config.settings.value_types import toml_text
 from echelon.core.units import binary_bytes, decimal_bytes, duration, short_count
 from echelon.page.comparison import comparison_page, verdict_of_comparison, what_changes
@@ -39,7 +39,7 @@ def compare(
     ] = None,
     ranks: Annotated[int | None, Parameter(help="Ranks of each strategy, 2 by default.")] = None,
     settings: Settings = (),
-    html: Html = None,
+    out: ReportNames = (),
     json: Json = False,
 ) -> int:
     """Compare two plans: settings that differ, whether the mathematics do, bytes held and sent.
@@ -47,11 +47,11 @@ def compare(
     With --strategies, split the run in each of these ways, prove it, and show how far loss,
     gradients and parameters are from one process, and which sums are taken in another order.
     """
-    report = ReportFiles.at(html)
+    wanted = WrittenFiles.read(out, REPORT)
     if strategies is not None:
-        if report is not None:
+        if typed := wanted.names(*REPORT):
             raise bad_argument(
-                f"{report.flag} is the page of two plans", f"echelon compare {a} nano-zero3"
+                f"{typed[0]} is the page of two plans", f"echelon compare {a} nano-zero3 {typed[0]}"
             )
         if b is not None:
             example = f"echelon compare {a} --strategies {strategies}"
@@ -64,8 +64,8 @@ def compare(
         example = f"echelon compare {a} --strategies all --ranks 2"
         raise bad_argument("--ranks and --set are about --strategies", example)
     found = compare_runs(a, b)
-    if report is not None:
-        report.write(comparison_page(found, a, b))
+    if wanted.has_report:
+        wanted.write_report(comparison_page(found, a, b))
     columns = page_columns()
     print_result(
         "compare",

@@ -11,11 +11,11 @@ from cyclopts import Parameter
 
 from echelon.api.observing import observe as observe_run
 from echelon.api.observing import observe_schedule
-from echelon.cli.flags import Json, argument_problem, bad_argument
+from echelon.cli.flags import OUT, Json, argument_problem, bad_argument
 from echelon.cli.observe.experts import show_experts
 from echelon.cli.observe.mirror import mirror_in
 from echelon.cli.output import WIDEST, note, page_columns, print_result
-from echelon.cli.report_files import Html, ReportFiles
+from echelon.cli.written_files import DRAWING, REPORT, Names, WrittenFiles
 from echelon.config.files.new_file import write_new
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.units import binary_bytes, short_count
@@ -46,10 +46,15 @@ def observe(
     step: Annotated[
         int | None, Parameter(help="The step to show; the last one by default.")
     ] = None,
-    svg: Annotated[
-        Path | None, Parameter(help="Draw it into this file too, which must be new.")
-    ] = None,
-    html: Html = None,
+    out: Annotated[
+        Names,
+        Parameter(
+            show_default=False,
+            help="What to write, by its ending: a page that opens anywhere as FILE.html, its "
+            "figures as FOLDER/, NAME.svg or NAME.png; with --schedule the drawing as FILE.svg; "
+            "repeat for more.",
+        ),
+    ] = (),
     serve: Annotated[
         bool, Parameter(negative="", help="Serve that page to this machine, and follow the run.")
     ] = False,
@@ -68,22 +73,23 @@ def observe(
     The timelines are also left in the run as Chrome traces: traces/planned.json.gz, and
     traces/measured.json.gz with the three steps up to the one that is drawn.
     """
-    _require_fitting_flags(schedule, experts, step, svg)
+    _require_fitting_flags(schedule, experts, step)
     for flag, name, others in (
         (serve, "--serve is a page of everything", schedule or experts or json or follow),
-        (follow, "--follow is how a run stands", schedule or experts or json or html is not None),
+        (follow, "--follow is how a run stands", schedule or experts or json or bool(out)),
     ):
         if flag and others:
             raise bad_argument(name, f"echelon observe {run} {name.split()[0]}")
     if mirror is not None:
-        if schedule or experts or serve or follow or html is not None:
+        if schedule or experts or serve or follow or out:
             name = "--mirror gives a run to a tracker, and shows nothing of it"
             raise bad_argument(name, f"echelon observe {run} --mirror {mirror}")
         return mirror_in(run, mirror, json)
-    if (report := ReportFiles.at(html)) is not None:
+    files = WrittenFiles.read(out, (DRAWING, *REPORT) if schedule else REPORT)
+    if files.has_report:
         from echelon.page.run import run_page
 
-        report.write(run_page(run))
+        files.write_report(run_page(run))
     if serve:
         return _serve(run)
     if follow:
@@ -102,11 +108,12 @@ def observe(
         )
         return 0
     report = observe_schedule(run, step=step, say=note)
-    if svg is not None:
+    if (svg := files.get(DRAWING)) is not None:
         panels = [
             (f"{title}: {about}", timeline.events) for title, about, timeline, _ in _panels(report)
         ]
-        write_new(svg, panels_svg(panels), key="--svg")
+        write_new(svg, panels_svg(panels), key=OUT)
+        note(f"written: {svg}")
     print_result(
         "observe",
         lambda: report_json(report),
@@ -227,9 +234,7 @@ def _bubble_json(bubble: Bubble) -> dict[str, object]:
     }
 
 
-def _require_fitting_flags(
-    schedule: bool, experts: bool, step: int | None, svg: Path | None
-) -> None:
+def _require_fitting_flags(schedule: bool, experts: bool, step: int | None) -> None:
     problems: list[Problem] = []
     if schedule and experts:
         message = "--schedule and --experts are two questions"
@@ -237,9 +242,6 @@ def _require_fitting_flags(
     if step is not None and not (schedule or experts):
         message = "--step says which step to show of what --schedule or --experts asks for"
         problems.append(argument_problem(message, "--schedule --step", "--experts --step"))
-    if svg is not None and not schedule:
-        message = "--svg draws the schedule, without --schedule"
-        problems.append(argument_problem(message, "--schedule --svg"))
     if problems:
         raise ConfigError(problems)
 

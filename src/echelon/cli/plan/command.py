@@ -10,14 +10,13 @@ plan of what was seen until then printed, where there is one.
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
 from echelon.cli.flags import Json, Settings, bad_argument
 from echelon.cli.output import print_json, spinner
-from echelon.cli.report_files import Html, ReportFiles
+from echelon.cli.written_files import PLAN, REPORT, RUN_FILE, Names, WrittenFiles
 from echelon.interop.tools import trainer_names
 
 OURS = "echelon"
@@ -60,8 +59,13 @@ Trainer = Annotated[
     ),
 ]
 Out = Annotated[
-    Path | None,
-    Parameter(help="The file to write the best plan to: a run file, or a plan as FILE.json."),
+    Names,
+    Parameter(
+        show_default=False,
+        help="What to write, by its ending: of a search the best plan as a run FILE.toml or a plan "
+        "FILE.json; a page as FILE.html, its figures as FOLDER/, NAME.svg or NAME.png; repeat for "
+        "more.",
+    ),
 ]
 AsJson = Annotated[
     Json,
@@ -82,10 +86,9 @@ def plan(
     objective: ObjectiveName = "time",
     price: Price = None,
     trainer: Trainer = OURS,
-    out: Out = None,
+    out: Out = (),
     why: Why = False,
     detail: Detail = False,
-    html: Html = None,
     settings: Settings = (),
     json: AsJson = False,
 ) -> int:
@@ -98,20 +101,21 @@ def plan(
     from echelon.planner.search.request import asks_what_exists
 
     columns = page_columns()
-    report = ReportFiles.at(html)
+    files = WrittenFiles.read(out, (RUN_FILE, PLAN, *REPORT))
     anywhere = cluster is None and not search and asks_what_exists(run, settings)
     if cluster is None and not search and not anywhere:
         asked: dict[str, object] = {
             "--objective": objective != "time",
             "--trainer": trainer != OURS,
         }
-        asked |= {"--pin": pin, "--price": price, "--out": out, "--detail": detail}
+        asked |= {"--pin": pin, "--price": price, "--detail": detail}
+        asked |= dict.fromkeys(files.names(RUN_FILE, PLAN), True)
         _require_search(asked)
         fits = _show(run, settings, json=json, columns=columns)
         if why:
             _explain(run, settings, columns=columns)
-        if report is not None:
-            _write_report(run, settings, report)
+        if files.has_report:
+            _write_report(run, settings, files)
         return 0 if fits else 1
     from echelon.cli.plan.search import SearchOutputOptions, run_search
     from echelon.planner.search.request import SearchAim
@@ -124,9 +128,8 @@ def plan(
     shown = SearchOutputOptions(
         front=objective == "front",
         detail=detail,
-        output=out,
         why=why,
-        report=report,
+        files=files,
         json=json,
     )
     if anywhere:
@@ -176,14 +179,14 @@ def _explain(run: str, settings: tuple[str, ...], *, columns: int) -> None:
     )
 
 
-def _write_report(run: str, settings: tuple[str, ...], report: ReportFiles) -> None:
+def _write_report(run: str, settings: tuple[str, ...], files: WrittenFiles) -> None:
     """Write the page of a run's plan, or its figures."""
     from echelon.config.files.times_file import unit_times_from_job
     from echelon.config.load import load_job
     from echelon.page.plan import plan_page
 
     job = load_job(run, settings)
-    report.write(plan_page(job.plan, unit_times_from_job(job)))
+    files.write_report(plan_page(job.plan, unit_times_from_job(job)))
 
 
 def _require_search(flags: dict[str, object]) -> None:

@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from echelon.cli.flags import require_new_files, require_suffix
+from echelon.cli.flags import OUT, require_new_files
 from echelon.cli.output import note, print_json, spinner
-from echelon.cli.report_files import ReportFiles
+from echelon.cli.written_files import PLAN, RUN_FILE, WrittenFiles
+from echelon.config.files.new_file import write_new
 
 if TYPE_CHECKING:
     from echelon.core.errors import ConfigError
@@ -28,9 +29,8 @@ class SearchOutputOptions:
 
     front: bool
     detail: bool
-    output: Path | None
     why: bool
-    report: ReportFiles | None
+    files: WrittenFiles
     json: bool
 
 
@@ -54,8 +54,6 @@ def run_search(
     from echelon.planner.search.request import make_request
     from echelon.planner.search.search import pareto_front
 
-    require_suffix("--out", shown.output, (".toml", ".json"))
-    require_new_files({"--out": shown.output})
     request = make_request(model, cluster=cluster, settings=settings, pins=pins, aim=wanted)
     if not shown.json:
         print(heading_text(request, columns=columns), flush=True)
@@ -84,7 +82,7 @@ def run_search(
             print("\n" + explanation_text(reasons, columns=columns), end="")
     if answer.best is not None:
         _write_outputs(answer, shown)
-        _write_report(found, shown.report, _command(model, cluster, settings, pins, request))
+        _write_report(found, shown.files, _command(model, cluster, settings, pins, request))
     if answer.interrupted:
         note(
             f"interrupted: {answer.num_computed:,} plans computed of {answer.num_legal:,} met so "
@@ -131,35 +129,31 @@ def _command(
     return shlex.join(words)
 
 
-def _write_report(
-    found: Recommendation | SearchResult, report: ReportFiles | None, asked: str
-) -> None:
+def _write_report(found: Recommendation | SearchResult, files: WrittenFiles, asked: str) -> None:
     """Write the page of the best plan, or its figures, where that is wanted."""
-    if report is not None:
+    if files.has_report:
         from echelon.page.search import search_page
 
-        report.write(search_page(found, asked))
+        files.write_report(search_page(found, asked))
 
 
 def _write_outputs(answer: SearchResult, shown: SearchOutputOptions) -> None:
     """Write what was asked for of the best plan."""
     plan = answer.first.plan
     assert plan is not None, "what is the best of an answer has become a Plan"
-    if shown.output is not None:
-        _write(plan, shown.output)
+    if (out := shown.files.get(PLAN)) is not None:
+        write_new(out, plan.to_json(), key=OUT)
+    if (out := shown.files.get(RUN_FILE)) is not None:
+        _write_run(plan, out)
 
 
-def _write(plan: Plan, out: Path) -> None:
-    """Write the best plan: a run file, with what stands beside it, or the plan itself."""
-    from echelon.config.files.new_file import write_new
+def _write_run(plan: Plan, out: Path) -> None:
+    """Write a plan as a run file, with what stands beside it."""
     from echelon.interop.plan_settings import needed_settings, run_toml
 
-    if out.suffix == ".json":
-        write_new(out, plan.to_json(), key="--out")
-        return
     run = needed_settings(plan)
     files = {out.parent / name: text for name, text in run.beside.items()}
-    require_new_files({"--out": out} | {str(file): file for file in files})
+    require_new_files({OUT: out} | {str(file): file for file in files})
     for file, text in files.items():
-        write_new(file, text, key="--out")
-    write_new(out, run_toml(run), key="--out")
+        write_new(file, text, key=OUT)
+    write_new(out, run_toml(run), key=OUT)

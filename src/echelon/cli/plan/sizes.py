@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from echelon.cli.flags import bad_argument
+from echelon.cli.flags import OUT, bad_argument
 from echelon.cli.output import note, print_json, spinner
 from echelon.core.errors import ConfigError
 from echelon.planner.recommend.sizes import NO_SIZE
@@ -61,8 +61,7 @@ def plan_on_what_exists(
 def _require_no_plan_flags(shown: SearchOutputOptions) -> None:
     """Refuse what is about one plan, where there are four."""
     flags = {
-        "--out": shown.output is not None,
-        "--figures": shown.report is not None,
+        OUT: bool(shown.files.paths),
         "--why": shown.why,
         "--detail": shown.detail,
         "--objective front": shown.front,

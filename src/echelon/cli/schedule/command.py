@@ -11,7 +11,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from echelon.cli.flags import Json, require_new_files
+from echelon.cli.flags import OUT, Json
 from echelon.cli.output import note, print_error, print_json
 from echelon.cli.schedule.arguments import (
     MostInFlight,
@@ -21,6 +21,7 @@ from echelon.cli.schedule.arguments import (
     choose_schedule,
     limits_of,
 )
+from echelon.cli.written_files import CELLS, DRAWING, Names, WrittenFiles
 from echelon.config.files.new_file import write_new
 from echelon.core.errors import InfeasiblePlan
 from echelon.core.rulebook.schedule import SCHEDULE_CANNOT_DEADLOCK, SCHEDULE_KEEPS_ORDER
@@ -169,8 +170,14 @@ def show(
         Parameter(help="The slots that F, B, W and a transfer take: F,B,W,transfer. BW is B + W."),
     ] = "1,1,1,0",
     most_in_flight: MostInFlight = None,
-    svg: Annotated[Path | None, Parameter(help="Write the figure to this new file.")] = None,
-    csv: Annotated[Path | None, Parameter(help="Write the cells to this new file.")] = None,
+    out: Annotated[
+        Names,
+        Parameter(
+            show_default=False,
+            help="What to write, by its ending: the drawing as FILE.svg, the cells as FILE.csv, "
+            "which a run reads; repeat for both.",
+        ),
+    ] = (),
     json: Json = False,
 ) -> int:
     """Draw a schedule with its bubble, what its ranks hold, and what they send."""
@@ -182,7 +189,8 @@ def show(
         most_in_flight=most_in_flight,
         times=SlotTimes.parse(slots),
     )
-    require_new_files({"--svg": svg, "--csv": csv})
+    files = WrittenFiles.read(out, (DRAWING, CELLS))
+    svg, csv = files.get(DRAWING), files.get(CELLS)
     chosen = choose_schedule(wanted)
     found = chosen.schedule
     shown = _DrawnSchedule(
@@ -196,9 +204,9 @@ def show(
     figure = timeline_svg(shown.simulation.events, title=shown.title(), unit="slots") if svg else ""
     cells = schedule_csv(found) if csv else ""
     if svg is not None:
-        write_new(svg, figure, key="--svg")
+        write_new(svg, figure, key=OUT)
     if csv is not None:
-        write_new(csv, cells, key="--csv")
+        write_new(csv, cells, key=OUT)
     if json:
         print_json("schedule show", shown.to_json())
     else:

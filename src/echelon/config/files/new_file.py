@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import secrets
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from shutil import rmtree
@@ -38,6 +38,22 @@ def require_writable(file: Path, *, key: str = "FILE") -> None:
         part.unlink()
 
 
+def require_free_names(name: Path, ending: str, *, key: str = "FILE") -> None:
+    """Refuse NAME.ending where a file NAME-PART.ending is there; ConfigError, with a free NAME."""
+    stem = name.name.removesuffix(ending)
+    if taken := next(_beginning_with(name.parent, stem, ending), None):
+        number = 2
+        while any(_beginning_with(name.parent, f"{stem}{number}", ending)):
+            number += 1
+        raise ConfigError(
+            NEVER_OVERWRITE.problem(
+                f"{taken} exists and is left as it is",
+                key=key,
+                suggestions=[f"{key} {name.parent / f'{stem}{number}{ending}'}"],
+            )
+        )
+
+
 def make_folder(folder: Path, *, key: str = "FOLDER") -> None:
     """Make a folder; ConfigError, with a free name, where something is there."""
     with _refused(folder, key):
@@ -63,6 +79,13 @@ def new_folder(folder: Path, *, key: str = "FOLDER") -> Generator[Path]:
             flush_folder(folder.parent)
     finally:
         rmtree(part, ignore_errors=True)
+
+
+def _beginning_with(folder: Path, stem: str, ending: str) -> Iterator[Path]:
+    if folder.is_dir():
+        for path in sorted(folder.iterdir()):
+            if path.name.startswith(f"{stem}-") and path.name.endswith(ending):
+                yield path
 
 
 def _require_free(file: Path) -> None:

@@ -80,6 +80,6 @@ FONT_INSTALLED = Rule(
     A figure as PNG has its words drawn into it, by a font of this machine. A container may have
     none; then the figure would have no words. SVG names fonts and needs none here.
     """,
-    bad="echelon plan nano --html nano.png     # in a container without fonts",
-    fixed="apt-get install fonts-dejavu-core\nechelon plan nano --html nano.png",
+    bad="echelon plan nano --out nano.png     # in a container without fonts",
+    fixed="apt-get install fonts-dejavu-core\nechelon plan nano --out nano.png",
 )

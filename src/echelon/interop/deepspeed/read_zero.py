@@ -9,11 +9,14 @@ from math import ceil
 from pathlib import Path
 
 from echelon.config.settings.value_types import Text
+from echelon.core.axis import SHARD_AXES
+from echelon.core.mesh import Mesh
 from echelon.core.plan import DTYPE_BYTES
 from echelon.interop.abilities import by_word
 from echelon.interop.deepspeed.abilities import OFFLOAD_DEVICES, TABLES
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import FROM_ZERO, ZERO_STAGE, KeyReader
+from echelon.layout.secondary import ranks_per_node
 
 TABLE = "zero_optimization"
 _PREFETCH = f"{TABLE}.stage3_prefetch_bucket_size"
@@ -21,6 +24,7 @@ _PERSISTENCE = f"{TABLE}.stage3_param_persistence_threshold"
 _MAX_LIVE = f"{TABLE}.stage3_max_live_parameters"
 _MAX_REUSE = f"{TABLE}.stage3_max_reuse_distance"
 _BUCKET = f"{TABLE}.reduce_bucket_size"
+_SECONDARY = f"{TABLE}.zero_hpz_partition_size"
 
 # DeepSpeed's own, of the two that bound what stays whole between forward and backward.
 _DEFAULT_MAX_LIVE = 10**9
@@ -44,11 +48,12 @@ def read_zero(
 ) -> None:
     """Map buckets, units and offload; `gradients` is the dtype in which they accumulate."""
     _read_bucket(reader, stage, gradients, data, context)
-    stage_3_keys = (_PREFETCH, _PERSISTENCE, _MAX_LIVE, _MAX_REUSE)
+    stage_3_keys = (_PREFETCH, _PERSISTENCE, _MAX_LIVE, _MAX_REUSE, _SECONDARY)
     if stage == 3:
         _read_persistence(reader, context)
         _read_prefetch(reader, context)
         _read_resharding(reader, context)
+        _read_secondary(reader, context)
     else:
         reader.skip_all(stage_3_keys, f"it is about stage 3, and the stage is {stage}")
     read_offload(reader)
@@ -135,6 +140,42 @@ def _read_resharding(reader: KeyReader, context: ImportContext) -> None:
         f"the first: {'both bounds hold it' if kept else 'more than is kept'}"
     )
     reader.set(_MAX_REUSE, "zero.reshard_after_forward", word, why)
+
+
+def _read_secondary(reader: KeyReader, context: ImportContext) -> None:
+    """Map over how many ranks secondary slices are cut: all of a node that share out, or none."""
+    setting = "zero.secondary"
+    size = reader.integer(_SECONDARY, FROM_ZERO, setting=setting)
+    if size is None:
+        return
+    replicate, shard = (
+        entry.value if entry is not None and isinstance(entry.value, int) else 1
+        for axis in ("dp_replicate", "dp_shard")
+        for entry in (reader.entries.get(f"mesh.{axis}"),)
+    )
+    pp, cp, tp = (context.degrees[axis] for axis in ("pp", "cp", "tp"))
+    mesh = Mesh(pp=pp, dp_replicate=replicate, dp_shard=shard, cp=cp, tp=tp)
+    groups = mesh.groups(*SHARD_AXES)
+    near = ranks_per_node(groups, context.devices_per_node)
+    kept = reader.entries.get("zero.reshard_after_forward")
+    if size <= 1:
+        reader.skip(_SECONDARY, "there are no secondary slices")
+    elif kept is not None and kept.value == "never":
+        reader.skip(_SECONDARY, "every unit is gathered once a step")
+    elif size == len(groups[0]):
+        reader.skip(_SECONDARY, f"all {size} ranks that share out: slices are those that rest")
+    elif size == near:
+        why = f"{size} ranks of each node share out, and keep what the others have, too"
+        reader.set(_SECONDARY, setting, True, why)
+    else:
+        found = f"{near} do" if near > 1 else "none are several on each of several nodes"
+        reader.refuse(
+            _SECONDARY,
+            f"secondary slices are cut over all ranks of a node that share out: of "
+            f"{len(groups[0])} ranks on nodes of {context.devices_per_node} devices {found}",
+            suggestions=[str(near)] if near > 1 else ["--ranks N", "--set cluster.preset=NAME"],
+            setting=setting,
+        )
 
 
 HOMES = by_word(OFFLOAD_DEVICES)

@@ -16,6 +16,7 @@ from echelon.interop.deepspeed.abilities import NAMES, OFFLOAD_DEVICES, RATE_SCH
 from echelon.interop.formats import as_json, nodes_and_ranks_per_node, without_none
 from echelon.interop.import_context import import_context
 from echelon.interop.tool_writer import ExportRefusal, ToolWriter, refusals
+from echelon.layout.secondary import secondary_degree
 
 ZERO = "zero_optimization"
 _BUFFERS = {"optimizer": 4, "parameter": 1}
@@ -77,7 +78,9 @@ def _stage_3_keys(plan: Plan) -> dict[str, object]:
     zero = plan.layout.zero
     block, blocks = _block_elements(plan), -(-plan.model.layers // plan.mesh.pp)
     units, kept = min(zero.prefetch, blocks), not zero.reshard_after_forward
+    secondary = secondary_degree(plan)
     return {
+        "zero_hpz_partition_size": secondary if secondary > 1 else None,
         "stage3_param_persistence_threshold": max(0, zero.keep_whole_below - 1),
         "stage3_prefetch_bucket_size": units * block,
         "stage3_max_reuse_distance": 2 * blocks * block if kept else 0,

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from echelon.config.files.new_file import make_folder, require_writable, write_new
-from echelon.core.errors import ConfigError
-from echelon.core.rulebook.command_line import NEVER_OVERWRITE
+from echelon.config.files.new_file import (
+    make_folder,
+    require_free_names,
+    require_writable,
+    write_new,
+)
 from echelon.page.document import PageDocument
 from echelon.page.drawn.figure import drawing
 from echelon.page.drawn.marks import svg_file
@@ -44,15 +46,8 @@ class FigureFiles:
         if not self.stem:
             require_writable(self.folder, key=key)
             return
-        if taken := [*self._taken()]:
-            free = self._free()
-            raise ConfigError(
-                NEVER_OVERWRITE.problem(
-                    f"{taken[0]} exists and is left as it is",
-                    key=key,
-                    suggestions=[f"{key} {self.folder / free}.{self.form}"],
-                )
-            )
+        ending = f".{self.form}"
+        require_free_names(self.folder / f"{self.stem[:-1]}{ending}", ending, key=key)
         require_writable(self.folder / f"{self.stem}figure.{self.form}", key=key)
 
     def write(self, document: PageDocument, *, key: str) -> tuple[Path, ...]:
@@ -76,19 +71,6 @@ class FigureFiles:
         for path, content in drawn.items():
             write_new(path, content, key=key)
         return tuple(drawn)
-
-    def _taken(self, stem: str | None = None) -> Iterator[Path]:
-        begins = self.stem if stem is None else stem
-        if self.folder.is_dir():
-            for path in sorted(self.folder.iterdir()):
-                if path.name.startswith(begins) and path.suffix == f".{self.form}":
-                    yield path
-
-    def _free(self) -> str:
-        stem, number = self.stem.removesuffix("-"), 2
-        while any(self._taken(f"{stem}{number}-")):
-            number += 1
-        return f"{stem}{number}"
 
 
 def _plain(name: str) -> str:

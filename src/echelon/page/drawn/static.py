@@ -50,7 +50,7 @@ def _sections(sections: Sequence[Section]) -> Iterator[str]:
     yield from (kept[at] for at in sorted(kept))
     if missing := [one.title for at, one in enumerate(sections) if at not in kept]:
         names = "; ".join(map(_said, missing[:20]))
-        yield f"<p>Too large to be shown here, and on the page (--html): {names}</p>"
+        yield f"<p>Too large to be shown here, and on the page (--out FILE.html): {names}</p>"
 
 
 def _top(document: PageDocument) -> Iterator[str]:
@@ -76,7 +76,9 @@ def _section(section: Section, *, with_figure: bool = True, opened: bool = False
     if found is not None:
         parts.append(svg_inside(found))
     elif section.figure is not None:
-        parts.append("<p>Its figure is too large to be shown here, and on the page (--html).</p>")
+        parts.append(
+            "<p>Its figure is too large to be shown here, and on the page (--out FILE.html).</p>"
+        )
     parts += [f"<p>{_said(note)}</p>" for note in section.notes[:MOST_ROWS]]
     if section.table is not None:
         parts += _numbers(section.table, beside=found is not None)
@@ -99,7 +101,7 @@ def _numbers(table: DataTable, *, beside: bool) -> Iterator[str]:
         if count > most
     ]
     if more:
-        yield f"<p>{' and '.join(more)} are on the page (--html).</p>"
+        yield f"<p>{' and '.join(more)} are on the page (--out FILE.html).</p>"
     if beside:
         yield "</details>"
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from echelon.config.files.new_file import make_folder
+from echelon.config.files.new_file import make_folder, require_free_names
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.cost.seconds.unit_times import stage_durations, unit_times_from_formulas
@@ -47,6 +47,8 @@ TIMES = (
     "actions: simulated by cost/seconds/; kernels: estimated, by bytes and FLOPs at the device's "
     "peaks; operations of communicators: from issue to wait. Nothing is measured."
 )
+ENDING = ".json.gz"
+"""What the name of a trace ends in."""
 _MICROSECONDS = 1e6  # of a second
 
 Spans: TypeAlias = Mapping[str, tuple[float, float]]
@@ -56,11 +58,12 @@ _Timed: TypeAlias = tuple[float, float, StepItem]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TraceFolder:
-    """Say where traces go, and when the actions of each pipeline rank run."""
+    """Say where traces go, `stem`-RANK.json.gz, and when the actions of each pipeline rank run."""
 
     path: Path
     plan: Plan
     spans: Sequence[Spans]
+    stem: str = "rank"
     left_out: frozenset[int] = frozenset()
     """Ranks that leave none."""
 
@@ -68,20 +71,26 @@ class TraceFolder:
     def new(cls, path: Path, plan: Plan) -> TraceFolder:
         """Make the folder for a plan, with the times of a step by the simulator.
 
-        ConfigError where it is there.
+        A path NAME.json.gz stands for files NAME-RANK.json.gz, in a folder that may be there.
+        ConfigError where the folder is there, or with a name one of the files.
         """
-        make_folder(path)
+        folder, stem = path, "rank"
+        if path.name.endswith(ENDING):
+            require_free_names(path, ENDING)
+            folder, stem = path.parent, path.name.removesuffix(ENDING)
+        if folder is path or not folder.is_dir():
+            make_folder(folder)
         schedule = schedule_from_plan(plan)
         durations = stage_durations(plan, unit_times_from_formulas(plan))
         spans: list[dict[str, tuple[float, float]]] = [{} for _ in range(plan.mesh.pp)]
         for event in simulate(schedule, durations).events:
             if not event.axis:
                 spans[event.rank][event.name] = (event.start, event.end)
-        return cls(path=path, plan=plan, spans=spans)
+        return cls(path=folder, plan=plan, spans=spans, stem=stem)
 
     def file(self, rank: int) -> Path:
         """Return where the trace of a rank is."""
-        return self.path / f"rank-{rank:04}.json.gz"
+        return self.path / f"{self.stem}-{rank:04}{ENDING}"
 
     def write(self, rank: int, items: Sequence[StepItem]) -> None:
         """Write the trace of a rank."""
