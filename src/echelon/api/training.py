@@ -226,6 +226,10 @@ def _require_weights(job: Job) -> None:
         found = find_weights(Path(job.train.weights), base_shape(job.plan.model))
         if job.train.weights_optimizer:
             require_optimizer(found, job)
+    if job.train.adapters != "none":
+        from echelon.training.weights.adapters import find_adapters
+
+        find_adapters(Path(job.train.adapters), job.plan.model)
 
 
 def _require_trackers(job: Job) -> None:

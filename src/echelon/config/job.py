@@ -53,6 +53,8 @@ class TrainSettings:
     """"none" (first weights come from the seed) or an absolute path."""
     weights_optimizer: bool = False
     """Whether what the optimizer keeps, and the step, come from there, too."""
+    adapters: str = "none"
+    """"none" (adapters begin as the seed says) or the absolute path of a folder of PEFT."""
     validate_every: int | Never = "never"
     """After so many steps, and after the last, the held-out part is read."""
     validation_batches: int = 8

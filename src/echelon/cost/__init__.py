@@ -4,6 +4,7 @@ bytes         what ranks hold and send: equal to what a run holds and sends
 activations   what forward passes keep for backward, and the peak of a step
 peak          the highest moment of a rank in a step, all that is there together
 seconds       the one model of seconds, for one plan or arrays of millions
+checkpoints   what a run writes of itself
 interruptions what a long run loses to interruptions, and to a plan that does not fit
 fit           its constants, fitted to what was measured of devices, links and runs
 """

@@ -53,7 +53,8 @@ from echelon.training.servers.elastic_worker import ElasticWorker
 from echelon.training.servers.engine import make_engine
 from echelon.training.servers.server import AsynchronousServer
 from echelon.training.servers.worker import AsynchronousWorker
-from echelon.training.weights.files import find_weights, require_optimizer
+from echelon.training.weights.adapters import find_adapters
+from echelon.training.weights.files import WeightFiles, find_weights, require_optimizer
 from echelon.training.weights.load import load_moments, load_weights
 
 
@@ -234,10 +235,7 @@ class TrainLoop:
             # A file may have no biases of routers: they begin at zero then.
             biases = self.engine.expert_state().get(ROUTER_BIAS, {})
             there = {name: shards for name, shards in biases.items() if name in found.sources}
-            # Adapters begin as the seed says.
-            held = self.engine.masters().items()
-            own = {name: shards for name, shards in held if name in found.sources}
-            load_weights(found, {**own, **there}, self.exchange)
+            load_weights(found, {**self._held(found), **there}, self.exchange)
             self.engine.refresh()
             if self.job.train.weights_optimizer:
                 step = require_optimizer(found, self.job)
@@ -249,12 +247,22 @@ class TrainLoop:
             step = self.checkpoints.load(Path(self.task.resume))
             if isinstance(self.engine, AsynchronousServer):
                 self.engine.served.clocks = [step] * self.job.plan.mesh.num_workers
+        if self.task.resume is None and self.job.train.adapters != "none":
+            folder, shape = Path(self.job.train.adapters), self.engine.plan.model
+            adapters = run_on_all_ranks(self.exchange, lambda: find_adapters(folder, shape))[0]
+            load_weights(adapters, self._held(adapters), self.exchange)
+            self.engine.refresh()
         numbers = self.job.plan.mathematics
         if not (numbers.updates.is_elastic or numbers.local_sgd.is_elastic):
             mesh = self.job.plan.mesh
             labels = tuple(mesh.label(rank) for rank in range(mesh.world_size))
             check_same_state(self.context, digests(shared_state(self.engine)), labels)
         return step
+
+    def _held(self, found: WeightFiles) -> dict[str, list[Shard]]:
+        """Return what this rank holds of what files have; all else begins as the seed says."""
+        held = self.engine.masters().items()
+        return {name: shards for name, shards in held if name in found.sources}
 
     def _load(self, step: int) -> list[TokenBatch]:
         recorder, seed = self.engine.groups.recorder, self.job.plan.mathematics.seed

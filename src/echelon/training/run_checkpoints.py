@@ -9,12 +9,19 @@ from typing import Any, cast
 
 from echelon.config.job import Job
 from echelon.core.errors import CheckpointError
+from echelon.core.parameters import parameters
 from echelon.core.rulebook.checkpoint import CHECKPOINT_UNDAMAGED
 from echelon.parallel.islands.exchange import ExchangeBroken
 from echelon.training.checkpoint.communicator import ObjectCommunicator, run_on_all_ranks
 from echelon.training.checkpoint.folder import checkpoint_path
 from echelon.training.checkpoint.identity import RunIdentity, data_problems
-from echelon.training.checkpoint.index import STATE_FILE, read_index
+from echelon.training.checkpoint.index import (
+    PARAMETERS,
+    STATE_FILE,
+    BaseReference,
+    base_of,
+    read_index,
+)
 from echelon.training.checkpoint.islands import (
     checkpoint_state,
     held_in,
@@ -38,6 +45,8 @@ class RunCheckpoints:
         self._job, self._engine, self._identity, self._data_hash = job, engine, identity, data_hash
         self._folder = run_dir / "checkpoints"
         self._exchange = engine.groups.everyone
+        self._frozen = {spec.name for spec in parameters(job.plan.model) if spec.frozen}
+        self._base: BaseReference | None = None
 
     def load(self, path: Path) -> int:
         """Fill the engine from a checkpoint, and return the steps that are done.
@@ -57,6 +66,7 @@ class RunCheckpoints:
             exchange=self._exchange,
             accept=("optimizer.total_steps",),
         )
+        self._base = base_of(path)
         data = self._job.data
         if other := list(data_problems(loaded.state, self._data_hash, data, where=str(path))):
             raise CheckpointError(other)
@@ -110,6 +120,9 @@ class RunCheckpoints:
         exchange: ObjectCommunicator,
     ) -> Path:
         numbers = self._engine.plan
+        held = state.get(PARAMETERS, {})
+        frozen = {name: shards for name, shards in held.items() if name in self._frozen}
+        trained = {name: shards for name, shards in held.items() if name not in frozen}
         snapshot = Snapshot(
             step=step,
             state={
@@ -121,15 +134,20 @@ class RunCheckpoints:
                 "seed": numbers.mathematics.seed,
                 "engine": position,
             },
-            shards=state,
+            shards={**state, PARAMETERS: trained} if self._frozen else state,
+            base={PARAMETERS: frozen} if self._frozen else {},
+            known_base=self._base,
         )
-        return save_checkpoint(
+        saved = save_checkpoint(
             self._folder,
             snapshot,
             identity=self._identity,
             exchange=exchange,
             keep=self._job.checkpoint.keep,
         )
+        if self._frozen and self._base is None:
+            self._base = base_of(saved)
+        return saved
 
 
 def _has_entries(found: Any, wanted: Mapping[str, Any]) -> bool:

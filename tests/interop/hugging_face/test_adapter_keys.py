@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from echelon.interop.hugging_face.adapter_keys import AdapterKeys, read_adapters
@@ -60,6 +62,14 @@ def test_defaults_are_those_of_the_tool() -> None:
         "lora.targets": "all-linear",
         "lora.rslora": True,
     }
+
+
+def test_a_folder_of_adapters_is_what_they_begin_as() -> None:
+    keys = replace(KEYS, folder="f")
+    for given in ("tuned", ["tuned"]):
+        assert read(keys, r=1, a=1, f=given).entries["train.adapters"].value == "tuned"
+    (refusal,) = read(keys, r=1, a=1, f="one,two").refusals
+    assert refusal.keys == ("f",)
 
 
 def test_without_adapters_their_keys_mean_nothing() -> None:

@@ -26,7 +26,7 @@ def make(directory: Path, *steps: int) -> None:
 def test_committed_checkpoints_come_by_step(tmp_path: Path) -> None:
     assert list_checkpoints(tmp_path / "none") == ()
     make(tmp_path, 10, 2_000_000, 500)
-    new_temporary(tmp_path, 600).mkdir()
+    new_temporary(checkpoint_path(tmp_path, 600)).mkdir()
     (tmp_path / "step-000700").write_text("no folder")
     assert [one.step for one in list_checkpoints(tmp_path)] == [10, 500, 2_000_000]
     assert checkpoint_path(tmp_path, 10).name == "step-000010"
@@ -53,7 +53,7 @@ def test_the_oldest_go_and_later_steps_stay(tmp_path: Path) -> None:
 
 def test_what_killed_writers_left_is_removed(tmp_path: Path) -> None:
     make(tmp_path, 1)
-    left = [new_temporary(tmp_path, 2), tmp_path / ".old-step-000001-0123456789ab"]
+    left = [new_temporary(checkpoint_path(tmp_path, 2)), tmp_path / ".old-step-000001-0123456789ab"]
     for path in left:
         path.mkdir()
     assert set(clean_leftovers(tmp_path)) == set(left)

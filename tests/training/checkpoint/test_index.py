@@ -77,7 +77,7 @@ def test_every_entry_counts_for_the_checksum(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("changes", "rule", "said"),
     [
-        ({"schema": 2}, "checkpoint-schema", "schema 2, written by Echelon 1.2.3"),
+        ({"schema": 3}, "checkpoint-schema", "schema 3, written by Echelon 1.2.3"),
         ({"schema": 0}, "checkpoint-undamaged", "schema 0"),
         ({"schema": None}, "checkpoint-undamaged", "schema None"),
         ({"step": "7"}, "checkpoint-undamaged", "step: expected"),

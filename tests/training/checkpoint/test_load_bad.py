@@ -16,7 +16,12 @@ import torch
 from echelon.core.errors import CheckpointError
 from echelon.core.plan import Precision
 from echelon.training.checkpoint.communicator import SingleRankCommunicator
-from echelon.training.checkpoint.folder import find_checkpoint, find_latest, new_temporary
+from echelon.training.checkpoint.folder import (
+    checkpoint_path,
+    find_checkpoint,
+    find_latest,
+    new_temporary,
+)
 from echelon.training.checkpoint.identity import RunIdentity
 from echelon.training.checkpoint.index import read_index, read_state
 from echelon.training.checkpoint.load import check_checkpoint, load_checkpoint
@@ -59,7 +64,7 @@ def test_a_missing_run_lists_the_runs_that_are_there(checkpoints: Path) -> None:
 
 def test_a_run_without_a_committed_checkpoint_says_what_it_holds(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    new_temporary(run / "checkpoints", 7).mkdir(parents=True)
+    new_temporary(checkpoint_path(run / "checkpoints", 7)).mkdir(parents=True)
     error = _expect(lambda: find_checkpoint(run), "checkpoint-exists")
     assert ".tmp-step-000007-" in str(error)
     empty = tmp_path / "empty"
@@ -76,7 +81,7 @@ def test_a_missing_step_lists_the_other_steps(checkpoints: Path) -> None:
 
 
 def test_an_uncommitted_folder_is_refused_even_when_it_is_complete(checkpoints: Path) -> None:
-    temporary = new_temporary(checkpoints, 2)
+    temporary = new_temporary(checkpoint_path(checkpoints, 2))
     (checkpoints / "step-000002").rename(temporary)
     error = _expect(lambda: find_checkpoint(temporary), "checkpoint-exists")
     assert "was never committed" in str(error)
@@ -210,9 +215,9 @@ def test_a_state_that_is_no_object(checkpoints: Path, text: str) -> None:
 
 def test_a_newer_schema(checkpoints: Path) -> None:
     file = checkpoints / "step-000002" / "index.json"
-    file.write_text(file.read_text().replace('"schema": 1', '"schema": 2'))
+    file.write_text(file.read_text().replace('"schema": 1', '"schema": 3'))
     error = _expect(lambda: load(file.parent, like=TENSORS), "checkpoint-schema")
-    assert "this version reads schema 1" in str(error)
+    assert "this version reads schema 2" in str(error)
 
 
 def test_another_model_names_the_tensors_that_differ(checkpoints: Path) -> None:

@@ -306,6 +306,7 @@ _RUN = (
         False,
         "go on from the optimizer state and the step of train.weights, a trainer's checkpoint",
     ),
+    setting("train.adapters", Text(), "none", "folder of PEFT's adapters to start from", path=True),
     setting(
         "train.run_name",
         Text(pattern=r"[A-Za-z0-9][A-Za-z0-9._-]*", means="letters, digits, dots, dashes and _"),

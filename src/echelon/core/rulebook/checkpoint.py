@@ -48,7 +48,7 @@ CHECKPOINT_SCHEMA = Rule(
     A checkpoint names the version of its own format. A newer one may hold what this version of
     Echelon would misread.
     """,
-    bad="a checkpoint of schema 2 read by a version that knows schema 1",
+    bad="a checkpoint of schema 3 read by a version that knows schema 2",
     fixed="git pull && pip install '.[train]'     # in the checkout of Echelon",
 )
 
@@ -110,4 +110,16 @@ CHECKPOINT_SHARED_FOLDER = Rule(
     """,
     bad="--set train.runs_dir=/tmp/runs     # each machine has its own /tmp",
     fixed="--set train.runs_dir=/shared/runs     # a file system that all machines mount",
+)
+
+CHECKPOINT_BASE = Rule(
+    id="checkpoint-base",
+    why="""
+    Where adapters are trained, checkpoints of a run hold what was trained, and the frozen weights
+    stand once beside them, in the folder base of checkpoints/. Each checkpoint names it with the
+    checksum of its index. So moving or copying a run takes both, and a checkpoint alone, or over
+    the base of another run, is no model: it is refused before a tensor is read.
+    """,
+    bad="cp -r runs/tuned/checkpoints/step-000500 elsewhere/",
+    fixed="cp -r runs/tuned/checkpoints/step-000500 runs/tuned/checkpoints/base elsewhere/",
 )

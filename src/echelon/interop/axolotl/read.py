@@ -43,6 +43,7 @@ ADAPTERS = AdapterKeys(
     targets="lora_target_modules",
     dropout="lora_dropout",
     rslora="peft_use_rslora",
+    folder="lora_model_dir",
     every="lora_target_linear",
 )
 CHATS = "data.source is a file of chats: --set data.source=CHATS.jsonl --set data.tokenizer=FOLDER"

@@ -26,6 +26,8 @@ class AdapterKeys:
     """Of what an adapter reads."""
     rslora: str
     """Whether the scale is over the root of the width."""
+    folder: str = ""
+    """The folder that they begin as, of PEFT; "": there is no such key."""
     every: str = ""
     """Whether each linear layer has one; "": there is no such key."""
     default_rank: int | None = None
@@ -33,7 +35,8 @@ class AdapterKeys:
 
     def skip(self, reader: KeyReader, why: str) -> None:
         """Say why these keys need no setting: there are no adapters."""
-        names = (self.rank, self.alpha, self.targets, self.dropout, self.rslora, self.every)
+        names = (self.rank, self.alpha, self.targets, self.dropout, self.rslora)
+        names += (self.folder, self.every)
         reader.skip_all([name for name in names if name], why)
 
 
@@ -63,6 +66,18 @@ def read_adapters(reader: KeyReader, keys: AdapterKeys) -> None:
         reader.set(keys.rslora, "lora.rslora", True, "the scale is over the root of the width")
     else:
         reader.skip(keys.rslora, "the scale is over the width")
+    if keys.folder and reader.has(keys.folder):
+        _read_folder(reader, keys.folder)
+
+
+def _read_folder(reader: KeyReader, key: str) -> None:
+    given = reader.given[key]
+    listed = cast("list[object]", given) if isinstance(given, list) else str(given).split(",")
+    folders = [str(name).strip() for name in listed]
+    if len(folders) == 1:
+        reader.set(key, "train.adapters", folders[0], "what adapters begin as")
+    else:
+        reader.refuse(key, "a run begins with one set of adapters", suggestions=folders[-1:])
 
 
 def _read_targets(reader: KeyReader, key: str) -> None:

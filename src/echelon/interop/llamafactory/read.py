@@ -44,6 +44,7 @@ ADAPTERS = AdapterKeys(
     targets="lora_target",
     dropout="lora_dropout",
     rslora="use_rslora",
+    folder="adapter_name_or_path",
     default_rank=8,
 )
 CHATS = "data.source is a file of chats: --set data.source=CHATS.jsonl --set data.tokenizer=FOLDER"

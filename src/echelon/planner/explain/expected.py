@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from echelon.core.model_shape import ModelShape
-from echelon.core.parameters import num_active_parameters, num_parameters
+from echelon.core.parameters import num_active_parameters, num_trained_parameters
 from echelon.cost.interruptions import (
     Interruptions,
     checkpoint_bytes,
@@ -94,10 +94,11 @@ def interruptions_of_run(
 
 
 def _checkpoint_bytes(model: ModelShape, software: TrainerConstants) -> float:
+    # Frozen weights are written once in a run, adapters in each checkpoint.
     return checkpoint_bytes(_weights(model)[0], plain_number(software.state_bytes))
 
 
 @lru_cache(maxsize=8)
 def _weights(model: ModelShape) -> tuple[int, int]:
-    """Return the weights of a model, and those that a token meets."""
-    return num_parameters(model), num_active_parameters(model)
+    """Return the weights of a model that are trained, and all that a token meets."""
+    return num_trained_parameters(model), num_active_parameters(model)

@@ -1,7 +1,8 @@
 """The checkpoints folder of a run: what is committed, what is left over, what may go. No torch.
 
 `step-000500` is a committed checkpoint. `.tmp-step-000500-<nonce>` is one that is being written,
-`.old-...` one that is being removed; both are nothing to anyone but their writer.
+`.old-...` one that is being removed; both are nothing to anyone but their writer. `base` holds what
+never changes, for all of them, and stays.
 """
 
 from __future__ import annotations
@@ -16,13 +17,13 @@ from uuid import uuid4
 from echelon.core.disk import disk_errors, flush_folder, list_names
 from echelon.core.errors import CheckpointError
 from echelon.core.rulebook.checkpoint import CHECKPOINT_EXISTS
-from echelon.training.checkpoint.index import INDEX_FILE, read_index
+from echelon.training.checkpoint.index import BASE_FOLDER, INDEX_FILE, base_of, read_index
 
 CHECKPOINTS = "checkpoints"
 Keep = int | Literal["all"]
 
 _COMMITTED = re.compile(r"step-(\d{6,})")
-_LEFTOVER = re.compile(r"\.(tmp|old)-step-\d{6,}-[0-9a-f]+")
+_LEFTOVER = re.compile(rf"\.(tmp|old)-(step-\d{{6,}}|{BASE_FOLDER})-[0-9a-f]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,9 +39,9 @@ def checkpoint_path(directory: Path, step: int) -> Path:
     return directory / f"step-{step:06d}"
 
 
-def new_temporary(directory: Path, step: int) -> Path:
-    """Return a name to write the checkpoint of `step` under, until it is committed."""
-    return directory / f".tmp-step-{step:06d}-{uuid4().hex[:12]}"
+def new_temporary(final: Path) -> Path:
+    """Return a name to write the folder `final` under, until it is committed."""
+    return final.with_name(f".tmp-{final.name}-{uuid4().hex[:12]}")
 
 
 def list_checkpoints(directory: Path) -> tuple[StoredCheckpoint, ...]:
@@ -72,11 +73,13 @@ def find_latest(run_dir: Path) -> StoredCheckpoint:
 def find_checkpoint(path: Path) -> StoredCheckpoint:
     """Return the checkpoint at `path`: the folder of a run (its newest) or of one checkpoint."""
     match, leftover = _COMMITTED.fullmatch(path.name), _LEFTOVER.fullmatch(path.name)
-    if not leftover and (path / INDEX_FILE).is_file():
+    if not leftover and path.name != BASE_FOLDER and (path / INDEX_FILE).is_file():
         return StoredCheckpoint(step=read_index(path).step, path=path)
-    if match or leftover:
+    if match or leftover or (path.name == BASE_FOLDER and (path / INDEX_FILE).is_file()):
         others = list_checkpoints(path.parent)
         state = "was never committed" if path.is_dir() else "does not exist"
+        if path.name == BASE_FOLDER:
+            state = "holds the frozen weights below checkpoints, and is none"
         raise CheckpointError(
             CHECKPOINT_EXISTS.problem(
                 f"{path} {state}: {list_names(path.parent)}", suggestions=[c.path for c in others]
@@ -107,11 +110,24 @@ def prune(directory: Path, *, newest: int, keep: Keep) -> tuple[Path, ...]:
     old = [c for c in list_checkpoints(directory) if c.step < newest]
     removed = [checkpoint.path for checkpoint in old[: max(0, len(old) - (keep - 1))]]
     for path in removed:
-        with disk_errors(f"to remove the old checkpoint {path}"):
-            doomed = path.rename(directory / f".old-{path.name}-{uuid4().hex[:12]}")
-            flush_folder(directory)
-            _remove(doomed)
+        remove_committed(path)
     return tuple(removed)
+
+
+def remove_unused_base(folder: Path) -> bool:
+    """Remove a base that no checkpoint beside it names; return whether it is gone."""
+    if any(base_of(one.path) is not None for one in list_checkpoints(folder.parent)):
+        return False
+    remove_committed(folder)
+    return True
+
+
+def remove_committed(path: Path) -> None:
+    """Rename a folder away, then remove it; EnvironmentProblem where the disk refuses."""
+    with disk_errors(f"to remove the old checkpoint {path}"):
+        doomed = path.rename(path.with_name(f".old-{path.name}-{uuid4().hex[:12]}"))
+        flush_folder(path.parent)
+        _remove(doomed)
 
 
 def _remove(path: Path) -> None:

@@ -1,5 +1,8 @@
 """index.json: which file of a checkpoint holds which rectangle of which tensor, and every checksum.
 
+What never changes in a run stands once beside its checkpoints, in the folder `base`: an index names
+it with its checksum, and who reads the index finds the tensors of both.
+
 No torch here: a checkpoint can be listed and checked by any Python.
 """
 
@@ -8,13 +11,14 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, cast
 
-from echelon.core.disk import is_plain_name
+from echelon.core.disk import is_plain_name, list_names
 from echelon.core.errors import CheckpointError
 from echelon.core.rulebook.checkpoint import (
+    CHECKPOINT_BASE,
     CHECKPOINT_EXISTS,
     CHECKPOINT_FILES_INSIDE,
     CHECKPOINT_SCHEMA,
@@ -22,7 +26,11 @@ from echelon.core.rulebook.checkpoint import (
 )
 from echelon.core.serialize import decode_json, from_json, to_json
 
-SCHEMA = 1  # of the written JSON
+SCHEMA = 2  # the newest that is read
+PLAIN_SCHEMA = 1
+"""Of an index that names no base: all that it says was known from the beginning."""
+BASE_FOLDER = "base"
+"""Beside the checkpoints of a run: what never changes in it."""
 INDEX_FILE = "index.json"
 STATE_FILE = "state.json"
 PARAMETERS = "parameters"
@@ -57,6 +65,14 @@ class TensorEntry:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BaseReference:
+    """Name the folder beside a checkpoint that holds what never changes, by what its index says."""
+
+    folder: str
+    checksum: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointIndex:
     """Hold everything that a checkpoint says about itself."""
 
@@ -78,10 +94,15 @@ class CheckpointIndex:
     """Its files, by name."""
     tensors: Mapping[str, Mapping[str, TensorEntry]]
     """Its tensors, by kind, then by name."""
+    base: BaseReference | None = None
+    """Where the tensors are that never change; None where it holds all of them."""
 
     def to_text(self) -> str:
         """Return the index as JSON with one tensor or file to a line, its own checksum last."""
-        content: dict[str, Any] = {"schema": SCHEMA, **to_json(self)}
+        schema = PLAIN_SCHEMA if self.base is None else SCHEMA
+        content: dict[str, Any] = {"schema": schema, **to_json(self)}
+        if self.base is None:
+            del content["base"]
         checksum = _checksum(content)
         files, tensors = content.pop("files"), content.pop("tensors")
         lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in content.items()]
@@ -93,7 +114,70 @@ class CheckpointIndex:
 
 
 def read_index(path: Path) -> CheckpointIndex:
-    """Return the index of the checkpoint folder `path`; CheckpointError says why there is none."""
+    """Return the index of the checkpoint folder `path`; CheckpointError says why there is none.
+
+    Tensors and files of its base are among its own, by their whole paths.
+    """
+    index, _ = _read_own(path)
+    if index.base is None:
+        return index
+    folder, base = _read_base(path, index.base)
+
+    def there(piece: ShardEntry) -> ShardEntry:
+        return replace(piece, file=str(folder / piece.file))
+
+    tensors = {kind: dict(table) for kind, table in index.tensors.items()}
+    for kind, table in base.tensors.items():
+        held = tensors.setdefault(kind, {})
+        for name, entry in table.items():
+            held[name] = replace(entry, pieces=tuple(there(piece) for piece in entry.pieces))
+    files = {str(folder / name): entry for name, entry in base.files.items()}
+    return replace(index, files={**index.files, **files}, tensors=tensors)
+
+
+def base_of(path: Path) -> BaseReference | None:
+    """Return what the checkpoint folder `path` says of its base, and read no more."""
+    return _read_own(path)[0].base
+
+
+def reference_to(folder: Path) -> BaseReference:
+    """Return how checkpoints beside it name a base; CheckpointError where it cannot be read."""
+    return BaseReference(folder=folder.name, checksum=_read_own(folder)[1])
+
+
+def _read_base(path: Path, base: BaseReference) -> tuple[Path, CheckpointIndex]:
+    """Return the base of a checkpoint and where it is, once it is the one that is meant."""
+    # A checkpoint that was moved and linked back has its base beside the link.
+    beside = path.absolute().parent
+    if not is_plain_name(base.folder):
+        raise CheckpointError(
+            CHECKPOINT_FILES_INSIDE.problem(
+                f"{path / INDEX_FILE} names a base outside of its run: {base.folder}"
+            )
+        )
+    folder = beside / base.folder
+    if not (folder / INDEX_FILE).is_file():
+        raise CheckpointError(
+            CHECKPOINT_BASE.problem(
+                f"{path} holds what was trained; the frozen weights below it are to be in "
+                f"{folder}, which is not there: {list_names(beside)}",
+                suggestions=(f"copy the folder {base.folder} of the run to {folder}",),
+            )
+        )
+    index, checksum = _read_own(folder)
+    if checksum != base.checksum:
+        raise CheckpointError(
+            CHECKPOINT_BASE.problem(
+                f"{path} was trained over frozen weights with the index {base.checksum[:12]}..., "
+                f"and {folder} has {checksum[:12]}...: it is the base of another run",
+                suggestions=(f"copy the folder {base.folder} of the run to {folder}",),
+            )
+        )
+    return folder, index
+
+
+def _read_own(path: Path) -> tuple[CheckpointIndex, str]:
+    """Return what index.json of a folder says, and its checksum."""
     data = _read_table(path, INDEX_FILE)
     schema = data.get("schema")
     if isinstance(schema, int) and schema > SCHEMA:
@@ -103,7 +187,7 @@ def read_index(path: Path) -> CheckpointIndex:
                 f"this version reads schema {SCHEMA}"
             )
         )
-    if schema != SCHEMA:
+    if schema not in (PLAIN_SCHEMA, SCHEMA):
         raise _damaged(path / INDEX_FILE, f"schema {schema!r}")
     checksum = data.pop("checksum", None)
     if checksum != _checksum(data):
@@ -115,7 +199,7 @@ def read_index(path: Path) -> CheckpointIndex:
     except ValueError as error:
         raise _damaged(path / INDEX_FILE, str(error)) from error
     _require_own_files(path, index)
-    return index
+    return index, str(checksum)
 
 
 def read_state(path: Path) -> Mapping[str, Any]:

@@ -4,6 +4,7 @@
 3. rank 0 looks at all files, writes the index     4. rank 0 renames the folder: committed
 5. only then the oldest ones are renamed away and removed
 
+What never changes is written so once, before the first checkpoint, into a folder beside them all.
 What ranks send each other is names, sizes and checksums; tensors go to the disk and nowhere else.
 """
 
@@ -13,7 +14,7 @@ import hashlib
 import json
 import shutil
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,15 +27,25 @@ from echelon.core.rulebook.checkpoint import (
 )
 from echelon.core.serialize import to_json
 from echelon.core.version import __version__
+from echelon.parallel.weights import Shard
 from echelon.training.checkpoint.communicator import ObjectCommunicator, run_on_all_ranks
-from echelon.training.checkpoint.folder import Keep, checkpoint_path, new_temporary, prune
+from echelon.training.checkpoint.folder import (
+    Keep,
+    checkpoint_path,
+    new_temporary,
+    prune,
+    remove_unused_base,
+)
 from echelon.training.checkpoint.identity import RunIdentity, shown
 from echelon.training.checkpoint.index import (
+    BASE_FOLDER,
     INDEX_FILE,
     STATE_FILE,
+    BaseReference,
     CheckpointFileEntry,
     CheckpointIndex,
     TensorEntry,
+    reference_to,
 )
 from echelon.training.checkpoint.rectangles import Rectangle, covering_problem
 from echelon.training.checkpoint.shard_file import (
@@ -54,11 +65,16 @@ class Snapshot:
     `step` counts the optimizer steps done. `state` is everything besides tensors that the next
     step depends on (tokens seen, sampler position, learning rate, ...), as JSON values, the same
     on every rank. Of `shards`, the primary ones are written.
+
+    `base` are the shards that never change in a run: they are written beside its checkpoints,
+    unless they are there, which is known by `known_base`.
     """
 
     step: int
     state: Mapping[str, object]
     shards: Shards
+    base: Shards = field(default_factory=dict[str, Mapping[str, Sequence[Shard]]])
+    known_base: BaseReference | None = None
 
 
 def save_checkpoint(
@@ -75,36 +91,77 @@ def save_checkpoint(
     fails, and what was committed before is untouched: CheckpointError where the step is already
     saved or the shards are not the whole model, EnvironmentProblem where the disk refuses.
     """
-    chief = exchange.index == 0
+    base = _base_beside(directory, snapshot, identity, exchange)
     final = checkpoint_path(directory, snapshot.step)
+    _write_folder(final, snapshot, base, identity, exchange)
+    _on_chief(exchange, lambda: prune(directory, newest=snapshot.step, keep=keep))
+    return final
 
-    def on_chief(action: Callable[[], T]) -> T | None:
-        return run_on_all_ranks(exchange, lambda: action() if chief else None)[0]
 
-    temporary = on_chief(lambda: _begin(directory, final))
+def _on_chief(exchange: ObjectCommunicator, action: Callable[[], T]) -> T | None:
+    """Do something on rank 0, and return on every rank what came of it."""
+    return run_on_all_ranks(exchange, lambda: action() if exchange.index == 0 else None)[0]
+
+
+def _base_beside(
+    directory: Path, snapshot: Snapshot, identity: RunIdentity, exchange: ObjectCommunicator
+) -> BaseReference | None:
+    """Return the base that a checkpoint stands on, which is written where it is not there yet."""
+    if not snapshot.base:
+        return None
+    folder = directory / BASE_FOLDER
+
+    def is_there() -> bool:
+        if not folder.exists():
+            return False
+        if reference_to(folder) == snapshot.known_base:
+            return True
+        # Of a run that ended before its first checkpoint, or that this one did not begin with.
+        if remove_unused_base(folder):
+            return False
+        raise CheckpointError(
+            CHECKPOINT_WRITTEN_ONCE.problem(
+                f"{folder} is below other checkpoints, has other frozen weights than this run, and "
+                "is not overwritten"
+            )
+        )
+
+    if not _on_chief(exchange, is_there):
+        first = Snapshot(step=0, state={}, shards=snapshot.base)
+        _write_folder(folder, first, None, identity, exchange)
+    return _on_chief(exchange, lambda: reference_to(folder))
+
+
+def _write_folder(
+    final: Path,
+    snapshot: Snapshot,
+    base: BaseReference | None,
+    identity: RunIdentity,
+    exchange: ObjectCommunicator,
+) -> None:
+    """Write the shards of all ranks into a new folder, and commit it; every rank calls this."""
+    temporary = _on_chief(exchange, lambda: _begin(final))
     assert temporary is not None, "rank 0 made the temporary folder or raised"
     file = f"rank-{exchange.index:04d}.safetensors"
     try:
         written = run_on_all_ranks(
             exchange, lambda: write_shard_file(temporary, file, snapshot.shards)
         )
-        on_chief(lambda: _commit(temporary, final, snapshot, identity, written))
+        _on_chief(exchange, lambda: _commit(temporary, final, snapshot, base, identity, written))
     except EchelonError:
-        if chief:
+        if exchange.index == 0:
             shutil.rmtree(temporary, ignore_errors=True)
         raise
-    on_chief(lambda: prune(directory, newest=snapshot.step, keep=keep))
-    return final
 
 
-def _begin(directory: Path, final: Path) -> Path:
+def _begin(final: Path) -> Path:
     if final.exists():
         raise CheckpointError(
             CHECKPOINT_WRITTEN_ONCE.problem(f"{final} is already there and is not overwritten")
         )
-    temporary = new_temporary(directory, int(final.name.removeprefix("step-")))
-    with disk_errors(f"to make a folder in {directory}"):
-        directory.mkdir(parents=True, exist_ok=True)
+    temporary = new_temporary(final)
+    with disk_errors(f"to make a folder in {final.parent}"):
+        final.parent.mkdir(parents=True, exist_ok=True)
         temporary.mkdir()
     return temporary
 
@@ -113,6 +170,7 @@ def _commit(
     temporary: Path,
     final: Path,
     snapshot: Snapshot,
+    base: BaseReference | None,
     identity: RunIdentity,
     written: Sequence[WrittenFile],
 ) -> None:
@@ -133,6 +191,7 @@ def _commit(
         mathematics=to_json(identity.mathematics),
         files=files,
         tensors=tensors,
+        base=base,
     )
     with disk_errors(f"to commit {final}"):
         write_durably(temporary / STATE_FILE, state)

@@ -112,7 +112,7 @@ def lora_sums_gradients(view: View) -> Iterator[RuleViolation]:
 def lora_settings_without_effect(view: View) -> Iterator[RuleViolation]:
     """Find settings of adapters where there are none."""
     if not has_lora(view):
-        for key in (ALPHA_KEY, TARGETS_KEY, RSLORA_KEY, DROPOUT_KEY):
+        for key in (ALPHA_KEY, TARGETS_KEY, RSLORA_KEY, DROPOUT_KEY, "train.adapters"):
             yield from setting_without_effect(view, key, f"{OFF}, and all weights are trained")
 
 
