@@ -5,21 +5,21 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, TypeAlias, get_args
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
-from echelon.api.training import TrainResult
+from echelon.api.training import TrainResult, launched_world_size
 from echelon.config.files.new_file import new_folder
-from echelon.core.errors import ConfigError, DataError
-from echelon.core.model_shape import ModelShape
+from echelon.core.errors import ConfigError
 from echelon.core.optional import optional_package
 from echelon.core.plan import DType
 from echelon.core.rulebook.command_line import BAD_ARGUMENT
 
 if TYPE_CHECKING:
-    from echelon.training.data.tokenizer import Tokenizer
-    from echelon.training.weights.writers.formats import TrainerRequest
+    from echelon.launch.context import RankContext
+    from echelon.launch.local.supervisor import LaunchOptions
+    from echelon.training.weights.writers.task import ExportTask, WrittenWeights
 
 WeightFormat: TypeAlias = Literal["hf", "dcp", "deepspeed", "megatron", "megatron-legacy"]
 """Whose folder is written."""
@@ -27,7 +27,10 @@ WeightFormat: TypeAlias = Literal["hf", "dcp", "deepspeed", "megatron", "megatro
 FILE_BYTES = 5_000_000_000  # bytes of a file
 """Of a file, at most: what transformers writes, too."""
 MOST_THREADS = 8
-"""Files that are written at a time where nobody says: each holds a tensor."""
+"""Tensors that are made at a time where nobody says, as far as memory allows it."""
+TENSOR_TIMEOUT_S = 1800.0
+"""Seconds that a rank may take for a part of a folder before it counts as stuck."""
+JOINED_RANK = "echelon.api.exporting:export_joined_rank"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,6 +57,10 @@ class ExportedWeights:
     """What was read."""
     optimizer: bool = False
     """Whether what the optimizer keeps was written, too."""
+    ranks: int = 1
+    """How many ranks wrote it."""
+    rank: int = 0
+    """Which of those that a launcher started this process is."""
 
 
 def export_weights(  # noqa: PLR0913 - each is one choice of the caller, by its name
@@ -65,6 +72,7 @@ def export_weights(  # noqa: PLR0913 - each is one choice of the caller, by its 
     model_type: str | None = None,
     file_bytes: int | None = None,
     threads: int | None = None,
+    ranks: int | None = None,
     tp: int | None = None,
     pp: int | None = None,
     adapters: bool = False,
@@ -82,167 +90,195 @@ def export_weights(  # noqa: PLR0913 - each is one choice of the caller, by its 
 
     `dtype` is that of the tensors, by default the one in which the run computed; fp32 keeps every
     bit of master copies in fp32, and is what DeepSpeed has. `model_type` is one of transformers, by
-    default the first that says the model. Files of Hugging Face have at most `file_bytes`, and
-    `threads` files are written at a time, each holding one tensor.
+    default the first that says the model. Files of Hugging Face have at most `file_bytes`.
+
+    `ranks` processes of this machine write it together, or those that torchrun has started, each
+    with `threads` threads. What is written is the same however many they are. Each of them holds no
+    more than the largest tensor and 50 MB.
 
     Adapters of a run with LoRA are merged into the weights that they stand beside. With `adapters`
     they alone are written, as PEFT keeps them:
 
         PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("base"), "nano-adapters")
 
-    The folder must be new, and gets its name when it is whole. Raises ConfigError where no
-    architecture says the model or a trainer has no names for it, CheckpointError and
-    EnvironmentProblem.
+    The folder must be new, and gets its name when it is whole: a rank that fails leaves nothing,
+    and the error says which. Raises ConfigError where no architecture says the model or a trainer
+    has no names for it, CheckpointError and EnvironmentProblem; RankFailure for a rank that died.
     """
     optional_package("torch", extra="train", purpose="writing weights")
-    _require_sizes({"--file-bytes": file_bytes, "--threads": threads, "--tp": tp, "--pp": pp})
+    _require_sizes(
+        {
+            "--file-bytes": file_bytes,
+            "--threads": threads,
+            "--ranks": ranks,
+            "--tp": tp,
+            "--pp": pp,
+        }
+    )
     sizes = {"--file-bytes": file_bytes, "--tp": tp, "--pp": pp}
     _require_effect(to, dtype, model_type, {**sizes, "--adapters": adapters or None})
     from echelon.telemetry.run_directory import run_of
-
-    if to == "hf":
-        files = _HubFiles(
-            file_bytes=file_bytes or FILE_BYTES, threads=threads or _threads(), adapters=adapters
-        )
-        return _to_hugging_face(run, Path(out), dtype, model_type, files)
-    from echelon.core.parameters import base_shape
-    from echelon.training.weights.writers.formats import TrainerRequest
+    from echelon.training.checkpoint.folder import find_checkpoint
+    from echelon.training.weights.writers.task import ExportTask, require_ranks
 
     path = run.run if isinstance(run, TrainResult) else Path(run)
     plan = run_of(path).plan()
-    chosen: DType = "fp32" if to == "deepspeed" else dtype or plan.mathematics.precision.parameters
-    request = TrainerRequest(
+    world = _num_ranks(ranks)
+    task = ExportTask(
+        checkpoint=str(find_checkpoint(path).path),
+        folder="",
         to=to,
-        shape=base_shape(plan.model),
-        scale=_merged_by(plan.model),
-        dtype=chosen,
+        shape=plan.model,
+        dtype="fp32" if to == "deepspeed" else dtype or plan.mathematics.precision.parameters,
         model_type=model_type,
-        threads=threads or _threads(),
+        file_bytes=file_bytes or FILE_BYTES,
+        threads=threads or max(1, _threads() // world),
         tp=tp or 1,
         pp=pp or 1,
+        adapters=adapters,
     )
-    return _to_trainer(path, Path(out), request)
+    require_ranks(task, world)
+    data = run.data if isinstance(run, TrainResult) else None
+    if launched_world_size() is not None:
+        return _export_joined(task, path, data, Path(out), world)
+    with new_folder(Path(out), key="--out") as part:
+        written = _write_here(replace(task, folder=str(part)), world)
+        tokenizer = _finish(task, path, data, part)
+    return _exported(task, Path(out), written, tokenizer, world)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _HubFiles:
-    """Say how a folder of Hugging Face is written, and whether it has the adapters alone."""
+def _num_ranks(wanted: int | None) -> int:
+    """Return how many ranks write; ConfigError where a launcher has started other ones."""
+    launched = launched_world_size()
+    if launched is not None and wanted not in (None, launched):
+        raise ConfigError(
+            BAD_ARGUMENT.problem(
+                f"--ranks is {wanted}, and {launched} were started",
+                key="--ranks",
+                suggestions=[f"--ranks {launched}", f"--nproc-per-node {wanted}"],
+            )
+        )
+    return launched or wanted or 1
 
-    file_bytes: int
-    threads: int
-    adapters: bool
+
+def _write_here(task: ExportTask, ranks: int) -> WrittenWeights:
+    from echelon.core.serialize import to_json
+    from echelon.launch.host import require_memory_for_ranks
+    from echelon.launch.local.supervisor import run_ranks
+    from echelon.training.weights.writers.ranks import WRITE_RANK
+    from echelon.training.weights.writers.shares import Writers
+    from echelon.training.weights.writers.task import write_weights
+
+    if ranks == 1:
+        return write_weights(task, Writers(task.threads))
+    require_memory_for_ranks(ranks)
+    found = run_ranks(WRITE_RANK, to_json(task), world_size=ranks, options=_options())
+    return found.require()[0]
 
 
-def _merged_by(shape: ModelShape) -> float:
-    """Return what adapters are scaled by when they are merged; 0 where there are none."""
-    return 0.0 if shape.lora is None else shape.lora.scale
+def _options() -> LaunchOptions:
+    from echelon.launch.local.messages import Limits
+    from echelon.launch.local.supervisor import LaunchOptions
+
+    return LaunchOptions(limits=Limits(step_s=TENSOR_TIMEOUT_S), shown_rank=None)
 
 
-def _to_hugging_face(
-    run: TrainResult | str | Path,
-    folder: Path,
-    dtype: DType | None,
-    model_type: str | None,
-    asked: _HubFiles,
+def _export_joined(
+    task: ExportTask, run: Path, data: Path | None, out: Path, ranks: int
 ) -> ExportedWeights:
+    from echelon.core.serialize import to_json
+    from echelon.launch.launched_rank import run_launched_rank
+
+    outcome = run_launched_rank(
+        JOINED_RANK,
+        {
+            "task": to_json(task),
+            "run": str(run),
+            "data": None if data is None else str(data),
+            "out": str(out),
+        },
+        labels=("",) * ranks,
+        options=_options(),
+    )
+    return replace(outcome.require()[0], rank=outcome.rank)
+
+
+def export_joined_rank(context: RankContext, argument: Mapping[str, Any]) -> ExportedWeights:
+    """Write this rank's share; the target of every rank under torchrun.
+
+    Rank 0 makes the folder, and gives it its name when all have written.
+    """
+    from echelon.core.serialize import from_json
+    from echelon.training.weights.writers.ranks import writers_of
+    from echelon.training.weights.writers.task import ExportTask, write_weights
+
+    task, out = from_json(ExportTask, argument["task"]), Path(argument["out"])
+    writers = writers_of(context, task.threads)
+    if context.rank != 0:
+        folder = writers.on_first(str)
+        written = write_weights(replace(task, folder=str(folder)), writers)
+        tokenizer = writers.on_first(str)
+        return _exported(task, out, written, str(tokenizer), context.world_size)
+    with new_folder(out, key="--out") as part:
+        writers.on_first(lambda: str(part))
+        written = write_weights(replace(task, folder=str(part)), writers)
+        data = None if argument["data"] is None else Path(argument["data"])
+        tokenizer = _finish(task, Path(argument["run"]), data, part)
+    writers.on_first(lambda: tokenizer)
+    return _exported(task, out, written, tokenizer, context.world_size)
+
+
+def _finish(task: ExportTask, run: Path, data: Path | None, folder: Path) -> str:
+    """Write what stands beside weights, and read what was written; return what is said of it."""
     from echelon.core.parameters import base_shape
-    from echelon.interop.hugging_face.adapters import (
-        ADAPTER_CONFIG,
-        ADAPTER_WEIGHTS,
-        adapter_config,
-        adapter_tensors,
-    )
+    from echelon.interop.hugging_face.adapters import ADAPTER_CONFIG, adapter_config
     from echelon.interop.hugging_face.config_json import hub_config
-    from echelon.interop.hugging_face.folder import (
-        INDEX_NAME,
-        SINGLE_NAME,
-        folder_tensors,
-        index_text,
-        share_out,
-    )
     from echelon.models.precision import TORCH_DTYPES
     from echelon.telemetry.run_directory import run_of
-    from echelon.training.checkpoint.folder import find_checkpoint
-    from echelon.training.checkpoint.load import check_checkpoint
-    from echelon.training.data.tokenizer_files import tokenizer_files
-    from echelon.training.weights.export import open_model, write_files
+    from echelon.training.checkpoint.index import read_index
+    from echelon.training.data.beside_weights import files_beside
     from echelon.training.weights.files import find_weights
 
-    path = run.run if isinstance(run, TrainResult) else Path(run)
-    directory = run_of(path)
-    plan = directory.plan()
-    shape = plan.model
-    base = base_shape(shape)
-    config = hub_config(base, model_type)
-    chosen: DType = dtype or plan.mathematics.precision.parameters
-    checkpoint = find_checkpoint(path).path
-    with new_folder(folder, key="--out") as part:
-        index = check_checkpoint(checkpoint)
-        if asked.adapters:
-            tensors = adapter_tensors(shape, config.architecture)
-        else:
-            tensors = folder_tensors(base, config.architecture)
-        item = TORCH_DTYPES[chosen].itemsize
-        if asked.adapters:
-            files = {ADAPTER_WEIGHTS: tensors}
-        else:
-            files = share_out(tensors, item, asked.file_bytes)
-        scale = 0.0 if asked.adapters else _merged_by(shape)
-        model = open_model(checkpoint, index, tensors, scale=scale)
-        write_files(model, files, part, TORCH_DTYPES[chosen], asked.threads)
-        if not asked.adapters and list(files) != [SINGLE_NAME]:
-            _write(part, {INDEX_NAME: index_text(files, item)})
-        tokenizer, said = _tokenizer(run, directory.run_file, index.tokenizer_hash)
-        extra: dict[str, object] = {"torch_dtype": str(TORCH_DTYPES[chosen]).removeprefix("torch.")}
-        if tokenizer is not None:
-            _write(part, tokenizer_files(tokenizer, shape.max_positions))
-            extra["eos_token_id"] = tokenizer.description.end_of_document
-        if asked.adapters:
-            _write(part, {ADAPTER_CONFIG: adapter_config(shape, config.architecture)})
-        else:
-            keys = dict(sorted({**config.keys, **extra}.items()))
-            _write(part, {"config.json": json.dumps(keys, indent=2) + "\n"})
-            # What a run would start from is what was written: names, shapes, every file.
-            find_weights(part, base)
-    return ExportedWeights(
-        folder=folder,
-        to="hf",
-        model_type=config.model_type,
-        dtype=chosen,
-        tensors=len(tensors),
-        num_bytes=sum(tensor.numel for tensor in tensors) * item,
-        files=tuple(files),
-        tokenizer=said,
-        checkpoint=checkpoint,
-    )
-
-
-def _to_trainer(path: Path, folder: Path, request: TrainerRequest) -> ExportedWeights:
-    from echelon.training.checkpoint.folder import find_checkpoint
-    from echelon.training.checkpoint.load import check_checkpoint
-    from echelon.training.weights.files import find_weights
-    from echelon.training.weights.writers.formats import planned, write_trainer
-
-    checkpoint = find_checkpoint(path).path
-    with new_folder(folder, key="--out") as part:
-        index = check_checkpoint(checkpoint)
-        found = planned(request, index)
-        write_trainer(request, found, checkpoint, index, part, index.step)
+    base = base_shape(task.shape)
+    if task.to != "hf":
         # What a run would start from is what was written: names, shapes, every file.
-        find_weights(part, request.shape)
-        files = sorted(str(one.relative_to(part)) for one in part.rglob("*") if one.is_file())
-    elements = sum(tensor.numel for tensor in found.tensors) * len(found.kinds)
+        find_weights(folder, base)
+        return "none: a checkpoint of a trainer has none"
+    config = hub_config(base, task.model_type)
+    wanted = read_index(Path(task.checkpoint)).tokenizer_hash
+    beside = files_beside(run_of(run).run_file, data, wanted, task.shape.max_positions)
+    beside.write(folder)
+    if task.adapters:
+        text = adapter_config(task.shape, config.architecture)
+        (folder / ADAPTER_CONFIG).write_text(text, encoding="utf-8")
+        return beside.said
+    dtype = str(TORCH_DTYPES[task.dtype]).removeprefix("torch.")
+    keys = {**config.keys, "torch_dtype": dtype, **beside.config}
+    text = json.dumps(dict(sorted(keys.items())), indent=2) + "\n"
+    (folder / "config.json").write_text(text, encoding="utf-8")
+    find_weights(folder, base)
+    return beside.said
+
+
+def _exported(
+    task: ExportTask, folder: Path, written: WrittenWeights, tokenizer: str, ranks: int
+) -> ExportedWeights:
+    files = written.files
+    if task.to != "hf":
+        there = [one for one in folder.rglob("*") if one.is_file()]
+        files = tuple(sorted(str(one.relative_to(folder)) for one in there))
     return ExportedWeights(
         folder=folder,
-        to=request.to,
-        model_type=found.names,
-        dtype=request.dtype,
-        tensors=len(found.tensors),
-        num_bytes=elements * request.torch_dtype.itemsize,
-        files=tuple(files),
-        tokenizer="none: a checkpoint of a trainer has none",
-        checkpoint=checkpoint,
-        optimizer=len(found.kinds) > 1,
+        to=task.to,
+        model_type=written.names,
+        dtype=task.dtype,
+        tensors=written.tensors,
+        num_bytes=written.num_bytes,
+        files=files,
+        tokenizer=tokenizer,
+        checkpoint=Path(task.checkpoint),
+        optimizer=written.optimizer,
+        ranks=ranks,
     )
 
 
@@ -291,25 +327,3 @@ def _require_effect(
 
 def _threads() -> int:
     return min(MOST_THREADS, os.cpu_count() or 1)
-
-
-def _write(folder: Path, files: Mapping[str, str]) -> None:
-    for name, text in files.items():
-        (folder / name).write_text(text, encoding="utf-8")
-
-
-def _tokenizer(
-    run: TrainResult | str | Path, run_file: Path, wanted: str
-) -> tuple[Tokenizer | None, str]:
-    """Return the tokenizer that a checkpoint was trained with, and what is said of it."""
-    from echelon.api.generating import data_of_run
-    from echelon.training.data.mixed_dataset import open_data
-
-    try:
-        data = run.data if isinstance(run, TrainResult) else data_of_run(run_file)
-        found = open_data(data).tokenizer()
-    except (ConfigError, DataError, OSError) as error:
-        return None, f"none, for the run's data is not there: {str(error).splitlines()[0]}"
-    if found.description.hash != wanted:
-        return None, "none: the data of the run was made anew with another tokenizer"
-    return found, f"{found.description.name}, {found.description.vocabulary:,} ids"

@@ -40,7 +40,10 @@ def weights(
         int | None, Parameter(help="The most bytes of a file of hf; without it, 5 GB.")
     ] = None,
     threads: Annotated[
-        int | None, Parameter(help="Files written at a time; without it, one for each core.")
+        int | None, Parameter(help="Tensors made at a time; without it, one for each core.")
+    ] = None,
+    ranks: Annotated[
+        int | None, Parameter(help="Processes that write it together; without it, 1.")
     ] = None,
     tp: Annotated[
         int | None, Parameter(help="Tensor ranks of megatron-legacy; without it, 1.")
@@ -62,10 +65,13 @@ def weights(
         model_type=model_type,
         file_bytes=file_bytes,
         threads=threads,
+        ranks=ranks,
         tp=tp,
         pp=pp,
         adapters=adapters,
     )
+    if found.rank != 0:
+        return 0
     print_result("export weights", lambda: _as_json(found), lambda: _as_text(found), as_json=json)
     if adapters:
         note(f'next: PeftModel.from_pretrained(model, "{found.folder}")')
@@ -86,6 +92,7 @@ def _as_json(found: ExportedWeights) -> dict[str, object]:
         "tokenizer": found.tokenizer,
         "checkpoint": str(found.checkpoint),
         "optimizer": found.optimizer,
+        "ranks": found.ranks,
     }
 
 

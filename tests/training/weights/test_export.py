@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -28,12 +25,14 @@ from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
 from echelon.parallel.weights import Shard
 from echelon.training.checkpoint.communicator import SingleRankCommunicator
-from echelon.training.checkpoint.index import PARAMETERS, CheckpointIndex, ShardEntry, TensorEntry
+from echelon.training.checkpoint.index import PARAMETERS, CheckpointIndex, TensorEntry
 from echelon.training.checkpoint.shard_file import write_shard_file
 from echelon.training.expert_state import ROUTER_BIAS
-from echelon.training.weights.export import open_model, write_files
+from echelon.training.weights.export import open_model
 from echelon.training.weights.files import find_weights
 from echelon.training.weights.load import load_weights
+from echelon.training.weights.writers.hugging_face import write_files
+from echelon.training.weights.writers.shares import Writers
 from tests.parallel.layouts import GPT2, NANO, QWEN
 from tests.training.weights.transformers_models import DEEPSEEK, MIXTRAL, QWEN3_MOE
 
@@ -139,7 +138,9 @@ def exported(
     files = share_out(parts, 4, file_bytes)
     out = folder / "out"
     out.mkdir()
-    write_files(open_model(folder / "checkpoint", index, parts), files, out, torch.float32, 2)
+    write_files(
+        open_model(folder / "checkpoint", index, parts), files, out, torch.float32, Writers(2)
+    )
     if len(files) > 1:
         (out / INDEX_NAME).write_text(index_text(files, 4))
     (out / "config.json").write_text(json.dumps({**config.keys, "torch_dtype": "float32"}))
@@ -250,80 +251,3 @@ def test_a_checkpoint_without_a_tensor_is_refused(tmp_path: Path) -> None:
     parts = folder_tensors(NANO, hub_config(NANO).architecture)
     with pytest.raises(CheckpointError, match=r"it lacks norm\.weight"):
         open_model(tmp_path / "checkpoint", index, parts)
-
-
-WIDE = replace(NANO, hidden=2048, ffn=4096, heads=16, kv_heads=16, head_dim=128, vocab=16_384)
-"""Its largest tensors, embedding and head, have 128 MiB in fp32, of 640 MiB in all."""
-
-MEASURED = """
-import sys
-from pathlib import Path
-import torch
-from echelon.interop.hugging_face.config_json import hub_config
-from echelon.interop.hugging_face.folder import folder_tensors, share_out
-from echelon.training.weights.export import open_model, write_files
-from tests.training.weights.test_export import WIDE, drawn, exported, stored_evenly
-from tests.parallel.layouts import NANO
-
-folder = Path(sys.argv[1])
-parts = folder_tensors(WIDE, hub_config(WIDE).architecture)
-model = open_model(folder / "checkpoint", stored_evenly(folder / "checkpoint", WIDE), parts)
-(folder / "out").mkdir()
-def status(name):
-    (line,) = [x for x in Path("/proc/self/status").read_text().splitlines() if name in x]
-    return 1024 * int(line.split()[1])
-
-# What is loaded with the first call of each kind is no part of it.
-(folder / "small").mkdir()
-exported(folder / "small", NANO, drawn(NANO, 0))
-before = status("VmRSS")
-write_files(model, share_out(parts, 4, 10**9), folder / "out", torch.float32, 1)
-print(status("VmHWM") - before)
-"""
-
-
-def stored_evenly(folder: Path, shape: ModelShape) -> CheckpointIndex:
-    """Return the index of a checkpoint of zeros, each tensor in two files; it is written once."""
-    found: dict[str, TensorEntry] = {}
-    for place in range(2):
-        shards: dict[str, list[Shard]] = {}
-        for spec in parameters(shape):
-            half = spec.shape[0] // 2
-            rows = half if place == 0 else spec.shape[0] - half
-            piece = torch.zeros(()).expand(rows, *spec.shape[1:])
-            offset = (half * place, *(0,) * (len(spec.shape) - 1))
-            one = Shard(
-                name=spec.name, global_shape=spec.shape, offset=offset, tensor=piece, primary=True
-            )
-            shards[spec.name] = [one]
-        file = f"rank-{place}.safetensors"
-        if not (folder / file).exists():
-            folder.mkdir(exist_ok=True)
-            write_shard_file(folder, file, {PARAMETERS: shards})
-        for name, (one,) in shards.items():
-            start = ",".join(map(str, one.offset))
-            entry = ShardEntry(
-                file=file,
-                key=f"{PARAMETERS}/{name}@{start}",
-                offset=one.offset,
-                shape=tuple(one.tensor.shape),
-            )
-            before = found[name].pieces if name in found else ()
-            found[name] = TensorEntry(dtype="F32", shape=one.global_shape, pieces=(*before, entry))
-    return index_of({PARAMETERS: found})
-
-
-@pytest.mark.slow
-def test_one_tensor_is_held_at_a_time(tmp_path: Path) -> None:
-    """The memory of writing 640 MiB is that of the largest tensor and 50 MB at most."""
-    stored_evenly(tmp_path / "checkpoint", WIDE)
-    done = subprocess.run(
-        [sys.executable, "-c", MEASURED, str(tmp_path)],
-        check=True,
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[3],
-        env={**os.environ, "PYTHONPATH": "src:.", "OMP_NUM_THREADS": "1"},
-    )
-    taken, largest = int(done.stdout), WIDE.vocab * WIDE.hidden * 4
-    assert taken <= largest + 50_000_000

@@ -18,12 +18,13 @@ from echelon.training.checkpoint.shard_file import write_shard_file
 from echelon.training.weights.files import find_weights
 from echelon.training.weights.load import load_moments
 from echelon.training.weights.writers.formats import TrainerRequest, planned, write_trainer
+from echelon.training.weights.writers.shares import Writers
 from tests.training.weights.test_export import Tensors, index_of, stored
 
 
 def request_of(to: Any, shape: ModelShape, **more: Any) -> TrainerRequest:
     """Return a request for a folder in fp32."""
-    plain = {"dtype": "fp32", "model_type": None, "threads": 2, "tp": 1, "pp": 1}
+    plain = {"dtype": "fp32", "model_type": None, "tp": 1, "pp": 1}
     return TrainerRequest(to=to, shape=shape, **{**plain, **more})
 
 
@@ -61,7 +62,7 @@ def written(to: Any, shape: ModelShape, home: Path, index: CheckpointIndex, **mo
     out = home / f"out-{to}"
     out.mkdir()
     found = planned(request, index)
-    write_trainer(request, found, home / "checkpoint", index, out, index.step)
+    write_trainer(request, found, home / "checkpoint", index, out, Writers(2))
     return out
 
 

@@ -71,13 +71,17 @@ def load_checkpoint(
     return LoadedCheckpoint(step=index.step, state=read_state(path))
 
 
-def check_checkpoint(path: Path) -> CheckpointIndex:
-    """Return the index of the checkpoint at `path` once every file in it has its checksum."""
+def check_checkpoint(path: Path, exchange: ObjectCommunicator | None = None) -> CheckpointIndex:
+    """Return the index of the checkpoint at `path` once every file in it has its checksum.
+
+    With an `exchange` every rank calls it, and checks some of the files.
+    """
+    ranks = exchange or SingleRankCommunicator()
     index = read_index(path)
     problems = list(file_problems(path, index))
     if problems:
         raise CheckpointError(problems)
-    _verify_share(path, index, SingleRankCommunicator())
+    run_on_all_ranks(ranks, lambda: _verify_share(path, index, ranks))
     return index
 
 

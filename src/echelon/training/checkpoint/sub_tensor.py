@@ -19,6 +19,7 @@ from typing import Any
 import torch
 
 from echelon.core.offload_file import read_all
+from echelon.training.checkpoint.own_memory import own_memory
 
 BUFFER_BYTES = 2 * 2**20
 """Bytes that are read at once, or a row where that has more: small beside the slice of a rank."""
@@ -126,5 +127,5 @@ def row_buffer(rows: StoredRows, buffer: torch.Tensor | None) -> torch.Tensor:
     """Return `buffer` where a row has room in it, or one in which it has."""
     size = max(BUFFER_BYTES, rows.row_bytes)
     if buffer is None or buffer.numel() < size:
-        return torch.empty(size, dtype=torch.uint8)
+        return own_memory((size,), torch.uint8)
     return buffer

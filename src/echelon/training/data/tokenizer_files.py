@@ -18,6 +18,8 @@ from echelon.training.data.tokenizer import (
     Tokenizer,
 )
 
+GENERATION_FILE_NAME = "generation_config.json"
+
 
 def tokenizer_files(tokenizer: Tokenizer, max_positions: int) -> Mapping[str, str]:
     """Return the files of a tokenizer, by name."""
@@ -32,7 +34,7 @@ def tokenizer_files(tokenizer: Tokenizer, max_positions: int) -> Mapping[str, st
     return {
         TOKENIZER_FILE_NAME: text,
         "tokenizer_config.json": json.dumps(config, indent=2) + "\n",
-        "generation_config.json": json.dumps({"eos_token_id": end}, indent=2) + "\n",
+        GENERATION_FILE_NAME: json.dumps({"eos_token_id": end}, indent=2) + "\n",
     }
 
 

@@ -1,23 +1,21 @@
-"""Write the weights of a checkpoint as safetensors files of Hugging Face, a tensor at a time.
+"""Tensors of a folder, made one at a time from a checkpoint, whatever its layout.
 
-A tensor of the folder is allocated, filled from the pieces of the checkpoint that lie in it through
-one small buffer, converted on the way, and written. So whoever writes holds one tensor and a buffer
-of `BUFFER_BYTES`, whatever the layout of the run that made the checkpoint. Files do not depend on
-one another, and are written by several threads, each of which holds a tensor.
+A tensor is allocated, filled from the pieces of the checkpoint that lie in it through one small
+buffer, and converted on the way. So whoever makes it holds it and a buffer of `BUFFER_BYTES`; to
+merge adapters takes `_MERGED_BYTES` more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import prod
 from pathlib import Path
 
 import torch
 
 from echelon.core.choices.lora import LORA_A, LORA_B
-from echelon.core.disk import disk_errors, flush_file
 from echelon.core.errors import CheckpointError
 from echelon.core.rulebook.checkpoint import (
     CHECKPOINT_COVERS_TENSORS,
@@ -32,12 +30,10 @@ from echelon.training.checkpoint.index import (
     ShardEntry,
     TensorEntry,
 )
-from echelon.training.checkpoint.shard_file import (
-    DTYPE_NAMES,
-    safetensors_header,
-    tensor_bytes,
-)
+from echelon.training.checkpoint.own_memory import own_memory
+from echelon.training.checkpoint.shard_file import DTYPE_NAMES
 from echelon.training.checkpoint.sub_tensor import (
+    BUFFER_BYTES,
     StoredPiece,
     StoredRows,
     read_pieces,
@@ -45,6 +41,10 @@ from echelon.training.checkpoint.sub_tensor import (
 )
 from echelon.training.expert_state import ROUTER_BIAS
 
+_MERGED_BYTES = 4 * 2**20
+"""Of rows into which adapters are merged at once, and of what is added to them."""
+SCRATCH_BYTES = BUFFER_BYTES + _MERGED_BYTES
+"""What it takes to make a tensor, beside the tensor."""
 _STORED = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 
@@ -108,85 +108,83 @@ def _adapter_names(name: str) -> tuple[str, str]:
     return f"{layer}.{LORA_A}.weight", f"{layer}.{LORA_B}.weight"
 
 
-def write_files(
-    model: StoredModel,
-    files: Mapping[str, Sequence[FolderTensor]],
-    folder: Path,
-    dtype: torch.dtype,
-    threads: int,
-) -> None:
-    """Write each file into `folder`, `threads` of them at a time.
-
-    CheckpointError where the checkpoint can't be read, EnvironmentProblem where the disk refuses.
-    """
-    with ThreadPoolExecutor(max_workers=max(1, threads)) as pool:
-        work = [
-            pool.submit(_write_file, model, group, folder / name, dtype)
-            for name, group in files.items()
-        ]
-        for one in work:
-            one.result()
-
-
 @torch.no_grad()
-def _write_file(
-    model: StoredModel, tensors: Sequence[FolderTensor], file: Path, dtype: torch.dtype
-) -> None:
-    with disk_errors(f"to write into {file.parent}"), file.open("xb") as stream:
-        stream.write(safetensors_header((one.key, dtype, one.shape) for one in tensors))
-        for tensor in tensors:
-            stream.write(tensor_bytes(filled(model, tensor, dtype)))
-        stream.flush()
-        flush_file(stream.fileno())
-
-
 def filled(model: StoredModel, tensor: FolderTensor, dtype: torch.dtype) -> torch.Tensor:
     """Return a tensor of the folder, whole; what is padding is zero.
 
     What adapters add is added before it is rounded.
     """
-    padded = any(source.padded for _, source in tensor.parts)
-    adapted = [part for part in tensor.parts if _is_adapted(model, part[0])]
-    wide = torch.promote_types(dtype, torch.float32) if adapted else dtype
-    made = (torch.zeros if padded else torch.empty)(tensor.shape, dtype=wide)
-    buffer: torch.Tensor | None = None
+    made = own_memory(tensor.shape, dtype)
     for name, source in tensor.parts:
-        entry = model.tensors[name]
-        for piece in entry.pieces:
-            stored = model.pieces[piece.file].get(piece.key)
-            file = model.path / piece.file
-            if stored is None or stored.shape != piece.shape:
-                raise _unreadable(file, KeyError(piece.key))
-            try:
-                with file.open("rb", buffering=0) as stream:
-                    for rows in _reads(made, source, piece, stored, _STORED[entry.dtype]):
-                        buffer = row_buffer(rows, buffer)
-                        for part, block in rows.blocks(stream.fileno(), buffer):
-                            part.copy_(block - source.offset if source.offset else block)
-            except OSError as error:
-                raise _unreadable(file, error) from error
-    for name, source in adapted:
-        _add_adapter(model, made, name, source)
-    return made.to(dtype)
+        if _is_adapted(model, name):
+            _fill_merged(model, made, name, source)
+        else:
+            _fill(model, name, source.offset, partial(_reads, made, source))
+    return made
+
+
+_Reads = Callable[[ShardEntry, StoredPiece, torch.dtype], Iterator[StoredRows]]
+
+
+def _fill(model: StoredModel, name: str, offset: float, reads: _Reads) -> None:
+    """Read what `reads` says of each piece of a parameter into place, less `offset`."""
+    entry = model.tensors[name]
+    buffer: torch.Tensor | None = None
+    for piece in entry.pieces:
+        stored = model.pieces[piece.file].get(piece.key)
+        file = model.path / piece.file
+        if stored is None or stored.shape != piece.shape:
+            raise _unreadable(file, KeyError(piece.key))
+        try:
+            with file.open("rb", buffering=0) as stream:
+                for rows in reads(piece, stored, _STORED[entry.dtype]):
+                    buffer = row_buffer(rows, buffer)
+                    for part, block in rows.blocks(stream.fileno(), buffer):
+                        part.copy_(block - offset if offset else block)
+        except OSError as error:
+            raise _unreadable(file, error) from error
 
 
 def _is_adapted(model: StoredModel, name: str) -> bool:
     return model.scale != 0.0 and all(one in model.tensors for one in _adapter_names(name))
 
 
-def _add_adapter(
+def _fill_merged(
     model: StoredModel, made: torch.Tensor, name: str, source: ParameterSource
 ) -> None:
-    """Add s B A to the part of a tensor that is the weight of a layer."""
-    a_RI, b_OR = (_whole(model, one, made.dtype) for one in _adapter_names(name))
-    added_OI = (b_OR @ a_RI).mul_(model.scale)
-    if source.transposed:
-        made[:, source.start : source.start + len(added_OI)] += added_OI.t()
-        return
+    """Put W + s B A into the part of a tensor that is the weight W of a layer, some rows at a time.
+
+    Which rows come together depends on nothing but their width: so do the bits of the product.
+    """
+    wide = torch.promote_types(made.dtype, torch.float32)
+    a_RI, b_OR = (_whole(model, one, wide) for one in _adapter_names(name))
+    rows, width = model.tensors[name].shape
+    at_once = max(1, _MERGED_BYTES // (2 * width * wide.itemsize))
     rows_of_made = made.view(-1, made.shape[-1])
-    for run in source.runs(0, len(added_OI)):
-        end = run.there + (run.count - 1) * run.step + 1
-        rows_of_made[run.there : end : run.step] += added_OI[run.here : run.here + run.count]
+    merged, added = (own_memory((min(rows, at_once), width), wide) for _ in range(2))
+    for first in range(0, rows, at_once):
+        end = min(rows, first + at_once)
+        merged_OI, added_OI = merged[: end - first], added[: end - first]
+        _fill(model, name, 0.0, partial(_window, first, merged_OI))
+        torch.mm(b_OR[first:end], a_RI, out=added_OI)
+        merged_OI += added_OI.mul_(model.scale)
+        if source.transposed:
+            made[:, source.start + first : source.start + end] = merged_OI.t()
+            continue
+        for run in source.runs(first, end - first):
+            last, begin = run.there + (run.count - 1) * run.step + 1, run.here - first
+            rows_of_made[run.there : last : run.step] = merged_OI[begin : begin + run.count]
+
+
+def _window(
+    first: int, target: torch.Tensor, piece: ShardEntry, stored: StoredPiece, dtype: torch.dtype
+) -> Iterator[StoredRows]:
+    """Yield what to read of a piece for rows of a parameter from `first` on, in its own order."""
+    (top, left), (height, width) = piece.offset, piece.shape
+    begin, end = max(first, top), min(first + len(target), top + height)
+    if begin < end:
+        part = target[begin - first : end - first, left : left + width]
+        yield _rows(stored, dtype, begin - top, width, part)
 
 
 def _whole(model: StoredModel, name: str, dtype: torch.dtype) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch.distributed.checkpoint.state_dict_loader import load
 
 from echelon.training.weights.writers.distributed import Chunk, write_distributed
+from echelon.training.weights.writers.shares import Writers
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
@@ -27,7 +28,7 @@ def test_torch_puts_chunks_and_objects_together(tmp_path: Path) -> None:
     ]
     data = io.BytesIO()
     torch.save([None], data)
-    write_distributed(chunks, tmp_path, torch.float32, 2, {"state": data.getvalue()})
+    write_distributed(chunks, tmp_path, torch.float32, Writers(2), {"state": data.getvalue()})
     found = {"stack": torch.zeros(3, 2, 4), "state": "before"}
     load(found, checkpoint_id=tmp_path, no_dist=True)
     assert torch.equal(found["stack"], whole)

@@ -1,6 +1,10 @@
 """Weights of a checkpoint as the folders of other trainers, a tensor at a time.
 
-formats.py       the formats by name: which names they have, what they refuse, what they need
+task.py          what is asked for, by one rank or several
+ranks.py         a rank of several, as the launcher calls it
+shares.py        who writes which part, and how much threads hold
+hugging_face.py  safetensors files
+formats.py       the formats of trainers by name: whose names, what they refuse and need
 archive.py       a file of torch.save whose tensors are filled in afterwards
 distributed.py   torch.distributed.checkpoint: torchtitan, Megatron-core's torch_dist
 universal.py     DeepSpeed: universal, with what Adam keeps

@@ -17,6 +17,9 @@ from echelon.core.disk import disk_errors, flush_file
 from echelon.training.checkpoint.shard_file import tensor_bytes
 from echelon.training.weights.pickles import PickledTensor, read_archive
 
+_COPIED_BYTES = 2 * 2**20
+"""Of rows that do not follow one another in memory, at once."""
+
 Shapes = Mapping[str, tuple[tuple[int, ...], torch.dtype]]
 """The tensors of a file in order, with shape and dtype."""
 
@@ -44,18 +47,29 @@ class OpenArchive:
                 torch.save(around(dict(empty)), file)
             self._places: Mapping[str, PickledTensor] = within(read_archive(file))
 
-    def write(self, key: str, value: torch.Tensor) -> None:
-        """Write the values of a tensor."""
+    def write(self, key: str, *values: torch.Tensor) -> None:
+        """Write the values of a tensor, or of parts of it that follow one another.
+
+        What does not lie in one piece is copied some rows at a time.
+        """
         place = self._places[key]
-        assert tuple(value.shape) == place.shape, f"{key} has the shape that was promised"
+        count = sum(value.numel() for value in values)
+        assert count == place.numel, f"{key} has the shape that was promised"
         with disk_errors(f"to write into {self._file.parent}"), self._file.open("r+b") as stream:
             stream.seek(place.start)
-            stream.write(tensor_bytes(value))
+            for value in values:
+                rows = value.shape[0] if value.is_contiguous() else _rows_at_once(value)
+                for part in value.split(max(1, rows)):
+                    stream.write(tensor_bytes(part))
 
     def flush(self) -> None:
         """Wait until the disk has the file."""
         with disk_errors(f"to write into {self._file.parent}"), self._file.open("rb") as stream:
             flush_file(stream.fileno())
+
+
+def _rows_at_once(value: torch.Tensor) -> int:
+    return _COPIED_BYTES // (value[0].numel() * value.element_size())
 
 
 def save_archive(

@@ -10,6 +10,7 @@ from typing import Literal, TypeAlias
 
 import torch
 
+from echelon.core.disk import disk_errors
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import router_biases
@@ -24,12 +25,13 @@ from echelon.training.checkpoint.index import PARAMETERS, CheckpointIndex
 from echelon.training.weights.export import filled, open_model
 from echelon.training.weights.trainers.contents import MOMENTS
 from echelon.training.weights.trainers.megatron import BY_WORDS
-from echelon.training.weights.writers.distributed import Chunk, write_distributed
+from echelon.training.weights.writers.distributed import NUM_FILES, Chunk, write_distributed
 from echelon.training.weights.writers.megatron import (
     MegatronFolder,
     write_ranks,
     write_torch_dist,
 )
+from echelon.training.weights.writers.shares import Writers
 from echelon.training.weights.writers.universal import VALUES, UniversalFolder, write_universal
 
 TrainerFormat: TypeAlias = Literal["dcp", "deepspeed", "megatron", "megatron-legacy"]
@@ -48,7 +50,6 @@ class TrainerRequest:
     """What adapters are merged by."""
     dtype: DType
     model_type: str | None
-    threads: int
     tp: int
     pp: int
 
@@ -88,9 +89,9 @@ def write_trainer(
     checkpoint: Path,
     index: CheckpointIndex,
     folder: Path,
-    step: int,
+    writers: Writers,
 ) -> None:
-    """Write a checkpoint into `folder` as a trainer has it.
+    """Write a checkpoint into `folder` as a trainer has it; all ranks call it.
 
     CheckpointError where the checkpoint can't be read, EnvironmentProblem where the disk refuses.
     """
@@ -106,31 +107,47 @@ def write_trainer(
             )
             for one in found.tensors
         ]
-        write_distributed(chunks, folder, request.torch_dtype, request.threads)
+        write_distributed(chunks, folder, request.torch_dtype, writers)
     elif request.to == "deepspeed":
         models = {VALUES: model} | {
             kind.removeprefix("optimizer."): open_model(checkpoint, index, found.tensors, kind)
             for kind in found.kinds[1:]
         }
-        universal = UniversalFolder(tensors=found.tensors, models=models, step=step)
-        tag = f"global_step{step}_universal"
-        write_universal(universal, folder / tag, request.threads)
-        (folder / "latest_universal").write_text(tag, encoding="utf-8")
+        universal = UniversalFolder(tensors=found.tensors, models=models, step=index.step)
+        tag = f"global_step{index.step}_universal"
+        write_universal(universal, folder / tag, writers)
+        writers.on_first(lambda: write_text(folder / "latest_universal", tag))
     else:
         megatron_folder = MegatronFolder(
             shape=request.shape,
             tensors=found.tensors,
             model=model,
             dtype=request.torch_dtype,
-            step=step,
+            step=index.step,
         )
         if request.to == "megatron":
-            write_torch_dist(megatron_folder, folder, request.threads)
+            write_torch_dist(megatron_folder, folder, writers)
         else:
-            write_ranks(megatron_folder, folder, request.tp, request.pp)
+            write_ranks(megatron_folder, folder, request.tp, request.pp, writers)
     if found.names not in (_TORCHTITAN, _MEGATRON):
         keys = hub_config(request.shape, request.model_type).keys
-        (folder / "config.json").write_text(json.dumps(keys, indent=2) + "\n", encoding="utf-8")
+        text = json.dumps(keys, indent=2) + "\n"
+        writers.on_first(lambda: write_text(folder / "config.json", text))
+
+
+def write_text(file: Path, text: str) -> None:
+    """Write a small file; EnvironmentProblem where the disk refuses."""
+    with disk_errors(f"to write into {file.parent}"):
+        file.write_text(text, encoding="utf-8")
+
+
+def num_parts(request: TrainerRequest, found: TrainerFolder) -> int:
+    """Return the number of parts of a folder, each of which one rank writes."""
+    if request.to == "megatron-legacy":
+        return request.pp
+    if request.to == "deepspeed":
+        return len(found.tensors) * len(found.kinds)
+    return min(NUM_FILES, len(found.tensors))
 
 
 _TORCHTITAN, _MEGATRON = "torchtitan", "Megatron-core"

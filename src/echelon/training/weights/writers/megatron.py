@@ -29,6 +29,7 @@ from echelon.training.weights.trainers.megatron import (
 )
 from echelon.training.weights.writers.archive import OpenArchive
 from echelon.training.weights.writers.distributed import Chunk, write_distributed
+from echelon.training.weights.writers.shares import Part, TensorRoom, Writers
 
 POINTER = "latest_checkpointed_iteration.txt"
 _VERSION = 3.0
@@ -68,13 +69,21 @@ class MegatronFolder:
         return filled(self.model, tensor, self.dtype)
 
 
-def write_torch_dist(found: MegatronFolder, root: Path, threads: int) -> None:
-    """Write a folder that Megatron-core reads at any layout."""
+def write_torch_dist(found: MegatronFolder, root: Path, writers: Writers) -> None:
+    """Write a folder that Megatron-core reads at any layout; all ranks call it."""
     folder = root / found.iteration
-    with disk_errors(f"to write into {root}"):
-        folder.mkdir(parents=True)
+    writers.on_first(lambda: _make_folder(folder))
     chunks = [_chunk(found, tensor) for tensor in found.tensors]
-    write_distributed(chunks, folder, found.dtype, threads, _extra_states(found.shape.layers))
+    write_distributed(chunks, folder, found.dtype, writers, _extra_states(found.shape.layers))
+    writers.on_first(lambda: _write_common(found, folder, root))
+
+
+def _make_folder(folder: Path) -> None:
+    with disk_errors(f"to write into {folder.parent}"):
+        folder.mkdir(parents=True)
+
+
+def _write_common(found: MegatronFolder, folder: Path, root: Path) -> None:
     with disk_errors(f"to write into {root}"):
         torch.save(_common(found.step), folder / "common.pt")
         (folder / "metadata.json").write_text(json.dumps(_BACKENDS), encoding="utf-8")
@@ -116,36 +125,67 @@ def _chunk(found: MegatronFolder, tensor: FolderTensor) -> Chunk:
     )
 
 
-def write_ranks(found: MegatronFolder, root: Path, tp: int, pp: int) -> None:
-    """Write a file for each of `tp` tensor ranks in each of `pp` stages, both of which divide."""
+def write_ranks(found: MegatronFolder, root: Path, tp: int, pp: int, writers: Writers) -> None:
+    """Write a file for each of `tp` tensor ranks in each of `pp` stages, both of which divide.
+
+    All ranks call it; each writes the files of some stages, for a tensor is cut for all of one.
+    """
     folder = root / found.iteration
-    for stage in range(pp):
-        held = _of_stage(found, stage, pp)
-        cuts = {key: _cutter(key, found.shape.gated, tp) for key in held}
-        shapes = {
-            key: (_cut_shape(key, tensor.shape, tp), found.dtype) for key, tensor in held.items()
-        }
-        archives: list[OpenArchive] = []
-        for rank in range(tp):
-            name = f"mp_rank_{rank:02d}" + (f"_{stage:03d}" if pp > 1 else "")
-            with disk_errors(f"to write into {root}"):
-                (folder / name).mkdir(parents=True)
-            archives.append(
-                OpenArchive(
-                    folder / name / FILE,
-                    shapes,
-                    lambda made: {**_common(found.step), "model": made},
-                    lambda read: read["model"],
-                )
-            )
-        for key, tensor in held.items():
-            whole = found.make(tensor)
-            for rank, archive in enumerate(archives):
-                archive.write(key, cuts[key](whole, rank))
-        for archive in archives:
-            archive.flush()
+    writers.on_first(lambda: _make_folder(folder))
+    writers.write([_stage_part(found, folder, stage, tp, pp) for stage in range(pp)])
+    writers.on_first(lambda: _write_pointer(found, root))
+
+
+def _write_pointer(found: MegatronFolder, root: Path) -> None:
     with disk_errors(f"to write into {root}"):
         (root / POINTER).write_text(str(found.step), encoding="utf-8")
+
+
+def _stage_part(found: MegatronFolder, folder: Path, stage: int, tp: int, pp: int) -> Part:
+    """Return the files of a stage as what one thread writes."""
+    held = _of_stage(found, stage, pp)
+    sizes = {key: tensor.numel * found.dtype.itemsize for key, tensor in held.items()}
+
+    def write(room: TensorRoom) -> None:
+        archives = [
+            _open_rank(found, folder / _rank_folder(rank, stage, pp), held, tp)
+            for rank in range(tp)
+        ]
+        for key, tensor in held.items():
+            cut = _cutter(key, found.shape.gated, tp)
+            with room.hold(sizes[key]):
+                whole = found.make(tensor)
+                for rank, archive in enumerate(archives):
+                    archive.write(key, *cut(whole, rank))
+                del whole
+        for archive in archives:
+            archive.flush()
+
+    return Part(
+        name=f"stage {stage}",
+        file=f"stage {stage}",
+        num_bytes=sum(sizes.values()),
+        largest=max(sizes.values()),
+        write=write,
+    )
+
+
+def _rank_folder(rank: int, stage: int, pp: int) -> str:
+    return f"mp_rank_{rank:02d}" + (f"_{stage:03d}" if pp > 1 else "")
+
+
+def _open_rank(
+    found: MegatronFolder, folder: Path, held: Mapping[str, FolderTensor], tp: int
+) -> OpenArchive:
+    """Make the file of a rank, without values."""
+    with disk_errors(f"to write into {folder.parent}"):
+        folder.mkdir(parents=True)
+    return OpenArchive(
+        folder / FILE,
+        {key: (_cut_shape(key, one.shape, tp), found.dtype) for key, one in held.items()},
+        lambda made: {**_common(found.step), "model": made},
+        lambda read: read["model"],
+    )
 
 
 def _of_stage(found: MegatronFolder, stage: int, pp: int) -> Mapping[str, FolderTensor]:
@@ -171,20 +211,18 @@ def _named(found: MegatronFolder, stage: int, pp: int) -> Iterator[tuple[str, Fo
             yield tensor.key, tensor
 
 
-Cut = Callable[[torch.Tensor, int], torch.Tensor]
+Cut = Callable[[torch.Tensor, int], Sequence[torch.Tensor]]
+"""What gives a tensor rank its part of a tensor: pieces of it that follow one another."""
 
 
 def _cutter(key: str, gated: bool, tp: int) -> Cut:
-    """Return what gives a tensor rank its part of a tensor."""
     if key.endswith(BY_COLUMNS):
-        return lambda whole, rank: whole.chunk(tp, dim=1)[rank]
+        return lambda whole, rank: [whole.chunk(tp, dim=1)[rank]]
     if gated and key.endswith(GATED):
-        return lambda whole, rank: torch.cat(
-            [half.chunk(tp, dim=0)[rank] for half in whole.chunk(2, dim=0)]
-        )
+        return lambda whole, rank: [half.chunk(tp, dim=0)[rank] for half in whole.chunk(2, dim=0)]
     if key.endswith((*BY_ROWS, *BY_WORDS)):
-        return lambda whole, rank: whole.chunk(tp, dim=0)[rank]
-    return lambda whole, _: whole
+        return lambda whole, rank: [whole.chunk(tp, dim=0)[rank]]
+    return lambda whole, _: [whole]
 
 
 def _cut_shape(key: str, shape: tuple[int, ...], tp: int) -> tuple[int, ...]:

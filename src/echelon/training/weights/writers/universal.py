@@ -7,7 +7,6 @@ With what Adam keeps of each, where a checkpoint has it, an engine of any ZeRO s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from echelon.core.disk import disk_errors
 from echelon.interop.hugging_face.folder import FolderTensor
 from echelon.training.weights.export import StoredModel, filled
 from echelon.training.weights.writers.archive import save_archive
+from echelon.training.weights.writers.shares import Part, TensorRoom, Writers
 
 VALUES = "fp32"
 _VERSION = "0.19.8"
@@ -35,34 +35,50 @@ class UniversalFolder:
     step: int
 
 
-def write_universal(found: UniversalFolder, folder: Path, threads: int) -> None:
-    """Write the folder of one tag into `folder`; each thread holds a tensor."""
+def write_universal(found: UniversalFolder, folder: Path, writers: Writers) -> None:
+    """Write the folder of one tag into `folder`; all ranks call it."""
     zero = folder / "zero"
-    with disk_errors(f"to write into {folder}"):
-        for tensor in found.tensors:
-            (zero / tensor.key).mkdir(parents=True)
-        _write_states(found, folder)
-    with ThreadPoolExecutor(max_workers=max(1, threads)) as pool:
-        work = [
-            pool.submit(_write_tensor, model, tensor, zero / tensor.key / f"{kind}.pt")
+    writers.on_first(lambda: _make_folders(found, zero))
+    writers.write(
+        [
+            _part(model, tensor, zero / tensor.key / f"{kind}.pt")
             for tensor in found.tensors
             for kind, model in found.models.items()
         ]
-        for one in work:
-            one.result()
-
-
-def _write_tensor(model: StoredModel, tensor: FolderTensor, file: Path) -> None:
-    save_archive(
-        file,
-        {tensor.key: lambda: filled(model, tensor, torch.float32)},
-        {tensor.key: (tensor.shape, torch.float32)},
-        lambda made: {"cat_dim": 0, "param": made[tensor.key]},
-        lambda read: {tensor.key: read["param"]},
     )
+    # Last, for this is what an engine looks for first.
+    writers.on_first(lambda: _write_states(found, folder))
+
+
+def _make_folders(found: UniversalFolder, zero: Path) -> None:
+    with disk_errors(f"to write into {zero}"):
+        for tensor in found.tensors:
+            (zero / tensor.key).mkdir(parents=True)
+
+
+def _part(model: StoredModel, tensor: FolderTensor, file: Path) -> Part:
+    num_bytes = tensor.numel * torch.float32.itemsize
+    name = f"{tensor.key}/{file.name}"
+
+    def write(room: TensorRoom) -> None:
+        with room.hold(num_bytes):
+            save_archive(
+                file,
+                {tensor.key: lambda: filled(model, tensor, torch.float32)},
+                {tensor.key: (tensor.shape, torch.float32)},
+                lambda made: {"cat_dim": 0, "param": made[tensor.key]},
+                lambda read: {tensor.key: read["param"]},
+            )
+
+    return Part(name=name, file=name, num_bytes=num_bytes, largest=num_bytes, write=write)
 
 
 def _write_states(found: UniversalFolder, folder: Path) -> None:
+    with disk_errors(f"to write into {folder}"):
+        _save_states(found, folder)
+
+
+def _save_states(found: UniversalFolder, folder: Path) -> None:
     with_moments = len(found.models) > 1
     step = found.step if with_moments else 0
     shapes = {tensor.key: torch.Size(tensor.shape) for tensor in found.tensors}

@@ -1,0 +1,138 @@
+"""What stands beside weights that leave: the tokenizer, its chat template, how text is generated.
+
+A run knows its tokenizer by the hash of its content. Where a folder that the run file names has the
+same one (`data.tokenizer`, or the weights that the run began with), its files are copied as they
+are; else they are written from what the prepared data keeps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from echelon.config.job import Job
+from echelon.config.load import load_job
+from echelon.core.errors import ConfigError, DataError
+from echelon.core.serialize import decode_json
+from echelon.training.data.corpus import data_of_settings
+from echelon.training.data.mixed_dataset import open_data
+from echelon.training.data.tokenizer import (
+    TEMPLATE_FILE_NAME,
+    TOKENIZER_FILE_NAME,
+    Tokenizer,
+    load_tokenizer,
+)
+from echelon.training.data.tokenizer_files import GENERATION_FILE_NAME, tokenizer_files
+
+_COPIED = (
+    *(TOKENIZER_FILE_NAME, TEMPLATE_FILE_NAME, "tokenizer_config.json", "special_tokens_map.json"),
+    *("added_tokens.json", "vocab.json", "merges.txt", "vocab.txt", "tokenizer.model"),
+)
+"""Files of a tokenizer that libraries look for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FilesBeside:
+    """Hold the content of files by name, what is said of them, and what config.json says too."""
+
+    files: Mapping[str, bytes]
+    said: str
+    config: Mapping[str, object] = field(default_factory=dict[str, object])
+
+    def write(self, folder: Path) -> None:
+        """Write the files."""
+        for name, content in self.files.items():
+            (folder / name).write_bytes(content)
+
+
+def files_beside(run_file: Path, data: Path | None, wanted: str, max_positions: int) -> FilesBeside:
+    """Return what stands beside weights that were trained with the tokenizer of a hash.
+
+    `data` is where the run's data is; None for what its file says. Where nothing has the tokenizer
+    any more, why is said.
+    """
+    known = list(_named_folders(run_file))
+    generation = _generation(known)
+    for folder, tokenizer in known:
+        if tokenizer is not None and tokenizer.description.hash == wanted:
+            return FilesBeside(
+                files={**_copied(folder), **generation},
+                said=f"{_told(tokenizer)}, as in {folder}",
+                config={"eos_token_id": _end(generation, tokenizer)},
+            )
+    try:
+        found = open_data(_data_of(run_file) if data is None else data)
+        tokenizer = found.tokenizer()
+    except (ConfigError, DataError, OSError) as error:
+        said = f"none, for the run's data is not there: {str(error).splitlines()[0]}"
+        return FilesBeside(files=generation, said=said)
+    if tokenizer.description.hash != wanted:
+        said = "none: the data of the run was made anew with another tokenizer"
+        return FilesBeside(files=generation, said=said)
+    files = {
+        name: text.encode() for name, text in tokenizer_files(tokenizer, max_positions).items()
+    }
+    template = found.path / TEMPLATE_FILE_NAME
+    if template.is_file():
+        files[TEMPLATE_FILE_NAME] = template.read_bytes()
+    return FilesBeside(
+        files={**files, **generation},
+        said=_told(tokenizer),
+        config={"eos_token_id": _end(generation, tokenizer)},
+    )
+
+
+def _told(tokenizer: Tokenizer) -> str:
+    return f"{tokenizer.description.name}, {tokenizer.description.vocabulary:,} ids"
+
+
+def _job(run_file: Path) -> Job | None:
+    try:
+        return load_job(run_file)
+    except (ConfigError, OSError):
+        return None
+
+
+def _data_of(run_file: Path) -> Path:
+    job = load_job(run_file)
+    return data_of_settings(job.data, job.train.runs_dir)
+
+
+def _named_folders(run_file: Path) -> Iterator[tuple[Path, Tokenizer | None]]:
+    """Yield the folders that a run file names, with the tokenizer in each of them."""
+    job = _job(run_file)
+    if job is None:
+        return
+    for name in (job.data.tokenizer, job.train.weights):
+        path = Path(name) if name else None
+        if path is None or not path.exists():
+            continue
+        folder = path if path.is_dir() else path.parent
+        try:
+            yield folder, load_tokenizer(str(folder))
+        except DataError:
+            yield folder, None
+
+
+def _copied(folder: Path) -> dict[str, bytes]:
+    return {name: (folder / name).read_bytes() for name in _COPIED if (folder / name).is_file()}
+
+
+def _generation(known: list[tuple[Path, Tokenizer | None]]) -> dict[str, bytes]:
+    """Return how text is generated, as the model that the run began with says it."""
+    for folder, _ in known[::-1]:
+        file = folder / GENERATION_FILE_NAME
+        if file.is_file():
+            return {GENERATION_FILE_NAME: file.read_bytes()}
+    return {}
+
+
+def _end(generation: Mapping[str, bytes], tokenizer: Tokenizer) -> object:
+    """Return the ids that end a text: of the model that the run began with, or the tokenizer's."""
+    try:
+        content = decode_json(generation.get(GENERATION_FILE_NAME, b"{}"))
+    except ValueError:
+        content = {}
+    found = content.get("eos_token_id") if isinstance(content, dict) else None
+    return tokenizer.description.end_of_document if found is None else found

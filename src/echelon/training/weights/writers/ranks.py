@@ -1,0 +1,60 @@
+"""A rank of several that write a folder together: the target of a launcher."""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Mapping
+from datetime import timedelta
+from itertools import count
+from typing import Any
+
+from echelon.core.serialize import from_json
+from echelon.launch.context import RankContext
+from echelon.training.weights.writers.shares import Writers
+from echelon.training.weights.writers.task import ExportTask, WrittenWeights, write_weights
+
+WRITE_RANK = "echelon.training.weights.writers.ranks:write_rank"
+_POLL_S = 20.0
+"""Seconds for which a rank waits for another before it asks again."""
+
+
+class StoreExchange:
+    """Tell other ranks small things through the store of a job: with no time limit of its own.
+
+    One rank may write for hours while another waits; whether it lives, the launcher watches.
+    """
+
+    def __init__(self, context: RankContext) -> None:
+        """Begin with nothing told."""
+        self.index, self.size = context.rank, context.world_size
+        self._context, self._turns = context, count()
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Return what every rank gave, in rank order, on every rank, once all have called."""
+        turn = next(self._turns)
+        keys = [f"weights/{turn}/{rank}" for rank in range(self.size)]
+        self._context.store.set(keys[self.index], pickle.dumps(value).hex())
+        return [pickle.loads(bytes.fromhex(self._wait(key).decode("ascii"))) for key in keys]
+
+    def _wait(self, key: str) -> bytes:
+        store = self._context.store
+        with self._context.progress.waits_for("other ranks that write"):
+            while True:
+                try:
+                    store.wait([key], timedelta(seconds=_POLL_S))
+                except RuntimeError as error:
+                    if "imeout" not in str(error):
+                        raise
+                else:
+                    return store.get(key)
+
+
+def write_rank(context: RankContext, argument: Mapping[str, Any]) -> WrittenWeights:
+    """Write this rank's share of a folder that is there."""
+    task = from_json(ExportTask, argument)
+    return write_weights(task, writers_of(context, task.threads))
+
+
+def writers_of(context: RankContext, threads: int) -> Writers:
+    """Return the ranks of a job as writers."""
+    return Writers(threads, StoreExchange(context), context.progress.mark)
