@@ -22,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check compiled-tests format docs web readme prove-matrix walk-plans walk-clusters walk-devices walk-rehearsals clean
+.PHONY: help setup demo test test-all check compiled-tests format docs web readme prove-matrix walk-plans walk-clusters walk-devices walk-round-trips walk-rehearsals clean
 
 help: ## show the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-22s %s\n", $$1, $$2 }'
@@ -82,6 +82,10 @@ walk-clusters: $(VENV)/installed-dev ## compare the smallest cluster that fits w
 
 walk-devices: $(VENV)/installed-dev ## plan 100 random runs on fewer and on more devices: more are never slower (minutes)
 	$(BIN)/python -m tests.planner.recommend.monotone_walk 100
+
+walk-round-trips: $(VENV)/installed-dev ## take 200 random models of transformers here, train them split, and take them back (minutes)
+	@mkdir -p runs
+	$(BIN)/python -m tests.training.round_trips.walk --trips 200 --results runs/round-trips.jsonl
 
 walk-rehearsals: $(VENV)/installed-dev ## rehearse every preset and 500 random plans under NCCL's rules, and execute 300 small ones beside (hours)
 	$(BIN)/python -m tests.rehearsal.walks.preset_walk --results runs/preset-rehearsals.jsonl

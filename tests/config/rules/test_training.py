@@ -112,3 +112,15 @@ def test_settings_of_trackers_need_a_tracker_that_reads_them(small: Path) -> Non
     assert (job.observe.tracker_project, job.observe.tracker_drain_s) == ("mine", 5)
     found = problems_of(small, ['observe.trackers=["tensorbord"]'])
     assert list(found) == ["unknown-choice"]
+
+
+def test_norms_whose_files_keep_less_do_not_decay(small: Path) -> None:
+    gemma = ["model.norm_offset=1.0", "optimizer.decay=all"]
+    found = problems_of(small, gemma)
+    assert list(found) == ["decay-fits-norm-offset"]
+    assert "to 0, and in transformers to 1: its files keep 1 less" in (
+        found["decay-fits-norm-offset"].message
+    )
+    assert 'optimizer.decay = "matrices"' in found["decay-fits-norm-offset"].suggestions
+    assert load_job(small, gemma[:1]).plan.mathematics.optimizer.decay == "matrices"
+    assert load_job(small, gemma[1:]).plan.mathematics.optimizer.decay == "all"

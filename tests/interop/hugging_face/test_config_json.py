@@ -9,8 +9,9 @@ import pytest
 from echelon.config.load import load_job
 from echelon.config.presets import preset_names
 from echelon.core.errors import ConfigError
+from echelon.core.model_shape import Rotary
 from echelon.interop.hugging_face.config_json import hub_config, shape_of_config
-from tests.parallel.layouts import NANO
+from tests.parallel.layouts import GPT2, NANO
 
 REFUSED = {
     "a soft cap": (
@@ -31,6 +32,17 @@ def test_what_no_architecture_says_is_refused_with_what_would_differ(name: str) 
         hub_config(shape)
     assert caught.value.rules == ("weights-have-architecture",)
     assert words in str(caught.value)
+
+
+def test_no_row_of_a_vocabulary_is_padding() -> None:
+    """A family's own ids are rows that a smaller vocabulary lacks, or that get no gradient."""
+    smollm3 = replace(NANO, rotary=Rotary(none_every=2), tied=True)
+    olmo2 = replace(NANO, norm_place="after", qk_norm=True, qk_norm_over="width")
+    for shape, kind in ((NANO, "llama"), (smollm3, "smollm3"), (olmo2, "olmo2"), (GPT2, "gpt2")):
+        found = hub_config(shape)
+        assert found.model_type == kind
+        tokens = [found.keys[f"{name}_token_id"] for name in ("bos", "eos", "pad")]
+        assert tokens == [None, None, None]
 
 
 def test_a_type_that_is_asked_for_is_taken_or_refused() -> None:

@@ -13,7 +13,7 @@ from echelon.config.view import View
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.choices.trackers import TRACKERS
 from echelon.core.model_shape import RopeKind, RopeScaling
-from echelon.core.rulebook.batch import LEARNING_RATE_FITS_STEPS
+from echelon.core.rulebook.batch import DECAY_FITS_NORM_OFFSET, LEARNING_RATE_FITS_STEPS
 from echelon.core.rulebook.config import CONFLICTING_SETTINGS, NO_EFFECT
 
 
@@ -164,6 +164,20 @@ def learning_rate_fits_steps(view: View) -> Iterator[RuleViolation]:
         )
 
 
+def decay_fits_norm_offset(view: View) -> Iterator[RuleViolation]:
+    """Find a decay of norms whose files keep another number than the one that is trained."""
+    decay, offset = view.number("optimizer.weight_decay"), view.number("model.norm_offset")
+    if view.word("optimizer.decay") == "all" and decay and offset:
+        yield RuleViolation(
+            rule=DECAY_FITS_NORM_OFFSET,
+            message=f'optimizer.decay = "all" pulls norms of {view.model_name} to 0, and in '
+            f"transformers to {offset:g}: its files keep {offset:g} less (model.norm_offset)",
+            key="optimizer.decay",
+            set_by=("optimizer.decay", "model.norm_offset"),
+            suggestions=('optimizer.decay = "matrices"', "optimizer.weight_decay = 0"),
+        )
+
+
 def validation_settings_without_effect(view: View) -> Iterator[RuleViolation]:
     """Yield settings of a validation that never happens, or that has nothing to read."""
     every = view.entry("train.validate_every").value
@@ -231,6 +245,7 @@ OPTIMIZER_FINDERS = (
     optimizer_settings_without_effect,
     learning_rate_settings_without_effect,
     learning_rate_fits_steps,
+    decay_fits_norm_offset,
 )
 RUN_FINDERS = (
     validation_settings_without_effect,

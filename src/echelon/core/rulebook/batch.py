@@ -53,3 +53,20 @@ LEARNING_RATE_FITS_STEPS = Rule(
     bad="steps = 100",
     fixed="steps = 1000",
 )
+
+DECAY_FITS_NORM_OFFSET = Rule(
+    id="decay-fits-norm-offset",
+    why="""
+    Weight decay pulls what is trained towards 0. Norms have what multiplies here, and files of
+    Gemma keep 1 less (model.norm_offset = 1): a decay of everything would pull norms to 0 here, and
+    in transformers to 1, so the same settings would be another training. Most recipes let norms be.
+    """,
+    example="""
+    [model]
+    norm_offset = 1.0
+    [optimizer]
+    %s
+    """,
+    bad='decay = "all"',
+    fixed='decay = "matrices"',
+)

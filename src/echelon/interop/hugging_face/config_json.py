@@ -28,6 +28,10 @@ from echelon.core.rules import did_you_mean
 
 KEY = "--model-type"
 
+_NO_TOKENS: Keys = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+"""Where they are not said, transformers takes those of a family's first models: ids that a smaller
+vocabulary does not have, and a row of padding that gets no gradient of what reads it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HubConfig:
@@ -62,6 +66,7 @@ def hub_config(shape: ModelShape, model_type: str | None = None) -> HubConfig:
         keys: Keys = {
             "architectures": [architecture.name],
             "model_type": name,
+            **_NO_TOKENS,
             **architecture.keys(shape),
         }
         refused = architecture.why_not(shape)

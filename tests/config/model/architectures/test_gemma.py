@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from echelon.config.model.hugging_face import config_entries
-from echelon.interop.hugging_face.config_json import shape_of_config
+from echelon.core.errors import ConfigError
+from echelon.interop.hugging_face.config_json import hub_config, shape_of_config
 
 SIZES: dict[str, Any] = {
     "vocab_size": 300,
@@ -72,6 +74,22 @@ def test_what_is_not_computed_is_refused(change: dict[str, Any], says: str) -> N
     config = {"model_type": "gemma2", **SIZES, "sliding_window": 8, **change}
     _, problems = config_entries(config, Path("config.json"), "test")
     assert any(says in problem.message for problem in problems)
+
+
+def test_gemma_3_caps_no_scores() -> None:
+    """transformers 5.23 has the key, and does not hand it to attention: it is refused by name."""
+    config = {"model_type": "gemma3_text", **SIZES}
+    _, (problem,) = config_entries(
+        {**config, "attn_logit_softcapping": 20.0}, Path("config.json"), "test"
+    )
+    assert problem.rule == "hf-config-value"
+    assert "caps no scores of this model" in problem.message
+    shape = shape_of_config({**config, "final_logit_softcapping": 3.0}, "gemma")
+    assert shape is not None
+    assert (shape.soft_cap, shape.final_soft_cap) == (None, 3.0)
+    assert hub_config(shape, "gemma3_text").keys["final_logit_softcapping"] == 3.0
+    with pytest.raises(ConfigError, match=r"model\.soft_cap = 20\.0, which would become"):
+        hub_config(replace(shape, soft_cap=20.0), "gemma3_text")
 
 
 def test_the_model_with_pictures_is_refused_by_name() -> None:

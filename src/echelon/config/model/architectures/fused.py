@@ -30,10 +30,7 @@ def _write_phi3(shape: ModelShape) -> Keys:
     original = None if scaling is None else scaling.original_positions
     keys: Keys = {
         **write_decoder(shape),
-        "bos_token_id": None,
-        "eos_token_id": None,
         "original_max_position_embeddings": original or shape.max_positions,
-        "pad_token_id": None,
         "partial_rotary_factor": shape.rotary.fraction,
         "sliding_window": shape.window,
     }
@@ -52,9 +49,7 @@ def _write_glm(shape: ModelShape) -> Keys:
     return {
         **write_decoder(shape),
         "attention_bias": shape.qkv_bias,
-        "eos_token_id": None,
         "head_dim": shape.head_dim,
-        "pad_token_id": None,
         "partial_rotary_factor": shape.rotary.fraction,
     }
 

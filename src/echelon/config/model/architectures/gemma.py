@@ -91,7 +91,11 @@ def _read_gemma2(reader: ConfigJsonReader) -> None:
 def _read_gemma3(reader: ConfigJsonReader) -> None:
     _read_both(reader, GEMMA3_EVERY)
     reader.set("qk_norm", True, "model_type")
-    reader.take(**{name: (key, None) for name, key in _CAPS.items()})
+    reader.take(final_soft_cap=(_CAPS["final_soft_cap"], None))
+    why = ": transformers has the key, and caps no scores of this model"
+    cap = reader.config.get(_CAPS["soft_cap"])
+    if cap is not None:
+        reader.refuse(_CAPS["soft_cap"], cap, None, why=why)
     given = reader.config.get("rope_parameters")
     tables = cast("dict[str, dict[str, object]]", given) if isinstance(given, dict) else {}
     if "full_attention" in tables:
@@ -119,13 +123,9 @@ def _write_both(shape: ModelShape) -> Keys:
         **write_decoder(shape),
         **write_kinds(shape),
         "attention_bias": shape.qkv_bias,
-        "attn_logit_softcapping": shape.soft_cap,
-        "bos_token_id": None,
-        "eos_token_id": None,
         "final_logit_softcapping": shape.final_soft_cap,
         "head_dim": shape.head_dim,
         "hidden_activation": "gelu_pytorch_tanh",
-        "pad_token_id": None,
         "query_pre_attn_scalar": _whole(shape.score_scale**-2),
         "sliding_window": shape.window or WINDOW,
     }
@@ -137,7 +137,7 @@ def _whole(number: float) -> float | int:
 
 
 def _write_gemma2(shape: ModelShape) -> Keys:
-    keys = _write_both(shape)
+    keys = {**_write_both(shape), "attn_logit_softcapping": shape.soft_cap}
     return keys if shape.window is not None else {**keys, **_all_global(shape)}
 
 
