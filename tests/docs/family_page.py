@@ -48,6 +48,27 @@ and every kind of block is proven in each split, bytes included
 - **`model.qk_norm_over = "width"`**: queries and keys are normed over all heads together. Tensor
   ranks have parts of the heads, so `mesh.tp` is 1 then.
 
+## A family that is not known
+
+A `config.json` whose `model_type` stands in neither list is planned as a decoder like Llama, where
+its keys say how large it is: layers, width, heads, inner width, vocabulary and positions.
+`echelon plan` then lists what is assumed, and each key that it does not understand: in its text, as
+`assumed` with `--json`, and on its page; the note `assumed-model` warns of it. A setting of
+`[model]` that you write takes the place of what is assumed.
+
+Such a model is planned and searched for, and its split is proven. To train it, or to start from its
+weights, say that what is assumed is so:
+
+```toml
+[model]
+hf_config = "new-model/config.json"
+gated = false                          # what is otherwise
+assume = true                          # the rest is so
+```
+
+A part that makes it another kind of model is refused by name: images, sound, an encoder, experts,
+latent attention, blocks with a state.
+
 ## What is not computed
 
 """

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 from echelon.api.given_plan import GivenPlan, plan_from_given
 from echelon.config.job import DataSettings, Job, ObserveSettings, TrainSettings
-from echelon.config.rules.plan import require_trainable
+from echelon.config.rules.plan import require_trainable, require_yes_to_assumed
 from echelon.core.errors import EchelonError, EnvironmentProblem
 from echelon.core.optional import optional_package
 from echelon.core.plan import Plan
@@ -121,6 +121,7 @@ def train_job(
 ) -> TrainResult:
     """Train `job` and return how it ended; `say` is told what happens before the ranks speak."""
     require_trainable(job.plan, job.sources)
+    require_yes_to_assumed(job.plan, job.sources)
     optional_package("torch", extra="train", purpose="training")
     from echelon.launch.environment import is_launched
     from echelon.launch.kernels import require_kernels

@@ -97,7 +97,7 @@ def _prove_run(
     from echelon.api.planning import bisect as bisect_plan
     from echelon.api.planning import prove as prove_plan
     from echelon.config.load import load_job
-    from echelon.config.rules.plan import require_trainable
+    from echelon.config.rules.plan import require_trainable, require_yes_to_assumed
     from echelon.launch.host import require_memory_for_ranks
     from echelon.telemetry.run_directory import RunDirectory
 
@@ -109,6 +109,8 @@ def _prove_run(
         job = load_job(folder.run_file if is_run else run, settings)
         plan = job.plan
         require_trainable(plan, job.sources)
+        if job.train.weights != "none":
+            require_yes_to_assumed(plan, job.sources)
     require_memory_for_ranks(plan.mesh.world_size)
     note(f"proving {plan.name} on {plan.mesh.world_size} ranks beside one process ...")
     proof = prove_plan(plan, subject=subject, independent=extras.independent, late=extras.late)

@@ -92,6 +92,7 @@ def model_settings(model: ModelShape) -> dict[str, object]:
     for name in OPTIONAL:
         found[f"model.{name}"] = _or_word(getattr(model, name), "none")
     found["model.layer_kinds"] = list(model.layer_kinds) or "local"
+    found["model.assumed"] = list(model.assumed) or "none"
     if model.rope_scaling is not None:
         for name in OPTIONAL_STRETCH:
             key = f"model.rope_scaling.{name}"

@@ -205,6 +205,10 @@ class ModelShape:
     """The experts of its blocks; None for a dense model."""
     lora: Lora | None = None
     """The adapters that are trained over its frozen weights; None: all weights are trained."""
+    assumed: tuple[str, ...] = ()
+    """What is taken to be so of an architecture that is not known; nothing where it is known."""
+    assume: bool = False
+    """Whether its user has said yes to that, so that it may be trained."""
 
     @property
     def mask(self) -> AttentionMask:

@@ -126,15 +126,20 @@ def import_file(
     known = gathered.merged() if named else {**recorded, **over}
     assumed = assumed_cluster(known, gathered.merged())
     gathered.add({key: entry for key, (entry, _) in assumed.items()})
+    outcome = _resolve(gathered, path)
     return Imported(
         kind=kind,
         path=path,
         extends=extends,
         rows=rows,
         settings={**recorded, **taken, **over, **{key: one for key, (one, _) in assumed.items()}},
-        assumptions=(*reading.assumptions, *(why for _, why in assumed.values())),
+        assumptions=(
+            *reading.assumptions,
+            *(why for _, why in assumed.values()),
+            *(outcome.plan.model.assumed if isinstance(outcome, Job) else ()),
+        ),
         refused=reading.refused,
-        outcome=_resolve(gathered, path),
+        outcome=outcome,
     )
 
 

@@ -66,6 +66,8 @@ def plan_sections(
     plan: Plan, estimate: Estimate, times: UnitTimes | None = None
 ) -> Iterator[Section]:
     """Yield the parts that every page of a plan has."""
+    if plan.model.assumed:
+        yield _assumed_section(plan)
     yield memory_section(plan, estimate)
     yield step_section(estimate)
     if plan.num_stages > 1:
@@ -85,6 +87,23 @@ def plan_sections(
                 rows=tuple((one.id, one.severity, one.message, one.do) for one in found),
             ),
         )
+
+
+def _assumed_section(plan: Plan) -> Section:
+    """Return the part that lists what is taken to be so of a model that is not known."""
+    return Section(
+        id="assumed",
+        title="What is assumed of the model",
+        summary=(
+            f"The architecture of {plan.model.name} is not known. "
+            + (
+                "Its user has said yes to what is assumed."
+                if plan.model.assume
+                else "It is planned, and trained where model.assume = true says yes to all of this."
+            )
+        ),
+        table=DataTable(head=("assumed",), rows=tuple((one,) for one in plan.model.assumed)),
+    )
 
 
 def _verdict(plan: Plan, estimate: Estimate) -> str:

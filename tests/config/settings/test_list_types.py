@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.config.settings.list_types import NumberList, WordList
+from echelon.config.settings.list_types import NumberList, TextList, WordList
 
 KINDS = WordList(options=("local", "global"), words=("local",))
 FACTORS = NumberList(words=("none",))
+TEXTS = TextList(words=("none",))
 
 
 @pytest.mark.parametrize("value", ["local", ["local"], ["global", "local", "global"]])
@@ -30,3 +31,13 @@ def test_numbers_fit(value: object) -> None:
 @pytest.mark.parametrize("value", [[], [0.0], ["1"], 1.0, "auto", [True]])
 def test_what_is_no_list_of_numbers_does_not(value: object) -> None:
     assert FACTORS.check(value) is not None
+
+
+@pytest.mark.parametrize("value", ["none", ["one"], ["one", "two"]])
+def test_texts_fit(value: object) -> None:
+    assert TEXTS.check(value) is None
+
+
+@pytest.mark.parametrize("value", [[], [""], [1], "one", ["one", 2]])
+def test_what_is_no_list_of_texts_does_not(value: object) -> None:
+    assert TEXTS.check(value) is not None

@@ -8,6 +8,10 @@ from echelon.planner.lint.compute import COMPUTE as LINTS
 from tests.planner.lint.cured import assert_found_and_cured
 
 CASES = {
+    "assumed-model": (
+        'gpt2 8xh100 mesh.dp_replicate=8 model.assumed=["gated"]',
+        'gpt2 8xh100 mesh.dp_replicate=8 model.assumed=["gated"] model.assume=true',
+    ),
     "fp32-on-tensor-cores": (
         "gpt2 8xh100 mesh.dp_replicate=8 precision.parameters=fp32",
         "gpt2 8xh100 mesh.dp_replicate=8",

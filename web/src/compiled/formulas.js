@@ -5030,6 +5030,8 @@ this.sinks = $rt.given(of.sinks, false);
 this.latent = $rt.given(of.latent, null);
 this.experts = $rt.given(of.experts, null);
 this.lora = $rt.given(of.lora, null);
+this.assumed = $rt.given(of.assumed, []);
+this.assume = $rt.given(of.assume, false);
 }
 get mask() {
 const self = this;

@@ -60,7 +60,7 @@ from echelon.planner.predict.stage_rows import (
     sent_by_axis,
     stage_rows,
 )
-from echelon.planner.view.text_layout import WIDTH, fit_page, table
+from echelon.planner.view.text_layout import WIDTH, fill_text, fit_page, table
 
 MOST_MEMBERS = (8, 4, 2)  # ranks of a group
 MOST_NOTES = 4  # notes
@@ -109,6 +109,7 @@ def plan_json(plan: Plan, times: UnitTimes | None = None) -> dict[str, Any]:
         "plan": json.loads(plan.to_json()),
         "hash": plan.content_hash(),
         "num_parameters": num_parameters(plan.model),
+        "assumed": list(plan.model.assumed),
         "num_microbatches": plan.num_microbatches,
         "fits": plan_fits(plan),
         "held_bytes_fit": most_held_bytes(plan, rows) <= memory,
@@ -167,7 +168,8 @@ def plan_text(
     runs = group_equal_rows(rows)
     takes = estimate_plan(plan, times)
     head = "\n".join((*_head(plan), *rate_lines(takes, label=9, columns=columns)))
-    parts = [head, *memory_parts(plan, rows, runs, columns=columns)]
+    parts = [head, *_assumed(plan, columns=columns)]
+    parts += memory_parts(plan, rows, runs, columns=columns)
     parts += server_parts(plan, columns=columns)
     if plan.mesh.world_size > 1:
         parts.append(
@@ -235,6 +237,14 @@ def _head(plan: Plan) -> Iterator[str]:
     if layout.collectives.algorithm != BACKEND:
         record = COLLECTIVE_ALGORITHMS[layout.collectives.algorithm]
         yield f"sums     {record.name}: {record.sent}"
+
+
+def _assumed(plan: Plan, *, columns: int) -> Iterator[str]:
+    """Yield what is taken to be so of a model whose architecture is not known."""
+    if plan.model.assumed:
+        said = "and its user has said yes to that" if plan.model.assume else "and may be otherwise"
+        rows = (fill_text(f"  {one}", rest="    ", columns=columns) for one in plan.model.assumed)
+        yield f"Assumed of {plan.model.name}, {said}:\n\n" + "\n".join(rows)
 
 
 def _numbers(plan: Plan) -> str:

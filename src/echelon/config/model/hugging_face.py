@@ -5,7 +5,7 @@ What is read is the shape. Dropout probabilities tell how a checkpoint was train
 some layers slide (Qwen's `max_window_layers`), `model.layer_kinds` says which. Qwen3-MoE's are not
 the same in transformers 4 and 5: there the window shortens `max_positions`, up to which windowed
 and full attention are the same. "dynamic" rotary positions change nothing up to the positions of
-the model, and are read as plain ones.
+the model, and are read as plain ones. `unknown.py` plans what has a model_type that is not known.
 """
 
 from __future__ import annotations
@@ -19,6 +19,14 @@ from echelon.config.files.reading import is_folder, missing_file
 from echelon.config.model.architectures.common import FULL, SLIDING
 from echelon.config.model.architectures.table import ARCHITECTURES, NOT_COMPUTED
 from echelon.config.model.config_json import ConfigJsonReader
+from echelon.config.model.unknown import (
+    FURTHER_SIZES,
+    SIZES,
+    has_sizes,
+    is_count,
+    read_unknown,
+    why_nothing_is_assumed,
+)
 from echelon.config.settings.value_types import toml_text
 from echelon.core.errors import Problem
 from echelon.core.rulebook.model import HF_CONFIG_MODEL_TYPE, HF_CONFIG_UNREADABLE
@@ -66,24 +74,40 @@ def config_entries(
             set_by=set_by,
         )
         return {}, [problem]
-    if not isinstance(kind, str) or kind not in ARCHITECTURES:
-        close = did_you_mean(str(kind), ARCHITECTURES)
-        named = f"model_type = {toml_text(kind)}" if kind else "no model_type"
-        lacks = NOT_COMPUTED.get(str(kind))
-        known = f"is not computed: {lacks}" if lacks else "is not known"
-        problem = HF_CONFIG_MODEL_TYPE.problem(
-            f"{path} has {named}; that architecture {known}. If its blocks are those of one "
-            f"that is, a run.toml can have {fields_text(config)}",
-            key="model.hf_config",
-            set_by=set_by,
-            suggestions=close or ARCHITECTURES,
-        )
+    known = ARCHITECTURES.get(kind) if isinstance(kind, str) else None
+    if known is None and (problem := _why_refused(config, path, set_by)) is not None:
         return {}, [problem]
     reader = ConfigJsonReader(path=path, config=config)
-    ARCHITECTURES[kind].read(reader)
+    read = read_unknown if known is None else known.read
+    read(reader)
     _scores(reader)
     entries, problems = check_layer(reader.entries)
     return dict(entries), reader.problems + problems
+
+
+def _why_refused(config: Mapping[str, object], path: Path, set_by: str) -> Problem | None:
+    """Return why a config.json of an architecture that is not known is not even planned."""
+    kind = config.get("model_type")
+    named = f"model_type = {toml_text(kind)}" if kind else "no model_type"
+    lacks = NOT_COMPUTED.get(str(kind))
+    other = why_nothing_is_assumed(config)
+    if kind and not lacks and other:
+        return HF_CONFIG_MODEL_TYPE.problem(
+            f"{path} has {named}, which is not known, and {other}; only decoders like Llama are "
+            "assumed of an architecture that is not known",
+            key="model.hf_config",
+            set_by=set_by,
+        )
+    if isinstance(kind, str) and kind and not lacks and has_sizes(config):
+        return None
+    how = f"is not computed: {lacks}" if lacks else "is not known"
+    return HF_CONFIG_MODEL_TYPE.problem(
+        f"{path} has {named}; that architecture {how}. If its blocks are those of one "
+        f"that is, a run.toml can have {fields_text(config)}",
+        key="model.hf_config",
+        set_by=set_by,
+        suggestions=did_you_mean(str(kind), ARCHITECTURES) or ARCHITECTURES,
+    )
 
 
 def _unreadable(path: Path, why: str, set_by: str) -> Problem:
@@ -109,21 +133,6 @@ def _scores(reader: ConfigJsonReader) -> None:
             reader.refuse("layer_types", kind, *known)
 
 
-NEEDED: Mapping[str, tuple[str, ...]] = {
-    "layers": ("num_hidden_layers", "n_layer"),
-    "hidden": ("hidden_size", "n_embd", "d_model"),
-    "heads": ("num_attention_heads", "n_head"),
-    "ffn": ("intermediate_size", "n_inner", "ffn_dim"),
-    "vocab": ("vocab_size",),
-    "max_positions": ("max_position_embeddings", "n_positions", "max_seq_len"),
-}
-"""Fields of [model] that a model cannot do without, and the keys that stand for them."""
-FURTHER: Mapping[str, tuple[str, ...]] = {
-    "kv_heads": ("num_key_value_heads",),
-    "head_dim": ("head_dim",),
-}
-
-
 def fields_text(config: Mapping[str, object]) -> str:
     """Return what a [model] must say: fields that a config.json has, and those that it lacks.
 
@@ -131,16 +140,12 @@ def fields_text(config: Mapping[str, object]) -> str:
     """
     found: list[str] = []
     lacking: list[str] = []
-    for field, keys in {**NEEDED, **FURTHER}.items():
-        value = next((config[key] for key in keys if _is_count(config.get(key))), None)
+    for field, keys in {**SIZES, **FURTHER_SIZES}.items():
+        value = next((config[key] for key in keys if is_count(config.get(key))), None)
         if value is not None:
             found.append(f"{field} = {toml_text(value)}")
-        elif field in NEEDED:
+        elif field in SIZES:
             lacking.append(f"{field} ({keys[0]})")
     parts = [f"{', '.join(found)}, which the file has"] if found else []
     parts += [f"{', '.join(lacking)}, which it lacks"] if lacking else []
     return f"[model] with {', and '.join(parts)}"
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value > 0

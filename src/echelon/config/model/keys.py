@@ -5,7 +5,7 @@
 
 from __future__ import annotations
 
-from echelon.config.settings.list_types import ChoiceList, NumberList, WordList
+from echelon.config.settings.list_types import ChoiceList, NumberList, TextList, WordList
 from echelon.config.settings.value_types import (
     COUNT,
     DEGREE,
@@ -98,6 +98,15 @@ MODEL = (
     setting("model.preset", Text(), None, "a model by name: echelon config presets"),
     setting("model.hf_config", Text(), None, "a Hugging Face config.json", path=True),
     setting("model.name", Text(), None, "what reports call the model"),
+    setting(
+        "model.assumed",
+        TextList(words=("none",)),
+        "none",
+        "what is taken to be so of a config.json whose model_type is not known",
+    ),
+    setting(
+        "model.assume", Flag(), False, "whether a model of which something is assumed is trained"
+    ),
     setting("model.layers", Integer(maximum=10_000), None, "number of blocks"),
     setting("model.hidden", COUNT, None, "width of the residual stream"),
     setting("model.heads", Integer(maximum=2**20), None, "number of query heads"),

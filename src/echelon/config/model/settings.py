@@ -83,11 +83,14 @@ def expand_model(entries: Mapping[str, Entry]) -> tuple[dict[str, Entry], list[P
         below = {k: e for k, e in preset_entries(preset).items() if k.startswith("model.")}
     else:
         from echelon.config.model.hugging_face import read_hf_config
+        from echelon.config.model.unknown import ASSUMED_KEY, still_assumed
 
         path = View(entries=entries).path("model.hf_config")
         below, problems = read_hf_config(path, named.source)
         if problems:
             return dict(entries), problems
+        if ASSUMED_KEY in below:
+            below[ASSUMED_KEY] = still_assumed(below[ASSUMED_KEY], frozenset(entries))
         folder = path if path.is_dir() else path.parent
         name = folder.resolve().name or "hf-config"
     changed = any(
@@ -175,6 +178,8 @@ def build_model(view: View) -> ModelShape:
     parts |= {name: _or_none(view, f"model.{name}") for name in OPTIONAL}
     kinds = view.value("model.layer_kinds")
     parts["layer_kinds"] = () if kinds == "local" else tuple(cast("list[LayerKind]", kinds))
+    assumed = view.value("model.assumed")
+    parts["assumed"] = () if assumed == "none" else tuple(cast("list[str]", assumed))
     if parts["rope_scaling"] is not None:
         parts["rope_scaling"] = _stretch(view)
     return record(view, ModelShape, "model", lora=read_lora(view), **parts)

@@ -13,6 +13,7 @@ from echelon.config.rules.violations import RuleViolation
 from echelon.config.view import View
 from echelon.core.rulebook.config import NOT_BUILT_YET
 from echelon.core.rulebook.model import (
+    ASSUME_WITHOUT_EFFECT,
     EXPERTS_ENOUGH,
     HEADS_DIVIDE_HIDDEN,
     KV_HEADS_DIVIDE_HEADS,
@@ -196,7 +197,20 @@ def gate_is_built(view: View) -> Iterator[RuleViolation]:
         )
 
 
+def assume_has_effect(view: View) -> Iterator[RuleViolation]:
+    """Find a yes to what is assumed of a model, where nothing is."""
+    if view.flag("model.assume") and view.value("model.assumed") == "none":
+        yield RuleViolation(
+            rule=ASSUME_WITHOUT_EFFECT,
+            message=f"model.assume = true, but nothing is assumed of {view.model_name}",
+            key="model.assume",
+            set_by=("model.assume",),
+            suggestions=({"model.assume": False},),
+        )
+
+
 MODEL_FINDERS = (
+    assume_has_effect,
     vocabulary_holds_tokenizer,
     heads_divide_hidden,
     kv_heads_divide_heads,

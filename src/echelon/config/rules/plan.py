@@ -24,6 +24,7 @@ from echelon.core.errors import ConfigError, EnvironmentProblem, InfeasiblePlan,
 from echelon.core.offload_file import offload_folder_problems
 from echelon.core.plan import Plan
 from echelon.core.rulebook.config import NOT_BUILT_YET
+from echelon.core.rulebook.model import ASSUMED_MODEL_NEEDS_YES
 from echelon.core.rulebook.zero import NVME_NEEDS_FOLDER
 from echelon.core.units import binary_bytes
 from echelon.cost.bytes.held import bytes_held_by_pool
@@ -54,6 +55,24 @@ def require_trainable(plan: Plan, sources: Sequence[ResolvedSetting] = ()) -> No
     if found:
         missing = any(problem.rule == NOT_BUILT_YET.id for problem in found)
         raise (ConfigError if missing else InfeasiblePlan)(found)
+
+
+def require_yes_to_assumed(plan: Plan, sources: Sequence[ResolvedSetting] = ()) -> None:
+    """Raise ConfigError where something is assumed of a model, and its user has not said yes."""
+    model = plan.model
+    if not model.assumed or model.assume:
+        return
+    first, *others = model.assumed
+    more = f", and {len(others)} more that `echelon plan` lists" if others else ""
+    set_by = {setting.key: setting.source for setting in sources}
+    raise ConfigError(
+        ASSUMED_MODEL_NEEDS_YES.problem(
+            f"of {model.name} is assumed: {first}{more}",
+            key="model.assume",
+            set_by=set_by.get("model.assumed", ""),
+            suggestions=("model.assume = true",),
+        )
+    )
 
 
 def plan_problems(plan: Plan) -> list[Problem]:

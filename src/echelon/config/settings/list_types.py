@@ -90,6 +90,26 @@ class NumberList:
         return or_words("a list of numbers above 0", self.words)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TextList:
+    """A list of texts, or one of a few words."""
+
+    words: tuple[str, ...]
+
+    def check(self, value: object) -> InvalidValue | None:
+        """Return why `value` does not fit."""
+        if value in self.words:
+            return None
+        found = _items(value)
+        if found and all(isinstance(one, str) and one for one in found):
+            return None
+        return wrong_type(value, self.describe(), ('["a text"]', *quoted(self.words)))
+
+    def describe(self) -> str:
+        """Return what fits."""
+        return or_words("a list of texts", self.words)
+
+
 def _items(value: object) -> list[object]:
     """Return the items of a list, none of what is no list."""
     return list(cast("list[object]", value)) if isinstance(value, list | tuple) else []

@@ -112,10 +112,46 @@ HF_CONFIG_MODEL_TYPE = Rule(
     id="hf-config-model-type",
     why="""
     Only architectures that Echelon computes exactly are read: a look-alike with another norm or
-    another attention would load, train, and be a different model.
+    another attention would load, train, and be a different model. One that nobody here knows is
+    planned as a decoder like Llama where its keys say how large it is, with what is assumed
+    listed; one that has other parts (an encoder, a part for images, experts) is not.
     """,
     bad='{"model_type": "bloom", ...}',
     fixed='{"model_type": "llama", ...}',
+)
+
+ASSUMED_MODEL_NEEDS_YES = Rule(
+    id="assumed-model-needs-yes",
+    why="""
+    The model_type of model.hf_config is not known, so the plan is that of a decoder like Llama, and
+    `echelon plan` lists what is assumed. To train it, to start from its weights, or to prove a run
+    that does, somebody who knows the model says that what is assumed is so: model.assume = true.
+    Settings of [model] correct what is not.
+    """,
+    example="""
+    [model]
+    hf_config = "new-model/config.json"         # "model_type": "new_model"
+    %s
+    """,
+    bad="assume = false",
+    fixed="assume = true",
+)
+
+ASSUME_WITHOUT_EFFECT = Rule(
+    id="assume-without-effect",
+    why="""
+    model.assume says yes to what is assumed of a model whose architecture is not known. Of one that
+    is known nothing is assumed, and the setting would change nothing.
+    """,
+    example="""
+    [model]
+    %s
+    """,
+    bad="""
+    preset = "llama-1b"
+    assume = true
+    """,
+    fixed='preset = "llama-1b"',
 )
 
 HF_CONFIG_MISSING_KEY = Rule(

@@ -106,8 +106,9 @@ def _differences(shape: ModelShape, keys: Keys) -> list[str]:
 
 def _settings(shape: ModelShape) -> dict[str, object]:
     """Return every number of a shape that says what it computes, by name."""
-    # How it was trained is no part of it, nor the width of an MLP that no block has.
-    plain = replace(shape, name="", dropout=0.0)
+    # How it was trained is no part of it, nor what was assumed, nor the width of an MLP that no
+    # block has.
+    plain = replace(shape, name="", dropout=0.0, assumed=(), assume=False)
     if not plain.has_dense_blocks:
         plain = replace(plain, ffn=0)
     found: dict[str, object] = {}

@@ -1,4 +1,4 @@
-"""Lints about arithmetic: dtypes, and matrices too small or too odd for a device."""
+"""Lints about what is computed: an assumed model, dtypes, matrices too small or too odd."""
 
 from __future__ import annotations
 
@@ -20,6 +20,19 @@ _GPU_FLOPS = 10e12
 def _is_gpu(plan: Plan) -> bool:
     peaks = (rate for _, rate in plan.cluster.device.peak_flops)
     return max(peaks, default=0.0) >= _GPU_FLOPS
+
+
+@lint_of("assumed-model", "numbers", "a config.json whose model_type is not known")
+def _assumed(plan: Plan) -> LintMatch | None:
+    """What is assumed of a model decides every number of its plan, and is seldom all of it so."""
+    count = len(plan.model.assumed)
+    if not count or plan.model.assume:
+        return None
+    return (
+        f"{count} {'things are' if count > 1 else 'thing is'} assumed of {plan.model.name}, whose "
+        "architecture is not known: it is planned, and not trained",
+        "settings of [model] for what is otherwise, and model.assume = true",
+    )
 
 
 @lint_of(
@@ -151,4 +164,14 @@ def _few_rows(plan: Plan) -> LintMatch | None:
     )
 
 
-COMPUTE = (_single, _half, _reduced, _narrow, _few_tokens, _vocabulary, _odd_width, _few_rows)
+COMPUTE = (
+    _assumed,
+    _single,
+    _half,
+    _reduced,
+    _narrow,
+    _few_tokens,
+    _vocabulary,
+    _odd_width,
+    _few_rows,
+)

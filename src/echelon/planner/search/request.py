@@ -178,7 +178,7 @@ def make_request(
         cluster=alone.cluster,
         pins=wanted,
         software=_trainer_software(aim.trainer, alone),
-        defaults_taken=defaults_taken,
+        defaults_taken=(*alone.model.assumed, *defaults_taken),
         **asdict(aim),
     )
 
