@@ -57,6 +57,23 @@ UNSUMMED = _PATCHED % (
 """Gradients of norms are not summed over tensor ranks."""
 
 
+MOE = OWN.replace("Own(), batch", 'families.make("own_moe"), batch').replace(
+    "dict(OWN_RULES)", "dict(families.EXPERT_RULES)"
+)
+"""A module with experts."""
+
+UNSUMMED_GATES = MOE.replace(
+    "RULES = dict(families.EXPERT_RULES)",
+    "RULES = dict(families.EXPERT_RULES)\n"
+    "from echelon.parallel.module.tensor import experts\n"
+    "own = experts.SUM_GRADIENT\n"
+    "def lost(x, group, name):\n"
+    "    return x.view_as(x) if 'gates' in name else own[1](x, group, name)\n"
+    "experts.SUM_GRADIENT = (own[0], lost)\n",
+)
+"""Each rank keeps the gradients of the gates of its own experts."""
+
+
 STAGED = (
     OWN.replace(
         """

@@ -12,11 +12,13 @@ from echelon.core.errors import ConfigError, ProofFailed
 from tests.api.modules.files import (
     LOST_MICROBATCH,
     LOST_SUM,
+    MOE,
     OWN,
     SHIFTED_LABEL,
     STAGED,
     SWAPPED,
     UNSUMMED,
+    UNSUMMED_GATES,
     WRONG_FACTOR,
     written,
 )
@@ -32,6 +34,12 @@ def test_a_module_is_proven(tmp_path: Path, settings: tuple[str, ...]) -> None:
     proof.require()
     assert proof.framework == "Echelon"
     assert [one.precision for one in proof.passes] == ["fp64", "fp32"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [TP, SEQUENCE, (*SEQUENCE, "mesh.dp_shard=2", "zero.stage=3")])
+def test_experts_are_proven(tmp_path: Path, settings: tuple[str, ...]) -> None:
+    prove_module(written(tmp_path, MOE), ec.plan("nano", settings=[*settings])).require()
 
 
 PP = ("mesh.pp=2", "model.layers=2", "batch.microbatch_sequences=1", "batch.sequence_length=8")
@@ -54,6 +62,10 @@ def sized(settings: tuple[str, ...], data_ranks: int = 1) -> list[str]:
         (("mesh.tp=2", "zero.stage=1", "mesh.dp_shard=2", *CP), 2),
         (("mesh.pp=2", *CP), 1),
         (("mesh.tp=2", "model.layers=2", "batch.microbatch_sequences=1"), 1),
+        (("mesh.dp_shard=2", "zero.stage=2", *PP), 2),
+        (("mesh.dp_shard=2", "zero.stage=2", "zero.accumulate=slices", *PP), 2),
+        (("zero.stage=2", *CP), 1),
+        (("mesh.dp_shard=2", "zero.stage=2", "zero.accumulate=slices", *CP), 2),
     ],
 )
 def test_stages_and_context_ranks_are_proven(
@@ -98,6 +110,7 @@ def test_a_loss_of_one_data_rank_is_none_of_stages(tmp_path: Path) -> None:
         (LOST_SUM, TP, "prove-loss", "loss"),
         (WRONG_FACTOR, TP, "prove-gradients", "1/tp = 1/2"),
         (UNSUMMED, SEQUENCE, "prove-gradients", "not reduced over tp"),
+        (UNSUMMED_GATES, TP, "prove-gradients", "router"),
     ],
 )
 def test_a_mistake_is_named(

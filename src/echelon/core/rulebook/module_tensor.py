@@ -8,8 +8,8 @@ MODULE_TENSOR_RULES = Rule(
     Which layers are cut by columns, by rows or by their vocabulary is said by the names of modules
     or parameters; `*` stands for one part of a name. A model of transformers may say it itself.
     Each pattern must name something, each thing is named once, and the words are column, row,
-    column-gathered, row-scattered, vocabulary, replicated, summed and, for a whole number that a
-    module keeps (its heads), divide.
+    column-gathered, row-scattered, vocabulary, expert, replicated, summed and, for a whole number
+    that a module keeps (its heads), divide.
     """,
     bad="ec.parallelize(model, plan, tensor={'layers.*.q_prj': 'column'})     # q_proj is meant",
     fixed="ec.parallelize(model, plan, tensor={'layers.*.q_proj': 'column'})    # and its row",
@@ -20,7 +20,8 @@ MODULE_TENSOR_SPLIT = Rule(
     why="""
     Linear layers (and the Conv1D of GPT-2) and embeddings can be cut: their sizes, heads included,
     must be multiples of the tensor ranks (a vocabulary is padded). A parameter that several modules
-    share is cut in all of them alike or in none. Buffers whose size is one that is cut, dropout
+    share is cut in all of them alike or in none. Experts are stacks [E, ...] in one module, called
+    with tokens, the numbers of their experts and gates; E is a multiple, too. Buffers whose size is one that is cut, dropout
     (its random numbers would depend on the split), convolutions and recurrent layers are left whole
     or are refused: leave them without a rule, and every rank computes them.
     """,

@@ -7,6 +7,7 @@ A rule gives a layer a kind:
     column-gathered  outputs are cut, and gathered again at once
     row-scattered    inputs are whole, and each rank takes its part of them
     vocabulary       the rows of an embedding, or of a head whose outputs are gathered
+    expert           a module whose parameters are stacks of experts: each rank has some, whole
     replicated       whole on every rank, used on values that all ranks have
     summed           whole on every rank, used on values that ranks have parts of
 """
@@ -19,7 +20,14 @@ from math import prod
 from typing import Literal
 
 Kind = Literal[
-    "column", "row", "column-gathered", "row-scattered", "vocabulary", "replicated", "summed"
+    "column",
+    "row",
+    "column-gathered",
+    "row-scattered",
+    "vocabulary",
+    "expert",
+    "replicated",
+    "summed",
 ]
 """What tensor ranks do with a layer."""
 
@@ -82,6 +90,19 @@ class SplitLayer:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StackedExperts:
+    """Say of a module with stacks of experts how many there are on all ranks.
+
+    `cut`: it is given this rank's positions, so that rows travel to their experts; otherwise all
+    ranks have all of them, and add up what their experts make of these.
+    """
+
+    name: str
+    num_experts: int
+    cut: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class SequenceRegion:
     """Say which blocks see only this rank's part of each sequence, and how wide the stream is.
 
@@ -107,6 +128,7 @@ class ModuleSplit:
     summed: frozenset[str]
     """Parameters that are whole, and whose gradients are added up over the tensor ranks."""
     sequence: SequenceRegion | None = None
+    experts: Sequence[StackedExperts] = ()
 
     def piece_of(self, name: str) -> TensorPiece | None:
         """Return what a rank holds of a parameter; None where it holds all."""

@@ -44,6 +44,21 @@ FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "starcoder2": ("Starcoder2Config", _GROUPED),
+    "mixtral": (
+        "MixtralConfig",
+        {**_GROUPED, "head_dim": 8, "num_local_experts": 4, "sliding_window": None},
+    ),
+    "qwen3_moe": (
+        "Qwen3MoeConfig",
+        {
+            **_GROUPED,
+            "head_dim": 8,
+            "num_experts": 8,
+            "num_experts_per_tok": 3,
+            "moe_intermediate_size": 24,
+            "mlp_only_layers": [0],
+        },
+    ),
     "gpt2": (
         "GPT2Config",
         {
@@ -114,6 +129,40 @@ class Own(nn.Module):
         return self.head(self.norm(x))
 
 
+class OwnExperts(nn.Module):
+    """Experts as stacks of matrices, called with tokens, choices and gates."""
+
+    def __init__(self, num_experts: int = 4) -> None:
+        super().__init__()
+        self.up = nn.Parameter(torch.randn(num_experts, 24, WIDTH) * 0.1)
+        self.down = nn.Parameter(torch.randn(num_experts, WIDTH, 24) * 0.1)
+
+    def forward(
+        self, x_ND: torch.Tensor, chosen_NK: torch.Tensor, gates_NK: torch.Tensor
+    ) -> torch.Tensor:
+        y_ND = torch.zeros_like(x_ND)
+        for expert, (up, down) in enumerate(zip(self.up, self.down, strict=True)):
+            token, place = (chosen_NK == expert).nonzero(as_tuple=True)
+            rows = F.gelu(x_ND[token] @ up.t()) @ down.t()
+            y_ND = y_ND.index_add(0, token, rows * gates_NK[token, place, None])
+        return y_ND
+
+
+class OwnMoe(OwnBlock):
+    """A block with a router and experts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.up, self.down
+        self.router, self.experts = nn.Linear(WIDTH, 4), OwnExperts()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm1(x))
+        z = self.norm2(x).flatten(0, 1)
+        gates, chosen = torch.topk(self.router(z).softmax(-1), 2)
+        return x + self.experts(z, chosen, gates).view_as(x)
+
+
 OWN_RULES: dict[str, Any] = {
     "tokens": "vocabulary",
     "head": "vocabulary",
@@ -126,11 +175,24 @@ OWN_RULES: dict[str, Any] = {
 }
 
 
+EXPERT_RULES: dict[str, Any] = {
+    name: rule for name, rule in OWN_RULES.items() if not name.endswith(("up", "down"))
+} | {"blocks.*.experts": "expert"}
+
+RULES = {"own": OWN_RULES, "own_moe": EXPERT_RULES, "own_skewed": EXPERT_RULES}
+"""The rules of modules of one's own, by their names; the router of one never looks at rank 1."""
+
+
 def make(name: str, seed: int = 5) -> nn.Module:
     """Return a model in float64 whose every parameter is a random number, biases and norms too."""
     torch.manual_seed(seed)
-    if name == "own":
+    if name in RULES:
         model: nn.Module = Own()
+        if name != "own":
+            model.blocks = nn.ModuleList(OwnMoe() for _ in range(2))
+        for one in model.modules() if name == "own_skewed" else ():
+            if isinstance(one, OwnMoe):
+                nn.init.constant_(one.router.bias[:2], 100.0)
     else:
         import transformers
 

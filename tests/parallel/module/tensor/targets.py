@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import nn
 
 from echelon.api.parallelizing import parallelize
 from echelon.core.event import EventList
@@ -15,7 +16,7 @@ from echelon.layout.module_buckets import ModuleBuckets
 from echelon.layout.modules.tensor import ModuleSplit
 from echelon.training.learning_rate import learning_rate
 from tests.parallel.module.targets import full
-from tests.parallel.module.tensor.families import OWN_RULES, batch, loss_of, make
+from tests.parallel.module.tensor.families import RULES, batch, loss_of, make
 
 Values = dict[str, torch.Tensor]
 
@@ -34,7 +35,7 @@ class Loop:
     @property
     def rules(self) -> Any:
         """Return the rules, those of our own model where nothing else is said."""
-        return OWN_RULES if self.model == "own" and self.tensor == "auto" else self.tensor
+        return RULES.get(self.model, "auto") if self.tensor == "auto" else self.tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,6 +50,7 @@ class Looped:
     split: ModuleSplit
     buckets: ModuleBuckets
     data_rank: int
+    chosen: list[torch.Tensor]
 
 
 def train(context: RankContext, loop: Loop) -> Looped:
@@ -59,14 +61,16 @@ def train(context: RankContext, loop: Loop) -> Looped:
         loop.plan,
         tensor=loop.rules,
         guess=loop.guess,
-        example=(batch(0, 0),) if loop.model == "own" else (),
+        example=(batch(0, 0),) if loop.model in RULES else (),
         events=events,
     )
+    chosen = watched_choices(model)
     losses: list[float] = []
     norms: list[float] = []
     sent: list[int] = []
     for step in range(loop.steps):
         events.events.clear()
+        chosen.clear()
         for microbatch in range(loop.microbatches):
             ids = batch(10 * step + microbatch, optimizer.data_rank)
             loss = loss_of(model, ids) / loop.microbatches
@@ -87,7 +91,17 @@ def train(context: RankContext, loop: Loop) -> Looped:
         split=optimizer.module.split,
         buckets=optimizer.module.plans,
         data_rank=optimizer.data_rank,
+        chosen=chosen,
     )
+
+
+def watched_choices(model: nn.Module) -> list[torch.Tensor]:
+    """Return a list to which each call of stacks of experts adds what tokens chose, [N, K]."""
+    chosen: list[torch.Tensor] = []
+    for name, module in model.named_modules():
+        if name.endswith(".experts") and list(module.parameters(recurse=False)):
+            module.register_forward_pre_hook(lambda _, args: chosen.append(args[1].clone()))
+    return chosen
 
 
 def one_device(

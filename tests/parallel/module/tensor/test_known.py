@@ -23,8 +23,8 @@ def test_the_conv1d_of_gpt2_is_cut_along_its_other_dim() -> None:
 
 def test_a_plan_in_words_that_are_not_known_is_refused() -> None:
     model: Any = make("llama")
-    model._tp_plan = {**model._tp_plan, "model.layers.*.mlp.experts": "moe_tp_experts"}
-    with pytest.raises(ConfigError, match=r"'moe_tp_experts' of model\.layers"):
+    model._tp_plan = {**model._tp_plan, "model.layers.*.mlp.identity": "moe_identity_expert"}
+    with pytest.raises(ConfigError, match=r"'moe_identity_expert' of model\.layers"):
         rules_of(model)
     with pytest.raises(ConfigError, match="Own does not say how tensor ranks split it"):
         rules_of(Own())
@@ -35,3 +35,18 @@ def test_the_words_of_a_class_are_ours() -> None:
     assert rules["model.layers.*.self_attn.q_proj"] == "column"
     assert rules["model.layers.*.self_attn.q_norm"] == "summed"
     assert rules["model.embed_tokens"] == rules["lm_head"] == "vocabulary"
+
+
+def test_experts_are_whole_on_their_ranks_and_their_number_is_divided() -> None:
+    rules = rules_of(make("mixtral"))
+    assert rules["model.layers.*.mlp.experts"] == "expert"
+    assert rules["model.layers.*.mlp.experts.num_experts"] == "divide"
+    assert not any("gate_up_proj" in name for name in rules)
+    model = make("qwen3_moe")
+    plan = split(model, rules_of(model))
+    assert [one.name for one in plan.split.experts] == ["model.layers.1.mlp.experts"]
+    piece = plan.split.piece_of("model.layers.1.mlp.experts.down_proj")
+    assert piece is not None
+    assert (piece.dim, piece.local_shape(2)) == (0, (4, 32, 24))
+    # That of the experts, and no other number by this name.
+    assert [one.name for one in plan.named.divisions] == ["model.layers.1.mlp.experts.num_experts"]

@@ -10,7 +10,7 @@ from torch import nn
 
 from echelon.core.errors import ConfigError
 from echelon.parallel.module.tensor.known import rules_of
-from tests.parallel.module.tensor.families import OWN_RULES, Own, make
+from tests.parallel.module.tensor.families import OWN_RULES, Own, OwnExperts, OwnMoe, make
 from tests.parallel.module.tensor.splits import split
 
 
@@ -34,6 +34,7 @@ class Odd(nn.Module):
         self.same = nn.Linear(8, 16)
         self.conv, self.lstm = nn.Conv1d(4, 4, 3), nn.LSTM(8, 8)
         self.drop = nn.Dropout(0.0)
+        self.stacks, self.list = OwnExperts(), nn.ModuleList([nn.Linear(8, 8)])
 
 
 @pytest.mark.parametrize(
@@ -45,6 +46,10 @@ class Odd(nn.Module):
         ("norm", {"up": "column"}, "computed from others"),
         ("", {"conv": "column"}, "Conv1d is neither Linear nor Embedding"),
         ("", {"lstm": "column"}, "LSTM is neither Linear nor Embedding"),
+        ("", {"list": "expert"}, 'modules of their own are cut one by one, "column" and "row"'),
+        ("", {"up": "expert"}, "are not stacks of as many experts: weight [16, 8], bias [16]"),
+        ("", {"stacks.up": "expert"}, '"expert" names the module'),
+        ("", {"stacks": "expert", "stacks.up": "column"}, "stacks.up has a rule, too"),
     ],
 )
 def test_modules_that_are_refused(change: str, rules: dict[str, Any], told: str) -> None:
@@ -61,3 +66,22 @@ def test_modules_that_are_refused(change: str, rules: dict[str, Any], told: str)
         split(model, rules)
     assert set(caught.value.rules) == {"module-tensor-split"}
     assert told in str(caught.value)
+
+
+def test_experts_that_ranks_do_not_divide() -> None:
+    model = nn.ModuleDict({"experts": OwnExperts(6)})
+    with pytest.raises(ConfigError, match=r"mesh\.tp = 4 does not divide 6 \(6 % 4 != 0\)"):
+        split(model, {"experts": "expert"}, 4)
+
+
+def test_experts_beside_columns_of_a_gathered_stream() -> None:
+    class Beside(OwnMoe):
+        def __init__(self) -> None:
+            super().__init__()
+            self.mixed = nn.ModuleDict({"up": nn.Linear(32, 64), "experts": OwnExperts()})
+
+    model = nn.Sequential(Beside())
+    rules = {"0.mixed.up": "column", "0.mixed.experts": "expert"}
+    split(model, rules)
+    with pytest.raises(ConfigError, match=r"columns beside it have the stream of 0\.mixed"):
+        split(model, rules, blocks=["0"])

@@ -5,6 +5,7 @@ known       rules that a model of transformers says of itself
 guess       rules from one forward pass, which are to be proven
 split       what each rank holds
 obstacles   why a module cannot be cut
+experts     stacks of experts, some on each rank
 layers      layers that work on their pieces, in the place of the module's own
 ranks       what tensor ranks must agree on in the first step
 apply       the order of all this

@@ -6,7 +6,7 @@ sizes of the whole model. Here the parts of the fused layers are named, and the 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -28,6 +28,9 @@ WORDS: Mapping[str, Kind] = {
 }
 """What the words of transformers are here."""
 
+_STACK = "moe_tp_experts"
+"""Its word for a module with stacks of experts; it would cut each of them, here they stay whole."""
+
 
 def rules_of(model: nn.Module) -> dict[str, RuleWord]:
     """Return the rules that the class of a model has; ConfigError where there are none."""
@@ -47,6 +50,8 @@ def rules_of(model: nn.Module) -> dict[str, RuleWord]:
                 suggestions=("tensor={'NAME': 'column', ...}", "tensor='guess', example=(batch,)"),
             )
         )
+    stacks = [name for name, word in said.items() if word == _STACK]
+    inside = tuple(f"{name}." for name in stacks)
     problems = [
         MODULE_TENSOR_RULES.problem(
             f"{type(model).__name__} says {word!r} of {name}, which is not known here",
@@ -54,12 +59,27 @@ def rules_of(model: nn.Module) -> dict[str, RuleWord]:
             suggestions=("tensor={'NAME': 'column', ...}", "mesh.tp = 1"),
         )
         for name, word in said.items()
-        if word not in WORDS
+        if word not in WORDS and word != _STACK and not name.startswith(inside)
     ]
     if problems:
         raise ConfigError(problems)
     present = {name: word for name, word in said.items() if _is_there(model, name)}
-    return {name: WORDS[word] for name, word in present.items()} | _ends(model)
+    layers = {
+        n: WORDS[w] for n, w in present.items() if n not in stacks if not n.startswith(inside)
+    }
+    found = [name for name in stacks if name in present]
+    return layers | _experts(model, found) | _ends(model)
+
+
+def _experts(model: nn.Module, patterns: Sequence[str]) -> dict[str, RuleWord]:
+    """Return the rules of stacks of experts, whole ones on each rank, and of their number."""
+    found: dict[str, RuleWord] = {}
+    for pattern in patterns:
+        found[pattern] = "expert"
+        named = [one for name, one in model.named_modules() if _fits(name, pattern)]
+        if all(isinstance(getattr(one, "num_experts", None), int) for one in named):
+            found[f"{pattern}.num_experts"] = "divide"
+    return found
 
 
 def _ends(model: nn.Module) -> dict[str, RuleWord]:
@@ -75,13 +95,14 @@ def _ends(model: nn.Module) -> dict[str, RuleWord]:
 
 def _is_there(model: nn.Module, pattern: str) -> bool:
     """Return whether a name of a plan is one of this model: plans name what a few models lack."""
-    parts = pattern.split(".")
-    everything = [name.split(".") for name, _ in model.named_modules()]
-    everything += [name.split(".") for name, _ in model.named_parameters()]
-    return any(
-        len(one) == len(parts) and all(b in ("*", a) for a, b in zip(one, parts, strict=True))
-        for one in everything
-    )
+    everything = [*model.named_modules(), *model.named_parameters()]
+    return any(_fits(name, pattern) for name, _ in everything)
+
+
+def _fits(name: str, pattern: str) -> bool:
+    given, parts = name.split("."), pattern.split(".")
+    same = len(given) == len(parts)
+    return same and all(b in ("*", a) for a, b in zip(given, parts, strict=True))
 
 
 def _prefix(model: nn.Module) -> str:

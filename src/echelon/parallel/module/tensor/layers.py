@@ -29,6 +29,7 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from echelon.core.errors import RunFailed
 from echelon.core.rulebook.module_tensor import MODULE_SEQUENCE
 from echelon.layout.modules.tensor import CUT_INPUTS, CUT_OUTPUTS, SequenceRegion, TensorPiece
+from echelon.parallel.module.tensor.experts import SplitExperts
 from echelon.parallel.module.tensor.obstacles import LayerSplit
 from echelon.parallel.module.tensor.split import SplitPlan, is_transposed
 from echelon.parallel.transport.collectives import Group
@@ -70,6 +71,8 @@ class TensorLink:
         """Move over `group`."""
         self.group = group
         self.sends = True
+        self.heads: list[SplitLinear] = []
+        """The heads of which each rank has some columns."""
 
     def move(self, x: torch.Tensor, dim: int, name: str, way: Way) -> torch.Tensor:
         """Return a tensor after a motion of rows along one of its dims, and back in backward."""
@@ -114,22 +117,26 @@ class SplitLinear:
         scatters: bool,
     ) -> None:
         """Compute the layer `one`, whose inputs come through `entry`."""
-        self._module, self._kind = one.module, one.layer.kind
+        self.module, self._kind = one.module, one.layer.kind
         self._name, self._link = one.layer.name, link
         self._entry, self._scatters = entry, scatters
-        self._outputs = one.whole_outputs
+        self.whole_outputs = one.whole_outputs
+        self.keeps: Callable[[torch.Tensor], None] | None = None
+        """Who learns of the columns of a vocabulary that are not gathered; None: they are."""
         self.transposed = is_transposed(one.module)
         self.product: Product = self._product
 
     def __call__(self, input: torch.Tensor) -> torch.Tensor:
         """Return what the layer gives, of this rank or whole, as its kind says."""
-        module: Any = self._module
+        module: Any = self.module
         if self._kind not in CUT_INPUTS:
             y = self.product(self._entry(input), module.bias)
             if self._kind == "column":
                 return y
-            y = self._link.move(y, _COLUMNS, self._name, WHOLE_ROWS)
-            return y[..., : self._outputs]
+            if self.keeps is not None:
+                self.keeps(y)
+                return y
+            return self.gathered(y)
         x = input
         if self._kind == "row-scattered":
             x = self._link.move(x, _COLUMNS, f"{self._name}.input", OWN_ROWS)
@@ -141,8 +148,12 @@ class SplitLinear:
         # Once, after the sum.
         return y if module.bias is None else y + module.bias
 
+    def gathered(self, y: torch.Tensor) -> torch.Tensor:
+        """Return the columns of all ranks, without padding."""
+        return self._link.move(y, _COLUMNS, self._name, WHOLE_ROWS)[..., : self.whole_outputs]
+
     def _product(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
-        module: Any = self._module
+        module: Any = self.module
         return F.linear(x, module.weight.t() if self.transposed else module.weight, bias)
 
 
@@ -215,7 +226,12 @@ def replace_layers(model: nn.Module, plan: SplitPlan, group: Group) -> TensorLin
             entries[layer.entry] = _entry(one, plan, link, cut=cut)
         entry = entries.get(layer.entry, _as_it_is)
         module.forward = SplitLinear(one, link, entry, scatters=cut)
+        if layer.kind == "vocabulary":
+            link.heads.append(module.forward)
         _set_sizes(one, group.size)
+    for experts in plan.split.experts:
+        module = plan.experts[experts.name]
+        module.forward = SplitExperts(module, experts, group)
     if region is not None:
         _cut_stream(model, plan, region, link)
     return link

@@ -174,4 +174,6 @@ def _value(owner: Any, path: Sequence[str]) -> object:
         if torch.is_tensor(owner) or not hasattr(owner, part):
             return None
         owner = getattr(owner, part)
+        if isinstance(owner, nn.Module):
+            return None  # that module has the number itself
     return owner

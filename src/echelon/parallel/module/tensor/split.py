@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from torch import nn
 
@@ -15,6 +15,7 @@ from echelon.layout.modules.tensor import (
     ModuleSplit,
     SequenceRegion,
     SplitLayer,
+    StackedExperts,
     TensorPiece,
 )
 from echelon.parallel.module.tensor.obstacles import LayerSplit, obstacles, refused
@@ -30,6 +31,8 @@ class SplitPlan:
     named: NamedTargets
     regions: frozenset[str]
     """Modules in which the stream is whole again, where blocks have parts of the sequence."""
+    experts: Mapping[str, nn.Module] = field(default_factory=dict[str, nn.Module])
+    """Modules with stacks of experts, by name."""
 
 
 def plan_split(
@@ -51,6 +54,9 @@ def plan_split(
         if target.rule.kind in ("replicated", "summed"):
             continue
         try:
+            if target.rule.kind == "expert":
+                pieces |= {piece.name: piece for piece in _cut_experts(target, named, degree)}
+                continue
             layer, held = _cut(target, entries, degree)
         except ValueError as error:
             problems.append(refused(target.name, str(error)))
@@ -64,15 +70,29 @@ def plan_split(
     if problems:
         raise ConfigError(problems)
     regions = _regions(layers, region)
+    experts = {
+        one.name: one.module
+        for one in named.targets
+        if one.rule.kind == "expert" and one.module is not None
+    }
+    _refuse_gathered(experts, regions)
     split = ModuleSplit(
         degree=degree,
         pieces=tuple(_canonical(model, pieces)),
         layers=tuple(one.layer for one in layers),
         summed=frozenset(_summed(model, named.targets, pieces, region, regions)),
         sequence=region,
+        experts=tuple(
+            StackedExperts(
+                name=name,
+                num_experts=next(module.parameters(recurse=False)).shape[0],
+                cut=region is not None and region.holds(name),
+            )
+            for name, module in experts.items()
+        ),
     )
     counted = _counted(layers)
-    return SplitPlan(split=split, layers=counted, named=named, regions=regions)
+    return SplitPlan(split=split, layers=counted, named=named, regions=regions, experts=experts)
 
 
 def is_linear(module: nn.Module | None) -> bool:
@@ -157,6 +177,51 @@ def _cut_embedding(
         entry=target.name,
     )
     return _layer_split(module, layer, width), [piece]
+
+
+def _cut_experts(target: Target, named: NamedTargets, degree: int) -> list[TensorPiece]:
+    """Return the pieces of stacks of experts; ValueError says why there are none."""
+    module = target.module
+    inside = f"{target.name}."
+    own = {} if module is None else {n: p for n, p in module._parameters.items() if p is not None}
+    if module is None or not own:
+        raise ValueError(
+            '"expert" names the module whose parameters are stacks of experts [E, ...]; experts '
+            'that are modules of their own are cut one by one, "column" and "row"'
+        )
+    if deeper := [name for name, _ in module.named_parameters() if name not in own]:
+        raise ValueError(f"{inside}{deeper[0]} is no stack of experts beside the others")
+    sizes = {name: one.shape[0] if one.dim() > 1 else 0 for name, one in own.items()}
+    if len({*sizes.values(), 0}) != 2 or 0 in sizes.values():
+        told = ", ".join(f"{name} {list(one.shape)}" for name, one in own.items())
+        raise ValueError(f"its parameters are not stacks of as many experts: {told}")
+    if other := [one.name for one in named.targets if one.name.startswith(inside)]:
+        raise ValueError(f"{other[0]} has a rule, too, and is whole on the rank of its expert")
+    parts = _parts(target, next(iter(sizes.values())), degree)
+    if target.rule.parts is not None:
+        raise ValueError("experts have no parts")
+    return [
+        TensorPiece(name=f"{inside}{name}", shape=tuple(one.shape), dim=0, parts=parts)
+        for name, one in own.items()
+    ]
+
+
+def _refuse_gathered(experts: Iterable[str], regions: Iterable[str]) -> None:
+    """ConfigError for experts in a module whose own columns have the stream gathered for them."""
+    inside = tuple(f"{name}." for name in regions)
+    problems = [
+        refused(
+            name,
+            f"columns beside it have the stream of {name.rpartition('.')[0]} gathered, and experts "
+            "take the positions of a rank",
+            "a module of their own for these columns",
+            "mesh.sequence_parallel = false",
+        )
+        for name in experts
+        if inside and name.startswith(inside)
+    ]
+    if problems:
+        raise ConfigError(problems)
 
 
 def _layer_split(module: nn.Module, layer: SplitLayer, outputs: int) -> LayerSplit:
