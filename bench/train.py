@@ -3,7 +3,8 @@
 All cases of a mode are alive at once and take turns, so a busy moment of the machine hits every
 one alike; ratios are those of medians over rounds. The limit is what one process with one thread
 needs, spread over the cores (and lengthened by a pipeline's bubble). Exit 1 where a target is
-missed, 0 where all are met.
+missed, 0 where all are met. With --own-module it trains the peers' own module; then losses must be
+equal, too.
 """
 
 from __future__ import annotations
@@ -27,7 +28,14 @@ from bench.harness.interleave import (
     say,
     take_rounds,
 )
-from bench.harness.report import Verdict, compare, rows, table
+from bench.harness.report import (
+    Verdict,
+    compare,
+    compare_modules,
+    rows,
+    table,
+    unequal_losses,
+)
 from bench.harness.spec import Mode
 
 
@@ -48,7 +56,11 @@ def main() -> int:
             say(f"{mode.name} ({time.monotonic() - started:.0f} s)")
             entered = take_rounds(options.cases(mode), options, reference, alone.label)
             failed = failed or OURS in entered.failures
-            verdicts += _judge(mode, entered, reference)
+            verdicts += _judge(mode, entered, reference, own_module=options.own_module)
+            wrong = unequal_losses(rows(entered.rounds)) if options.own_module else []
+            for line in wrong:
+                print(f"{mode.name} {line}: NOT EQUAL")
+            failed = failed or bool(wrong)
             for label, taken in entered.rounds.items():
                 results += [{"mode": mode.name, "label": label, **asdict(one)} for one in taken]
     for label, reason in reference.failures.items():
@@ -63,13 +75,16 @@ def main() -> int:
     return 1 if missed or failed else 0
 
 
-def _judge(mode: Mode, entered: Contest, reference: Contest) -> list[Verdict]:
+def _judge(mode: Mode, entered: Contest, reference: Contest, *, own_module: bool) -> list[Verdict]:
     """Print the table of one mode and return its verdicts."""
     found = rows(entered.rounds)
     print(f"\n{table(mode, found, entered.failures)}")
     limits = rows(reference.rounds)
     wall = mode.limit_s(limits[0].step_s, os.cpu_count() or 1) if limits else None
-    verdicts = compare(found, wall_limit_s=wall, cpu_limit_s=limits[0].cpu_s if limits else None)
+    cpu = limits[0].cpu_s if limits else None
+    verdicts = compare(found, wall_limit_s=wall, cpu_limit_s=cpu)
+    if own_module:
+        verdicts = compare_modules(found)
     for verdict in verdicts:
         print(f"{mode.name} {verdict.line()}")
     sys.stdout.flush()

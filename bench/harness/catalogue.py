@@ -4,10 +4,19 @@ from __future__ import annotations
 
 import re
 import sys
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from bench.harness.spec import CONTEXT_MODES, MODES, SINGLE, ZERO_MODES, Mode, Settings, Size
+from bench.harness.spec import (
+    CONTEXT_MODES,
+    MODES,
+    SINGLE,
+    ZERO_BUBBLE_MODES,
+    ZERO_MODES,
+    Mode,
+    Settings,
+    Size,
+)
 
 OURS = "Echelon"
 ROOT = Path(__file__).resolve().parents[2]
@@ -120,13 +129,48 @@ _HYBRID_PEERS: tuple[_Peer, ...] = (
     ("torch FSDP2 HSDP", "torch_fsdp", ""),
 )
 
+_MODULE_PEERS: dict[str, tuple[_Peer, ...]] = {
+    "dp2": (
+        ("torch DDP", "torch_ddp", ""),
+        ("Accelerate DDP", "torch_ddp", "accelerate"),
+        ("DeepSpeed ZeRO-0", "deepspeed_engine", "zero"),
+    ),
+    "tp2": (
+        ("torch DTensor shared inputs", "torch_tp", "shared"),
+        ("transformers tp_plan", "transformers_tp", ""),
+        ("DeepSpeed AutoTP", "deepspeed_engine", "autotp"),
+    ),
+    "tp2sp": (("torch DTensor", "torch_tp", "shared"),),
+    "pp2": (
+        ("torch pipelining", "torch_pp", ""),
+        ("DeepSpeed PipelineModule", "deepspeed_engine", "pipe"),
+    ),
+    "pp2zb": (
+        ("torch pipelining 1F1B", "torch_pp", ""),
+        ("DeepSpeed PipelineModule 1F1B", "deepspeed_engine", "pipe"),
+    ),
+    "cp2": tuple(peer for peer in _CONTEXT_PEERS if not peer[1].startswith("picotron")),
+    "zero3-2": (
+        ("torch FSDP2", "torch_fsdp", ""),
+        ("torch FSDP2, root kept", "torch_fsdp", "root kept"),
+        ("DeepSpeed ZeRO-3", "deepspeed_engine", "zero"),
+        ("Accelerate + DeepSpeed ZeRO-3", "deepspeed_engine", "accelerate"),
+    ),
+}
+"""What trains the same module of transformers; where nothing is named, see `_PEERS`."""
 
-def peers(mode: Mode, peers_home: Path, *, at_most: int) -> tuple[Case, ...]:
+
+def peers(
+    mode: Mode, peers_home: Path, *, at_most: int, own_module: bool = False
+) -> tuple[Case, ...]:
     """Return the peers of a mode, the fastest known first."""
     python = peers_home / "venv" / "bin" / "python"
+    found = _peers_of(mode)
+    if own_module:
+        found = _MODULE_PEERS.get(mode.name, found)
     return tuple(
         Case(label=label, module=f"bench.peers.{module}", variant=variant, mode=mode, python=python)
-        for label, module, variant in _peers_of(mode)[:at_most]
+        for label, module, variant in found[:at_most]
     )
 
 
@@ -137,18 +181,26 @@ def _peers_of(mode: Mode) -> tuple[_Peer, ...]:
     return _HYBRID_PEERS if hybrid else _ZERO_PEERS[mode.zero_stage]
 
 
-def ours(mode: Mode, *, own_module: bool = False) -> Case:
-    """Return Echelon in a mode, in the environment that runs this.
-
-    It trains its own model, or with `own_module` the module that the peers train.
-    """
+def ours(mode: Mode) -> Case:
+    """Return Echelon with its own model in a mode, in the environment that runs this."""
     return Case(
         label=OURS,
-        module=f"bench.harness.{'module' if own_module else 'echelon'}_case",
+        module="bench.harness.echelon_case",
         variant="",
         mode=mode,
         python=Path(sys.executable),
     )
+
+
+def own_module(mode: Mode, peers_home: Path) -> Case:
+    """Return Echelon with the module that the peers train, in their environment if it is there.
+
+    What `transformers` loads with it counts as memory of a rank: libraries that one environment has
+    and the other has not would be in the comparison.
+    """
+    python = peers_home / "venv" / "bin" / "python"
+    case = replace(ours(mode), module="bench.harness.module_case")
+    return replace(case, python=python) if python.exists() else case
 
 
 def single(peers_home: Path) -> Case:
@@ -164,7 +216,7 @@ def single(peers_home: Path) -> Case:
 
 def chosen_modes(names: str) -> tuple[Mode, ...]:
     """Return the modes of a comma-separated list; ValueError names an unknown one."""
-    known = {**MODES, **ZERO_MODES, **CONTEXT_MODES}
+    known = {**MODES, **ZERO_MODES, **CONTEXT_MODES, **ZERO_BUBBLE_MODES}
     wanted = [name.strip() for name in names.split(",") if name.strip()]
     unknown = [name for name in wanted if name not in known]
     if unknown:

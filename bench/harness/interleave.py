@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from bench.harness.catalogue import DEFAULT_PEERS, Case, chosen_modes, ours, peers
+from bench.harness.catalogue import DEFAULT_PEERS, Case, chosen_modes, ours, own_module, peers
 from bench.harness.hosts import Host, one_host, remove_leftovers
 from bench.harness.ranks import CaseFailed, CaseSkipped, Measurement, RankGroup
 from bench.harness.spec import MODES, SIZES, Mode, Size
@@ -43,8 +43,9 @@ class Options:
 
     def cases(self, mode: Mode) -> tuple[Case, ...]:
         """Return the cases of a mode: Echelon first, then the fastest known peers."""
-        own = (ours(mode, own_module=self.own_module),) if self.with_echelon else ()
-        return own + peers(mode, self.peers_home, at_most=self.num_peers)
+        mine = own_module(mode, self.peers_home) if self.own_module else ours(mode)
+        others = peers(mode, self.peers_home, at_most=self.num_peers, own_module=self.own_module)
+        return ((mine,) if self.with_echelon else ()) + others
 
 
 def add_options(

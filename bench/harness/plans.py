@@ -38,7 +38,7 @@ def bench_plan(settings: Settings) -> Plan:
             ),
             context=Context(kind=mode.context, ulysses_degree=mode.ulysses_degree),
             microbatch_sequences=size.global_sequences // (mode.dp * mode.microbatches),
-            pipeline=Pipeline(schedule="1f1b", stages=split_layers(size.layers, mode.pp)),
+            pipeline=Pipeline(schedule=mode.schedule, stages=split_layers(size.layers, mode.pp)),
             sequence_parallel=mode.sequence_parallel,
             tp_overlap=mode.tp_overlap,
             zero=Zero(

@@ -13,6 +13,8 @@ from bench.harness.spec import Mode
 NEAR_LIMIT = 1.10
 TARGET_NEAR_LIMIT = 1.00
 TARGET_FAR_FROM_LIMIT = 0.95
+SAME_LOSS = 1e-4
+"""Losses of one module after equal steps differ by less than this, of themselves."""
 
 Rounds = Mapping[str, Sequence[Measurement]]
 """Label of a case -> its measurements, one per round."""
@@ -147,3 +149,47 @@ def target(peer_value: float, limit: float | None) -> float:
     if limit is not None and peer_value <= NEAR_LIMIT * limit:
         return TARGET_NEAR_LIMIT
     return TARGET_FAR_FROM_LIMIT
+
+
+def compare_modules(found: Sequence[Row]) -> list[Verdict]:
+    """Return the verdicts on seconds and memory of a module that the peers train, too.
+
+    The target of seconds is 0.95 however near the peer is to a limit, that of memory the peer that
+    takes least.
+    """
+    seconds = compare(found, wall_limit_s=None, cpu_limit_s=None)
+    mine = next((row for row in found if row.label == OURS), None)
+    others = [row for row in found if row.label != OURS]
+    if mine is None or not others:
+        return seconds
+    least = min(others, key=lambda row: row.peak_bytes)
+    memory = Verdict(
+        quantity="peak memory",
+        peer=least.label,
+        peer_value=least.peak_bytes / 1e6,
+        our_value=mine.peak_bytes / 1e6,
+        limit=None,
+        target=1.0,
+        unit="MB",
+    )
+    return [*seconds, memory]
+
+
+def unequal_losses(found: Sequence[Row]) -> list[str]:
+    """Return what differs from our losses, of the first and of the last step that was timed.
+
+    Cases of one contest take equally many steps, on the same batches, from the same values.
+    """
+    mine = next((row for row in found if row.label == OURS), None)
+    if mine is None:
+        return []
+    wrong: list[str] = []
+    for row in found:
+        pairs = (
+            ("first", row.first_loss, mine.first_loss),
+            ("last", row.last_loss, mine.last_loss),
+        )
+        for which, theirs, own in pairs:
+            if theirs is None or own is None or abs(theirs - own) > SAME_LOSS * abs(own):
+                wrong.append(f"{which} loss: {row.label} {theirs}, {OURS} {own}")
+    return wrong

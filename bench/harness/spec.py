@@ -46,7 +46,8 @@ class Mode:
     Ranks are row-major over (pp, dp, cp, tp) in every framework here, so tensor neighbours are
     consecutive ranks and pipeline neighbours are farthest apart. Of the `dp` ranks that read
     different samples, each `dp_shard` consecutive ones share out what `zero_stage` says. The `cp`
-    ranks hold parts of the same sequences, whose attention is of the kind `context`.
+    ranks hold parts of the same sequences, whose attention is of the kind `context`. A pipeline
+    runs by `schedule`.
     """
 
     name: str
@@ -61,6 +62,7 @@ class Mode:
     cp: int = 1
     context: ContextKind = "ring"
     ulysses_degree: int = 1
+    schedule: str = "1f1b"
 
     @property
     def dp_replicate(self) -> int:
@@ -126,6 +128,22 @@ CONTEXT_MODES = {
     )
 }
 """Context parallelism on 2 ranks: a ring, and Ulysses."""
+
+ZERO_BUBBLE_MODES = {
+    mode.name: mode for mode in (Mode(name="pp2zb", pp=2, microbatches=4, schedule="zb-h1"),)
+}
+"""Pipelines whose weight gradients fill the bubble."""
+
+MODULE_MODES = {
+    mode.name: mode
+    for mode in (
+        *(MODES[name] for name in ("dp2", "tp2", "tp2sp", "pp2")),
+        *ZERO_BUBBLE_MODES.values(),
+        CONTEXT_MODES["cp2"],
+        ZERO_MODES["zero3-2"],
+    )
+}
+"""Each axis that cuts a module of one's own, on two ranks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,6 +1,7 @@
 """DeepSpeed on CPU and Gloo. Variants: "zero" (the stage is the mode's), "autotp", "pipe".
 
-A further one, "ulysses", splits sequences. The optimizer is its own C++ AdamW.
+Further ones: "ulysses" splits sequences, "accelerate" drives the engine through Accelerate. The
+optimizer is its own C++ AdamW.
 
 A stale build lock hangs every later run, so `setup_peers.sh` builds the C++ ops beforehand.
 """
@@ -19,7 +20,7 @@ import torch.distributed as dist
 from torch import nn
 
 from bench.harness.data import rank_batch
-from bench.harness.spec import Settings, StepFunction
+from bench.harness.spec import NotApplicable, Settings, StepFunction
 from bench.peers.llama import cross_entropy, llama
 from bench.peers.plain_context import local
 from bench.peers.torch_cp import Attention, attend_by
@@ -78,6 +79,8 @@ def build(settings: Settings) -> StepFunction:
     model = llama(settings)
     if settings.variant == "ulysses":
         attend_by(model, _ulysses())
+    if settings.variant == "accelerate":
+        return _accelerated(settings, model)
     engine, *_ = deepspeed.initialize(
         model=model, model_parameters=model.parameters(), config=_config(settings)
     )
@@ -92,6 +95,29 @@ def build(settings: Settings) -> StepFunction:
         loss = cross_entropy(logits, labels)
         engine.backward(loss)
         engine.step()
+        return loss.item()
+
+    return step
+
+
+def _accelerated(settings: Settings, model: Any) -> StepFunction:
+    """Return the step of Accelerate's loop; NotApplicable where it does not take DeepSpeed here."""
+    from accelerate import Accelerator, DeepSpeedPlugin
+    from accelerate.utils import DistributedType, DummyOptim
+
+    os.environ["ACCELERATE_USE_DEEPSPEED"] = "true"
+    plugin = DeepSpeedPlugin(hf_ds_config=_config(settings))
+    accelerator = Accelerator(deepspeed_plugin=plugin)
+    if accelerator.distributed_type is not DistributedType.DEEPSPEED:
+        raise NotApplicable(f"Accelerate makes {accelerator.distributed_type} of it on CPUs")
+    model, optimizer = accelerator.prepare(model, DummyOptim(model.parameters()))
+
+    def step(number: int) -> float:
+        inputs, labels = rank_batch(settings, number, dist.get_rank(), settings.mode.dp)
+        loss = cross_entropy(model(input_ids=inputs).logits, labels)
+        accelerator.backward(loss)
+        optimizer.step()
+        optimizer.zero_grad()
         return loss.item()
 
     return step

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from bench.harness.catalogue import chosen_modes, ours, peers, single
+from bench.harness.catalogue import chosen_modes, ours, own_module, peers, single
 from bench.harness.hosts import (
     PREFIX,
     can_make_namespaces,
@@ -20,7 +20,7 @@ from bench.harness.hosts import (
 )
 from bench.harness.plans import bench_plan
 from bench.harness.ranks import CaseFailed, RankGroup
-from bench.harness.spec import MODES, SIZES, Mode, Settings
+from bench.harness.spec import MODES, MODULE_MODES, SIZES, Mode, Settings
 from bench.wire import wire_bytes
 from echelon.cost.bytes.sent import bytes_sent_by_axis
 
@@ -46,6 +46,30 @@ def test_every_mode_has_peers_and_a_plan_of_its_size(mode: Mode) -> None:
     plan = bench_plan(ours(mode).settings(TINY))
     assert plan.mesh.world_size == mode.world_size
     assert plan.num_microbatches == mode.microbatches
+
+
+@pytest.mark.parametrize("mode", MODULE_MODES.values(), ids=lambda mode: mode.name)
+def test_every_axis_of_a_module_has_peers_that_train_the_same_one(mode: Mode) -> None:
+    assert chosen_modes(mode.name) == (mode,)
+    found = peers(mode, Path("/nowhere"), at_most=9, own_module=True)
+    others = {"bench.peers.megatron", "bench.peers.torchtitan_llama", "bench.peers.picotron_cp"}
+    assert found
+    assert not others & {case.module for case in found}
+    case = own_module(mode, Path("/nowhere"))
+    assert case.python == Path(sys.executable)
+    assert bench_plan(case.settings(TINY)).layout.pipeline.schedule == mode.schedule
+
+
+@pytest.mark.slow
+def test_a_module_in_stages_has_the_losses_of_one_in_one_piece(tmp_path: Path) -> None:
+    losses: list[tuple[float | None, float | None]] = []
+    for name in ("dp2", "pp2zb"):
+        case = own_module(MODULE_MODES[name], Path("/nowhere"))
+        with one_host() as host, RankGroup(case, case.settings(TINY), [host], tmp_path) as group:
+            taken = group.run(warmup=0, steps=2)
+        losses.append((taken.first_loss, taken.last_loss))
+        assert taken.recorded_bytes
+    assert losses[0] == pytest.approx(losses[1], rel=1e-5)
 
 
 @pytest.mark.slow

@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from bench.harness.catalogue import OURS
 from bench.harness.ranks import Measurement
-from bench.harness.report import compare, fastest_peer, rows, table, target
+from bench.harness.report import (
+    compare,
+    compare_modules,
+    fastest_peer,
+    rows,
+    table,
+    target,
+    unequal_losses,
+)
 from bench.harness.spec import MODES
 
 
@@ -69,3 +79,19 @@ def test_limits_know_bubbles_and_cores() -> None:
     assert MODES["pp2"].limit_s(6.0, cores=2) == 3.75
     assert MODES["dp2xpp2"].limit_s(6.0, cores=2) == 3.0
     assert MODES["dp2xpp2"].limit_s(6.0, cores=8) == 1.5
+
+
+def test_a_module_is_compared_in_memory_with_the_peer_that_takes_least() -> None:
+    heavy, light = (replace(_took(1.0), peak_bytes=size) for size in (3_000_000, 1_000_000))
+    found = rows({OURS: [_took(0.9)], "fast": [heavy], "slow": [replace(light, step_s=2.0)]})
+    wall, cpu, memory = compare_modules(found)
+    assert (wall.peer, wall.target, wall.met, cpu.met) == ("fast", 0.95, True, False)
+    assert (memory.peer, memory.ratio, memory.met) == ("slow", 2.0, False)
+
+
+def test_losses_of_one_module_are_equal_or_named() -> None:
+    other = replace(_took(1.0), last_loss=8.51)
+    assert unequal_losses(rows({OURS: [_took(1.0)], "same": [_took(1.0)]})) == []
+    assert unequal_losses(rows({OURS: [_took(1.0)], "other": [other]})) == [
+        "last loss: other 8.51, Echelon 8.5"
+    ]

@@ -19,7 +19,7 @@ def test_the_causal_loss_predicts_the_token_after_each() -> None:
     expected = functional.cross_entropy(
         logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten(), reduction="sum"
     )
-    assert torch.equal(CAUSAL.sum_of(logits, batch), expected)
+    torch.testing.assert_close(CAUSAL.sum_of(logits, batch), expected, rtol=1e-14, atol=0.0)
     assert CAUSAL.count_of(batch) == 4
     assert set(CAUSAL.inputs(batch)) == {"input_ids"}
     with pytest.raises(ConfigError, match="no 'labels'"):

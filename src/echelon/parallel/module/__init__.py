@@ -2,6 +2,8 @@
 
 module      `apply_to_module`: what is done to a module, in order
 loss        the loss of a module as a sum and a count
+token_losses
+            token losses from logits, without a second table of their size
 pipeline    stages of a module, by the list of its blocks (a room)
 context     sequences of a module, by its calls of attention (a room)
 start       what must hold before, and the values that ranks share

@@ -16,6 +16,7 @@ from torch.nn import functional
 
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook.module_pipeline import MODULE_LOSS
+from echelon.parallel.module.token_losses import token_loss_sum
 
 Batch: TypeAlias = Mapping[str, Any]
 """Named tensors whose first dim is samples; what is no tensor is given to the module as it is."""
@@ -70,14 +71,12 @@ def loss_of(choice: LossChoice) -> ModuleLoss:
 def causal_sum(output: Any, batch: Batch) -> torch.Tensor:
     """Return the sum of token losses; logits are [B, T, V], prepared labels [B, T].
 
-    Logits are the output, or its `logits`; they are widened to float32, as `transformers` does.
+    Logits are the output, or its `logits`; a loss is computed in float32 from narrower ones, as in
+    `transformers`.
     """
     logits: torch.Tensor = output if isinstance(output, torch.Tensor) else output.logits
-    wide = logits if logits.dtype == torch.float64 else logits.float()
     labels: torch.Tensor = batch[LABELS]
-    return functional.cross_entropy(
-        wide.reshape(-1, wide.shape[-1]), labels.reshape(-1), ignore_index=IGNORED, reduction="sum"
-    )
+    return token_loss_sum(logits.reshape(-1, logits.shape[-1]), labels.reshape(-1), ignored=IGNORED)
 
 
 def causal_count(batch: Batch) -> int:

@@ -1,0 +1,50 @@
+"""transformers' own tensor parallelism: `from_pretrained(..., tp_plan="auto")`, by its own rules.
+
+It cuts what it reads from a file, so rank 0 writes the seeded model first.
+"""
+# pyright: reportMissingImports=false
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from typing import Any
+
+import torch.distributed as dist
+
+from bench.harness.data import global_batch
+from bench.harness.spec import Settings, StepFunction
+from bench.peers.llama import adamw, cross_entropy, join, llama
+
+
+def build(settings: Settings) -> StepFunction:
+    """Return the step of one tensor rank."""
+    from transformers import LlamaForCausalLM
+
+    rank, _ = join(settings)
+    folder: list[Any] = [tempfile.mkdtemp(prefix="echelon-bench-tp-") if rank == 0 else None]
+    dist.broadcast_object_list(folder)
+    if rank == 0:
+        llama(settings).save_pretrained(folder[0])
+    dist.barrier()
+    model: Any = LlamaForCausalLM.from_pretrained(
+        folder[0], tp_plan="auto", attn_implementation="sdpa"
+    )
+    dist.barrier()
+    if rank == 0:
+        shutil.rmtree(folder[0])
+    model.train()
+    optimizer = adamw(settings, model.parameters())
+
+    def step(number: int) -> float:
+        optimizer.zero_grad(set_to_none=True)
+        inputs, labels = global_batch(settings, number)
+        logits = model(input_ids=inputs).logits
+        if hasattr(logits, "full_tensor"):
+            logits = logits.full_tensor()
+        loss = cross_entropy(logits, labels)
+        loss.backward()
+        optimizer.step()
+        return loss.item()
+
+    return step

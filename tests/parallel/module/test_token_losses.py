@@ -1,0 +1,61 @@
+"""The sum of token losses equals `cross_entropy` in float64, and keeps the logits only."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch.nn import functional
+
+from echelon.models.piece_sizes import TRAINING_PIECES
+from echelon.parallel.module.token_losses import token_loss_sum
+
+IGNORED = -100
+NUM_TOKENS, VOCABULARY = 37, TRAINING_PIECES.row_elements // 10
+"""Tokens of several pieces, the last of which is shorter."""
+
+
+def example(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return logits that want a gradient, and labels of which some are ignored."""
+    generator = torch.Generator().manual_seed(3)
+    logits_NV = 4 * torch.randn(NUM_TOKENS, VOCABULARY, generator=generator)
+    labels_N = torch.randint(0, VOCABULARY, (NUM_TOKENS,), generator=generator)
+    labels_N[[0, 11, NUM_TOKENS - 1]] = IGNORED
+    return logits_NV.to(dtype).requires_grad_(), labels_N
+
+
+@pytest.mark.parametrize(
+    ("dtype", "tolerance"),
+    [(torch.float64, 1e-13), (torch.float32, 4e-6), (torch.bfloat16, 8e-3)],
+)
+def test_it_equals_the_cross_entropy_of_float64(dtype: torch.dtype, tolerance: float) -> None:
+    logits_NV, labels_N = example(dtype)
+    total = token_loss_sum(logits_NV, labels_N, ignored=IGNORED)
+    (total * 0.25).backward()
+    wide_NV = logits_NV.detach().double().requires_grad_()
+    expected = functional.cross_entropy(wide_NV, labels_N, ignore_index=IGNORED, reduction="sum")
+    (expected * 0.25).backward()
+    torch.testing.assert_close(total.double(), expected, rtol=min(tolerance, 1e-6), atol=0.0)
+    assert logits_NV.grad is not None
+    assert logits_NV.grad.dtype is dtype
+    torch.testing.assert_close(
+        logits_NV.grad.double(), wide_NV.grad, rtol=tolerance, atol=1e-7 * (dtype is torch.bfloat16)
+    )
+    assert not logits_NV.grad[11].any()
+
+
+def test_a_batch_that_counts_nothing_has_no_loss_and_no_gradient() -> None:
+    logits_NV, _ = example(torch.float32)
+    total = token_loss_sum(logits_NV, torch.full((NUM_TOKENS,), IGNORED), ignored=IGNORED)
+    total.backward()
+    assert total.item() == 0.0
+    assert logits_NV.grad is not None
+    assert not logits_NV.grad.any()
+
+
+def test_only_the_logits_themselves_are_kept_for_backward() -> None:
+    logits_NV, labels_N = example(torch.float32)
+    kept: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
+        token_loss_sum(logits_NV, labels_N, ignored=IGNORED)
+    large = [one for one in kept if one.numel() > 2 * NUM_TOKENS]
+    assert [one.data_ptr() for one in large] == [logits_NV.data_ptr()]
