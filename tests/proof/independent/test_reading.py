@@ -3,17 +3,32 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
-from echelon.proof.independent.reading import learning_rates, proof_batches, trainer_batches
+from echelon.core.choices.data_mixture import MixturePhase
+from echelon.proof.independent.reading import (
+    learning_rates,
+    mixed_batches,
+    proof_batches,
+    trainer_batches,
+)
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.shrink import shrink
 from echelon.proof.subject import ProofBatch
+from echelon.training.data.mixture import Mixture
 from tests.proof.layouts import layout
 
 PLAN = shrink(layout(dp=2, accumulation=1, documents="separate"), precision="fp64")
+
+
+PHASES = (
+    MixturePhase(until_step=2, weights=(0.7, 0.3, 0.0)),
+    MixturePhase(until_step=None, weights=(0.2, 0.3, 0.5)),
+)
 
 
 def wrong(batches: list[ProofBatch]) -> dict[str, str]:
@@ -29,6 +44,41 @@ def test_right_batches_and_rates_hold() -> None:
         *("order of samples", "token batch", "labels", "document starts", "count of tokens")
     }
     assert all(one.error < 1e-15 for one in learning_rates(PLAN))
+
+
+def test_a_mixture_whose_weights_change_holds() -> None:
+    checks = list(mixed_batches(PLAN, 4))
+    assert [one for one in checks if one.error] == []
+    # Four steps, and a pass over what validates.
+    assert len({one.step for one in checks}) > 4
+    assert {one.subject for one in checks} == {
+        *("order of samples", "token batch", "labels", "document starts", "count of tokens")
+    }
+
+
+@pytest.mark.parametrize(
+    "bug",
+    [
+        lambda step, count: (np.zeros(count, int), step * count + np.arange(count)),
+        lambda step, count: tuple(  # a phase that ends a step late
+            Mixture(phases=PHASES).sequences(step=max(0, step - 1), count=count)
+        ),
+    ],
+)
+def test_a_wrong_mixture_is_told(bug: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    right = Mixture.sequences
+
+    def wrong_sequences(self: Mixture, *, step: int, count: int) -> Any:
+        monkeypatch.setattr(Mixture, "sequences", right)
+        try:
+            return bug(step, count)
+        finally:
+            monkeypatch.setattr(Mixture, "sequences", wrong_sequences)
+
+    monkeypatch.setattr(Mixture, "sequences", wrong_sequences)
+    told = [one for one in mixed_batches(PLAN, 4) if one.error]
+    assert {"order of samples", "token batch"} <= {one.subject for one in told}
+    assert all(one.detail.startswith("of a mixture: ") for one in told)
 
 
 def test_what_is_wrong_with_a_batch_is_told() -> None:

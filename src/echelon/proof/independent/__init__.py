@@ -13,7 +13,7 @@ mixture.py          router, gates, capacity, experts, auxiliary losses, biases
 decoder.py          embedding, blocks, MLP, head, loss
 optimizers.py       learning rate, decay groups, AdamW, SGD, Muon, clip, loss scale
 training.py         the steps
-samples.py          what the trainer reads: sample order, rows, document starts
+samples.py          what the trainer reads: sample order, mixtures, rows, document starts
 reading.py          the proof's own batches, and the trainer's, beside what they must be
 hugging_face/       the model of transformers with the oracle's weights, where there is one
 comparison.py       the oracle beside all of this: claims

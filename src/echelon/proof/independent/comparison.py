@@ -23,7 +23,12 @@ from echelon.proof.claims.claims import ClaimResult, judged
 from echelon.proof.claims.tolerance import FLOAT64_TOLERANCE, FLOOR
 from echelon.proof.independent.hugging_face.beside import class_beside, transformers_checks
 from echelon.proof.independent.optimizers import decays, norm_of
-from echelon.proof.independent.reading import learning_rates, proof_batches, trainer_batches
+from echelon.proof.independent.reading import (
+    learning_rates,
+    mixed_batches,
+    proof_batches,
+    trainer_batches,
+)
 from echelon.proof.independent.training import IndependentStep, run_independent
 from echelon.proof.independent.weights import first_values, weights_of
 from echelon.proof.oracle.batches import global_batch
@@ -75,6 +80,7 @@ def _own_batches(runs: TwoRuns) -> Iterator[Check]:
 
 def _trainer(runs: TwoRuns) -> Iterator[Check]:
     yield from trainer_batches(runs.plan, len(runs.batches))
+    yield from mixed_batches(runs.plan, len(runs.batches))
 
 
 def _rates(runs: TwoRuns) -> Iterator[Check]:

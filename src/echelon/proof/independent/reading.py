@@ -12,17 +12,25 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from echelon.core.choices.data_mixture import MixturePhase
 from echelon.core.plan import Plan
 from echelon.proof.claims.checks import Check, exact_check
 from echelon.proof.claims.tolerance import FLOAT64_TOLERANCE
 from echelon.proof.independent.optimizers import rate_of
-from echelon.proof.independent.samples import ReadRow, read_row, samples_of_step
+from echelon.proof.independent.samples import (
+    ReadRow,
+    Source,
+    mixed_samples,
+    read_row,
+    samples_of_step,
+)
 from echelon.proof.oracle import oracle
 from echelon.proof.oracle.batches import overflow_steps
 from echelon.proof.subject import ProofBatch
@@ -35,6 +43,9 @@ COUNT = "count of tokens"
 
 _SAMPLES_BESIDE_A_STEP = 3  # samples of the text, beyond those of one step
 _END = 0  # the token id that ends a document
+_PHASES = ((0.7, 0.3, 0.0), (0.2, 0.3, 0.5))
+"""Weights of the sources of a mixture, in each of its phases."""
+_MIXTURE = "of a mixture: "
 
 
 def proof_batches(plan: Plan, batches: Sequence[ProofBatch]) -> Iterator[Check]:
@@ -102,6 +113,40 @@ def trainer_batches(plan: Plan, num_steps: int) -> Iterator[Check]:
         yield from _batch(plan, batch, rows, num_steps + number)
 
 
+def mixed_batches(plan: Plan, num_steps: int) -> Iterator[Check]:
+    """Compare every row that the trainer reads of a mixture of three, whose weights change once.
+
+    The last source is as short as a step, so that an epoch of it ends.
+    """
+    batches: Any = importlib.import_module("echelon.training.data.batches")
+    mathematics = plan.mathematics
+    length, count = mathematics.sequence_length, mathematics.global_sequences
+    texts = [_text(plan, place) for place in range(len(_PHASES[0]))]
+    ends = (max(1, num_steps // 2), None)
+    dataset, layout = _mixture(plan, texts, ends), batches.BatchLayout.from_plan(plan)
+    sizes = [-(-(len(text) - 1) // length) for text in texts]
+    sources = [Source(hash=_hash(place), num_samples=size) for place, size in enumerate(sizes)]
+    rows = [
+        replace(row, sample=place)
+        for place, row in enumerate(
+            read_row(text, i, length, _END)
+            for text, size in zip(texts, sizes, strict=True)
+            for i in range(size)
+        )
+    ]
+    phases = list(zip(ends, _PHASES, strict=True))
+    steps = mixed_samples(mathematics.seed, num_steps, count, sources, phases)
+    for step, ids in enumerate(steps):
+        batch = batches.training_batch(dataset, layout, seed=mathematics.seed, step=step)
+        yield from _batch(plan, batch, [rows[i] for i in ids], step, _MIXTURE)
+    for number in range(batches.num_validation_batches(dataset, layout)):
+        batch = batches.validation_batch(dataset, layout, batch=number)
+        ids = range(number * count, (number + 1) * count)
+        beyond = (replace(read_row((), 0, length, _END), sample=i) for i in ids[len(rows) :])
+        found = [*rows[ids.start : ids.stop], *beyond]
+        yield from _batch(plan, batch, found, num_steps + number, _MIXTURE)
+
+
 def learning_rates(plan: Plan) -> Iterator[Check]:
     """Compare the rates of the oracle and of the trainer in every step, and beyond the last."""
     engine: Any = importlib.import_module("echelon.training.learning_rate")
@@ -123,12 +168,12 @@ def learning_rates(plan: Plan) -> Iterator[Check]:
             )
 
 
-def _batch(plan: Plan, batch: Any, rows: list[ReadRow], step: int) -> Iterator[Check]:
+def _batch(plan: Plan, batch: Any, rows: list[ReadRow], step: int, of: str = "") -> Iterator[Check]:
     """Compare a global batch, microbatch by microbatch, with its rows in order."""
     separate = plan.mathematics.documents == "separate"
     size, per_rank = plan.layout.microbatch_sequences, plan.num_microbatches
     valid = sum(label != -100 for row in rows for label in row.labels)
-    problem = f"{batch.num_valid} tokens count instead of {valid}" * (batch.num_valid != valid)
+    problem = f"{of}{batch.num_valid} tokens count instead of {valid}" * (batch.num_valid != valid)
     yield exact_check(step, COUNT, problem, len(rows))
     for number in range(len(rows) // size):
         rank, microbatch = divmod(number, per_rank)
@@ -144,23 +189,43 @@ def _batch(plan: Plan, batch: Any, rows: list[ReadRow], step: int) -> Iterator[C
         if separate:
             pairs.append((DOCUMENTS, read.documents, tuple(row.documents for row in wanted)))
         for position, (what, found, right) in enumerate(pairs):
-            where = f"dp {rank} microbatch {microbatch}"
+            where = f"{of}dp {rank} microbatch {microbatch}"
             problem = f"{where} has {found} instead of {right}" * (found != right)
             yield exact_check(step, what, problem, position)
 
 
-def _text(plan: Plan) -> list[int]:
-    """Return the tokens of documents of unequal lengths."""
+def _text(plan: Plan, place: int = 0) -> list[int]:
+    """Return the tokens of documents of unequal lengths; later texts of a mixture are shorter."""
     mathematics = plan.mathematics
-    num_samples = mathematics.global_sequences + _SAMPLES_BESIDE_A_STEP
+    num_samples = mathematics.global_sequences + _SAMPLES_BESIDE_A_STEP - place
     count = num_samples * mathematics.sequence_length - mathematics.sequence_length // 2
-    tokens = np.random.default_rng(mathematics.seed).integers(1, plan.model.vocab, size=count)
+    random = np.random.default_rng(mathematics.seed + place)
+    tokens = random.integers(1, plan.model.vocab, size=count)
     tokens[::5] = _END
     tokens[1::15] = _END
     return tokens.tolist()
 
 
-def _dataset(plan: Plan, text: list[int]) -> Any:
+def _mixture(plan: Plan, texts: Sequence[list[int]], ends: Sequence[int | None]) -> Any:
+    """Return texts as the trainer holds a mixture of them."""
+    module: Any = importlib.import_module("echelon.training.data.mixed_dataset")
+    parts = tuple(_dataset(plan, text, _hash(place)) for place, text in enumerate(texts))
+    pairs = zip(ends, _PHASES, strict=True)
+    phases = tuple(MixturePhase(until_step=end, weights=weights) for end, weights in pairs)
+    return module.MixedDataset(
+        path=Path("a made-up mixture"),
+        names=tuple(part.index.hash for part in parts),
+        parts=parts,
+        mixture=module.Mixture(phases=phases),
+        index=parts[0].index,
+    )
+
+
+def _hash(place: int) -> str:
+    return f"{place:064x}"
+
+
+def _dataset(plan: Plan, text: list[int], hash_: str = "") -> Any:
     """Return the text as the trainer holds it, in two shards."""
     module: Any = importlib.import_module("echelon.training.data.dataset")
     tokens, half = np.array(text), len(text) // 2
@@ -170,6 +235,7 @@ def _dataset(plan: Plan, text: list[int]) -> Any:
             tokenizer=SimpleNamespace(end_of_document=_END),
             max_token=plan.model.vocab - 1,
             answers=None,
+            hash=hash_,
         ),
         start=0,
         stop=len(text),

@@ -7,19 +7,29 @@ change the upper half by the lower one. The key of round r is mixed(key of the e
 ratio), that of an epoch mixed(mixed(epoch x golden ratio + key of the seed)), and the key of the
 seed the hash of "sample-order", a zero byte and the seed, little-endian.
 
+A mixture of S sources has phases, each with a weight for every source until a step. 65,536 places
+are shared out by the weights of a phase, the largest remainders rounded up; place k of the n of a
+source stands at (k + 1/2) / n, and the sequences of the phase follow these places in order, those
+of the first source before others, over and over. Sequence number p of a source is entry p mod n of
+the permutation of its epoch p // n, whose key is that of the seed, a zero byte and the hash of the
+source. The samples of all sources are numbered one source after the other.
+
 Sample i of a text is its tokens from i T on, each followed by the label that comes next. What lies
 behind the end of the text is end-of-document with no label (-100).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from hashlib import blake2b
+from heapq import merge
 
 from echelon.proof.independent.random_numbers import GOLDEN, mixed
 
 _WORD = 2**64  # one more than the largest number of 64 bits
+_PLACES = 65_536  # of the pattern of a phase
 _NO_LABEL = -100  # the label of a position that takes no part in the loss
 
 
@@ -36,9 +46,69 @@ class ReadRow:
 def samples_of_step(seed: int, step: int, count: int, num_samples: int) -> list[int]:
     """Return the samples of a step of `count` sequences."""
     return [
-        _permuted(seed, number // num_samples, number % num_samples, num_samples)
+        _permuted(f"{seed}", number // num_samples, number % num_samples, num_samples)
         for number in range(step * count, (step + 1) * count)
     ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """Hold what is known of a source of a mixture: the hash of its data, and its samples."""
+
+    hash: str
+    num_samples: int
+
+
+def mixed_samples(
+    seed: int,
+    num_steps: int,
+    count: int,
+    sources: Sequence[Source],
+    phases: Sequence[tuple[int | None, Sequence[float]]],
+) -> Iterator[list[int]]:
+    """Yield the samples of each step of `count` sequences, numbered one source after the other.
+
+    A phase is the step before which it ends (None: it does not), and the weights of all sources.
+    """
+    given = [0] * len(sources)
+    ahead = list(phases)
+    until, weights = ahead.pop(0)
+    pattern = _pattern(weights)
+    for step in range(num_steps):
+        if until is not None and step >= until:
+            until, weights = ahead.pop(0)
+            pattern = _pattern(weights)
+        found: list[int] = []
+        for _ in range(count):
+            s = next(pattern)
+            n, p = sources[s].num_samples, given[s]
+            given[s] += 1
+            first = sum(one.num_samples for one in sources[:s])
+            found.append(first + _permuted(f"{seed}\0{sources[s].hash}", p // n, p % n, n))
+        yield found
+
+
+def _pattern(weights: Sequence[float]) -> Iterator[int]:
+    """Yield the source of every sequence of a phase, without end."""
+    places = _places(weights)
+    while True:
+        yield from (s for _, s in merge(*(_of_source(s, n) for s, n in enumerate(places))))
+
+
+def _of_source(source: int, places: int) -> Iterator[tuple[Fraction, int]]:
+    """Yield where each place of a source stands."""
+    for k in range(places):
+        yield Fraction(2 * k + 1, 2 * places), source
+
+
+def _places(weights: Sequence[float]) -> list[int]:
+    """Return how many of the places each source has."""
+    exact = [_PLACES * Fraction(one) / sum(map(Fraction, weights)) for one in weights]
+    places = [int(one) for one in exact]
+    while sum(places) < _PLACES:
+        left = [one - have for one, have in zip(exact, places, strict=True)]
+        places[left.index(max(left))] += 1
+    return places
 
 
 def read_row(text: Sequence[int], sample: int, length: int, end: int) -> ReadRow:
@@ -51,9 +121,9 @@ def read_row(text: Sequence[int], sample: int, length: int, end: int) -> ReadRow
     return ReadRow(sample=sample, tokens=inputs, labels=labels, documents=(0, *starts))
 
 
-def _permuted(seed: int, epoch: int, index: int, num_samples: int) -> int:
+def _permuted(order: str, epoch: int, index: int, num_samples: int) -> int:
     bits = (num_samples - 1).bit_length()
-    text = f"sample-order\0{seed}".encode()
+    text = f"sample-order\0{order}".encode()
     of_seed = int.from_bytes(blake2b(text, digest_size=8).digest(), "little")
     of_epoch = mixed(mixed((epoch * GOLDEN + of_seed) % _WORD))
     keys = [mixed((of_epoch + r * GOLDEN) % _WORD) for r in range(1, 1 + _num_rounds(bits))]
