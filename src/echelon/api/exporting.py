@@ -192,10 +192,10 @@ def _to_hugging_face(
         write_files(model, files, part, TORCH_DTYPES[chosen], asked.threads)
         if not asked.adapters and list(files) != [SINGLE_NAME]:
             _write(part, {INDEX_NAME: index_text(files, item)})
-        tokenizer, said = _tokenizer(run, directory.run_file, index.tokenizer_hash)
+        tokenizer, template, said = _tokenizer(run, directory.run_file, index.tokenizer_hash)
         extra: dict[str, object] = {"torch_dtype": str(TORCH_DTYPES[chosen]).removeprefix("torch.")}
         if tokenizer is not None:
-            _write(part, tokenizer_files(tokenizer, shape.max_positions))
+            _write(part, {**tokenizer_files(tokenizer, shape.max_positions), **template})
             extra["eos_token_id"] = tokenizer.description.end_of_document
         if asked.adapters:
             _write(part, {ADAPTER_CONFIG: adapter_config(shape, config.architecture)})
@@ -300,16 +300,22 @@ def _write(folder: Path, files: Mapping[str, str]) -> None:
 
 def _tokenizer(
     run: TrainResult | str | Path, run_file: Path, wanted: str
-) -> tuple[Tokenizer | None, str]:
-    """Return the tokenizer that a checkpoint was trained with, and what is said of it."""
+) -> tuple[Tokenizer | None, Mapping[str, str], str]:
+    """Return the tokenizer that a checkpoint was trained with, and what is said of it.
+
+    Between them is the template of its chats, by the name of its file, where data has one.
+    """
     from echelon.api.generating import data_of_run
     from echelon.training.data.mixed_dataset import open_data
+    from echelon.training.data.tokenizer import TEMPLATE_FILE_NAME
 
     try:
-        data = run.data if isinstance(run, TrainResult) else data_of_run(run_file)
+        data = Path(run.data) if isinstance(run, TrainResult) else data_of_run(run_file)
         found = open_data(data).tokenizer()
+        place = data / TEMPLATE_FILE_NAME
+        text = {place.name: place.read_text(encoding="utf-8")} if place.is_file() else {}
     except (ConfigError, DataError, OSError) as error:
-        return None, f"none, for the run's data is not there: {str(error).splitlines()[0]}"
+        return None, {}, f"none, for the run's data is not there: {str(error).splitlines()[0]}"
     if found.description.hash != wanted:
-        return None, "none: the data of the run was made anew with another tokenizer"
-    return found, f"{found.description.name}, {found.description.vocabulary:,} ids"
+        return None, {}, "none: the data of the run was made anew with another tokenizer"
+    return found, text, f"{found.description.name}, {found.description.vocabulary:,} ids"
