@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,18 @@ def test_a_run_leaves_with_its_tokenizer_and_writes_the_same_text(
 
 def _header_bytes(file: Path) -> int:
     return 8 + int.from_bytes(file.read_bytes()[:8], "little")
+
+
+def test_the_template_of_chats_leaves_beside_the_tokenizer(
+    run: ec.TrainResult, tmp_path: Path
+) -> None:
+    assert not list(ec.export_weights(run, tmp_path / "text").folder.glob("*.jinja"))
+    shutil.copytree(run.data, tmp_path / "chats")
+    (tmp_path / "chats/chat_template.jinja").write_text("{{ messages[0].content }}")
+    found = ec.export_weights(replace(run, data=tmp_path / "chats"), tmp_path / "out")
+    tokenizer = AutoTokenizer.from_pretrained(found.folder)
+    told = tokenizer.apply_chat_template([{"role": "user", "content": "line"}], tokenize=False)
+    assert told == "line"
 
 
 def test_what_left_comes_back_bit_for_bit(run: ec.TrainResult, tmp_path: Path) -> None:

@@ -37,6 +37,7 @@ TYPED = {name: commands(text) for name, text in TEXTS.items() if commands(text)}
 LONG = (
     *("docs/guides/prove.md", "docs/guides/replicas/parameter-servers.md"),
     *("docs/guides/runs/own-data.md", "docs/guides/fine-tuning/lora.md"),
+    "docs/guides/fine-tuning/evaluate.md",
     *("docs/guides/interop/from-megatron-deepspeed.md", "docs/guides/interop/own-module.md"),
 )
 """Pages whose commands start ranks for a minute or more: `make test-all` types them."""

@@ -18,6 +18,8 @@ SLOW: tuple[tuple[BlockCase, tuple[str, ...]], ...] = (
     (BlockCase("partly-turned", "zero3-tp2sp-pp2", "none"), LINEARS),
     (BlockCase("partly-turned", "pp2", "norm-mlp"), ("q", "v")),
     (BlockCase("gemma3", "zero3", "none"), ("k", "o", "up")),
+    (BlockCase("partly-turned", "ring2", "none"), LINEARS),
+    (BlockCase("granite", "ulysses2", "full"), ("q", "o", "down")),
     (BlockCase("gpt-oss-attention", "tp2sp", "norm-attention"), LINEARS),
     (BlockCase("falcon", "pp2-zb", "none"), ("q", "v")),
     (BlockCase("falcon", "tp2", "none"), ("up", "down")),
