@@ -119,3 +119,39 @@ def test_other_dtypes_are_refused(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="not plain floating point") as caught:
         find_weights(saved(tmp_path / "dcp", tensors), NANO)
     assert caught.value.rules == ("weights-dtype",)
+
+
+@pytest.mark.parametrize("damage", ["cut short", "another object", "no pickle"])
+def test_a_step_that_cannot_be_read_is_one_clear_error(damage: str, tmp_path: Path) -> None:
+    """A run that went on from such a folder would not know that it is no beginning."""
+    index = stored_with_moments(tmp_path / "checkpoint", drawn(NANO, 3), {}, step=4)
+    out = written("megatron", NANO, tmp_path, index)
+    assert find_weights(out, NANO).step == 4
+    common = out / "iter_0000004/common.pt"
+    if damage == "another object":
+        torch.save([1, 2], common)
+    else:
+        data = common.read_bytes()
+        common.write_bytes(data[: len(data) // 2] if damage == "cut short" else b"x" * len(data))
+    with pytest.raises(CheckpointError, match=r"common\.pt") as caught:
+        find_weights(out, NANO)
+    assert caught.value.rules == ("weights-file-readable",)
+
+
+@pytest.mark.parametrize("key", ["train_state", "optimizer.state.norm.weight.step"])
+def test_a_damaged_step_of_torchtitan_is_told(key: str, tmp_path: Path) -> None:
+    state: dict[str, Any] = {**drawn(NANO, 3), key: torch.tensor(5.0)}
+    if key == "train_state":
+        state[key] = {"step": torch.tensor(5)}
+    folder = saved(tmp_path / "dcp", state)
+    assert find_weights(folder, NANO).step == 5
+    metadata = FileSystemReader(folder).read_metadata()
+    place = next(
+        one for index, one in metadata.storage_data.items() if index.fqn in (key, f"{key}.step")
+    )
+    with (folder / place.relative_path).open("r+b") as stream:
+        stream.seek(place.offset)
+        stream.write(b"\0" * place.length)
+    with pytest.raises(CheckpointError, match="says the step") as caught:
+        find_weights(folder, NANO)
+    assert caught.value.rules == ("weights-file-readable",)

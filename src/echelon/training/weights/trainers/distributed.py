@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -45,6 +44,10 @@ from echelon.training.weights.trainers.contents import (
 )
 
 METADATA = ".metadata"
+_STEPS = (r"(?:optimizer|optim)\.state\.(?:.+\.)?step", r"train_state(?:\.step)?")
+"""Under which keys the number of updates is: of an optimizer, of torchtitan."""
+COMMON = "common.pt"
+"""What Megatron-core keeps beside tensors."""
 
 _ASIDE = ("optimizer.", "optim.", "lr_scheduler", "train_state", "dataloader", "chained_")
 """How what is no weight begins."""
@@ -71,7 +74,6 @@ class _Metadata:
 
     tensors: Mapping[str, tuple[str, tuple[int, ...], tuple[_Chunk, ...]]]
     places: Mapping[tuple[str, tuple[int, ...]], _Place]
-    bytes_at: Mapping[str, _Place]
 
 
 def read_distributed(folder: Path) -> TrainerCheckpoint:
@@ -129,7 +131,6 @@ def _metadata(content: Any) -> _Metadata:
         dtype = dtype_name(cast("tuple[object, ...]", entry.field("properties").state)[0])
         tensors[str(key)] = (dtype, _dims(entry.field("size")), chunks)
     places: dict[tuple[str, tuple[int, ...]], _Place] = {}
-    bytes_at: dict[str, _Place] = {}
     for index, info in content.field("storage_data").items():
         key = str(index.field("fqn"))
         if info.field("transform_descriptors"):
@@ -140,10 +141,8 @@ def _metadata(content: Any) -> _Metadata:
             length=int(info.field("length")),
         )
         offset = index.field("offset")
-        if offset is None:
-            bytes_at[key] = place
         places[key, _dims(offset or ())] = place
-    return _Metadata(tensors=tensors, places=places, bytes_at=bytes_at)
+    return _Metadata(tensors=tensors, places=places)
 
 
 def _dims(size: Any) -> tuple[int, ...]:
@@ -230,40 +229,36 @@ def _taken_apart(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]
 
 
 def _step(folder: Path, metadata: _Metadata) -> int | None:
-    """Return how many updates were made, where a tensor or an object says so."""
-    for key in metadata.tensors:
-        if re.fullmatch(r"(?:optimizer|optim)\.state\.(?:.+\.)?step", key):
-            return _number(folder, metadata.places, key)
-    common = folder / "common.pt"
+    """Return how many updates were made, where a tensor or an object says so.
+
+    CheckpointError where what says so cannot be read: a run would begin anew without a word.
+    """
+    common = folder / COMMON
     if common.is_file():
-        with suppress(NotReadable, OSError, AttributeError):
-            return number_in(read_archive(common).get("iteration"))
-    for key, place in metadata.bytes_at.items():
-        if key in ("train_state.step", "train_state"):
-            return _step_of_bytes(folder / place.file, place)
+        content = _said_at(common, None)
+        if not isinstance(content, dict):
+            raise refuse(WEIGHTS_FILE_READABLE, f"{common} is not what Megatron-core writes")
+        return number_in(cast("dict[str, Any]", content).get("iteration"))
+    for pattern in _STEPS:
+        for (key, _), place in metadata.places.items():
+            if re.fullmatch(pattern, key):
+                content = _said_at(folder / place.file, place)
+                if isinstance(content, dict):
+                    content = cast("dict[str, Any]", content).get("step")
+                return number_in(content)
     return None
 
 
-def _number(
-    folder: Path, places: Mapping[tuple[str, tuple[int, ...]], _Place], key: str
-) -> int | None:
-    place = next((one for (name, _), one in places.items() if name == key), None)
-    if place is None:
-        return None
+def _said_at(file: Path, place: _Place | None) -> object:
+    """Return what torch.save wrote into a file, or at a place in it."""
     try:
-        return number_in(read_archive(folder / place.file, place.start, place.length))
-    except (NotReadable, OSError):
-        return None
-
-
-def _step_of_bytes(file: Path, place: _Place) -> int | None:
-    try:
-        content = read_archive(file, place.start, place.length)
-    except (NotReadable, OSError):
-        return None
-    if isinstance(content, dict):
-        content = cast("dict[str, Any]", content).get("step")
-    return number_in(content)
+        if place is None:
+            return read_archive(file)
+        return read_archive(file, place.start, place.length)
+    except OSError as error:
+        raise refuse(WEIGHTS_FILE_READABLE, f"{file} cannot be read: {error.strerror}") from error
+    except NotReadable as error:
+        raise refuse(WEIGHTS_FILE_READABLE, f"{file}, which says the step, {error}") from error
 
 
 def number_in(value: object) -> int | None:
