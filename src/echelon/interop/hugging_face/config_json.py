@@ -28,7 +28,7 @@ from echelon.core.rules import did_you_mean
 
 KEY = "--model-type"
 
-_NO_TOKENS: Keys = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+_NO_TOKENS: Keys = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 """Where they are not said, transformers takes those of a family's first models: ids that a smaller
 vocabulary does not have, and a row of padding that gets no gradient of what reads it."""
 
