@@ -46,7 +46,7 @@ and every kind of block is proven in each split, bytes included
   what multiplies; the difference is put in and taken
   out on the way.
 - **`model.qk_norm_over = "width"`**: queries and keys are normed over all heads together. Tensor
-  ranks have parts of the heads, so `mesh.tp` is 1 then.
+  ranks have parts of the heads, so they sum two numbers of each token in each pass.
 
 ## A family that is not known
 

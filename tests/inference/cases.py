@@ -34,6 +34,7 @@ MODELS: Mapping[str, ModelShape] = {
     "window": replace(WIDE, window=5),
     "soft-cap": replace(WIDE, soft_cap=2.0),
     "qk-norm": replace(QWEN, max_positions=64),
+    "width-norm": replace(WIDE, qk_norm=True, qk_norm_over="width", norm_place="after"),
     "learned": replace(GPT2, max_positions=64),
     "experts": replace(MIXTRAL, max_positions=64),
     "shared-experts": replace(DEEPSEEK, max_positions=64),

@@ -41,6 +41,7 @@ SPLIT = [
     ("qk-norm", {"tp": 2, "pp": 2}),
     ("learned", {"tp": 2, "pp": 2}),
     ("learned", {"tp": 4}),
+    ("width-norm", {"tp": 2}),
     ("experts", {"tp": 2}),
     ("experts", {"tp": 2, "experts": ExpertLayout(expert_tp=2)}),
     ("experts", {"tp": 2, "ep": 2}),

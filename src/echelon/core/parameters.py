@@ -214,8 +214,12 @@ def _norm(shape: ModelShape, name: str, layer: int | None) -> Iterator[Parameter
         yield ParameterSpec(name=f"{name}.bias", shape=size, layer=layer, initial="zeros")
 
 
-def _scale(norm: str, size: int, layer: int | None) -> ParameterSpec:
-    return ParameterSpec(name=f"{norm}.weight", shape=(size,), layer=layer, initial="ones")
+def _scale(
+    norm: str, size: int, layer: int | None, *, split_dim: int | None = None
+) -> ParameterSpec:
+    return ParameterSpec(
+        name=f"{norm}.weight", shape=(size,), layer=layer, split_dim=split_dim, initial="ones"
+    )
 
 
 def _column(name: str, out: int, inner: int, layer: int, bias: bool) -> Iterator[ParameterSpec]:
@@ -240,9 +244,11 @@ def _attention(shape: ModelShape, name: str, layer: int) -> Iterator[ParameterSp
     yield from _column(f"{name}.k", shape.kv_dim, shape.hidden, layer, bias)
     yield from _column(f"{name}.v", shape.kv_dim, shape.hidden, layer, bias)
     if shape.qk_norm:
+        # Over all heads together, the weight is cut as the heads are.
         whole = shape.qk_norm_over == "width"
-        yield _scale(f"{name}.q_norm", shape.query_dim if whole else shape.head_dim, layer)
-        yield _scale(f"{name}.k_norm", shape.kv_dim if whole else shape.head_dim, layer)
+        for norm, width in (("q_norm", shape.query_dim), ("k_norm", shape.kv_dim)):
+            size = width if whole else shape.head_dim
+            yield _scale(f"{name}.{norm}", size, layer, split_dim=0 if whole else None)
     if shape.sinks:
         size = (shape.heads,)
         yield ParameterSpec(

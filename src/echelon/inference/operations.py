@@ -5,7 +5,8 @@ Split: the weights as in training (`parallel/tensor.py`); the cache by key/value
        which all heads read. Of experts each rank has a share, or a piece of each; every rank has
        all tokens, so none travels to an expert.
 Sent:  an all-reduce of [N, D] after the embedding, after attention and after the MLP, and after
-       the experts of a rank.
+       the experts of a rank; two numbers of a token where queries and keys are normed over all
+       heads.
 Bytes: `generated_bytes` in `cost/bytes/generate.py`.
 Must divide: tp | heads, kv_heads, ffn (the vocabulary is padded); ep is 1 or tp.
 Source: Shoeybi et al., "Megatron-LM", 2019, section 3; Pope et al., "Efficiently Scaling
@@ -30,10 +31,11 @@ from echelon.inference.batch import CacheBatch
 from echelon.inference.cache import KindCaches
 from echelon.models.batch import TokenBatch
 from echelon.models.moe import Expert, MixtureOfExperts
-from echelon.models.operations import LatentProjections, Operations
+from echelon.models.operations import AttentionHeads, LatentProjections, Operations
 from echelon.models.precision import at_least_fp32, widened
 from echelon.models.rotary import rotary_key, rotary_tables
 from echelon.models.routing import choose_experts, gates_of, scores_of
+from echelon.parallel.kernels.width_norm import inverse_rms
 from echelon.parallel.transport.collectives import Group
 
 JoinedLinear = tuple[torch.Tensor, torch.Tensor | None]
@@ -109,6 +111,21 @@ class CacheOperations(Operations):
             return super().norm(x, weight, bias, eps)
         wide = widened(x)
         return fn.rms_norm(wide, (x.shape[-1],), widened(weight), eps).to(x.dtype)
+
+    def normed_heads(
+        self, q: torch.Tensor, k: torch.Tensor, heads: AttentionHeads
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return queries and keys with their norms; of all heads, other ranks have parts."""
+        shape = heads.shape
+        if shape.qk_norm_over == "head" or self.group.size == 1:
+            return super().normed_heads(q, k, heads)
+        wide = [widened(one.flatten(-2)) for one in (q, k)]
+        inverses = inverse_rms(wide, shape.norm_eps, self.group)
+        normed_q, normed_k = (
+            (one * inverse * widened(norm.weight)).to(q.dtype)
+            for one, inverse, norm in zip(wide, inverses, heads.norms, strict=True)
+        )
+        return normed_q.view(q.shape), normed_k.view(k.shape)
 
     def project_in(self, x_ND: torch.Tensor, linears: Sequence[nn.Linear]) -> torch.Tensor:
         """Return the outputs of layers that read the same x, by one product."""

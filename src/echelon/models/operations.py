@@ -156,6 +156,15 @@ class Operations:
         """Return x of shape [..., heads, head_dim] normalised over all heads together."""
         return self.norm(x.flatten(-2), weight, None, eps).view(x.shape)
 
+    def normed_heads(
+        self, q: torch.Tensor, k: torch.Tensor, heads: AttentionHeads
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return queries and keys with their norms, over each head or over all heads together."""
+        shape, (of_queries, of_keys) = heads.shape, heads.norms
+        norm = self.head_norm if shape.qk_norm_over == "head" else self.width_norm
+        q = norm(q, of_queries.weight, shape.norm_eps)
+        return q, norm(k, of_keys.weight, shape.norm_eps)
+
     def project_in(self, x_ND: torch.Tensor, linears: Sequence[nn.Linear]) -> torch.Tensor:
         """Return the outputs of `linears` (that read the same x) side by side, [N, sum of outs]."""
         return torch.cat([linear(x_ND) for linear in linears], dim=-1)
@@ -203,11 +212,7 @@ class Operations:
         shape = heads.shape
         q, k, v = qkv.split((heads.num_queries, heads.num_keys, heads.num_keys), dim=2)
         if heads.norms:
-            norm = self.head_norm if shape.qk_norm_over == "head" else self.width_norm
-            q, k = (
-                norm(x, one.weight, shape.norm_eps)
-                for x, one in zip((q, k), heads.norms, strict=True)
-            )
+            q, k = self.normed_heads(q, k, heads)
         if shape.positions == "rope":
             cos_TE, sin_TE = self.rotary_tables(shape, batch, qkv)
             q, k = self.rotate(q, cos_TE, sin_TE), self.rotate(k, cos_TE, sin_TE)

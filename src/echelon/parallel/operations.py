@@ -38,6 +38,7 @@ from echelon.parallel.kernels.piece_functions import (
     NormKernel,
     RemadeNorm,
 )
+from echelon.parallel.kernels.width_norm import WidthNorm, WidthShare, inverse_rms
 from echelon.parallel.recompute import OperatorRecompute
 from echelon.parallel.tensor import ColumnLinear, RowLinear, TensorSplit, WholeLinear
 from echelon.parallel.transport.rows import GATHER_ROWS, SUM_GRADIENT, MoveRows
@@ -209,6 +210,21 @@ class RankOperations(Operations):
             eps=shape.norm_eps,
         )
         return FusedHeads.apply(qkv, kernel)
+
+    def normed_heads(
+        self, q: torch.Tensor, k: torch.Tensor, heads: AttentionHeads
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return queries and keys with their norms; of all heads, other ranks have parts."""
+        split, shape = self.split, heads.shape
+        if shape.qk_norm_over == "head" or split.group.size == 1:
+            return super().normed_heads(q, k, heads)
+        share = WidthShare(group=split.group, store=split.store, pieces=split.pieces)
+        wide_q, wide_k = q.flatten(-2), k.flatten(-2)
+        of_q, of_k = inverse_rms((wide_q, wide_k), shape.norm_eps, split.group, split.pieces)
+        weight_q, weight_k = (one.weight for one in heads.norms)
+        normed_q = WidthNorm.apply(wide_q, weight_q, of_q, share)
+        normed_k = WidthNorm.apply(wide_k, weight_k, of_k, share)
+        return normed_q.view(q.shape), normed_k.view(k.shape)
 
     def attend(
         self,

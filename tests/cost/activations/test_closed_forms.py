@@ -123,6 +123,26 @@ def test_closed_forms_of_our_trainer_are_what_its_operators_keep(draws: dict[str
     assert closed == pytest.approx(_kept(block_operators(plan, x, 0, (0, 0, None))), rel=1e-9)
 
 
+@pytest.mark.parametrize("place", ["before", "after", "both"])
+@pytest.mark.parametrize("operators", [(), ("norm",), ("norm", "mlp"), ("norm", "activation")])
+@pytest.mark.parametrize("tp", [1, 4])
+def test_norms_after_branches_are_kept_whatever_is_made_again(
+    place: str, operators: tuple[str, ...], tp: int
+) -> None:
+    words = [
+        *(f"cluster.preset={tp}xh100", f"mesh.tp={tp}", "mesh.dp_shard=1", "zero.stage=0"),
+        *(f"model.norm_place={place}", "model.qk_norm=true", "model.qk_norm_over=width"),
+        f"recompute.policy={'selective' if operators else 'none'}",
+        f"recompute.operators={list(operators)}".replace("'", '"'),
+        *("batch.global_sequences=8", "batch.microbatch_sequences=1"),
+    ]
+    plan = load_job("llama3-8b-zero3", words).plan
+    work, x = cost_inputs_from_plan(plan), activation_numbers_from_plan(plan)
+    whole = saved_bytes_of_block(work, mixture=False)
+    closed = float(whole - redone_bytes_of_block(work, mixture=False))
+    assert closed == pytest.approx(_kept(block_operators(plan, x, 0, (0, 0, None))), rel=1e-9)
+
+
 @pytest.mark.slow
 @settings(max_examples=150, deadline=None, derandomize=True)
 @given(SPLITS)

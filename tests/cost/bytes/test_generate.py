@@ -20,6 +20,7 @@ from tests.inference.runs import COUNT, generation_plan, split_name, written
         ("gqa", {"pp": 2}),
         ("gqa", {"tp": 2, "pp": 2}),
         ("latent", {"tp": 4}),
+        ("width-norm", {"tp": 2}),
         ("experts", {"tp": 2, "ep": 2}),
         ("experts", {"tp": 2}),
         ("shared-experts", {"tp": 2, "ep": 2}),

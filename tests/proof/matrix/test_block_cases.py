@@ -15,6 +15,7 @@ from echelon.proof.shrink import shrink
 FAST = [
     BlockCase("glm4", "pp2-zb", "norm-attention"),
     BlockCase("falcon", "tp2sp", "norm-mlp"),
+    BlockCase("olmo2", "tp2sp", "norm-attention"),
 ]
 SLOW = [
     BlockCase(block, split, again)
@@ -24,6 +25,10 @@ SLOW = [
         ("partly-turned", "ring2-tp2sp", "norm-mlp"),
         ("olmo2", "zero1-ulysses2-pp2-zb", "none"),
         ("olmo2", "zero3", "norm-attention"),
+        ("olmo2", "tp2", "none"),
+        ("olmo2", "zero3-tp2sp-pp2", "full"),
+        ("olmo2", "tp2sp-pp2-zb", "norm-attention"),
+        ("olmo2", "ring2-tp2sp", "norm-mlp"),
         ("glm4", "zero3-tp2sp-pp2", "activation"),
         ("neox", "zero3-tp2sp-pp2", "norm-mlp"),
         ("neox", "ring2-tp2sp", "full"),
@@ -37,12 +42,7 @@ def test_the_matrix_of_blocks_is_whole() -> None:
     every = [*block_cases()]
     met = {(case.block, case.split, case.again) for case in every}
     assert len(every) == len(met)
-    split = {name for name in SPLITS if SPLITS[name].mesh.tp == 1}
-    for block in BLOCKS:
-        splits = split if block == "olmo2" else set(SPLITS)
-        assert {one for one in met if one[0] == block} == {
-            (block, name, again) for name in splits for again in AGAIN
-        }
+    assert met == {(block, name, again) for block in BLOCKS for name in SPLITS for again in AGAIN}
 
 
 def test_plans_have_the_blocks_of_their_names_when_they_are_shrunk_too() -> None:

@@ -763,10 +763,11 @@ return $rt.list(steps.actions);
 }
 
 function $model_numbers_from_shape(shape, length, tp = 1.0) {
-let experts, latent;
+let experts, latent, normed_together;
 
 [latent, experts] = $rt.unpack([shape.latent, shape.experts], 2);
-return new $ModelNumbers({ layers: $rt.float(shape.layers), hidden: $rt.float(shape.hidden), heads: $rt.float(shape.heads), query_dim: $rt.float(shape.query_dim), kv_dim: $rt.float(shape.kv_dim), attention_dim: $rt.float($attention_width(shape)), ffn: $rt.float(shape.ffn), up: ($rt.truth(shape.gated) ? 2.0 : 1.0), vocab: $rt.mul($ceil_div($rt.float(shape.vocab), tp), tp), tied: $rt.float(shape.tied), positions: ($rt.eq(shape.positions, "learned") ? $rt.float(shape.max_positions) : 0.0), length: $rt.float(length), keys_per_query: $mean_keys_per_query(shape, length), norm_weights: ($rt.eq(shape.norm, "layernorm") ? 2.0 : 1.0), block_norms: $rt.float($rt.len(shape.norms)), extra_streams: ((2.0 * $rt.eq(shape.norm_place, "both")) - $rt.item($_SHARED_STREAMS, shape.residual)), qkv_bias: $attention_vectors(shape), output_bias: $rt.float(shape.output_bias), mlp_bias: $rt.float(shape.mlp_bias), head_norms: $rt.mul($rt.float(shape.qk_norm), $_qk_norm_weights(shape)), query_rank: ($rt.truth(latent) ? $rt.float(latent.query_rank) : 0.0), kv_rank: ($rt.truth(latent) ? $rt.float($rt.add(latent.kv_rank, latent.rope_dim)) : 0.0), rope_dim: ($rt.truth(latent) ? $rt.float(latent.rope_dim) : 0.0), kv_up_dim: ($rt.truth(latent) ? $rt.float($rt.mul(shape.heads, $rt.add(latent.nope_dim, latent.value_dim))) : 0.0), value_dim: ($rt.truth(latent) ? $rt.float($rt.mul(shape.heads, latent.value_dim)) : 0.0), experts: ($rt.truth(experts) ? $rt.float(experts.num_experts) : 0.0), top_k: ($rt.truth(experts) ? $rt.float(experts.top_k) : 0.0), expert_ffn: ($rt.truth(experts) ? $rt.float(experts.ffn) : 0.0), shared_experts: ($rt.truth(experts) ? $rt.float(experts.shared_experts) : 0.0), dense_layers: ($rt.truth(experts) ? $rt.float(experts.first_dense_layers) : 0.0) });
+normed_together = $rt.eq(shape.qk_norm_over, "width");
+return new $ModelNumbers({ layers: $rt.float(shape.layers), hidden: $rt.float(shape.hidden), heads: $rt.float(shape.heads), query_dim: $rt.float(shape.query_dim), kv_dim: $rt.float(shape.kv_dim), attention_dim: $rt.float($attention_width(shape)), ffn: $rt.float(shape.ffn), up: ($rt.truth(shape.gated) ? 2.0 : 1.0), vocab: $rt.mul($ceil_div($rt.float(shape.vocab), tp), tp), tied: $rt.float(shape.tied), positions: ($rt.eq(shape.positions, "learned") ? $rt.float(shape.max_positions) : 0.0), length: $rt.float(length), keys_per_query: $mean_keys_per_query(shape, length), norm_weights: ($rt.eq(shape.norm, "layernorm") ? 2.0 : 1.0), block_norms: $rt.float($rt.len(shape.norms)), extra_streams: ((2.0 * $rt.eq(shape.norm_place, "both")) - $rt.item($_SHARED_STREAMS, shape.residual)), qkv_bias: $attention_vectors(shape), output_bias: $rt.float(shape.output_bias), mlp_bias: $rt.float(shape.mlp_bias), norms_before: $rt.float(!$rt.eq(shape.norm_place, "after")), head_norms: $rt.mul((2.0 * shape.head_dim), $rt.both(shape.qk_norm, () => !$rt.truth(normed_together))), width_norms: $rt.mul($rt.float($rt.add(shape.query_dim, shape.kv_dim)), $rt.both(shape.qk_norm, () => normed_together)), query_rank: ($rt.truth(latent) ? $rt.float(latent.query_rank) : 0.0), kv_rank: ($rt.truth(latent) ? $rt.float($rt.add(latent.kv_rank, latent.rope_dim)) : 0.0), rope_dim: ($rt.truth(latent) ? $rt.float(latent.rope_dim) : 0.0), kv_up_dim: ($rt.truth(latent) ? $rt.float($rt.mul(shape.heads, $rt.add(latent.nope_dim, latent.value_dim))) : 0.0), value_dim: ($rt.truth(latent) ? $rt.float($rt.mul(shape.heads, latent.value_dim)) : 0.0), experts: ($rt.truth(experts) ? $rt.float(experts.num_experts) : 0.0), top_k: ($rt.truth(experts) ? $rt.float(experts.top_k) : 0.0), expert_ffn: ($rt.truth(experts) ? $rt.float(experts.ffn) : 0.0), shared_experts: ($rt.truth(experts) ? $rt.float(experts.shared_experts) : 0.0), dense_layers: ($rt.truth(experts) ? $rt.float(experts.first_dense_layers) : 0.0) });
 }
 
 function $machine_numbers(tables, controls, model, cluster) {
@@ -1510,14 +1511,6 @@ sinks = ($rt.truth(shape.sinks) ? (shape.heads / $rt.add(shape.query_dim, $rt.mu
 return $rt.add($rt.float(shape.qkv_bias), sinks);
 }
 
-function $_qk_norm_weights(shape) {
-
-if ($rt.eq(shape.qk_norm_over, "width")) {
-return $rt.float($rt.add(shape.query_dim, shape.kv_dim));
-}
-return (2.0 * shape.head_dim);
-}
-
 function $machine_place(tables, controls, model, cluster) {
 let found, hidden, place, row, window;
 
@@ -1657,7 +1650,7 @@ vectors = (model.kv_rank - model.rope_dim);
 into = $rt.where(($rt.number(model.query_rank) > $rt.number(0)), model.query_rank, hidden);
 up = ($rt.add($rt.mul(into, model.query_dim), $rt.mul(vectors, model.kv_up_dim)) / tp);
 attention = $rt.add($rt.where(latent, $rt.add(down, up), plain), ($rt.mul(hidden, width) / tp));
-norms = $rt.add($rt.add($rt.add($rt.mul($rt.mul(model.block_norms, hidden), model.norm_weights), model.head_norms), model.query_rank), vectors);
+norms = $rt.add($rt.add($rt.add($rt.add($rt.mul($rt.mul(model.block_norms, hidden), model.norm_weights), model.head_norms), (model.width_norms / tp)), model.query_rank), vectors);
 biases = ($rt.mul(model.qkv_bias, $rt.add(model.query_dim, (2.0 * model.kv_dim))) / tp);
 biases = $rt.add(biases, $rt.mul(model.output_bias, hidden));
 matrices = (1.0 + model.up);
@@ -2703,7 +2696,7 @@ latent = ($rt.number(model.kv_rank) > $rt.number(0));
 keys = $rt.where(latent, model.kv_up_dim, (2.0 * model.kv_dim));
 own = $rt.where(latent, 0.0, software.own_operators);
 ulysses = layout.ulysses;
-return new $ActivationNumbers({ tokens: tokens, rows: (tokens / stream), hidden: model.hidden, heads: (model.query_dim / tp), kv_heads: (keys / (2.0 * tp)), head_dim: 1.0, inner: (model.ffn / tp), up: model.up, vocab: 0.0, size: work.element, statistics_bytes: 0.0, matmul_size: $rt.where(narrow, 1.0, work.element), low_precision: 1, rope: $rt.mul(own, $rt.eq(model.positions, 0)), qk_norm: $rt.where(($rt.number(model.head_norms) > $rt.number(0)), $rt.add(software.saved_normed, own), 0.0), ring: $rt.mul(own, ($rt.number((layout.cp / ulysses)) > $rt.number(1))), transposed: $rt.mul($rt.mul(own, software.gpu_kernels), $_by_head(work)), exchanged: $rt.mul(own, ($rt.number(ulysses) > $rt.number(1))), copies: $rt.max(1.0, ($rt.mul($rt.mul(ulysses, tp), model.query_dim) / $rt.mul(model.kv_dim, model.heads))), dropout: software.dropout, frozen: model.frozen, adapters: $_adapters(model), scores: $rt.mul(scores, $rt.add((2.0 * work.element), software.dropout)) });
+return new $ActivationNumbers({ tokens: tokens, rows: (tokens / stream), hidden: model.hidden, heads: (model.query_dim / tp), kv_heads: (keys / (2.0 * tp)), head_dim: 1.0, inner: (model.ffn / tp), up: model.up, vocab: 0.0, size: work.element, statistics_bytes: 0.0, matmul_size: $rt.where(narrow, 1.0, work.element), low_precision: 1, rope: $rt.mul(own, $rt.eq(model.positions, 0)), qk_norm: $rt.where(($rt.number($rt.add(model.head_norms, model.width_norms)) > $rt.number(0)), $rt.add(software.saved_normed, own), 0.0), ring: $rt.mul(own, ($rt.number((layout.cp / ulysses)) > $rt.number(1))), transposed: $rt.mul($rt.mul(own, software.gpu_kernels), $_by_head(work)), exchanged: $rt.mul(own, ($rt.number(ulysses) > $rt.number(1))), copies: $rt.max(1.0, ($rt.mul($rt.mul(ulysses, tp), model.query_dim) / $rt.mul(model.kv_dim, model.heads))), dropout: software.dropout, frozen: model.frozen, adapters: $_adapters(model), scores: $rt.mul(scores, $rt.add((2.0 * work.element), software.dropout)) });
 }
 
 function $_cell_fault(stage, microbatch, found) {
@@ -2791,13 +2784,14 @@ return $rt.where(($rt.number(model.positions) > $rt.number(0)), 0.0, width);
 }
 
 function $tensor_exchange(work) {
-let cut, each, layout, num_bytes, sums;
+let cut, each, layout, norms, norms_back, num_bytes, sums;
 
 [layout, num_bytes] = $rt.unpack([work.layout, $rt.mul($rt.mul(work.element, work.tokens), work.model.hidden)], 2);
 sums = (2.0 * $sum_seconds($library_group_links(work, layout.tp, 1.0), num_bytes, layout.sums));
 each = $slices_seconds(work, layout.tp, 1.0, num_bytes);
 cut = ($rt.number($rt.mul(layout.sequence_parallel, work.software.by_pairs)) > $rt.number(0));
-return [$rt.where(cut, (4.0 * each), sums), $rt.where(cut, (6.0 * each), sums)];
+[norms, norms_back] = $rt.unpack($_width_norm_seconds(work), 2);
+return [$rt.add($rt.where(cut, (4.0 * each), sums), norms), $rt.add($rt.where(cut, (6.0 * each), sums), norms_back)];
 }
 
 function $shown_in_chunks(work, depth, columns) {
@@ -2913,7 +2907,7 @@ inner = $rt.max(layout.redone_activation, layout.redone_mlp);
 inner = $rt.mul($rt.mul($rt.mul($rt.mul(x.learns(3), inner), x.tokens), x.inner), x.matmul_size);
 learn = $rt.add(x.learns(0), x.learns(2));
 own_norm = (1.0 * ($rt.number(work.model.block_norms) > $rt.number(1.0)));
-redone_norm = $rt.mul(layout.redone_norm, own_norm);
+redone_norm = $rt.mul($rt.mul(layout.redone_norm, own_norm), work.model.norms_before);
 norms = $rt.mul($rt.mul(learn, redone_norm), x.matmul_stream);
 alone = $rt.mul($rt.mul(layout.redone_mlp, (1.0 - redone_norm)), (1 - x.learns(2)));
 alone = $rt.mul(alone, (1.0 - $rt.mul((1.0 - own_norm), x.learns(0))));
@@ -3114,6 +3108,16 @@ return found;
 function $is_positive(value) {
 
 return $rt.floordiv($elementwise_max(value, 0), $elementwise_max(value, 1));
+}
+
+function $_width_norm_seconds(work) {
+let both, each, row, sums, there, way;
+
+[way, sums] = $rt.unpack([$library_group_links(work, work.layout.tp, 1.0), work.layout.sums], 2);
+row = $rt.mul(work.tokens, $rt.max(4, work.element));
+there = ($rt.number(work.model.width_norms) > $rt.number(0));
+[both, each] = $rt.unpack([$sum_seconds(way, (2.0 * row), sums), $sum_seconds(way, row, sums)], 2);
+return [$rt.where(there, both, 0.0), $rt.where(there, (2.0 * each), 0.0)];
 }
 
 function $_is(value, more_than) {
@@ -5336,7 +5340,9 @@ this.output_bias = $rt.given(of.output_bias, 0.0);
 this.mlp_bias = $rt.given(of.mlp_bias, 0.0);
 this.block_norms = $rt.given(of.block_norms, 2.0);
 this.extra_streams = $rt.given(of.extra_streams, 0.0);
+this.norms_before = $rt.given(of.norms_before, 1.0);
 this.head_norms = $rt.given(of.head_norms, 0.0);
+this.width_norms = $rt.given(of.width_norms, 0.0);
 this.query_rank = $rt.given(of.query_rank, 0.0);
 this.kv_rank = $rt.given(of.kv_rank, 0.0);
 this.rope_dim = $rt.given(of.rope_dim, 0.0);

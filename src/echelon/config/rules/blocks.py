@@ -11,7 +11,6 @@ from echelon.core.rulebook.blocks import (
     FACTOR_WITHOUT_DROPOUT,
     HEADS_TURN,
     TURNS_NEED_ROTARY,
-    WIDTH_NORM_NEEDS_WHOLE_HEADS,
 )
 
 FRACTION_KEY = "model.rotary.fraction"
@@ -68,21 +67,6 @@ def factor_without_dropout(view: View) -> Iterator[RuleViolation]:
             )
 
 
-def width_norm_needs_whole_heads(view: View) -> Iterator[RuleViolation]:
-    """Find a norm over all heads, of which tensor ranks have parts."""
-    tp = view.integer("mesh.tp")
-    whole = view.flag("model.qk_norm") and view.word("model.qk_norm_over") == "width"
-    if whole and tp > 1:
-        yield RuleViolation(
-            rule=WIDTH_NORM_NEEDS_WHOLE_HEADS,
-            key="mesh.tp",
-            message=f'mesh.tp = {tp}, but model.qk_norm_over = "width" norms the '
-            f"{view.integer('model.heads')} heads of a token together",
-            set_by=("mesh.tp", "model.qk_norm_over"),
-            suggestions=({"mesh.tp": 1},),
-        )
-
-
 def block_forms_compose(view: View) -> Iterator[RuleViolation]:
     """Find forms of blocks with parts that they are not built with."""
     place, residual = view.word(PLACE_KEY), view.word(RESIDUAL_KEY)
@@ -112,6 +96,5 @@ BLOCK_FINDERS = (
     turns_need_rotary,
     heads_turn,
     factor_without_dropout,
-    width_norm_needs_whole_heads,
     block_forms_compose,
 )

@@ -59,24 +59,6 @@ FACTOR_WITHOUT_DROPOUT = Rule(
     """,
 )
 
-WIDTH_NORM_NEEDS_WHOLE_HEADS = Rule(
-    id="width-norm-needs-whole-heads",
-    why="""
-    model.qk_norm_over = "width" norms all heads of a token together (OLMo 2). Tensor ranks have a
-    part of the heads each, and the sum over them is not built: such a model has mesh.tp = 1, and is
-    split over data, context and pipeline ranks.
-    """,
-    example="""
-    [model]
-    qk_norm = true
-    qk_norm_over = "width"
-    [mesh]
-    %s
-    """,
-    bad="tp = 2",
-    fixed="cp = 2",
-)
-
 BLOCK_FORMS_COMPOSE = Rule(
     id="block-forms-compose",
     why="""

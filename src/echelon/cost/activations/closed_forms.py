@@ -92,7 +92,7 @@ def _redone(work: CostInputs, x: ActivationNumbers, *, mixture: bool) -> Num:
     learn = x.learns(ATTENTION_IN) + x.learns(MLP_IN)
     # One norm that both branches read is not made again.
     own_norm = 1.0 * (np.asarray(work.model.block_norms) > 1.0)
-    redone_norm = layout.redone_norm * own_norm
+    redone_norm = layout.redone_norm * own_norm * work.model.norms_before
     norms = learn * redone_norm * x.matmul_stream
     # An MLP that is made again from its input keeps that, whether a layer learns from it or not.
     alone = layout.redone_mlp * (1.0 - redone_norm) * (1 - x.learns(MLP_IN))
@@ -291,7 +291,9 @@ def _numbers(work: CostInputs) -> ActivationNumbers:
         matmul_size=np.where(narrow, 1.0, work.element),
         low_precision=1,
         rope=own * (np.asarray(model.positions) == 0),
-        qk_norm=np.where(np.asarray(model.head_norms) > 0, software.saved_normed + own, 0.0),
+        qk_norm=np.where(
+            np.asarray(model.head_norms + model.width_norms) > 0, software.saved_normed + own, 0.0
+        ),
         ring=own * (np.asarray(layout.cp / ulysses) > 1),
         transposed=own * software.gpu_kernels * _by_head(work),
         exchanged=own * (np.asarray(ulysses) > 1),

@@ -11,7 +11,9 @@ from dataclasses import dataclass
 
 from echelon.core.axis import Axis
 from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.cost.activations.numbers import STATISTICS_BYTES
 from echelon.cost.bytes.all_reduce import slices_sent, sums_sent
+from echelon.cost.bytes.width_norm import normed_together
 from echelon.layout.stage import StagePart, part_of
 
 _NUMBER_BYTES = 8  # of a token id, and of the largest logit beside it
@@ -66,6 +68,9 @@ def _over_tensor(
         sums += plan.mesh.ep > 1 or plan.layout.experts.expert_tp > 1
         sums += model.experts.shared_experts > 0
     sent = sums * sums_sent(plan, ranks, rank, (one.tokens * model.hidden,), size)[0]
+    if normed_together(model):
+        wide = max(STATISTICS_BYTES, size)
+        sent += len(stage.blocks) * sums_sent(plan, ranks, rank, (2 * one.tokens,), wide)[0]
     if stage.last:
         local_vocab = -(-model.vocab // len(ranks))
         # Whether to stop is told with them: once, or beside the logits of each sequence.

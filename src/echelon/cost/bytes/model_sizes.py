@@ -126,6 +126,7 @@ def block_weights(model: ModelNumbers, layout: LayoutNumbers, *, mixture: bool) 
     norms = (
         model.block_norms * hidden * model.norm_weights
         + model.head_norms
+        + model.width_norms / tp
         + model.query_rank
         + vectors
     )

@@ -45,12 +45,9 @@ from echelon.cost.bytes.experts.sent import expert_bytes
 from echelon.cost.bytes.fp8 import first_step, fp8_maxima_bytes, fp8_scale_bytes
 from echelon.cost.bytes.local_sgd import mean_outer_bytes
 from echelon.cost.bytes.servers import server_bytes
-from echelon.cost.bytes.terms import (
-    SentTerm,
-    all_reduce_bytes,
-    pass_terms,
-)
+from echelon.cost.bytes.terms import SentTerm, all_reduce_bytes, pass_terms
 from echelon.cost.bytes.threads import thread_bytes
+from echelon.cost.bytes.width_norm import width_norm_bytes
 from echelon.layout.buckets import BucketPlan, plan_buckets
 from echelon.layout.expert_load import ExpertLoad
 from echelon.layout.islands import inner_plan, plan_and_rank
@@ -227,6 +224,7 @@ def tensor_bytes(
         term("blocks backward, inputs again", inputs_again, whole),
         *_fp8_terms(plan, narrow, rank),
         *latent_bytes(plan, blocks, again, rank),
+        *width_norm_bytes(plan, part, rank),
         # A frozen table takes no gradient of rows.
         term("embedding", (ends if frozen is None else 1) * embedded, whole),
         term("head", ends * headed, whole),

@@ -67,13 +67,6 @@ def machine_numbers_from_plan(plan: Plan, *, measured: bool) -> MachineNumbers:
     return with_measured_kernels(machine, plan, dtype=dtype, ranks=ranks) if measured else machine
 
 
-def _qk_norm_weights(shape: ModelShape) -> float:
-    """Return the weights of the norms of queries and of keys."""
-    if shape.qk_norm_over == "width":
-        return float(shape.query_dim + shape.kv_dim)
-    return 2.0 * shape.head_dim
-
-
 _SHARED_STREAMS = {"sequential": 0.0, "parallel": 1.0, "parallel-one-norm": 2.0}
 """Of attention and MLP: the stream, and its norm."""
 
@@ -84,6 +77,7 @@ def model_numbers_from_shape(shape: ModelShape, length: int, *, tp: Num = 1.0) -
     The vocabulary is that which `tp` tensor ranks pad it to, an array where `tp` is one.
     """
     latent, experts = shape.latent, shape.experts
+    normed_together = shape.qk_norm_over == "width"
     return ModelNumbers(
         layers=float(shape.layers),
         hidden=float(shape.hidden),
@@ -104,7 +98,9 @@ def model_numbers_from_shape(shape: ModelShape, length: int, *, tp: Num = 1.0) -
         qkv_bias=attention_vectors(shape),
         output_bias=float(shape.output_bias),
         mlp_bias=float(shape.mlp_bias),
-        head_norms=float(shape.qk_norm) * _qk_norm_weights(shape),
+        norms_before=float(shape.norm_place != "after"),
+        head_norms=2.0 * shape.head_dim * (shape.qk_norm and not normed_together),
+        width_norms=float(shape.query_dim + shape.kv_dim) * (shape.qk_norm and normed_together),
         query_rank=float(latent.query_rank) if latent else 0.0,
         kv_rank=float(latent.kv_rank + latent.rope_dim) if latent else 0.0,
         rope_dim=float(latent.rope_dim) if latent else 0.0,

@@ -64,8 +64,12 @@ class ModelNumbers:
     extra_streams: Num = 0.0
     """Tensors of the width of the stream that a block keeps beside those of Llama: of norms after
     branches, or none for what both branches read."""
+    norms_before: Num = 1.0
+    """Flag: a branch has a norm before it."""
     head_norms: Num = 0.0
-    """Weights of the norms of queries and keys."""
+    """Weights of the norms of queries and keys, each over a head."""
+    width_norms: Num = 0.0
+    """The same of norms over all heads together, of which tensor ranks have parts."""
     query_rank: Num = 0.0
     """Width that latent attention leads queries down to; 0 without it."""
     kv_rank: Num = 0.0

@@ -9,10 +9,6 @@ from tests.config.problems import problems_of
 REFUSED = {
     "turns-need-rotary": ("gpt2", ["model.rotary.fraction=0.5"]),
     "heads-turn": ("llama3-8b", ["model.rotary.fraction=0.01"]),
-    "width-norm-needs-whole-heads": (
-        "nano",
-        ["model.qk_norm=true", "model.qk_norm_over=width", "mesh.tp=2"],
-    ),
     "block-forms-compose": ("mixtral-8x7b", ["model.residual=parallel"]),
     "factor-without-dropout": (
         "llama3-8b",

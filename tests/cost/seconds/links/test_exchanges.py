@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from echelon.cost.seconds.links.collectives import (
@@ -32,6 +34,17 @@ def test_tensor_ranks_sum_twice_or_gather_and_scatter() -> None:
     once = float(all_gather_seconds(way, STREAM))
     found = tensor_exchange(with_trainer(cut, by_pairs=1.0))
     assert found == (pytest.approx(4 * once), pytest.approx(6 * once))
+
+
+def test_norms_over_all_heads_add_two_numbers_of_each_token() -> None:
+    work = small_work(tp=4.0)
+    normed = replace(work, model=replace(work.model, width_norms=96.0))
+    way = group_link_numbers(MACHINE, 4.0, 1.0)
+    plain, found = tensor_exchange(work), tensor_exchange(normed)
+    row = 4.0 * 128
+    once, each = (float(all_reduce_seconds(way, size)) for size in (2 * row, row))
+    assert found[0] - plain[0] == pytest.approx(once)
+    assert found[1] - plain[1] == pytest.approx(2 * each)
 
 
 def test_hops_of_a_library_and_of_pairs() -> None:

@@ -292,7 +292,7 @@ LLAMA_LIKE = {
         name="Olmo2ForCausalLM",
         read=_read_olmo2,
         keys=_write_olmo2,
-        taken="norms after branches, norms of q and k over all heads; tensor ranks: 1",
+        taken="norms after branches, norms of q and k over all heads together",
         tensors=("model.embed_tokens.weight", "model.layers.0.post_feedforward_layernorm.weight"),
     ),
     "smollm3": Architecture(

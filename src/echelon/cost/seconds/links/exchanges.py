@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from echelon.cost.activations.numbers import STATISTICS_BYTES
 from echelon.cost.seconds.inputs import CostInputs
 from echelon.cost.seconds.links.collectives import (
     GroupLinkNumbers,
@@ -51,7 +52,18 @@ def tensor_exchange(work: CostInputs) -> tuple[Num, Num]:
     sums = 2.0 * sum_seconds(library_group_links(work, layout.tp, 1.0), num_bytes, layout.sums)
     each = slices_seconds(work, layout.tp, 1.0, num_bytes)
     cut = np.asarray(layout.sequence_parallel * work.software.by_pairs) > 0
-    return np.where(cut, 4.0 * each, sums), np.where(cut, 6.0 * each, sums)
+    norms, norms_back = _width_norm_seconds(work)
+    return np.where(cut, 4.0 * each, sums) + norms, np.where(cut, 6.0 * each, sums) + norms_back
+
+
+def _width_norm_seconds(work: CostInputs) -> tuple[Num, Num]:
+    """Return the seconds in which norms over all heads are summed: of queries and keys at once
+    forward, one after the other backward."""
+    way, sums = library_group_links(work, work.layout.tp, 1.0), work.layout.sums
+    row = work.tokens * np.maximum(STATISTICS_BYTES, work.element)
+    there = np.asarray(work.model.width_norms) > 0
+    both, each = sum_seconds(way, 2.0 * row, sums), sum_seconds(way, row, sums)
+    return np.where(there, both, 0.0), np.where(there, 2.0 * each, 0.0)
 
 
 def slices_seconds(work: CostInputs, degree: Num, stride: Num, num_bytes: Num) -> Num:
