@@ -9,8 +9,9 @@ import pytest
 from echelon.core.parameters import parameters
 from echelon.models.decoder import Decoder
 from tests.parallel.layouts import DEEPSEEK, MIXTRAL
+from tests.training.weights.transformers_models import GPT_OSS
 
-SHAPES = {"mixtral": MIXTRAL, "deepseek": DEEPSEEK}
+SHAPES = {"mixtral": MIXTRAL, "deepseek": DEEPSEEK, "gpt-oss": GPT_OSS}
 
 
 @pytest.mark.parametrize("name", SHAPES)
@@ -19,4 +20,4 @@ def test_a_decoder_holds_the_parameters_that_the_shape_names(name: str) -> None:
     model = Decoder(shape)
     found = {name: tuple(one.shape) for name, one in model.named_parameters()}
     assert found == {spec.name: spec.shape for spec in parameters(shape)}
-    assert ("layers.0.mlp.router.weight" in found) == (name == "mixtral")
+    assert ("layers.0.mlp.router.weight" in found) == (name != "deepseek")

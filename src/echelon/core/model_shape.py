@@ -114,6 +114,15 @@ class Experts:
     top_groups: int = 1
     """Groups to choose from: those whose two best scores add up to most (DeepSeek-V3, 2024, section
     2.1.2)."""
+    logit_bias: bool = False
+    """Whether the logits of a router have a bias, which is trained as its matrix is."""
+    bias: bool = False
+    """Whether the matrices of routed experts have biases."""
+    limit: float | None = None
+    """Of a clamped SwiGLU: an expert's gate is at most this, and its other columns within this of 0
+    (gpt-oss, 2025); None: SwiGLU."""
+    alpha: float = 1.702
+    """Of a clamped SwiGLU: (up + 1) x gate x sigmoid(alpha x gate)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -24,6 +24,8 @@ EMBEDDING = "embedding.weight"
 HEAD = "head.weight"
 ROUTER = ".router.weight"
 """How the names of routers end."""
+LOGIT_BIAS = ".logit_bias.weight"
+"""How the names of the biases of their logits end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +119,7 @@ def num_active_parameters(shape: ModelShape) -> int:
     if shape.experts is None:
         return total
     moe_layers = sum(shape.layer_has_experts(layer) for layer in range(shape.layers))
-    per_expert = sum(spec.numel for spec in _mlp(shape, shape.experts.ffn, "expert", 0))
+    per_expert = sum(spec.numel for spec in _expert(shape, shape.experts, "expert", 0))
     idle = shape.experts.num_experts - shape.experts.top_k
     return total - moe_layers * idle * per_expert
 
@@ -203,7 +205,7 @@ def _block(shape: ModelShape, layer: int) -> Iterator[ParameterSpec]:
     if shape.experts is not None and shape.layer_has_experts(layer):
         yield from _experts(shape, shape.experts, f"{prefix}.mlp", layer)
     else:
-        yield from _mlp(shape, shape.ffn, f"{prefix}.mlp", layer)
+        yield from _mlp(shape, shape.ffn, f"{prefix}.mlp", layer, bias=shape.mlp_bias)
     yield from norm("mlp_post_norm")
 
 
@@ -275,19 +277,32 @@ def _latent_attention(
     yield from _row(f"{name}.o", shape.hidden, shape.heads * latent.value_dim, layer, False)
 
 
-def _mlp(shape: ModelShape, ffn: int, name: str, layer: int) -> Iterator[ParameterSpec]:
+def _mlp(
+    shape: ModelShape, ffn: int, name: str, layer: int, *, bias: bool
+) -> Iterator[ParameterSpec]:
     if shape.gated:
-        yield from _column(f"{name}.gate", ffn, shape.hidden, layer, shape.mlp_bias)
-    yield from _column(f"{name}.up", ffn, shape.hidden, layer, shape.mlp_bias)
-    yield from _row(f"{name}.down", shape.hidden, ffn, layer, shape.mlp_bias)
+        yield from _column(f"{name}.gate", ffn, shape.hidden, layer, bias)
+    yield from _column(f"{name}.up", ffn, shape.hidden, layer, bias)
+    yield from _row(f"{name}.down", shape.hidden, ffn, layer, bias)
+
+
+def _expert(shape: ModelShape, experts: Experts, name: str, layer: int) -> Iterator[ParameterSpec]:
+    """Yield the parameters of an expert: its matrices side by side, biases behind them."""
+    found = tuple(_mlp(shape, experts.ffn, name, layer, bias=experts.bias))
+    yield from (spec for spec in found if len(spec.shape) > 1)
+    yield from (spec for spec in found if len(spec.shape) == 1)
 
 
 def _experts(shape: ModelShape, experts: Experts, name: str, layer: int) -> Iterator[ParameterSpec]:
     yield ParameterSpec(
-        name=f"{name}.router.weight", shape=(experts.num_experts, shape.hidden), layer=layer
+        name=f"{name}{ROUTER}", shape=(experts.num_experts, shape.hidden), layer=layer
     )
+    if experts.logit_bias:
+        size = (experts.num_experts,)
+        yield ParameterSpec(name=f"{name}{LOGIT_BIAS}", shape=size, layer=layer, initial="zeros")
     for expert in range(experts.num_experts):
-        for spec in _mlp(shape, experts.ffn, f"{name}.experts.{expert}", layer):
+        for spec in _expert(shape, experts, f"{name}.experts.{expert}", layer):
             yield replace(spec, expert=expert)
     if experts.shared_experts:
-        yield from _mlp(shape, experts.ffn * experts.shared_experts, f"{name}.shared", layer)
+        width = experts.ffn * experts.shared_experts
+        yield from _mlp(shape, width, f"{name}.shared", layer, bias=shape.mlp_bias)

@@ -30,7 +30,7 @@ from echelon.inference.attention import CachedAttention
 from echelon.inference.batch import CacheBatch
 from echelon.inference.cache import KindCaches
 from echelon.models.batch import TokenBatch
-from echelon.models.moe import Expert, MixtureOfExperts
+from echelon.models.moe import Expert, MixtureOfExperts, router_logits
 from echelon.models.operations import AttentionHeads, LatentProjections, Operations
 from echelon.models.precision import at_least_fp32, widened
 from echelon.models.rotary import rotary_key, rotary_tables
@@ -243,9 +243,8 @@ class CacheOperations(Operations):
 
         Room is counted by sequence, and a text that has just begun would have hardly any.
         """
-        experts, wide = mixture.routing, at_least_fp32(x_ND.dtype)
-        logits_NE = fn.linear(x_ND.to(wide), mixture.router.weight.to(wide))
-        scores_NE = scores_of(logits_NE, experts)
+        experts = mixture.routing
+        scores_NE = scores_of(router_logits(mixture, x_ND), experts)
         bias_E = self.router_biases.get(mixture.layer)
         at_N = batch.positions_T
         chosen_NK = choose_experts(scores_NE, bias_E, at_N, experts, self.balance)
@@ -256,7 +255,10 @@ class CacheOperations(Operations):
                 rows, places = (chosen_NK == number).nonzero(as_tuple=True)
                 expert = mixture.experts[str(number)]
                 assert isinstance(expert, Expert)
-                y_ND.index_add_(0, rows, _expert(expert, x_ND[rows], gates_NK[rows, places]))
+                gates_R = gates_NK[rows, places]
+                # Each piece has the whole bias, which the sum is to have once.
+                biased = expert.pieces == 1 or self.group.index == 0
+                y_ND.index_add_(0, rows, expert.weighted(x_ND[rows], gates_R, biased=biased))
         if self._splits_experts:
             self.group.all_reduce(y_ND, name="experts.forward").wait()
         return y_ND + mixture.shared(x_ND) if experts.shared_experts else y_ND
@@ -276,8 +278,3 @@ def _attention(shape: ModelShape, sinks_H: nn.Parameter | None = None) -> Cached
     return CachedAttention(
         scale=shape.score_scale, mask=shape.mask, soft_cap=shape.soft_cap, sinks_H=sinks_H
     )
-
-
-def _expert(expert: Expert, x_RD: torch.Tensor, gates_R: torch.Tensor) -> torch.Tensor:
-    inner_RF = fn.silu(expert.gate(x_RD)) * expert.up(x_RD)
-    return expert.down((inner_RF * gates_R[:, None]).to(x_RD.dtype))

@@ -103,7 +103,13 @@ def put_off_biases(decoder: Decoder) -> None:
     if operations.group.size == 1:
         return
     for name, module in decoder.named_modules():
-        if isinstance(module, EmptyLinear) and name.rpartition(".")[2] in _ROW_LAYERS:
+        # The biases of routed experts are weighted: whoever adds them up sees to it.
+        routed = ".mlp.experts." in name
+        if (
+            isinstance(module, EmptyLinear)
+            and name.rpartition(".")[2] in _ROW_LAYERS
+            and not routed
+        ):
             if module.bias is not None:
                 operations.biases[id(module)] = module.bias.data
             module.bias = None  # type: ignore[assignment]

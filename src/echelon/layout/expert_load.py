@@ -227,8 +227,10 @@ def kept_assignments(plan: Plan) -> int:
 def counted_on_device(plan: Plan) -> bool:
     """Return whether a rank's device alone knows how many rows each expert has.
 
-    So it is on GPUs, in bf16, for who has all experts.
+    So it is on GPUs, in bf16, for who has all experts, and those have no biases.
     """
+    if experts_of(plan).bias:
+        return False
     layout, precision = plan.layout.experts, plan.mathematics.precision
     alone = plan.mesh.ep == 1 and not layout.padded and layout.dispatch == "flat"
     return alone and plan.cluster.backend == "nccl" and precision.parameters == "bf16"

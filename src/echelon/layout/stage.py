@@ -14,7 +14,14 @@ from typing import TypeAlias
 from echelon.core.axis import Axis
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.model_shape import ModelShape
-from echelon.core.parameters import EMBEDDING, ROUTER, ParameterSpec, is_adapter, parameters
+from echelon.core.parameters import (
+    EMBEDDING,
+    LOGIT_BIAS,
+    ROUTER,
+    ParameterSpec,
+    is_adapter,
+    parameters,
+)
 from echelon.core.plan import Optimizer, OptimizerKind, Plan
 from echelon.schedule.from_plan import num_microbatches_on_stage, stage_placement_from_plan
 
@@ -196,7 +203,7 @@ def partial_over_tensor(plan: Plan, spec: ParameterSpec) -> bool:
         return False
     if is_adapter(spec.name):
         return True
-    if spec.name.endswith(ROUTER):
+    if spec.name.endswith((ROUTER, LOGIT_BIAS)):
         return True
     # The norms of latent attention come before there are heads.
     per_head = plan.model.latent is None and spec.name.endswith(QK_NORMS)

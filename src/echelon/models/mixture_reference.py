@@ -10,14 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import cast
 
 import torch
-from torch.nn import functional as fn
 
 from echelon.core.experts import Balance
 from echelon.models.batch import TokenBatch
-from echelon.models.moe import Expert, MixtureOfExperts
-from echelon.models.precision import at_least_fp32
+from echelon.models.moe import Expert, MixtureOfExperts, router_logits
 from echelon.models.routing import choose_experts, gates_of, kept_assignments, scores_of
 
 
@@ -59,7 +58,7 @@ def mix_experts(
         token, place = torch.nonzero((routed.chosen_NK == int(name)) & routed.kept_NK).unbind(-1)
         gates = routed.gates_NK[token, place]
         # An expert without tokens takes part with none: its gradient is zero, not missing.
-        y_ND = y_ND.index_add(0, token, _expert(expert, x_ND[token], gates))  # type: ignore[arg-type]
+        y_ND = y_ND.index_add(0, token, cast(Expert, expert).weighted(x_ND[token], gates))
     if hasattr(mixture, "shared"):
         y_ND = y_ND + mixture.shared(x_ND)
     return y_ND
@@ -70,8 +69,7 @@ def route_reference(
 ) -> ReferenceRouting:
     """Return where the tokens of whole sequences go."""
     experts, balance = mixture.routing, notes.balance
-    wide = at_least_fp32(x_ND.dtype)
-    logits_NE = fn.linear(x_ND.to(wide), mixture.router.weight.to(wide))
+    logits_NE = router_logits(mixture, x_ND)
     scores_NE = scores_of(logits_NE, experts)
     bias_E = notes.biases.get(mixture.layer)
     chosen_NK = choose_experts(scores_NE, bias_E, token_numbers(batch), experts, balance)
@@ -103,9 +101,3 @@ def token_numbers(batch: TokenBatch) -> torch.Tensor:
     return (
         positions_T[:, None] + batch.sample_ids_B.to(positions_T.device) * batch.whole_length
     ).reshape(-1)
-
-
-def _expert(expert: Expert, x_RD: torch.Tensor, gates_R: torch.Tensor) -> torch.Tensor:
-    inner_RF = fn.silu(expert.gate(x_RD)) * expert.up(x_RD)
-    weighted_RF = (inner_RF * gates_R[:, None]).to(x_RD.dtype)
-    return expert.down(weighted_RF)

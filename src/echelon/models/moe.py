@@ -2,7 +2,10 @@
 
 Source: Shazeer et al., "Outrageously Large Neural Networks", 2017; Jiang et al., "Mixtral of
 Experts", 2024; DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 2.1.2 (sigmoid scores,
-groups, shared experts). Like all modules it holds weights; `Operations.mixture` computes.
+groups, shared experts); OpenAI, "gpt-oss-120b & gpt-oss-20b Model Card", 2025 (biases, clamped
+SwiGLU). Like all modules it holds weights; `Operations.mixture` computes.
+
+Shape suffixes: R rows of an expert, N tokens, D hidden, F inner width, E experts.
 """
 
 from __future__ import annotations
@@ -11,21 +14,60 @@ from collections.abc import Callable
 
 import torch
 from torch import nn
+from torch.nn import functional as fn
 
-from echelon.core.model_shape import ModelShape
+from echelon.core.model_shape import Experts, ModelShape
 from echelon.models.batch import TokenBatch
 from echelon.models.modules import EmptyLinear, TensorShare, Weight
+from echelon.models.precision import at_least_fp32
 
 
 class Expert(nn.Module):
-    """Hold the three matrices of one routed expert, or one of `expert_tp` pieces of them."""
+    """Hold the three matrices of one routed expert, or one of `expert_tp` pieces of them.
 
-    def __init__(self, hidden: int, ffn: int) -> None:
-        """Make the projections for `ffn` inner columns."""
+    Each piece has the whole bias of the output, which is to be added once.
+    """
+
+    def __init__(self, hidden: int, experts: Experts, pieces: int = 1) -> None:
+        """Make the projections for the inner columns of one of `pieces` pieces."""
         super().__init__()
-        self.gate = EmptyLinear(hidden, ffn, False)
-        self.up = EmptyLinear(hidden, ffn, False)
-        self.down = EmptyLinear(ffn, hidden, False)
+        self.kind, self.pieces, ffn = experts, pieces, experts.ffn // pieces
+        self.gate = EmptyLinear(hidden, ffn, experts.bias)
+        self.up = EmptyLinear(hidden, ffn, experts.bias)
+        self.down = EmptyLinear(ffn, hidden, experts.bias)
+
+    def inner(self, x_RD: torch.Tensor) -> torch.Tensor:
+        """Return what the last matrix reads, not yet weighted, [R, F]."""
+        gate_RF, up_RF = self.gate(x_RD), self.up(x_RD)
+        limit = self.kind.limit
+        if limit is None:
+            return fn.silu(gate_RF) * up_RF
+        gate_RF, up_RF = gate_RF.clamp(max=limit), up_RF.clamp(-limit, limit)
+        return (up_RF + 1) * gate_RF * torch.sigmoid(self.kind.alpha * gate_RF)
+
+    def weighted(
+        self, x_RD: torch.Tensor, gates_R: torch.Tensor, *, biased: bool = True
+    ) -> torch.Tensor:
+        """Return the output for some rows times the weight of each, [R, D].
+
+        Without the bias of the output where it is not to be added here (`biased`).
+        """
+        inner_RF = (self.inner(x_RD) * gates_R[:, None]).to(x_RD.dtype)
+        if not self.kind.bias:
+            return self.down(inner_RF)
+        y_RD = fn.linear(inner_RF, self.down.weight)
+        return y_RD + self.weighted_bias(gates_R, x_RD.dtype) if biased else y_RD
+
+    def weighted_bias(self, gates_R: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return the bias of the output times the weight of each row, [R, D]."""
+        return (gates_R[:, None] * self.down.bias).to(dtype)
+
+
+def router_logits(mixture: MixtureOfExperts, x_ND: torch.Tensor) -> torch.Tensor:
+    """Return the logits of a router, [N, E], in at least float32."""
+    wide = at_least_fp32(x_ND.dtype)
+    bias = mixture.logit_bias.weight.to(wide) if mixture.routing.logit_bias else None
+    return fn.linear(x_ND.to(wide), mixture.router.weight.to(wide), bias)
 
 
 class MixtureOfExperts(nn.Module):
@@ -48,9 +90,11 @@ class MixtureOfExperts(nn.Module):
         assert experts is not None, "a block without experts has a dense MLP"
         self.shape, self.routing, self.layer, self.mix = shape, experts, layer, mix
         self.router = Weight(experts.num_experts, shape.hidden)
+        if experts.logit_bias:
+            self.logit_bias = Weight(experts.num_experts)
         held = range(experts.num_experts) if share.experts is None else share.experts
-        ffn = experts.ffn // share.expert_tp
-        self.experts = nn.ModuleDict({str(e): Expert(shape.hidden, ffn) for e in held})
+        pieces = share.expert_tp
+        self.experts = nn.ModuleDict({str(e): Expert(shape.hidden, experts, pieces) for e in held})
         if shared is not None:
             self.shared = shared
 

@@ -155,3 +155,11 @@ def test_scales_of_whole_tensors_want_gradients_of_one_scale() -> None:
     scaled = [*whole, "precision.reduction=fp16", "precision.loss_scaling=dynamic"]
     message = said("nano", scaled, "fp8-history-of-gradients")
     assert "a loss scale that doubles doubles gradients" in message
+
+
+@pytest.mark.parametrize("extra", ["bias=true", "limit=7.0"])
+def test_experts_in_8_bits_are_plain(extra: str) -> None:
+    sets = [*FP8, *H100, f"model.experts.{extra}"]
+    message = said("mixtral-8x7b", sets, "fp8-experts-are-plain")
+    assert f"model.experts.{extra.replace('=', ' = ')}" in message
+    assert "fp8-experts-are-plain" not in problems_of("mixtral-8x7b", [*FP8, *H100])

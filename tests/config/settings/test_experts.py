@@ -154,7 +154,7 @@ def sparse(tmp_path: Path) -> Path:
         (
             ["model.mlp_bias=true"],
             "experts-have-no-bias",
-            "their matrices have no biases",
+            "whose biases are model.experts.bias",
             ("model.mlp_bias = false",),
         ),
     ],

@@ -188,8 +188,8 @@ def note_routes(router: Router) -> list[tuple[torch.Tensor, RankRouted]]:
     route = router.route
     found: list[tuple[torch.Tensor, RankRouted]] = []
 
-    def noted(x_nD: Any, weight_ED: Any, layer: int, tokens: Any, *, train: bool) -> Any:
-        routed = route(x_nD, weight_ED, layer, tokens, train=train)
+    def noted(x_nD: Any, weight_ED: Any, layer: int, tokens: Any, **options: Any) -> Any:
+        routed = route(x_nD, weight_ED, layer, tokens, **options)
         found.append((tokens.number_n, routed))
         return routed
 

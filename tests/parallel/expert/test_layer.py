@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
+from itertools import product
 from typing import Any
 
 import pytest
@@ -153,6 +154,20 @@ def test_a_router_of_sigmoids_with_groups_does_the_same(split: str, rank_pool: R
     assert DEEPSEEK.experts is not None
     experts = replace(DEEPSEEK.experts, first_dense_layers=0)
     plan = mixture_plan(experts=experts, **SPLITS[split])
+    stream = stream_of(plan)
+    equals_one_device(plan, run(plan, stream, rank_pool), stream)
+
+
+@pytest.mark.parametrize(("split", "way"), [*product(SPLITS, ["flat"]), ("ep4", "padded, chunks")])
+def test_biases_are_added_once_and_get_all_of_their_gradients(
+    split: str, way: str, rank_pool: RankPool
+) -> None:
+    """Those of logits and of experts, with a clamped SwiGLU whose limit some rows are beyond."""
+    experts = replace(EXPERTS, shared_experts=0, bias=True, logit_bias=True, limit=1.0, alpha=1.3)
+    layout, room = WAYS[way]
+    chosen = SPLITS[split]
+    placed = replace(chosen.get("layout", ExpertLayout()), **layout)
+    plan = mixture_plan(experts=experts, **{**chosen, "layout": placed, "balance": Balance(**room)})
     stream = stream_of(plan)
     equals_one_device(plan, run(plan, stream, rank_pool), stream)
 

@@ -16,6 +16,7 @@ FAST = [
     BlockCase("glm4", "pp2-zb", "norm-attention"),
     BlockCase("falcon", "tp2sp", "norm-mlp"),
     BlockCase("olmo2", "tp2sp", "norm-attention"),
+    BlockCase("gpt-oss", "tp2sp", "none"),
 ]
 SLOW = [
     BlockCase(block, split, again)
@@ -34,6 +35,11 @@ SLOW = [
         ("neox", "ring2-tp2sp", "full"),
         ("falcon", "tp2sp-pp2-zb", "norm-attention"),
         ("falcon", "tp2", "none"),
+        ("gpt-oss-attention", "zero3-tp2sp-pp2", "norm-mlp"),
+        ("gpt-oss", "zero3-tp2sp-pp2", "none"),
+        ("gpt-oss", "zero3-tp2sp-pp2", "full"),
+        ("gpt-oss", "zero1-ulysses2-pp2-zb", "none"),
+        ("gpt-oss", "ring2-tp2sp", "norm-attention"),
     )
 ]
 
@@ -42,7 +48,18 @@ def test_the_matrix_of_blocks_is_whole() -> None:
     every = [*block_cases()]
     met = {(case.block, case.split, case.again) for case in every}
     assert len(every) == len(met)
-    assert met == {(block, name, again) for block in BLOCKS for name in SPLITS for again in AGAIN}
+    for block in BLOCKS:
+        # Experts have no operators of their own that are made again.
+        kinds = AGAIN if block != "gpt-oss" else {"none", "norm-attention", "full"}
+        assert {one for one in met if one[0] == block} == {
+            (block, name, again) for name in SPLITS for again in kinds
+        }
+
+
+def test_experts_are_shared_out_and_cut_in_some_cases() -> None:
+    layouts = [case.plan().layout for case in block_cases() if case.block == "gpt-oss"]
+    met = {(one.mesh.ep, one.experts.expert_tp) for one in layouts}
+    assert met == {(1, 1), (2, 1), (1, 2), (2, 2)}
 
 
 def test_plans_have_the_blocks_of_their_names_when_they_are_shrunk_too() -> None:

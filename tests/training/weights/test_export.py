@@ -34,7 +34,7 @@ from echelon.training.weights.load import load_weights
 from echelon.training.weights.writers.hugging_face import write_files
 from echelon.training.weights.writers.shares import Writers
 from tests.parallel.layouts import GPT2, NANO, QWEN
-from tests.training.weights.transformers_models import DEEPSEEK, MIXTRAL, QWEN3_MOE
+from tests.training.weights.transformers_models import DEEPSEEK, GPT_OSS, MIXTRAL, QWEN3_MOE
 
 Tensors = dict[str, torch.Tensor]
 
@@ -52,6 +52,7 @@ SHAPES = {
     "mixtral": MIXTRAL,
     "qwen3_moe": QWEN3_MOE,
     "deepseek_v3": DEEPSEEK,
+    "gpt_oss": GPT_OSS,
     "gpt2": GPT2,
 }
 TYPES = {

@@ -51,6 +51,20 @@ DEEPSEEK = replace(
     ),
 )
 
+GPT_OSS = replace(
+    NANO,
+    name="gpt-oss",
+    layers=2,
+    sinks=True,
+    window=4,
+    layer_kinds=("local", "global"),
+    qkv_bias=True,
+    output_bias=True,
+    experts=Experts(
+        num_experts=4, top_k=2, ffn=12, logit_bias=True, bias=True, limit=1.5, alpha=1.3
+    ),
+)
+
 DENSE_DEEPSEEK = replace(DEEPSEEK, name="dense-deepseek", experts=None)
 """Every block has a dense MLP: what is left is latent attention."""
 

@@ -40,6 +40,10 @@ MODEL_EXPERTS = (
     setting("model.experts.gate_scale", POSITIVE, 1.0, "factor of the weights of experts"),
     setting("model.experts.groups", COUNT, 1, "groups of experts, of equal size"),
     setting("model.experts.top_groups", COUNT, 1, "groups that a token's experts come out of"),
+    setting("model.experts.logit_bias", Flag(), False, "whether logits of routers have a bias"),
+    setting("model.experts.bias", Flag(), False, "whether matrices of routed experts have biases"),
+    setting("model.experts.limit", OPTIONAL_REAL, "none", "clamped SwiGLU: how large gates may be"),
+    setting("model.experts.alpha", POSITIVE, 1.702, "with limit: gate x sigmoid(alpha x gate)"),
 )
 
 EXPERTS = (

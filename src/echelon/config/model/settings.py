@@ -174,6 +174,9 @@ def build_model(view: View) -> ModelShape:
         for name, kind in PARTS.items()
     }
     parts["rotary"] = record(view, Rotary, "model.rotary")
+    if parts["experts"] is not None:
+        limit = _or_none(view, "model.experts.limit")
+        parts["experts"] = record(view, Experts, "model.experts", limit=limit)
     parts["multipliers"] = record(view, Multipliers, "model.multipliers")
     parts |= {name: _or_none(view, f"model.{name}") for name in OPTIONAL}
     kinds = view.value("model.layer_kinds")

@@ -16,11 +16,13 @@ from echelon.config.settings.experts import (
     has_experts,
     shared_width,
 )
+from echelon.config.settings.value_types import toml_text
 from echelon.config.view import View
 from echelon.core.rulebook.fp8 import (
     FP8_BLOCK_DIVIDES,
     FP8_BLOCK_OF_KERNELS,
     FP8_DEVICE,
+    FP8_EXPERTS_ARE_PLAIN,
     FP8_GATHER_NEEDS_CODES,
     FP8_GATHER_OF_SQUARES,
     FP8_GATHER_ON_DEVICE,
@@ -246,8 +248,27 @@ def fp8_history_of_gradients(view: View) -> Iterator[RuleViolation]:
         )
 
 
+def fp8_experts_are_plain(view: View) -> Iterator[RuleViolation]:
+    """Check that experts are what products of 8-bit numbers are built for."""
+    if view.word(MATMUL_KEY) != "fp8" or not has_experts(view):
+        return
+    bias, limit = (f"model.experts.{name}" for name in ("bias", "limit"))
+    for key, there in ((bias, view.flag(bias)), (limit, view.value(limit) != "none")):
+        if there:
+            yield RuleViolation(
+                rule=FP8_EXPERTS_ARE_PLAIN,
+                key=MATMUL_KEY,
+                message=f'{MATMUL_KEY} = "fp8", but {view.model_name} has {key} = '
+                f"{toml_text(view.value(key))}",
+                set_by=(MATMUL_KEY, key),
+                suggestions=(OFF,),
+            )
+            return
+
+
 FP8_FINDERS = (
     fp8_block_divides,
+    fp8_experts_are_plain,
     fp8_parameters,
     fp8_gathers_at_once,
     fp8_gather,

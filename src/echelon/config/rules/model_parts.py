@@ -118,8 +118,8 @@ def experts_have_no_bias(view: View) -> Iterator[RuleViolation]:
         yield RuleViolation(
             rule=EXPERTS_HAVE_NO_BIAS,
             key="model.mlp_bias",
-            message=f"model.mlp_bias = true, but {view.model_name} has experts, and their "
-            "matrices have no biases",
+            message=f"model.mlp_bias = true, but {view.model_name} has experts, whose biases are "
+            "model.experts.bias",
             suggestions=({"model.mlp_bias": False},),
         )
 

@@ -109,6 +109,15 @@ def attention_settings_without_effect(view: View) -> Iterator[RuleViolation]:
         yield from setting_without_effect(view, "model.sinks", "latent attention has none")
 
 
+def expert_activation_without_effect(view: View) -> Iterator[RuleViolation]:
+    """Yield a setting of a clamped SwiGLU of experts that have none."""
+    if view.has_table("model.experts") and view.value("model.experts.limit") == "none":
+        why = "without model.experts.limit an expert has SiLU"
+        yield from setting_without_effect(
+            view, "model.experts.alpha", why, "model.experts.limit = 7.0"
+        )
+
+
 def optimizer_settings_without_effect(view: View) -> Iterator[RuleViolation]:
     """Yield settings of another kind of optimizer, or of a decay of nothing."""
     kind = view.word("optimizer.kind")
@@ -240,6 +249,7 @@ RECOMPUTE_FINDERS = (
     recomputed_operators,
     position_settings_without_effect,
     attention_settings_without_effect,
+    expert_activation_without_effect,
 )
 OPTIMIZER_FINDERS = (
     optimizer_settings_without_effect,

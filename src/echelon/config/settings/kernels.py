@@ -39,6 +39,8 @@ def missing_pieces(view: View, provider: KernelProvider) -> dict[FusedPiece, str
         found["swiglu"] = "the model's MLP has no gate"
     elif (activation := view.word("model.activation")) != "silu":
         found["swiglu"] = f'model.activation = "{activation}"'
+    elif view.has_table("model.experts") and view.value("model.experts.limit") != "none":
+        found["swiglu"] = "model.experts.limit makes it a clamped SwiGLU"
     record, master = OPTIMIZERS[view.word("optimizer.kind")], view.word("precision.master")
     if provider != "triton":
         found["update"] = f'{PROVIDER_KEY} = "{provider}" has no kernel of it'

@@ -65,7 +65,7 @@ EXPERTS_ARE_GATED = Rule(
     id="experts-are-gated",
     why="""
     An expert is an MLP with a gate: three matrices, and SiLU (SwiGLU), as in Mixtral, Qwen3 and
-    DeepSeek. Experts of two matrices are not supported.
+    DeepSeek, or the clamped one of gpt-oss. Experts of two matrices are not supported.
     """,
     bad=f"""
     [model]
@@ -79,9 +79,9 @@ EXPERTS_ARE_GATED = Rule(
 EXPERTS_HAVE_NO_BIAS = Rule(
     id="experts-have-no-bias",
     why="""
-    The matrices of experts are multiplied all at once, and have no biases. model.mlp_bias is about
-    every MLP of a model, so a model with experts has none. The bias by which a router chooses is
-    another one: model.experts.router_bias.
+    model.mlp_bias is about dense MLPs, and those of a model with experts have none. Biases of
+    routed experts (gpt-oss) are model.experts.bias, that of the logits of a router is
+    model.experts.logit_bias, and one by which it chooses alone is model.experts.router_bias.
     """,
     bad=f"""
     [model]

@@ -43,6 +43,32 @@ FP8_PARAMETERS = Rule(
     fixed='parameters = "bf16"',
 )
 
+FP8_EXPERTS_ARE_PLAIN = Rule(
+    id="fp8-experts-are-plain",
+    why="""
+    In products of 8-bit numbers an expert is three matrices with SiLU between them. Biases of
+    experts (model.experts.bias) and a clamped SwiGLU (model.experts.limit), as gpt-oss has them,
+    are not built there.
+    """,
+    example="""
+    [model.experts]
+    num_experts = 8
+    top_k = 2
+    ffn = 64
+    bias = true
+    %s
+    """,
+    bad="""
+    [precision]
+    matmul = "fp8"
+    fp8_block = 32
+    """,
+    fixed="""
+    [precision]
+    matmul = "parameters"
+    """,
+)
+
 FP8_DEVICE = Rule(
     id="fp8-device",
     why="""

@@ -153,6 +153,10 @@ class DispatchChunk:
     """Bytes that experts have inside, forward."""
     backward: int
     """Bytes that experts have inside, backward."""
+    collected: int = 0
+    """The same where all weight gradients wait for W, if that is more."""
+    vectors: int = 0
+    """Bytes of the gradients of biases."""
 
     @property
     def saved(self) -> int:
@@ -236,10 +240,11 @@ def backward_bytes(
         peak = max(peak, now + one.back.at_arrival)
         now += one.back.arrived
         given = one.rows + one.gates
-        peak = max(peak, now + given + one.backward)
+        inside = max(one.backward, split * one.collected)
+        peak = max(peak, now + given + inside)
         now += given - one.saved
         if deferred or split:
-            kept = one.back.arrived + one.saved_rows + 3 * one.inner
+            kept = one.back.arrived + one.saved_rows + 3 * one.inner + one.vectors
             now += kept - one.back.arrived
             waits += kept
         else:

@@ -43,6 +43,11 @@ END_BYTES = 4
 GROUPED_MULTIPLE = 8
 """Sides of the matrices that a grouped product takes are multiples of so many 16-bit elements."""
 
+_CLAMPED_FORWARD = 1
+"""How many more tensors a clamped SwiGLU has at a time than SwiGLU, forward."""
+_CLAMPED_BACKWARD = 3
+"""The same backward."""
+
 _CHOICES = 65
 """Bytes of an assignment while it is found which ones an expert has room for: eight int64, a bool
 (`models/routing.py`)."""
@@ -70,6 +75,7 @@ def expert_numbers(
         parts = tuple(_recorded(plan, rank, crossing, one) for one in _cut(plan, crossing, load))
     inner = experts.ffn // layout.expert_tp
     deferred = ep > 1 or tp > 1 or has_grouped_products(plan)
+    chunks = tuple(_chunk(plan, one, deferred=deferred) for one in parts)
     return ExpertNumbers(
         routed=plan.local_tokens // tp,
         experts=experts.num_experts,
@@ -85,7 +91,9 @@ def expert_numbers(
         by_sequence=int(balance.aux_over != "global"),
         z_loss=int(balance.z_coefficient > 0.0),
         limiting=_limiting(plan),
-        chunks=tuple(_chunk(plan, one, deferred=deferred) for one in parts),
+        chunks=chunks,
+        vectors=sum(one.vectors for one in chunks),
+        logit_bias=int(experts.logit_bias),
         deferred=int(deferred),
         product=_product(plan, parts),
         row_chunks=int(layout.expert_tp > 1),
@@ -96,7 +104,7 @@ def has_grouped_products(plan: Plan) -> bool:
     """Return whether products of all experts are one launch (`expert/grouped_matmul.py`)."""
     inner = experts_of(plan).ffn // plan.layout.experts.expert_tp
     aligned = not (plan.model.hidden % GROUPED_MULTIPLE or inner % GROUPED_MULTIPLE)
-    on_gpu = plan.cluster.backend == "nccl"
+    on_gpu = plan.cluster.backend == "nccl" and not experts_of(plan).bias
     return on_gpu and aligned and plan.mathematics.precision.parameters == "bf16"
 
 
@@ -139,6 +147,8 @@ def _chunk(plan: Plan, part: _Part, *, deferred: bool) -> DispatchChunk:
     width = experts.ffn // layout.expert_tp
     rows = sum(part.by_expert)
     codes = ExpertProducts.of(plan, width, part.by_expert)
+    vectors = _vectors(plan, len(part.by_expert))
+    collected = _inner(plan, part.by_expert, backward=True, deferred=True) * width
     together = (rows,) if has_grouped_products(plan) else part.by_expert
     return DispatchChunk(
         dispatch=out[0],
@@ -149,8 +159,19 @@ def _chunk(plan: Plan, part: _Part, *, deferred: bool) -> DispatchChunk:
         gates=rows * gate,
         inner=rows * width * size,
         forward=_inner(plan, together, backward=False, deferred=True) * width + codes.forward,
-        backward=_inner(plan, together, backward=True, deferred=deferred) * width + codes.backward,
+        backward=_inner(plan, together, backward=True, deferred=deferred) * width
+        + codes.backward
+        + (vectors if deferred else _vectors(plan, 1)),
+        collected=collected + codes.backward + vectors,
+        vectors=vectors,
     )
+
+
+def _vectors(plan: Plan, held: int) -> int:
+    """Return the bytes of the gradients of the biases of so many experts, pieces of them or not."""
+    experts, size = experts_of(plan), DTYPE_BYTES[plan.mathematics.precision.parameters]
+    each = plan.model.hidden + 2 * experts.ffn // plan.layout.experts.expert_tp
+    return experts.bias * held * each * max(STATISTICS_BYTES, size)
 
 
 def _inner(plan: Plan, by_expert: tuple[int, ...], *, backward: bool, deferred: bool) -> int:
@@ -168,6 +189,8 @@ def _inner(plan: Plan, by_expert: tuple[int, ...], *, backward: bool, deferred: 
     grown = (3 if backward else 2) * size
     fused = plan.layout.kernels.of("swiglu") != "plain"
     numbers = (3 + 3 * low_precision) if backward else (1 + 2 * low_precision)
+    if experts_of(plan).limit is not None:
+        numbers += _CLAMPED_BACKWARD if backward else _CLAMPED_FORWARD
     once = 0 if fused else wide * numbers
     most = before = 0
     for rows in by_expert:

@@ -91,6 +91,10 @@ class ExpertNumbers:
     """Bytes that weight gradients of experts keep which are put off until rows are waited for."""
     product: int = 0
     """Bytes of rows that those gradients widen, where they add up in another dtype."""
+    vectors: Num = 0
+    """Bytes of the gradients of biases of experts."""
+    logit_bias: Num = 0
+    """Flag: the logits of the router have a bias."""
     row_chunks: Num = 0
     """Flag: experts are cut, so that every tensor rank needs every row."""
     up: Num = 2
@@ -216,7 +220,10 @@ def _router(x: ActivationNumbers, e: ExpertNumbers, flow: _MixtureState) -> Oper
         name=ROUTER,
         saved=saved,
         kept_for_weight_gradient=saved_tensors(
-            ROUTER, ("mlp input", x.stream, "n D s"), ("gradient of the scores", scores, "r E w")
+            ROUTER,
+            ("mlp input", x.stream, "n D s"),
+            ("gradient of the scores", scores, "r E w"),
+            ("gradient of the bias", e.logit_bias * e.experts * x.statistics_bytes, "E w"),
         ),
         forward=total_saved_bytes(saved) + flow.local + elementwise_max(2 * scores, e.limiting),
         backward=work,
@@ -236,6 +243,7 @@ def _experts(x: ActivationNumbers, e: ExpertNumbers, flow: _MixtureState) -> Ope
             ("rows", _rows_kept(x, e), "A D s"),
             ("gradients of the outputs", gradients, "A D s"),
             ("inner activations and gradients", x.product_bytes(3 * inner), "3 A G s"),
+            ("gradients of biases", e.vectors, "E (D + 2 G) w"),
         ),
         forward=beside + forward_bytes(e.chunks, graph=True),
         forward_without_graph=beside + forward_bytes(e.chunks, graph=False),

@@ -51,6 +51,7 @@ def activation_numbers_from_plan(
         qk_norm=int(model.qk_norm),
         qk_width=int(model.qk_norm_over == "width"),
         layer_norm=int(model.norm == "layernorm"),
+        sinks=int(model.sinks),
         qkv_bias=int(model.qkv_bias),
         output_bias=int(model.output_bias),
         mlp_bias=int(model.mlp_bias),

@@ -95,6 +95,8 @@ class ActivationNumbers:
     """Flag: each over the width of all heads together."""
     layer_norm: Num = 0
     """Flag: norms are LayerNorm, with a mean and a bias."""
+    sinks: Num = 0
+    """Flag: heads have sinks."""
     qkv_bias: Num = 0
     """Flag: queries, keys and values have a bias."""
     output_bias: Num = 0

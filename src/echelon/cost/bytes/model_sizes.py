@@ -136,7 +136,10 @@ def block_weights(model: ModelNumbers, layout: LayoutNumbers, *, mixture: bool) 
     if mixture:
         each = matrices * hidden * model.expert_ffn
         inner = each * model.shared_experts / tp + hidden * model.experts
-        routed = each * model.experts / (layout.ep * layout.expert_tp)
+        # Of an expert in pieces each has all of the bias of the output.
+        vectors = model.expert_bias * (model.up * model.expert_ffn + hidden * layout.expert_tp)
+        routed = (each + vectors) * model.experts / (layout.ep * layout.expert_tp)
+        biases = biases + model.logit_bias * model.experts
     else:
         inner = matrices * hidden * model.ffn / tp
         biases = biases + model.mlp_bias * (model.up * model.ffn / tp + hidden)

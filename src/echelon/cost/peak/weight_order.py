@@ -64,7 +64,7 @@ def operator_of(plan: Plan, spec: ParameterSpec) -> str:
         part = part.rpartition(".")[0]
     if part.startswith("mlp.shared."):
         return SHARED
-    if part == "mlp.router":
+    if part in ("mlp.router", "mlp.logit_bias"):
         return ROUTER
     if plan.model.latent is not None and part in ("attention.q_norm", "attention.kv_norm"):
         return part.removeprefix("attention.")

@@ -110,6 +110,8 @@ def model_numbers_from_shape(shape: ModelShape, length: int, *, tp: Num = 1.0) -
         top_k=float(experts.top_k) if experts else 0.0,
         expert_ffn=float(experts.ffn) if experts else 0.0,
         shared_experts=float(experts.shared_experts) if experts else 0.0,
+        expert_bias=float(experts.bias) if experts else 0.0,
+        logit_bias=float(experts.logit_bias) if experts else 0.0,
         dense_layers=float(experts.first_dense_layers) if experts else 0.0,
     )
 

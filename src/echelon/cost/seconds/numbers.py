@@ -88,6 +88,10 @@ class ModelNumbers:
     """Inner width of an expert."""
     shared_experts: Num = 0.0
     """Experts that every token meets."""
+    expert_bias: Num = 0.0
+    """Flag: the matrices of routed experts have biases."""
+    logit_bias: Num = 0.0
+    """Flag: the logits of routers have a bias."""
     dense_layers: Num = 0.0
     """Blocks from the first on that are dense in a mixture."""
 

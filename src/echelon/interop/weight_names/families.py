@@ -18,6 +18,8 @@ from echelon.interop.weight_names.source import HeadRows, ParameterSource, Rotar
 
 _QKV = ("attention.q", "attention.k", "attention.v")
 _GATE_UP = ("mlp.gate", "mlp.up")
+_SINKS = "attention.sinks"
+"""What files hold without a module around it."""
 _TURNED = ("attention.q", "attention.k", "attention.q_norm", "attention.k_norm")
 """What has a row for each dim of heads that turn."""
 
@@ -63,6 +65,7 @@ _LLAMA = {
     "attention.o": "self_attn.o_proj",
     "attention.q_norm": "self_attn.q_norm",
     "attention.k_norm": "self_attn.k_norm",
+    "attention.sinks": "self_attn.sinks",
     "mlp.gate": "mlp.gate_proj",
     "mlp.up": "mlp.up_proj",
     "mlp.down": "mlp.down_proj",
@@ -150,7 +153,7 @@ def block_source(
         return None
     name = family.modules[module]
     block = f"{family.blocks}.{layer}." if layer else ""
-    key = f"{prefix}{block}{name}.{leaf}"
+    key = f"{prefix}{block}{name}" + ("" if module == _SINKS else f".{leaf}")
     parts = [one for one in (*_QKV, *_GATE_UP) if family.modules.get(one) == name]
     rows = _rows_of(shape)
     before = sum(rows[one] for one in parts[: parts.index(module)]) if len(parts) > 1 else 0

@@ -89,27 +89,34 @@ class HeadRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterSource:
-    """Say where a file keeps a parameter.
-
-    It is in the tensor `key`, of `shape` there, from row `start` on (of all dims but the last laid
-    out one after the other); where `transposed`, the parameter's dim 0 is the last one there, and
-    `start` counts in that. With `order`, its rows are in another order, which says where they
-    begin, too. The file keeps `offset` less than its values. A `padded` tensor may have more rows
-    there than here, as vocabularies have that tensor ranks share out.
-    """
+    """Say where a file keeps a parameter: in which tensor, from where on, and in which order."""
 
     key: str
+    """The tensor."""
     shape: tuple[int, ...]
+    """Its shape there."""
     start: int = 0
+    """The row from which on it is there, of all dims but the last laid out one after the other;
+    where `transposed`, the column."""
     transposed: bool = False
+    """Whether the parameter's dim 0 is the last one there."""
+    row: int = 0
+    """Where `transposed`: the row from which on its dim 1 is there."""
+    step: int = 1
+    """It has each so many-th row, or column, from `start` on."""
     order: RotaryPairs | HeadRows | None = None
+    """Another order of its rows, which says where they begin, too."""
     offset: float = 0.0
+    """How much less the file keeps than its values."""
     padded: bool = False
+    """Whether the tensor may have more rows there than here, as vocabularies have that tensor ranks
+    share out."""
 
     def runs(self, first: int, count: int) -> Iterator[RowRun]:
         """Yield where `count` rows of the parameter from `first` on are in the tensor."""
         if self.order is None:
-            yield RowRun(here=first, count=count, there=self.start + first, step=1)
+            there = self.start + first * self.step
+            yield RowRun(here=first, count=count, there=there, step=self.step)
         else:
             yield from self.order.runs(first, count)
 

@@ -4,9 +4,12 @@ Where one launch does it for all of them (`grouped_matmul.py`), that is used; ho
 expert has need not be known to the host then.
 
 The gate of a row weights the inner activation, so what comes out is weighted already: nothing of
-the outputs need be kept for the gradient of the gates. Weight gradients are put off until a
-collective is in flight, and written straight into the buckets. An expert without rows has a
-gradient of zero.
+the outputs need be kept for the gradient of the gates. Where experts have biases, that of the
+output is weighted, too: y = W (g a) + g b, so that dg has dy . b beside dy . W a, and db is the sum
+of g dy. Of an expert in pieces each tensor rank has the whole b, and the first one alone adds it;
+rows and their gradients are alike on all of them, and so is the gradient of b. Weight gradients are
+put off until a collective is in flight, and written straight into the buckets. An expert without
+rows has a gradient of zero.
 
 Shape suffixes: R rows of all experts here, F inner width (of one piece), D hidden.
 """
@@ -20,9 +23,11 @@ from typing import Any
 import torch
 
 from echelon.models.moe import Expert
+from echelon.models.precision import at_least_fp32
 from echelon.parallel.expert.grouped_matmul import GroupedExperts, RowCounts
+from echelon.parallel.expert.inner_activation import InnerActivation
 from echelon.parallel.gradients import GradientStore
-from echelon.parallel.kernels.fused import weighted_swiglu, weighted_swiglu_backward
+from echelon.parallel.kernels.low_precision import row_chunks
 from echelon.parallel.kernels.matmul import matmul
 from echelon.parallel.tensor import TensorSplit, input_gradient
 
@@ -40,7 +45,7 @@ class ExpertFeedForward(torch.autograd.Function):
         split: TensorSplit,
     ) -> torch.Tensor:
         """Return y_RD for rows that lie side by side by expert, `counts` of each."""
-        store, provider = split.store, split.kernels.of("swiglu")
+        store, activation = split.store, InnerActivation.of(experts[0].kind, split)
         ctx.experts, ctx.counts, ctx.split = experts, counts, split
         ctx.grouped = GroupedExperts.from_rows(rows_RD, experts, counts, split)
         if ctx.grouped is not None:
@@ -54,8 +59,10 @@ class ExpertFeedForward(torch.autograd.Function):
         for expert, (x, gates, y) in parts:
             gate_up = _project(x, expert, store)
             inners.append(gate_up)
-            inner = weighted_swiglu(gate_up, gates, split.pieces, provider=provider)
-            matmul(inner, expert.down.weight, out=y)
+            matmul(activation.forward(gate_up, gates), expert.down.weight, out=y)
+            if _adds_bias(expert, split):
+                for part in row_chunks(y, split.pieces):
+                    y[part] += expert.weighted_bias(gates[part], y.dtype)
         ctx.save_for_backward(rows_RD, gates_R, *inners)
         return y_RD
 
@@ -69,15 +76,15 @@ class ExpertFeedForward(torch.autograd.Function):
         if ctx.grouped is not None:
             saved = (rows_RD, gates_R, *inners)
             return (*ctx.grouped.backward(dy_RD, saved, store), None, None, None)
+        activation = InnerActivation.of(ctx.experts[0].kind, split)
         dx_RD, dgates_R = torch.empty_like(rows_RD), torch.empty_like(gates_R)
         pieces = _split(ctx.counts, rows_RD, gates_R, dy_RD, dx_RD, dgates_R)
         for expert, gate_up, parts in zip(ctx.experts, inners, pieces, strict=True):
             x, gates, dy, dx, dgates = parts
             dinner = matmul(dy, expert.down.weight.t())
-            inner, dgate_up = weighted_swiglu_backward(
-                *(dinner, gate_up, gates, dgates, split.pieces),
-                provider=split.kernels.of("swiglu"),
-            )
+            inner, dgate_up = activation.backward(dinner, gate_up, gates, dgates)
+            if expert.kind.bias:
+                _bias_gradients(expert, (dy, gates, dgates), dgate_up, split)
             input_gradient(dgate_up, [expert.gate, expert.up], store, out=dx)
             store.defer(partial(store.add_matmul, [expert.down.weight], dy, inner))
             pair = [expert.gate.weight, expert.up.weight]
@@ -94,5 +101,39 @@ def _split(counts: Sequence[int], *tensors: torch.Tensor) -> list[tuple[torch.Te
 def _project(x: torch.Tensor, expert: Expert, store: GradientStore) -> torch.Tensor:
     weight = store.matrices([expert.gate.weight, expert.up.weight])
     if weight is None:
-        return torch.cat([matmul(x, expert.gate.weight), matmul(x, expert.up.weight)], dim=-1)
-    return matmul(x, weight)
+        y = torch.cat([matmul(x, expert.gate.weight), matmul(x, expert.up.weight)], dim=-1)
+    else:
+        y = matmul(x, weight)
+    if expert.kind.bias:
+        y += torch.cat([expert.gate.bias, expert.up.bias])
+    return y
+
+
+def _adds_bias(expert: Expert, split: TensorSplit) -> bool:
+    """Return whether the bias of the output is added here: by one of those that have a piece."""
+    return expert.kind.bias and (expert.pieces == 1 or split.group.index == 0)
+
+
+def _bias_gradients(
+    expert: Expert,
+    outputs: tuple[torch.Tensor, torch.Tensor, torch.Tensor],
+    dgate_up: torch.Tensor,
+    split: TensorSplit,
+) -> None:
+    """Put off the gradients of the biases; add to those of the gates.
+
+    `outputs` are the gradient of the output, the gates, and their gradients, which get more here.
+    """
+    dy, gates, dgates = outputs
+    store, wide = split.store, at_least_fp32(dy.dtype)
+    bias = expert.down.bias.to(wide)
+    total = torch.zeros_like(bias)
+    for rows in row_chunks(dy, split.pieces):
+        dy_wide = dy[rows].to(wide)
+        total.addmv_(dy_wide.t(), gates[rows].to(wide))
+        if _adds_bias(expert, split):
+            dgates[rows] += (dy_wide @ bias).to(dgates.dtype)
+    gradients = (total, *dgate_up.sum(0, dtype=wide).chunk(2))
+    linears = (expert.down, expert.gate, expert.up)
+    for linear, gradient in zip(linears, gradients, strict=True):
+        store.defer(partial(store.add, linear.bias, gradient))

@@ -22,11 +22,10 @@ from typing import Any
 
 import torch
 
-from echelon.core.choices.kernels import KernelProvider
 from echelon.models.batch import start_copy
 from echelon.models.moe import Expert
+from echelon.parallel.expert.inner_activation import InnerActivation
 from echelon.parallel.gradients import GradientStore
-from echelon.parallel.kernels.fused import weighted_swiglu, weighted_swiglu_backward
 from echelon.parallel.kernels.grouped_gradient import add_grouped_gradient, adds_grouped_gradients
 from echelon.parallel.tensor import TensorSplit
 
@@ -92,7 +91,12 @@ def grouped_matmul(
 def _stacked_weights(
     experts: Sequence[Expert], store: GradientStore
 ) -> tuple[torch.Tensor, torch.Tensor] | None:
-    """Return gate and up side by side, and down, of all experts; None where they are no stack."""
+    """Return gate and up side by side, and down, of all experts; None where they are no stack.
+
+    The kernel adds no biases: experts with some compute one after the other.
+    """
+    if experts and experts[0].kind.bias:
+        return None
     pairs = [store.matrices([one.gate.weight, one.up.weight]) for one in experts]
     gate_up = stacked_view([one for one in pairs if one is not None])
     down = stacked_view([one.down.weight.detach() for one in experts])
@@ -117,7 +121,7 @@ class GroupedExperts:
     down_EOI: torch.Tensor
     counts: RowCounts
     ends_E: torch.Tensor
-    provider: KernelProvider
+    activation: InnerActivation
 
     @classmethod
     def from_rows(
@@ -139,7 +143,7 @@ class GroupedExperts:
             down_EOI=stacks[1],
             counts=counts,
             ends_E=row_ends(counts, x_RD.device),
-            provider=split.kernels.of("swiglu"),
+            activation=InnerActivation.of(experts[0].kind, split),
         )
 
     def forward(
@@ -147,7 +151,7 @@ class GroupedExperts:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return y_RD, and what backward needs of the inner activations."""
         gate_up = grouped_matmul(x_RD, self.gate_up_EOI, self.ends_E)
-        inner = weighted_swiglu(gate_up, gates_R, provider=self.provider)
+        inner = self.activation.forward(gate_up, gates_R)
         return grouped_matmul(inner, self.down_EOI, self.ends_E), gate_up
 
     def backward(
@@ -160,9 +164,7 @@ class GroupedExperts:
         x_RD, gates_R, gate_up = saved
         dgates_R = torch.empty_like(gates_R)
         dinner = grouped_matmul(dy_RD, self.down_EOI.transpose(1, 2), self.ends_E)
-        inner, dgate_up = weighted_swiglu_backward(
-            dinner, gate_up, gates_R, dgates_R, provider=self.provider
-        )
+        inner, dgate_up = self.activation.backward(dinner, gate_up, gates_R, dgates_R)
         dx_RD = grouped_matmul(dgate_up, self.gate_up_EOI.transpose(1, 2), self.ends_E)
         store.defer(lambda: self._add_weights(store, (dy_RD, inner), (dgate_up, x_RD)))
         return dx_RD, dgates_R

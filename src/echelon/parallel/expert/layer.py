@@ -195,8 +195,12 @@ class ExpertParallel:
             dispatched = MoveRows.apply(x_ND, tensor, "experts.rows", SUM_GRADIENT)
             routed_rows = dispatched[own_rows(len(x_ND), tensor)]
         tokens = self._tokens(batch, routed_rows.device)
-        weight = mixture.router.weight
-        routed = self.router.route(routed_rows, weight, mixture.layer, tokens, train=batch.train)
+        bias = mixture.logit_bias.weight if mixture.routing.logit_bias else None
+        routed = self.router.route(
+            *(routed_rows, mixture.router.weight, mixture.layer, tokens),
+            train=batch.train,
+            bias_E=bias,
+        )
         if not self._whole and tensor.size > 1:
             routed = _gathered(routed, tensor)
         y_mD, shared_ND = self._dispatch_and_combine(dispatched, routed, tokens, mixture, x_ND)

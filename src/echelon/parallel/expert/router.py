@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -40,13 +41,18 @@ class RouterLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x_nD: torch.Tensor, weight_ED: nn.Parameter, store: GradientStore
+        ctx: Any,
+        x_nD: torch.Tensor,
+        weight_ED: nn.Parameter,
+        store: GradientStore,
+        bias_E: nn.Parameter | None = None,
     ) -> torch.Tensor:
         """Return logits_nE."""
         ctx.save_for_backward(x_nD)
-        ctx.weight, ctx.store = weight_ED, store
+        ctx.weight, ctx.bias, ctx.store = weight_ED, bias_E, store
         wide = at_least_fp32(x_nD.dtype)
-        return fn.linear(x_nD.to(wide), weight_ED.to(wide))
+        bias = None if bias_E is None else bias_E.to(wide)
+        return fn.linear(x_nD.to(wide), weight_ED.to(wide), bias)
 
     @staticmethod
     def backward(ctx: Any, dy_nE: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -55,10 +61,12 @@ class RouterLinear(torch.autograd.Function):
         weight: nn.Parameter = ctx.weight
         store: GradientStore = ctx.store
         dy_nE = dy_nE.contiguous()
+        if ctx.bias is not None:
+            store.defer(partial(store.add, ctx.bias, dy_nE.sum(0)))
         dx_nD = (dy_nE @ weight.to(dy_nE.dtype)).to(x_nD.dtype)
         store.defer(lambda: _add_weight(store, weight, dy_nE, x_nD.to(dy_nE.dtype)))
         store.run_deferred()
-        return dx_nD, None, None
+        return dx_nD, None, None, None
 
 
 def _add_weight(
@@ -133,15 +141,16 @@ class Router:
         tokens: RoutedTokens,
         *,
         train: bool,
+        bias_E: nn.Parameter | None = None,
     ) -> TokenRouting:
         """Return where the rows of x go; in training, note it and attach the losses."""
         experts, balance = self.balancer.experts, self.balancer.balance
-        logits_nE: torch.Tensor = RouterLinear.apply(x_nD, weight_ED, self._store)
+        logits_nE: torch.Tensor = RouterLinear.apply(x_nD, weight_ED, self._store, bias_E)
         scores_nE = scores_of(logits_nE, experts)
         if self.on_scores is not None:
             self.on_scores(layer, tokens, scores_nE)
-        bias_E = self.balancer.biases.get(layer)
-        chosen_nK = choose_experts(scores_nE, bias_E, tokens.number_n, experts, balance)
+        moved_E = self.balancer.biases.get(layer)
+        chosen_nK = choose_experts(scores_nE, moved_E, tokens.number_n, experts, balance)
         gates_nK = gates_of(scores_nE, chosen_nK, experts)
         kept_nK = self._kept(chosen_nK, gates_nK, tokens)
         if train:

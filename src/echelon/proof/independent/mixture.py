@@ -5,6 +5,9 @@ Shazeer et al., 2017, and Jiang et al., "Mixtral", 2024, for gates; DeepSeek-V3,
 2021, equations 4 to 6, for the auxiliary loss and the capacity; Zoph et al., "ST-MoE", 2022,
 equation 5, for the z-loss.
 
+"gpt-oss-120b & gpt-oss-20b Model Card", OpenAI, 2025, and its reference code, for biases of experts
+and of logits, and the clamped SwiGLU.
+
 Shape suffixes: T positions, D hidden, E experts, K experts of a token.
 """
 
@@ -34,6 +37,8 @@ def route(run: SequenceRun, x_TD: torch.Tensor, experts: Experts) -> SequenceRou
     """Return where the tokens of a sequence go, and with which gates."""
     block = int(run.unit.partition(".")[2])
     logits_TE = x_TD @ run.weight("mlp.router.weight").T
+    if experts.logit_bias:
+        logits_TE = logits_TE + run.weight("mlp.logit_bias.weight")
     scores_TE = logits_TE.softmax(-1) if experts.router == "softmax" else logits_TE.sigmoid()
     run.note(SCORES, scores_TE)
     bias = run.biases[block].tolist() if block in run.biases else [0.0] * experts.num_experts
@@ -74,23 +79,25 @@ def mix(run: SequenceRun, x_TD: torch.Tensor, routes: SequenceRoutes) -> torch.T
         name, x = f"mlp.experts.{expert}", x_TD[rows]
         if run.fp8 is not None:
             # What is rounded for the last product is weighted already.
-            out = swiglu(run, x, name, gates)
+            out = run.linear(_inner(run, x, name, experts) * gates[:, None], f"{name}.down")
         else:
-            out = swiglu(run, x, name) * gates[:, None]
+            out = run.linear(_inner(run, x, name, experts), f"{name}.down") * gates[:, None]
         y_TD = y_TD.index_add(0, torch.tensor(rows, dtype=torch.int64), out)
     return y_TD
 
 
-def swiglu(
-    run: SequenceRun, x: torch.Tensor, name: str, weights: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Return down(silu(gate(x)) x up(x)) (Shazeer, "GLU Variants Improve Transformer", 2020).
+def _inner(run: SequenceRun, x: torch.Tensor, name: str, experts: Experts) -> torch.Tensor:
+    """Return silu(gate(x)) x up(x) (Shazeer, "GLU Variants Improve Transformer", 2020).
 
-    What `down` reads is multiplied by `weights`, one for each row, where there are any.
+    With a limit l, min(gate, l) x sigmoid(alpha min(gate, l)) x (up within [-l, l], and 1).
     """
-    gate = run.linear(x, f"{name}.gate")
-    inner = gate * torch.sigmoid(gate) * run.linear(x, f"{name}.up")
-    return run.linear(inner if weights is None else inner * weights[:, None], f"{name}.down")
+    gate, up = run.linear(x, f"{name}.gate"), run.linear(x, f"{name}.up")
+    if experts.limit is None:
+        return gate * torch.sigmoid(gate) * up
+    gate = torch.where(gate > experts.limit, experts.limit, gate)
+    up = torch.where(up > experts.limit, experts.limit, up)
+    up = torch.where(up < -experts.limit, -experts.limit, up)
+    return gate * torch.sigmoid(experts.alpha * gate) * (up + 1)
 
 
 def _choice(run: SequenceRun, wanted: list[float], position: int, experts: Experts) -> list[int]:

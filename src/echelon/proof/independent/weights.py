@@ -137,14 +137,17 @@ def _block(model: ModelShape, block: int) -> Iterator[tuple[str, tuple[int, ...]
 def _feed_forward(model: ModelShape, block: int) -> Iterator[tuple[str, tuple[int, ...]]]:
     wide = model.hidden
     if model.experts is None or not has_experts(model, block):
-        yield from _mlp(model, "mlp", model.ffn)
+        yield from _mlp(model, "mlp", model.ffn, bias=model.mlp_bias)
         return
     experts = model.experts
     yield "mlp.router.weight", (experts.num_experts, wide)
+    if experts.logit_bias:
+        yield "mlp.logit_bias.weight", (experts.num_experts,)
     for number in range(experts.num_experts):
-        yield from _mlp(model, f"mlp.experts.{number}", experts.ffn)
+        yield from _mlp(model, f"mlp.experts.{number}", experts.ffn, bias=experts.bias)
     if experts.shared_experts:
-        yield from _mlp(model, "mlp.shared", experts.shared_experts * experts.ffn)
+        width = experts.shared_experts * experts.ffn
+        yield from _mlp(model, "mlp.shared", width, bias=model.mlp_bias)
 
 
 def _linear(
@@ -180,8 +183,10 @@ def _latent(model: ModelShape, latent: LatentAttention) -> Iterator[tuple[str, t
     yield "attention.o.weight", (wide, heads * latent.value_dim)
 
 
-def _mlp(model: ModelShape, name: str, ffn: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    wide, bias = model.hidden, model.mlp_bias
+def _mlp(
+    model: ModelShape, name: str, ffn: int, *, bias: bool
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    wide = model.hidden
     if model.gated:
         yield from _linear(f"{name}.gate", ffn, wide, bias=bias)
     yield from _linear(f"{name}.up", ffn, wide, bias=bias)

@@ -1,10 +1,11 @@
 """The blocks of other families that are proven: each kind of block in each split.
 
 {Gemma, Granite, heads of which a part turns and blocks of which none does, norms elsewhere, local
-and global blocks, sinks, caps} x {alone, ZeRO-3, tp2,
+and global blocks, sinks, caps, experts of gpt-oss} x {alone, ZeRO-3, tp2,
 tp2 + sequence parallelism, cp2 as a ring and by heads, a pipeline with B and W together and apart,
 and several of these at once} x {nothing is made again, some operators are, some blocks are}. The
-sequences of a microbatch and accumulation turn with the case.
+sequences of a microbatch and accumulation turn with the case, and over how many ranks experts are
+shared out, and whether each is cut.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ from dataclasses import dataclass, replace
 from itertools import product, starmap
 
 from echelon.core.mesh import Mesh
-from echelon.core.model_shape import ModelShape, Multipliers, RopeScaling, Rotary
-from echelon.core.plan import Plan, Recompute
-from echelon.proof.matrix.cases import MatrixCase, varied_model, varied_optimizer
+from echelon.core.model_shape import Experts, ModelShape, Multipliers, RopeScaling, Rotary
+from echelon.core.plan import Layout, Plan, Recompute
+from echelon.proof.matrix.cases import MatrixCase, shared_out, varied_model, varied_optimizer
 from echelon.proof.matrix.recompute_cases import SPLITS, split_layout
 
 AGAIN: Mapping[str, Recompute] = {
@@ -109,6 +110,19 @@ def _gpt_oss_attention(model: ModelShape) -> ModelShape:
     )
 
 
+def _gpt_oss(model: ModelShape) -> ModelShape:
+    experts = Experts(
+        num_experts=8,
+        top_k=3,
+        ffn=model.ffn,
+        logit_bias=True,
+        bias=True,
+        limit=0.05,
+        alpha=1.5,
+    )
+    return replace(_gpt_oss_attention(model), experts=experts)
+
+
 BLOCKS: Mapping[str, Callable[[ModelShape], ModelShape]] = {
     "gemma": _gemma,
     "granite": _granite,
@@ -119,8 +133,17 @@ BLOCKS: Mapping[str, Callable[[ModelShape], ModelShape]] = {
     "falcon": _falcon,
     "gemma3": _gemma3,
     "gpt-oss-attention": _gpt_oss_attention,
+    "gpt-oss": _gpt_oss,
 }
 """What makes each kind out of a Llama."""
+
+_OF_DENSE = ("norm-mlp", "activation")
+"""What of `AGAIN` experts do not have."""
+
+
+def has_experts(block: str) -> bool:
+    """Return whether the blocks of a kind are mixtures of experts."""
+    return block == "gpt-oss"
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,12 +160,18 @@ class BlockCase(MatrixCase):
 
     @property
     def mesh(self) -> Mesh:
-        return SPLITS[self.split].mesh
+        return self._layout.mesh
+
+    @property
+    def _layout(self) -> Layout:
+        split, seed = SPLITS[self.split], self.seed
+        layout = split_layout(split, [2] * split.mesh.pp, AGAIN[self.again], seed)
+        if not has_experts(self.block):
+            return layout
+        return shared_out(layout, cut=seed // 16 % 3 == 0, ep=1 if seed // 48 % 4 == 0 else 2)
 
     def plan(self) -> Plan:
-        split, seed = SPLITS[self.split], self.seed
-        counts = [2] * self.mesh.pp
-        layout = split_layout(split, counts, AGAIN[self.again], seed)
+        seed, layout, counts = self.seed, self._layout, [2] * self.mesh.pp
         # The first of the four kinds is a Llama.
         llama = varied_model(0, tp=self.mesh.tp, layers=sum(counts), tied=seed // 8 % 2 > 0)
         count = self.mesh.pp * (1 + seed // 2 % 2)
@@ -152,4 +181,5 @@ class BlockCase(MatrixCase):
 
 def block_cases() -> Iterator[BlockCase]:
     """Return every case of blocks of other families."""
-    return starmap(BlockCase, product(BLOCKS, SPLITS, AGAIN))
+    every = starmap(BlockCase, product(BLOCKS, SPLITS, AGAIN))
+    return (case for case in every if not has_experts(case.block) or case.again not in _OF_DENSE)

@@ -245,6 +245,17 @@ _EXPERTS_EVERY = 5
 _KINDS: tuple[BalanceKind, ...] = ("aux", "bias", "both")
 
 
+def shared_out(layout: Layout, *, cut: bool, ep: int) -> Layout:
+    """Return a layout with experts over `ep` ranks, and cut over tensor ranks, where it can be."""
+    mesh = layout.mesh
+    pieces = mesh.tp if cut else 1
+    inner = mesh.dp_shard * mesh.cp * mesh.tp // pieces
+    mesh = replace(mesh, ep=ep if inner % ep == 0 else 1)
+    held_once = mesh.expert_shard_degree(expert_tp=pieces) == 1
+    stage = 0 if held_once else layout.zero.stage
+    return replace(layout, mesh=mesh, experts=ExpertLayout(expert_tp=pieces, zero_stage=stage))
+
+
 def with_experts(plan: Plan, seed: int) -> Plan:
     """Return a plan whose blocks are mixtures of experts, where `seed` says so."""
     model, mesh = plan.model, plan.mesh
@@ -263,14 +274,7 @@ def with_experts(plan: Plan, seed: int) -> Plan:
         groups=4 if grouped else 1,
         top_groups=2 if grouped else 1,
     )
-    cut = mesh.tp > 1 and seed // 8 % 2 == 1
-    inner = mesh.dp_shard * mesh.cp * (1 if cut else mesh.tp)
-    mesh = replace(mesh, ep=2 if inner % 2 == 0 and seed // 16 % 4 else 1)
-    pieces = mesh.tp if cut else 1
-    shared_out = mesh.expert_shard_degree(expert_tp=pieces) > 1
-    stage = plan.layout.zero.stage if shared_out else 0
-    experts_layout = ExpertLayout(expert_tp=pieces, zero_stage=stage)
-    layout = replace(plan.layout, mesh=mesh, experts=experts_layout)
+    layout = shared_out(plan.layout, cut=seed // 8 % 2 == 1, ep=2 if seed // 16 % 4 else 1)
     balance = Balance(
         kind=_KINDS[seed // 64 % 3],
         aux_coefficient=0.1,

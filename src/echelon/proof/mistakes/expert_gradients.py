@@ -15,7 +15,6 @@ from itertools import combinations
 from typing import cast
 
 import torch
-from torch.nn import functional as fn
 
 from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
@@ -133,12 +132,15 @@ class UnsummedGateGradients(Operations):
             here_NK = (routed.chosen_NK == int(name)) & routed.kept_NK
             token, place = torch.nonzero(here_NK).unbind(-1)
             gates, x = routed.gates_NK[token, place], x_ND[token]
-            inner = (fn.silu(expert.gate(x)) * expert.up(x)).chunk(self.expert_tp, dim=-1)
+            inner = expert.inner(x).chunk(self.expert_tp, dim=-1)
             down = expert.down.weight.chunk(self.expert_tp, dim=-1)
             for piece in range(self.expert_tp):
                 own = self.tensor_N[token] == piece
                 weights = torch.where(own, gates, gates.detach())
-                y_ND = y_ND.index_add(0, token, inner[piece] * weights[:, None] @ down[piece].t())
+                made = inner[piece] * weights[:, None] @ down[piece].t()
+                if mixture.routing.bias and piece == 0:
+                    made = made + expert.weighted_bias(weights, x.dtype)
+                y_ND = y_ND.index_add(0, token, made)
         return y_ND + mixture.shared(x_ND) if hasattr(mixture, "shared") else y_ND
 
 

@@ -11,7 +11,6 @@ from itertools import product
 from typing import cast
 
 import torch
-from torch.nn import functional as fn
 
 from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
@@ -81,9 +80,7 @@ def assignment_outputs(
     for name, expert in mixture.experts.items():
         token, place = torch.nonzero((routed.chosen_NK == int(name)) & routed.kept_NK).unbind(-1)
         own, x_RD, gates_R = cast(Expert, expert), x_ND[token], routed.gates_NK[token, place]
-        inner_RF = fn.silu(own.gate(x_RD)) * own.up(x_RD)
-        made_RD = own.down((inner_RF * gates_R[:, None]).to(x_RD.dtype))
-        rows_SD = rows_SD.index_add(0, token * top_k + place, made_RD)
+        rows_SD = rows_SD.index_add(0, token * top_k + place, own.weighted(x_RD, gates_R))
     return rows_SD
 
 

@@ -30,7 +30,7 @@ class StoredRows:
     """Say which rows and columns of a stored matrix go where; `target` is [rows, columns].
 
     The matrix begins at byte `start` of its file and is `width` columns wide. The rows are each
-    `step`-th from `row` on.
+    `step`-th from `row` on, the columns each `column_step`-th from `column` on.
     """
 
     start: int
@@ -40,6 +40,7 @@ class StoredRows:
     column: int
     target: torch.Tensor
     step: int = 1
+    column_step: int = 1
 
     @property
     def row_bytes(self) -> int:
@@ -56,7 +57,8 @@ class StoredRows:
         """
         num_rows, num_columns = self.target.shape
         # Of a single row only the columns are read that are asked for, of several all of each.
-        begin, width = (self.column, num_columns) if num_rows == 1 else (0, self.width)
+        span = (num_columns - 1) * self.column_step + 1
+        begin, width = (self.column, span) if num_rows == 1 else (0, self.width)
         skip, item = self.column - begin, self.dtype.itemsize
         rows_at_once = max(1, buffer.numel() // (width * item * self.step))
         memory = buffer.numpy().data
@@ -67,7 +69,7 @@ class StoredRows:
             position = ((self.row + first * self.step) * self.width + begin) * item
             read_all(descriptor, memory[:size], self.start + position)
             block = buffer[:size].view(self.dtype).view(-1, width)[:: self.step]
-            yield part, block[:, skip : skip + num_columns]
+            yield part, block[:, skip : skip + span : self.column_step]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -206,9 +206,10 @@ def _reads(
     top, left = (piece.offset[0], 0) if flat else piece.offset
     height, width = (piece.shape[0], 1) if flat else piece.shape
     if source.transposed:
-        begin = source.start + top
-        target = made[left : left + width, begin : begin + height].t()
-        yield _rows(stored, dtype, 0, width, target)
+        begin, first = source.start + top * source.step, source.row + left
+        end = begin + (height - 1) * source.step + 1
+        columns = made.view(-1, made.shape[-1])[first : first + width, begin : end : source.step]
+        yield _rows(stored, dtype, 0, width, columns.t())
         return
     rows_of_made = made.unsqueeze(1) if made.dim() == 1 else made.view(-1, made.shape[-1])
     for run in source.runs(top, height):

@@ -26,20 +26,26 @@ TORCH_DTYPES = {name: dtype for dtype, name in DTYPE_NAMES.items()}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _WeightRead:
-    """Say which rows and columns of a block go where; `target` is [rows, columns].
-
-    They are each `step`-th row from `row` on, counted in the block. Values get `offset` more than
-    is stored.
-    """
+    """Say which rows and columns of a block go where."""
 
     name: str
+    """The parameter."""
     dtype: torch.dtype
+    """What is stored."""
     block: StoredBlock
+    """Where it lies."""
     row: int
+    """The first row, counted in the block."""
     column: int
+    """The first column, counted in the block."""
     target: torch.Tensor
+    """What is filled, [rows, columns]."""
     step: int = 1
+    """Rows are each so many-th one."""
+    column_step: int = 1
+    """And so are columns."""
     offset: float = 0.0
+    """How much more values get than is stored."""
 
     @property
     def rows(self) -> StoredRows:
@@ -52,6 +58,7 @@ class _WeightRead:
             column=self.column,
             target=self.target,
             step=self.step,
+            column_step=self.column_step,
         )
 
 
@@ -119,8 +126,9 @@ def _plan_reads(weights: WeightFiles, shard: Shard) -> Iterator[_WeightRead]:
         # Of a tensor of one dim each element is a row.
         target, offset = target.unsqueeze(1), (offset[0], 0)
     if source.transposed:
-        run = RowRun(here=0, count=target.shape[1], there=offset[1], step=1)
-        yield from _meet(shard.name, weights, run, target.t(), offset[0] + source.start)
+        run = RowRun(here=0, count=target.shape[1], there=source.row + offset[1], step=1)
+        column = source.start + offset[0] * source.step
+        yield from _meet(shard.name, weights, run, target.t(), column)
         return
     for run in source.runs(offset[0], target.shape[0]):
         begin = run.here - offset[0]
@@ -132,21 +140,24 @@ def _meet(
 ) -> Iterator[_WeightRead]:
     """Yield what to read of each block for rows of a parameter, from `column` on."""
     stored, source = weights.sources[name]
+    step = source.step if source.transposed else 1
     for block in stored.blocks:
         # The first and the last of these rows that are in the block.
         first = max(0, -(-(block.row - run.there) // run.step))
         end = min(run.count, (block.row + block.height - 1 - run.there) // run.step + 1)
-        left = max(column, block.column)
-        right = min(column + target.shape[1], block.column + block.width)
+        # And so of the columns.
+        left = max(0, -(-(block.column - column) // step))
+        right = min(target.shape[1], (block.column + block.width - 1 - column) // step + 1)
         if first < end and left < right:
             yield _WeightRead(
                 name=name,
                 dtype=TORCH_DTYPES[stored.dtype],
                 block=block,
                 row=run.there + first * run.step - block.row,
-                column=left - block.column,
-                target=target[first:end, left - column : right - column],
+                column=column + left * step - block.column,
+                target=target[first:end, left:right],
                 step=run.step,
+                column_step=step,
                 offset=source.offset,
             )
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import torch
@@ -27,6 +28,7 @@ from echelon.training.checkpoint.communicator import SingleRankCommunicator
 from echelon.training.weights.files import find_weights
 from echelon.training.weights.load import load_weights
 from tests.config.model.architectures.families import CONFIGURATIONS
+from tests.training.weights.rectangles import require_rectangles
 
 T, B = 11, 2
 Tensors = dict[str, torch.Tensor]
@@ -120,6 +122,7 @@ def require_its_files(name: str, folder: Path) -> None:
         for key, t in whole.items()
     }
     load_weights(find_weights(folder, shape), wanted, SingleRankCommunicator())
+    require_rectangles(folder, shape, whole, Random(3), count=2)
     rows = rows_of(shape)
     logits_BTV, _ = ours(shape, {key: t.double() for key, t in whole.items()}, rows)
     with torch.no_grad():

@@ -15,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 
+from echelon.core.model_shape import Experts as MixtureKind
 from echelon.models.moe import Expert
 from echelon.parallel.expert import grouped_matmul
 from echelon.parallel.expert.feed_forward import ExpertFeedForward
@@ -99,7 +100,8 @@ class Experts:
     def __init__(self, dtype: torch.dtype, width: int = 24, inner: int = 32) -> None:
         self.held: list[Expert] = []
         for number in range(len(COUNTS)):
-            expert = Expert(width, inner)
+            kind = MixtureKind(num_experts=len(COUNTS), top_k=1, ffn=inner)
+            expert = Expert(width, kind)
             for place, linear in enumerate((expert.gate, expert.up, expert.down)):
                 rounded = values(*linear.weight.shape, seed=50 + 3 * number + place, size=0.3)
                 linear.weight = nn.Parameter(rounded.to(dtype))

@@ -1,15 +1,20 @@
-"""Models with experts: Mixtral, Qwen3-MoE, DeepSeek-V3."""
+"""Models with experts: Mixtral, Qwen3-MoE, DeepSeek-V3, gpt-oss."""
 
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import cast
 
 from echelon.config.model.architectures.common import (
+    FULL,
     HEAD_DIM,
+    SLIDING,
     read_decoder,
+    read_kinds,
     read_window,
     write_decoder,
+    write_kinds,
 )
 from echelon.config.model.architectures.llama import read_qwen3, write_qwen3
 from echelon.config.model.architectures.record import Architecture, Keys
@@ -162,6 +167,67 @@ def _write_deepseek_v3(shape: ModelShape) -> Keys:
     }
 
 
+GPT_OSS_WINDOW = 128  # tokens
+GPT_OSS_ROPE: Keys = {
+    "rope_type": "yarn",
+    "factor": 32.0,
+    "original_max_position_embeddings": 4096,
+    "beta_fast": 32.0,
+    "beta_slow": 1.0,
+    "truncate": False,
+}
+"""What transformers takes where a config.json of gpt-oss has none of them."""
+
+
+def _read_gpt_oss(reader: ConfigJsonReader) -> None:
+    key, rope = rope_entry(reader.config)
+    if rope is None:
+        reader = replace(reader, config={**reader.config, key: GPT_OSS_ROPE})
+    read_decoder(reader, theta=150_000.0, eps=1e-5)
+    biases = dict.fromkeys(("qkv_bias", "output_bias"), ("attention_bias", True))
+    reader.take(kv_heads=("num_key_value_heads", 8), head_dim=("head_dim", 64), **biases)
+    reader.set("sinks", True, "model_type")
+    reader.only(hidden_act=("silu",))
+    read_window(reader, GPT_OSS_WINDOW)
+    if "model.window" in reader.entries:
+        read_kinds(reader, _gpt_oss_kinds(reader), "layer_types")
+    count, ffn = "num_local_experts", "intermediate_size"
+    reader.need("experts.", num_experts=count, top_k=TOP_K, ffn=ffn)
+    reader.take("experts.", limit=("swiglu_limit", 7.0), alpha=("swiglu_alpha", 1.702))
+    for name in ("renormalise", "logit_bias", "bias"):
+        reader.set(f"experts.{name}", True, "model_type")
+
+
+def _gpt_oss_kinds(reader: ConfigJsonReader) -> list[str]:
+    """Return the kinds of all layers: those listed, else local and global ones by turns."""
+    listed, layers = reader.config.get("layer_types"), reader.config.get("num_hidden_layers")
+    if isinstance(listed, list):
+        return ["local" if one == SLIDING else "global" for one in cast("list[object]", listed)]
+    count = layers if isinstance(layers, int) else 1
+    return ["global" if layer % 2 else "local" for layer in range(count)]
+
+
+def _write_gpt_oss(shape: ModelShape) -> Keys:
+    experts = shape.experts
+    assert experts is not None, "only models with experts are said so"
+    kinds = write_kinds(shape) if shape.window else {"layer_types": [FULL] * shape.layers}
+    # What is left out is no plain rope there.
+    plain: Keys = {} if shape.rope_scaling else {"rope_scaling": {"rope_type": PLAIN_ROPE}}
+    return {
+        **write_decoder(shape),
+        **plain,
+        **kinds,
+        "attention_bias": shape.qkv_bias,
+        "head_dim": shape.head_dim,
+        "intermediate_size": experts.ffn,
+        "num_experts_per_tok": experts.top_k,
+        "num_local_experts": experts.num_experts,
+        "sliding_window": shape.window,
+        "swiglu_alpha": experts.alpha,
+        "swiglu_limit": experts.limit,
+    }
+
+
 MIXTURES = {
     "mixtral": Architecture(
         models="Mixtral",
@@ -191,6 +257,19 @@ MIXTURES = {
         taken="latent attention, groups of experts, shared experts, biases of routers",
         experts=True,
         latent=True,
+    ),
+    "gpt_oss": Architecture(
+        models="gpt-oss",
+        name="GptOssForCausalLM",
+        read=_read_gpt_oss,
+        keys=_write_gpt_oss,
+        taken="experts with biases and a clamped SwiGLU, biases of logits of routers, sinks, "
+        "local and global blocks by turns, biases, yarn",
+        tensors=(
+            "model.embed_tokens.weight",
+            "model.layers.0.mlp.experts.gate_up_proj_bias",
+        ),
+        experts=True,
     ),
 }
 """Each by its model_type."""

@@ -52,9 +52,19 @@ def transformers_model(plan: Plan) -> TransformersModel | str:
     if reason is not None:
         return reason
     found = _plain(plan.model)
-    plain = plan.model.experts is None and plan.model.latent is None
-    written = _written(plan.model) if isinstance(found, str) and plain else None
+    written = _written(plan.model) if isinstance(found, str) and _is_said(plan.model) else None
     return found if written is None else written
+
+
+def _is_said(model: ModelShape) -> bool:
+    """Return whether a class is looked for by what leaves here."""
+    experts = model.experts
+    return model.latent is None and (experts is None or _is_clamped(experts))
+
+
+def _is_clamped(experts: Experts) -> bool:
+    """Return whether experts have anything of those of gpt-oss."""
+    return experts.bias or experts.logit_bias or experts.limit is not None
 
 
 def _is_new(model: ModelShape) -> bool:
@@ -196,7 +206,7 @@ def _dense(model: ModelShape) -> TransformersModel | str:
 def _mixture(model: ModelShape, experts: Experts) -> TransformersModel | str:
     plain = experts.router == "softmax" and not experts.router_bias and experts.groups == 1
     dense = experts.shared_experts or experts.first_dense_layers
-    if not plain or dense or experts.gate_scale != 1.0 or model.mlp_bias:
+    if not plain or dense or _is_clamped(experts) or experts.gate_scale != 1.0 or model.mlp_bias:
         return "no class without latent attention has such experts"
     settings = {**_sizes(model), "num_experts_per_tok": experts.top_k}
     if model.qk_norm and model.qkv_bias == model.output_bias and model.window is None:
@@ -237,7 +247,7 @@ def _deepseek(model: ModelShape, latent: LatentAttention) -> TransformersModel |
     }
     experts = model.experts
     if experts is not None:
-        if experts.router != "sigmoid" or not experts.shared_experts:
+        if experts.router != "sigmoid" or not experts.shared_experts or _is_clamped(experts):
             return "its experts beside latent attention have sigmoid scores and a shared one"
         if experts.num_experts < 2 * experts.groups:
             return "it takes the two best of each group of experts, and groups here have one"

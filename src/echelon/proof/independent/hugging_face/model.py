@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from itertools import chain
+from math import prod
 from typing import Any
 
 import torch
@@ -129,7 +130,7 @@ def give_weights(
         for tensor in model.parameters():
             tensor.fill_(float("nan"))
         for name, source in _sources(shape, state).items():
-            rows, indices = _rows(source, state[source.key], named[name].shape[0])
+            rows, indices = _rows(source, state[source.key], named[name].shape)
             rows[indices] = named[name].reshape(len(indices), -1).double() - source.offset
     unset = [name for name, tensor in model.named_parameters() if not tensor.isfinite().all()]
     assert not unset, f"weights that nothing was copied to: {unset}"
@@ -154,7 +155,7 @@ def loss_and_gradients(model: Any, shape: ModelShape, batch: TokensAndLabels) ->
         source = sources[spec.name]
         gradient = own[source.key].grad
         gradient = torch.zeros_like(own[source.key]) if gradient is None else gradient
-        rows, indices = _rows(source, gradient, spec.shape[0])
+        rows, indices = _rows(source, gradient, spec.shape)
         found[spec.name] = rows[indices].reshape(spec.shape)
     return LossAndGradients(losses_BT=losses_BT.detach(), gradients=found, parts=parts)
 
@@ -167,14 +168,13 @@ def _sources(shape: ModelShape, tensors: Values) -> Mapping[str, ParameterSource
 
 
 def _rows(
-    source: ParameterSource, stored: torch.Tensor, count: int
+    source: ParameterSource, stored: torch.Tensor, shape: tuple[int, ...]
 ) -> tuple[torch.Tensor, list[int]]:
     """Return the rows of a tensor of theirs, and which of them our parameter's are, in order."""
+    rows = stored.view(-1, stored.shape[-1]) if stored.dim() > 1 else stored[:, None]
     if source.transposed:
-        rows = stored.T
-    else:
-        rows = stored.view(-1, stored.shape[-1]) if stored.dim() > 1 else stored[:, None]
-    runs = source.runs(0, count)
+        rows = rows[source.row : source.row + prod(shape[1:])].T
+    runs = source.runs(0, shape[0])
     return rows, list(
         chain.from_iterable(range(r.there, r.there + r.count * r.step, r.step) for r in runs)
     )
