@@ -1,7 +1,7 @@
 """megatron-core saves a GPTModel, or loads one: torch_dist, or a file for each rank.
 
-`megatron_case.py save|load TP PP dist|legacy FOLDER [tied] [gpt2]`, under torch.distributed.run on
-TP x PP ranks. Logits lie in FOLDER/logits.pt.
+`megatron_case.py save|load TP PP dist|legacy FOLDER [tied] [gpt2] [moe]`, under
+torch.distributed.run on TP x PP ranks. Logits lie in FOLDER/logits.pt.
 """
 # pyright: reportMissingImports=false
 
@@ -18,12 +18,14 @@ import torch.distributed as dist
 
 from bench.interop.model import (
     EPS,
+    EXPERTS,
     FFN,
     HEADS,
     HIDDEN,
     KV_HEADS,
     LAYERS,
     POSITIONS,
+    TOP_K,
     VOCAB,
     asked,
     rank,
@@ -34,7 +36,7 @@ STEP = 7
 LEGACY = "model_optim_rng.pt"
 
 
-def _config(tp: int, pp: int, gpt2: bool) -> Any:
+def _config(tp: int, pp: int, gpt2: bool, moe: bool) -> Any:
     from megatron.core.transformer import TransformerConfig
 
     function = torch.nn.functional
@@ -45,6 +47,17 @@ def _config(tp: int, pp: int, gpt2: bool) -> Any:
         "normalization": "LayerNorm" if gpt2 else "RMSNorm",
         "num_query_groups": HEADS if gpt2 else KV_HEADS,
     }
+    if moe:
+        kind |= {
+            "num_moe_experts": EXPERTS,
+            "moe_router_topk": TOP_K,
+            "moe_ffn_hidden_size": FFN,
+            "moe_shared_expert_intermediate_size": FFN,
+            "moe_router_load_balancing_type": "none",
+            "moe_token_dispatcher_type": "allgather",
+            # Shares of experts out of tensor ranks are gathered along the sequence.
+            "sequence_parallel": tp > 1,
+        }
     return TransformerConfig(
         num_layers=LAYERS,
         hidden_size=HIDDEN,
@@ -73,7 +86,7 @@ def _gelu(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.gelu(x, approximate="tanh")
 
 
-def _model(tp: int, pp: int, tied: bool, gpt2: bool) -> Any:
+def _model(tp: int, pp: int, tied: bool, gpt2: bool, moe: bool) -> Any:
     from megatron.core import parallel_state
     from megatron.core.models.gpt import GPTModel
     from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
@@ -87,8 +100,11 @@ def _model(tp: int, pp: int, tied: bool, gpt2: bool) -> Any:
     # A vocabulary that tensor ranks cannot share out is padded, as Megatron-LM does.
     padded = -(-VOCAB // (8 * tp)) * 8 * tp + 8 * tp
     return GPTModel(
-        _config(tp, pp, gpt2),
-        get_gpt_layer_local_spec(normalization="LayerNorm" if gpt2 else "RMSNorm"),
+        _config(tp, pp, gpt2, moe),
+        get_gpt_layer_local_spec(
+            num_experts=EXPERTS if moe else None,
+            normalization="LayerNorm" if gpt2 else "RMSNorm",
+        ),
         vocab_size=padded,
         max_sequence_length=POSITIONS,
         pre_process=parallel_state.is_pipeline_first_stage(),
@@ -199,7 +215,7 @@ def main() -> None:
     dist.init_process_group("gloo")
     pretend_cuda()
     root = Path(folder)
-    model = _model(int(tp), int(pp), "tied" in more, "gpt2" in more)
+    model = _model(int(tp), int(pp), "tied" in more, "gpt2" in more, "moe" in more)
     if action == "load":
         with torch.no_grad():
             for parameter in model.parameters():

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 VOCAB, HIDDEN, FFN, LAYERS, HEADS, KV_HEADS, POSITIONS = 96, 32, 48, 4, 4, 2, 64
+EXPERTS, TOP_K = 4, 2
 LENGTH = 16
 EPS = 1e-5
 RATE = 1e-2

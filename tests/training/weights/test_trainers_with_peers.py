@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save_file
 
 from bench.interop import model as size
 from bench.interop.peers import PEERS, run_peer
-from echelon.core.model_shape import ModelShape
+from echelon.core.model_shape import Experts, ModelShape
 from echelon.training.weights.files import find_weights
 from tests.parallel.layouts import GPT2, NANO
 from tests.training.weights.test_export import back, drawn, our_logits, require_close
@@ -34,6 +35,13 @@ LLAMA = replace(
     max_positions=size.POSITIONS,
     norm_eps=size.EPS,
 )
+MOE = replace(
+    LLAMA,
+    name="moe",
+    experts=Experts(num_experts=size.EXPERTS, top_k=size.TOP_K, ffn=size.FFN),
+)
+assert MOE.experts is not None
+SHARED_MOE = replace(MOE, experts=replace(MOE.experts, shared_experts=1))
 GPT = replace(
     GPT2,
     vocab=size.VOCAB,
@@ -101,6 +109,25 @@ def test_torchtitan_reads_what_is_written(tmp_path: Path) -> None:
     require_close(torch.load(out / "logits.pt")[0], our_logits(LLAMA, tensors, size.asked()[0]))
 
 
+def test_experts_of_torchtitan_are_read_and_it_reads_ours(tmp_path: Path) -> None:
+    """Bit for bit, by way of torchtitan's own adapter to the names of transformers."""
+    shape = replace(MOE, qk_norm=True)
+    run_peer(home(), "torchtitan_case", "save", "moe", tmp_path / "saved")
+    (tmp_path / "theirs").mkdir()
+    save_file(torch.load(tmp_path / "saved/adapted.pt"), tmp_path / "theirs/model.safetensors")
+    expected = back(tmp_path / "theirs", shape)
+    for name, one in back(tmp_path / "saved", shape).items():
+        assert torch.equal(one, expected[name]), name
+    tensors = drawn(shape, 3)
+    index = stored_with_moments(tmp_path / "checkpoint", tensors, {}, step=1)
+    out = written("dcp", shape, tmp_path, index)
+    run_peer(home(), "torchtitan_case", "load", "moe", out)
+    (tmp_path / "ours").mkdir()
+    save_file(torch.load(out / "adapted.pt"), tmp_path / "ours/model.safetensors")
+    for name, one in back(tmp_path / "ours", shape).items():
+        assert torch.equal(one, tensors[name]), name
+
+
 @pytest.mark.parametrize(
     ("kind", "tp", "pp", "shape"),
     [
@@ -110,13 +137,16 @@ def test_torchtitan_reads_what_is_written(tmp_path: Path) -> None:
         ("legacy", 1, 2, replace(LLAMA, tied=True)),
         ("legacy", 2, 1, GPT),
         ("dist", 2, 1, GPT),
+        ("dist", 1, 2, SHARED_MOE),
+        ("legacy", 2, 1, SHARED_MOE),
     ],
     ids=lambda one: one.name if isinstance(one, ModelShape) else str(one),
 )
 def test_megatron_core_is_read_and_reads(
     kind: str, tp: int, pp: int, shape: ModelShape, tmp_path: Path
 ) -> None:
-    words = (["tied"] if shape.tied else []) + (["gpt2"] if shape.name == GPT.name else [])
+    words = [word for word in ("gpt2", "moe") if shape.name == word]
+    words += ["tied"] if shape.tied and not words else []
     saved = tmp_path / "saved"
     run_peer(home(), "megatron_case", "save", tp, pp, kind, saved, *words, ranks=tp * pp)
     require_saved(saved, shape)

@@ -30,6 +30,9 @@ _NOT_WEIGHTS = (
 )
 """Constants that older files, and trainers, keep beside the weights."""
 
+_ROUTER_BIASES = (
+    *(ROUTER_BIAS, torchtitan.ROUTER_BIAS, torchtitan.OLDER_ROUTER_BIAS, megatron.ROUTER_BIAS),
+)
 _NORM = "norm.weight"
 """How the names of weights of norms end."""
 
@@ -60,7 +63,7 @@ def find_naming(shape: ModelShape, keys: Collection[str]) -> WeightNaming | None
     """Return how a file with these keys names the parameters of a model; None if not known."""
     specs = parameters(shape)
     biases = {spec.name for spec in router_biases(shape)}
-    if any(key in biases or key.endswith(ROUTER_BIAS) for key in keys):
+    if any(key in biases or key.endswith(_ROUTER_BIASES) for key in keys):
         specs += router_biases(shape)
     if EMBEDDING in keys:
         return _naming(

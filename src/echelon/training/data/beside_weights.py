@@ -16,7 +16,7 @@ from echelon.config.load import load_job
 from echelon.core.errors import ConfigError, DataError
 from echelon.core.serialize import decode_json
 from echelon.training.data.corpus import data_of_settings
-from echelon.training.data.mixed_dataset import open_data
+from echelon.training.data.mixed_dataset import AnyDataset, MixedDataset, open_data
 from echelon.training.data.tokenizer import (
     TEMPLATE_FILE_NAME,
     TOKENIZER_FILE_NAME,
@@ -56,8 +56,9 @@ def files_beside(run_file: Path, data: Path | None, wanted: str, max_positions: 
     generation = _generation(known)
     for folder, tokenizer in known:
         if tokenizer is not None and tokenizer.description.hash == wanted:
+            told = _trained_template(run_file, data)
             return FilesBeside(
-                files={**_copied(folder), **generation},
+                files={**_copied(folder), **told, **generation},
                 said=f"{_told(tokenizer)}, as in {folder}",
                 config={"eos_token_id": _end(generation, tokenizer)},
             )
@@ -70,17 +71,27 @@ def files_beside(run_file: Path, data: Path | None, wanted: str, max_positions: 
     if tokenizer.description.hash != wanted:
         said = "none: the data of the run was made anew with another tokenizer"
         return FilesBeside(files=generation, said=said)
-    files = {
-        name: text.encode() for name, text in tokenizer_files(tokenizer, max_positions).items()
-    }
-    template = found.path / TEMPLATE_FILE_NAME
-    if template.is_file():
-        files[TEMPLATE_FILE_NAME] = template.read_bytes()
+    texts = tokenizer_files(tokenizer, max_positions)
+    files = {name: text.encode() for name, text in texts.items()}
     return FilesBeside(
-        files={**files, **generation},
+        files={**files, **_template(found), **generation},
         said=_told(tokenizer),
         config={"eos_token_id": _end(generation, tokenizer)},
     )
+
+
+def _trained_template(run_file: Path, data: Path | None) -> dict[str, bytes]:
+    """Return the template that the data was made with: beside a tokenizer it may be a new one."""
+    try:
+        return _template(open_data(_data_of(run_file) if data is None else data))
+    except (ConfigError, DataError, OSError):
+        return {}
+
+
+def _template(found: AnyDataset) -> dict[str, bytes]:
+    first = found.parts[0] if isinstance(found, MixedDataset) else found
+    file = first.path / TEMPLATE_FILE_NAME
+    return {file.name: file.read_bytes()} if file.is_file() else {}
 
 
 def _told(tokenizer: Tokenizer) -> str:

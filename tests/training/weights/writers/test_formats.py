@@ -24,6 +24,10 @@ from tests.training.weights.trainer_folders import (
 )
 from tests.training.weights.transformers_models import QWEN3_MOE
 
+assert QWEN3_MOE.experts is not None
+SHARED_MOE = replace(
+    QWEN3_MOE, experts=replace(QWEN3_MOE.experts, shared_experts=2, router_bias=True)
+)
 QWEN3 = replace(QWEN, qkv_bias=False, qk_norm=True)
 
 
@@ -41,6 +45,11 @@ QWEN3 = replace(QWEN, qkv_bias=False, qk_norm=True)
         ("megatron-legacy", NANO, {"tp": 2, "pp": 2}),
         ("megatron-legacy", replace(NANO, tied=True), {"pp": 2}),
         ("megatron-legacy", GPT2, {"tp": 2}),
+        ("dcp", QWEN3_MOE, {}),
+        ("dcp", SHARED_MOE, {}),
+        ("megatron", QWEN3_MOE, {}),
+        ("megatron", SHARED_MOE, {}),
+        ("megatron-legacy", SHARED_MOE, {"tp": 2, "pp": 2}),
     ],
 )
 def test_what_is_written_is_read_back_bit_for_bit(
@@ -92,6 +101,17 @@ def test_a_model_without_names_there_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="torchtitan has no name for") as caught:
         planned(request_of("dcp", GPT2), index)
     assert caught.value.rules == ("weights-have-names",)
+
+
+def test_layers_of_two_kinds_are_refused_for_megatron(tmp_path: Path) -> None:
+    assert QWEN3_MOE.experts is not None
+    mixed = replace(QWEN3_MOE, experts=replace(QWEN3_MOE.experts, first_dense_layers=1))
+    index = stored_with_moments(tmp_path / "checkpoint", drawn(mixed, 3), {}, step=1)
+    for to in ("megatron", "megatron-legacy"):
+        with pytest.raises(ConfigError, match="layers are all of one kind") as caught:
+            planned(request_of(to, mixed), index)
+        assert caught.value.rules == ("weights-have-names",)
+    assert planned(request_of("dcp", mixed), index).names == "torchtitan"
 
 
 def test_ranks_that_do_not_divide_are_refused_with_what_works(tmp_path: Path) -> None:

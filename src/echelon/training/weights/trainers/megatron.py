@@ -124,10 +124,12 @@ def _counted(key: str, before: int) -> str:
 def _merged(stage: _Stage, gated: bool) -> Iterator[tuple[str, StoredTensor]]:
     for key, first in stage.ranks[0].items():
         parts = [stored_tensor(rank[key]) for rank in stage.ranks]
-        if key.endswith(BY_COLUMNS):
+        # The experts of a TEGroupedMLP are counted behind the name.
+        kind = key.rstrip("0123456789")
+        if kind.endswith(BY_COLUMNS):
             yield key, _beside(parts)
-        elif key.endswith((*BY_ROWS, *BY_WORDS)):
-            yield key, _below(parts, 2 if gated and key.endswith(GATED) else 1)
+        elif kind.endswith((*BY_ROWS, *BY_WORDS)):
+            yield key, _below(parts, 2 if gated and kind.endswith(GATED) else 1)
         else:
             yield key, stored_tensor(first)
 

@@ -167,11 +167,39 @@ def _tensors(request: TrainerRequest) -> tuple[str, tuple[FolderTensor, ...]]:
         return config.model_type, trained if request.to == "deepspeed" else tensors
     if request.to == "dcp":
         keys = {torchtitan.EMBEDDING_KEY, "layers.0.attention.qkv_linear.wq.weight"}
+        if router_biases(shape):
+            keys.add(f"layers.0{torchtitan.ROUTER_BIAS}")
         return _TORCHTITAN, _named(request, _TORCHTITAN, keys)
-    tensors = _named(request, _MEGATRON, {megatron.EMBEDDING_KEY})
+    tensors = _named(request, _MEGATRON, _megatron_keys(request))
     if request.to == "megatron-legacy":
         tensors = tuple(_padded(one, request.tp) for one in tensors)
     return _MEGATRON, tensors
+
+
+def _megatron_keys(request: TrainerRequest) -> set[str]:
+    """Return keys that say how Megatron-core has the model; ConfigError where not at all."""
+    shape, keys = request.shape, {megatron.EMBEDDING_KEY}
+    layers = range(shape.layers)
+    with_experts = [layer for layer in layers if shape.layer_has_experts(layer)]
+    if with_experts and len(with_experts) < shape.layers:
+        raise ConfigError(
+            WEIGHTS_HAVE_NAMES.problem(
+                f"{shape.name} has experts in {len(with_experts)} of {shape.layers} layers, and "
+                f"--to {request.to} writes models whose layers are all of one kind",
+                key="--to",
+                suggestions=("--to hf", "--to dcp"),
+            )
+        )
+    if router_biases(shape):
+        keys.add(f"{megatron.LAYERS}0{megatron.ROUTER_BIAS}")
+    if request.to == "megatron":
+        # All experts of a layer in one tensor.
+        keys |= {
+            f"{megatron.LAYERS}{layer}.mlp.experts.experts.{name}.weight"
+            for layer in with_experts
+            for name in ("linear_fc1", "linear_fc2")
+        }
+    return keys
 
 
 def _named(request: TrainerRequest, kind: str, keys: set[str]) -> tuple[FolderTensor, ...]:
@@ -201,7 +229,7 @@ def _padded(tensor: FolderTensor, tp: int) -> FolderTensor:
 def _divide_problems(request: TrainerRequest) -> Iterator[Problem]:
     shape = request.shape
     wanted: Mapping[str, tuple[int, Mapping[str, int]]] = {
-        "--tp": (request.tp, {"model.kv_heads": shape.kv_heads, "model.ffn": shape.ffn}),
+        "--tp": (request.tp, {"model.kv_heads": shape.kv_heads, **_widths(shape)}),
         "--pp": (request.pp, {"model.layers": shape.layers}),
     }
     for key, (degree, sizes) in wanted.items():
@@ -213,6 +241,15 @@ def _divide_problems(request: TrainerRequest) -> Iterator[Problem]:
                     key=key,
                     suggestions=[f"{key} {one}" for one in works[:6]],
                 )
+
+
+def _widths(shape: ModelShape) -> Mapping[str, int]:
+    """Return the widths that tensor ranks share out between the two layers of an MLP."""
+    if shape.experts is None:
+        return {"model.ffn": shape.ffn}
+    shared = shape.experts.ffn * shape.experts.shared_experts
+    widths = {"model.expert_ffn": shape.experts.ffn}
+    return {**widths, "the shared expert's width": shared} if shared else widths
 
 
 def _all_divide(sizes: Mapping[str, int], degree: int) -> bool:

@@ -38,9 +38,8 @@ _WITH_EXTRA_STATE = (
     "self_attention.core_attention",
     "self_attention.linear_proj",
     "self_attention.linear_qkv",
-    "mlp.linear_fc1",
-    "mlp.linear_fc2",
 )
+_OF_MLP = ("linear_fc1", "linear_fc2")
 _BACKENDS = {
     "sharded_backend": "torch_dist",
     "sharded_backend_version": 1,
@@ -74,7 +73,7 @@ def write_torch_dist(found: MegatronFolder, root: Path, writers: Writers) -> Non
     folder = root / found.iteration
     writers.on_first(lambda: _make_folder(folder))
     chunks = [_chunk(found, tensor) for tensor in found.tensors]
-    write_distributed(chunks, folder, found.dtype, writers, _extra_states(found.shape.layers))
+    write_distributed(chunks, folder, found.dtype, writers, _extra_states(found.shape))
     writers.on_first(lambda: _write_common(found, folder, root))
 
 
@@ -90,15 +89,26 @@ def _write_common(found: MegatronFolder, folder: Path, root: Path) -> None:
         (root / POINTER).write_text(str(found.step), encoding="utf-8")
 
 
-def _extra_states(layers: int) -> dict[str, bytes]:
+def _extra_states(shape: ModelShape) -> dict[str, bytes]:
     """Return what layers keep beside weights, scales of fp8: none, and looked for all the same."""
     nothing = io.BytesIO()
     torch.save([None], nothing)
-    return {
-        f"{LAYERS}{module}._extra_state/shard_{layer}_{layers}": nothing.getvalue()
-        for layer in range(layers)
-        for module in _WITH_EXTRA_STATE
-    }
+    return {key: nothing.getvalue() for key in _keys_of_extra_states(shape)}
+
+
+def _keys_of_extra_states(shape: ModelShape) -> Iterator[str]:
+    experts, count = shape.experts, shape.layers
+    plain = [*_WITH_EXTRA_STATE, *(f"mlp.{name}" for name in _OF_MLP if experts is None)]
+    if experts is not None and experts.shared_experts:
+        plain += [f"mlp.shared_experts.{name}" for name in _OF_MLP]
+    for layer in range(count):
+        for module in plain:
+            yield f"{LAYERS}{module}._extra_state/shard_{layer}_{count}"
+        for expert in range(0 if experts is None else experts.num_experts):
+            assert experts is not None, "it was counted"
+            place = f"{layer}.{expert}_{count}.{experts.num_experts}"
+            for name in _OF_MLP:
+                yield f"{LAYERS}mlp.experts.experts.{name}._extra_state/shard_{place}"
 
 
 def _common(step: int) -> dict[str, Any]:
