@@ -25,9 +25,10 @@ _TAIL = """
 What a family has beside what stands there is refused by name: another kind of stretched positions,
 a window of some layers, ALiBi. Each is
 compared with `transformers` in float64: logits, loss and the gradient of every weight of small
-models (`tests/config/model/architectures/test_llama.py`),
-and every kind of block is proven in each split, bytes included
-(`src/echelon/proof/matrix/block_cases.py`).
+models (`tests/config/model/architectures/test_llama.py`); every kind of block is proven in each
+split, bytes included (`src/echelon/proof/matrix/block_cases.py`); and a small `config.json` of each
+family is proven over two data, two tensor and two pipeline ranks, with the sequence split
+(`tests/config/model/architectures/test_table.py`).
 
 ## How the parts are said
 
