@@ -4945,6 +4945,7 @@ this.renormalise = $rt.given(of.renormalise, true);
 this.gate_scale = $rt.given(of.gate_scale, 1.0);
 this.groups = $rt.given(of.groups, 1);
 this.top_groups = $rt.given(of.top_groups, 1);
+this.group_score = $rt.given(of.group_score, "top-2");
 this.logit_bias = $rt.given(of.logit_bias, false);
 this.bias = $rt.given(of.bias, false);
 this.limit = $rt.given(of.limit, null);
