@@ -20,6 +20,7 @@ NormPlace = Literal["before", "after", "both"]
 Residual = Literal["sequential", "parallel", "parallel-one-norm"]
 QKNorm = Literal["head", "width"]
 RouterKind = Literal["softmax", "sigmoid"]
+GroupScore = Literal["top-2", "max"]
 LayerKind = Literal["local", "global"]
 """Whether a query of a block meets the keys of the window, or all of them."""
 RopeKind = Literal["llama3", "linear", "yarn", "longrope"]
@@ -112,8 +113,10 @@ class Experts:
     groups: int = 1
     """Groups of experts; the chosen ones come out of `top_groups` of them."""
     top_groups: int = 1
-    """Groups to choose from: those whose two best scores add up to most (DeepSeek-V3, 2024, section
-    2.1.2)."""
+    """Groups to choose from: the best by `group_score`."""
+    group_score: GroupScore = "top-2"
+    """What ranks a group: the sum of its two best scores (DeepSeek-V3, 2024, section 2.1.2), or the
+    best one ("max": DeepSeek-V2, 2024, section 2.2.2)."""
     logit_bias: bool = False
     """Whether the logits of a router have a bias, which is trained as its matrix is."""
     bias: bool = False

@@ -77,7 +77,8 @@ def counts_of(chosen_NK: torch.Tensor, num_experts: int) -> torch.Tensor:
 def _within_best_groups(wanted_NE: torch.Tensor, experts: Experts) -> torch.Tensor:
     """Return the scores with those outside of the best groups at minus infinity."""
     wanted_NGE = wanted_NE.unflatten(-1, (experts.groups, -1))
-    best_NG = wanted_NGE.topk(min(2, wanted_NGE.shape[-1]), dim=-1).values.sum(-1)
+    count = 1 if experts.group_score == "max" else min(2, wanted_NGE.shape[-1])
+    best_NG = wanted_NGE.topk(count, dim=-1).values.sum(-1)
     kept = best_NG.topk(experts.top_groups, dim=-1).indices
     outside_NG = torch.ones_like(best_NG, dtype=torch.bool).scatter(-1, kept, False)
     return wanted_NGE.masked_fill(outside_NG[..., None], -torch.inf).flatten(-2)

@@ -40,6 +40,10 @@ SLOW = [
         ("gpt-oss", "zero3-tp2sp-pp2", "full"),
         ("gpt-oss", "zero1-ulysses2-pp2-zb", "none"),
         ("gpt-oss", "ring2-tp2sp", "norm-attention"),
+        ("gpt-oss", "pp2-zb", "none"),
+        ("gpt-oss-attention", "pp2-zb", "none"),
+        ("deepseek-v2", "zero3-tp2sp-pp2", "none"),
+        ("deepseek-v2", "tp2sp-pp2-zb", "full"),
     )
 ]
 
@@ -49,17 +53,19 @@ def test_the_matrix_of_blocks_is_whole() -> None:
     met = {(case.block, case.split, case.again) for case in every}
     assert len(every) == len(met)
     for block in BLOCKS:
-        # Experts have no operators of their own that are made again.
-        kinds = AGAIN if block != "gpt-oss" else {"none", "norm-attention", "full"}
+        # Experts and latent attention have no operators of their own that are made again.
+        again = {"gpt-oss": {"none", "norm-attention", "full"}, "deepseek-v2": {"none", "full"}}
+        kinds = again.get(block, set(AGAIN))
         assert {one for one in met if one[0] == block} == {
             (block, name, again) for name in SPLITS for again in kinds
         }
 
 
 def test_experts_are_shared_out_and_cut_in_some_cases() -> None:
-    layouts = [case.plan().layout for case in block_cases() if case.block == "gpt-oss"]
-    met = {(one.mesh.ep, one.experts.expert_tp) for one in layouts}
-    assert met == {(1, 1), (2, 1), (1, 2), (2, 2)}
+    for block in ("gpt-oss", "deepseek-v2"):
+        layouts = [case.plan().layout for case in block_cases() if case.block == block]
+        met = {(one.mesh.ep, one.experts.expert_tp) for one in layouts}
+        assert met == {(1, 1), (2, 1), (1, 2), (2, 2)}
 
 
 def test_plans_have_the_blocks_of_their_names_when_they_are_shrunk_too() -> None:

@@ -40,6 +40,12 @@ MODEL_EXPERTS = (
     setting("model.experts.gate_scale", POSITIVE, 1.0, "factor of the weights of experts"),
     setting("model.experts.groups", COUNT, 1, "groups of experts, of equal size"),
     setting("model.experts.top_groups", COUNT, 1, "groups that a token's experts come out of"),
+    setting(
+        "model.experts.group_score",
+        Choice(options=("top-2", "max")),
+        "top-2",
+        "with groups: of its two best scores the sum, or the best one",
+    ),
     setting("model.experts.logit_bias", Flag(), False, "whether logits of routers have a bias"),
     setting("model.experts.bias", Flag(), False, "whether matrices of routed experts have biases"),
     setting("model.experts.limit", OPTIONAL_REAL, "none", "clamped SwiGLU: how large gates may be"),

@@ -109,13 +109,18 @@ def attention_settings_without_effect(view: View) -> Iterator[RuleViolation]:
         yield from setting_without_effect(view, "model.sinks", "latent attention has none")
 
 
-def expert_activation_without_effect(view: View) -> Iterator[RuleViolation]:
-    """Yield a setting of a clamped SwiGLU of experts that have none."""
-    if view.has_table("model.experts") and view.value("model.experts.limit") == "none":
+def expert_settings_without_effect(view: View) -> Iterator[RuleViolation]:
+    """Yield settings of a clamped SwiGLU, and of groups, of experts that have none."""
+    if not view.has_table("model.experts"):
+        return
+    if view.value("model.experts.limit") == "none":
         why = "without model.experts.limit an expert has SiLU"
         yield from setting_without_effect(
             view, "model.experts.alpha", why, "model.experts.limit = 7.0"
         )
+    if view.integer("model.experts.groups") == 1:
+        why = "with one group of experts there are none to rank"
+        yield from setting_without_effect(view, "model.experts.group_score", why)
 
 
 def optimizer_settings_without_effect(view: View) -> Iterator[RuleViolation]:
@@ -249,7 +254,7 @@ RECOMPUTE_FINDERS = (
     recomputed_operators,
     position_settings_without_effect,
     attention_settings_without_effect,
-    expert_activation_without_effect,
+    expert_settings_without_effect,
 )
 OPTIMIZER_FINDERS = (
     optimizer_settings_without_effect,

@@ -11,8 +11,8 @@ GROUPS_DIVIDE_EXPERTS = Rule(
     id="groups-divide-experts",
     why="""
     With groups, a token's experts come out of the best top_groups groups of equal size
-    (DeepSeek-V3, 2024, section 2.1.2). A group is as good as the sum of its two best scores, so it
-    has two experts at least.
+    (DeepSeek-V3, 2024, section 2.1.2). A group is as good as the sum of its two best scores, or its
+    best one (group_score), so it has two experts at least: one alone would be its expert.
     """,
     example=f"""
     {_EXPERTS}

@@ -114,7 +114,8 @@ def _choice(run: SequenceRun, wanted: list[float], position: int, experts: Exper
         groups = [allowed[first : first + size] for first in range(0, count, size)]
         if rule == "not-last" and count > k:
             wanted = [*wanted[:-1], -math.inf]
-        value = [sum(sorted((wanted[e] for e in group), reverse=True)[:2]) for group in groups]
+        terms = 1 if experts.group_score == "max" else 2
+        value = [sum(sorted((wanted[e] for e in one), reverse=True)[:terms]) for one in groups]
         best = sorted(range(experts.groups), key=lambda g: value[g], reverse=True)
         allowed = [e for g in sorted(best[: experts.top_groups]) for e in groups[g]]
     elif rule == "not-last" and count > k:

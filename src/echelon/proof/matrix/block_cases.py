@@ -1,7 +1,7 @@
 """The blocks of other families that are proven: each kind of block in each split.
 
 {Gemma, Granite, heads of which a part turns and blocks of which none does, norms elsewhere, local
-and global blocks, sinks, caps, experts of gpt-oss} x {alone, ZeRO-3, tp2,
+and global blocks, sinks, caps, experts of gpt-oss, DeepSeek V2} x {alone, ZeRO-3, tp2,
 tp2 + sequence parallelism, cp2 as a ring and by heads, a pipeline with B and W together and apart,
 and several of these at once} x {nothing is made again, some operators are, some blocks are}. The
 sequences of a microbatch and accumulation turn with the case, and over how many ranks experts are
@@ -15,7 +15,14 @@ from dataclasses import dataclass, replace
 from itertools import product, starmap
 
 from echelon.core.mesh import Mesh
-from echelon.core.model_shape import Experts, ModelShape, Multipliers, RopeScaling, Rotary
+from echelon.core.model_shape import (
+    Experts,
+    LatentAttention,
+    ModelShape,
+    Multipliers,
+    RopeScaling,
+    Rotary,
+)
 from echelon.core.plan import Layout, Plan, Recompute
 from echelon.proof.matrix.cases import MatrixCase, shared_out, varied_model, varied_optimizer
 from echelon.proof.matrix.recompute_cases import SPLITS, split_layout
@@ -123,6 +130,23 @@ def _gpt_oss(model: ModelShape) -> ModelShape:
     return replace(_gpt_oss_attention(model), experts=experts)
 
 
+def _deepseek_v2(model: ModelShape) -> ModelShape:
+    experts = Experts(
+        num_experts=8,
+        top_k=3,
+        ffn=model.ffn,
+        shared_experts=2,
+        first_dense_layers=1,
+        renormalise=False,
+        gate_scale=4.0,
+        groups=4,
+        top_groups=2,
+        group_score="max",
+    )
+    latent = LatentAttention(query_rank=12, kv_rank=8, nope_dim=6, rope_dim=4, value_dim=6)
+    return replace(model, kv_heads=model.heads, head_dim=10, latent=latent, experts=experts)
+
+
 BLOCKS: Mapping[str, Callable[[ModelShape], ModelShape]] = {
     "gemma": _gemma,
     "granite": _granite,
@@ -134,16 +158,20 @@ BLOCKS: Mapping[str, Callable[[ModelShape], ModelShape]] = {
     "gemma3": _gemma3,
     "gpt-oss-attention": _gpt_oss_attention,
     "gpt-oss": _gpt_oss,
+    "deepseek-v2": _deepseek_v2,
 }
 """What makes each kind out of a Llama."""
 
-_OF_DENSE = ("norm-mlp", "activation")
-"""What of `AGAIN` experts do not have."""
+_NOT_AGAIN: Mapping[str, tuple[str, ...]] = {
+    "gpt-oss": ("norm-mlp", "activation"),
+    "deepseek-v2": ("norm-mlp", "activation", "norm-attention"),
+}
+"""What of `AGAIN` blocks do not have whose MLPs are experts, or that have latent attention."""
 
 
 def has_experts(block: str) -> bool:
     """Return whether the blocks of a kind are mixtures of experts."""
-    return block == "gpt-oss"
+    return block in _NOT_AGAIN
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,4 +210,4 @@ class BlockCase(MatrixCase):
 def block_cases() -> Iterator[BlockCase]:
     """Return every case of blocks of other families."""
     every = starmap(BlockCase, product(BLOCKS, SPLITS, AGAIN))
-    return (case for case in every if not has_experts(case.block) or case.again not in _OF_DENSE)
+    return (case for case in every if case.again not in _NOT_AGAIN.get(case.block, ()))

@@ -21,6 +21,19 @@ _FALCON = {
     "ffn_hidden_size": 24,
 }
 
+LATENT = {
+    **SIZES,
+    "num_key_value_heads": 4,
+    "kv_lora_rank": 8,
+    "qk_nope_head_dim": 6,
+    "qk_rope_head_dim": 4,
+    "v_head_dim": 5,
+    "n_routed_experts": 8,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 12,
+    "first_k_dense_replace": 1,
+}
+
 CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma": ("gemma", {**WIDE_HEADS, "hidden_act": "gelu_pytorch_tanh"}),
     "gemma with biases": (
@@ -147,6 +160,26 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
             },
         },
     ),
+    "deepseek_v2": (
+        "deepseek_v2",
+        {
+            **LATENT,
+            "q_lora_rank": 12,
+            "n_group": 4,
+            "topk_group": 2,
+            "topk_method": "group_limited_greedy",
+            "routed_scaling_factor": 16.0,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 100.0,
+                "factor": 4.0,
+                "mscale": 0.7,
+                "mscale_all_dim": 0.9,
+                "original_max_position_embeddings": 8,
+            },
+        },
+    ),
+    "deepseek_v2, greedy": ("deepseek_v2", {**LATENT, "q_lora_rank": 9}),
     "gpt_oss": (
         "gpt_oss",
         {

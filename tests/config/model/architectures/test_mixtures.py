@@ -38,12 +38,12 @@ def test_the_same_shape_is_read_back(kind: str, shape: ModelShape) -> None:
     assert back == shape
 
 
-@pytest.mark.parametrize("name", names_of("gpt_oss"))
+@pytest.mark.parametrize("name", names_of("gpt_oss", "deepseek_v2"))
 def test_the_same_numbers_as_transformers(name: str, tmp_path: Path) -> None:
     require_the_same_numbers(name, tmp_path)
 
 
-@pytest.mark.parametrize("name", names_of("gpt_oss"))
+@pytest.mark.parametrize("name", names_of("gpt_oss", "deepseek_v2"))
 def test_files_of_transformers(name: str, tmp_path: Path) -> None:
     require_its_files(name, tmp_path)
 

@@ -11,8 +11,10 @@ import pytest
 
 from echelon.config.load import load_job
 from echelon.config.model.architectures.table import ARCHITECTURES
+from echelon.config.model.hugging_face import config_entries
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Plan
+from echelon.core.rulebook.model import HF_CONFIG_MODEL_TYPE
 from echelon.interop.hugging_face.config_json import hub_config
 from echelon.launch.local.pool import RankPool
 from echelon.proof.run import OUR_ENGINE, prove
@@ -91,3 +93,20 @@ def test_each_family_is_proven_over_data_tensor_and_pipeline_ranks(
     proof = prove(plan, run_ranks=rank_pool.run, subject=OUR_ENGINE, own_precision=False)
     proof.require()
     assert proof.shrunk_plan.mesh == plan.mesh
+
+
+@pytest.mark.parametrize(
+    ("kind", "lacks"),
+    [
+        ("llama4_text", ("chunks of the sequence", "scale queries by the position", "weighted")),
+        ("qwen3_next", ("Gated DeltaNet", "a gate on the output", "its shared expert has a gate")),
+    ],
+)
+def test_what_a_family_lacks_here_is_said(kind: str, lacks: tuple[str, ...]) -> None:
+    config = {"model_type": kind, "num_hidden_layers": 4, "hidden_size": 64}
+    entries, problems = config_entries(config, Path("config.json"), "test")
+    assert entries == {}
+    (problem,) = problems
+    assert problem.rule == HF_CONFIG_MODEL_TYPE.id
+    for part in (kind, "is not computed", "What there is", *lacks):
+        assert part in problem.message

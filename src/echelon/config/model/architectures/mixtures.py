@@ -1,4 +1,4 @@
-"""Models with experts: Mixtral, Qwen3-MoE, DeepSeek-V3, gpt-oss."""
+"""Models with experts: Mixtral, Qwen3-MoE, DeepSeek-V2 and V3, gpt-oss."""
 
 from __future__ import annotations
 
@@ -51,19 +51,14 @@ def _read_mixtral(reader: ConfigJsonReader) -> None:
     read_window(reader, None)
 
 
-def _read_deepseek_v3(reader: ConfigJsonReader) -> None:
+def _read_latent(reader: ConfigJsonReader) -> None:
+    """Read what DeepSeek-V2 and V3 have but for their experts."""
     read_decoder(reader)
     eps = reader.config.get("rms_norm_eps", LATENT_EPS)
     if eps != LATENT_EPS:
         why = f": its latent vectors are normed with {LATENT_EPS} whatever it says, here all alike"
         reader.refuse("rms_norm_eps", eps, LATENT_EPS, why=why)
-    reader.only(
-        attention_bias=(False,),
-        moe_layer_freq=(1,),
-        rope_interleave=(True,),
-        scoring_func=("sigmoid",),
-        topk_method=("noaux_tc",),
-    )
+    reader.only(attention_bias=(False,), moe_layer_freq=(1,))
     reader.need(
         "latent.",
         query_rank="q_lora_rank",
@@ -76,6 +71,34 @@ def _read_deepseek_v3(reader: ConfigJsonReader) -> None:
     if isinstance(nope, int) and isinstance(rope, int):
         reader.set("head_dim", nope + rope, "qk_nope_head_dim + qk_rope_head_dim")
         _read_sharpening(reader, nope + rope)
+
+
+def _read_deepseek_v2(reader: ConfigJsonReader) -> None:
+    _read_latent(reader)
+    reader.only(
+        mlp_bias=(False,),
+        norm_topk_prob=(False, None),
+        scoring_func=("softmax",),
+        topk_method=("greedy", "group_limited_greedy"),
+    )
+    count, ffn = "n_routed_experts", "moe_intermediate_size"
+    reader.need("experts.", num_experts=count, top_k=TOP_K, ffn=ffn)
+    reader.take(
+        "experts.",
+        shared_experts=("n_shared_experts", 2),
+        first_dense_layers=("first_k_dense_replace", 0),
+        gate_scale=("routed_scaling_factor", 1.0),
+    )
+    reader.set("experts.renormalise", False, "model_type")
+    if reader.config.get("topk_method") == "group_limited_greedy":
+        reader.need("experts.", groups="n_group", top_groups="topk_group")
+        if reader.config.get("n_group") != 1:
+            reader.set("experts.group_score", "max", "topk_method")
+
+
+def _read_deepseek_v3(reader: ConfigJsonReader) -> None:
+    _read_latent(reader)
+    reader.only(rope_interleave=(True,), scoring_func=("sigmoid",), topk_method=("noaux_tc",))
     count, ffn = "n_routed_experts", "moe_intermediate_size"
     reader.need("experts.", num_experts=count, top_k=TOP_K, ffn=ffn)
     reader.take(
@@ -139,7 +162,8 @@ def _write_sharpening(shape: ModelShape, keys: Keys) -> Keys:
     return {**keys, "rope_scaling": {**cast("Keys", table), "mscale_all_dim": mscale}}
 
 
-def _write_deepseek_v3(shape: ModelShape) -> Keys:
+def _write_latent(shape: ModelShape) -> Keys:
+    """Return what DeepSeek-V2 and V3 have in common."""
     experts, latent = shape.experts, shape.latent
     assert experts is not None, "only models with experts are said so"
     assert latent is not None, "only models with latent attention are said so"
@@ -158,12 +182,24 @@ def _write_deepseek_v3(shape: ModelShape) -> Keys:
         "q_lora_rank": latent.query_rank,
         "qk_nope_head_dim": latent.nope_dim,
         "qk_rope_head_dim": latent.rope_dim,
-        "rope_interleave": True,
         "routed_scaling_factor": experts.gate_scale,
-        "scoring_func": "sigmoid",
         "topk_group": experts.top_groups,
-        "topk_method": "noaux_tc",
         "v_head_dim": latent.value_dim,
+    }
+
+
+def _write_deepseek_v2(shape: ModelShape) -> Keys:
+    grouped = shape.experts is not None and shape.experts.groups > 1
+    method = "group_limited_greedy" if grouped else "greedy"
+    return {**_write_latent(shape), "scoring_func": "softmax", "topk_method": method}
+
+
+def _write_deepseek_v3(shape: ModelShape) -> Keys:
+    return {
+        **_write_latent(shape),
+        "rope_interleave": True,
+        "scoring_func": "sigmoid",
+        "topk_method": "noaux_tc",
     }
 
 
@@ -248,6 +284,15 @@ MIXTURES = {
         keys=_write_qwen3_moe,
         taken="experts in all blocks, norms of heads, biases",
         experts=True,
+    ),
+    "deepseek_v2": Architecture(
+        models="DeepSeek V2",
+        name="DeepseekV2ForCausalLM",
+        read=_read_deepseek_v2,
+        keys=_write_deepseek_v2,
+        taken="latent attention, groups of experts by their best score, shared experts",
+        experts=True,
+        latent=True,
     ),
     "deepseek_v3": Architecture(
         models="DeepSeek V3",

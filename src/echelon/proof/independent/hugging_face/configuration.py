@@ -246,8 +246,10 @@ def _deepseek(model: ModelShape, latent: LatentAttention) -> TransformersModel |
         "first_k_dense_replace": model.layers,
     }
     experts = model.experts
+    if experts is not None and experts.router == "softmax":
+        return _written(model) or "no class has latent attention with these experts and softmax"
     if experts is not None:
-        if experts.router != "sigmoid" or not experts.shared_experts or _is_clamped(experts):
+        if not experts.shared_experts or _is_clamped(experts) or experts.group_score == "max":
             return "its experts beside latent attention have sigmoid scores and a shared one"
         if experts.num_experts < 2 * experts.groups:
             return "it takes the two best of each group of experts, and groups here have one"
