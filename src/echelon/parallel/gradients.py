@@ -259,6 +259,23 @@ class GradientStore:
             slot.gradient.add_(gradient)
         self._gradient_is_there(slot)
 
+    def place(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """Return where the first gradient of a parameter may be written instead of being added.
+
+        None where another came before it, or it would be cast. `written` must follow.
+        """
+        slot = self._slots.get(id(parameter))
+        if slot is None or not slot.fresh or slot.bucket.plan.frozen:
+            return None
+        if self._collected is not None or slot.gradient.dtype != parameter.dtype:
+            return None
+        self._open(slot)
+        return slot.gradient.view(slot.gradient.shape)
+
+    def written(self, parameter: torch.Tensor) -> None:
+        """Learn that a gradient is at the `place` of its parameter."""
+        self._gradient_is_there(self._slots[id(parameter)])
+
     def add_rows(
         self, parameter: torch.Tensor, rows_N: torch.Tensor, gradient_ND: torch.Tensor
     ) -> None:

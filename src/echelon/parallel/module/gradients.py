@@ -127,6 +127,7 @@ class BackwardPasses:
         self.store = GradientStore(reduction)
         self._zero = torch.zeros(())
         self._came: set[int] = set()
+        self._lent: dict[int, int] = {}
         self._ever: set[int] = set()
         self._synchronises = True
         self.running = self.reduced = False
@@ -167,6 +168,22 @@ class BackwardPasses:
         if not self.running:
             self._start(synchronises=self._synchronises)
             when_backward_ends(self._end)
+
+    def place(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        """Return memory of a bucket that a layer may write its weight gradient to, and give on.
+
+        That is a tensor of its own for each call. None where the gradient of this backward is for
+        somebody else (`torch.autograd.grad`), or another one came before it.
+        """
+        if not _goes_to(parameter):
+            return None
+        self.begin()
+        if id(parameter) in self._lent or id(parameter) in self._came:
+            return None
+        place = self.store.place(parameter)
+        if place is not None:
+            self._lent[id(parameter)] = place.data_ptr()
+        return place
 
     def unused(self) -> list[str]:
         """Return the names of trained parameters that no backward of this step reached here."""
@@ -224,6 +241,7 @@ class BackwardPasses:
             )
         self.running = True
         self._came.clear()
+        self._lent.clear()
         self._reduction.start_backward()
         # Where slices add up, no backward knows that it is the last: `finish` sums the replicas.
         self.store.start_backward(last=sums and not self._every)
@@ -247,7 +265,10 @@ class BackwardPasses:
         self.on_gradient(parameter)
         self._came.add(id(parameter))
         self._ever.add(id(parameter))
-        self.store.add(parameter, gradient)
+        if self._lent.get(id(parameter)) == gradient.data_ptr():
+            self.store.written(parameter)
+        else:
+            self.store.add(parameter, gradient)
 
     def _add_replicas(self) -> None:
         partial = [one for one in self.store.buckets if one.plan.kind == "partial"]
@@ -277,6 +298,17 @@ def when_backward_ends(call: Callable[[], None]) -> None:
     """Have autograd call `call` at the end of the backward that is running."""
     engine: Any = torch.autograd.Variable._execution_engine
     engine.queue_callback(call)
+
+
+def _goes_to(parameter: torch.Tensor) -> bool:
+    """Return whether the backward that is running will put a gradient into a parameter."""
+    if not in_backward():
+        return False
+    node = torch.autograd.graph.get_gradient_edge(parameter).node
+    try:
+        return torch._C._will_engine_execute_node(node)
+    except RuntimeError:  # `torch.autograd.grad` was asked for the gradient of the parameter itself
+        return False
 
 
 def _taker(passes: BackwardPasses) -> Callable[[torch.Tensor], None]:

@@ -32,6 +32,7 @@ from echelon.parallel.data import GradientReduction
 from echelon.parallel.module.gathering import ModuleParameterGathering, num_buffers
 from echelon.parallel.module.gradients import BackwardPasses, ModuleReduction, NonBlockingReduction
 from echelon.parallel.module.hooks import ModuleHooks
+from echelon.parallel.module.linear import layers_of, write_into_buckets
 from echelon.parallel.module.start import (
     agree_on_module,
     check_plan,
@@ -157,6 +158,7 @@ def apply_to_module(  # noqa: PLR0913 - each is one choice of the caller, by its
     cast_rest(plan, named, buckets + frozen)
     passes = _backward_passes(plan, groups, links)
     passes.hold(buckets)
+    write_into_buckets(layers_of(model, named.values()), passes)
     gathers = links[0] if links else groups
     gathering = ModuleParameterGathering([*buckets, *frozen], gathers.shard, plan.layout.zero)
     hooks = ModuleHooks(gathering, passes)

@@ -25,6 +25,7 @@ from echelon.parallel.data import GradientReduction
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.module.context.build import apply_context
 from echelon.parallel.module.context.sequences import SequenceCut
+from echelon.parallel.module.linear import layers_of
 from echelon.parallel.module.loss import Batch, ModuleLoss
 from echelon.parallel.module.module import (
     RankModule,
@@ -58,7 +59,7 @@ from echelon.parallel.module.tensor.apply import NO_RULES, TensorChoice, apply_s
 from echelon.parallel.pipeline import PipelineExecutor
 from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
 from echelon.parallel.transport.recorder import Recorder
-from echelon.schedule.action import ActionKind, Schedule
+from echelon.schedule.action import Schedule
 from echelon.schedule.from_plan import schedule_from_plan
 
 
@@ -134,8 +135,7 @@ def apply_pipeline(  # noqa: PLR0913 - each is one choice of the caller, by its 
     )
     module = replace(module, foreign=foreign, owners=owners, split=cut.split)
     store = cast("StagePasses", module.passes).store
-    if any(one.kind is ActionKind.W for row in schedule.actions for one in row):
-        _defer(model, named, store, own)
+    _defer(model, named, store, own)
     for stage in stages.values():
         stage.link = link
     if context is not None:
@@ -289,11 +289,8 @@ def _defer(
     store: GradientStore,
     own: Collection[str],
 ) -> None:
-    """Put off the weight gradients of own linear layers; what is ignored stays autograd's."""
-    mine = {id(named[name]) for name in own}
-    layers = (
-        one
-        for one in model.modules()
-        if all(id(parameter) in mine for parameter in one.parameters(recurse=False))
-    )
-    defer_weights(layers, store)
+    """Give weight gradients of own linear layers to the store, also where a schedule has no W.
+
+    Each microbatch then adds its product to the bucket. What is ignored stays autograd's.
+    """
+    defer_weights(layers_of(model, (named[name] for name in own)), store)

@@ -1,7 +1,9 @@
-"""Weight gradients of a module's linear layers, put off where a schedule splits the backward.
+"""Weight gradients of a module's linear layers in a pipeline, put off where a schedule says so.
 
 The layer stays what it is; only its forward goes through a function whose backward gives the input
-gradient at once, and the weight gradient to the store: W computes it later. That holds for
+gradient at once, and the weight gradient to the store. Where a schedule splits the backward, W
+computes it later; elsewhere it is added to the bucket at once, microbatch by microbatch, with no
+tensor in between. That holds for
 `torch.nn.Linear` and the `Conv1D` of transformers themselves. Layers of classes derived from them,
 and all other parameters (norms, embeddings), have their weight gradient in B, and W adds it up.
 """
