@@ -12,6 +12,8 @@ from echelon.config.job import Job
 from echelon.config.load import load_job
 from echelon.core.errors import DataError
 from echelon.core.plan import Plan
+from echelon.core.units import decimal_bytes
+from echelon.cost.checkpoints import stored_bytes
 from echelon.training.data.prepare import prepare
 from echelon.training.data.tokenizer import ByteTokenizer
 from echelon.training.data.writer import DatasetWriter
@@ -52,6 +54,16 @@ def test_a_run_has_its_plan_and_its_run_file_before_any_rank() -> None:
     assert (task.run_dir, task.resume) == ("runs/mine", None)
     assert Path(task.data).is_dir()
     assert said == [f"reading {Path('text.txt').absolute()} ...", "training mine in runs/mine"]
+
+
+@pytest.mark.usefixtures("place")
+def test_a_run_of_adapters_says_what_it_writes() -> None:
+    said: list[str] = []
+    job = _job(lora__rank=4)
+    prepare_run(job, None, said.append)
+    sizes = stored_bytes(job.plan.mathematics)
+    assert 0 < sizes.checkpoint < sizes.base
+    assert any(decimal_bytes(sizes.checkpoint) in one and "once" in one for one in said)
 
 
 @pytest.mark.usefixtures("place")

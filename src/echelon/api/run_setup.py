@@ -14,6 +14,8 @@ from echelon.core.errors import CheckpointError, DataError, Problem
 from echelon.core.rulebook.data import DATA_FILLS_BATCH
 from echelon.core.rulebook.data_chats import DATA_ANSWERS_COUNTED
 from echelon.core.rulebook.train import RESUME_WITHIN_STEPS
+from echelon.core.units import decimal_bytes
+from echelon.cost.checkpoints import stored_bytes
 from echelon.launch.environment import gpu_environment
 from echelon.layout.context_work import attention_kernel_text
 from echelon.telemetry.run_directory import RunDirectory, create_run, describe_environment, open_run
@@ -41,6 +43,12 @@ def prepare_run(
     dataset = _checked_data(job, data, say)
     if checkpoint is not None:
         _check_checkpoint(job, checkpoint, dataset)
+    if job.plan.model.lora is not None:
+        sizes = stored_bytes(job.plan.mathematics)
+        say(
+            f"a checkpoint takes {decimal_bytes(sizes.checkpoint)}, and the frozen weights below "
+            f"all of them {decimal_bytes(sizes.base)} once"
+        )
     run = _run_of(job, checkpoint)
     going_on = "" if checkpoint is None else f", from step {checkpoint.step}"
     if checkpoint is not None and checkpoint.step == job.train.steps:

@@ -47,6 +47,7 @@ class RunCheckpoints:
         self._exchange = engine.groups.everyone
         self._frozen = {spec.name for spec in parameters(job.plan.model) if spec.frozen}
         self._base: BaseReference | None = None
+        self._has_saved = False
 
     def load(self, path: Path) -> int:
         """Fill the engine from a checkpoint, and return the steps that are done.
@@ -145,8 +146,9 @@ class RunCheckpoints:
             exchange=exchange,
             keep=self._job.checkpoint.keep,
         )
-        if self._frozen and self._base is None:
-            self._base = base_of(saved)
+        if self._frozen and not self._has_saved:
+            # In a folder of its own a run that goes on has written a base of its own.
+            self._base, self._has_saved = base_of(saved), True
         return saved
 
 

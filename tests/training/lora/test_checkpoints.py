@@ -84,7 +84,7 @@ def test_checkpoints_hold_adapters_and_stand_on_one_base(
 
 @pytest.mark.slow
 def test_another_layout_goes_on(rank_pool: RankPool, tmp_path: Path) -> None:
-    data, job = small_data(tmp_path), [*LORA, "train.steps=4"]
+    data, job = small_data(tmp_path), [*LORA, "train.steps=4", "checkpoint.every=1"]
     train(rank_pool, tmp_path / "a", data, [*job, "mesh.tp=2"])
     check_run(tmp_path / "a", tuple(job))
     # What was saved in the middle goes on under another layout, in another folder.
