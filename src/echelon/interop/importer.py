@@ -18,6 +18,7 @@ from echelon.core.errors import ConfigError, Problem
 from echelon.core.rulebook.imports import IMPORT_KIND
 from echelon.interop.commands.launcher import after_launcher, assumed_cluster, read_launcher
 from echelon.interop.echelon_keys import TABLE, recorded_entries, recorded_rows
+from echelon.interop.followed import follow_files
 from echelon.interop.horovod.words import parse_horovod
 from echelon.interop.import_context import import_context
 from echelon.interop.key_reader import KeyOutcome, KeyReader
@@ -104,7 +105,7 @@ def import_file(
     launched = read_launcher(path, text, ranks)
     if found := [*gathered.problems, *problems, *launched.problems]:
         raise ConfigError(found)
-    given = parse_keys(kind, path, text)
+    given = follow_files(kind, path, parse_keys(kind, path, text))
     base = merge([*gathered.layers, over])
     context = import_context(base, launched.ranks, base if named else {**recorded, **over})
 

@@ -14,11 +14,15 @@ from textwrap import wrap
 
 from echelon.interop.import_report import keys_by_fate
 from echelon.interop.importer import Imported, import_file
+from echelon.interop.tools import TOOLS
 
 STOCK = Path(__file__).parent
 FILES = sorted(
-    path for path in STOCK.glob("*/*") if path.suffix in (".json", ".sh", ".toml", ".yaml")
+    path
+    for path in STOCK.glob("*/*")
+    if path.parent.name in TOOLS and path.suffix in (".json", ".sh", ".toml", ".yaml")
 )
+"""Stock files; deeper, and in folders of other names, stand those that they name."""
 _WIDTH = 116  # columns
 
 

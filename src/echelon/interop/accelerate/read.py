@@ -20,7 +20,9 @@ from echelon.interop.accelerate.read_mesh import (
     read_ranks,
 )
 from echelon.interop.accelerate.read_units import read_units
+from echelon.interop.deepspeed.read import read_keys as read_deepspeed
 from echelon.interop.deepspeed.read_zero import HOMES
+from echelon.interop.followed import adopt, inner_reader
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import COUNT, ZERO_STAGE, KeyReader
 from echelon.interop.ranks import set_batch, set_dtypes
@@ -50,6 +52,9 @@ def read_keys(reader: KeyReader, context: ImportContext) -> None:
     if kind == "NO" and context.ranks is None and not reader.has("num_processes"):
         context = replace(context, ranks=1)
     context = context.with_degrees(**{k: v for k, v in degrees.items() if k in ("tp", "pp", "cp")})
+    if kind == "DEEPSPEED" and (inner := inner_reader(reader, FILE, "DeepSpeed")) is not None:
+        _read_file(reader, inner, degrees, context)
+        return
     _read_precision(reader, kind)
     stage, hybrid = _stage_of(reader, kind, version)
     data = read_ranks(reader, stage, hybrid, degrees, context)
@@ -65,6 +70,23 @@ def read_keys(reader: KeyReader, context: ImportContext) -> None:
         _read_recompute(reader)
     else:
         reader.skip_table(FSDP, "distributed_type is not FSDP")
+    _read_rest(reader)
+    reader.finish()
+
+
+def _read_file(
+    reader: KeyReader, inner: KeyReader, degrees: Mapping[str, int], context: ImportContext
+) -> None:
+    """Map a file of DeepSpeed's own, which says all but the processes; "auto" is the script's."""
+    stage = inner.given.get("zero_optimization.stage")
+    data = read_ranks(reader, stage if isinstance(stage, int) else 0, False, degrees, context)
+    read_deepspeed(inner, replace(context, ranks=data * context.model_ranks))
+    adopt(reader, FILE, inner)
+    why = "deepspeed_config_file says it, and Accelerate takes only one of the two"
+    own = [key for key in reader.keys_of(_PLUGIN) if key not in reader.known]
+    reader.skip_all((*own, "mixed_precision"), why)
+    for table in (FSDP, MEGATRON_TABLE):
+        reader.skip_table(table, "distributed_type is DEEPSPEED")
     _read_rest(reader)
     reader.finish()
 
@@ -225,7 +247,7 @@ FILE = f"{_PLUGIN}.deepspeed_config_file"
 def read_stage(reader: KeyReader) -> int:
     """Map the stage of ZeRO, and return it; a file of DeepSpeed's own is to be imported itself."""
     if reader.has(FILE) and reader.given[FILE] not in ("none", ""):
-        why = "import that file, with --from deepspeed: it says all that this one does not"
+        why = "it is not where this file says: without it the stage and all it says are unknown"
         reader.refuse(FILE, why)
     key = f"{_PLUGIN}.zero_stage"
     stage = reader.integer(key, ZERO_STAGE, setting="zero.stage")

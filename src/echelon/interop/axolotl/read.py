@@ -11,6 +11,7 @@ from math import prod
 from typing import cast
 
 from echelon.interop.hugging_face.adapter_keys import AdapterKeys, read_adapters
+from echelon.interop.hugging_face.deepspeed_file import DeepSpeedFile
 from echelon.interop.hugging_face.model_names import read_model_name
 from echelon.interop.hugging_face.trainer_keys import (
     TrainerKeys,
@@ -62,9 +63,10 @@ def read_keys(reader: KeyReader, context: ImportContext) -> None:
         reader.set(CP, "context.kind", "ring", "pieces of a sequence meet in a ring")
     ep = reader.take(EP, "mesh.ep", COUNT, "shares of the experts") or 1
     context = context.with_degrees(**degrees, ep=ep)
-    stage = _read_sharding(reader)
+    file = DeepSpeedFile.of(reader)
+    stage = _read_sharding(reader, file)
     context, groups = _read_ranks(reader, context)
-    read_batch(reader, KEYS, stage, groups, context)
+    data = read_batch(reader, KEYS, stage, groups, context)
     read_precision(reader, KEYS, sharded=stage > 0)
     read_optimizer(reader, KEYS)
     steps = read_course(reader, KEYS, context)
@@ -76,14 +78,18 @@ def read_keys(reader: KeyReader, context: ImportContext) -> None:
         value = "full" if on not in (False, "false") else "none"
         reader.set(key, "recompute.policy", value, "blocks keep their input only, or everything")
         reader.known[key] = None
+    if file is not None:
+        file.read(KEYS, data, context)
     for group in ("method", "rest"):
         reader.judge(TABLES.keys[group])
     reader.judge_prefixes(TABLES.keys["prefixes"])
     reader.finish()
 
 
-def _read_sharding(reader: KeyReader) -> int:
+def _read_sharding(reader: KeyReader, file: DeepSpeedFile | None) -> int:
     """Map what data ranks share out: FSDP, or what a file of DeepSpeed's says."""
+    if file is not None:
+        return file.stage
     fsdp = bool(reader.keys_of("fsdp_config") or reader.has("fsdp")) or reader.has(SHARD)
     stage = 3 if fsdp else 0
     key = next(iter(reader.keys_of("fsdp_config")), SHARD)

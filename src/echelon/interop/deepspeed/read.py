@@ -49,8 +49,8 @@ def read_keys(reader: KeyReader, context: ImportContext) -> None:
     read_activations(reader)
     read_optimizer(reader)
     read_scheduler(reader)
-    _read_clipping(reader)
-    _read_rest(reader)
+    read_clipping(reader)
+    read_rest(reader)
     reader.finish()
 
 
@@ -150,7 +150,8 @@ def _groups(reader: KeyReader, stage: int, data: int) -> int:
     return data // size
 
 
-def _read_clipping(reader: KeyReader) -> None:
+def read_clipping(reader: KeyReader) -> None:
+    """Map the largest norm of gradients: without a word, there is none."""
     key, setting = "gradient_clipping", "optimizer.clip_norm"
     if reader.is_auto(key):
         reader.skip(key, f"{setting} of what the run builds on")
@@ -162,7 +163,8 @@ def _read_clipping(reader: KeyReader) -> None:
         reader.set(key, setting, limit or "none", why)
 
 
-def _read_rest(reader: KeyReader) -> None:
+def read_rest(reader: KeyReader) -> None:
+    """Map what is said beside the numbers, and judge all other keys."""
     reader.take("steps_per_print", "observe.log_every", COUNT, "steps between step lines")
     reader.judge(TABLES.keys["rest"])
     for table, rule in TABLES.keys["tables"].items():

@@ -7,6 +7,7 @@ the stage of ZeRO stand in files that it names.
 from __future__ import annotations
 
 from echelon.interop.hugging_face.adapter_keys import AdapterKeys, read_adapters
+from echelon.interop.hugging_face.deepspeed_file import KEY, DeepSpeedFile
 from echelon.interop.hugging_face.model_names import read_model_name
 from echelon.interop.hugging_face.trainer_keys import (
     TrainerKeys,
@@ -57,27 +58,34 @@ def read_keys(reader: KeyReader, context: ImportContext) -> None:
     degrees = read_degrees(reader, DEGREES)
     ep = reader.take(EP, "mesh.ep", COUNT, "shares of the experts") or 1
     context = context.with_degrees(**degrees, ep=ep)
-    stage = _read_sharding(reader, degrees["tp"])
-    read_batch(reader, KEYS, stage, 1, context)
+    file = DeepSpeedFile.of(reader)
+    stage = _read_sharding(reader, degrees["tp"], file)
+    data = read_batch(reader, KEYS, stage, 1, context)
     read_precision(reader, KEYS, sharded=False)
     read_optimizer(reader, KEYS)
     steps = read_course(reader, KEYS, context)
     read_schedule(reader, KEYS, steps)
     _read_recompute(reader)
     _read_method(reader)
+    if file is not None:
+        file.read(KEYS, data, context)
     for group in ("method", "rest"):
         reader.judge(TABLES.keys[group])
     reader.judge_prefixes(TABLES.keys["prefixes"])
     reader.finish()
 
 
-def _read_sharding(reader: KeyReader, tp: int) -> int:
-    """Map what data ranks share out; the stage stands in another file, which changes no number."""
+def _read_sharding(reader: KeyReader, tp: int, file: DeepSpeedFile | None) -> int:
+    """Map what data ranks share out; where the stage stands in a file that is not here, say so."""
     key = "use_distributed_optimizer"
     stage = int(bool(reader.flag(key, setting="zero.stage")))
-    reader.set_or_default(key, "zero.stage", stage, "1: optimizer state is shared out")
+    if file is None:
+        reader.set_or_default(key, "zero.stage", stage, "1: optimizer state is shared out")
+    else:
+        reader.skip(key, "deepspeed says what is shared out")
+        stage = file.stage
     for key in ("deepspeed", "fsdp", "fsdp_config"):
-        if reader.has(key):
+        if reader.has(key) and (file is None or key != KEY):
             reader.assume(
                 f"zero.stage = {stage}: {key} = {reader.text(key)} says it, and is imported by "
                 "itself; --set zero.stage=N and mesh.dp_shard=N"
