@@ -58,7 +58,7 @@ def test_words_may_be_padded() -> None:
 def test_experts_are_all_in_one_tensor_or_each_in_its_own(
     keys: list[str], key: str, start: int
 ) -> None:
-    """By the keys that are there: all of a layer, grouped ones, numbered ones, one after another."""
+    """By the keys that are there: all of a layer, grouped, numbered, one after another."""
     experts = Experts(num_experts=4, top_k=2, ffn=12, shared_experts=2, router_bias=True)
     home = "decoder.layers.0.mlp."
     bias = f"decoder.layers.0{ROUTER_BIAS}"

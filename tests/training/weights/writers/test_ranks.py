@@ -92,7 +92,7 @@ def count_parts(context: RankContext, argument: Mapping[str, Any]) -> int:
     def tell(_: str) -> None:
         told[0] += 1
 
-    writers = writing.Writers(task.threads, writing.StoreExchange(context), tell)
+    writers = writing.Writers(task.threads, writing.WritersExchange(context), tell)
     writing.write_weights(task, writers)
     return told[0]
 
@@ -152,7 +152,7 @@ def die(context: RankContext, argument: Mapping[str, Any]) -> None:
         if context.rank == 1:
             os.kill(os.getpid(), signal.SIGKILL)
 
-    writers = writing.Writers(task.threads, writing.StoreExchange(context), tell)
+    writers = writing.Writers(task.threads, writing.WritersExchange(context), tell)
     writing.write_weights(task, writers)
 
 
