@@ -8,8 +8,9 @@ from typing import Any
 
 import pytest
 
+from echelon.core.choices.lora import Lora
 from echelon.core.errors import ConfigError
-from echelon.core.model_shape import Lora, ModelShape
+from echelon.core.model_shape import ModelShape
 from echelon.core.serialize import from_json, to_json
 from echelon.training.checkpoint.index import INDEX_FILE, CheckpointIndex
 from echelon.training.weights.writers.shares import Writers
@@ -46,7 +47,7 @@ def _listed(folder: Path, index: CheckpointIndex) -> CheckpointIndex:
 
 
 def test_it_goes_to_ranks_and_back() -> None:
-    shape = replace(NANO, lora=Lora(rank=2))
+    shape = replace(NANO, lora=Lora(rank=2, alpha=16.0, targets=("q",)))
     task = ExportTask(
         **{"checkpoint": "c", "folder": "f", "to": "hf", "shape": shape, "dtype": "bf16"},
         **{"model_type": "llama", "file_bytes": 7, "threads": 2, "tp": 1, "pp": 1},
