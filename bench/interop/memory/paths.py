@@ -164,8 +164,9 @@ def _loading(folder: Path, shape: ModelShape, cut: tuple[int, int]) -> Callable[
 
     def load() -> None:
         found = find_weights(folder, shape)
-        load_weights(found, wanted.pop("weights"), SingleRankCommunicator())
-        load_moments(found, wanted, SingleRankCommunicator())
+        load_weights(found, wanted["weights"], SingleRankCommunicator())
+        moments = {kind: named for kind, named in wanted.items() if kind != "weights"}
+        load_moments(found, moments, SingleRankCommunicator())
 
     return load
 

@@ -14,7 +14,7 @@ from echelon.core.rulebook.checkpoint import CHECKPOINT_UNDAMAGED
 from echelon.training.weights.export import SCRATCH_BYTES
 from echelon.training.weights.writers.shares import (
     SLACK_BYTES,
-    Part,
+    FolderPart,
     TensorRoom,
     Writers,
     shared_out,
@@ -23,8 +23,10 @@ from echelon.training.weights.writers.shares import (
 MB = 2**20
 
 
-def part(name: str, size: int, file: str = "", write: Callable[[TensorRoom], Any] = str) -> Part:
-    return Part(name=name, file=file or name, num_bytes=size, largest=size, write=write)
+def part(
+    name: str, size: int, file: str = "", write: Callable[[TensorRoom], Any] = str
+) -> FolderPart:
+    return FolderPart(name=name, file=file or name, num_bytes=size, largest=size, write=write)
 
 
 class Ranks:
@@ -70,7 +72,7 @@ def on_ranks(size: int, work: Callable[[Writers], Any]) -> list[Any]:
     return found
 
 
-def names(shares: Sequence[Sequence[Part]]) -> list[list[str]]:
+def names(shares: Sequence[Sequence[FolderPart]]) -> list[list[str]]:
     return [[one.name for one in share] for share in shares]
 
 
@@ -86,7 +88,7 @@ def test_each_part_is_written_once_and_all_hear_of_it(ranks: int) -> None:
     written: list[str] = []
     lock = Lock()
 
-    def make(name: str) -> Part:
+    def make(name: str) -> FolderPart:
         def write(room: TensorRoom) -> str:
             with room.hold(1), lock:
                 written.append(name)
@@ -120,7 +122,7 @@ def test_threads_hold_no_more_than_the_largest_tensor_and_some_small_ones() -> N
     held, most, lock = [0], [0], Lock()
     sizes = [100 * MB, 60 * MB, 30 * MB, *(MB for _ in range(20))]
 
-    def make(place: int, size: int) -> Part:
+    def make(place: int, size: int) -> FolderPart:
         def write(room: TensorRoom) -> None:
             with room.hold(size):
                 with lock:

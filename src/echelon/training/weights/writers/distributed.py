@@ -32,11 +32,11 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from echelon.core.disk import disk_errors, flush_file, write_durably
-from echelon.training.weights.writers.shares import Part, TensorRoom, Writers
+from echelon.training.weights.writers.shares import FolderPart, TensorRoom, Writers
 
 NUM_FILES = 16
 """Files that the tensors of a folder are shared out to, where they have at most FILE_BYTES."""
-FILE_BYTES = 5_000_000_000
+FILE_BYTES = 5_000_000_000  # of a file
 _METADATA = ".metadata"
 
 
@@ -95,7 +95,7 @@ def share_chunks(chunks: Sequence[Chunk], item_bytes: int) -> Mapping[str, tuple
 
 def _part(
     name: str, chunks: Sequence[Chunk], folder: Path, item_bytes: int, objects: Mapping[str, bytes]
-) -> Part:
+) -> FolderPart:
     sizes = [prod(chunk.shape) * item_bytes for chunk in chunks]
 
     def write(room: TensorRoom) -> _Places:
@@ -112,7 +112,7 @@ def _part(
             flush_file(stream.fileno())
         return places
 
-    return Part(name=name, file=name, num_bytes=sum(sizes), largest=max(sizes), write=write)
+    return FolderPart(name=name, file=name, num_bytes=sum(sizes), largest=max(sizes), write=write)
 
 
 def _saved(stream: BinaryIO, chunk: Chunk) -> tuple[int, int]:

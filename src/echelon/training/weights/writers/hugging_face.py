@@ -16,7 +16,7 @@ from echelon.core.disk import disk_errors, flush_file
 from echelon.interop.hugging_face.folder import FolderTensor
 from echelon.training.checkpoint.shard_file import safetensors_header, tensor_bytes
 from echelon.training.weights.export import StoredModel, filled
-from echelon.training.weights.writers.shares import Part, TensorRoom, Writers
+from echelon.training.weights.writers.shares import FolderPart, TensorRoom, Writers
 
 Files = Mapping[str, Sequence[FolderTensor]]
 """The tensors of each file, in order."""
@@ -34,7 +34,7 @@ def write_files(
         for name, tensors in files.items()
     }
     writers.on_first(lambda: _make_files(folder, files, headers, dtype))
-    parts: list[Part] = []
+    parts: list[FolderPart] = []
     for name, tensors in files.items():
         start = len(headers[name])
         for tensor in tensors:
@@ -58,7 +58,7 @@ def _make_files(
 
 def _part(
     model: StoredModel, tensor: FolderTensor, file: Path, start: int, dtype: torch.dtype
-) -> Part:
+) -> FolderPart:
     num_bytes = tensor.numel * dtype.itemsize
 
     def write(room: TensorRoom) -> None:
@@ -67,7 +67,7 @@ def _part(
             with disk_errors(f"to write into {file.parent}"), file.open("r+b", 0) as stream:
                 _write_all(stream.fileno(), data, start)
 
-    return Part(
+    return FolderPart(
         name=tensor.key, file=file.name, num_bytes=num_bytes, largest=num_bytes, write=write
     )
 

@@ -29,7 +29,7 @@ from echelon.training.weights.trainers.megatron import (
 )
 from echelon.training.weights.writers.archive import OpenArchive
 from echelon.training.weights.writers.distributed import Chunk, write_distributed
-from echelon.training.weights.writers.shares import Part, TensorRoom, Writers
+from echelon.training.weights.writers.shares import FolderPart, TensorRoom, Writers
 
 POINTER = "latest_checkpointed_iteration.txt"
 _VERSION = 3.0
@@ -151,7 +151,7 @@ def _write_pointer(found: MegatronFolder, root: Path) -> None:
         (root / POINTER).write_text(str(found.step), encoding="utf-8")
 
 
-def _stage_part(found: MegatronFolder, folder: Path, stage: int, tp: int, pp: int) -> Part:
+def _stage_part(found: MegatronFolder, folder: Path, stage: int, tp: int, pp: int) -> FolderPart:
     """Return the files of a stage as what one thread writes."""
     held = _of_stage(found, stage, pp)
     sizes = {key: tensor.numel * found.dtype.itemsize for key, tensor in held.items()}
@@ -171,7 +171,7 @@ def _stage_part(found: MegatronFolder, folder: Path, stage: int, tp: int, pp: in
         for archive in archives:
             archive.flush()
 
-    return Part(
+    return FolderPart(
         name=f"stage {stage}",
         file=f"stage {stage}",
         num_bytes=sum(sizes.values()),

@@ -18,7 +18,7 @@ _POLL_S = 20.0
 """Seconds for which a rank waits for another before it asks again."""
 
 
-class StoreExchange:
+class WritersExchange:
     """Tell other ranks small things through the store of a job: with no time limit of its own.
 
     One rank may write for hours while another waits; whether it lives, the launcher watches.
@@ -57,4 +57,4 @@ def write_rank(context: RankContext, argument: Mapping[str, Any]) -> WrittenWeig
 
 def writers_of(context: RankContext, threads: int) -> Writers:
     """Return the ranks of a job as writers."""
-    return Writers(threads, StoreExchange(context), context.progress.mark)
+    return Writers(threads, WritersExchange(context), context.progress.mark)

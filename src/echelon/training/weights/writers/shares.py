@@ -56,7 +56,7 @@ class TensorRoom:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class FolderPart:
     """Give a part of a folder that one thread writes: by name, in a file, of so many bytes.
 
     `largest` are the bytes of the largest tensor in it. What `write` returns is told to all ranks;
@@ -92,7 +92,7 @@ class Writers:
         first = self.exchange.index == 0
         return self.on_all(lambda: action() if first else None)[0]
 
-    def write(self, parts: Sequence[Part]) -> Mapping[str, Any]:
+    def write(self, parts: Sequence[FolderPart]) -> Mapping[str, Any]:
         """Write parts, each by one rank; return what came of each, by name, in their order."""
         own = shared_out(parts, self.exchange.size)[self.exchange.index]
         found: dict[str, Any] = {}
@@ -100,10 +100,10 @@ class Writers:
             found.update(one)
         return {part.name: found[part.name] for part in parts}
 
-    def _write_own(self, own: Sequence[Part]) -> dict[str, Any]:
+    def _write_own(self, own: Sequence[FolderPart]) -> dict[str, Any]:
         room = TensorRoom(SLACK_BYTES + max((part.largest for part in own), default=0))
 
-        def write(part: Part) -> tuple[str, Any]:
+        def write(part: FolderPart) -> tuple[str, Any]:
             self._tell(f"writing {part.name}")
             return part.name, part.write(room)
 
@@ -121,12 +121,12 @@ class Writers:
             raise type(error)(problems) from error
 
 
-def shared_out(parts: Sequence[Part], ranks: int) -> list[list[Part]]:
+def shared_out(parts: Sequence[FolderPart], ranks: int) -> list[list[FolderPart]]:
     """Return the parts of each rank, in order: whole files, where there is one for each.
 
     The largest goes to whoever has least, so that all have about as many bytes.
     """
-    files: dict[str, list[Part]] = {}
+    files: dict[str, list[FolderPart]] = {}
     for part in parts:
         files.setdefault(part.file, []).append(part)
     groups = list(files.values()) if len(files) >= ranks else [[part] for part in parts]

@@ -17,7 +17,7 @@ from echelon.core.disk import disk_errors
 from echelon.interop.hugging_face.folder import FolderTensor
 from echelon.training.weights.export import StoredModel, filled
 from echelon.training.weights.writers.archive import save_archive
-from echelon.training.weights.writers.shares import Part, TensorRoom, Writers
+from echelon.training.weights.writers.shares import FolderPart, TensorRoom, Writers
 
 VALUES = "fp32"
 _VERSION = "0.19.8"
@@ -56,7 +56,7 @@ def _make_folders(found: UniversalFolder, zero: Path) -> None:
             (zero / tensor.key).mkdir(parents=True)
 
 
-def _part(model: StoredModel, tensor: FolderTensor, file: Path) -> Part:
+def _part(model: StoredModel, tensor: FolderTensor, file: Path) -> FolderPart:
     num_bytes = tensor.numel * torch.float32.itemsize
     name = f"{tensor.key}/{file.name}"
 
@@ -70,7 +70,7 @@ def _part(model: StoredModel, tensor: FolderTensor, file: Path) -> Part:
                 lambda read: {tensor.key: read["param"]},
             )
 
-    return Part(name=name, file=name, num_bytes=num_bytes, largest=num_bytes, write=write)
+    return FolderPart(name=name, file=name, num_bytes=num_bytes, largest=num_bytes, write=write)
 
 
 def _write_states(found: UniversalFolder, folder: Path) -> None:
