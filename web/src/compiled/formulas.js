@@ -766,7 +766,7 @@ function $model_numbers_from_shape(shape, length, tp = 1.0) {
 let experts, latent;
 
 [latent, experts] = $rt.unpack([shape.latent, shape.experts], 2);
-return new $ModelNumbers({ layers: $rt.float(shape.layers), hidden: $rt.float(shape.hidden), heads: $rt.float(shape.heads), query_dim: $rt.float(shape.query_dim), kv_dim: $rt.float(shape.kv_dim), attention_dim: $rt.float($attention_width(shape)), ffn: $rt.float(shape.ffn), up: ($rt.truth(shape.gated) ? 2.0 : 1.0), vocab: $rt.mul($ceil_div($rt.float(shape.vocab), tp), tp), tied: $rt.float(shape.tied), positions: ($rt.eq(shape.positions, "learned") ? $rt.float(shape.max_positions) : 0.0), length: $rt.float(length), keys_per_query: $mean_keys_per_query(shape, length), norm_weights: ($rt.eq(shape.norm, "layernorm") ? 2.0 : 1.0), block_norms: $rt.float($rt.len(shape.norms)), extra_streams: ((2.0 * $rt.eq(shape.norm_place, "both")) - $rt.item($_SHARED_STREAMS, shape.residual)), qkv_bias: $attention_vectors(shape), output_bias: $rt.float(shape.output_bias), mlp_bias: $rt.float(shape.mlp_bias), head_norms: $rt.mul($rt.float(shape.qk_norm), $_qk_norm_weights(shape)), query_rank: ($rt.truth(latent) ? $rt.float(latent.query_rank) : 0.0), kv_rank: ($rt.truth(latent) ? $rt.float($rt.add(latent.kv_rank, latent.rope_dim)) : 0.0), rope_dim: ($rt.truth(latent) ? $rt.float(latent.rope_dim) : 0.0), kv_up_dim: ($rt.truth(latent) ? $rt.float($rt.mul(shape.heads, $rt.add(latent.nope_dim, latent.value_dim))) : 0.0), value_dim: ($rt.truth(latent) ? $rt.float($rt.mul(shape.heads, latent.value_dim)) : 0.0), experts: ($rt.truth(experts) ? $rt.float(experts.num_experts) : 0.0), top_k: ($rt.truth(experts) ? $rt.float(experts.top_k) : 0.0), expert_ffn: ($rt.truth(experts) ? $rt.float(experts.ffn) : 0.0), shared_experts: ($rt.truth(experts) ? $rt.float(experts.shared_experts) : 0.0), expert_bias: ($rt.truth(experts) ? $rt.float(experts.bias) : 0.0), logit_bias: ($rt.truth(experts) ? $rt.float(experts.logit_bias) : 0.0), dense_layers: ($rt.truth(experts) ? $rt.float(experts.first_dense_layers) : 0.0) });
+return new $ModelNumbers({ layers: $rt.float(shape.layers), hidden: $rt.float(shape.hidden), heads: $rt.float(shape.heads), query_dim: $rt.float(shape.query_dim), kv_dim: $rt.float(shape.kv_dim), attention_dim: $rt.float($attention_width(shape)), ffn: $rt.float(shape.ffn), up: ($rt.truth(shape.gated) ? 2.0 : 1.0), vocab: $rt.mul($ceil_div($rt.float(shape.vocab), tp), tp), tied: $rt.float(shape.tied), positions: ($rt.eq(shape.positions, "learned") ? $rt.float(shape.max_positions) : 0.0), length: $rt.float(length), keys_per_query: $mean_keys_per_query(shape, length), norm_weights: ($rt.eq(shape.norm, "layernorm") ? 2.0 : 1.0), block_norms: $rt.float($rt.len(shape.norms)), extra_streams: ((2.0 * $rt.eq(shape.norm_place, "both")) - $rt.item($_SHARED_STREAMS, shape.residual)), qkv_bias: $attention_vectors(shape), output_bias: $rt.float(shape.output_bias), mlp_bias: $rt.float(shape.mlp_bias), head_norms: $rt.mul($rt.float(shape.qk_norm), $_qk_norm_weights(shape)), query_rank: (($rt.truth(latent) && $rt.truth(latent.query_rank)) ? $rt.float(latent.query_rank) : 0.0), kv_rank: ($rt.truth(latent) ? $rt.float($rt.add(latent.kv_rank, latent.rope_dim)) : 0.0), rope_dim: ($rt.truth(latent) ? $rt.float(latent.rope_dim) : 0.0), kv_up_dim: ($rt.truth(latent) ? $rt.float($rt.mul(shape.heads, $rt.add(latent.nope_dim, latent.value_dim))) : 0.0), value_dim: ($rt.truth(latent) ? $rt.float($rt.mul(shape.heads, latent.value_dim)) : 0.0), experts: ($rt.truth(experts) ? $rt.float(experts.num_experts) : 0.0), top_k: ($rt.truth(experts) ? $rt.float(experts.top_k) : 0.0), expert_ffn: ($rt.truth(experts) ? $rt.float(experts.ffn) : 0.0), shared_experts: ($rt.truth(experts) ? $rt.float(experts.shared_experts) : 0.0), expert_bias: ($rt.truth(experts) ? $rt.float(experts.bias) : 0.0), logit_bias: ($rt.truth(experts) ? $rt.float(experts.logit_bias) : 0.0), dense_layers: ($rt.truth(experts) ? $rt.float(experts.first_dense_layers) : 0.0) });
 }
 
 function $machine_numbers(tables, controls, model, cluster) {
@@ -1153,7 +1153,9 @@ $rt.append(found, ["heads x head_dim", $rt.mul(heads, shape.head_dim), "tp"]);
 $rt.append(found, ["kv_heads x head_dim", $rt.mul(shape.kv_heads, shape.head_dim), "tp"]);
 } else {
 [nope, rope, value] = $rt.unpack([latent.nope_dim, latent.rope_dim, latent.value_dim], 3);
+if ((latent.query_rank !== null)) {
 $rt.append(found, ["latent.query_rank", latent.query_rank, ""]);
+}
 $rt.append(found, ["latent.kv_rank", latent.kv_rank, ""]);
 $rt.append(found, ["heads x (nope_dim + rope_dim)", $rt.mul(heads, $rt.add(nope, rope)), "tp"]);
 $rt.append(found, ["heads x (nope_dim + value_dim)", $rt.mul(heads, $rt.add(nope, value)), "tp"]);
@@ -1170,7 +1172,9 @@ found = [["hidden", shape.hidden, ""]];
 if ((latent === null)) {
 $rt.append(found, ["heads x head_dim", $rt.mul(shape.heads, shape.head_dim), "tp"]);
 } else {
+if ((latent.query_rank !== null)) {
 $rt.append(found, ["latent.query_rank", latent.query_rank, ""]);
+}
 $rt.append(found, ["latent.kv_rank", latent.kv_rank, ""]);
 $rt.append(found, ["heads x value_dim", $rt.mul(shape.heads, latent.value_dim), "tp"]);
 }
