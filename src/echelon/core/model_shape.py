@@ -79,9 +79,12 @@ class Multipliers:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LatentAttention:
-    """Give the ranks and head dims of multi-head latent attention (DeepSeek-V2, section 2.1)."""
+    """Give the ranks and head dims of multi-head latent attention (DeepSeek-V2, section 2.1).
 
-    query_rank: int
+    Without a `query_rank` queries come out of the stream, as keys and values do elsewhere.
+    """
+
+    query_rank: int | None
     kv_rank: int
     nope_dim: int
     rope_dim: int

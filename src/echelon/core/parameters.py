@@ -264,15 +264,18 @@ def _latent_attention(
 ) -> Iterator[ParameterSpec]:
     head_dim = latent.nope_dim + latent.rope_dim
     kv_dim = latent.nope_dim + latent.value_dim
+    width = shape.hidden if latent.query_rank is None else latent.query_rank
     sizes = (
-        ("q_down.weight", (latent.query_rank, shape.hidden), None),
-        ("q_up.weight", (shape.heads * head_dim, latent.query_rank), 0),
+        ("q_down.weight", (width, shape.hidden), None),
+        ("q_up.weight", (shape.heads * head_dim, width), 0),
         ("kv_down.weight", (latent.kv_rank + latent.rope_dim, shape.hidden), None),
         ("kv_up.weight", (shape.heads * kv_dim, latent.kv_rank), 0),
     )
-    yield _scale(f"{name}.q_norm", latent.query_rank, layer)
+    compressed = latent.query_rank is not None
+    if compressed:
+        yield _scale(f"{name}.q_norm", width, layer)
     yield _scale(f"{name}.kv_norm", latent.kv_rank, layer)
-    for suffix, size, split_dim in sizes:
+    for suffix, size, split_dim in sizes if compressed else sizes[1:]:
         yield ParameterSpec(name=f"{name}.{suffix}", shape=size, layer=layer, split_dim=split_dim)
     yield from _row(f"{name}.o", shape.hidden, shape.heads * latent.value_dim, layer, False)
 

@@ -2,9 +2,10 @@
 
 A token keeps `kv_rank` numbers that all its keys and values are made of, and one key part of
 `rope_dim` that carries its position and that all heads share; queries pass through `query_rank`
-numbers of their own. So a head's key is [own | shared], with rotary positions in the second part
-only, and its value, of `value_dim`, may be narrower than a key. Attention here is one for keys and
-values of equal width: values get zeros behind them, and the output loses them again.
+numbers of their own, or come straight out of the stream (DeepSeek-V2-Lite). So a head's key is
+[own | shared], with rotary positions in the second part only, and its value, of `value_dim`, may be
+narrower than a key. Attention here is one for keys and values of equal width: values get zeros
+behind them, and the output loses them again.
 Source: DeepSeek-V2, 2024, section 2.1; DeepSeek-V3, 2024, section 2.1.1.
 
 Shape suffixes: see `models/operations.py`; also R rank, P rope_dim.
@@ -39,9 +40,12 @@ class MultiHeadLatentAttention(nn.Module):
         assert shape.positions == "rope"
         self.shape, self.latent, self.operations = shape, latent, operations
         self.heads = shape.heads // tp
-        self.q_norm, self.kv_norm = Weight(latent.query_rank), Weight(latent.kv_rank)
-        self.q_down = EmptyLinear(shape.hidden, latent.query_rank, False)
-        self.q_up = EmptyLinear(latent.query_rank, self.heads * shape.head_dim, False)
+        width = shape.hidden if latent.query_rank is None else latent.query_rank
+        if latent.query_rank is not None:
+            self.q_norm = Weight(width)
+            self.q_down = EmptyLinear(shape.hidden, width, False)
+        self.kv_norm = Weight(latent.kv_rank)
+        self.q_up = EmptyLinear(width, self.heads * shape.head_dim, False)
         self.kv_down = EmptyLinear(shape.hidden, latent.kv_rank + latent.rope_dim, False)
         kv_dim = latent.nope_dim + latent.value_dim
         self.kv_up = EmptyLinear(latent.kv_rank, self.heads * kv_dim, False)
@@ -50,9 +54,13 @@ class MultiHeadLatentAttention(nn.Module):
     def forward(self, x_ND: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
         """Return the attention output, [N, D]."""
         ops, shape, latent = self.operations, self.shape, self.latent
-        q_NR, kv = ops.project_alike(x_ND, (self.q_down, self.kv_down))
+        if latent.query_rank is None:
+            q_NR = x_ND
+            (kv,) = ops.project_alike(x_ND, (self.kv_down,))
+        else:
+            q_NR, kv = ops.project_alike(x_ND, (self.q_down, self.kv_down))
+            q_NR = ops.norm(q_NR, self.q_norm.weight, None, shape.norm_eps)
         kv_NR, shared_NP = kv.split((latent.kv_rank, latent.rope_dim), dim=-1)
-        q_NR = ops.norm(q_NR, self.q_norm.weight, None, shape.norm_eps)
         kv_NR = ops.norm(kv_NR, self.kv_norm.weight, None, shape.norm_eps)
         attended = ops.attend_latent(self, q_NR, kv_NR, shared_NP, batch)
         return ops.project_attended(attended, self.o)

@@ -74,7 +74,7 @@ def small_latent(shape: ModelShape, tile: int = 1) -> LatentAttention | None:
     widths = {latent.nope_dim: nope, latent.nope_dim + latent.rope_dim: nope + rope}
     between = nope - 1 if latent.value_dim < latent.nope_dim else nope + 1
     return LatentAttention(
-        query_rank=10 * tile,
+        query_rank=None if latent.query_rank is None else 10 * tile,
         kv_rank=7 * tile,
         nope_dim=nope * tile,
         rope_dim=rope * tile,

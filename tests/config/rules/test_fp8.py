@@ -163,3 +163,8 @@ def test_experts_in_8_bits_are_plain(extra: str) -> None:
     message = said("mixtral-8x7b", sets, "fp8-experts-are-plain")
     assert f"model.experts.{extra.replace('=', ' = ')}" in message
     assert "fp8-experts-are-plain" not in problems_of("mixtral-8x7b", [*FP8, *H100])
+
+
+def test_queries_out_of_the_stream_have_no_width_of_their_own() -> None:
+    sets = [*FP8, *H100, "model.latent.query_rank=none"]
+    assert "fp8-block-divides" not in problems_of("deepseek-v3", sets)

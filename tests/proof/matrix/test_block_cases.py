@@ -44,6 +44,9 @@ SLOW = [
         ("gpt-oss-attention", "pp2-zb", "none"),
         ("deepseek-v2", "zero3-tp2sp-pp2", "none"),
         ("deepseek-v2", "tp2sp-pp2-zb", "full"),
+        ("deepseek-v2-lite", "zero3-tp2sp-pp2", "none"),
+        ("deepseek-v2-lite", "pp2-zb", "none"),
+        ("deepseek-v2-lite", "tp2", "full"),
     )
 ]
 
@@ -55,6 +58,7 @@ def test_the_matrix_of_blocks_is_whole() -> None:
     for block in BLOCKS:
         # Experts and latent attention have no operators of their own that are made again.
         again = {"gpt-oss": {"none", "norm-attention", "full"}, "deepseek-v2": {"none", "full"}}
+        again["deepseek-v2-lite"] = again["deepseek-v2"]
         kinds = again.get(block, set(AGAIN))
         assert {one for one in met if one[0] == block} == {
             (block, name, again) for name in SPLITS for again in kinds
@@ -62,7 +66,7 @@ def test_the_matrix_of_blocks_is_whole() -> None:
 
 
 def test_experts_are_shared_out_and_cut_in_some_cases() -> None:
-    for block in ("gpt-oss", "deepseek-v2"):
+    for block in ("gpt-oss", "deepseek-v2", "deepseek-v2-lite"):
         layouts = [case.plan().layout for case in block_cases() if case.block == block]
         met = {(one.mesh.ep, one.experts.expert_tp) for one in layouts}
         assert met == {(1, 1), (2, 1), (1, 2), (2, 2)}

@@ -256,7 +256,12 @@ MULTIPLIERS = (
 )
 
 LATENT = (
-    setting("model.latent.query_rank", COUNT, None, "rank of the query projection"),
+    setting(
+        "model.latent.query_rank",
+        OPTIONAL_COUNT,
+        None,
+        "rank of the query projection; none: queries come out of the stream",
+    ),
     setting("model.latent.kv_rank", COUNT, None, "rank of the key/value projection"),
     setting("model.latent.nope_dim", COUNT, None, "head dim without rotary positions"),
     setting("model.latent.rope_dim", COUNT, None, "head dim with rotary positions"),

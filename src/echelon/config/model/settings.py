@@ -174,6 +174,9 @@ def build_model(view: View) -> ModelShape:
         for name, kind in PARTS.items()
     }
     parts["rotary"] = record(view, Rotary, "model.rotary")
+    if parts["latent"] is not None:
+        rank = _or_none(view, "model.latent.query_rank")
+        parts["latent"] = record(view, LatentAttention, "model.latent", query_rank=rank)
     if parts["experts"] is not None:
         limit = _or_none(view, "model.experts.limit")
         parts["experts"] = record(view, Experts, "model.experts", limit=limit)

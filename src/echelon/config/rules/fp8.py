@@ -78,7 +78,8 @@ def _widths(view: View) -> Iterator[CutWidth]:
     if view.has_table("model.latent"):
         nope, rope, value = (view.integer(f"model.latent.{name}_dim") for name in _PARTS_OF_HEAD)
         for name in ("query_rank", "kv_rank"):
-            yield f"latent.{name}", view.integer(f"model.latent.{name}"), ""
+            if view.value(f"model.latent.{name}") != "none":
+                yield f"latent.{name}", view.integer(f"model.latent.{name}"), ""
         yield "heads x (nope_dim + rope_dim)", heads * (nope + rope), "mesh.tp"
         yield "heads x (nope_dim + value_dim)", heads * (nope + value), "mesh.tp"
         yield "heads x value_dim", heads * value, "mesh.tp"

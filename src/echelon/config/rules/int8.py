@@ -73,8 +73,8 @@ def _row_widths(view: View) -> Iterator[RowWidth]:
     yield "hidden numbers", view.integer("model.hidden"), ""
     if view.has_table("model.latent"):
         for name in ("query_rank", "kv_rank"):
-            if width := view.integer(f"model.latent.{name}"):
-                yield f"latent.{name} numbers", width, ""
+            if view.value(f"model.latent.{name}") != "none":
+                yield f"latent.{name} numbers", view.integer(f"model.latent.{name}"), ""
         width = heads * view.integer("model.latent.value_dim")
         yield "heads x value_dim numbers", width, TP_KEY
     else:

@@ -45,9 +45,10 @@ class _Widths:
     @classmethod
     def of(cls, x: ActivationNumbers, latent: LatentAttention) -> _Widths:
         here, whole = x.rows * x.size, x.tokens * x.size
+        rank = latent.query_rank or 0
         return cls(
-            down=here * (latent.query_rank + latent.kv_rank + latent.rope_dim),
-            query_vector=here * latent.query_rank,
+            down=here * (rank + latent.kv_rank + latent.rope_dim),
+            query_vector=here * rank,
             key_vector=here * latent.kv_rank,
             queries=x.queries,
             pairs=whole * x.heads * (latent.nope_dim + latent.value_dim),
@@ -75,12 +76,19 @@ def latent_operators(x: ActivationNumbers, latent: LatentAttention) -> tuple[Ope
     )
     lost = raw + 2 * sent * x.queries + x.exchanged * x.queries
     output = row_parallel_operator(x, "o", sizes.values, 0, lost)
+    rank, key_vector = latent.query_rank, sizes.key_vector
+    # Without a rank queries come out of the stream: it is kept already, and has two gradients.
+    twice = x.stream if rank is None else 0
+    q_norm = () if rank is None else (_narrow_norm(x, "q_norm", rank, branch, (0, key_vector)),)
+    q_up = _up(x, "q_up", (x.hidden, sizes.queries), branch, key_vector, fresh=0)
+    if rank is not None:
+        q_up = _up(x, "q_up", (rank, sizes.queries), branch, key_vector)
     return (
         norm_operator(x, "attention norm", branch),
-        _down(x, sizes, branch),
-        _narrow_norm(x, "q_norm", latent.query_rank, branch, (0, sizes.key_vector)),
-        _narrow_norm(x, "kv_norm", latent.kv_rank, branch, (vector_made, vector_made)),
-        _up(x, "q_up", (latent.query_rank, sizes.queries), branch, sizes.key_vector),
+        _down(x, sizes, branch, twice),
+        *q_norm,
+        _narrow_norm(x, "kv_norm", latent.kv_rank, branch, (vector_made, vector_made + twice)),
+        q_up,
         _up(x, "kv_up", (latent.kv_rank, sizes.pairs), branch, sizes.queries),
         _sides(x, sizes, branch),
         replace(
@@ -92,7 +100,10 @@ def latent_operators(x: ActivationNumbers, latent: LatentAttention) -> tuple[Ope
     )
 
 
-def _down(x: ActivationNumbers, sizes: _Widths, branch: ResidualBranch) -> OperatorMemory:
+def _down(
+    x: ActivationNumbers, sizes: _Widths, branch: ResidualBranch, twice: Num
+) -> OperatorMemory:
+    """Return what leads down; `twice` is a gradient of its input that has come already."""
     product = x.widened_bytes(sizes.down // elementwise_max(x.rows * x.size, 1) + x.hidden, x.rows)
     both = x.stream + sizes.down
     waiting = ("attention input and gradients of latent vectors", both, "n (D + r_q + r_kv + p) s")
@@ -107,7 +118,7 @@ def _down(x: ActivationNumbers, sizes: _Widths, branch: ResidualBranch) -> Opera
             ),
             kept_for_weight_gradient=saved_tensors(_DOWN, waiting),
             forward=both,
-            backward=both,
+            backward=both + twice,
         ),
         late=(1 - x.shared) * product,
     )
@@ -141,18 +152,28 @@ def _narrow_norm(
 
 
 def _up(
-    x: ActivationNumbers, name: str, widths: tuple[int, Num], branch: ResidualBranch, beside: Num
+    x: ActivationNumbers,
+    name: str,
+    widths: tuple[Num, Num],
+    branch: ResidualBranch,
+    beside: Num,
+    *,
+    fresh: int = 1,
 ) -> OperatorMemory:
-    """Return a projection up, from a vector of `widths[0]` to `widths[1]` bytes."""
+    """Return a projection up, from a vector of `widths[0]` to `widths[1]` bytes.
+
+    The vector is kept for it, but where it is not `fresh`: the stream, of which it has 8-bit codes.
+    """
     rank, out = widths
-    whole, own = x.tokens * rank * x.size, x.rows * rank * x.size
+    whole, own = x.tokens * rank * x.size, fresh * x.rows * rank * x.size
+    kept_here = fresh + (1 - fresh) * x.in_fp8
     columns = out // elementwise_max(x.tokens * x.size, 1)
     product = weight_gradient_bytes(x, columns, rank, x.tokens)
     back = fp8_product_bytes(x, columns, rank, x.tokens, turned=1)
     gathered = x.scattered * whole
     kept = saved_tensors(
         name,
-        ("latent vector", x.product_bytes(x.rows * rank), "n r s"),
+        ("latent vector", kept_here * x.product_bytes(x.rows * rank), "n r s"),
         ("its gradient", x.product_bytes(out // x.size), "N O s"),
     )
     ahead = x.in_fp8 * kept[0].bytes + fp8_product_bytes(x, columns, rank, x.tokens)

@@ -30,7 +30,7 @@ from collections.abc import Iterator, Sequence
 from echelon.core.axis import Axis
 from echelon.core.choices.lora import LINEAR_GROUPS
 from echelon.core.choices.optimizers import OPTIMIZERS
-from echelon.core.model_shape import LatentAttention
+from echelon.core.model_shape import LatentAttention, ModelShape
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.bytes.all_reduce import pairs_sent, slices_sent, sums_sent
 from echelon.cost.bytes.context.sent import context_bytes
@@ -351,7 +351,7 @@ def latent_bytes(plan: Plan, blocks: int, again: int, rank: int) -> Iterator[Sen
     latent, scattered = plan.model.latent, plan.layout.sequence_parallel
     if latent is None:
         return
-    widths, ranks = narrow_widths(latent), plan.mesh.group(rank, Axis.TP)
+    widths, ranks = narrow_widths(plan.model, latent), plan.mesh.group(rank, Axis.TP)
     if scattered:
         scattered_back = _piece(plan, widths)
         again_for_weights = _piece_for_products(plan, widths[:2])
@@ -374,9 +374,10 @@ def latent_bytes(plan: Plan, blocks: int, again: int, rank: int) -> Iterator[Sen
     )
 
 
-def narrow_widths(latent: LatentAttention) -> tuple[int, int, int]:
+def narrow_widths(model: ModelShape, latent: LatentAttention) -> tuple[int, int, int]:
     """Return the widths that heads come out of: of queries, of keys with values, and shared."""
-    return latent.query_rank, latent.kv_rank, latent.rope_dim
+    queries = model.hidden if latent.query_rank is None else latent.query_rank
+    return queries, latent.kv_rank, latent.rope_dim
 
 
 def _piece(plan: Plan, widths: tuple[int, ...]) -> int:

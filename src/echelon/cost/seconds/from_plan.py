@@ -101,7 +101,7 @@ def model_numbers_from_shape(shape: ModelShape, length: int, *, tp: Num = 1.0) -
         norms_before=float(shape.norm_place != "after"),
         head_norms=2.0 * shape.head_dim * (shape.qk_norm and not normed_together),
         width_norms=float(shape.query_dim + shape.kv_dim) * (shape.qk_norm and normed_together),
-        query_rank=float(latent.query_rank) if latent else 0.0,
+        query_rank=float(latent.query_rank) if latent and latent.query_rank else 0.0,
         kv_rank=float(latent.kv_rank + latent.rope_dim) if latent else 0.0,
         rope_dim=float(latent.rope_dim) if latent else 0.0,
         kv_up_dim=float(shape.heads * (latent.nope_dim + latent.value_dim)) if latent else 0.0,

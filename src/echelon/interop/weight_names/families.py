@@ -48,6 +48,8 @@ class NameFamily:
         modules = dict(self.modules)
         if shape.latent is not None:
             modules |= _LATENT
+            if shape.latent.query_rank is None:
+                modules["attention.q_up"] = "self_attn.q_proj"
         for shown, names in _SHOWN_BY.items():
             if any(key.endswith(shown) for key in keys):
                 modules |= names

@@ -253,13 +253,21 @@ def grouped_attention(run: SequenceRun, x_TD: torch.Tensor) -> torch.Tensor:
 def latent_attention(run: SequenceRun, latent: LatentAttention, x_TD: torch.Tensor) -> torch.Tensor:
     """Return what latent attention makes of x, [T, D]: keys and values come of a narrow vector."""
     model, length = run.model, len(x_TD)
-    q_TR, kv = run.linear(x_TD, "attention.q_down"), run.linear(x_TD, "attention.kv_down")
-    run.note(PROJECTION, torch.cat((q_TR, kv), dim=-1))
+    kv = run.linear(x_TD, "attention.kv_down")
     kv_TR, shared_TP = kv[:, : latent.kv_rank], kv[:, latent.kv_rank :]
-    q_TR, kv_TR = (
-        run.note(NORM, root_mean_square_norm(x, run.weight(name), model.norm_eps))
-        for x, name in ((q_TR, "attention.q_norm.weight"), (kv_TR, "attention.kv_norm.weight"))
-    )
+
+    def normed(x: torch.Tensor, name: str) -> torch.Tensor:
+        scale = run.weight(f"attention.{name}.weight")
+        return run.note(NORM, root_mean_square_norm(x, scale, model.norm_eps))
+
+    if latent.query_rank is None:
+        run.note(PROJECTION, kv)
+        q_TR = x_TD
+    else:
+        q_TR = run.linear(x_TD, "attention.q_down")
+        run.note(PROJECTION, torch.cat((q_TR, kv), dim=-1))
+        q_TR = normed(q_TR, "q_norm")
+    kv_TR = normed(kv_TR, "kv_norm")
     q = run.note(PROJECTION, run.linear(q_TR, "attention.q_up")).reshape(length, model.heads, -1)
     kv = run.note(PROJECTION, run.linear(kv_TR, "attention.kv_up")).reshape(length, model.heads, -1)
     turns_TE = turns_of(model, run.unit, length)

@@ -173,11 +173,12 @@ def _attention(model: ModelShape) -> Iterator[tuple[str, tuple[int, ...]]]:
 
 
 def _latent(model: ModelShape, latent: LatentAttention) -> Iterator[tuple[str, tuple[int, ...]]]:
-    wide, heads = model.hidden, model.heads
-    yield "attention.q_norm.weight", (latent.query_rank,)
+    wide, heads, rank = model.hidden, model.heads, latent.query_rank
+    if rank is not None:
+        yield "attention.q_norm.weight", (rank,)
+        yield "attention.q_down.weight", (rank, wide)
     yield "attention.kv_norm.weight", (latent.kv_rank,)
-    yield "attention.q_down.weight", (latent.query_rank, wide)
-    yield "attention.q_up.weight", (heads * (latent.nope_dim + latent.rope_dim), latent.query_rank)
+    yield "attention.q_up.weight", (heads * (latent.nope_dim + latent.rope_dim), rank or wide)
     yield "attention.kv_down.weight", (latent.kv_rank + latent.rope_dim, wide)
     yield "attention.kv_up.weight", (heads * (latent.nope_dim + latent.value_dim), latent.kv_rank)
     yield "attention.o.weight", (wide, heads * latent.value_dim)

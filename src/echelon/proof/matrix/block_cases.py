@@ -147,6 +147,12 @@ def _deepseek_v2(model: ModelShape) -> ModelShape:
     return replace(model, kv_heads=model.heads, head_dim=10, latent=latent, experts=experts)
 
 
+def _deepseek_v2_lite(model: ModelShape) -> ModelShape:
+    deepseek = _deepseek_v2(model)
+    assert deepseek.latent is not None, "as written above"
+    return replace(deepseek, latent=replace(deepseek.latent, query_rank=None))
+
+
 BLOCKS: Mapping[str, Callable[[ModelShape], ModelShape]] = {
     "gemma": _gemma,
     "granite": _granite,
@@ -159,12 +165,14 @@ BLOCKS: Mapping[str, Callable[[ModelShape], ModelShape]] = {
     "gpt-oss-attention": _gpt_oss_attention,
     "gpt-oss": _gpt_oss,
     "deepseek-v2": _deepseek_v2,
+    "deepseek-v2-lite": _deepseek_v2_lite,
 }
 """What makes each kind out of a Llama."""
 
 _NOT_AGAIN: Mapping[str, tuple[str, ...]] = {
     "gpt-oss": ("norm-mlp", "activation"),
     "deepseek-v2": ("norm-mlp", "activation", "norm-attention"),
+    "deepseek-v2-lite": ("norm-mlp", "activation", "norm-attention"),
 }
 """What of `AGAIN` blocks do not have whose MLPs are experts, or that have latent attention."""
 

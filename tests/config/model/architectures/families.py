@@ -180,6 +180,7 @@ CONFIGURATIONS: dict[str, tuple[str, dict[str, Any]]] = {
         },
     ),
     "deepseek_v2, greedy": ("deepseek_v2", {**LATENT, "q_lora_rank": 9}),
+    "deepseek_v2 lite": ("deepseek_v2", {**LATENT, "q_lora_rank": None}),
     "gpt_oss": (
         "gpt_oss",
         {

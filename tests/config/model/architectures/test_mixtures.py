@@ -94,3 +94,57 @@ def test_gpt_oss_as_released_and_with_most_left_out() -> None:
 def test_another_function_of_gpt_oss_is_refused() -> None:
     keys = {**hub_config(GPT_OSS).keys, "hidden_act": "gelu"}
     assert shape_of_config(keys, "gpt-oss") is None
+
+
+def test_deepseek_v2_lite_as_released() -> None:
+    released = {
+        "model_type": "deepseek_v2",
+        "vocab_size": 102_400,
+        "hidden_size": 2048,
+        "intermediate_size": 10_944,
+        "num_hidden_layers": 27,
+        "num_attention_heads": 16,
+        "num_key_value_heads": 16,
+        "max_position_embeddings": 163_840,
+        "q_lora_rank": None,
+        "kv_lora_rank": 512,
+        "qk_nope_head_dim": 128,
+        "qk_rope_head_dim": 64,
+        "v_head_dim": 128,
+        "n_routed_experts": 64,
+        "n_shared_experts": 2,
+        "num_experts_per_tok": 6,
+        "moe_intermediate_size": 1408,
+        "moe_layer_freq": 1,
+        "first_k_dense_replace": 1,
+        "n_group": 1,
+        "topk_group": 1,
+        "topk_method": "greedy",
+        "scoring_func": "softmax",
+        "norm_topk_prob": False,
+        "routed_scaling_factor": 1.0,
+        "rms_norm_eps": 1e-6,
+        "rope_scaling": {
+            "type": "yarn",
+            "factor": 40,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "mscale": 0.707,
+            "mscale_all_dim": 0.707,
+            "original_max_position_embeddings": 4096,
+        },
+    }
+    shape = shape_of_config(released, "lite")
+    assert shape is not None
+    # DeepSeek-V2, 2024, appendix B: 15.7B in all, 2.4B for each token, embedding and head apart.
+    assert round(num_parameters(shape) / 1e9, 1) == 15.7
+    apart = 2 * shape.vocab * shape.hidden
+    assert round((num_active_parameters(shape) - apart) / 1e9, 1) in (2.2, 2.3, 2.4)
+    assert shape_of_config({**released, "norm_topk_prob": True}, "lite") is None
+
+
+def test_a_model_that_compresses_queries_says_how() -> None:
+    keys = dict(hub_config(DEEPSEEK).keys)
+    assert shape_of_config({**keys, "q_lora_rank": None}, "v3") is not None
+    del keys["q_lora_rank"]
+    assert shape_of_config(keys, "v3") is None

@@ -59,9 +59,12 @@ def _read_latent(reader: ConfigJsonReader) -> None:
         why = f": its latent vectors are normed with {LATENT_EPS} whatever it says, here all alike"
         reader.refuse("rms_norm_eps", eps, LATENT_EPS, why=why)
     reader.only(attention_bias=(False,), moe_layer_freq=(1,))
+    if "q_lora_rank" in reader.config and reader.config["q_lora_rank"] is None:
+        reader.set("latent.query_rank", "none", "q_lora_rank")
+    else:
+        reader.need("latent.", query_rank="q_lora_rank")
     reader.need(
         "latent.",
-        query_rank="q_lora_rank",
         kv_rank="kv_lora_rank",
         nope_dim="qk_nope_head_dim",
         rope_dim="qk_rope_head_dim",
@@ -286,7 +289,7 @@ MIXTURES = {
         experts=True,
     ),
     "deepseek_v2": Architecture(
-        models="DeepSeek V2",
+        models="DeepSeek V2, V2-Lite",
         name="DeepseekV2ForCausalLM",
         read=_read_deepseek_v2,
         keys=_write_deepseek_v2,

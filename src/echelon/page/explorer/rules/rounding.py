@@ -59,7 +59,8 @@ def _multiplied_widths(shape: ModelShape) -> list[Width]:
         found.append(("kv_heads x head_dim", shape.kv_heads * shape.head_dim, "tp"))
     else:
         nope, rope, value = latent.nope_dim, latent.rope_dim, latent.value_dim
-        found.append(("latent.query_rank", latent.query_rank, ""))
+        if latent.query_rank is not None:
+            found.append(("latent.query_rank", latent.query_rank, ""))
         found.append(("latent.kv_rank", latent.kv_rank, ""))
         found.append(("heads x (nope_dim + rope_dim)", heads * (nope + rope), "tp"))
         found.append(("heads x (nope_dim + value_dim)", heads * (nope + value), "tp"))
@@ -74,7 +75,8 @@ def _row_widths(shape: ModelShape) -> list[Width]:
     if latent is None:
         found.append(("heads x head_dim", shape.heads * shape.head_dim, "tp"))
     else:
-        found.append(("latent.query_rank", latent.query_rank, ""))
+        if latent.query_rank is not None:
+            found.append(("latent.query_rank", latent.query_rank, ""))
         found.append(("latent.kv_rank", latent.kv_rank, ""))
         found.append(("heads x value_dim", shape.heads * latent.value_dim, "tp"))
     return [*found, *_mlp_widths(shape)]
