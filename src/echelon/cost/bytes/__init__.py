@@ -2,6 +2,7 @@
 
 terms           the rows of predictions, and what one collective sends
 sent, data      what a rank sends by axis; the part of buckets, those of any module too
+width_norm      norms over all heads together, of which tensor ranks have parts
 held            model state by kind and pool, and what other ZeRO settings would hold
 transient       what is there only while a step runs, beside activations
 context         attention over context ranks: what it sends, keeps and holds at its peak
