@@ -6,10 +6,11 @@ import resource
 import time
 from pathlib import Path
 
+import psutil
 import torch
 
 from echelon.launch.context import RankContext
-from echelon.launch.host import ThreadClock
+from echelon.launch.host import ThreadClock, give_back_freed_memory
 from echelon.launch.local.pool import RankPool
 
 MEGABYTES = 8
@@ -30,6 +31,22 @@ def test_a_rank_does_not_fault_its_tensors_in_again(rank_pool: RankPool) -> None
     (faults,) = rank_pool.run(page_faults)
     pages_of_one = MEGABYTES * 2**20 // resource.getpagesize()
     assert faults < pages_of_one
+
+
+def resident_bytes(_context: RankContext, _argument: object) -> tuple[int, int]:
+    """Return what is resident after a large tensor was freed, and once it was given back."""
+    tensors = [torch.ones(MEGABYTES * 2**18) for _ in range(ROUNDS)]
+    last = torch.ones(MEGABYTES * 2**18)  # above them: the heap does not end where they were
+    del tensors
+    before = psutil.Process().memory_info().rss
+    give_back_freed_memory()
+    after = psutil.Process().memory_info().rss
+    return before, after + 0 * last.numel()
+
+
+def test_a_rank_gives_back_what_it_freed_when_asked(rank_pool: RankPool) -> None:
+    ((before, after),) = rank_pool.run(resident_bytes)
+    assert before - after > 0.8 * ROUNDS * MEGABYTES * 2**20
 
 
 def test_what_is_neither_run_nor_queued_for_is_blocked(tmp_path: Path) -> None:

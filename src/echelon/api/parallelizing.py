@@ -103,6 +103,7 @@ def parallelize(  # noqa: PLR0913 - each is one choice of the caller, by its nam
     from echelon.core.optional import optional_package
 
     optional_package("torch", extra="train", purpose="training")
+    from echelon.launch.host import give_back_freed_memory
     from echelon.training.module.parallelized import Choices, parallelized
 
     choices = Choices(
@@ -117,4 +118,7 @@ def parallelize(  # noqa: PLR0913 - each is one choice of the caller, by its nam
         loss=loss,
         example=example,
     )
-    return model, parallelized(plan_from_given(plan), model, choices, events)
+    optimizer = parallelized(plan_from_given(plan), model, choices, events)
+    # Parameters have moved into buckets, and what they were in is not asked for again.
+    give_back_freed_memory()
+    return model, optimizer

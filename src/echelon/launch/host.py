@@ -93,6 +93,15 @@ def keep_freed_memory() -> bool:
     return bool(kept and mallopt(_M_TRIM_THRESHOLD, _NEVER))
 
 
+def give_back_freed_memory() -> bool:
+    """Give pages of freed memory to the kernel now; return False where there was nothing to give.
+
+    For when something large was freed that is not asked for again: parameters that have moved.
+    """
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+    return trim is not None and bool(trim(0))
+
+
 @dataclass(frozen=True, slots=True)
 class ThreadClock:
     """Say how long the calling thread has been on a core, and how long it has queued for one."""

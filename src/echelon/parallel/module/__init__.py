@@ -12,5 +12,6 @@ unit_order  in which order they are used, and what that asks for
 hooks       which unit is used when, seen in its forward and backward
 gathering   ZeRO stage 3: what is whole when
 linear      weight gradients of linear layers, written where buckets are
+norms       root-mean-square norms in fewer passes over memory
 gradients   gradients from autograd, summed in one order on every rank
 """

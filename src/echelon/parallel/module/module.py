@@ -33,6 +33,7 @@ from echelon.parallel.module.gathering import ModuleParameterGathering, num_buff
 from echelon.parallel.module.gradients import BackwardPasses, ModuleReduction, NonBlockingReduction
 from echelon.parallel.module.hooks import ModuleHooks
 from echelon.parallel.module.linear import layers_of, write_into_buckets
+from echelon.parallel.module.norms import shorten_norms
 from echelon.parallel.module.start import (
     agree_on_module,
     check_plan,
@@ -146,6 +147,7 @@ def apply_to_module(  # noqa: PLR0913 - each is one choice of the caller, by its
     agree_on_module(model, named, plan, groups.world)
     share_values(named, groups.world)
     apply_split(model, split, named, groups.tensor)
+    shorten_norms(layers_of(model, named.values()))
     described = described_parameters(model, named, found, split.split)
     order = [*found, ROOT]
     plans = plan_module_buckets(plan, described, order)

@@ -37,6 +37,7 @@ from echelon.parallel.module.module import (
     mark_split,
     masters_of,
 )
+from echelon.parallel.module.norms import shorten_norms
 from echelon.parallel.module.pipeline.chain import BlockChain, find_blocks
 from echelon.parallel.module.pipeline.check import check_stages, stages_of_parameters
 from echelon.parallel.module.pipeline.linear import defer_weights
@@ -118,6 +119,7 @@ def apply_pipeline(  # noqa: PLR0913 - each is one choice of the caller, by its 
     agree_on_module(model, named, plan, groups.world)
     share_values(named, groups.world)
     link = apply_split(model, cut, named, groups.tensor)
+    shorten_norms(layers_of(model, named.values()))
     described = [
         StagedParameter(parameter=one, stages=stages_of[one.spec.name])
         for one in described_parameters(model, named, chain.blocks, cut.split)
