@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -165,6 +167,18 @@ def test_python_that_is_shown_is_python_and_its_names_exist() -> None:
             and node.value.id == "ec"
         }
         assert names - set(echelon.__all__) == set()
+
+
+@pytest.mark.slow
+def test_the_python_of_the_readme_runs_as_it_is_pasted(tmp_path: Path) -> None:
+    snippets = re.findall(r"```python\n(.*?)```", PAGES["README.md"], re.DOTALL)
+    (tmp_path / "pasted.py").write_text("\n".join(snippets), encoding="utf-8")
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
+    ran = subprocess.run(
+        [sys.executable, "pasted.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert ran.returncode == 0, ran.stderr[-2000:]
+    assert next((tmp_path / "runs").iterdir()).is_dir()
 
 
 def test_every_page_is_in_the_site() -> None:

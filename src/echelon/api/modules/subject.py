@@ -114,11 +114,13 @@ class ModuleSubject(SubjectFile):
             options["loss"] = made.whole
             options.setdefault("example", {n: _rows(one, microbatch) for n, one in first.items()})
         plan = in_precision(self.plan, case.dtype)
-        with self.calling("parallelize"):
+        with self.calling("parallelize"), _width(case):
             model, optimizer = parallelize(made.model, plan, **options)
 
         # A wrong gradient is for the proof to name.
         optimizer.watches_ranks = False
+        if optimizer.module.link is not None:
+            optimizer.module.link.watches = False
 
         def step(number: int) -> Mapping[str, float]:
             if made.whole is not None:

@@ -47,7 +47,8 @@ MODULE_TENSOR_RANKS = Rule(
     Tensor ranks compute one batch together: each must be given the same one (that of the data rank,
     `optimizer.data_rank`). And a parameter that is whole on every rank must have the same gradient
     on all of them, unless its rule says that it works on parts ("summed": a norm of each head).
-    Both are looked at in the first step.
+    A buffer that a forward changes (a running mean) must come out the same on all of them, too.
+    All three are looked at in the first step.
     """,
     bad="batch = batches[rank]                               # mesh.tp = 2",
     fixed="batch = batches[optimizer.data_rank]                # mesh.tp = 2",

@@ -8,6 +8,7 @@ of the microbatch alone, as the counts of all are added up before the first back
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -32,13 +33,15 @@ class ModuleLoss:
     """Say what of a microbatch is added up, and what the sum over all microbatches is divided by.
 
     What `targets` names is for the loss, and is not given to the module. `prepare` is done to the
-    global batch before anything is cut, where samples and sequences are whole.
+    global batch before anything is cut, where samples and sequences are whole. Each forward of the
+    module is inside of `around`.
     """
 
     sum_of: Callable[[Any, Batch], torch.Tensor]
     count_of: Callable[[Batch], int]
     targets: tuple[str, ...] = (LABELS,)
     prepare: Callable[[Batch], Batch] = dict
+    around: Callable[[], AbstractContextManager[object]] = nullcontext
 
     def inputs(self, batch: Batch) -> dict[str, Any]:
         """Return what the module is called with."""

@@ -42,6 +42,7 @@ from echelon.parallel.module.start import (
     share_values,
 )
 from echelon.parallel.module.tensor.apply import NO_RULES, TensorChoice, apply_split, choose_split
+from echelon.parallel.module.tensor.layers import TensorLink
 from echelon.parallel.module.units import BLOCKS, UnitChoice, find_units, users_of
 from echelon.parallel.offload import OffloadStore
 from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
@@ -98,6 +99,8 @@ class RankModule:
     """The modules that are gathered one at a time, by name."""
     split: ModuleSplit = UNSPLIT
     """What tensor ranks hold."""
+    link: TensorLink | None = None
+    """What moves values between them, where nothing else has it."""
     foreign: Mapping[str, nn.Parameter] = field(default_factory=dict)
     """Parameters of other pipeline ranks, which read as NaN here."""
     owners: Mapping[str, int] = field(default_factory=dict)
@@ -146,7 +149,7 @@ def apply_to_module(  # noqa: PLR0913 - each is one choice of the caller, by its
     groups, *links = _make_groups(plan, Recorder(check_ranks(plan), sink or NoEvents()))
     agree_on_module(model, named, plan, groups.world)
     share_values(named, groups.world)
-    apply_split(model, split, named, groups.tensor)
+    link = apply_split(model, split, named, groups.tensor)
     shorten_norms(layers_of(model, named.values()))
     described = described_parameters(model, named, found, split.split)
     order = [*found, ROOT]
@@ -182,6 +185,7 @@ def apply_to_module(  # noqa: PLR0913 - each is one choice of the caller, by its
         parameters=described,
         units=order,
         split=split.split,
+        link=link,
     )
 
 

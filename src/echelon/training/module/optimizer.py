@@ -23,7 +23,7 @@ from echelon.core.rulebook.module import FROZEN_CHANGED, LEARNING_RATE_OWNER, LO
 from echelon.core.rulebook.train import LOSS_NOT_FINITE
 from echelon.parallel.module.loss import Batch
 from echelon.parallel.module.module import RankModule, UnitSummary
-from echelon.parallel.module.tensor.ranks import check_equal_gradients
+from echelon.parallel.module.tensor.ranks import check_equal_buffers, check_equal_gradients
 from echelon.training.learning_rate import learning_rate
 from echelon.training.loss_scale import LossScale
 from echelon.training.module.agreement import agree_on_step, refuse_unused
@@ -156,6 +156,7 @@ class ModuleOptimizer(torch.optim.Optimizer):
         if self.num_steps == 0 and self.watches_ranks:
             groups = module.groups
             check_equal_gradients(module.buckets, module.split, groups.tensor, groups.world)
+            check_equal_buffers(module.model, groups.tensor, groups.world)
         unused = module.passes.unused()
         mine = local_norm_squared(module.buckets)
         norm_squared, num_unused = agree_on_step(module, rate, mine, len(unused))

@@ -18,6 +18,7 @@ from echelon.parallel.module.loss import Batch, LossChoice, ModuleLoss, loss_of
 from echelon.parallel.module.module import apply_to_module
 from echelon.parallel.module.pipeline.build import apply_pipeline
 from echelon.parallel.module.pipeline.chain import find_blocks
+from echelon.parallel.module.split_loss import over_vocabulary
 from echelon.parallel.module.tensor.apply import AUTO, Rules, TensorChoice
 from echelon.parallel.module.units import BLOCKS, UnitChoice
 from echelon.training.module.optimizer import Joined, ModuleOptimizer, RateOwner, Unused
@@ -91,6 +92,8 @@ def parallelized(
         sink=sink,
         cuts=cuts,
     )
+    if loss is not None and module.link is not None:
+        loss = over_vocabulary(loss, module.link)
     steps = None
     if loss is not None and cuts and choices.microbatch is not None:
         context = apply_context(model, plan, module.groups, loss=loss, example=choices.microbatch)

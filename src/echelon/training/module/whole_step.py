@@ -62,7 +62,8 @@ class LoopRunner:
         losses: list[torch.Tensor] = []
         for one in microbatches:
             with torch.set_grad_enabled(train):
-                output = self._call(**self._loss.inputs(one.batch))
+                with self._loss.around():
+                    output = self._call(**self._loss.inputs(one.batch))
                 total = self._loss.sum_of(output, one.batch) * scale
             del output
             losses.append(total.detach())

@@ -85,15 +85,16 @@ def train(context: RankContext, case: Composed) -> ComposedTrained:
         with torch.no_grad():
             for one in model.parameters():
                 one.add_(1.0)
-    model, optimizer = parallelize(
-        model,
-        case.plan,
-        split=case.split,
-        loss="causal",
-        example=case.example(),
-        tensor=case.tensor,
-        events=events,
-    )
+    with StayWide():
+        model, optimizer = parallelize(
+            model,
+            case.plan,
+            split=case.split,
+            loss="causal",
+            example=case.example(),
+            tensor=case.tensor,
+            events=events,
+        )
     losses: list[float] = []
     norms: list[float] = []
     for step in range(case.steps):

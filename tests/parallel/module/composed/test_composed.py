@@ -56,7 +56,7 @@ def assert_bytes(case: Composed, ranks: list[ComposedTrained]) -> None:
         blocks = tuple(f"{case.split}.{block}" for block in part.blocks)
         ends = ("tokens",) * part.first + ("head",) * part.last
         stage = StageLayers(modules=(*blocks, *ends), first=part.first, last=part.last)
-        each = module_tensor_bytes(one.split, tokens, 8, stage=stage)
+        each = module_tensor_bytes(one.split, tokens, 8, stage=stage, loss_bytes=8)
         right["tp"] = right.get("tp", 0) + plan.num_microbatches * each
         assert one.sent == right
 

@@ -1,6 +1,7 @@
 """Bytes that a module sends over its tensor ranks: N tokens of a microbatch, s bytes an element.
 
-Letters: N tokens, n tensor ranks, I inputs, O outputs, D the width of the stream.
+Letters: N tokens, n tensor ranks, I inputs, O outputs, D the width of the stream, l bytes of what
+losses are computed in.
 
     whole stream        forward                       backward
     entry of columns    -                             all-reduce of N I
@@ -9,6 +10,7 @@ Letters: N tokens, n tensor ranks, I inputs, O outputs, D the width of the strea
     row-scattered       all-reduce of N O             all-gather of N I/n
     embedding           all-reduce of N O             -
     head                all-gather of N O/n           all-reduce of N I
+    head, split loss    all-gather of 3 N l           all-reduce of N I
 
     in the blocks, where the stream is cut along the sequence
     entry of columns    all-gather of N/n I           reduce-scatter of N/n I
@@ -52,12 +54,14 @@ def module_tensor_bytes(
     *,
     backward: bool = True,
     stage: StageLayers = WHOLE,
+    loss_bytes: int | None = None,
 ) -> int:
     """Return the bytes that a rank sends in a forward and, unless told, its backward.
 
     `tokens` are the positions of all sequences of the microbatch, of which tensor ranks see the
     same. Gradients of `split.summed` come once a step, and are those of `module_bytes`.
-    A pipeline stage sends what its own layers do.
+    A pipeline stage sends what its own layers do. `loss_bytes` are those of a number that a loss is
+    computed in, where it takes the columns of each rank; otherwise logits are gathered.
     """
     if split.degree == 1:
         return 0
@@ -67,6 +71,8 @@ def module_tensor_bytes(
             continue
         cut = split.sequence is not None and split.sequence.holds(one.name)
         forward, behind = _layer(one, split.degree, tokens * element_bytes, cut=cut)
+        if loss_bytes is not None and _is_head(one):
+            forward = all_gather_bytes(3 * tokens * loss_bytes, split.degree)
         ahead, back = ahead + forward, back + behind
         if (one.kind in CUT_OUTPUTS or _is_head(one)) and one.entry not in entries:
             entries.add(one.entry)

@@ -5,7 +5,7 @@ see the attention of the whole module -> replace it -> compare the cut module wi
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
@@ -24,6 +24,7 @@ from echelon.parallel.module.loss import Batch, ModuleLoss
 from echelon.parallel.module.pipeline.chain import BlockCall, BlockChain
 from echelon.parallel.module.pipeline.stage import StageEnds, Window
 from echelon.parallel.module.pipeline.trace import leaving_no_trace
+from echelon.parallel.module.tensor.ranks import same_sums, sums_of
 from echelon.parallel.transport.device_mesh import RankGroups
 
 _PRECISION = 0.6
@@ -98,21 +99,62 @@ def apply_context(
     with leaving_no_trace(model), torch.no_grad():
         with seen, handled:
             expected = _tensors(model(**loss.inputs(cut.whole(prepared))))
-        _check_calls(plan, seen.calls, counter, staged=chain is not None)
-        mode = CutAttention(plan, groups, GradientStore(Reduction()), seen.calls)
-        before = [*counter.before, len(seen.calls)]
-        context = ModuleContext(model, cut, mode, seen.calls, before)
+        buffers = _buffers(model)
+    _check_calls(plan, seen.calls, counter, staged=chain is not None)
+    mode = CutAttention(plan, groups, GradientStore(Reduction()), seen.calls)
+    before = [*counter.before, len(seen.calls)]
+    context = ModuleContext(model, cut, mode, seen.calls, before)
+    with leaving_no_trace(model), torch.no_grad():
         with nullcontext() if chain is None else chain.handled_by(counter):
             found = _tensors(context(**loss.inputs(cut.cut(prepared))))
-    wrong = _difference(found, [cut.rows(one) for one in expected])
+        after = _buffers(model)
+    _check_outputs(plan, groups, found, [cut.rows(one) for one in expected], expected[0])
+    _check_buffers(groups, buffers, after)
+    return context
+
+
+Sums = tuple[float, float, float]
+"""What is compared of a tensor that may be large."""
+
+
+def _check_outputs(
+    plan: Plan,
+    groups: RankGroups,
+    found: Sequence[torch.Tensor],
+    rows: Sequence[torch.Tensor],
+    whole: torch.Tensor,
+) -> None:
+    """ConfigError on every rank unless the cut module gives the rows of the whole one."""
+    mine = (_difference(found, rows), sums_of(whole))
+    told: list[tuple[str, Sums]] = groups.world.gather_objects(mine)
     # What one rank finds ends all of them: another one may have rows that are right.
-    for rank, said in enumerate(groups.world.gather_objects(wrong)):
+    for rank, (said, sums) in enumerate(told):
         if said:
             raise _unfit(
                 f"the outputs of rank {rank} are not those of the whole module: {said}. Something "
                 "besides attention depends on other positions, or on their number"
             )
-    return context
+        first = plan.mesh.group(rank, Axis.CP)[0]
+        if not same_sums([told[first][1], sums]):
+            raise _unfit(
+                f"the module is not the same on ranks {first} and {rank}, which compute one batch "
+                "together: its forward depends on the rank"
+            )
+
+
+def _buffers(model: nn.Module) -> dict[str, Sums]:
+    return {name: sums_of(one) for name, one in model.named_buffers() if not one.is_meta}
+
+
+def _check_buffers(groups: RankGroups, whole: Mapping[str, Sums], cut: Mapping[str, Sums]) -> None:
+    """ConfigError on every rank for a buffer that is made of some positions only."""
+    wrong = [name for name, one in whole.items() if not same_sums([one, cut.get(name)])]
+    for rank, names in enumerate(groups.world.gather_objects(wrong)):
+        if names:
+            raise _unfit(
+                f"the buffer {names[0]} becomes another on rank {rank} than in the whole module: "
+                "it is made of positions, of which each rank has some"
+            )
 
 
 class _CallCounter:

@@ -39,7 +39,11 @@ from echelon.parallel.module.module import (
 )
 from echelon.parallel.module.norms import shorten_norms
 from echelon.parallel.module.pipeline.chain import BlockChain, find_blocks
-from echelon.parallel.module.pipeline.check import check_stages, stages_of_parameters
+from echelon.parallel.module.pipeline.check import (
+    check_same_on_ranks,
+    check_stages,
+    stages_of_parameters,
+)
 from echelon.parallel.module.pipeline.linear import defer_weights
 from echelon.parallel.module.pipeline.passes import (
     ActionWatch,
@@ -49,6 +53,7 @@ from echelon.parallel.module.pipeline.passes import (
 )
 from echelon.parallel.module.pipeline.stage import ModuleStage, ModuleStream, Window, hide
 from echelon.parallel.module.pipeline.trace import follow, leaving_no_trace
+from echelon.parallel.module.split_loss import over_vocabulary
 from echelon.parallel.module.start import (
     agree_on_module,
     check_plan,
@@ -118,6 +123,7 @@ def apply_pipeline(  # noqa: PLR0913 - each is one choice of the caller, by its 
     groups = rank_groups(_as_tied(plan, named, stages_of), Recorder(rank, sink or NoEvents()))
     agree_on_module(model, named, plan, groups.world)
     share_values(named, groups.world)
+    check_same_on_ranks(plan, model, chain, loss, example, groups.world)
     link = apply_split(model, cut, named, groups.tensor)
     shorten_norms(layers_of(model, named.values()))
     described = [
@@ -135,11 +141,12 @@ def apply_pipeline(  # noqa: PLR0913 - each is one choice of the caller, by its 
     module = _rank_module(
         plan, model, [*chain.names, ROOT], described=described, named=named, own=own, groups=groups
     )
-    module = replace(module, foreign=foreign, owners=owners, split=cut.split)
+    module = replace(module, foreign=foreign, owners=owners, split=cut.split, link=link)
     store = cast("StagePasses", module.passes).store
     _defer(model, named, store, own)
+    loss = over_vocabulary(loss, link)
     for stage in stages.values():
-        stage.link = link
+        stage.link, stage.loss = link, loss
     if context is not None:
         context.give_time_to(store)
         for stage in stages.values():

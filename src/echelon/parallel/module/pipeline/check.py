@@ -13,11 +13,23 @@ from functools import partial
 import torch
 from torch import nn
 
+from echelon.core.axis import Axis
 from echelon.core.errors import ConfigError, Problem, RunFailed
+from echelon.core.plan import Plan
 from echelon.core.rulebook.module_pipeline import MODULE_CHAIN, MODULE_SHARED
+from echelon.parallel.module.loss import Batch, ModuleLoss
 from echelon.parallel.module.pipeline.chain import BlockChain
 from echelon.parallel.module.pipeline.stage import ModuleMicrobatch, ModuleStage, hide, show
-from echelon.parallel.module.pipeline.trace import EPILOGUE, PROLOGUE, Trace, set_random_state
+from echelon.parallel.module.pipeline.trace import (
+    EPILOGUE,
+    PROLOGUE,
+    Trace,
+    follow,
+    leaving_no_trace,
+    set_random_state,
+)
+from echelon.parallel.module.tensor.ranks import sums_of
+from echelon.parallel.transport.collectives import Group
 
 _ROUNDING = 1e3
 """Units of rounding by which a device may compute the same differently."""
@@ -92,6 +104,35 @@ def check_stages(
                     f"{what} {_difference(out, expected)}",
                     key="split",
                     suggestions=("mesh.pp = 1",),
+                )
+            )
+
+
+@torch.no_grad()
+def check_same_on_ranks(
+    plan: Plan, model: nn.Module, chain: BlockChain, loss: ModuleLoss, example: Batch, world: Group
+) -> None:
+    """ConfigError on every rank where one has another loss: its forward depends on the rank.
+
+    All call it with the same values. Only ranks that compute one batch together, and were given the
+    same example, are compared.
+    """
+    with leaving_no_trace(model):
+        torch.manual_seed(0)
+        found = follow(model, chain, loss, example, at=frozenset()).loss
+    given = [sums_of(one) for one in example.values() if isinstance(one, torch.Tensor)]
+    limit = _ROUNDING * torch.finfo(found.dtype).eps * abs(float(found))
+    told: list[tuple[object, float]] = world.gather_objects((given, float(found)))
+    for rank, (batch, one) in enumerate(told):
+        first = plan.mesh.group(rank, Axis.PP, Axis.CP, Axis.TP)[0]
+        other, right = told[first]
+        if batch == other and not abs(one - right) <= limit:
+            raise ConfigError(
+                MODULE_CHAIN.problem(
+                    f"the loss of the example is {right:.9g} on rank {first} and {one:.9g} on rank "
+                    f"{rank}, which compute one batch together: the forward depends on the rank",
+                    key="split",
+                    suggestions=("a forward that is the same on every rank",),
                 )
             )
 

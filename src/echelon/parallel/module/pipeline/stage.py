@@ -124,7 +124,7 @@ class ModuleStage:
         self, model: nn.Module, chain: BlockChain, loss: ModuleLoss, window: Window
     ) -> None:
         """Run the blocks of `window`."""
-        self._model, self._chain, self._loss, self.window = model, chain, loss, window
+        self._model, self._chain, self.loss, self.window = model, chain, loss, window
         self.first, self.last = window.first, window.last
         self.attention: Callable[[Window], AbstractContextManager[None]] = lambda _: nullcontext()
         self.on_enter: Callable[[], None] = lambda: None
@@ -144,8 +144,12 @@ class ModuleStage:
         if torch.is_grad_enabled():
             self._recompute[batch.index] = _Recompute(handler)
         try:
-            with self._chain.handled_by(handler), self.attention(self.window):
-                output = self._model(**self._loss.inputs(batch.batch))
+            with (
+                self._chain.handled_by(handler),
+                self.attention(self.window),
+                self.loss.around(),
+            ):
+                output = self._model(**self.loss.inputs(batch.batch))
         except StageEnds as ended:
             out = ended.x
             if not torch.is_grad_enabled() or out.requires_grad:
@@ -155,7 +159,7 @@ class ModuleStage:
         handler.expect_end()
         if not self.last:
             raise _broken(f"the forward did not come to {self._chain.names[self.window.stop]}")
-        return self._loss.sum_of(output, batch.batch) * scale
+        return self.loss.sum_of(output, batch.batch) * scale
 
     def _entered(self) -> None:
         self.on_enter()

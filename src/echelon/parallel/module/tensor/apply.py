@@ -15,7 +15,7 @@ from echelon.layout.modules.tensor import UNSPLIT
 from echelon.parallel.module.tensor.guess import guess_rules
 from echelon.parallel.module.tensor.known import rules_of
 from echelon.parallel.module.tensor.layers import TensorLink, cut_parameters, replace_layers
-from echelon.parallel.module.tensor.ranks import watch_first_batch
+from echelon.parallel.module.tensor.ranks import watch_first_batch, watch_first_stream
 from echelon.parallel.module.tensor.rules import NamedTargets, RuleWord, find_targets, read_rules
 from echelon.parallel.module.tensor.split import SplitPlan, plan_split
 from echelon.parallel.transport.collectives import Group
@@ -82,4 +82,6 @@ def apply_split(
     cut_parameters(plan, named, group)
     link = replace_layers(model, plan, group)
     watch_first_batch(model, group)
+    for head in [one.module for one in link.heads] or [model]:
+        watch_first_stream(head, link)
     return link

@@ -70,7 +70,7 @@ class TensorLink:
     def __init__(self, group: Group) -> None:
         """Move over `group`."""
         self.group = group
-        self.sends = True
+        self.sends = self.watches = True
         self.heads: list[SplitLinear] = []
         """The heads of which each rank has some columns."""
 

@@ -92,10 +92,13 @@ def _heads(parent: nn.Module) -> dict[str, int]:
 
 def _shared(model: nn.Module, pieces: Mapping[str, TensorPiece]) -> Iterator[Problem]:
     """Yield parameters that one module cuts, and another that shares them does otherwise."""
-    owners: dict[int, list[str]] = {}
-    for name, parameter in model.named_parameters(remove_duplicate=False):
-        owners.setdefault(id(parameter), []).append(name)
-    for names in owners.values():
+    owners: dict[int, dict[tuple[int, str], str]] = {}
+    for path, module in model.named_modules(remove_duplicate=False):
+        for key, parameter in module.named_parameters(path, recurse=False):
+            place = (id(module), key.rpartition(".")[2])
+            # A module in several places has several names, and rules name it by the first.
+            owners.setdefault(id(parameter), {}).setdefault(place, key)
+    for names in (list(one.values()) for one in owners.values()):
         cuts = {_said(pieces.get(name)) for name in names}
         if len(names) > 1 and len(cuts) > 1:
             ways = ", ".join(f"{name} {_said(pieces.get(name))}" for name in names)

@@ -1,4 +1,4 @@
-"""What tensor ranks must agree on, looked at in the first step: batches, equal gradients."""
+"""What tensor ranks must agree on, looked at in the first step: batches, gradients, buffers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,11 @@ from echelon.core.errors import RunFailed
 from echelon.core.rulebook.module_tensor import MODULE_TENSOR_RANKS
 from echelon.layout.modules.tensor import ModuleSplit
 from echelon.parallel.buckets import Bucket
+from echelon.parallel.module.tensor.layers import TensorLink
 from echelon.parallel.transport.collectives import Group
+
+_Sums = tuple[float, float, float]
+"""The sum of a tensor, that of its absolute values, and by which part of that they may differ."""
 
 _ALIKE = 1e-2
 """By how much squares of equal gradients may differ: reductions of some backends round."""
@@ -39,6 +43,46 @@ def watch_first_batch(model: nn.Module, group: Group) -> None:
             )
 
     handle = model.register_forward_pre_hook(before, with_kwargs=True, prepend=True)
+
+
+def watch_first_stream(head: nn.Module, link: TensorLink) -> None:
+    """Raise RunFailed on every rank in the first forward where heads are given others.
+
+    `head` is what all tensor ranks give the same stream: a head that they share, or the whole
+    module, whose outputs are compared. Nothing is where somebody else watches (`link.watches`).
+    """
+
+    def compare(leaves: Sequence[Any]) -> None:
+        handle.remove()
+        if not link.watches:
+            return
+        group = link.group
+        mine = [sums_of(one) for one in leaves if torch.is_tensor(one) and one.is_floating_point()]
+        everyone: list[list[_Sums]] = group.gather_objects(mine)
+        odd = [rank for rank, other in enumerate(everyone) if not alike(everyone[0], other)]
+        if odd:
+            raise RunFailed(
+                MODULE_TENSOR_RANKS.problem(
+                    f"tensor ranks 0 and {odd[0]} have other values after the blocks in the first "
+                    "forward, from the same inputs: the forward depends on the rank, or a rule is "
+                    "wrong",
+                    suggestions=("a forward that is the same on every rank",),
+                )
+            )
+
+    def alike(one: Sequence[_Sums], other: Sequence[_Sums]) -> bool:
+        return len(one) == len(other) and all(map(same_sums, zip(one, other, strict=True)))
+
+    def before(module: nn.Module, args: Any, kwargs: Any) -> None:
+        compare(tree_flatten((args, kwargs))[0])
+
+    def after(module: nn.Module, args: Any, output: Any) -> None:
+        compare(tree_flatten(output)[0])
+
+    if isinstance(head, nn.Linear):
+        handle = head.register_forward_pre_hook(before, with_kwargs=True)
+    else:
+        handle = head.register_forward_hook(after)
 
 
 def check_equal_gradients(
@@ -79,6 +123,46 @@ def check_equal_gradients(
                 for name in wrong[:8]
             ]
         )
+
+
+def check_equal_buffers(model: nn.Module, group: Group, world: Group) -> None:
+    """Raise RunFailed on every rank where a forward has changed buffers unlike on tensor ranks.
+
+    Called after the first step: until then they are those of the start, the same on all ranks.
+    """
+    if group.size == 1:
+        return
+    mine = {name: sums_of(one) for name, one in model.named_buffers() if not one.is_meta}
+    everyone: list[dict[str, _Sums]] = group.gather_objects(mine)
+    seen = [name for name in mine if not same_sums([one.get(name) for one in everyone])]
+    told: list[list[str]] = world.gather_objects(seen)
+    if wrong := list(dict.fromkeys(name for names in told for name in names)):
+        raise RunFailed(
+            [
+                MODULE_TENSOR_RANKS.problem(
+                    f"the buffer {name} is not the same on all tensor ranks after a step: it is "
+                    "made of values of which each rank has a part",
+                    suggestions=("mesh.sequence_parallel = false", "mesh.tp = 1"),
+                )
+                for name in wrong[:8]
+            ]
+        )
+
+
+def sums_of(buffer: torch.Tensor) -> _Sums:
+    """Return the sum of a buffer, that of its absolute values, and by which part they may round."""
+    rounds = torch.finfo(buffer.dtype).eps ** 0.5 if buffer.is_floating_point() else 0.0
+    wide = buffer.detach().double()
+    return float(wide.sum()), float(wide.abs().sum()), rounds
+
+
+def same_sums(sums: Sequence[_Sums | None]) -> bool:
+    """Return whether tensors of these sums are the same but for rounding."""
+    first = sums[0]
+    if first is None or any(one is None for one in sums):
+        return False
+    limit = first[2] * first[1]
+    return not any(one and abs(one[at] - first[at]) > limit for one in sums for at in (0, 1))
 
 
 def _alike(squares: Sequence[float], largest: float) -> bool:
