@@ -17,6 +17,7 @@ import pytest
 
 from echelon.cli.main import main
 from tests.docs.readme import BLOCK, ROOT, pages
+from tests.docs.test_newcomer_pages import PAGES as NEWCOMER_PAGES
 
 TESTS = Path(__file__).parents[1]
 SHELL = re.compile(r"```(?:sh|bash|shell)\n(.*?)```", re.DOTALL)
@@ -36,16 +37,21 @@ TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page 
 TYPED = {name: commands(text) for name, text in TEXTS.items() if commands(text)}
 LONG = (
     *("docs/guides/prove.md", "docs/guides/replicas/parameter-servers.md"),
-    *("docs/guides/runs/own-data.md", "docs/guides/fine-tuning/lora.md"),
     "docs/guides/fine-tuning/evaluate.md",
-    *("docs/guides/interop/from-megatron-deepspeed.md", "docs/guides/interop/own-module.md"),
 )
 """Pages whose commands start ranks for a minute or more: `make test-all` types them."""
+
+WHOLE = {f"docs/{page}.md" for page in NEWCOMER_PAGES}
+"""Pages of which all is run, code in Python too: `test_newcomer_pages.py`."""
 
 
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(one, marks=pytest.mark.slow if one in LONG else ()) for one in TYPED],
+    [
+        pytest.param(one, marks=pytest.mark.slow if one in LONG else ())
+        for one in TYPED
+        if one not in WHOLE
+    ],
 )
 def test_what_a_page_tells_to_type_works(
     name: str,

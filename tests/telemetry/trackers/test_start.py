@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
+import subprocess
 import sys
 import threading
 from dataclasses import replace
@@ -17,9 +19,11 @@ from echelon.core.errors import EnvironmentProblem
 from echelon.telemetry.json_lines import read_entries
 from echelon.telemetry.trackers import start
 from echelon.telemetry.trackers.start import mirrored_run, require_trackers
+from echelon.telemetry.trackers.tracker import tracker_folder
 from tests.telemetry.runs import make_job
-from tests.telemetry.trackers.fakes import install_fakes
+from tests.telemetry.trackers.fakes import HANGS, install_fakes
 from tests.telemetry.trackers.metrics import FIRST, add_lines, make_run
+from tests.telemetry.trackers.readers import read_tensorboard
 
 SETTINGS = (
     *("model.layers=1", "model.hidden=32", "model.ffn=48", "batch.sequence_length=16"),
@@ -98,3 +102,41 @@ def test_a_run_is_the_same_with_trackers_that_hang_crash_fail_and_flood(
     assert found[0] == found[1]
     assert len(found[0]) == 1 + 6 + 3 + 1
     assert capsys.readouterr().err.count("--mirror") == len(TRACKERS)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_under_torchrun_rank_0_alone_mirrors_and_what_hangs_or_fails_ends_nothing(
+    tmp_path: Path,
+) -> None:
+    (tmp_path / "words.txt").write_text("some words that are said again and again\n" * 400)
+    fakes = install_fakes(tmp_path / "fakes")
+    shutil.rmtree(fakes / "tensorboard")  # The real one, beside wandb that hangs and mlflow.
+    (fakes / "wandb" / "__init__.py").write_text(HANGS)
+    trackers = ("tensorboard", "wandb", "mlflow")
+    settings = (*SETTINGS, f"observe.trackers={json.dumps(trackers)}", "observe.tracker_drain_s=20")
+    flags = [word for one in (*settings, "train.run_name=joined") for word in ("--set", one)]
+    done = subprocess.run(
+        [
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone"),
+            *("--nproc-per-node", "2", "-m", "echelon", "train", "nano", *flags),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": f"{fakes}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=800,
+    )
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "runs" / "joined"
+    lines = list(read_entries(run / "metrics.jsonl"))
+    losses = {one.values["step"]: one.number("loss") for one in lines if one.text("kind") == "step"}
+    assert sorted(losses) == list(range(1, 7))
+    values, _ = read_tensorboard(run)
+    (told,) = [found for name, found in values.items() if name.endswith("loss") and len(found) == 6]
+    assert told == pytest.approx(losses)
+    files = list(tracker_folder(run, "tensorboard").rglob("events.out.tfevents.*"))
+    assert len(files) == 1, "one rank mirrors"
+    assert done.stderr.count("--mirror wandb") == done.stderr.count("--mirror mlflow") == 1
+    assert "--mirror tensorboard" not in done.stderr
