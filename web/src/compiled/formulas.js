@@ -767,7 +767,7 @@ let experts, latent, normed_together;
 
 [latent, experts] = $rt.unpack([shape.latent, shape.experts], 2);
 normed_together = $rt.eq(shape.qk_norm_over, "width");
-return new $ModelNumbers({ layers: $rt.float(shape.layers), hidden: $rt.float(shape.hidden), heads: $rt.float(shape.heads), query_dim: $rt.float(shape.query_dim), kv_dim: $rt.float(shape.kv_dim), attention_dim: $rt.float($attention_width(shape)), ffn: $rt.float(shape.ffn), up: ($rt.truth(shape.gated) ? 2.0 : 1.0), vocab: $rt.mul($ceil_div($rt.float(shape.vocab), tp), tp), tied: $rt.float(shape.tied), positions: ($rt.eq(shape.positions, "learned") ? $rt.float(shape.max_positions) : 0.0), length: $rt.float(length), keys_per_query: $mean_keys_per_query(shape, length), norm_weights: ($rt.eq(shape.norm, "layernorm") ? 2.0 : 1.0), block_norms: $rt.float($rt.len(shape.norms)), extra_streams: ((2.0 * $rt.eq(shape.norm_place, "both")) - $rt.item($_SHARED_STREAMS, shape.residual)), qkv_bias: $attention_vectors(shape), output_bias: $rt.float(shape.output_bias), mlp_bias: $rt.float(shape.mlp_bias), norms_before: $rt.float(!$rt.eq(shape.norm_place, "after")), head_norms: $rt.mul((2.0 * shape.head_dim), $rt.both(shape.qk_norm, () => !$rt.truth(normed_together))), width_norms: $rt.mul($rt.float($rt.add(shape.query_dim, shape.kv_dim)), $rt.both(shape.qk_norm, () => normed_together)), query_rank: ($rt.truth(latent) ? $rt.float(latent.query_rank) : 0.0), kv_rank: ($rt.truth(latent) ? $rt.float($rt.add(latent.kv_rank, latent.rope_dim)) : 0.0), rope_dim: ($rt.truth(latent) ? $rt.float(latent.rope_dim) : 0.0), kv_up_dim: ($rt.truth(latent) ? $rt.float($rt.mul(shape.heads, $rt.add(latent.nope_dim, latent.value_dim))) : 0.0), value_dim: ($rt.truth(latent) ? $rt.float($rt.mul(shape.heads, latent.value_dim)) : 0.0), experts: ($rt.truth(experts) ? $rt.float(experts.num_experts) : 0.0), top_k: ($rt.truth(experts) ? $rt.float(experts.top_k) : 0.0), expert_ffn: ($rt.truth(experts) ? $rt.float(experts.ffn) : 0.0), shared_experts: ($rt.truth(experts) ? $rt.float(experts.shared_experts) : 0.0), dense_layers: ($rt.truth(experts) ? $rt.float(experts.first_dense_layers) : 0.0) });
+return new $ModelNumbers({ layers: $rt.float(shape.layers), hidden: $rt.float(shape.hidden), heads: $rt.float(shape.heads), query_dim: $rt.float(shape.query_dim), kv_dim: $rt.float(shape.kv_dim), attention_dim: $rt.float($attention_width(shape)), ffn: $rt.float(shape.ffn), up: ($rt.truth(shape.gated) ? 2.0 : 1.0), vocab: $rt.mul($ceil_div($rt.float(shape.vocab), tp), tp), tied: $rt.float(shape.tied), positions: ($rt.eq(shape.positions, "learned") ? $rt.float(shape.max_positions) : 0.0), length: $rt.float(length), keys_per_query: $mean_keys_per_query(shape, length), norm_weights: ($rt.eq(shape.norm, "layernorm") ? 2.0 : 1.0), block_norms: $rt.float($rt.len(shape.norms)), extra_streams: ((2.0 * $rt.eq(shape.norm_place, "both")) - $rt.item($_SHARED_STREAMS, shape.residual)), qkv_bias: $attention_vectors(shape), output_bias: $rt.float(shape.output_bias), mlp_bias: $rt.float(shape.mlp_bias), norms_before: $rt.float(!$rt.eq(shape.norm_place, "after")), head_norms: $rt.mul((2.0 * shape.head_dim), $rt.both(shape.qk_norm, () => !$rt.truth(normed_together))), width_norms: $rt.mul($rt.float($rt.add(shape.query_dim, shape.kv_dim)), $rt.both(shape.qk_norm, () => normed_together)), query_rank: (($rt.truth(latent) && $rt.truth(latent.query_rank)) ? $rt.float(latent.query_rank) : 0.0), kv_rank: ($rt.truth(latent) ? $rt.float($rt.add(latent.kv_rank, latent.rope_dim)) : 0.0), rope_dim: ($rt.truth(latent) ? $rt.float(latent.rope_dim) : 0.0), kv_up_dim: ($rt.truth(latent) ? $rt.float($rt.mul(shape.heads, $rt.add(latent.nope_dim, latent.value_dim))) : 0.0), value_dim: ($rt.truth(latent) ? $rt.float($rt.mul(shape.heads, latent.value_dim)) : 0.0), experts: ($rt.truth(experts) ? $rt.float(experts.num_experts) : 0.0), top_k: ($rt.truth(experts) ? $rt.float(experts.top_k) : 0.0), expert_ffn: ($rt.truth(experts) ? $rt.float(experts.ffn) : 0.0), shared_experts: ($rt.truth(experts) ? $rt.float(experts.shared_experts) : 0.0), expert_bias: ($rt.truth(experts) ? $rt.float(experts.bias) : 0.0), logit_bias: ($rt.truth(experts) ? $rt.float(experts.logit_bias) : 0.0), dense_layers: ($rt.truth(experts) ? $rt.float(experts.first_dense_layers) : 0.0) });
 }
 
 function $machine_numbers(tables, controls, model, cluster) {
@@ -1154,7 +1154,9 @@ $rt.append(found, ["heads x head_dim", $rt.mul(heads, shape.head_dim), "tp"]);
 $rt.append(found, ["kv_heads x head_dim", $rt.mul(shape.kv_heads, shape.head_dim), "tp"]);
 } else {
 [nope, rope, value] = $rt.unpack([latent.nope_dim, latent.rope_dim, latent.value_dim], 3);
+if ((latent.query_rank !== null)) {
 $rt.append(found, ["latent.query_rank", latent.query_rank, ""]);
+}
 $rt.append(found, ["latent.kv_rank", latent.kv_rank, ""]);
 $rt.append(found, ["heads x (nope_dim + rope_dim)", $rt.mul(heads, $rt.add(nope, rope)), "tp"]);
 $rt.append(found, ["heads x (nope_dim + value_dim)", $rt.mul(heads, $rt.add(nope, value)), "tp"]);
@@ -1171,7 +1173,9 @@ found = [["hidden", shape.hidden, ""]];
 if ((latent === null)) {
 $rt.append(found, ["heads x head_dim", $rt.mul(shape.heads, shape.head_dim), "tp"]);
 } else {
+if ((latent.query_rank !== null)) {
 $rt.append(found, ["latent.query_rank", latent.query_rank, ""]);
+}
 $rt.append(found, ["latent.kv_rank", latent.kv_rank, ""]);
 $rt.append(found, ["heads x value_dim", $rt.mul(shape.heads, latent.value_dim), "tp"]);
 }
@@ -1657,7 +1661,9 @@ matrices = (1.0 + model.up);
 if ($rt.truth(mixture)) {
 each = $rt.mul($rt.mul(matrices, hidden), model.expert_ffn);
 inner = $rt.add(($rt.mul(each, model.shared_experts) / tp), $rt.mul(hidden, model.experts));
-routed = ($rt.mul(each, model.experts) / $rt.mul(layout.ep, layout.expert_tp));
+vectors = $rt.mul(model.expert_bias, $rt.add($rt.mul(model.up, model.expert_ffn), $rt.mul(hidden, layout.expert_tp)));
+routed = ($rt.mul($rt.add(each, vectors), model.experts) / $rt.mul(layout.ep, layout.expert_tp));
+biases = $rt.add(biases, $rt.mul(model.logit_bias, model.experts));
 } else {
 inner = ($rt.mul($rt.mul(matrices, hidden), model.ffn) / tp);
 biases = $rt.add(biases, $rt.mul(model.mlp_bias, $rt.add(($rt.mul(model.up, model.ffn) / tp), hidden)));
@@ -4947,6 +4953,11 @@ this.renormalise = $rt.given(of.renormalise, true);
 this.gate_scale = $rt.given(of.gate_scale, 1.0);
 this.groups = $rt.given(of.groups, 1);
 this.top_groups = $rt.given(of.top_groups, 1);
+this.group_score = $rt.given(of.group_score, "top-2");
+this.logit_bias = $rt.given(of.logit_bias, false);
+this.bias = $rt.given(of.bias, false);
+this.limit = $rt.given(of.limit, null);
+this.alpha = $rt.given(of.alpha, 1.702);
 }
 }
 
@@ -5352,6 +5363,8 @@ this.experts = $rt.given(of.experts, 0.0);
 this.top_k = $rt.given(of.top_k, 0.0);
 this.expert_ffn = $rt.given(of.expert_ffn, 0.0);
 this.shared_experts = $rt.given(of.shared_experts, 0.0);
+this.expert_bias = $rt.given(of.expert_bias, 0.0);
+this.logit_bias = $rt.given(of.logit_bias, 0.0);
 this.dense_layers = $rt.given(of.dense_layers, 0.0);
 this.frozen = $rt.given(of.frozen, 0.0);
 this.trained = $rt.given(of.trained, 1.0);
@@ -5853,6 +5866,7 @@ this.learned = $rt.given(of.learned, 0);
 this.qk_norm = $rt.given(of.qk_norm, 0);
 this.qk_width = $rt.given(of.qk_width, 0);
 this.layer_norm = $rt.given(of.layer_norm, 0);
+this.sinks = $rt.given(of.sinks, 0);
 this.qkv_bias = $rt.given(of.qkv_bias, 0);
 this.output_bias = $rt.given(of.output_bias, 0);
 this.mlp_bias = $rt.given(of.mlp_bias, 0);
@@ -6030,6 +6044,8 @@ this.limiting = $rt.given(of.limiting, 0);
 this.chunks = $rt.given(of.chunks, []);
 this.deferred = $rt.given(of.deferred, 0);
 this.product = $rt.given(of.product, 0);
+this.vectors = $rt.given(of.vectors, 0);
+this.logit_bias = $rt.given(of.logit_bias, 0);
 this.row_chunks = $rt.given(of.row_chunks, 0);
 this.up = $rt.given(of.up, 2);
 this.unfused = $rt.given(of.unfused, 0);
