@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from echelon.core.event import NoEvents
 from echelon.launch.local.pool import RankPool
 from echelon.parallel.module.loss import CAUSAL, ModuleLoss
-from echelon.parallel.module.split_loss import SplitCrossEntropy, over_vocabulary
+from echelon.parallel.module.split_loss import SplitCausalLoss, SplitCrossEntropy, over_vocabulary
 from echelon.parallel.module.tensor.layers import TensorLink
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.recorder import Recorder
@@ -70,3 +70,56 @@ def test_other_losses_have_whole_logits() -> None:
     link.heads.append(object())  # type: ignore[arg-type]
     own: Any = ModuleLoss(sum_of=lambda output, batch: output.sum(), count_of=len)
     assert over_vocabulary(own, link) is own
+
+
+class Head:
+    """What a split head is to a loss: it tells of its columns, and gathers them."""
+
+    def __init__(self) -> None:
+        self.module = torch.nn.Linear(1, 1)
+        self.whole_outputs = 6
+        self.keeps: Any = None
+
+    def __call__(self) -> torch.Tensor:
+        """Return the columns of a rank, or all."""
+        y = torch.ones(2, 3, 3, requires_grad=True) * 2.0
+        if self.keeps is None:
+            return self.gathered(y)
+        self.keeps(y)
+        return y
+
+    def gathered(self, y: torch.Tensor) -> torch.Tensor:
+        """Return the columns of two ranks."""
+        return torch.cat([y, y], -1)
+
+
+@pytest.mark.parametrize(
+    ("work", "keeps"),
+    [
+        (lambda y: (y / 2.0).tanh().float() * torch.tensor(3.0), True),
+        (lambda y: y[:, -1:, :].contiguous(), True),
+        (lambda y: y[..., :], True),
+        (lambda y: y.mul_(2.0).to(torch.float64), True),
+        (lambda y: y.softmax(-1), False),
+        (lambda y: y + torch.zeros(6), False),
+        (lambda y: y * torch.ones(6), False),
+        (lambda y: y[:, :, :6], False),
+        (lambda y: y.log_softmax(dim=-1)[..., 0:6], False),
+    ],
+)
+def test_columns_are_gathered_where_more_are_needed(work: Any, keeps: bool) -> None:
+    head: Any = Head()
+    loss = SplitCausalLoss(head, ALONE)
+    whole: torch.Tensor = work(head())
+    for _ in range(2):
+        came: list[torch.Tensor] = []
+        with loss.around():
+            y = head()
+            y.register_hook(came.append)  # of this tensor, as our own hooks do
+            found: torch.Tensor = work(y)
+        assert loss.keeps == {(True, True): keeps}
+        right = whole[..., :3] if keeps else whole
+        torch.testing.assert_close(found, right)
+        found.sum().backward()
+        assert came
+        assert head.keeps is None

@@ -47,8 +47,13 @@ _EACH = frozenset(
 )
 """Functions of each number by itself, where what else they take are single numbers."""
 
-_ASKS = frozenset(["__get__", "dim", "size", "numel", "is_floating_point", "is_contiguous"])
-"""Functions that read no number."""
+_ASKS = frozenset(
+    [
+        *("__get__", "dim", "size", "numel", "is_floating_point", "is_contiguous"),
+        *("register_hook", "retain_grad"),
+    ]
+)
+"""Functions that read no number, or wait for a gradient of the tensor itself."""
 
 
 def over_vocabulary(loss: ModuleLoss, link: TensorLink) -> ModuleLoss:

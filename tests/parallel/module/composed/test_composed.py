@@ -85,6 +85,13 @@ def test_stages_tensor_and_data_ranks(rank_pool: RankPool, changes: dict[str, An
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("kind", ["own", "gemma2", "mixtral"])
+def test_slices_of_tensor_ranks_without_stages(rank_pool: RankPool, kind: str) -> None:
+    plan = composed_plan(**SEQUENCE, dp_shard=2, zero=Zero(stage=3))
+    assert_as_in_one_process(rank_pool, Composed(plan=plan, kind=kind))
+
+
+@pytest.mark.slow
 def test_frozen_parameters(rank_pool: RankPool) -> None:
     plan = composed_plan(**SEQUENCE, pp=2, schedule="zb-h1")
     frozen = ("tokens", "blocks.0.attention.qkv", "blocks.1.down", "norm")

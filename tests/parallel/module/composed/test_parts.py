@@ -24,17 +24,17 @@ FROZEN = ("tokens", "blocks.0.attention.qkv", "blocks.1.down", "norm")
 
 RIGHT = [
     *((part, cut) for part in ("tied", "frozen", "count") for cut in CUTS),
-    *(("shared", cut) for cut in ("tp", "sequence", "cp")),
+    *(("shared", cut) for cut in CUTS),  # two stages are both ends, which add up what they share
     *(("mean", cut) for cut in ("tp", "pp")),
 ]
 
+# Along the sequence each rank has its own positions inside of the blocks: a branch by rank in them
+# is seen by a proof alone.
 REFUSED = {
     **{("unused", cut): ("unused-parameter", "extra.weight got no gradient") for cut in CUTS},
-    ("shared", "pp"): ("module-shared", "blocks.0.up.weight is used in stages 0, 1"),
     ("mean", "sequence"): ("module-tensor-ranks", "the buffer blocks.1.seen is not the same"),
     ("mean", "cp"): ("module-attention", "the buffer blocks.1.seen becomes another"),
     ("branch", "tp"): ("module-tensor-ranks", "the forward depends on the rank"),
-    ("branch", "sequence"): ("module-tensor-ranks", "the forward depends on the rank"),
     ("branch", "pp"): ("module-chain", "the forward depends on the rank"),
     ("branch", "cp"): ("module-attention", "its forward depends on the rank"),
 }

@@ -82,6 +82,6 @@ def apply_split(
     cut_parameters(plan, named, group)
     link = replace_layers(model, plan, group)
     watch_first_batch(model, group)
-    for head in [one.module for one in link.heads] or [model]:
-        watch_first_stream(head, link)
+    for head in link.heads:
+        watch_first_stream(head.module, link)
     return link

@@ -46,19 +46,19 @@ def watch_first_batch(model: nn.Module, group: Group) -> None:
 
 
 def watch_first_stream(head: nn.Module, link: TensorLink) -> None:
-    """Raise RunFailed on every rank in the first forward where heads are given others.
+    """Raise RunFailed on every rank in the first forward where a split head is given others.
 
-    `head` is what all tensor ranks give the same stream: a head that they share, or the whole
-    module, whose outputs are compared. Nothing is where somebody else watches (`link.watches`).
+    All tensor ranks give it the same stream. Nothing is said where somebody else watches
+    (`link.watches`).
     """
 
-    def compare(leaves: Sequence[Any]) -> None:
+    def before(module: nn.Module, args: Any, kwargs: Any) -> None:
         handle.remove()
         if not link.watches:
             return
-        group = link.group
-        mine = [sums_of(one) for one in leaves if torch.is_tensor(one) and one.is_floating_point()]
-        everyone: list[list[_Sums]] = group.gather_objects(mine)
+        leaves, _ = tree_flatten((args, kwargs))
+        mine = [sums_of(leaf) for leaf in leaves if torch.is_tensor(leaf)]
+        everyone: list[list[_Sums]] = link.group.gather_objects(mine)
         odd = [rank for rank, other in enumerate(everyone) if not alike(everyone[0], other)]
         if odd:
             raise RunFailed(
@@ -73,16 +73,7 @@ def watch_first_stream(head: nn.Module, link: TensorLink) -> None:
     def alike(one: Sequence[_Sums], other: Sequence[_Sums]) -> bool:
         return len(one) == len(other) and all(map(same_sums, zip(one, other, strict=True)))
 
-    def before(module: nn.Module, args: Any, kwargs: Any) -> None:
-        compare(tree_flatten((args, kwargs))[0])
-
-    def after(module: nn.Module, args: Any, output: Any) -> None:
-        compare(tree_flatten(output)[0])
-
-    if isinstance(head, nn.Linear):
-        handle = head.register_forward_pre_hook(before, with_kwargs=True)
-    else:
-        handle = head.register_forward_hook(after)
+    handle = head.register_forward_pre_hook(before, with_kwargs=True)
 
 
 def check_equal_gradients(
