@@ -9,6 +9,7 @@ Into a run (`echelon import`):
     importer.py         a file -> its tool, its keys, the run that loads; its run.toml
     parsing.py          JSON, YAML, TOML or a command -> keys
     key_reader.py       what becomes of each key: a setting, no need of one, or a refusal
+    followed.py         a file that a file names: its keys stand below the one that names it
     import_context.py   what the file leaves to others: model, cluster, ranks
     ranks.py            mesh, data ranks, batch, dtypes: what files of all tools say alike
     echelon_keys.py     settings that a file records for Echelon alone

@@ -33,6 +33,8 @@ from echelon.interop.parsing import (
     read_text,
 )
 from echelon.interop.tools import TOOLS, ToolName, recognition_order
+from echelon.interop.torchtitan.python_config import SIGN as PYTHON_SIGN
+from echelon.interop.torchtitan.python_config import parse_python, split_function
 
 FALLBACK = "nano"
 """The preset whose model and data a run has where its file gives no model that is known."""
@@ -93,6 +95,7 @@ def import_file(
     file that cannot be read or belongs to no tool, for `extends`, `sets` or `ranks` that cannot be,
     and for `allow` where it names no key that is refused.
     """
+    path, function = split_function(path)
     text = read_text(path)
     kind = kind or detect_tool(path, text)
     recorded = recorded_entries(path, text)
@@ -105,7 +108,7 @@ def import_file(
     launched = read_launcher(path, text, ranks)
     if found := [*gathered.problems, *problems, *launched.problems]:
         raise ConfigError(found)
-    given = follow_files(kind, path, parse_keys(kind, path, text))
+    given = follow_files(kind, path, parse_keys(kind, path, text, function))
     base = merge([*gathered.layers, over])
     context = import_context(base, launched.ranks, base if named else {**recorded, **over})
 
@@ -153,6 +156,8 @@ def _resolve(gathered: SettingLayers, path: Path) -> Job | ConfigError:
 
 def detect_tool(path: Path, text: str) -> ToolName:
     """Return the tool whose file this is, by its content; ConfigError where it does not tell."""
+    if path.suffix == ".py" and PYTHON_SIGN.search(text):
+        return "torchtitan"
     for tool in recognition_order():
         if tool.pattern.search(text):
             return tool.name
@@ -167,9 +172,14 @@ def detect_tool(path: Path, text: str) -> ToolName:
     )
 
 
-def parse_keys(kind: ToolName, path: Path, text: str) -> Mapping[str, object]:
-    """Return the keys of a file, with dots, and their values; ConfigError where it is not one."""
+def parse_keys(kind: ToolName, path: Path, text: str, function: str = "") -> Mapping[str, object]:
+    """Return the keys of a file, with dots, and their values; ConfigError where it is not one.
+
+    Of a file that is Python, `function` says which configuration of it is meant.
+    """
     form = TOOLS[kind].form
+    if kind == "torchtitan" and path.suffix == ".py":
+        return parse_python(path, text, function)
     if kind == "horovod":
         return parse_horovod(path, text)
     if form == "command":

@@ -119,7 +119,7 @@ TOOLS: Mapping[ToolName, Tool] = {
             name="torchtitan",
             title="torchtitan",
             form="toml",
-            file="a torchtitan TOML",
+            file="a torchtitan TOML or FILE.py:FUNCTION",
             signs="a TOML with [parallelism] or [training]",
             pattern=re.compile(
                 r"^\s*\[(parallelism|training|activation_checkpoint)\]", re.MULTILINE
