@@ -15,7 +15,7 @@ from echelon.parallel.module.split_loss import SplitCausalLoss, SplitCrossEntrop
 from echelon.parallel.module.tensor.layers import TensorLink
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.recorder import Recorder
-from tests.parallel.module import split_loss_targets as targets
+from tests.parallel.module.tensor import split_loss_targets as targets
 from tests.parallel.module.tensor.families import LENGTH, VOCAB
 
 ALONE = Group("tp", [0], 0, None, Recorder(0, NoEvents()))

@@ -22,7 +22,7 @@ from echelon.parallel.module.pipeline.trace import leaving_no_trace
 _SUFFIX = "RMSNorm"
 _EPSILONS = ("variance_epsilon", "eps")
 _PROBE_ROWS = 3  # rows of random values that a layer is tried on
-_NEAR = 1e-5
+_NEAR = 1e-5  # of the largest value
 """How far apart two ways to compute one norm may be in float32, of the largest value."""
 
 
