@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import torch
 
-from echelon.core.model_shape import LatentAttention, ModelShape
+from echelon.core.model_shape import Experts, LatentAttention, ModelShape
 from echelon.core.parameters import parameters
 from echelon.core.plan import Plan
 from echelon.inference.cache import CachedSequence
@@ -26,6 +26,10 @@ LATENT = replace(
     head_dim=6,
     latent=LatentAttention(query_rank=12, kv_rank=10, nope_dim=4, rope_dim=2, value_dim=5),
 )
+CLAMPED = Experts(num_experts=8, top_k=2, ffn=16, bias=True, logit_bias=True, limit=1.0, alpha=1.5)
+assert LATENT.latent is not None
+COMPRESSED = LATENT.latent
+
 MODELS: Mapping[str, ModelShape] = {
     "gqa": WIDE,
     "mha": replace(WIDE, kv_heads=4),
@@ -38,6 +42,12 @@ MODELS: Mapping[str, ModelShape] = {
     "learned": replace(GPT2, max_positions=64),
     "experts": replace(MIXTRAL, max_positions=64),
     "shared-experts": replace(DEEPSEEK, max_positions=64),
+    "biased-experts": replace(
+        MIXTRAL,
+        max_positions=64,
+        experts=CLAMPED,
+    ),
+    "plain-queries": replace(LATENT, latent=replace(COMPRESSED, query_rank=None)),
     "window-latent": replace(LATENT, window=6),
     "kinds": replace(
         WIDE,

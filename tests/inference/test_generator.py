@@ -45,6 +45,9 @@ SPLIT = [
     ("experts", {"tp": 2}),
     ("experts", {"tp": 2, "experts": ExpertLayout(expert_tp=2)}),
     ("experts", {"tp": 2, "ep": 2}),
+    ("biased-experts", {"tp": 2, "experts": ExpertLayout(expert_tp=2)}),
+    ("biased-experts", {"tp": 2, "ep": 2}),
+    ("plain-queries", {"tp": 2}),
     ("shared-experts", {"tp": 2, "ep": 2}),
     ("shared-experts", {"tp": 2, "ep": 2, "pp": 2}),
 ]
