@@ -21,9 +21,10 @@ MODULE_TENSOR_SPLIT = Rule(
     Linear layers (and the Conv1D of GPT-2) and embeddings can be cut: their sizes, heads included,
     must be multiples of the tensor ranks (a vocabulary is padded). A parameter that several modules
     share is cut in all of them alike or in none. Experts are stacks [E, ...] in one module, called
-    with tokens, the numbers of their experts and gates; E is a multiple, too. Buffers whose size is one that is cut, dropout
-    (its random numbers would depend on the split), convolutions and recurrent layers are left whole
-    or are refused: leave them without a rule, and every rank computes them.
+    with tokens, the numbers of their experts and gates; E is a multiple, too. Buffers whose size is
+    one that is cut, dropout (its random numbers would depend on the split), convolutions and
+    recurrent layers are left whole or are refused: leave them without a rule, and every rank
+    computes them.
     """,
     bad="ec.parallelize(model, ec.plan(..., settings=['mesh.tp=4']), tensor=rules)   # 6 heads",
     fixed="ec.parallelize(model, ec.plan(..., settings=['mesh.tp=2']), tensor=rules)   # 6 heads",
