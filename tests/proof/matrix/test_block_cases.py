@@ -34,6 +34,10 @@ SLOW = [
         ("neox", "ring2-tp2sp", "full"),
         ("falcon", "tp2sp-pp2-zb", "norm-attention"),
         ("falcon", "tp2", "none"),
+        ("gemma3", "tp2sp", "norm-attention"),
+        ("gemma3", "pp2-zb", "full"),
+        ("gpt-oss-attention", "tp2sp", "norm-mlp"),
+        ("gpt-oss-attention", "tp2sp-pp2-zb", "norm-attention"),
     )
 ]
 

@@ -5852,6 +5852,7 @@ this.rope = $rt.given(of.rope, 1);
 this.learned = $rt.given(of.learned, 0);
 this.qk_norm = $rt.given(of.qk_norm, 0);
 this.qk_width = $rt.given(of.qk_width, 0);
+this.sinks = $rt.given(of.sinks, 0);
 this.layer_norm = $rt.given(of.layer_norm, 0);
 this.qkv_bias = $rt.given(of.qkv_bias, 0);
 this.output_bias = $rt.given(of.output_bias, 0);

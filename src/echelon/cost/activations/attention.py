@@ -198,9 +198,11 @@ def attention_core_operator(
     waits = (1 - sent) * x.shared
     rest = x.attend_rest + waits * deferred - (1 - waits) * alone
     work = x.queries + elementwise_max(first, rest)
+    sinks = (1 - x.frozen) * x.sinks * x.heads * x.statistics_bytes
     return OperatorMemory(
         name=ATTENTION,
         saved=table,
+        kept_for_weight_gradient=(vector_gradient_bytes(ATTENTION, sinks, "H w"),),
         forward=lost + elementwise_max(x.attend_forward, last),
         backward=x.around + work,
         # What the output layer keeps until W, where it learns, is in this memory.

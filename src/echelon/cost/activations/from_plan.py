@@ -50,6 +50,7 @@ def activation_numbers_from_plan(
         learned=int(model.positions == "learned"),
         qk_norm=int(model.qk_norm),
         qk_width=int(model.qk_norm_over == "width"),
+        sinks=int(model.sinks),
         layer_norm=int(model.norm == "layernorm"),
         qkv_bias=int(model.qkv_bias),
         output_bias=int(model.output_bias),

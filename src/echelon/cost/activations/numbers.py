@@ -93,6 +93,8 @@ class ActivationNumbers:
     """Flag: queries and keys are normed."""
     qk_width: Num = 0
     """Flag: each over the width of all heads together."""
+    sinks: Num = 0
+    """Flag: query heads have a learned score beside those of keys."""
     layer_norm: Num = 0
     """Flag: norms are LayerNorm, with a mean and a bias."""
     qkv_bias: Num = 0
