@@ -47,6 +47,10 @@ SLOW = [
         ("deepseek-v2-lite", "zero3-tp2sp-pp2", "none"),
         ("deepseek-v2-lite", "pp2-zb", "none"),
         ("deepseek-v2-lite", "tp2", "full"),
+        ("gemma3", "tp2sp", "norm-attention"),
+        ("gemma3", "pp2-zb", "full"),
+        ("gpt-oss-attention", "tp2sp", "norm-mlp"),
+        ("gpt-oss-attention", "tp2sp-pp2-zb", "norm-attention"),
     )
 ]
 
