@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+
+from echelon.config.load import load_job
 from tests.config.problems import problems_of
 
 
@@ -37,3 +41,25 @@ def test_kinds_of_blocks_need_a_window_and_sinks_heads() -> None:
     base = problems_of("nano", ["model.local_rope_theta=100", "model.window=8"])
     assert list(base) == ["no-effect"]
     assert "no-effect" in problems_of("deepseek-v3", ["model.sinks=true"])
+
+
+def test_longrope_has_a_divisor_for_each_pair_that_turns(tmp_path: Path) -> None:
+    """Of heads of 8 dims, 6 turn: three divisors, as Phi-4-mini has 48 for 96 of 128."""
+    keys: dict[str, object] = {
+        "model_type": "phi3",
+        "vocab_size": 261,
+        "hidden_size": 16,
+        "intermediate_size": 24,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 2,
+        "num_key_value_heads": 1,
+        "max_position_embeddings": 32,
+        "original_max_position_embeddings": 8,
+        "partial_rotary_factor": 0.75,
+        "rope_scaling": {"type": "longrope", "short_factor": [1.0] * 3, "long_factor": [2.0] * 3},
+    }
+    path = tmp_path / "config.json"
+    path.write_text(json.dumps(keys))
+    shape = load_job("nano", [f"model.hf_config={path}", "batch.sequence_length=16"]).plan.model
+    assert shape.rope_scaling is not None
+    assert (shape.head_dim, shape.rope_scaling.long_factors) == (8, (2.0,) * 3)

@@ -122,6 +122,8 @@ def rope_scaling_factors(view: View) -> Iterator[RuleViolation]:
     width = next(
         view.integer(key) for key in ("model.latent.rope_dim", "model.head_dim") if view.has(key)
     )
+    # Of a head a part may turn, in whole pairs, as in Phi-4-mini.
+    width = int(width * view.number("model.rotary.fraction")) // 2 * 2
     for name in ("short_factors", "long_factors"):
         key = f"model.rope_scaling.{name}"
         found = view.value(key)
