@@ -55,6 +55,8 @@ def _config(tp: int, pp: int, gpt2: bool, moe: bool) -> Any:
             "moe_shared_expert_intermediate_size": FFN,
             "moe_router_load_balancing_type": "none",
             "moe_token_dispatcher_type": "allgather",
+            # In others the router asks Transformer Engine for its product.
+            "moe_router_dtype": "fp64",
             # Shares of experts out of tensor ranks are gathered along the sequence.
             "sequence_parallel": tp > 1,
         }
