@@ -63,7 +63,7 @@ def megatron_source(
         return _of_mixture(shape, spec, f"{home}mlp.", keys)
     if module in _NORMS:
         own, fused = (f"{home}{name}{leaf}" for name in _NORMS[module])
-        alone = own in keys or (mixture and module == "mlp_norm")
+        alone = own in keys or (mixture and module == "mlp_norm" and fused not in keys)
         return ParameterSource(key=own if alone else fused, shape=spec.shape)
     if module in ("attention.q", "attention.k", "attention.v"):
         return _in_turns(shape, spec, f"{home}{_QKV}.{leaf}", module[-1])
