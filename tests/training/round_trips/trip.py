@@ -287,7 +287,8 @@ def _compare_tensors(found: Findings, ours: Tensors, theirs: Tensors, error: flo
     if ours.keys() != theirs.keys():
         found.problems.append(f"keys on one side only: {sorted(ours.keys() ^ theirs.keys())}")
     for key in ours.keys() & theirs.keys():
-        allowed = error + 1e-6 * float(theirs[key].abs().max())
+        # Both sides round: transformers alone is off by 0.65 of one share from itself in float64.
+        allowed = 2 * (error + 1e-6 * float(theirs[key].abs().max()))
         found.compare("tensors", key, ours[key], theirs[key], allowed)
 
 
