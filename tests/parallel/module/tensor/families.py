@@ -163,6 +163,27 @@ class OwnMoe(OwnBlock):
         return x + self.experts(z, chosen, gates).view_as(x)
 
 
+class ListedMoe(OwnBlock):
+    """A block whose experts are modules of their own, run on the tokens that chose them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        del self.up, self.down
+        self.router = nn.Linear(WIDTH, 2)
+        self.experts = nn.ModuleList(
+            nn.Sequential(nn.Linear(WIDTH, 24), nn.GELU(), nn.Linear(24, WIDTH)) for _ in range(2)
+        )
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = x + self.attention(self.norm1(x))
+        z = self.norm2(x)
+        gates, chosen = self.router(z).softmax(-1).max(-1)
+        y = torch.zeros_like(x)
+        for expert, module in enumerate(self.experts):
+            y[chosen == expert] = module(z[chosen == expert])
+        return x + y * gates.unsqueeze(-1)
+
+
 OWN_RULES: dict[str, Any] = {
     "tokens": "vocabulary",
     "head": "vocabulary",
@@ -179,7 +200,16 @@ EXPERT_RULES: dict[str, Any] = {
     name: rule for name, rule in OWN_RULES.items() if not name.endswith(("up", "down"))
 } | {"blocks.*.experts": "expert"}
 
-RULES = {"own": OWN_RULES, "own_moe": EXPERT_RULES, "own_skewed": EXPERT_RULES}
+LISTED_RULES: dict[str, Any] = {
+    name: rule for name, rule in OWN_RULES.items() if not name.endswith(("up", "down"))
+} | {"blocks.*.experts.*.0": "column", "blocks.*.experts.*.2": "row"}
+
+RULES = {
+    "own": OWN_RULES,
+    "own_moe": EXPERT_RULES,
+    "own_skewed": EXPERT_RULES,
+    "own_listed": LISTED_RULES,
+}
 """The rules of modules of one's own, by their names; the router of one never looks at rank 1."""
 
 
@@ -189,7 +219,8 @@ def make(name: str, seed: int = 5) -> nn.Module:
     if name in RULES:
         model: nn.Module = Own()
         if name != "own":
-            model.blocks = nn.ModuleList(OwnMoe() for _ in range(2))
+            block = ListedMoe if name == "own_listed" else OwnMoe
+            model.blocks = nn.ModuleList(block() for _ in range(2))
         for one in model.modules() if name == "own_skewed" else ():
             if isinstance(one, OwnMoe):
                 nn.init.constant_(one.router.bias[:2], 100.0)

@@ -98,3 +98,14 @@ def test_calls_that_do_not_fit() -> None:
         with pytest.raises(RunFailed, match="experts take tokens") as caught:
             alone(False)(*args)
         assert caught.value.rules == ("module-tensor-split",)
+
+
+def test_experts_that_are_modules_are_cut_one_by_one(rank_pool: RankPool) -> None:
+    assert_as_on_one_device(rank_pool, loop_of("own_listed", "tp2"))
+
+
+def test_experts_that_are_modules_are_refused_along_the_sequence(rank_pool: RankPool) -> None:
+    """Each rank chose other positions: gathered, they would be no tensor."""
+    with pytest.raises(RunFailed, match="those that were chosen, as of an expert") as caught:
+        assert_as_on_one_device(rank_pool, loop_of("own_listed", "tp2 sequence"))
+    assert "module-sequence" in str(caught.value)

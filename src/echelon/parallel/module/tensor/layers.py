@@ -71,6 +71,8 @@ class TensorLink:
         """Move over `group`."""
         self.group = group
         self.sends = self.watches = True
+        self.rows: int | None = None
+        """The positions, of all sequences, that a rank has between blocks; None: not known."""
         self.heads: list[SplitLinear] = []
         """The heads of which each rank has some columns."""
 
@@ -81,6 +83,22 @@ class TensorLink:
         if way in (GATHER_ROWS, WHOLE_ROWS):
             return torch.cat([x] * self.group.size, dim)
         return x.chunk(self.group.size, dim)[0] if way is SCATTER_ROWS else x
+
+    def check_rows(self, x: torch.Tensor, name: str) -> None:
+        """Refuse to gather some of the positions: those of other ranks are others."""
+        rows = x.numel() // x.shape[-1]
+        if self.rows is not None and rows != self.rows:
+            raise RunFailed(
+                MODULE_SEQUENCE.problem(
+                    f"{name.partition('#')[0]} got {rows} positions, and the stream has "
+                    f"{self.rows} on each rank: those that were chosen, as of an expert, are not "
+                    "pieces of one tensor",
+                    suggestions=(
+                        "mesh.sequence_parallel = false",
+                        "experts in stacks [E, ...], with the rule 'expert'",
+                    ),
+                )
+            )
 
 
 class SharedEntry:
@@ -98,6 +116,8 @@ class SharedEntry:
         grad = torch.is_grad_enabled()
         held = self._held
         if held is None or held[0] is not x or held[1] != x._version or held[2] is not grad:
+            if self._way is GATHER_ROWS:
+                self._link.check_rows(x, self._name)
             y = self._link.move(x, self._dim, self._name, self._way)
             held, self._left = (x, x._version, grad, y), self._uses
         self._left -= 1
@@ -303,7 +323,12 @@ def _move_input(stream: _Stream, module: nn.Module, args: Any, kwargs: Any) -> A
                 suggestions=(f"{x.shape[_POSITIONS] // group.size * group.size} positions",),
             )
         )
-    leaves[place] = stream.link.move(x, _POSITIONS, name, way)
+    if way is GATHER_ROWS:
+        stream.link.check_rows(x, name)
+    moved = stream.link.move(x, _POSITIONS, name, way)
+    if way is OWN_ROWS:
+        stream.link.rows = moved.numel() // moved.shape[-1]
+    leaves[place] = moved
     return tree_unflatten(leaves, spec)
 
 
