@@ -10,7 +10,7 @@ from dataclasses import fields
 from typing import Any, cast
 
 from echelon.config.entries import Entry
-from echelon.config.model.settings import OPTIONAL, OPTIONAL_STRETCH, PARTS
+from echelon.config.model.settings import OPTIONAL, OPTIONAL_OF_PARTS, OPTIONAL_STRETCH, PARTS
 from echelon.config.settings.experts import STAGE_KEY
 from echelon.config.settings.lora import TARGETS_KEY
 from echelon.config.settings.schema import SETTINGS
@@ -91,6 +91,9 @@ def model_settings(model: ModelShape) -> dict[str, object]:
         found[TARGETS_KEY] = list(model.lora.targets)
     for name in OPTIONAL:
         found[f"model.{name}"] = _or_word(getattr(model, name), "none")
+    for part, name in OPTIONAL_OF_PARTS:
+        if getattr(model, part) is not None:
+            found[f"model.{part}.{name}"] = _or_word(found[f"model.{part}.{name}"], "none")
     found["model.layer_kinds"] = list(model.layer_kinds) or "local"
     found["model.assumed"] = list(model.assumed) or "none"
     if model.rope_scaling is not None:

@@ -56,6 +56,7 @@ OPTIONAL = (
     "attention_scale",
     "local_rope_theta",
 )
+OPTIONAL_OF_PARTS = (("latent", "query_rank"), ("experts", "limit"))
 OPTIONAL_STRETCH = (
     "original_positions",
     "low_frequency_factor",
@@ -174,12 +175,10 @@ def build_model(view: View) -> ModelShape:
         for name, kind in PARTS.items()
     }
     parts["rotary"] = record(view, Rotary, "model.rotary")
-    if parts["latent"] is not None:
-        rank = _or_none(view, "model.latent.query_rank")
-        parts["latent"] = record(view, LatentAttention, "model.latent", query_rank=rank)
-    if parts["experts"] is not None:
-        limit = _or_none(view, "model.experts.limit")
-        parts["experts"] = record(view, Experts, "model.experts", limit=limit)
+    for part, name in OPTIONAL_OF_PARTS:
+        if parts[part] is not None:
+            given = {name: _or_none(view, f"model.{part}.{name}")}
+            parts[part] = record(view, PARTS[part], f"model.{part}", **given)
     parts["multipliers"] = record(view, Multipliers, "model.multipliers")
     parts |= {name: _or_none(view, f"model.{name}") for name in OPTIONAL}
     kinds = view.value("model.layer_kinds")
