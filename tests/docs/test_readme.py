@@ -43,7 +43,15 @@ OF_OTHERS = {str(page.file.relative_to(ROOT)) for page in features.PAGES}
 """Pages that name the files of other tools, as found in their source."""
 WRITTEN_BY_USERS = {
     *("run.toml", "cluster.toml", "best.toml", "back.toml", "other.toml", "my-schedule.csv"),
-    *("pretrain_gpt.py", "train.py", "device.toml", "node.toml"),
+    *(
+        "pretrain_gpt.py",
+        "train.py",
+        "config_registry.py",
+        "FILE.py",
+        "mixed.toml",
+        "device.toml",
+        "node.toml",
+    ),
     *("NAME.svg", "paper.svg", "paper-memory.svg", "paper-step.svg"),
     *("figures/memory.svg", "figures/step.svg"),
 }
