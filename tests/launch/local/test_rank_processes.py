@@ -197,6 +197,26 @@ def test_a_server_that_ends_ends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_pa
         os.kill(processes.ranks[0].pid, signal.SIGKILL)
 
 
+def test_a_server_that_is_too_slow_is_said_to_be(
+    monkeypatch: pytest.MonkeyPatch, servers: list[MadeUpServer], tmp_path: Path
+) -> None:
+    """It has not ended: no exit code is told."""
+
+    def stay_silent(server: MadeUpServer) -> None:
+        with contextlib.suppress(EOFError, OSError):
+            server.control.receive(60.0)
+        server.control.close()
+
+    monkeypatch.setattr(MadeUpServer, "serve", stay_silent)
+    monkeypatch.setattr(rank_processes, "_START_TIMEOUT_S", 0.1)
+    with (
+        RankProcesses(1, tmp_path) as processes,
+        pytest.raises(RunFailed, match="has not answered for 120 s") as caught,
+    ):
+        processes.ensure(1)
+    assert caught.value.rules == ("launcher-lost",)
+
+
 def test_a_port_that_is_taken_is_refused() -> None:
     with listen_on_port(0) as taken:
         port = taken.getsockname()[1]

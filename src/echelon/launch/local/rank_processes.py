@@ -44,6 +44,10 @@ if TYPE_CHECKING:
 _BACKLOG = 1024  # connections
 _SEND_TIMEOUT_S = 10.0
 _START_TIMEOUT_S = 120.0
+_SILENT = (
+    f"the process that forks ranks has not answered for {_START_TIMEOUT_S:g} s: this machine has "
+    "too much to do"
+)
 _END_TIMEOUT_S = 10.0
 _LEAVE_S = 5.0
 _POLL_S = 0.1
@@ -317,6 +321,7 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
                 for message in self._hear_fork_server(control, _POLL_S):
                     if isinstance(message, kind):
                         return message
+            raise RunFailed(LAUNCHER_LOST.problem(_SILENT))
         code = self._fork_server.poll() if self._fork_server else None
         raise RunFailed(
             LAUNCHER_LOST.problem(f"the process that forks ranks ended with exit code {code}")
