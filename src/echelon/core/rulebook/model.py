@@ -148,10 +148,10 @@ ASSUME_WITHOUT_EFFECT = Rule(
     %s
     """,
     bad="""
-    preset = "llama-1b"
+    preset = "llama3.2-1b"
     assume = true
     """,
-    fixed='preset = "llama-1b"',
+    fixed='preset = "llama3.2-1b"',
 )
 
 HF_CONFIG_MISSING_KEY = Rule(
