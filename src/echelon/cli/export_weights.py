@@ -43,7 +43,7 @@ def weights(
         int | None, Parameter(help="Tensors made at a time; without it, one for each core.")
     ] = None,
     ranks: Annotated[
-        int | None, Parameter(help="Processes that write it together; without it, 1.")
+        int | None, Parameter(help="Ranks, as processes, that write it; without it, 1.")
     ] = None,
     tp: Annotated[
         int | None, Parameter(help="Tensor ranks of megatron-legacy; without it, 1.")

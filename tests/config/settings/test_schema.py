@@ -6,6 +6,7 @@ from echelon.config.settings.schema import tables
 
 
 def test_the_tables_of_a_run_file_are_those_that_are_promised() -> None:
-    promised = "model cluster mesh zero pipeline batch precision recompute context experts kernels"
-    promised += " collectives servers local_sgd threads optimizer data train checkpoint observe"
+    promised = "model lora cluster mesh zero pipeline batch precision recompute context experts"
+    promised += " kernels collectives servers local_sgd threads optimizer data train checkpoint"
+    promised += " observe"
     assert {table for table in tables() if "." not in table} == set(promised.split())

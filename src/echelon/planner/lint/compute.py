@@ -22,7 +22,7 @@ def _is_gpu(plan: Plan) -> bool:
     return max(peaks, default=0.0) >= _GPU_FLOPS
 
 
-@lint_of("assumed-model", "numbers", "a config.json whose model_type is not known")
+@lint_of("assumed-model", "numbers", "Touvron et al., 2023: the decoder that is assumed")
 def _assumed(plan: Plan) -> LintMatch | None:
     """What is assumed of a model decides every number of its plan, and is seldom all of it so."""
     count = len(plan.model.assumed)
