@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import parameters
 from echelon.proof.independent.weights import first_values, has_experts, weights_of
 from tests.parallel.layouts import NANO
@@ -24,10 +25,16 @@ GPT = replace(
 )
 
 
-@pytest.mark.parametrize("model", [NANO, GPT, QWEN3_MOE, DEEPSEEK], ids=lambda model: model.name)
-def test_two_tables_of_weights_agree(model: object) -> None:
-    ours = {spec.name: spec.shape for spec in parameters(model)}  # type: ignore[arg-type]
-    facts = weights_of(model)  # type: ignore[arg-type]
+assert DEEPSEEK.latent is not None
+LITE = replace(DEEPSEEK, name="lite", latent=replace(DEEPSEEK.latent, query_rank=None))
+
+
+@pytest.mark.parametrize(
+    "model", [NANO, GPT, QWEN3_MOE, DEEPSEEK, LITE], ids=lambda model: model.name
+)
+def test_two_tables_of_weights_agree(model: ModelShape) -> None:
+    ours = {spec.name: spec.shape for spec in parameters(model)}
+    facts = weights_of(model)
     assert list(facts) == list(ours)
     assert {name: fact.shape for name, fact in facts.items()} == ours
 

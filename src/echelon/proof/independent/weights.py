@@ -176,8 +176,9 @@ def _latent(model: ModelShape, latent: LatentAttention) -> Iterator[tuple[str, t
     wide, heads, rank = model.hidden, model.heads, latent.query_rank
     if rank is not None:
         yield "attention.q_norm.weight", (rank,)
-        yield "attention.q_down.weight", (rank, wide)
     yield "attention.kv_norm.weight", (latent.kv_rank,)
+    if rank is not None:
+        yield "attention.q_down.weight", (rank, wide)
     yield "attention.q_up.weight", (heads * (latent.nope_dim + latent.rope_dim), rank or wide)
     yield "attention.kv_down.weight", (latent.kv_rank + latent.rope_dim, wide)
     yield "attention.kv_up.weight", (heads * (latent.nope_dim + latent.value_dim), latent.kv_rank)

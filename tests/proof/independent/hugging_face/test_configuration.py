@@ -18,6 +18,8 @@ from tests.proof.layouts import layout
 from tests.training.weights.transformers_models import DEEPSEEK, MIXTRAL, QWEN3_MOE
 
 EXPERTS = Experts(num_experts=4, top_k=2, ffn=12)
+assert DEEPSEEK.experts is not None
+UNSHARED = replace(DEEPSEEK.experts, shared_experts=0)
 BIASES = {"qkv_bias": True, "output_bias": True}
 SCALING = RopeScaling(
     factor=8.0, low_frequency_factor=1.0, high_frequency_factor=4.0, original_positions=64
@@ -50,7 +52,8 @@ NONE = (
     (replace(GPT2, window=4), "GPT-2 is its one class with learned positions, and differs"),
     (replace(DEEPSEEK, norm_eps=1e-5), "DeepSeek-V3 norms latent vectors with 1e-06 there, not"),
     (replace(DEEPSEEK, window=4), "no class has latent attention with biases, a window"),
-    (replace(DEEPSEEK, experts=EXPERTS), "its experts beside latent attention have sigmoid"),
+    (replace(DEEPSEEK, experts=UNSHARED), "its experts beside latent attention have sigmoid"),
+    (replace(DEEPSEEK, experts=EXPERTS), "no class has latent attention with these experts and"),
     (
         replace(MIXTRAL, experts=replace(EXPERTS, shared_experts=1)),
         "no class without latent attention has such experts",
