@@ -18,7 +18,6 @@ from echelon.proof.independent.mixture import (
     next_state,
     route,
     router_losses,
-    swiglu,
     z_loss,
 )
 from tests.parallel.layouts import NANO
@@ -76,15 +75,24 @@ def test_each_expert_has_room_for_its_share_of_a_sequence() -> None:
     assert not any(3 in row for row in never.chosen)
 
 
-def test_the_output_is_the_sum_of_gated_experts() -> None:
-    run = sequence_run(MODEL, random_weights(MODEL), [0] * 5)
+@pytest.mark.parametrize("limit", [None, 0.02])
+def test_the_output_is_the_sum_of_gated_experts(limit: float | None) -> None:
+    model = replace(MODEL, experts=replace(EXPERTS, limit=limit))
+    run = sequence_run(model, random_weights(model), [0] * 5)
     routes = route(run, X, EXPERTS)
-    right = torch.zeros_like(X)
+    right, beyond = torch.zeros_like(X), 0
     for t, row in enumerate(routes.chosen):
         for k, expert in enumerate(row):
-            out = swiglu(run, X[t : t + 1], f"mlp.experts.{expert}")[0]
-            right[t] += routes.gates_TK[t, k] * out
+            name = f"mlp.experts.{expert}"
+            gate, up = run.linear(X[t], f"{name}.gate"), run.linear(X[t], f"{name}.up")
+            inner = torch.nn.functional.silu(gate) * up
+            if limit is not None:
+                beyond += int((gate > limit).sum() + (up.abs() > limit).sum())
+                cut = gate.clamp(max=limit)
+                inner = cut * (1.702 * cut).sigmoid() * (up.clamp(-limit, limit) + 1)
+            right[t] += routes.gates_TK[t, k] * run.linear(inner, f"{name}.down")
     torch.testing.assert_close(mix(run, X, routes), right)
+    assert (beyond > 0) == (limit is not None)
 
 
 def test_an_even_load_has_the_least_auxiliary_loss() -> None:

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from echelon.models.operations import Operations
-from echelon.parallel.expert.feed_forward import weighted_swiglu
+from echelon.parallel.kernels.fused import weighted_swiglu
 from echelon.parallel.kernels.matmul import matmul
 from echelon.proof.claims.factor_fit import fit_part
 from echelon.training.optimizer.adamw import AdamW
