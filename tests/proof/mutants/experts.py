@@ -13,7 +13,7 @@ from echelon.core.experts import Balance
 from echelon.core.plan import Plan, Recompute
 from echelon.models.routing import gates_of, kept_assignments
 from echelon.parallel import weights
-from echelon.parallel.expert import feed_forward, router
+from echelon.parallel.expert import inner_activation, router
 from echelon.parallel.expert.balance import Balancer
 from echelon.parallel.expert.layer import ExpertParallel
 from echelon.parallel.expert.router import Router
@@ -40,14 +40,14 @@ from tests.proof.mutants.planting import mutant
 )
 def gates_twice(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Weigh by the gates where experts compute, and once more what they give."""
-    gated = feed_forward.weighted_swiglu
+    gated = inner_activation.weighted_swiglu
 
     def twice(
         gate_up: torch.Tensor, gates_R: torch.Tensor, *rest: Any, **more: Any
     ) -> torch.Tensor:
         return gated(gate_up, gates_R, *rest, **more) * gates_R[:, None]
 
-    patch.setattr(feed_forward, "weighted_swiglu", twice)
+    patch.setattr(inner_activation, "weighted_swiglu", twice)
 
 
 @mutant(
