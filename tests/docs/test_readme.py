@@ -178,6 +178,7 @@ def test_python_that_is_shown_is_python_and_its_names_exist() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_the_python_of_the_readme_runs_as_it_is_pasted(tmp_path: Path) -> None:
     snippets = re.findall(r"```python\n(.*?)```", PAGES["README.md"], re.DOTALL)
     (tmp_path / "pasted.py").write_text("\n".join(snippets), encoding="utf-8")

@@ -152,8 +152,10 @@ def test_the_base_that_a_run_started_from_may_move(tmp_path: Path) -> None:
         ],
     )
     ec.export_weights(first, tmp_path / "base", dtype="fp32")
-    job = [*tiny, *places, *LORA, "train.steps=4", "train.run_name=tuned"]
-    tuned = ec.train("nano", settings=[*job, f"train.weights={tmp_path / 'base'}"])
+    job = [*tiny, *places, *LORA, "train.steps=4"]
+    tuned = ec.train(
+        "nano", settings=[*job, "train.run_name=tuned", f"train.weights={tmp_path / 'base'}"]
+    )
     before = ec.export_weights(tuned, tmp_path / "before", dtype="fp32")
     shutil.rmtree(tmp_path / "base")
     shutil.move(tmp_path / "runs/tuned", tmp_path / "moved")
