@@ -344,7 +344,6 @@ REFUSED: Mapping[str, Settings] = {
     "llama": {"hidden_act": "relu"},
     "smollm3": {"use_sliding_window": True, "sliding_window": 4},
     "qwen3_moe": {"decoder_sparse_step": 2},
-    "deepseek_v3": {"q_lora_rank": None},
     "gpt2": {"scale_attn_by_inverse_layer_idx": True},
     "falcon": {"alibi": True},
     "mistral": {"hidden_act": "gelu_10"},
