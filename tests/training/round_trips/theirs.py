@@ -69,8 +69,11 @@ def their_logits(model: Any, tokens_BT: torch.Tensor) -> torch.Tensor:
 
 def train_theirs(model: Any, batches: Sequence[Batch], updates: Updates) -> Trained:
     """Take a step on each global batch, and return the losses."""
-    named = [one for one in model.parameters() if one.requires_grad]
-    decays = [one.dim() > 1 or updates.decay_of == "all" for one in named]
+    found = {name: one for name, one in model.named_parameters() if one.requires_grad}
+    named = list(found.values())
+    # The biases of experts are a stack [E, F] there, and vectors all the same.
+    matrices = [one.dim() > 1 and not name.endswith("bias") for name, one in found.items()]
+    decays = [matrix or updates.decay_of == "all" for matrix in matrices]
     groups = [
         {
             "params": [one for one, does in zip(named, decays, strict=True) if does is wanted],
