@@ -74,3 +74,15 @@ def test_axolotl_names_one_too(tmp_path: Path) -> None:
     plan = imported(tmp_path, AUTO | {"zero_optimization": offload}, text).job.plan
     assert (plan.layout.zero.stage, plan.layout.zero.optimizer_offload) == (2, "host")
     assert plan.mesh.dp_shard == 4
+
+
+def test_a_dtype_that_is_auto_in_both_is_bf16(tmp_path: Path) -> None:
+    """Axolotl's usual `bf16: auto`: the GPU can, so it is on."""
+    lines = [
+        line
+        for line in TEXT.splitlines()
+        if not line.startswith(("dp_", "tensor_parallel", "fsdp", "bf16", "fp16"))
+    ]
+    text = "\n".join([*lines, "bf16: auto"]) + "\n"
+    precision = imported(tmp_path, AUTO, text).job.plan.mathematics.precision
+    assert (precision.parameters, precision.reduction, precision.master) == ("bf16", "bf16", "fp32")

@@ -1,7 +1,8 @@
 """A JSON of DeepSpeed that a trainer on top of Hugging Face's Trainer names: what it says here.
 
 https://huggingface.co/docs/transformers/deepspeed. "auto" is what the Trainer says. Sizes of a
-batch that are numbers must be those of the Trainer, which stops else; other keys are DeepSpeed's.
+batch that are numbers must be those of the Trainer, which stops else. Of other keys that are
+numbers the file's are taken, where the Trainer may stop, too.
 """
 
 from __future__ import annotations
@@ -44,8 +45,9 @@ class DeepSpeedFile:
     def read(self, keys: TrainerKeys, data: int, context: ImportContext) -> None:
         """Note what becomes of its keys, after those of the Trainer: they win."""
         inner = self.inner
-        on = (half for half in ("bf16", "fp16") if self.reader.given.get(half) in (True, "true"))
-        context = replace(context, parameters=next(on, "fp32"))
+        # What the Trainer's own keys came to, "auto" among them.
+        theirs = self.reader.entries.get("precision.parameters")
+        context = replace(context, parameters="fp32" if theirs is None else str(theirs.value))
         named = {k: one for k, one in self.reader.entries.items() if k.startswith("model.")}
         if named:
             # Sizes that follow from the model are those of the file's, not of a base.

@@ -23,7 +23,7 @@ from echelon.interop.torchtitan.flavors import FLAVORS
 
 SIGN = re.compile(r"->\s*Trainer\.Config\s*:")
 """Found in a file that holds such functions."""
-_REGISTRY, _SPEC = "model_registry", "model_spec"
+_SPEC = "model_spec"
 _IN_BACKWARD = "OptimizersInBackwardContainer"
 _RENAMED = {
     "hf_assets_path": "model.hf_assets_path",
@@ -117,7 +117,8 @@ class _Reading:
                     names[target] = self._value(value, names, depth)
                 case ast.Assign(targets=[ast.Attribute() as target], value=value):
                     place = ast.unparse(target).split(".")
-                    _put(names.get(place[0]), place[1:], self._value(value, names, depth))
+                    if not _put(names.get(place[0]), place[1:], self._value(value, names, depth)):
+                        unclear[f"(line {statement.lineno})"] = ast.unparse(statement)
                 case ast.Expr(value=ast.Constant()) | ast.ImportFrom() | ast.Import():
                     pass
                 case ast.FunctionDef(name=target):
@@ -132,7 +133,9 @@ class _Reading:
                 called in self.functions and depth < _DEEPEST
             ):
                 return self.table_of(called, depth + 1)
-            case ast.Call(func=ast.Name(id="model_registry"), args=[ast.Constant(value=flavor)]):
+            case ast.Call(
+                func=ast.Name(id="model_registry"), args=[ast.Constant(value=flavor)], keywords=[]
+            ):
                 return flavor
             case ast.Call(func=called, args=[], keywords=keywords) if ast.unparse(called).endswith(
                 "Config"
@@ -152,11 +155,12 @@ class _Reading:
                     return ast.unparse(node)
 
 
-def _put(table: object, place: list[str], value: object) -> None:
-    """Put a value where an attribute of a configuration stands."""
+def _put(table: object, place: list[str], value: object) -> bool:
+    """Put a value where an attribute of a configuration stands, if it is one that was followed."""
     for name in place[:-1]:
         if not isinstance(table, dict):
-            return
+            return False
         table = cast(Table, table).setdefault(name, {})
     if isinstance(table, dict):
         cast(Table, table)[place[-1]] = value
+    return isinstance(table, dict)

@@ -104,6 +104,8 @@ def _of_mixture(
     if name == "router":
         key = f"{home}router.{'weight' if leaf == 'weight' else 'expert_bias'}"
         return ParameterSource(key=key, shape=spec.shape)
+    if name not in ("gate", "up", "down"):
+        return None
     layer = "linear_fc2" if name == "down" else "linear_fc1"
     if spec.expert is None:
         return _expert_source(shape, spec, f"{home}shared_experts.{layer}.{leaf}", None)

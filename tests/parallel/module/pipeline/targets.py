@@ -15,6 +15,7 @@ from echelon.core.event import EventList
 from echelon.core.plan import Optimizer, Plan
 from echelon.launch.context import RankContext
 from echelon.layout.module_buckets import ModuleBuckets
+from echelon.proof.module.wide import StayWide
 from echelon.training.module.optimizer import ModuleOptimizer
 from tests.parallel.layouts import NANO, plan_of
 from tests.parallel.module.models import LENGTH, VOCAB, Transformer
@@ -117,6 +118,11 @@ class Trained:
 
 def train(context: RankContext, case: Case) -> Trained:
     """Train on this rank; gradients are those of the last step."""
+    with StayWide():
+        return _train(context, case)
+
+
+def _train(context: RankContext, case: Case) -> Trained:
     model, events = case.make(), EventList()
     if context.rank > 0:
         with torch.no_grad():
@@ -151,6 +157,11 @@ def train(context: RankContext, case: Case) -> Trained:
 
 def one_process(case: Case) -> Trained:
     """Train the module as it is, on whole global batches, with torch alone."""
+    with StayWide():
+        return _one_process(case)
+
+
+def _one_process(case: Case) -> Trained:
     from torch.nn import functional
 
     model, settings = case.make(), case.plan.mathematics.optimizer

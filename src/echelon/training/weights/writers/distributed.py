@@ -77,10 +77,15 @@ def write_distributed(
     writers.on_first(lambda: _write_metadata(folder, dtype, files, shared, found))
 
 
+def num_files(num_tensors: int, num_bytes: int) -> int:
+    """Return how many files the tensors of a folder are shared out to, each with one at least."""
+    return min(num_tensors, max(NUM_FILES, -(-num_bytes // FILE_BYTES)))
+
+
 def share_chunks(chunks: Sequence[Chunk], item_bytes: int) -> Mapping[str, tuple[Chunk, ...]]:
     """Return the chunks of each file: about as many bytes in all of them, in the given order."""
     sizes = [prod(chunk.shape) * item_bytes for chunk in chunks]
-    count = min(len(chunks), max(NUM_FILES, -(-sum(sizes) // FILE_BYTES)))
+    count = num_files(len(chunks), sum(sizes))
     held, owners = [0] * count, [0] * len(chunks)
     for place in sorted(range(len(chunks)), key=lambda one: -sizes[one]):
         owners[place] = held.index(min(held))
