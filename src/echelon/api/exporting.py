@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,10 +25,8 @@ WeightFormat: TypeAlias = Literal["hf", "dcp", "deepspeed", "megatron", "megatro
 
 FILE_BYTES = 5_000_000_000  # bytes of a file
 """Of a file, at most: what transformers writes, too."""
-MOST_THREADS = 8
-"""Tensors that are made at a time where nobody says, as far as memory allows it."""
 TENSOR_TIMEOUT_S = 1800.0
-"""Seconds that a rank may take for a part of a folder before it counts as stuck."""
+"""Seconds that a rank may take for a tensor, or to check a file, before it counts as stuck."""
 JOINED_RANK = "echelon.api.exporting:export_joined_rank"
 
 
@@ -102,7 +99,8 @@ def export_weights(  # noqa: PLR0913 - each is one choice of the caller, by its 
         PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained("base"), "nano-adapters")
 
     The folder must be new, and gets its name when it is whole: a rank that fails leaves nothing,
-    and the error says which. Raises ConfigError where no architecture says the model or a trainer
+    and the error says which (of those that torchrun has started, a hidden folder `.echelon-*` may
+    stay beside it). Raises ConfigError where no architecture says the model or a trainer
     has no names for it, CheckpointError and EnvironmentProblem; RankFailure for a rank that died.
     """
     optional_package("torch", extra="train", purpose="writing weights")
@@ -132,7 +130,7 @@ def export_weights(  # noqa: PLR0913 - each is one choice of the caller, by its 
         dtype="fp32" if to == "deepspeed" else dtype or plan.mathematics.precision.parameters,
         model_type=model_type,
         file_bytes=file_bytes or FILE_BYTES,
-        threads=threads or max(1, _threads() // world),
+        threads=threads,
         tp=tp or 1,
         pp=pp or 1,
         adapters=adapters,
@@ -323,7 +321,3 @@ def _require_effect(
     ]
     if problems:
         raise ConfigError(problems)
-
-
-def _threads() -> int:
-    return min(MOST_THREADS, os.cpu_count() or 1)

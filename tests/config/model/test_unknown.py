@@ -235,3 +235,10 @@ def test_with_a_yes_it_is_trained(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     result = train("nano", settings=[*written(tmp_path, FULL), "model.assume=true"])
     assert result.summary.steps == 2
     assert 'assumed = ["model_type' in (result.run / "run.toml").read_text()
+
+
+def test_words_within_words_and_null_say_nothing() -> None:
+    config = {"code_revision": "main", "position_embedding_type": None, "provision": 3}
+    assert why_nothing_is_assumed(config) == ""
+    assert why_nothing_is_assumed({"is_encoder_decoder": True}).endswith("an encoder")
+    assert "images" in why_nothing_is_assumed({"vision_config": {"hidden_size": 4}})

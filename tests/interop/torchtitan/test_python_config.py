@@ -126,6 +126,18 @@ def qwen3_8b() -> Trainer.Config:
     assert str(keys["(line 4)"]).startswith("for layer in spec.model.layers:")
 
 
+def test_arguments_and_places_that_are_not_followed_are_keys_with_their_text() -> None:
+    text = """
+def llama3_8b() -> Trainer.Config:
+    config = Trainer.Config(model_spec=model_registry("8B", attn_backend="varlen"))
+    config.model_spec.layers = 4
+    return config
+"""
+    keys = parse_python(Path("llama3/config_registry.py"), text)
+    assert keys["model.flavor"] == "model_registry('8B', attn_backend='varlen')"
+    assert keys["(line 4)"] == "config.model_spec.layers = 4"
+
+
 def test_what_is_no_python_is_told() -> None:
     with pytest.raises(ConfigError) as caught:
         parse_python(Path("a.py"), "def f() -> Trainer.Config:\n  return (")

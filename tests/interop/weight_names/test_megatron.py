@@ -74,3 +74,13 @@ def test_experts_are_all_in_one_tensor_or_each_in_its_own(
     assert naming.sources["layers.0.mlp.router.weight"].key == f"{home}router.weight"
     norm = naming.sources["layers.0.mlp_norm.weight"]
     assert norm.key == "decoder.layers.0.pre_mlp_layernorm.weight"
+
+
+def test_biases_of_logits_have_no_name_there() -> None:
+    """They are no part of a shared expert, over whose rows they would be written."""
+    experts = Experts(num_experts=4, top_k=2, ffn=12, shared_experts=1, logit_bias=True)
+    naming = find_naming(replace(NANO, experts=experts), {EMBEDDING_KEY})
+    assert naming is not None
+    assert {*naming.nameless} == {
+        f"layers.{block}.mlp.logit_bias.weight" for block in range(NANO.layers)
+    }

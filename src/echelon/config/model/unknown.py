@@ -116,9 +116,9 @@ def why_nothing_is_assumed(config: Mapping[str, object]) -> str:
         if not value:
             continue
         for sign, part in _OTHER_PARTS.items():
-            if sign in key.lower():
+            if f"_{sign}" in f"_{key.lower()}":
                 return f"{key}: {part}"
-    kind = config.get("position_embedding_type", "rope")
+    kind = config.get("position_embedding_type") or "rope"
     if kind not in _ROTARY_WORDS:
         return f"position_embedding_type: positions that are {kind}"
     listed = config.get("architectures")

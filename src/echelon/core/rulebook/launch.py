@@ -210,7 +210,8 @@ RUN_INTERRUPTED = Rule(
     id="run-interrupted",
     why="""
     The first Ctrl-C asks for a stop at the next step boundary with a checkpoint. The second
-    ends the run at once, and what was done since the last checkpoint is lost.
+    ends the run at once, and what was done since the last checkpoint is lost. Ranks that write
+    weights for others stop at the next tensor, and leave none of it.
     """,
     bad="Ctrl-C twice",
     fixed="Ctrl-C once, and wait for the step to end",

@@ -266,4 +266,4 @@ def read_run(reader: KeyReader, context: ImportContext) -> None:
     if reader.has(key) and reader.given[key] == saved:
         reader.skip(key, "as --save: echelon train --resume goes on with a run")
     elif reader.has(key):
-        reader.refuse(key, "checkpoints of Megatron-LM are not read")
+        reader.refuse(key, "--set train.weights=FOLDER begins with it")

@@ -6,7 +6,7 @@ found. Ranks share out the checksums, so each byte is hashed once however many r
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -71,17 +71,22 @@ def load_checkpoint(
     return LoadedCheckpoint(step=index.step, state=read_state(path))
 
 
-def check_checkpoint(path: Path, exchange: ObjectCommunicator | None = None) -> CheckpointIndex:
+def check_checkpoint(
+    path: Path,
+    exchange: ObjectCommunicator | None = None,
+    begin: Callable[[], None] = lambda: None,
+) -> CheckpointIndex:
     """Return the index of the checkpoint at `path` once every file in it has its checksum.
 
-    With an `exchange` every rank calls it, and checks some of the files.
+    With an `exchange` every rank calls it, and checks some of the files; `begin` is called before
+    each.
     """
     ranks = exchange or SingleRankCommunicator()
     index = read_index(path)
     problems = list(file_problems(path, index))
     if problems:
         raise CheckpointError(problems)
-    run_on_all_ranks(ranks, lambda: _verify_share(path, index, ranks))
+    run_on_all_ranks(ranks, lambda: _verify_share(path, index, ranks, begin))
     return index
 
 
@@ -115,9 +120,15 @@ def file_problems(path: Path, index: CheckpointIndex) -> Iterator[Problem]:
             )
 
 
-def _verify_share(path: Path, index: CheckpointIndex, exchange: ObjectCommunicator) -> None:
+def _verify_share(
+    path: Path,
+    index: CheckpointIndex,
+    exchange: ObjectCommunicator,
+    begin: Callable[[], None] = lambda: None,
+) -> None:
     problems: list[Problem] = []
     for name in sorted(index.files)[exchange.index :: exchange.size]:
+        begin()
         try:
             found = sha256_of_file(path / name)
         except OSError as error:

@@ -111,14 +111,15 @@ def _base_beside(
         return None
     folder = directory / BASE_FOLDER
 
-    def is_there() -> bool:
+    def found() -> BaseReference | None:
         if not folder.exists():
-            return False
-        if reference_to(folder) == snapshot.known_base:
-            return True
+            return None
+        reference = reference_to(folder)
+        if reference == snapshot.known_base:
+            return reference
         # Of a run that ended before its first checkpoint, or that this one did not begin with.
         if remove_unused_base(folder):
-            return False
+            return None
         raise CheckpointError(
             CHECKPOINT_WRITTEN_ONCE.problem(
                 f"{folder} is below other checkpoints, has other frozen weights than this run, and "
@@ -126,9 +127,11 @@ def _base_beside(
             )
         )
 
-    if not _on_chief(exchange, is_there):
-        first = Snapshot(step=0, state={}, shards=snapshot.base)
-        _write_folder(folder, first, None, identity, exchange)
+    known = _on_chief(exchange, found)
+    if known is not None:
+        return known
+    first = Snapshot(step=0, state={}, shards=snapshot.base)
+    _write_folder(folder, first, None, identity, exchange)
     return _on_chief(exchange, lambda: reference_to(folder))
 
 

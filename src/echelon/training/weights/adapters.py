@@ -51,8 +51,6 @@ _SAID_BY_TENSORS = frozenset(
 )
 """Keys that are read, or that say nothing that tensors do not say. All others must be unset."""
 
-_UNSET: tuple[object, ...] = (None, False, "none", "", 0)
-
 
 def find_adapters(path: Path, shape: ModelShape) -> WeightFiles:
     """Return where a folder of PEFT keeps the adapters of a model.
@@ -113,8 +111,11 @@ def _kind_problems(path: Path, config: Mapping[str, object]) -> Iterator[Problem
             ADAPTERS_PLAIN,
             f'{path} has peft_type = {json.dumps(config.get("peft_type"))}, and "LORA" is read',
         )
-    asked = {key: value for key, value in config.items() if key not in _SAID_BY_TENSORS and value}
-    asked = {key: value for key, value in asked.items() if value not in _UNSET}
+    asked = {
+        key: value
+        for key, value in config.items()
+        if key not in _SAID_BY_TENSORS and value and value != "none"
+    }
     first = config.get("init_lora_weights", True)
     if first not in MOVES_NO_WEIGHTS:
         asked["init_lora_weights"] = first

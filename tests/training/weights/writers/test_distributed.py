@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch.distributed.checkpoint.state_dict_loader import load
 
-from echelon.training.weights.writers.distributed import Chunk, write_distributed
+from echelon.training.weights.writers.distributed import Chunk, num_files, write_distributed
 from echelon.training.weights.writers.shares import Writers
 
 
@@ -33,3 +33,9 @@ def test_torch_puts_chunks_and_objects_together(tmp_path: Path) -> None:
     load(found, checkpoint_id=tmp_path, no_dist=True)
     assert torch.equal(found["stack"], whole)
     assert found["state"] == [None]
+
+
+def test_large_folders_have_more_files_than_there_are_at_least() -> None:
+    assert num_files(10, 1) == 10
+    assert num_files(1000, 1) == 16
+    assert num_files(1000, 810 * 10**9) == 162

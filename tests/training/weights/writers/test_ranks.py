@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import echelon as ec
-from echelon.core.errors import CheckpointError, ConfigError
+from echelon.core.errors import CheckpointError, ConfigError, RunFailed
 from echelon.core.serialize import from_json, to_json
 from echelon.launch.context import RankContext
 from echelon.launch.local.pool import RankPool
@@ -174,6 +174,25 @@ def test_a_killed_rank_leaves_nothing_and_is_named(
         ec.export_weights(run, tmp_path / "out", to=to, dtype="fp32", ranks=2)
     assert caught.value.rank == 1
     assert list(tmp_path.iterdir()) == []
+
+
+def begin_twice(context: RankContext, argument: Mapping[str, Any]) -> list[int]:
+    """Return how far a rank was as one tensor after another was begun; then it is asked to stop."""
+    writers = writing.writers_of(context, None)
+    counts: list[int] = []
+    for _ in range(2):
+        writers.begin()
+        counts.append(context.progress.count)
+    context.progress.request_stop()
+    with pytest.raises(RunFailed) as caught:
+        writers.begin()
+    assert caught.value.rules == ("run-interrupted",)
+    return counts
+
+
+def test_a_rank_moves_with_each_tensor_and_stops_when_asked(rank_pool: RankPool) -> None:
+    (counts,) = rank_pool.run(begin_twice, {}, 1)
+    assert counts[1] == counts[0] + 1
 
 
 @pytest.mark.slow

@@ -25,7 +25,7 @@ from echelon.training.checkpoint.index import PARAMETERS, CheckpointIndex
 from echelon.training.weights.export import filled, open_model
 from echelon.training.weights.trainers.contents import MOMENTS
 from echelon.training.weights.trainers.megatron import BY_WORDS
-from echelon.training.weights.writers.distributed import NUM_FILES, Chunk, write_distributed
+from echelon.training.weights.writers.distributed import Chunk, num_files, write_distributed
 from echelon.training.weights.writers.megatron import (
     MegatronFolder,
     write_ranks,
@@ -147,7 +147,8 @@ def num_parts(request: TrainerRequest, found: TrainerFolder) -> int:
         return request.pp
     if request.to == "deepspeed":
         return len(found.tensors) * len(found.kinds)
-    return min(NUM_FILES, len(found.tensors))
+    num_bytes = sum(one.numel for one in found.tensors) * request.torch_dtype.itemsize
+    return num_files(len(found.tensors), num_bytes)
 
 
 _TORCHTITAN, _MEGATRON = "torchtitan", "Megatron-core"

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from collections.abc import Mapping
 from datetime import timedelta
 from itertools import count
 from typing import Any
 
+from echelon.core.errors import RunFailed
+from echelon.core.rulebook.launch import RUN_INTERRUPTED
 from echelon.core.serialize import from_json
 from echelon.launch.context import RankContext
+from echelon.launch.environment import LOCAL_WORLD_SIZE
 from echelon.training.weights.writers.shares import Writers
 from echelon.training.weights.writers.task import ExportTask, WrittenWeights, write_weights
 
@@ -55,6 +59,21 @@ def write_rank(context: RankContext, argument: Mapping[str, Any]) -> WrittenWeig
     return write_weights(task, writers_of(context, task.threads))
 
 
-def writers_of(context: RankContext, threads: int) -> Writers:
-    """Return the ranks of a job as writers."""
-    return Writers(threads, WritersExchange(context), context.progress.mark)
+def writers_of(context: RankContext, threads: int | None) -> Writers:
+    """Return the ranks of a job as writers, which move with each tensor and stop when asked to."""
+    progress = context.progress
+
+    def begin() -> None:
+        if context.stop_requested():
+            raise RunFailed(
+                RUN_INTERRUPTED.problem("interrupted before all weights were written; none is left")
+            )
+        progress.mark(progress.doing)
+
+    return Writers(
+        threads,
+        WritersExchange(context),
+        progress.mark,
+        begin=begin,
+        ranks_here=int(os.environ.get(LOCAL_WORLD_SIZE) or context.world_size),
+    )

@@ -15,6 +15,7 @@ from threading import Condition
 from typing import Any, TypeVar
 
 from echelon.core.errors import EchelonError
+from echelon.launch.host import num_usable_cores
 from echelon.training.checkpoint.communicator import (
     ObjectCommunicator,
     SingleRankCommunicator,
@@ -24,24 +25,31 @@ from echelon.training.weights.export import SCRATCH_BYTES
 
 T = TypeVar("T")
 
+MOST_THREADS = 8
+"""Tensors that are made at a time where nobody says, as far as memory allows it."""
 SLACK_BYTES = 32 * 2**20
 """Beside the largest tensor: small ones are made at the same time in it."""
+
+
+def _nothing() -> None:
+    """Do nothing."""
 
 
 class TensorRoom:
     """Let threads make tensors of so many bytes together; one that is larger comes alone.
 
-    Each counts with what it takes to make it.
+    Each counts with what it takes to make it. `begin` is called before each.
     """
 
-    def __init__(self, num_bytes: int) -> None:
+    def __init__(self, num_bytes: int, begin: Callable[[], None] = _nothing) -> None:
         """Begin with nothing held."""
-        self._size, self._held = num_bytes, 0
+        self._size, self._held, self._begin = num_bytes, 0, begin
         self._changed = Condition()
 
     @contextmanager
     def hold(self, num_bytes: int) -> Iterator[None]:
         """Wait for room for a tensor of so many bytes, and keep it until the end."""
+        self._begin()
         num_bytes += SCRATCH_BYTES
         with self._changed:
             while self._held and self._held + num_bytes > self._size:
@@ -75,13 +83,21 @@ class Writers:
 
     def __init__(
         self,
-        threads: int,
+        threads: int | None,
         exchange: ObjectCommunicator | None = None,
         tell: Callable[[str], None] = lambda _: None,
+        *,
+        begin: Callable[[], None] = _nothing,
+        ranks_here: int = 1,
     ) -> None:
-        """Write with `threads` threads; `tell` hears what was begun. No `exchange`: one rank."""
+        """Write with `threads` threads: None for one on each core that `ranks_here` leave to it.
+
+        `tell` hears which part was begun; `begin` is called before each tensor and each file that
+        is checked, and may raise. No `exchange`: one rank.
+        """
         self.exchange: ObjectCommunicator = exchange or SingleRankCommunicator()
-        self._threads, self._tell = max(1, threads), tell
+        some = min(MOST_THREADS, int(num_usable_cores())) // ranks_here
+        self._threads, self._tell, self.begin = threads or max(1, some), tell, begin
 
     def on_all(self, action: Callable[[], T]) -> list[T]:
         """Run `action` on each rank, and return all results; an error says of which rank it is."""
@@ -101,7 +117,8 @@ class Writers:
         return {part.name: found[part.name] for part in parts}
 
     def _write_own(self, own: Sequence[FolderPart]) -> dict[str, Any]:
-        room = TensorRoom(SLACK_BYTES + max((part.largest for part in own), default=0))
+        largest = max((part.largest for part in own), default=0)
+        room = TensorRoom(SLACK_BYTES + largest, self.begin)
 
         def write(part: FolderPart) -> tuple[str, Any]:
             self._tell(f"writing {part.name}")

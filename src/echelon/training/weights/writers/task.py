@@ -57,8 +57,8 @@ class ExportTask:
     """What transformers calls the architecture; None for the first that says the model."""
     file_bytes: int
     """The most bytes of a file of Hugging Face."""
-    threads: int
-    """Threads of each rank."""
+    threads: int | None
+    """Threads of each rank; None for one on each core, shared out among ranks of a machine."""
     tp: int
     """Tensor ranks of megatron-legacy."""
     pp: int
@@ -125,7 +125,7 @@ def write_weights(task: ExportTask, writers: Writers) -> WrittenWeights:
     CheckpointError, and EnvironmentProblem where the disk refuses.
     """
     checkpoint = Path(task.checkpoint)
-    index = check_checkpoint(checkpoint, writers.exchange)
+    index = check_checkpoint(checkpoint, writers.exchange, writers.begin)
     if task.to == "hf":
         return _write_hub(task, checkpoint, index, writers)
     found = planned(task.request, index)
