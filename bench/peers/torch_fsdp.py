@@ -13,7 +13,8 @@ from torch.distributed.fsdp import fully_shard
 
 from bench.harness.data import rank_batch
 from bench.harness.spec import Mode, Settings, StepFunction
-from bench.peers.llama import adamw, cross_entropy, join, llama
+from bench.peers.llama import adamw, join, llama
+from bench.peers.plain import plain_step
 from bench.peers.torch_tp import split
 
 
@@ -43,16 +44,6 @@ def build(settings: Settings) -> StepFunction:
     fully_shard(model, mesh=mesh, reshard_after_forward=root_freed)
     optimizer = adamw(settings, model.parameters())
     dp_rank = dist.get_rank() // mode.tp
-
-    def step(number: int) -> float:
-        optimizer.zero_grad(set_to_none=True)
-        inputs, labels = rank_batch(settings, number, dp_rank, mode.dp)
-        logits = model(input_ids=inputs).logits
-        if hasattr(logits, "full_tensor"):
-            logits = logits.full_tensor()
-        loss = cross_entropy(logits, labels)
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    return step
+    return plain_step(
+        model, optimizer, lambda number: rank_batch(settings, number, dp_rank, mode.dp)
+    )

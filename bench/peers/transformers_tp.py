@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import shutil
 import tempfile
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
 
 from bench.harness.data import global_batch
 from bench.harness.spec import Settings, StepFunction
-from bench.peers.llama import adamw, cross_entropy, join, llama
+from bench.peers.llama import adamw, join, llama
+from bench.peers.plain import plain_step
 
 
 def build(settings: Settings) -> StepFunction:
@@ -35,16 +37,4 @@ def build(settings: Settings) -> StepFunction:
         shutil.rmtree(folder[0])
     model.train()
     optimizer = adamw(settings, model.parameters())
-
-    def step(number: int) -> float:
-        optimizer.zero_grad(set_to_none=True)
-        inputs, labels = global_batch(settings, number)
-        logits = model(input_ids=inputs).logits
-        if hasattr(logits, "full_tensor"):
-            logits = logits.full_tensor()
-        loss = cross_entropy(logits, labels)
-        loss.backward()
-        optimizer.step()
-        return loss.item()
-
-    return step
+    return plain_step(model, optimizer, partial(global_batch, settings))
