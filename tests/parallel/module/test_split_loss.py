@@ -103,7 +103,14 @@ class Head:
         (lambda y: y.softmax(-1), False),
         (lambda y: y + torch.zeros(6), False),
         (lambda y: y * torch.ones(6), False),
+        (lambda y: y[0, ..., :], True),
+        (lambda y: y[:, 1, ...], True),
         (lambda y: y[:, :, :6], False),
+        (lambda y: y[0][:, :6], False),
+        (lambda y: y[0, 1][:6], False),
+        (lambda y: y[0, ..., :6], False),
+        (lambda y: y[0, 1, :6, ...], False),
+        (lambda y: y.mT.mT.softmax(-1), False),
         (lambda y: y.log_softmax(dim=-1)[..., 0:6], False),
     ],
 )
@@ -123,3 +130,28 @@ def test_columns_are_gathered_where_more_are_needed(work: Any, keeps: bool) -> N
         found.sum().backward()
         assert came
         assert head.keeps is None
+
+
+@pytest.mark.parametrize(
+    "work",
+    [
+        lambda y: y / y.shape[-1] ** 0.5,
+        lambda y: y / y.size(-1) ** 0.5,
+        lambda y: y / y.numel(),
+        lambda y: y.view(-1, y.size(-1)),
+        lambda y: y.reshape(-1, y.shape[-1]),
+        lambda y: y - y.data.sum(-1, keepdim=True),
+        lambda y: y[0] * y[0].T.sum(),
+    ],
+)
+def test_sizes_and_views_are_those_of_all_columns(work: Any) -> None:
+    head: Any = Head()
+    loss = SplitCausalLoss(head, ALONE)
+    whole: torch.Tensor = work(head())
+    for _ in range(2):
+        with loss.around():
+            found: torch.Tensor = work(head())
+        assert loss.keeps == {(True, True): False}
+        # In the forward that is watched, what is done to each number may still be done to columns.
+        torch.testing.assert_close(found, whole[..., : found.shape[-1]])
+    assert found.shape == whole.shape

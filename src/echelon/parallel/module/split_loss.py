@@ -49,11 +49,12 @@ _EACH = frozenset(
 
 _ASKS = frozenset(
     [
-        *("__get__", "dim", "size", "numel", "is_floating_point", "is_contiguous"),
-        *("register_hook", "retain_grad"),
+        *("dtype", "device", "ndim", "layout", "requires_grad", "grad_fn", "is_leaf"),
+        *("is_cuda", "is_cpu", "is_meta", "is_sparse", "is_quantized", "is_nested"),
+        *("dim", "is_floating_point", "is_contiguous", "register_hook", "retain_grad"),
     ]
 )
-"""Functions that read no number, or wait for a gradient of the tensor itself."""
+"""Functions and properties that read no number and no size, or wait for a gradient."""
 
 
 def over_vocabulary(loss: ModuleLoss, link: TensorLink) -> ModuleLoss:
@@ -131,12 +132,14 @@ class _Watch(TorchFunctionMode):
         given = [one for one in tree_leaves((args, named)) if isinstance(one, torch.Tensor)]
         columns = [one for one in given if id(one) in self._held]
         name = getattr(func, "__name__", "")
+        if name == "__get__":
+            name = getattr(getattr(func, "__self__", None), "__name__", "")
         if not columns or name in _ASKS:
             return func(*args, **named)
         alone = all(one is columns[0] or not one.dim() for one in given)
         if alone and (name in _EACH or (name == "to" and not _moves(args, named))):
             return self._kept(func(*args, **named))
-        if name == "__getitem__" and _leaves_columns(args[1]):
+        if name == "__getitem__" and _leaves_columns(args[1], columns[0].dim()):
             return self._kept(func(*args, **named))
         self.gathered = True
         args, named = tree_map(self._whole, (args, named))
@@ -156,14 +159,17 @@ def _moves(args: Any, named: Mapping[str, Any]) -> bool:
     return any(isinstance(one, torch.Tensor) for one in (*args[1:], *named.values()))
 
 
-def _leaves_columns(index: Any) -> bool:
-    """Return whether an index of logits [B, T, V] leaves the last dim as it is."""
+def _leaves_columns(index: Any, num_dims: int) -> bool:
+    """Return whether an index of logits [..., V] leaves the last of `num_dims` as it is."""
     parts = index if isinstance(index, tuple) else (index,)
-    plain = all(isinstance(one, slice | int) or one is Ellipsis for one in parts)
-    whole = slice(None)
-    if Ellipsis in parts:
-        return plain and parts[-1] in (Ellipsis, whole)
-    return plain and (len(parts) < 3 or (len(parts) == 3 and parts[2] == whole))
+    if not all(isinstance(one, slice | int) or one is Ellipsis for one in parts):
+        return False
+    last = parts[-1] if parts else Ellipsis
+    if last == slice(None):
+        return True
+    if last is not Ellipsis and Ellipsis in parts:
+        return False
+    return len(parts) - (Ellipsis in parts) < num_dims
 
 
 class SplitCrossEntropy(torch.autograd.Function):

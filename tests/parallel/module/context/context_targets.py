@@ -71,8 +71,9 @@ class Layer(nn.Module):
         self._mistake = mistake
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        if self._mistake == "checkpointed":
-            again: Any = torch.utils.checkpoint.checkpoint(self._attend, x, use_reentrant=False)  # pyright: ignore[reportAttributeAccessIssue]
+        if self._mistake in ("checkpointed", "reentrant"):
+            reentrant = self._mistake == "reentrant"
+            again: Any = torch.utils.checkpoint.checkpoint(self._attend, x, use_reentrant=reentrant)  # pyright: ignore[reportAttributeAccessIssue]
             x = x + again
         else:
             x = x + self._attend(x)

@@ -2,13 +2,22 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch.nn import functional
 
 from echelon.core.attention_mask import AttentionMask
 from echelon.core.errors import ConfigError
-from echelon.parallel.module.context.attention import SeenAttention, SeenCall, mask_of
+from echelon.parallel.gradients import GradientStore, Reduction
+from echelon.parallel.module.context.attention import (
+    CutAttention,
+    SeenAttention,
+    SeenCall,
+    mask_of,
+)
+from tests.parallel.layouts import plan_of
 
 
 def test_a_call_is_seen_and_made() -> None:
@@ -47,3 +56,26 @@ def test_masks_without_a_rule() -> None:
         with pytest.raises(ConfigError, match="module-attention") as caught:
             mask_of(mask)
         assert said in str(caught.value)
+
+
+class Kept(CutAttention):
+    """Attention that keeps the queries it would attend with."""
+
+    def _over_ranks(
+        self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, mask: AttentionMask
+    ) -> torch.Tensor:
+        self.q = q
+        return q
+
+
+@pytest.mark.parametrize(("scale", "factor"), [(None, 1.0), (0.5, 1.0), (0.25, 0.5)])
+def test_queries_are_copied_for_another_scale_only(scale: float | None, factor: float) -> None:
+    q = torch.randn(2, 4, 5, 4)
+    call = SeenCall(heads=4, kv_heads=4, head_dim=4, mask=AttentionMask(causal=True))
+    groups: Any = None
+    kept = Kept(plan_of(), groups, GradientStore(Reduction()), [call])
+    kept.begin()
+    with kept:
+        found = functional.scaled_dot_product_attention(q, q, q, is_causal=True, scale=scale)
+    torch.testing.assert_close(found, q * factor)
+    assert (kept.q.data_ptr() == q.data_ptr()) == (factor == 1.0)

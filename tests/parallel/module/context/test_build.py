@@ -92,6 +92,7 @@ def test_stages_of_cut_sequences(rank_pool: RankPool, kind: str, changes: dict[s
         ("positions", "not those of the whole module"),
         ("mean", "not those of the whole module"),
         ("checkpointed", "computed again in backward"),
+        ("reentrant", "computed again in backward"),
     ],
 )
 def test_what_is_refused(rank_pool: RankPool, mistake: str, said: str) -> None:

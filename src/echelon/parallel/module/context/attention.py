@@ -74,10 +74,12 @@ class CutAttention(TorchFunctionMode):
         self._runner: Any = load_reference(plan.layout.context.record.runner)
         self._place: Placement = plan.placement
         self._next = 0
+        self._grad = False
 
     def begin(self, at: int = 0) -> None:
         """Begin a forward, or a stage of it, before the call numbered `at`."""
         self._next = at
+        self._grad = torch.is_grad_enabled()
 
     def end(self, at: int) -> None:
         """RunFailed unless all calls before the one numbered `at` were made."""
@@ -115,12 +117,11 @@ class CutAttention(TorchFunctionMode):
         self._next += 1
         if dropout_p or (query.shape[1], key.shape[1]) != (call.heads, call.kv_heads):
             raise _broken("a call of attention has other heads than in the example, or dropout")
-        private: Any = torch._C
-        hooks = private._autograd
-        if torch.is_grad_enabled() and hooks._top_saved_tensors_default_hooks(False) is not None:
-            raise _broken("attention is computed again in backward (checkpointing)")
+        if self._grad:
+            _check_gradients()
         factor = 1.0 if scale is None else scale * query.shape[-1] ** 0.5
-        q, k, v = (one.permute(2, 0, 1, 3) for one in (query * factor, key, value))
+        scaled = query if factor == 1.0 else query * factor
+        q, k, v = (one.permute(2, 0, 1, 3) for one in (scaled, key, value))
         out = self._over_ranks(q, k, v, call.mask)
         return out.permute(1, 2, 0, 3)
 
@@ -203,6 +204,20 @@ def mask_of(given: torch.Tensor) -> AttentionMask:
     if not torch.equal(whole, expected):
         raise _unfit("a mask of attention is neither causal nor a window of positions")
     return found
+
+
+def _check_gradients() -> None:
+    """RunFailed in a forward with gradients where a call of attention may be made again."""
+    private: Any = torch._C
+    if private._autograd._top_saved_tensors_default_hooks(False) is not None:
+        raise _broken("attention is computed again in backward (checkpointing)")
+    # The forward of torch.utils.checkpoint with use_reentrant=True has no gradients, and its
+    # backward calls attention where nothing takes its place.
+    if not torch.is_grad_enabled():
+        raise _broken(
+            "attention has no gradients in a forward that has some: it is computed again in "
+            "backward (checkpointing), or stands in torch.no_grad()"
+        )
 
 
 def _unfit(why: str) -> ConfigError:
