@@ -161,6 +161,10 @@ class GradientStore:
             return None
         return run[0].fp8.scales_of(run[1], parameters[0].shape[1])
 
+    def holds(self, parameter: torch.Tensor) -> bool:
+        """Return whether gradients of a tensor are taken here: whether it is such a parameter."""
+        return id(parameter) in self._slots
+
     def trains(self, parameter: torch.Tensor) -> bool:
         """Return whether a parameter takes a gradient: what is frozen does not."""
         return not self._slots[id(parameter)].bucket.plan.frozen

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import pytest
 import torch
+from torch.autograd import forward_ad
 from torch.nn import functional
 
 from echelon.models.piece_sizes import TRAINING_PIECES
@@ -59,3 +63,22 @@ def test_only_the_logits_themselves_are_kept_for_backward() -> None:
         token_loss_sum(logits_NV, labels_N, ignored=IGNORED)
     large = [one for one in kept if one.numel() > 2 * NUM_TOKENS]
     assert [one.data_ptr() for one in large] == [logits_NV.data_ptr()]
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_torch_func_and_forward_derivatives_are_those_of_cross_entropy() -> None:
+    logits_NV, labels_N = example(torch.float32)
+    logits_NV = logits_NV.detach()
+
+    def plain(x_NV: torch.Tensor) -> torch.Tensor:
+        return functional.cross_entropy(x_NV, labels_N, ignore_index=IGNORED, reduction="sum")
+
+    def slopes(loss: Callable[[torch.Tensor], torch.Tensor]) -> list[torch.Tensor | None]:
+        each = torch.func.vmap(torch.func.grad(loss))(torch.stack([logits_NV, -logits_NV]))
+        with forward_ad.dual_level():
+            y = loss(forward_ad.make_dual(logits_NV, logits_NV.flip(0)))
+            return [each, *forward_ad.unpack_dual(y)]
+
+    mine = slopes(partial(token_loss_sum, labels_N=labels_N, ignored=IGNORED))
+    for one, other in zip(mine, slopes(plain), strict=True):
+        torch.testing.assert_close(one, other)

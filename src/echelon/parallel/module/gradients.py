@@ -173,9 +173,10 @@ class BackwardPasses:
         """Return memory of a bucket that a layer may write its weight gradient to, and give on.
 
         That is a tensor of its own for each call. None where the gradient of this backward is for
-        somebody else (`torch.autograd.grad`), or another one came before it.
+        somebody else (`torch.autograd.grad`), or another one came before it, and for a weight that
+        somebody put into a layer for one call (`torch.func.functional_call`).
         """
-        if not _goes_to(parameter):
+        if not (self.store.holds(parameter) and _goes_to(parameter)):
             return None
         self.begin()
         if id(parameter) in self._lent or id(parameter) in self._came:

@@ -29,11 +29,11 @@ from echelon.layout.slots import slot_ranges
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.buckets import Bucket, BucketRule, BucketSlicing, make_buckets
 from echelon.parallel.data import GradientReduction
+from echelon.parallel.module.forwards.linear import layers_of, write_into_buckets
+from echelon.parallel.module.forwards.norms import shorten_norms
 from echelon.parallel.module.gathering import ModuleParameterGathering, num_buffers
 from echelon.parallel.module.gradients import BackwardPasses, ModuleReduction, NonBlockingReduction
 from echelon.parallel.module.hooks import ModuleHooks
-from echelon.parallel.module.linear import layers_of, write_into_buckets
-from echelon.parallel.module.norms import shorten_norms
 from echelon.parallel.module.start import (
     agree_on_module,
     check_plan,

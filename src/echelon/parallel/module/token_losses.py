@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 from torch.autograd.function import once_differentiable
+from torch.nn import functional
 
 from echelon.models.precision import at_least_fp32
 from echelon.parallel.kernels.low_precision import row_chunks
+from echelon.parallel.module.forwards.own_forward import is_transformed
 
 
 class TokenLossSum(torch.autograd.Function):
@@ -61,5 +63,8 @@ def token_loss_sum(
     logits_NV: torch.Tensor, labels_N: torch.Tensor, *, ignored: int
 ) -> torch.Tensor:
     """Return the sum of the losses of tokens whose label is not `ignored`."""
+    if is_transformed():
+        wide_NV = logits_NV.to(at_least_fp32(logits_NV.dtype))
+        return functional.cross_entropy(wide_NV, labels_N, ignore_index=ignored, reduction="sum")
     total: Any = TokenLossSum.apply(logits_NV, labels_N, ignored)
     return total

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import copy
+import pickle
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import nn
@@ -87,3 +91,42 @@ def test_what_is_left_to_autograd() -> None:
     store = store_for(model)
     assert defer_weights([*model, frozen], store) == [plain]
     assert defer_weights([plain], store) == []
+
+
+def test_an_input_by_name_and_weights_put_into_a_call_are_left_to_autograd() -> None:
+    model = nn.Linear(5, 3).double()
+    store = store_for(model)
+    defer_weights([model], store)
+    x = torch.randn(2, 5, dtype=torch.float64)
+    expected = model(x)
+    assert torch.equal(model(input=x), expected)
+    others = {name: one.detach().clone().requires_grad_() for name, one in model.named_parameters()}
+    torch.func.functional_call(model, others, (x,)).sum().backward()
+    assert all(one.grad is not None for one in others.values())
+    assert not store.came
+
+
+@pytest.mark.parametrize(
+    "twin", [copy.deepcopy, lambda one: pickle.loads(pickle.dumps(one))], ids=["copy", "pickle"]
+)
+def test_a_copy_of_a_layer_is_a_plain_one(twin: Callable[[nn.Module], nn.Module]) -> None:
+    model = nn.Linear(5, 3).double()
+    store = store_for(model)
+    defer_weights([model], store)
+    x = torch.randn(2, 5, dtype=torch.float64)
+    other = twin(model)
+    assert torch.equal(other(x), model(x))
+    other(x).sum().backward()
+    assert all(one.grad is not None for one in other.parameters())
+    assert not store.came
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_torch_func_sees_a_layer_of_the_class() -> None:
+    model = nn.Linear(5, 3).double()
+    defer_weights([model], store := store_for(model))
+    x = torch.randn(2, 5, dtype=torch.float64)
+    y, slope, *_ = torch.func.jvp(model, (x,), (x,))
+    assert torch.equal(y, nn.functional.linear(x, model.weight, model.bias))
+    torch.testing.assert_close(slope, nn.functional.linear(x, model.weight))
+    assert not store.came

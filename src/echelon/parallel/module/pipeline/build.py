@@ -25,7 +25,8 @@ from echelon.parallel.data import GradientReduction
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.module.context.build import apply_context
 from echelon.parallel.module.context.sequences import SequenceCut
-from echelon.parallel.module.linear import layers_of
+from echelon.parallel.module.forwards.linear import layers_of
+from echelon.parallel.module.forwards.norms import shorten_norms
 from echelon.parallel.module.loss import Batch, ModuleLoss
 from echelon.parallel.module.module import (
     RankModule,
@@ -37,7 +38,6 @@ from echelon.parallel.module.module import (
     mark_split,
     masters_of,
 )
-from echelon.parallel.module.norms import shorten_norms
 from echelon.parallel.module.pipeline.chain import BlockChain, find_blocks
 from echelon.parallel.module.pipeline.check import (
     check_same_on_ranks,

@@ -10,15 +10,17 @@ and all other parameters (norms, embeddings), have their weight gradient in B, a
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import weakref
+from collections.abc import Iterable
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
 from torch.nn import functional
 
 from echelon.parallel.gradients import GradientStore
+from echelon.parallel.module.forwards.own_forward import OwnForward, is_plain_call
 from echelon.parallel.module.tensor.layers import SplitLinear
 
 _CONV1D = ("transformers.pytorch_utils", "Conv1D")
@@ -65,6 +67,39 @@ def _add_bias(store: GradientStore, bias: torch.Tensor, dy_NO: torch.Tensor) -> 
     store.add(bias, dy_NO.sum(0))
 
 
+class _DeferredForward(OwnForward):
+    """The forward of one linear layer."""
+
+    def __init__(self, module: nn.Module, store: GradientStore, *, rows: bool) -> None:
+        super().__init__(module)
+        self._store, self._rows = weakref.ref(store), rows
+
+    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        module = self.module
+        store = self._store()
+        if len(args) == 1 and not kwargs and store is not None:
+            x, weight, bias = args[0], module.weight, module.bias
+            if _defers(x, weight, bias, store):
+                y: Any = DeferredLinear.apply(x, weight, bias, self._rows, store)
+                return y
+        return self.of_class(*args, **kwargs)
+
+
+class _DeferredProduct:
+    """The product of one linear layer that tensor ranks cut."""
+
+    def __init__(self, cut: SplitLinear, store: GradientStore) -> None:
+        self._module: Any = cut.module
+        self._rows, self._own, self._store = cut.transposed, cut.product, weakref.ref(store)
+
+    def __call__(self, x: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+        weight, store = self._module.weight, self._store()
+        if store is None or not _defers(x, weight, bias, store):
+            return self._own(x, bias)
+        y: Any = DeferredLinear.apply(x, weight, bias, self._rows, store)
+        return y
+
+
 def defer_weights(modules: Iterable[nn.Module], store: GradientStore) -> list[nn.Module]:
     """Put off the weight gradients of all linear layers among `modules`; return these layers."""
     found: list[nn.Module] = []
@@ -72,41 +107,22 @@ def defer_weights(modules: Iterable[nn.Module], store: GradientStore) -> list[nn
         kind = type(module)
         rows = (kind.__module__, kind.__name__) == _CONV1D
         weight = getattr(module, "weight", None)
-        trained = isinstance(weight, nn.Parameter) and weight.requires_grad
-        if trained and isinstance(module.forward, SplitLinear):
-            cut = module.forward
-            cut.product = partial(_product, module, cut.product, cut.transposed, store)
-            found.append(module)
+        if not (isinstance(weight, nn.Parameter) and weight.requires_grad):
             continue
-        if (kind is nn.Linear or rows) and trained and "forward" not in vars(module):
-            run = partial(_forward, module, module.forward, rows, store)
-            setattr(module, "forward", run)  # noqa: B010 - of this one, not of its class
+        if isinstance(module.forward, SplitLinear):
+            module.forward.product = _DeferredProduct(module.forward, store)
+            found.append(module)
+        elif (kind is nn.Linear or rows) and "forward" not in vars(module):
+            cast("Any", module).forward = _DeferredForward(module, store, rows=rows)
             found.append(module)
     return found
 
 
-def _product(
-    module: nn.Module,
-    run: Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor],
-    rows: bool,
-    store: GradientStore,
-    x: torch.Tensor,
-    bias: torch.Tensor | None,
-) -> torch.Tensor:
-    if not torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type):
-        return run(x, bias)
-    y: Any = DeferredLinear.apply(x, module.weight, bias, rows, store)
-    return y
-
-
-def _forward(
-    module: nn.Module,
-    run: Callable[[torch.Tensor], torch.Tensor],
-    rows: bool,
-    store: GradientStore,
-    x: torch.Tensor,
-) -> torch.Tensor:
-    if not torch.is_grad_enabled() or torch.is_autocast_enabled(x.device.type):
-        return run(x)
-    y: Any = DeferredLinear.apply(x, module.weight, module.bias, rows, store)
-    return y
+def _defers(x: Any, weight: torch.Tensor, bias: torch.Tensor | None, store: GradientStore) -> bool:
+    """Return whether a product has gradients that a store takes: all of them are its own."""
+    return (
+        torch.is_grad_enabled()
+        and store.holds(weight)
+        and (bias is None or not bias.requires_grad or store.holds(bias))
+        and is_plain_call(x)
+    )

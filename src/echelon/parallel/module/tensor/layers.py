@@ -10,8 +10,9 @@ Must divide: the degree | outputs, inputs and heads of what is cut; positions wi
 Source: Shoeybi et al., "Megatron-LM", 2019, section 3; Korthikanti et al., "Reducing Activation
        Recomputation in Large Transformer Models", 2022.
 
-Weights stay parameters of the module, and autograd makes their gradients: only where values go is
-ours. A module keeps its class; a layer that is cut has a `forward` of its own.
+Weights stay parameters of the module, and a module keeps its class: a layer that is cut has a
+`forward` of its own, which says where values go. Its `product` is replaced where a weight gradient
+is written to its bucket (`forwards/linear.py`, `pipeline/linear.py`); autograd makes all others.
 """
 
 from __future__ import annotations
@@ -126,7 +127,11 @@ class SharedEntry:
 
 
 class SplitLinear:
-    """The forward of a linear layer that is cut; `product` may be one that puts off dW."""
+    """The forward of a linear layer that is cut.
+
+    `product` computes it from what this rank has. Another one may stand there, whose backward
+    writes dW where its bucket is, or puts it off.
+    """
 
     def __init__(
         self,

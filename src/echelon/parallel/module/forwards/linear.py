@@ -11,14 +11,14 @@ them; classes derived from them, and layers with a forward of their own, are lef
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
-from types import MethodType
+from collections.abc import Iterable
 from typing import Any, Protocol, cast
 
 import torch
 from torch import nn
 from torch.nn import functional
 
+from echelon.parallel.module.forwards.own_forward import OwnForward, is_plain_call
 from echelon.parallel.module.tensor.layers import SplitLinear
 
 _CONV1D = ("transformers.pytorch_utils", "Conv1D")
@@ -68,29 +68,21 @@ class LinearIntoBucket(torch.autograd.Function):
         return dx, dweight, dy_NO.sum(0) if wants_bias else None, None, None
 
 
-class _LinearForward:
-    """The forward of one linear layer; copies of the layer have that of their class."""
+class _LinearForward(OwnForward):
+    """The forward of one linear layer."""
 
     def __init__(self, module: nn.Module, places: GradientPlaces, *, rows: bool) -> None:
-        self._module, self._places, self._rows = module, weakref.ref(places), rows
+        super().__init__(module)
+        self._places, self._rows = weakref.ref(places), rows
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
-        module: Any = self._module
-        x = args[0] if len(args) == 1 and not kwargs else None
-        if x is None or not _writes(x, module.weight):
-            return type(module).forward(module, *args, **kwargs)
-        y: Any = LinearIntoBucket.apply(x, module.weight, module.bias, self._rows, self._places)
+        module = self.module
+        if len(args) != 1 or kwargs or not _writes(args[0], module.weight):
+            return self.of_class(*args, **kwargs)
+        y: Any = LinearIntoBucket.apply(
+            args[0], module.weight, module.bias, self._rows, self._places
+        )
         return y
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., torch.Tensor]:
-        return _forward_of_class(memo[id(self._module)])
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _forward_of_class, (self._module,)
-
-
-def _forward_of_class(module: nn.Module) -> Callable[..., torch.Tensor]:
-    return MethodType(type(module).forward, module)
 
 
 class _SplitProduct:
@@ -138,10 +130,4 @@ def write_into_buckets(modules: Iterable[nn.Module], places: GradientPlaces) -> 
 
 def _writes(x: Any, weight: torch.Tensor) -> bool:
     """Return whether a product has a gradient whose place may be a bucket."""
-    return (
-        isinstance(x, torch.Tensor)
-        and torch.is_grad_enabled()
-        and weight.requires_grad
-        and not torch.is_autocast_enabled(x.device.type)
-        and not torch.compiler.is_compiling()
-    )
+    return torch.is_grad_enabled() and weight.requires_grad and is_plain_call(x)

@@ -9,6 +9,7 @@ from collections.abc import Callable
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 
 from echelon.api.parallelizing import parallelize
 from echelon.parallel.buckets import Slot
@@ -121,3 +122,37 @@ def test_a_copy_of_a_layer_is_a_plain_one(twin: Callable[[nn.Module], nn.Module]
     other(X).sum().backward()
     assert all(one.grad is not None for one in other.parameters())
     assert optimizer.module.passes.num_passes == 0
+
+
+def test_weights_put_into_a_call_begin_no_backward() -> None:
+    whole, model, optimizer = split()
+    others = {name: one.detach().clone().requires_grad_() for name, one in model.named_parameters()}
+    torch.func.functional_call(model, others, (X,)).square().sum().backward()
+    passes = optimizer.module.passes
+    assert not passes.running
+    assert (passes.reduced, passes.num_passes) == (False, 0)
+    for net in (whole, model):
+        net(X).square().sum().backward()
+    assert_gradients(optimizer, whole)
+    for name, one in whole.named_parameters():
+        torch.testing.assert_close(others[name].grad, one.grad)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.script. is deprecated:DeprecationWarning")
+def test_torch_func_and_forward_derivatives_are_those_of_the_module() -> None:
+    whole, model, _ = split()
+
+    def slopes(net: nn.Module) -> list[torch.Tensor | None]:
+        weights = {name: one.detach() for name, one in net.named_parameters()}
+
+        def loss(given: dict[str, torch.Tensor], x: torch.Tensor) -> torch.Tensor:
+            return torch.func.functional_call(net, given, (x,)).square().sum()
+
+        each = torch.func.vmap(torch.func.grad(loss), (None, 0))(weights, X)
+        pushed = torch.func.jvp(net, (X,), (X.flip(0),))
+        with forward_ad.dual_level():
+            y = net(forward_ad.make_dual(X, X.flip(0)))
+            return [*each.values(), *pushed, *forward_ad.unpack_dual(y)]
+
+    for mine, theirs in zip(slopes(model), slopes(whole), strict=True):
+        torch.testing.assert_close(mine, theirs)
