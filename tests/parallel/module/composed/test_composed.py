@@ -10,7 +10,7 @@ import torch
 
 from echelon.core.axis import Axis
 from echelon.core.plan import Zero
-from echelon.cost.bytes.module.pipeline import module_pipeline_bytes
+from echelon.cost.bytes.modules.pipeline import module_pipeline_bytes
 from echelon.cost.bytes.modules.tensor import StageLayers, module_tensor_bytes
 from echelon.launch.local.pool import RankPool
 from echelon.layout.stage import part_of
