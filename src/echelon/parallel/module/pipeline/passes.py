@@ -13,7 +13,7 @@ Source: Rajbhandari et al., "ZeRO", 2020; Narayanan et al., 2021 (1F1B).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -205,8 +205,3 @@ def _taker(store: StageGradientStore) -> Callable[[torch.Tensor], None]:
             owner.add(parameter, gradient)
 
     return take
-
-
-def slots_of(buckets: Iterable[Bucket]) -> list[Slot]:
-    """Return where all parameters of some buckets are."""
-    return [slot for bucket in buckets for slot in bucket.slots]
