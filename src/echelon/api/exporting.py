@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from echelon.api.training import TrainResult, launched_world_size
-from echelon.config.files.new_file import new_folder
+from echelon.config.files.new_file import holding, new_folder
 from echelon.core.errors import ConfigError
 from echelon.core.optional import optional_package
 from echelon.core.plan import DType
@@ -100,8 +100,9 @@ def export_weights(  # noqa: PLR0913 - each is one choice of the caller, by its 
 
     The folder must be new, and gets its name when it is whole: a rank that fails leaves nothing,
     and the error says which (of those that torchrun has started, a hidden folder `.echelon-*` may
-    stay beside it). Raises ConfigError where no architecture says the model or a trainer
-    has no names for it, CheckpointError and EnvironmentProblem; RankFailure for a rank that died.
+    stay beside it until the next call for this folder on this machine). Raises ConfigError where no
+    architecture says the model or a trainer has no names for it, CheckpointError and
+    EnvironmentProblem; RankFailure for a rank that died.
     """
     optional_package("torch", extra="train", purpose="writing weights")
     _require_sizes(
@@ -213,8 +214,9 @@ def export_joined_rank(context: RankContext, argument: Mapping[str, Any]) -> Exp
     task, out = from_json(ExportTask, argument["task"]), Path(argument["out"])
     writers = writers_of(context, task.threads)
     if context.rank != 0:
-        folder = writers.on_first(str)
-        written = write_weights(replace(task, folder=str(folder)), writers)
+        folder = str(writers.on_first(str))
+        with holding(Path(folder)):
+            written = write_weights(replace(task, folder=folder), writers)
         tokenizer = writers.on_first(str)
         return _exported(task, out, written, str(tokenizer), context.world_size)
     with new_folder(out, key="--out") as part:

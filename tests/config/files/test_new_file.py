@@ -9,7 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from echelon.config.files.new_file import make_folder, require_writable, write_new
+from echelon.config.files.new_file import (
+    make_folder,
+    new_folder,
+    require_writable,
+    write_new,
+)
 from echelon.core.errors import ConfigError
 
 
@@ -79,6 +84,61 @@ def test_no_half_file_is_left_where_the_disk_is_full(tmp_path: Path) -> None:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.stdout == "('cannot-write',)\n", done.stderr
     assert not list(tmp_path.iterdir())
+
+
+_WRITES = """
+import os, signal, sys
+from pathlib import Path
+from echelon.config.files.new_file import new_folder
+with new_folder(Path(sys.argv[1])) as part:
+    (part / "half").write_text("x")
+    if sys.argv[2] == "dies":
+        os.kill(os.getpid(), signal.SIGKILL)
+    print(part.name, flush=True)
+    sys.stdin.readline()
+"""
+
+
+def writing(folder: Path, how: str) -> subprocess.Popen[str]:
+    """Return a process that writes a folder: it `dies` in it, or `waits` for a line."""
+    command = [sys.executable, "-B", "-c", _WRITES, str(folder), how]
+    return subprocess.Popen(
+        command,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+
+
+def test_what_a_killed_process_left_of_a_folder_is_removed_by_the_next_one(tmp_path: Path) -> None:
+    out, other = tmp_path / "out", tmp_path / "other"
+    for folder in (out, other):
+        with writing(folder, "dies") as process:
+            assert process.wait() < 0
+    left = {path.name for path in tmp_path.iterdir()}
+    assert len(left) == 2
+    # None of these is a part that was left: of a file, of a user, and not hidden.
+    strange = [".echelon-0123456789abcdef", ".echelon-mine", "out-1"]
+    for name in strange:
+        (tmp_path / name).mkdir()
+    with writing(out, "waits") as alive:
+        assert alive.stdout is not None
+        assert alive.stdin is not None
+        held = alive.stdout.readline().strip()
+        first = {path.name for path in tmp_path.iterdir()}
+        assert first >= {held, *strange}
+        assert len(first & left) == 1
+        with new_folder(out) as part:
+            assert {path.name for path in tmp_path.iterdir()} == {*first, part.name}
+        assert out.is_dir()
+        alive.stdin.write("\n")
+        alive.stdin.flush()
+        assert alive.wait() != 0  # somebody else was first
+    assert {path.name for path in tmp_path.iterdir()} == {*(first - {held}), "out"}
+    with new_folder(other):
+        pass
+    assert {path.name for path in tmp_path.iterdir()} == {*strange, "out", "other"}
 
 
 def test_a_folder_is_made_with_its_parents_and_never_twice(tmp_path: Path) -> None:

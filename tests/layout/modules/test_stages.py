@@ -5,7 +5,7 @@ from __future__ import annotations
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Zero
 from echelon.layout.module_buckets import ROOT, ModuleParameter
-from echelon.layout.modules.stages import StagedParameter, is_tied, plan_stage_buckets
+from echelon.layout.modules.stages import StagedParameter, plan_stage_buckets
 from tests.parallel.layouts import plan_of
 
 UNITS = ["blocks.0", "blocks.1", ROOT]
@@ -42,8 +42,6 @@ def test_what_both_ends_share_has_a_bucket_of_its_own() -> None:
         ("whole", ("blocks.1.weight", "norm")),
         ("tied", ("embed",)),
     ]
-    assert is_tied(PARAMETERS)
-    assert not is_tied(PARAMETERS[1:])
 
 
 def test_one_rank_with_both_ends_shares_with_nobody() -> None:

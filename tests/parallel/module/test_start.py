@@ -6,14 +6,17 @@ import pytest
 import torch
 from torch import nn
 
+import echelon as ec
 from echelon.api.parallelizing import parallelize
 from echelon.core.plan import Optimizer, Plan, Precision, Recompute, Zero
+from echelon.core.rulebook.module import MODULE_MESH
 from echelon.launch.local.pool import RankPool
 from echelon.parallel.module.start import check_plan
 from tests.parallel.layouts import MIXTRAL, plan_of
 from tests.parallel.module import mistakes
 from tests.parallel.module.models import make
 from tests.parallel.module.refusals import PLAIN, backward, parallel, refusal
+from tests.parallel.module.tensor import families
 
 
 @pytest.mark.parametrize(
@@ -34,6 +37,13 @@ from tests.parallel.module.refusals import PLAIN, backward, parallel, refusal
 )
 def test_a_plan_that_does_not_fit(rule: str, plan: Plan) -> None:
     assert refusal(lambda: parallelize(make("transformer"), plan)).rules == (rule,)
+
+
+def test_what_the_rule_about_the_mesh_shows_is_so() -> None:
+    given = {"ec": ec, "model": families.make("own_moe").float()}
+    for text, rule in ((MODULE_MESH.bad, "module-mesh"), (MODULE_MESH.fixed, "module-ranks")):
+        # One rank is not enough for what works: everything else is right.
+        assert rule in refusal(lambda text=text: exec(text, dict(given))).rules
 
 
 def test_two_axes_are_two_problems_with_their_values() -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import re
 import secrets
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
+from hashlib import sha256
 from pathlib import Path
 from shutil import rmtree
 
@@ -64,21 +67,84 @@ def make_folder(folder: Path, *, key: str = "FOLDER") -> None:
 def new_folder(folder: Path, *, key: str = "FOLDER") -> Generator[Path]:
     """Give a folder to write into that gets its name once it is whole; else nothing is left.
 
-    ConfigError, with a free name, where something is there.
+    ConfigError, with a free name, where something is there. What a process that was killed has left
+    of a folder of this name is removed first (see `remove_parts`).
     """
     with _refused(folder, key):
         _require_free(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
+        remove_parts(folder)
         part = _beside(folder)
         part.mkdir()
     try:
-        yield part
-        with _refused(folder, key):
-            _require_free(folder)
-            part.rename(folder)
-            flush_folder(folder.parent)
+        with holding(part) as held:
+            if held:
+                # From here on the name says whose part it is: a lock tells that somebody writes it.
+                named = part.with_name(f"{part.name}-{_whose(folder)}")
+                part.rename(named)
+                part = named
+            yield part
+            with _refused(folder, key):
+                _require_free(folder)
+                part.rename(folder)
+                flush_folder(folder.parent)
     finally:
         rmtree(part, ignore_errors=True)
+
+
+@contextmanager
+def holding(part: Path) -> Generator[bool]:
+    """Let nobody take a part of a folder for one that was left; tell whether that can be said.
+
+    Every process that writes into the part holds it; one that ends, by whatever death, lets go.
+    """
+    try:
+        descriptor = os.open(part, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        yield False
+        return
+    try:
+        yield _lock(descriptor, fcntl.LOCK_SH)
+    finally:
+        os.close(descriptor)
+
+
+def remove_parts(folder: Path) -> None:
+    """Remove parts of a folder of this name that no process holds.
+
+    Only those that were made since this machine started, on it: what processes of another one hold
+    is not seen here. Others stay.
+    """
+    ours = re.compile(rf"\.echelon-[0-9a-f]{{16}}-{_whose(folder)}")
+    beside: list[Path] = []
+    with suppress(OSError):
+        beside = [one for one in folder.parent.iterdir() if ours.fullmatch(one.name)]
+    for part in beside:
+        with suppress(OSError):
+            descriptor = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+            try:
+                if _lock(descriptor, fcntl.LOCK_EX):
+                    rmtree(part, ignore_errors=True)
+            finally:
+                os.close(descriptor)
+
+
+def _lock(descriptor: int, how: int) -> bool:
+    """Return whether a lock was free, and is ours now; some file systems have none."""
+    try:
+        fcntl.flock(descriptor, how | fcntl.LOCK_NB)
+    except OSError:
+        return False
+    return True
+
+
+def _whose(folder: Path) -> str:
+    """Return what the name of a part says: which folder it becomes, and on which machine."""
+    try:
+        machine = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
+    except OSError:
+        machine = secrets.token_hex(8)  # never the same: what is left stays
+    return sha256(f"{folder.name}\0{machine}".encode()).hexdigest()[:16]
 
 
 def _beginning_with(folder: Path, stem: str, ending: str) -> Iterator[Path]:

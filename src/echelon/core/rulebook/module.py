@@ -7,11 +7,15 @@ MODULE_MESH = Rule(
     why="""
     Data parallelism and ZeRO work on any module, for they only say where its parameters, gradients
     and optimizer state lie. Tensor and sequence parallelism cut its layers by rules, a pipeline
-    between the blocks that `split` names, and context parallelism in its calls of attention. Expert
-    parallelism cuts the computation itself, which Echelon does to its own models only.
+    between the blocks that `split` names, and context parallelism in its calls of attention. Ranks
+    of `mesh.ep` are for the routers of Echelon's own models; stacks of experts of a module lie over
+    its tensor ranks, by the rule `expert`.
     """,
-    bad="ec.parallelize(model, ec.plan('nano', settings=['mesh.pp=2']))",
-    fixed="ec.parallelize(model, ec.plan('nano', settings=['mesh.tp=2', 'zero.stage=3']))",
+    bad="ec.parallelize(model, ec.plan('toy-experts'))                # mesh.ep = 2",
+    fixed="""
+    plan = ec.plan('nano', settings=['mesh.tp=2'])
+    ec.parallelize(model, plan, tensor={'blocks.*.experts': 'expert'})
+    """,
 )
 
 MODULE_SETTINGS = Rule(
@@ -20,9 +24,10 @@ MODULE_SETTINGS = Rule(
     A plan is made for Echelon's own models. What it says of their blocks has no meaning for a
     module of another kind, and is refused so that nobody counts on it: recomputation (use
     torch.utils.checkpoint in your forward), Muon (which needs to know which matrices are those of
-    hidden layers), products of 8-bit numbers, secondary slices, and experts (whose loads, biases
-    and losses are those of our routers; experts of your module are split like any other parameters
-    of it).
+    hidden layers), products of 8-bit numbers, parameters gathered and gradients summed in fewer
+    bits, secondary slices, parameter servers, and experts (whose loads, biases and losses are those
+    of our routers; give a dense model, whatever experts your module has). In a pipeline, slices of
+    parameters stay on the device.
     """,
     bad="ec.parallelize(model, ec.plan('nano', settings=['optimizer.kind=muon']))",
     fixed="ec.parallelize(model, ec.plan('nano', settings=['optimizer.kind=adamw']))",
@@ -32,7 +37,8 @@ MODULE_ARGUMENT = Rule(
     id="module-argument",
     why="""
     `parallelize` takes words for what happens to parameters without a gradient, how gradients of
-    data ranks are joined, and who sets the learning rate. Another word is a slip of the pen.
+    data ranks are joined, who sets the learning rate, and whether guessed rules will do. Another
+    word is a slip of the pen. And what a pipeline gathers at a time is a stage: no other `units`.
     """,
     bad="ec.parallelize(model, plan, gradients='average')",
     fixed="ec.parallelize(model, plan, gradients='mean')",
@@ -42,7 +48,7 @@ MODULE_RANKS = Rule(
     id="module-ranks",
     why="""
     `parallelize` is called in a process of its own for every rank of the mesh, after they have
-    joined one process group.
+    joined one process group. A mesh of one rank needs no group.
     """,
     bad="python train.py                              # a plan of 4 ranks",
     fixed="""
@@ -72,9 +78,10 @@ MODULE_PARAMETERS = Rule(
 MODULE_SAME = Rule(
     id="module-same",
     why="""
-    Every rank must hold the same module: the same names, shapes and dtypes, the same parameters
-    frozen, the same buffers, the same plan. Values of parameters may differ, and become those of
-    rank 0; buffers stay what they are on each rank, so they must be equal at the start.
+    Every rank must hold the same module: the same names, shapes and dtypes in the same order, the
+    same parameters frozen, the same buffers, the same plan. Values of parameters may differ, and
+    become those of rank 0; buffers stay what they are on each rank, so they must be equal at the
+    start.
     """,
     bad="model = Net(width=64 + rank)",
     fixed="model = Net(width=64)",
@@ -208,9 +215,11 @@ VALUES_AWAY = Rule(
     id="values-away",
     why="""
     At stage 3 a rank holds slices of the parameters, which are whole only while they are computed
-    with; and where the optimizer updates a copy in a wider dtype, values that are loaded into the
-    parameters alone would be lost. Inside of optimizer.whole(), on all ranks, the parameters can be
-    read and written; what is written is kept. optimizer.full_state() streams everything to rank 0.
+    with; a tensor rank holds pieces of some, and a rank of a pipeline those of its own stages. And
+    where the optimizer updates a copy in a wider dtype, values that are loaded into the parameters
+    alone would be lost. Inside of optimizer.whole(), on all ranks, the parameters can be read and
+    written; what is written is kept. Forwards come after it: layers of a tensor rank compute with
+    its pieces. optimizer.full_state() streams everything to rank 0.
     """,
     bad="torch.save(model.state_dict(), path)",
     fixed="""
@@ -245,11 +254,11 @@ UNIT_OUT_OF_ORDER = Rule(
 MODULE_STATE = Rule(
     id="module-state",
     why="""
-    The state of this optimizer is that of one rank's slices. It fits the same module, plan and rank
-    only.
+    optimizer.state_dict() is that of one rank's slices. It fits the same module, plan and rank
+    only. A file of optimizer.save() has whole tensors, and fits the same module under any plan.
     """,
     bad="optimizer.load_state_dict(torch.load('rank0.pt'))        # on rank 1",
-    fixed="optimizer.load_state_dict(torch.load(f'rank{rank}.pt'))",
+    fixed="optimizer.load('state.pt')        # of optimizer.save('state.pt'), on every rank",
 )
 
 BACKWARD_TWICE = Rule(

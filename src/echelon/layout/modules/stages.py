@@ -60,8 +60,3 @@ def _order(
     """Sort the last stage first; what two of its stages share, or two ranks, comes at the end."""
     (stages, tied), _ = group
     return (len(stages), -stages[0], int(tied))
-
-
-def is_tied(parameters: Sequence[StagedParameter]) -> bool:
-    """Return whether the first and the last stage share a trained parameter."""
-    return any(len(one.stages) > 1 and one.parameter.trained for one in parameters)

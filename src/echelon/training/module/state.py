@@ -9,12 +9,14 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils.hooks import RemovableHandle
 
 from echelon.core.errors import CheckpointError, RunFailed
 from echelon.core.rulebook.module import MODULE_STATE, VALUES_AWAY
 from echelon.layout.stage import pp_rank_of
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.module.module import RankModule
+from echelon.parallel.module.tensor.layers import cut_values, join_values
 from echelon.parallel.weights import stored_values
 from echelon.training.module.whole_state import PARAMETERS, WholeTensors, own_part
 from echelon.training.optimizer import MASTER, SliceOptimizer
@@ -32,9 +34,9 @@ class ModuleState:
     @property
     def away(self) -> bool:
         """Return whether what is read or written through the module would be wrong now."""
-        held = self._module.gathering.sliced or self._module.foreign
-        # What tensor ranks have of a parameter is never the whole of it.
-        return (bool(held) and not self.is_whole) or self._module.split.degree > 1
+        module = self._module
+        elsewhere = module.gathering.sliced or module.foreign or module.split.degree > 1
+        return bool(elsewhere) and not self.is_whole
 
     @property
     def copied(self) -> bool:
@@ -53,7 +55,7 @@ class ModuleState:
         )
         self.is_whole = True
         try:
-            with foreign_values(self._module):
+            with whole_values(self._module):
                 yield
         finally:
             self.is_whole = False
@@ -146,27 +148,63 @@ class ModuleState:
 
 
 @contextmanager
-def foreign_values(module: RankModule) -> Iterator[None]:
-    """Hold the parameters of other pipeline ranks while this is open; all ranks do so together."""
-    if not module.owners:
-        yield
-        return
-    mine = pp_rank_of(module.plan, module.groups.rank)
+def whole_values(module: RankModule) -> Iterator[None]:
+    """Hold what other tensor and pipeline ranks have of parameters, too, while this is open.
+
+    All ranks do so together. What is written to parameters of this rank is cut again, and kept.
+    """
     named = dict(module.model.named_parameters())
-    hidden = {name: one.data for name, one in module.foreign.items()}
+    pieces = {one.name: one for one in module.split.pieces}
+    own = {name: pieces[name] for name in named if name in pieces and name not in module.foreign}
+    group = module.groups.tensor
+    resting = {name: named[name].data for name in (*own, *module.foreign)}
+    refusing = _refuse_forwards(module.model) if pieces else []
     with torch.no_grad():
+        for name, piece in own.items():
+            part = resting[name].reshape(-1)
+            every = part.new_empty(group.size * part.numel())
+            group.all_gather(every, part, name=f"whole.{name}").wait()
+            locals_ = every.view(group.size, *resting[name].shape)
+            named[name].data = join_values(piece, list(locals_))
         for name, owner in module.owners.items():
-            bits = torch.zeros_like(named[name], memory_format=torch.contiguous_format).view(-1)
-            if owner == mine and module.groups.data.index == 0:
-                bits.copy_(named[name].reshape(-1))
-            module.groups.world.all_reduce(bits.view(torch.uint8), name=f"whole.{name}").wait()
+            shape = pieces[name].shape if name in pieces else named[name].shape
+            values = named[name].new_zeros(shape)
+            if owner == pp_rank_of(module.plan, module.groups.rank) and _is_first(module):
+                values.copy_(named[name])
+            bits = values.view(-1).view(torch.uint8)
+            module.groups.world.all_reduce(bits, name=f"whole.{name}").wait()
             if name in module.foreign:
-                module.foreign[name].data = bits.view(module.foreign[name].shape)
+                named[name].data = values
     try:
         yield
     finally:
-        for name, one in module.foreign.items():
-            one.data = hidden[name]
+        for handle in refusing:
+            handle.remove()
+        with torch.no_grad():
+            for name, piece in own.items():
+                resting[name].copy_(cut_values(piece, named[name].data, group.size, group.index))
+        for name, values in resting.items():
+            named[name].data = values
+
+
+def _is_first(module: RankModule) -> bool:
+    """Return whether this is the one of the ranks with its stages that speaks for them."""
+    return module.groups.data.index == 0 and module.groups.tensor.index == 0
+
+
+def _refuse_forwards(model: nn.Module) -> list[RemovableHandle]:
+    """Refuse calls of a module whose layers would take whole parameters for their pieces."""
+
+    def before(*_: Any) -> None:
+        raise RunFailed(
+            VALUES_AWAY.problem(
+                "a forward inside of optimizer.whole() would take whole parameters for the pieces "
+                "of a tensor rank",
+                suggestions=("the forward after `with optimizer.whole():`",),
+            )
+        )
+
+    return [one.register_forward_pre_hook(before, prepend=True) for one in model.modules()]
 
 
 def guard_values(model: nn.Module, state: ModuleState) -> None:

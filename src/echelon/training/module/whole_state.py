@@ -156,7 +156,8 @@ class WholeTensors:
         if part is None or groups.data.index or groups.tensor.index:
             shape = local if piece is None else piece.shape
             part = torch.zeros(shape, dtype=run.dtype, device=self._module.device)
-        part = part.contiguous()
+        # State that rests in host memory is sent from the device.
+        part = part.to(self._module.device).contiguous()
         self._from_one(part, name=f"full.{run.kind}.{name}")
         return part
 
@@ -165,6 +166,7 @@ class WholeTensors:
         group, piece = self._module.groups.tensor, self._module.split.piece_of(name)
         if piece is None:
             return part
+        part = part.to(self._module.device)
         every = part.new_empty((group.size, *part.shape))
         name = f"full.{run.kind}.{name}"
         group.all_gather(every.view(-1), part.reshape(-1), name=name).wait()

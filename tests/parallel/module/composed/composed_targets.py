@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from echelon.api.parallelizing import parallelize
+from echelon.core.errors import EchelonError
 from echelon.core.event import EventList
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
@@ -149,3 +150,78 @@ def saved_and_loaded(context: RankContext, given: tuple[Composed, str, bool]) ->
     after: Values = {}
     optimizer.full_state(lambda kind, name, one: after.__setitem__(f"{kind} {name}", one))
     return after
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shown:
+    """What a rank sees inside of `whole`, and what is there after it."""
+
+    shown: Values
+    """What `model.state_dict()` is there, after one step."""
+    full: Values
+    """The parameters of the whole state, on rank 0."""
+    untouched: bool
+    """Whether this rank's slices were the same after looking alone."""
+    loaded: Values
+    """The whole state after halves of all parameters were loaded."""
+    given: Values
+    """Those halves."""
+    rules: tuple[str, ...]
+    """By which rules a forward was refused."""
+    losses: list[float]
+    """What one more step said."""
+
+
+def shown_whole(context: RankContext, case: Composed) -> Shown:
+    """Look at a module inside of `whole` after one step, and load other values there."""
+    with StayWide():
+        model, optimizer = parallelize(
+            case.make(),
+            case.plan,
+            split=case.split,
+            loss="causal",
+            example=case.example(),
+            tensor=case.tensor,
+        )
+        optimizer.backward(case.batch(0))
+        optimizer.step()
+
+    def parameters() -> Values:
+        found: Values = {}
+        optimizer.full_state(lambda kind, name, one: found.__setitem__(f"{kind} {name}", one))
+        return {
+            name.removeprefix("parameters "): one
+            for name, one in found.items()
+            if name.startswith("parameters ")
+        }
+
+    full, before = parameters(), optimizer.state_dict()
+    rules: tuple[str, ...] = ()
+    with optimizer.whole():
+        shown = {name: one.detach().clone() for name, one in model.state_dict().items()}
+        try:
+            model(case.batch(0)["ids" if case.kind == "own" else "input_ids"])
+        except EchelonError as error:
+            rules = error.rules
+    after = optimizer.state_dict()
+    untouched = all(
+        torch.equal(one, after["tensors"][kind][name])
+        for kind, held in before["tensors"].items()
+        for name, one in held.items()
+    )
+    given = {name: one * 0.5 for name, one in shown.items()}
+    with optimizer.whole():
+        model.load_state_dict(given)
+    loaded = parameters()
+    with StayWide():
+        losses = [optimizer.backward(case.batch(1)).loss]
+    optimizer.step()
+    return Shown(
+        shown=shown,
+        full=full,
+        untouched=untouched,
+        loaded=loaded,
+        given=given,
+        rules=rules,
+        losses=losses,
+    )

@@ -10,7 +10,7 @@ import torch
 
 from echelon.core.axis import Axis
 from echelon.core.plan import Zero
-from echelon.cost.bytes.module.pipeline import module_pipeline_bytes
+from echelon.cost.bytes.modules.pipeline import module_pipeline_bytes
 from echelon.cost.bytes.modules.tensor import StageLayers, module_tensor_bytes
 from echelon.launch.local.pool import RankPool
 from echelon.layout.stage import part_of
@@ -136,3 +136,33 @@ def test_a_file_of_one_layout_goes_on_in_any_other(rank_pool: RankPool, tmp_path
         after = run(changes, tmp_path / f"{(number + 1) % len(layouts)}.pt", first=False)
         for name, value in right.items():
             torch.testing.assert_close(after[name], value, rtol=0, atol=1e-10, msg=name)
+
+
+@pytest.mark.parametrize(
+    ("kind", "changes"),
+    [
+        ("own", {"tp": 2, "pp": 2}),
+        pytest.param("own", {"tp": 2}, marks=pytest.mark.slow),
+        pytest.param(
+            "own", {**SEQUENCE, "pp": 2, "dp_shard": 2, "zero": SLICES}, marks=pytest.mark.slow
+        ),
+        pytest.param("mixtral", {"tp": 2, "dp_shard": 2, "zero": SLICES}, marks=pytest.mark.slow),
+        pytest.param("mixtral", {**SEQUENCE, "pp": 2}, marks=pytest.mark.slow),
+    ],
+)
+def test_all_parameters_are_whole_inside_of_whole(
+    rank_pool: RankPool, kind: str, changes: dict[str, Any]
+) -> None:
+    case = Composed(plan=composed_plan(**changes), kind=kind)
+    size = case.plan.mesh.world_size
+    ranks = rank_pool.run(targets.shown_whole, case, world_size=size, timeout_s=200.0)
+    shapes = {name: one.shape for name, one in case.make().named_parameters()}
+    assert {name: one.shape for name, one in ranks[0].full.items()} == shapes
+    for one in ranks:
+        assert one.untouched
+        assert one.rules == ("values-away",)
+        for name, value in ranks[0].full.items():
+            assert torch.equal(one.shown[name], value), name
+        assert one.losses == ranks[0].losses
+    for name, value in ranks[0].loaded.items():
+        assert torch.equal(value, ranks[0].given[name]), name

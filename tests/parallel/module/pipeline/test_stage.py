@@ -19,6 +19,7 @@ from echelon.parallel.module.pipeline.stage import (
     show,
 )
 from echelon.parallel.module.pipeline.trace import follow
+from tests.parallel.module.pipeline import chains
 from tests.parallel.module.pipeline.chains import LOSS, made, tokens
 
 WINDOWS = [
@@ -98,6 +99,39 @@ def test_the_shape_of_the_stream_comes_from_the_module() -> None:
     longer = {"tokens": torch.zeros((3, 7), dtype=torch.int64)}
     assert stream.buffer(ModuleMicrobatch(index=0, batch=tokens())).shape == (2, 5, 6)
     assert stream.buffer(ModuleMicrobatch(index=1, batch=longer)).shape == (3, 7, 6)
+
+
+def test_asking_for_the_shape_of_the_stream_leaves_the_module_as_it_was() -> None:
+    def draws(model: Any, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        model.count += 1
+        model.calls = getattr(model, "calls", 0) + 1
+        for block in model.blocks:
+            x = block(x + torch.rand(()))
+        return x
+
+    model: Any = made(draws)
+    model.register_buffer("count", torch.zeros(()))
+    chain, _ = stages_of(model)
+    before, state = (float(model.count), model.calls), torch.get_rng_state()
+    stream = ModuleStream(model, chain, LOSS)
+    assert stream.buffer(ModuleMicrobatch(index=0, batch=tokens())).shape == (2, 5, 6)
+    assert (float(model.count), model.calls) == before
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_forward_without_blocks_has_no_stream() -> None:
+    def none(model: Any, x: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+        return x if int(ids[0, 0]) == 0 else chains.plain(model, x, ids)
+
+    model = made(none)
+    ids = tokens(1)["tokens"].clone()
+    ids[0, 0] = 1
+    chain = BlockChain(model, "blocks", guarded=True)
+    follow(model, chain, LOSS, {"tokens": ids}, at=frozenset())
+    stream = ModuleStream(model, chain, LOSS)
+    ids[0, 0] = 0
+    with pytest.raises(RunFailed, match=r"did not come to blocks\.0"):
+        stream.buffer(ModuleMicrobatch(index=0, batch={"tokens": ids}))
 
 
 def test_hidden_parameters_are_nan_without_memory() -> None:

@@ -110,3 +110,43 @@ def test_nothing_is_left_of_a_trace() -> None:
         assert not torch.equal(model[0].running_mean, before)  # pyright: ignore[reportArgumentType]
     assert torch.equal(torch.get_rng_state(), state)
     assert torch.equal(model[0].running_mean, before)  # pyright: ignore[reportArgumentType]
+
+
+class Cached(nn.Module):
+    """A module that keeps what it has made for the longest input, as positions often are."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.longest = 0
+        self.table: torch.Tensor
+        self.steps: torch.Tensor
+        self.register_buffer("table", torch.zeros(1))
+        self.register_buffer("steps", torch.zeros(()))
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x by place."""
+        if len(x) > self.longest:
+            self.longest = len(x)
+            self.table = torch.arange(len(x)).float()
+            self.added = True
+        self.steps += 1
+        return x * self.table[: len(x)] * self.scale
+
+
+def test_what_a_module_keeps_for_itself_is_as_before_a_trace() -> None:
+    model = Cached()
+    model(torch.ones(2))
+    table, version = model.table, model.table._version
+    with leaving_no_trace(model):
+        model(torch.ones(5))
+        assert (model.longest, int(model.steps)) == (5, 2)
+    assert (model.longest, int(model.steps)) == (2, 1)
+    assert model.table is table
+    # It was not written: what autograd has saved of it is as it was.
+    assert model.table._version == version
+    assert torch.equal(model(torch.ones(5)), torch.arange(5).float())
+    fresh = Cached()
+    with leaving_no_trace(fresh):
+        fresh(torch.ones(5))
+    assert not hasattr(fresh, "added")

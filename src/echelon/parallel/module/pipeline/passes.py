@@ -5,7 +5,7 @@ Sent:  gradients as in `data.py`: a bucket is summed after the last backward of 
        each (`zero.accumulate`); what both ends share is summed over them, too. At ZeRO stage 3 the
        parameters of a stage are gathered before each forward and each backward, and freed after it,
        or once per step where `zero.reshard_after_forward` is off.
-Bytes: `module_pipeline_bytes` in `cost/bytes/module/pipeline.py`.
+Bytes: `module_pipeline_bytes` in `cost/bytes/modules/pipeline.py`.
 Must divide: nothing; buckets are padded.
 Source: Rajbhandari et al., "ZeRO", 2020; Narayanan et al., 2021 (1F1B).
 """
@@ -13,7 +13,7 @@ Source: Rajbhandari et al., "ZeRO", 2020; Narayanan et al., 2021 (1F1B).
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
@@ -205,8 +205,3 @@ def _taker(store: StageGradientStore) -> Callable[[torch.Tensor], None]:
             owner.add(parameter, gradient)
 
     return take
-
-
-def slots_of(buckets: Iterable[Bucket]) -> list[Slot]:
-    """Return where all parameters of some buckets are."""
-    return [slot for bucket in buckets for slot in bucket.slots]

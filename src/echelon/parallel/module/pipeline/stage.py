@@ -2,7 +2,7 @@
 
 Split: the blocks; the first stage also has what comes before them, the last one what comes after.
 Sent:  as in `parallel/pipeline.py`: the stream on, its gradient back, per microbatch.
-Bytes: `module_pipeline_bytes` in `cost/bytes/module/pipeline.py`.
+Bytes: `module_pipeline_bytes` in `cost/bytes/modules/pipeline.py`.
 Must divide: nothing; stages may be uneven, or empty.
 Source: Huang et al., "GPipe", 2019.
 
@@ -26,6 +26,7 @@ from echelon.core.errors import RunFailed
 from echelon.core.rulebook.module_pipeline import MODULE_CHAIN
 from echelon.parallel.module.loss import Batch, ModuleLoss
 from echelon.parallel.module.pipeline.chain import BlockCall, BlockChain
+from echelon.parallel.module.pipeline.trace import leaving_no_trace
 from echelon.parallel.module.tensor.layers import TensorLink
 
 
@@ -196,21 +197,29 @@ class ModuleStream:
             for name, one in batch.batch.items()
         )
         if key not in self._known:
-            window = Window(stage=0, start=0, stop=0, first=True, last=False)
-            handler = StageHandler(self._chain, window, None)
-            state = torch.get_rng_state()
-            if self._link is not None:
-                self._link.sends = False
-            try:
-                with self._chain.handled_by(handler), torch.no_grad():
-                    self._model(**self._loss.inputs(batch.batch))
-            except StageEnds as ended:
-                x = ended.x
-                self._known[key] = x.new_empty(()).expand(x.shape)
-            torch.set_rng_state(state)
+            x = self._stream_of(batch)
+            self._known[key] = x.new_empty(()).expand(x.shape)
+        return self._known[key]
+
+    def _stream_of(self, batch: ModuleMicrobatch) -> torch.Tensor:
+        """Return what the first block would take, and leave nothing else of the forward to it."""
+        window = Window(stage=0, start=0, stop=0, first=True, last=False)
+        handler = StageHandler(self._chain, window, None)
+        if self._link is not None:
+            self._link.sends = False
+        try:
+            with (
+                leaving_no_trace(self._model),
+                self._chain.handled_by(handler),
+                torch.no_grad(),
+            ):
+                self._model(**self._loss.inputs(batch.batch))
+        except StageEnds as ended:
+            return ended.x
+        finally:
             if self._link is not None:
                 self._link.sends = True
-        return self._known[key]
+        raise _broken(f"the forward did not come to {self._chain.names[0]}")
 
 
 def hide(

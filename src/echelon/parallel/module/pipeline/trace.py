@@ -182,15 +182,28 @@ def set_random_state(state: tuple[torch.Tensor, torch.Tensor | None], device: to
 
 @contextmanager
 def leaving_no_trace(model: nn.Module) -> Iterator[None]:
-    """Undo what forwards inside do to buffers and to random numbers."""
+    """Undo what forwards inside do to buffers, to attributes of modules and to random numbers.
+
+    A buffer that they leave as it is is not written: a graph of before may have saved it. An object
+    that an attribute names (a list, a cache) is not looked into.
+    """
     device = next(model.parameters()).device
-    buffers = {name: one.detach().clone() for name, one in model.named_buffers()}
+    held = [(vars(one), dict(vars(one)), dict(vars(one)["_buffers"])) for one in model.modules()]
+    values = [(one, one.detach().clone()) for one in model.buffers()]
     state = random_state(device)
     try:
         yield
     finally:
         set_random_state(state, device)
+        for attributes, before, buffers in held:
+            for name in attributes.keys() - before.keys():
+                del attributes[name]
+            attributes.update(before)
+            attributes["_buffers"].clear()
+            attributes["_buffers"].update(buffers)
         with torch.no_grad():
-            for name, one in model.named_buffers():
-                if name in buffers and one.shape == buffers[name].shape:
-                    one.copy_(buffers[name])
+            for one, before in values:
+                if one.shape != before.shape:
+                    one.data = before
+                elif not one.is_meta and not torch.equal(one, before):
+                    one.copy_(before)

@@ -7,8 +7,10 @@ import pickle
 from collections.abc import Mapping
 from datetime import timedelta
 from itertools import count
+from pathlib import Path
 from typing import Any
 
+from echelon.config.files.new_file import holding
 from echelon.core.errors import RunFailed
 from echelon.core.rulebook.launch import RUN_INTERRUPTED
 from echelon.core.serialize import from_json
@@ -56,7 +58,8 @@ class WritersExchange:
 def write_rank(context: RankContext, argument: Mapping[str, Any]) -> WrittenWeights:
     """Write this rank's share of a folder that is there."""
     task = from_json(ExportTask, argument)
-    return write_weights(task, writers_of(context, task.threads))
+    with holding(Path(task.folder)):
+        return write_weights(task, writers_of(context, task.threads))
 
 
 def writers_of(context: RankContext, threads: int | None) -> Writers:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from echelon.core.plan import Zero
-from echelon.cost.bytes.module.pipeline import module_pipeline_bytes
+from echelon.cost.bytes.modules.pipeline import module_pipeline_bytes
 from echelon.layout.modules.stages import plan_stage_buckets
 from tests.layout.modules.test_stages import PARAMETERS, UNITS
 from tests.parallel.layouts import plan_of

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from echelon.core.attention_mask import AttentionMask
 from echelon.core.plan import Context
-from echelon.cost.bytes.module.context import module_context_bytes
+from echelon.cost.bytes.modules.context import module_context_bytes
 from echelon.parallel.module.context.attention import SeenCall
 from tests.parallel.layouts import plan_of
 
