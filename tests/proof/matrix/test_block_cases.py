@@ -17,6 +17,7 @@ FAST = [
     BlockCase("falcon", "tp2sp", "norm-mlp"),
     BlockCase("olmo2", "tp2sp", "norm-attention"),
     BlockCase("gpt-oss", "tp2sp", "none"),
+    BlockCase("neox", "ring2", "full"),
 ]
 SLOW = [
     BlockCase(block, split, again)
@@ -33,6 +34,12 @@ SLOW = [
         ("glm4", "zero3-tp2sp-pp2", "activation"),
         ("neox", "zero3-tp2sp-pp2", "norm-mlp"),
         ("neox", "ring2-tp2sp", "full"),
+        ("neox", "zero1-ulysses2-pp2-zb", "full"),
+        ("falcon", "ring2", "full"),
+        ("falcon", "ring2-tp2sp", "full"),
+        ("falcon", "pp2", "none"),
+        ("falcon", "zero1-ulysses2-pp2-zb", "full"),
+        ("partly-turned", "zero1-ulysses2-pp2-zb", "full"),
         ("falcon", "tp2sp-pp2-zb", "norm-attention"),
         ("falcon", "tp2", "none"),
         ("gpt-oss-attention", "zero3-tp2sp-pp2", "norm-mlp"),

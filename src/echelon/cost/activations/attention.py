@@ -49,7 +49,7 @@ def attention_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
     made = (x.heads + 2 * x.kv_heads) * x.head_dim
     # Variables of the forward pass, which live on whether they are kept or not.
     turned = queries_are_copied(x) * (x.queries + x.keys)
-    lost = (1 - _projections_kept(x)) * (x.queries + 2 * x.keys) + turned
+    lost = (1 - _projections_kept(x)) * (x.queries + 2 * x.keys)
     branch = attention_branch(x)
     # At the norm, the gradients of its output are one.
     alone = replace(x, beside=0)
@@ -58,8 +58,8 @@ def attention_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
         *norm,
         column_parallel_operator(x, "q, k, v", "attention input", made, branch),
         _heads(x, branch),
-        attention_core_operator(x, branch, lost),
-        _output(x, branch, lost),
+        attention_core_operator(x, branch, lost + turned),
+        _output(x, lost),
     )
 
 
@@ -198,6 +198,11 @@ def attention_core_operator(
     waits = (1 - sent) * x.shared
     rest = x.attend_rest + waits * deferred - (1 - waits) * alone
     work = x.queries + elementwise_max(first, rest)
+    # The output layer keeps the gradient of the block's output, where that is what it was given.
+    same = x.learns(ATTENTION_OUT) * x.passed_on * (1 - x.scattered) * x.whole
+    without = x.queries + elementwise_max(first - sent * same, rest - waits * same)
+    # Where heads were exchanged that is in memory of its own, which does not go in B.
+    waiting = x.learns(ATTENTION_OUT) * x.exchanged * (1 - x.in_fp8) * x.queries
     sinks = (1 - x.frozen) * x.sinks * x.heads * x.statistics_bytes
     return OperatorMemory(
         name=ATTENTION,
@@ -205,17 +210,16 @@ def attention_core_operator(
         kept_for_weight_gradient=(vector_gradient_bytes(ATTENTION, sinks, "H w"),),
         forward=lost + elementwise_max(x.attend_forward, last),
         backward=x.around + work,
+        output_gradient=x.one_norm * x.stream + work - without,
         # What the output layer keeps until W, where it learns, is in this memory.
         backward_split=branch.split_stream_gradient(x)
         + (1 - x.learns(ATTENTION_OUT)) * x.queries
-        + elementwise_max(x.attend_first, x.attend_rest),
+        + elementwise_max(x.attend_first, x.attend_rest + waiting),
     )
 
 
-def _output(x: ActivationNumbers, branch: ResidualBranch, lost: Num) -> OperatorMemory:
-    local, kept = 1 - elementwise_max(x.ring, x.exchanged), queries_are_copied(x)
-    again = kept * ((1 - x.exchanged) * x.queries + local * x.keys)
-    lost = elementwise_max(0, lost - again)
+def _output(x: ActivationNumbers, lost: Num) -> OperatorMemory:
+    """Return the output layer; `lost` are the projections where no layer keeps them."""
     operator = row_parallel_operator(x, "o", x.queries, x.output_bias, lost)
     return replace(operator, saved=_output_saved(x))
 

@@ -9,7 +9,8 @@ with a mask of their own): `RowChunkSteps` are those of each step of the ring.
                and three log-sum-exps
     backward   the same keys; gradients of queries, and of the keys that are here, in w; those of
                a piece
-    exchanged  before: twice what is exchanged; after: four times (what attention kept is gone)
+    exchanged  before: twice what is exchanged; after: four times (what attention kept is gone),
+               three times where a rank gets one head of each other
     gathered   all keys, twice while they are put in order, and so their gradients
 
 Weight gradients that were put off run while keys or heads travel: until then what they keep is
@@ -204,7 +205,9 @@ def _backward_working_bytes(heads: _Heads, pieces: AttentionRowChunks) -> tuple[
         summed = sizes.keys // sizes.copied * w if sizes.copied else 0
         # After the run the output by position is gone, too; here it is told with what is kept.
         found = [one - sizes.out * s for one in (*first, *found)]
-        found.append(4 * both * s + summed - kept - sizes.out * s)
+        # One head for each rank is a view of what came; several are put side by side.
+        joined = sizes.out * (heads.queries > 1) + sizes.keys * (heads.keys > 1)
+        found.append((3 * both + joined) * s + summed - kept - sizes.out * s)
         first = [run]
     return max(first), run, max(found)
 

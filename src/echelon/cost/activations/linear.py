@@ -92,12 +92,21 @@ class ResidualBranch:
 
         In a whole backward pass that is what is `late`, too: by default what the row layer put off.
         """
-        late = self.row_layer_bytes(x) if late is None else late
+        kept = self.row_layer_bytes(x) if late is None else late
+        own = operator.output_gradient + x.one_norm * x.stream
+        if late is None:
+            own = own + self.output_gradient_bytes(x)
         return replace(
             operator,
-            backward=x.around + late + operator.backward,
+            backward=x.around + kept + operator.backward,
             backward_split=self.split_stream_gradient(x) + operator.backward,
+            output_gradient=own,
         )
+
+    def output_gradient_bytes(self, x: ActivationNumbers) -> Num:
+        """Return what of `row_layer_bytes` is the gradient of the block's output."""
+        kept = x.learns(self.groups[1]) * (1 - self.flushed) * x.shared * (1 - x.in_fp8)
+        return kept * (1 - x.scattered) * x.passed_on * x.stream
 
 
 def _kept_bytes(x: ActivationNumbers, size: Num) -> Num:
@@ -225,6 +234,7 @@ def column_parallel_operator(
         kept_for_weight_gradient=(saved, gradient),
         forward=branch.local + x.stream + x.gathered_bytes(x.whole) + made + ahead + narrow,
         backward=made + x.in_fp8 * kept + x.summed_bytes(x.whole) + back,
+        output_gradient=branch.output_gradient_bytes(x),
         deferred=branch.column_layer_bytes(x),
         deferred_peak=learns * x.scattered * peak,
     )
@@ -270,6 +280,7 @@ def row_parallel_operator(
         + elementwise_max(x.summed_bytes(x.whole), x.in_fp8 * x.whole + ahead, x.whole + narrow),
         backward=work + coded + elementwise_max(late, back),
         backward_split=work + coded + back,
+        output_gradient=(x.one_norm + x.passed_on) * x.stream,
         early=work - inputs,
     )
 

@@ -176,6 +176,14 @@ class ActivationNumbers:
         return elementwise_max(self.changed, self.norm_after, self.parted)
 
     @property
+    def passed_on(self) -> Num:
+        """Return whether that gradient is the one of the block's output, and the stream's is not.
+
+        So it is where attention is beside an MLP with a norm of its own.
+        """
+        return self.parted * (1 - elementwise_max(self.changed, self.norm_after))
+
+    @property
     def of_attention(self) -> ActivationNumbers:
         """Return the numbers of attention: beside an MLP, more gradients wait.
 

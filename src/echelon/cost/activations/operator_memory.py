@@ -36,6 +36,8 @@ class OperatorMemory:
     """The most while it runs backward, beside what it and operators before it keep."""
     backward_split: Num = 0
     """The same in B, beside what of later operators waits for W, too."""
+    output_gradient: Num = 0
+    """What of `backward` is the gradient of the block's output, which may live on anyway."""
     remade: tuple[SavedTensor, ...] = ()
     """What is not kept: `reader` makes it again, from when on it waits for this operator's
     backward."""

@@ -205,11 +205,12 @@ def _backward(
     for operator in reversed(operators):
         if operator.name == ATTENTION_DROPOUT:
             beside = given
-        base = kept + waiting + beside + carried[0]
+        there = elementwise_max(0, beside - operator.output_gradient)
+        base = kept + waiting + there + carried[0]
         peak = base + operator.again
         made = (one.remade_bytes for one in operators if one.reader == operator.name)
         kept = kept + sum(made, 0)
-        base = kept + waiting + beside
+        base = kept + waiting + there
         if split:
             peak = elementwise_max(peak, base + operator.backward_split)
             waiting = waiting + operator.weight_gradient_bytes
