@@ -15,7 +15,7 @@ from itertools import groupby
 from math import prod
 from typing import Literal
 
-from echelon.core.choices.lora import LINEAR_GROUPS, LORA_A, LORA_B, Lora
+from echelon.core.choices.lora import LATENT_GROUPS, LINEAR_GROUPS, LORA_A, LORA_B, Lora
 from echelon.core.model_shape import Experts, LatentAttention, ModelShape
 
 Initial = Literal["normal", "residual", "ones", "zeros", "fan-in"]
@@ -154,8 +154,8 @@ def _adapters(
     lora: Lora, linears: Mapping[str, ParameterSpec], layer: int
 ) -> Iterator[ParameterSpec]:
     """Yield the adapters of a block: of layers that read the same input all A, then all B."""
-    for group in LINEAR_GROUPS:
-        part = "attention" if group in LINEAR_GROUPS[:2] else "mlp"
+    for group in (*LATENT_GROUPS, *LINEAR_GROUPS):
+        part = "mlp" if group in LINEAR_GROUPS[2:] else "attention"
         names = [f"layers.{layer}.{part}.{name}" for name in group if name in lora.targets]
         found = [(name, linears[f"{name}.weight"]) for name in names if f"{name}.weight" in linears]
         for name, linear in found:

@@ -12,6 +12,7 @@ from itertools import groupby
 from typing import TypeAlias
 
 from echelon.core.axis import Axis
+from echelon.core.choices.lora import WHOLE_LINEARS
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import (
@@ -196,13 +197,15 @@ def partial_over_tensor(plan: Plan, spec: ParameterSpec) -> bool:
     QK-norms are applied to the heads of a rank only; under sequence parallelism everything that
     acts on the residual stream (norms, output biases, positions) sees the tokens of a rank only;
     each tensor rank routes its own tokens. The matrix of an adapter that tensor ranks have whole
-    meets the part of its layer's input or output that is here. What is frozen has no gradient.
+    meets the part of its layer's input or output that is here, unless its layer is whole, too.
+    What is frozen has no gradient.
     """
     whole = spec.split_dim is None and spec.expert is None
     if plan.mesh.tp == 1 or spec.frozen or not whole:
         return False
     if is_adapter(spec.name):
-        return True
+        layer = spec.name.rsplit(".", 3)[1]
+        return layer not in WHOLE_LINEARS or plan.layout.sequence_parallel
     if spec.name.endswith((ROUTER, LOGIT_BIAS)):
         return True
     # The norms of latent attention come before there are heads.

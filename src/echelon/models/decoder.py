@@ -20,7 +20,7 @@ from echelon.core.model_shape import ModelShape
 from echelon.layout.buckets import UNIT_EMBEDDING, UNIT_HEAD
 from echelon.models.batch import TokenBatch
 from echelon.models.latent import MultiHeadLatentAttention
-from echelon.models.modules import EmptyLinear, TensorShare, Weight
+from echelon.models.modules import TensorShare, Weight, block_linear
 from echelon.models.moe import MixtureOfExperts
 from echelon.models.operations import AttentionHeads, LossHead, Operations
 
@@ -58,14 +58,6 @@ class BranchNorm(Norm):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the stream, x with the output of the branch before added, and its norm."""
         return self.operations.branch(x_ND, added_ND, self)
-
-
-def block_linear(
-    shape: ModelShape, name: str, inputs: int, outputs: int, bias: bool
-) -> EmptyLinear:
-    """Return a linear layer of a block, with an adapter where the shape says so."""
-    adapted = shape.lora is not None and name in shape.lora.targets
-    return EmptyLinear(inputs, outputs, bias, lora=shape.lora if adapted else None)
 
 
 class MLP(nn.Module):

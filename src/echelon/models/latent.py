@@ -20,7 +20,7 @@ from torch.nn import functional as fn
 from echelon.core.model_shape import LatentAttention as LatentShape
 from echelon.core.model_shape import ModelShape
 from echelon.models.batch import TokenBatch
-from echelon.models.modules import EmptyLinear, Weight
+from echelon.models.modules import Weight, block_linear
 from echelon.models.operations import Operations
 
 
@@ -43,13 +43,14 @@ class MultiHeadLatentAttention(nn.Module):
         width = shape.hidden if latent.query_rank is None else latent.query_rank
         if latent.query_rank is not None:
             self.q_norm = Weight(width)
-            self.q_down = EmptyLinear(shape.hidden, width, False)
+            self.q_down = block_linear(shape, "q_down", shape.hidden, width, False)
         self.kv_norm = Weight(latent.kv_rank)
-        self.q_up = EmptyLinear(width, self.heads * shape.head_dim, False)
-        self.kv_down = EmptyLinear(shape.hidden, latent.kv_rank + latent.rope_dim, False)
+        up, down = self.heads * shape.head_dim, latent.kv_rank + latent.rope_dim
+        self.q_up = block_linear(shape, "q_up", width, up, False)
+        self.kv_down = block_linear(shape, "kv_down", shape.hidden, down, False)
         kv_dim = latent.nope_dim + latent.value_dim
-        self.kv_up = EmptyLinear(latent.kv_rank, self.heads * kv_dim, False)
-        self.o = EmptyLinear(self.heads * latent.value_dim, shape.hidden, False)
+        self.kv_up = block_linear(shape, "kv_up", latent.kv_rank, self.heads * kv_dim, False)
+        self.o = block_linear(shape, "o", self.heads * latent.value_dim, shape.hidden, False)
 
     def forward(self, x_ND: torch.Tensor, batch: TokenBatch) -> torch.Tensor:
         """Return the attention output, [N, D]."""

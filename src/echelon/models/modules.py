@@ -9,6 +9,7 @@ from torch import nn
 from torch.nn import functional as fn
 
 from echelon.core.choices.lora import Lora
+from echelon.core.model_shape import ModelShape
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,3 +65,11 @@ class EmptyLinear(nn.Linear):
 
     def reset_parameters(self) -> None:
         """Leave the values as they are: drawing them takes longer than a small model's step."""
+
+
+def block_linear(
+    shape: ModelShape, name: str, inputs: int, outputs: int, bias: bool
+) -> EmptyLinear:
+    """Return a linear layer of a block, with an adapter where the shape says so."""
+    adapted = shape.lora is not None and name in shape.lora.targets
+    return EmptyLinear(inputs, outputs, bias, lora=shape.lora if adapted else None)

@@ -339,14 +339,18 @@ class WholeLinear(torch.autograd.Function):
         ctx: Any, x_NI: torch.Tensor, linears: Sequence[nn.Linear], split: TensorSplit
     ) -> tuple[torch.Tensor, ...]:
         """Return the output of each, [N, O]."""
-        ctx.save_for_backward(x_NI)
+        ctx.learns = takes_gradients(linears, split.store)
+        ctx.save_for_backward(*((x_NI,) if ctx.learns else ()))
         ctx.linears, ctx.split = linears, split
-        return tuple(matmul(x_NI, linear.weight) for linear in linears)
+        ys_NO = tuple(matmul(x_NI, linear.weight) for linear in linears)
+        for linear, y_NO in zip(linears, ys_NO, strict=True):
+            add_adapters(y_NO, x_NI, [linear], split.store)
+        return ys_NO
 
     @staticmethod
     def backward(ctx: Any, *dys: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         """Return dx; weight gradients are put off until a collective is in flight."""
-        x_NI = ctx.saved_tensors[0].detach()
+        kept = ctx.saved_tensors
         linears: Sequence[nn.Linear] = ctx.linears
         split: TensorSplit = ctx.split
         dys_NO = [dy.contiguous() for dy in dys]
@@ -354,7 +358,10 @@ class WholeLinear(torch.autograd.Function):
         for linear, dy_NO in zip(linears[1:], dys_NO[1:], strict=True):
             dx_NI.addmm_(dy_NO, linear.weight)
         for linear, dy_NO in zip(linears, dys_NO, strict=True):
-            split.store.defer(partial(split.store.add_matmul, [linear.weight], dy_NO, x_NI))
+            add_input_gradients(dx_NI, dy_NO, [linear], split.store)
+            if ctx.learns:
+                x_NI = kept[0].detach()
+                split.store.defer(partial(_row_weights, linear, split.store, dy_NO, x_NI))
         if split.group.size == 1:
             split.store.run_deferred()
         return dx_NI, None, None

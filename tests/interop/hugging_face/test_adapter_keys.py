@@ -25,6 +25,8 @@ def read(keys: AdapterKeys = KEYS, **given: object) -> KeyReader:
         ({"t": "all"}, "all-linear"),
         ({"t": "v_proj, q_proj"}, ["q", "v"]),
         ({"t": ["down_proj", "k_proj", "gate_proj"]}, ["k", "gate", "down"]),
+        ({"t": "kv_b_proj,o_proj,q_a_proj"}, ["q_down", "kv_up", "o"]),
+        ({"t": ["q_b_proj", "kv_a_proj_with_mqa"]}, ["kv_down", "q_up"]),
         ({"e": True, "t": None}, "all-linear"),
         ({"e": False, "t": ["o_proj"]}, ["o"]),
         ({}, "all-linear"),

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import ast
 import json
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from echelon.interop.importer import Imported, import_file
 from tests.interop.axolotl.test_read import TEXT
@@ -86,3 +90,100 @@ def test_a_dtype_that_is_auto_in_both_is_bf16(tmp_path: Path) -> None:
     text = "\n".join([*lines, "bf16: auto"]) + "\n"
     precision = imported(tmp_path, AUTO, text).job.plan.mathematics.precision
     assert (precision.parameters, precision.reduction, precision.master) == ("bf16", "bf16", "fp32")
+
+
+OPTIMIZER = {
+    "type": "AdamW",
+    "params": {"lr": 2e-5, "betas": [0.9, 0.999], "eps": 1e-8, "weight_decay": 0.0},
+}
+SCHEDULER = {
+    "type": "WarmupCosineLR",
+    "params": {
+        "warmup_max_lr": 2e-5,
+        "warmup_num_steps": 4,
+        "warmup_type": "linear",
+        "total_num_steps": 40,
+    },
+}
+SAID = {
+    "train_batch_size": 8,
+    "train_micro_batch_size_per_gpu": 1,
+    "gradient_accumulation_steps": 2,
+    "gradient_clipping": 1.0,
+    "bf16": {"enabled": True},
+    "fp16": {"enabled": False},
+    "optimizer": OPTIMIZER,
+    "scheduler": SCHEDULER,
+    "zero_optimization": {"stage": 2},
+}
+OTHERWISE: dict[str, object] = {
+    "train_batch_size": 16,
+    "train_micro_batch_size_per_gpu": 2,
+    "gradient_accumulation_steps": 4,
+    "gradient_clipping": 0.5,
+    "bf16.enabled": False,
+    "fp16.enabled": True,
+    "optimizer.params.lr": 1e-4,
+    "optimizer.params.betas": [0.9, 0.95],
+    "optimizer.params.eps": 1e-6,
+    "optimizer.params.weight_decay": 0.1,
+    "scheduler.params.warmup_max_lr": 1e-4,
+    "scheduler.params.warmup_num_steps": 10,
+    "scheduler.params.total_num_steps": 100,
+}
+"""What no Trainer with the arguments of these tests has."""
+
+
+def saying(key: str, value: object) -> dict[str, Any]:
+    """Return the file whose every number is the Trainer's, but for one."""
+    file = json.loads(json.dumps(SAID))
+    *tables, name = key.split(".")
+    place = file
+    for table in tables:
+        place = place[table]
+    place[name] = value
+    return file
+
+
+def compared_by_transformers() -> set[str]:
+    """Return the keys that the Trainer compares with its own, as its source has them."""
+    spec = find_spec("transformers")
+    assert spec is not None
+    assert spec.origin is not None
+    source = Path(spec.origin).parent / "integrations" / "deepspeed.py"
+    return {
+        str(ast.literal_eval(node.args[0]))
+        for node in ast.walk(ast.parse(source.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "fill_match"
+    }
+
+
+def test_a_file_that_says_what_the_trainer_says_is_whole(tmp_path: Path) -> None:
+    found = imported(tmp_path, SAID)
+    assert found.is_whole
+    optimizer = found.job.plan.mathematics.optimizer
+    assert (optimizer.learning_rate, optimizer.clip_norm) == (2e-5, 1.0)
+
+
+def test_every_key_that_transformers_compares_is_compared() -> None:
+    assert compared_by_transformers() == set(OTHERWISE)
+
+
+@pytest.mark.parametrize("key", OTHERWISE)
+def test_where_the_trainer_stops_the_key_is_refused_by_name(tmp_path: Path, key: str) -> None:
+    found = imported(tmp_path, saying(key, OTHERWISE[key]))
+    refused = [row.key for row in found.rows if row.fate == "refused"]
+    assert refused == [f"deepspeed.{key}"]
+    (problem,) = found.refused
+    assert f"{key} = {json.dumps(OTHERWISE[key])}: the Trainer stops, as its" in problem.message
+    assert '"auto"' in problem.suggestions
+
+
+def test_how_many_sequences_is_compared_where_the_ranks_are_known(tmp_path: Path) -> None:
+    (tmp_path / "ds.json").write_text(json.dumps(saying("train_batch_size", 64)), encoding="utf-8")
+    path = tmp_path / "run.yaml"
+    path.write_text(f"{PRETRAIN}deepspeed: ds.json\n", encoding="utf-8")
+    found = import_file(path, sets=WEIGHTS)
+    assert not found.refused

@@ -87,19 +87,3 @@ def test_a_vocabulary_is_padded_for_the_tensor_ranks(megatron: Imports) -> None:
     assert (plan.model.vocab, plan.mesh.dp_replicate) == (512, 1)
     more = "--tensor-model-parallel-size 2 --make-vocab-size-divisible-by 10"
     assert megatron(small(more)).job.plan.model.vocab == 300
-
-
-@pytest.mark.parametrize("written", ["7,0", "(7,0)", "7, 0", "(7, 0)"])
-def test_a_window_has_keys_before_the_query_and_its_own(megatron: Imports, written: str) -> None:
-    assert megatron(small(f"--window-size '{written}'")).job.plan.model.window == 8
-
-
-@pytest.mark.parametrize("written", ["-1,0", "(-1, 0)"])
-def test_a_window_of_minus_one_is_none(megatron: Imports, written: str) -> None:
-    assert megatron(small(f"--window-size '{written}'")).job.plan.model.window is None
-
-
-@pytest.mark.parametrize("written", ["7", "-1,-1", "-2,0", "7,7", "7,-1", "all"])
-def test_a_window_behind_the_query_is_refused(megatron: Imports, written: str) -> None:
-    refused = megatron.refused(small(f"--window-size {written}"))
-    assert refused == [("import-not-honoured", "--window-size")]

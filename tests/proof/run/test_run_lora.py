@@ -6,7 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from echelon.core.choices.lora import LINEARS, Lora
+from echelon.core.choices.lora import LATENT_LINEARS, LINEARS, LORA_LINEARS, Lora
+from echelon.core.experts import ExpertLayout
 from echelon.core.plan import Plan
 from echelon.launch.local.pool import RankPool
 from echelon.proof.matrix.block_cases import BlockCase
@@ -27,17 +28,50 @@ SLOW: tuple[tuple[BlockCase, tuple[str, ...]], ...] = (
     (BlockCase("olmo2", "pp2-zb", "none"), ("down",)),
 )
 
+LATENT = (*LATENT_LINEARS, "o")
+OF_LATENT: tuple[tuple[BlockCase, tuple[str, ...]], ...] = (
+    (BlockCase("deepseek-v2", "alone", "none"), LORA_LINEARS),
+    (BlockCase("deepseek-v2", "tp2", "none"), LORA_LINEARS),
+    (BlockCase("deepseek-v2", "tp2sp", "none"), ("q_down", "kv_up")),
+    (BlockCase("deepseek-v2", "pp2-zb", "none"), ("q_up",)),
+    (BlockCase("deepseek-v2", "zero3-tp2sp-pp2", "none"), LORA_LINEARS),
+    (BlockCase("deepseek-v2-lite", "tp2sp", "none"), ("q_up", "o")),
+    (BlockCase("deepseek-v2-lite", "pp2-zb", "none"), ("kv_down",)),
+    (BlockCase("deepseek-v2", "ring2", "none"), ("o",)),
+)
+"""Latent attention before dense MLPs."""
+OF_EXPERTS: tuple[tuple[BlockCase, tuple[str, ...]], ...] = (
+    (BlockCase("deepseek-v2", "alone", "none"), LATENT),
+    (BlockCase("deepseek-v2", "tp2", "none"), LATENT),
+    (BlockCase("deepseek-v2", "zero3-tp2sp-pp2", "none"), ("q_up", "kv_up")),
+    (BlockCase("gpt-oss", "tp2", "none"), ("q", "v")),
+    (BlockCase("gpt-oss", "pp2-zb", "none"), ("q", "k", "v", "o")),
+    (BlockCase("gpt-oss", "zero3", "full"), ("q", "v")),
+)
+"""Attention before frozen experts."""
+
 
 def _plan(case: BlockCase, targets: tuple[str, ...]) -> Plan:
     """Return the plan of a case with adapters on those of `targets` that it has."""
     plan = case.plan()
     own = tuple(name for name in targets if name != "gate" or plan.model.gated)
+    if plan.model.latent is not None:
+        own = tuple(name for name in own if name not in ("q", "k", "v"))
     model = replace(plan.model, lora=Lora(rank=4, alpha=8.0, targets=own))
     return replace(plan, mathematics=replace(plan.mathematics, model=model))
 
 
+def _without_experts(plan: Plan) -> Plan:
+    layout = replace(plan.layout, mesh=replace(plan.mesh, ep=1), experts=ExpertLayout())
+    model = replace(plan.model, experts=None)
+    return replace(plan, layout=layout, mathematics=replace(plan.mathematics, model=model))
+
+
 def _check(case: BlockCase, targets: tuple[str, ...], rank_pool: RankPool) -> None:
-    plan = _plan(case, targets)
+    _check_plan(_plan(case, targets), rank_pool)
+
+
+def _check_plan(plan: Plan, rank_pool: RankPool) -> None:
     prove(plan, run_ranks=rank_pool.run, subject=OUR_ENGINE, own_precision=False).require()
     found = compare_plan(plan, rank_pool.run)
     assert found.problems == ()
@@ -51,6 +85,28 @@ def test_adapters_on_two_tensor_ranks_are_proven(rank_pool: RankPool) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize(("case", "targets"), SLOW, ids=lambda one: getattr(one, "name", None))
 def test_adapters_are_proven_in_every_kind_of_layout(
+    case: BlockCase, targets: tuple[str, ...], rank_pool: RankPool
+) -> None:
+    _check(case, targets, rank_pool)
+
+
+def test_adapters_of_latent_attention_on_two_tensor_ranks_are_proven(rank_pool: RankPool) -> None:
+    _check(BlockCase("deepseek-v2", "tp2sp", "none"), LATENT, rank_pool)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("case", "targets"), OF_LATENT, ids=lambda one: getattr(one, "name", None))
+def test_adapters_of_latent_attention_are_proven(
+    case: BlockCase, targets: tuple[str, ...], rank_pool: RankPool
+) -> None:
+    _check_plan(_without_experts(_plan(case, targets)), rank_pool)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("case", "targets"), OF_EXPERTS, ids=lambda one: getattr(one, "name", None)
+)
+def test_adapters_of_attention_before_frozen_experts_are_proven(
     case: BlockCase, targets: tuple[str, ...], rank_pool: RankPool
 ) -> None:
     _check(case, targets, rank_pool)

@@ -22,7 +22,7 @@ from echelon.config.settings.value_types import (
     Text,
     setting,
 )
-from echelon.core.choices.lora import ALL_LINEAR, LINEARS
+from echelon.core.choices.lora import ALL_LINEAR, LORA_LINEARS
 
 FRACTION_OF_HEAD = Real(above=True, maximum=1.0)
 
@@ -275,7 +275,7 @@ LORA = (
     setting("lora.alpha", POSITIVE, 16.0, "adapters are scaled by alpha / rank"),
     setting(
         "lora.targets",
-        ChoiceList(options=LINEARS, words=(ALL_LINEAR,)),
+        ChoiceList(options=LORA_LINEARS, words=(ALL_LINEAR,)),
         ALL_LINEAR,
         "layers with an adapter; all-linear: those of attention and of the MLP",
     ),

@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import cast
 
 from echelon.config.view import View
-from echelon.core.choices.lora import ALL_LINEAR, LINEARS, Lora
+from echelon.core.choices.lora import (
+    ALL_LINEAR,
+    ATTENTION_LINEARS,
+    LATENT_LINEARS,
+    LORA_LINEARS,
+    MLP_LINEARS,
+    Lora,
+)
 
 RANK_KEY, ALPHA_KEY, TARGETS_KEY = "lora.rank", "lora.alpha", "lora.targets"
 RSLORA_KEY, DROPOUT_KEY = "lora.rslora", "lora.dropout"
@@ -29,13 +36,23 @@ def read_lora(view: View) -> Lora | None:
 
 
 def lora_targets(view: View) -> tuple[str, ...]:
-    """Return the layers with an adapter, in forward order; "all-linear" are those that there are.
-
-    An MLP without a gate has no "gate".
-    """
+    """Return the layers with an adapter, in forward order; "all-linear" are all there are."""
     asked = view.value(TARGETS_KEY)
     if asked == ALL_LINEAR:
-        gated = view.flag("model.gated")
-        return tuple(name for name in LINEARS if gated or name != "gate")
+        return lora_linears(view)
     words = cast("list[str]", asked)
-    return tuple(name for name in LINEARS if name in words)
+    return tuple(name for name in LORA_LINEARS if name in words)
+
+
+def lora_linears(view: View) -> tuple[str, ...]:
+    """Return the linear layers of the model that may have an adapter, in forward order.
+
+    An MLP without a gate has no "gate", latent attention without a vector of queries no "q_down".
+    """
+    gated = view.flag("model.gated")
+    mlp = tuple(name for name in MLP_LINEARS if gated or name != "gate")
+    if not view.has_table("model.latent"):
+        return (*ATTENTION_LINEARS, *mlp)
+    compressed = view.value("model.latent.query_rank") != "none"
+    latent = tuple(name for name in LATENT_LINEARS if compressed or name != "q_down")
+    return (*latent, "o", *mlp)

@@ -5,7 +5,8 @@ A layer y = x W^T becomes y = x W^T + s (x A^T) B^T, with A of `rank` rows and B
 model begins as it was. s is alpha / rank, or alpha / sqrt(rank) where it is stabilised
 (Kalajdzievski, "A Rank Stabilization Scaling Factor", 2023).
 
-Names of layers are those of our own modules: q, k, v, o of attention, gate, up, down of the MLP.
+Names of layers are those of our own modules: q, k, v, o of attention, gate, up, down of the MLP; of
+latent attention q_down, kv_down, q_up, kv_up and o.
 """
 
 from __future__ import annotations
@@ -20,6 +21,12 @@ MLP_LINEARS = ("gate", "up", "down")
 """Those of an MLP; without a gate there is no "gate"."""
 
 LINEARS = (*ATTENTION_LINEARS, *MLP_LINEARS)
+"""Those of a block with grouped-query attention, in the order of a forward pass."""
+
+LATENT_LINEARS = ("q_down", "kv_down", "q_up", "kv_up")
+"""Those of latent attention before its heads, in the place of q, k and v."""
+
+LORA_LINEARS = (*LATENT_LINEARS, *LINEARS)
 """All of them, in the order of a forward pass."""
 
 ALL_LINEAR = "all-linear"
@@ -27,6 +34,12 @@ ALL_LINEAR = "all-linear"
 
 LINEAR_GROUPS = (("q", "k", "v"), ("o",), ("gate", "up"), ("down",))
 """Layers that read the same input."""
+
+LATENT_GROUPS = (("q_down", "kv_down"), ("q_up",), ("kv_up",))
+"""The same of latent attention; without a vector of queries q_up reads the stream, apart."""
+
+WHOLE_LINEARS = frozenset(LATENT_GROUPS[0])
+"""Layers that every tensor rank has whole."""
 
 ROW_LINEARS = frozenset({"o", "down"})
 """Layers that tensor parallelism splits by input."""
@@ -44,7 +57,7 @@ class Lora:
     alpha: float
     """What the product of both is scaled by, before it is divided by the rank or its root."""
     targets: tuple[str, ...]
-    """Names of `LINEARS`, in that order."""
+    """Names of `LORA_LINEARS`, in that order."""
     rslora: bool = False
     """Whether it is divided by the root of the rank."""
 

@@ -6,8 +6,9 @@ LORA_TARGETS = Rule(
     id="lora-targets",
     why="""
     lora.targets names linear layers of blocks: q, k, v, o of attention, gate, up, down of the MLP,
-    or "all-linear" for those that the model has. An MLP without a gate has no layer "gate", and an
-    adapter of a layer that is not there would train nothing.
+    or "all-linear" for those that the model has. An MLP without a gate has no layer "gate"; latent
+    attention has q_down, kv_down, q_up and kv_up in the place of q, k and v, and without a vector
+    of queries no q_down. An adapter of a layer that is not there would train nothing.
     """,
     example="""
     [model]
@@ -23,19 +24,20 @@ LORA_TARGETS = Rule(
 LORA_MODEL = Rule(
     id="lora-model",
     why="""
-    Adapters stand beside the layers of grouped-query attention and of a dense MLP. Latent attention
-    leads down to narrow vectors that every tensor rank has whole, and a mixture multiplies the rows
-    of all experts at once: neither has a place for an adapter here, so nothing would be trained
-    where adapters were asked for. Such a model is trained whole.
+    Adapters stand beside the layers of attention, latent attention included, and of a dense MLP. A
+    mixture multiplies the rows of all experts at once, and has no place for adapters there, while
+    gate, up and down name layers of routed and shared experts alike: nothing would be trained where
+    adapters were asked for. Beside its attention such a model has adapters, over frozen experts.
     """,
     example="""
     [model]
     preset = "deepseek-v3"
     [lora]
-    %s
+    rank = 16
+    targets = %s
     """,
-    bad="rank = 16",
-    fixed='rank = "none"',
+    bad='"all-linear"',
+    fixed='["q_down", "kv_down", "q_up", "kv_up", "o"]',
 )
 
 LORA_DROPOUT = Rule(

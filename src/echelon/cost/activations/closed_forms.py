@@ -306,7 +306,10 @@ def _numbers(work: CostInputs) -> ActivationNumbers:
 
 
 def _adapters(model: ModelNumbers) -> tuple[Num, Num, Num, Num]:
-    """Return the rows of the A of all adapters of each of `LINEAR_GROUPS`."""
+    """Return the rows of the A of all adapters of each of `LINEAR_GROUPS`.
+
+    Those before the heads of latent attention are told together, as those of q, k and v.
+    """
     return (
         model.adapters_attention_in,
         model.adapters_attention_out,

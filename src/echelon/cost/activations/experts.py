@@ -149,7 +149,8 @@ def _dispatch(x: ActivationNumbers, e: ExpertNumbers, flow: _MixtureState) -> Op
     shared = _any_shared(e)
     # Those of column layers, which gather their input, wait until here.
     made = weight_gradient_bytes(x, 2 * e.shared_inner, x.hidden, x.tokens)
-    late = shared * x.scattered * (2 * x.tokens * e.shared_inner * x.size + x.whole + made)
+    late = (1 - x.frozen) * shared * x.scattered
+    late = late * (2 * x.tokens * e.shared_inner * x.size + x.whole + made)
     back = replace(flow.back, deferred=0) if shared else flow.back
     landing = arrival_bytes(e.chunks, back, e.product)
     arrived = arrival_bytes(e.chunks, flow.split, 0)
@@ -209,7 +210,7 @@ def _shared_saved(x: ActivationNumbers, e: ExpertNumbers) -> tuple[SavedTensor, 
         SHARED,
         ("input in 8 bits", own, "n D"),
         ("gate and up", e.up * inner * x.size, "2 N F' s"),
-        ("inner activation", x.product_bytes(inner), "N F' s"),
+        ("inner activation", (1 - x.frozen) * x.product_bytes(inner), "N F' s"),
     )
 
 
@@ -261,7 +262,7 @@ def _any_shared(e: ExpertNumbers) -> Num:
 
 
 def _shared(x: ActivationNumbers, e: ExpertNumbers, flow: _MixtureState) -> OperatorMemory:
-    numbers = x.tokens * e.shared_inner
+    numbers, learns = x.tokens * e.shared_inner, 1 - x.frozen
     inner = numbers * x.size
     any_shared = _any_shared(e)
     gradient = any_shared * x.product_bytes(x.tokens * x.hidden)
@@ -300,9 +301,9 @@ def _shared(x: ActivationNumbers, e: ExpertNumbers, flow: _MixtureState) -> Oper
         kept_for_weight_gradient=saved_tensors(
             SHARED,
             ("input in 8 bits", any_shared * x.copied_bytes(x.rows * x.hidden), "n D"),
-            ("gradient of gate and up", x.product_bytes(2 * numbers), "2 N F' s"),
-            ("inner activation", x.product_bytes(numbers), "N F' s"),
-            ("gradient of the output", gradient, "N D s"),
+            ("gradient of gate and up", learns * x.product_bytes(2 * numbers), "2 N F' s"),
+            ("inner activation", learns * x.product_bytes(numbers), "N F' s"),
+            ("gradient of the output", learns * gradient, "N D s"),
         ),
         forward=any_shared * (beside + 3 * inner + made + x.gathered_bytes(x.whole) + ahead),
         backward=any_shared * (x.stream + flow.held + flow.back.in_flight + whole + back),

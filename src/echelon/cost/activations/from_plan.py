@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from echelon.core.choices.kernels import FusedPiece
-from echelon.core.choices.lora import LINEAR_GROUPS
+from echelon.core.choices.lora import LATENT_GROUPS, LINEAR_GROUPS
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.activations.attention_row_chunks import AttentionRowChunks
@@ -92,15 +92,12 @@ def activation_numbers_from_plan(
     )
 
 
-def adapter_rows(model: ModelShape) -> tuple[int, int, int, int]:
-    """Return the rows of the A of all adapters of each of `LINEAR_GROUPS`."""
-    lora = model.lora
+def adapter_rows(model: ModelShape) -> tuple[int, ...]:
+    """Return the rows of the A of all adapters of each of `LINEAR_GROUPS` and `LATENT_GROUPS`."""
+    lora, groups = model.lora, (*LINEAR_GROUPS, *LATENT_GROUPS)
     if lora is None:
-        return 0, 0, 0, 0
-    qkv, o, columns, down = (
-        lora.rank * sum(name in lora.targets for name in group) for group in LINEAR_GROUPS
-    )
-    return qkv, o, columns, down
+        return (0,) * len(groups)
+    return tuple(lora.rank * sum(name in lora.targets for name in group) for group in groups)
 
 
 def _fused(plan: Plan, piece: FusedPiece) -> int:

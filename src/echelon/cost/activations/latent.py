@@ -14,6 +14,11 @@ from echelon.core.model_shape import LatentAttention
 from echelon.cost.activations.attention import ATTENTION, attention_core_operator
 from echelon.cost.activations.fp8_products import fp8_product_bytes
 from echelon.cost.activations.linear import (
+    ATTENTION_IN,
+    ATTENTION_OUT,
+    LATENT_DOWN,
+    LATENT_KEYS,
+    LATENT_QUERIES,
     ResidualBranch,
     norm_operator,
     row_parallel_operator,
@@ -24,6 +29,7 @@ from echelon.cost.activations.numbers import ActivationNumbers, Num, elementwise
 from echelon.cost.activations.operator_memory import OperatorMemory, saved_tensors
 
 _DOWN, _SIDES = "q_down, kv_down", "heads"
+_UP = {LATENT_QUERIES: "q_up", LATENT_KEYS: "kv_up"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,14 +67,16 @@ def latent_operators(x: ActivationNumbers, latent: LatentAttention) -> tuple[Ope
     """Return the operators of latent attention, from the norm before to the output."""
     sizes, sent = _Widths.of(x, latent), elementwise_max(x.ring, x.exchanged)
     cut = int(latent.value_dim < x.head_dim)
-    branch = ResidualBranch(inner=(1 - sent) * sizes.values, flushed=sent)
+    branch = ResidualBranch(
+        inner=(1 - sent) * sizes.values, flushed=sent, groups=(ATTENTION_IN, ATTENTION_OUT)
+    )
     # Variables of the forward pass; the narrow vector of keys goes on as a part of what led down.
     raw = sizes.queries + sizes.pairs + 2 * sizes.shared
     own, vector_made = cut * sizes.values, sizes.query_vector
     attention = attention_core_operator(replace(x, rope=1), branch, raw + 3 * x.queries, own)
     padded = saved_tensors(ATTENTION, ("values", (1 - sent) * x.queries, "N H h s"))
     values = x.tokens * x.heads * latent.value_dim
-    kept = x.copied_bytes(values) + (1 - x.in_fp8) * own
+    kept = x.copied_bytes(values) + (1 - x.in_fp8) * x.learns(ATTENTION_OUT) * own
     cut_out = saved_tensors("o", ("output without padding", kept, "N H v s"))
     # Keys are of the width of queries, and values are in memory of their own.
     by_position = tuple(
@@ -80,16 +88,14 @@ def latent_operators(x: ActivationNumbers, latent: LatentAttention) -> tuple[Ope
     # Without a rank queries come out of the stream: it is kept already, and has two gradients.
     twice = x.stream if rank is None else 0
     q_norm = () if rank is None else (_narrow_norm(x, "q_norm", rank, branch, (0, key_vector)),)
-    q_up = _up(x, "q_up", (x.hidden, sizes.queries), branch, key_vector, fresh=0)
-    if rank is not None:
-        q_up = _up(x, "q_up", (rank, sizes.queries), branch, key_vector)
+    q_up = _up(x, LATENT_QUERIES, (rank or x.hidden, sizes.queries), branch, key_vector, rank)
     return (
         norm_operator(x, "attention norm", branch),
         _down(x, sizes, branch, twice),
         *q_norm,
         _narrow_norm(x, "kv_norm", latent.kv_rank, branch, (vector_made, vector_made + twice)),
         q_up,
-        _up(x, "kv_up", (latent.kv_rank, sizes.pairs), branch, sizes.queries),
+        _up(x, LATENT_KEYS, (latent.kv_rank, sizes.pairs), branch, sizes.queries, latent.kv_rank),
         _sides(x, sizes, branch),
         replace(
             attention,
@@ -104,24 +110,34 @@ def _down(
     x: ActivationNumbers, sizes: _Widths, branch: ResidualBranch, twice: Num
 ) -> OperatorMemory:
     """Return what leads down; `twice` is a gradient of its input that has come already."""
-    product = x.widened_bytes(sizes.down // elementwise_max(x.rows * x.size, 1) + x.hidden, x.rows)
+    learns, narrow = x.learns(LATENT_DOWN), _narrow_rows(x)
+    width = sizes.down // elementwise_max(x.rows * x.size, 1) + x.hidden
+    product = (1 - x.frozen) * x.widened_bytes(width, x.rows) + narrow
     both = x.stream + sizes.down
-    waiting = ("attention input and gradients of latent vectors", both, "n (D + r_q + r_kv + p) s")
+    # Queries that come straight out of the stream read the same.
+    kept = elementwise_max(learns, is_positive(twice) * x.learns(LATENT_QUERIES)) * x.stream
+    what = "attention input and gradients of latent vectors"
+    waiting = (what, learns * both, "n (D + r_q + r_kv + p) s")
     return branch.around(
         x,
         OperatorMemory(
             name=_DOWN,
             saved=saved_tensors(
                 _DOWN,
-                ("attention input", x.stream, "n D s"),
+                ("attention input", kept, "n D s"),
                 ("latent vectors", sizes.down, "n (r_q + r_kv + p) s"),
             ),
             kept_for_weight_gradient=saved_tensors(_DOWN, waiting),
-            forward=both,
+            forward=both + narrow,
             backward=both + twice,
         ),
         late=(1 - x.shared) * product,
     )
+
+
+def _narrow_rows(x: ActivationNumbers) -> Num:
+    """Return what the A of one of the adapters of what leads down makes of its input, n R s."""
+    return x.narrow_bytes(LATENT_DOWN) * x.rows // x.tokens
 
 
 def _narrow_norm(
@@ -144,7 +160,9 @@ def _narrow_norm(
         OperatorMemory(
             name=name,
             saved=saved_tensors(name, ("statistics", statistics, "n w")),
-            kept_for_weight_gradient=(vector_gradient_bytes(name, weights, "r w"),),
+            kept_for_weight_gradient=(
+                vector_gradient_bytes(name, (1 - x.frozen) * weights, "r w"),
+            ),
             forward=beside[0] + forward,
             backward=beside[1] + work,
         ),
@@ -153,28 +171,29 @@ def _narrow_norm(
 
 def _up(
     x: ActivationNumbers,
-    name: str,
+    group: int,
     widths: tuple[Num, Num],
     branch: ResidualBranch,
     beside: Num,
-    *,
-    fresh: int = 1,
+    vector: int | None,
 ) -> OperatorMemory:
     """Return a projection up, from a vector of `widths[0]` to `widths[1]` bytes.
 
-    The vector is kept for it, but where it is not `fresh`: the stream, of which it has 8-bit codes.
+    The vector is kept for it, but where it is none (None): the stream, of which it has 8-bit codes.
     """
     rank, out = widths
+    name, fresh = _UP[group], int(vector is not None)
+    learns, narrow = x.learns(group), x.narrow_bytes(group)
     whole, own = x.tokens * rank * x.size, fresh * x.rows * rank * x.size
     kept_here = fresh + (1 - fresh) * x.in_fp8
     columns = out // elementwise_max(x.tokens * x.size, 1)
-    product = weight_gradient_bytes(x, columns, rank, x.tokens)
+    product = (1 - x.frozen) * weight_gradient_bytes(x, columns, rank, x.tokens) + narrow
     back = fp8_product_bytes(x, columns, rank, x.tokens, turned=1)
-    gathered = x.scattered * whole
+    gathered = learns * (x.scattered * whole - x.left_early(whole))
     kept = saved_tensors(
         name,
-        ("latent vector", kept_here * x.product_bytes(x.rows * rank), "n r s"),
-        ("its gradient", x.product_bytes(out // x.size), "N O s"),
+        ("latent vector", learns * kept_here * x.product_bytes(x.rows * rank), "n r s"),
+        ("its gradient", learns * x.product_bytes(out // x.size), "N O s"),
     )
     ahead = x.in_fp8 * kept[0].bytes + fp8_product_bytes(x, columns, rank, x.tokens)
     return branch.around(
@@ -183,11 +202,10 @@ def _up(
             name=name,
             saved=kept[:1],
             kept_for_weight_gradient=kept,
-            forward=beside + own + x.gathered_bytes(whole) + out + ahead,
+            forward=beside + own + x.gathered_bytes(whole) + out + ahead + narrow,
             backward=beside + out + x.in_fp8 * kept[1].bytes + x.summed_bytes(whole) + back,
         ),
-        late=branch.row_layer_bytes(x)
-        + elementwise_max(gathered - x.left_early(whole), product - back),
+        late=branch.row_layer_bytes(x) + elementwise_max(gathered, product - back),
     )
 
 

@@ -29,8 +29,8 @@ from echelon.cost.activations.numbers import (
 from echelon.cost.activations.operator_memory import OperatorMemory, SavedTensor, saved_tensors
 from echelon.cost.bytes.fp8 import CODE_BYTES
 
-ATTENTION_IN, ATTENTION_OUT, MLP_IN, MLP_OUT = range(4)
-"""Places of the layers of a block in `LINEAR_GROUPS`."""
+ATTENTION_IN, ATTENTION_OUT, MLP_IN, MLP_OUT, LATENT_DOWN, LATENT_QUERIES, LATENT_KEYS = range(7)
+"""Places of the layers of a block in `LINEAR_GROUPS` and, behind them, `LATENT_GROUPS`."""
 
 ATTENTION_DROPOUT, MLP_DROPOUT, DOWN = "attention dropout", "mlp dropout", "down"
 

@@ -160,8 +160,9 @@ class ActivationNumbers:
     """Flag: kernels give partial sums of the gradients of vectors of weights."""
     frozen: Num = 0
     """Flag: what is no adapter takes no gradient."""
-    adapters: tuple[Num, Num, Num, Num] = (0, 0, 0, 0)
-    """Rows of the A of all adapters of q, k, v; of o; of gate, up; of down."""
+    adapters: tuple[Num, ...] = (0,) * 7
+    """Rows of the A of all adapters of q, k, v; of o; of gate, up; of down; of what leads down in
+    latent attention; of q_up; of kv_up."""
     scores: Num = 0
     """Bytes that attention keeps of its scores: none, but for trainers without a fused kernel."""
 
@@ -250,7 +251,7 @@ class ActivationNumbers:
     def learns(self, group: int) -> Num:
         """Return whether layers that read the same input have a gradient to compute from it.
 
-        `group` is their place in `LINEAR_GROUPS`.
+        `group` is their place in `LINEAR_GROUPS` and, behind them, `LATENT_GROUPS`.
         """
         return elementwise_max(1 - self.frozen, is_positive(self.adapters[group]))
 

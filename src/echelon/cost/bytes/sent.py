@@ -28,7 +28,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from echelon.core.axis import Axis
-from echelon.core.choices.lora import LINEAR_GROUPS
+from echelon.core.choices.lora import LATENT_GROUPS, LINEAR_GROUPS
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.model_shape import LatentAttention, ModelShape
 from echelon.core.plan import DTYPE_BYTES, Plan
@@ -170,9 +170,10 @@ def tensor_bytes(
     backward_count = attention_backward * blocks + backward[1] * mlps
     frozen = plan.model.lora
     if frozen is not None and plan.layout.sequence_parallel:
-        # Layers without an adapter need no input again.
+        # Layers without an adapter need no input again; latent attention has none of that width.
         columns, gates = LINEAR_GROUPS[0], LINEAR_GROUPS[2]
-        backward_count -= blocks * (not frozen.adapts(columns)) + mlps * (not frozen.adapts(gates))
+        unread = plan.model.latent is None and not frozen.adapts(columns)
+        backward_count -= blocks * unread + mlps * (not frozen.adapts(gates))
     inputs_again, messages, one, one_far = 0, 1, each, far
     if plan.layout.tp_ring:
         # A gather or a sum around the ring is a message of one chunk to each but the last rank;
@@ -354,9 +355,15 @@ def latent_bytes(plan: Plan, blocks: int, again: int, rank: int) -> Iterator[Sen
     widths, ranks = narrow_widths(plan.model, latent), plan.mesh.group(rank, Axis.TP)
     if scattered:
         scattered_back = _piece(plan, widths)
-        again_for_weights = _piece_for_products(plan, widths[:2])
-        forward = slices_sent(plan, ranks, rank, again_for_weights + _piece(plan, widths[2:]))
-        backward = slices_sent(plan, ranks, rank, scattered_back + again_for_weights)
+        read, lora = widths[:2], plan.model.lora
+        # Layers without an adapter need no input again.
+        learn = (lora is None or lora.adapts(group) for group in LATENT_GROUPS[1:])
+        narrow = tuple(width for width, learns in zip(read, learn, strict=True) if learns)
+        gathered = _piece_for_products(plan, read) + _piece(plan, widths[2:])
+        forward = slices_sent(plan, ranks, rank, gathered)
+        backward = slices_sent(
+            plan, ranks, rank, scattered_back + _piece_for_products(plan, narrow)
+        )
         formulas = "(n-1)/n N r s", "(n-1)/n N (r + u) s"
     else:
         forward = (0, 0)

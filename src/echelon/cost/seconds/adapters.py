@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from echelon.core.choices.lora import LINEAR_GROUPS
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import (
     is_adapter,
@@ -29,7 +30,7 @@ def with_adapters(numbers: ModelNumbers, shape: ModelShape) -> ModelNumbers:
         frozen=1.0,
         extra_streams=numbers.extra_streams + once,
         trained=num_trained_parameters(shape) / num_parameters(shape),
-        adapters_attention_in=float(rows[0]),
+        adapters_attention_in=float(rows[0] + sum(rows[len(LINEAR_GROUPS) :])),
         adapters_attention_out=float(rows[1]),
         adapters_mlp_in=float(rows[2]),
         adapters_mlp_out=float(rows[3]),

@@ -5,10 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
-from echelon.core.choices.lora import ALL_LINEAR, LINEARS
+from echelon.core.choices.lora import ALL_LINEAR, LINEARS, LORA_LINEARS
 from echelon.interop.key_reader import COUNT, KeyReader
 
-_SUFFIX = "_proj"
+_LAYERS = {
+    **{f"{name}_proj": name for name in LINEARS},
+    "q_a_proj": "q_down",
+    "kv_a_proj_with_mqa": "kv_down",
+    "q_b_proj": "q_up",
+    "kv_b_proj": "kv_up",
+}
+"""Our name of each layer of transformers, those of latent attention behind the others."""
 _EVERY = ("all", ALL_LINEAR)
 
 
@@ -91,11 +98,11 @@ def _read_targets(reader: KeyReader, key: str) -> None:
     if any(name in _EVERY for name in found):
         reader.set(key, "lora.targets", ALL_LINEAR, why)
         return
-    wanted = {name.removesuffix(_SUFFIX) for name in found if name.endswith(_SUFFIX)}
-    if len(wanted) != len(found) or not wanted <= set(LINEARS):
-        known = [f"{name}{_SUFFIX}" for name in LINEARS]
+    wanted = {_LAYERS[name] for name in found if name in _LAYERS}
+    if len(wanted) != len(found):
+        known = list(_LAYERS)
         reader.refuse(
             key, "adapters stand beside linear layers of blocks", suggestions=(", ".join(known),)
         )
         return
-    reader.set(key, "lora.targets", [name for name in LINEARS if name in wanted], why)
+    reader.set(key, "lora.targets", [name for name in LORA_LINEARS if name in wanted], why)

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from echelon.config.model.architectures.record import Architecture
 from echelon.config.model.architectures.table import ARCHITECTURES
-from echelon.core.choices.lora import LINEARS, LORA_A, LORA_B, Lora
+from echelon.core.choices.lora import LORA_A, LORA_B, LORA_LINEARS, Lora
 from echelon.core.errors import ConfigError
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import base_shape, is_adapter, parameters
@@ -141,7 +141,7 @@ def _layers(
     together: dict[str, tuple[str, ...]] = {}
     for tensor in tensors:
         names = [name.removesuffix(".weight") for name, _ in tensor.parts]
-        linears = [one for one in names if one.rpartition(".")[2] in LINEARS]
+        linears = [one for one in names if one.rpartition(".")[2] in LORA_LINEARS]
         if not linears or not tensor.key.endswith(".weight"):
             continue
         if len(names) > 1:

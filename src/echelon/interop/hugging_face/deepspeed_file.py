@@ -1,12 +1,14 @@
 """A JSON of DeepSpeed that a trainer on top of Hugging Face's Trainer names: what it says here.
 
-https://huggingface.co/docs/transformers/deepspeed. "auto" is what the Trainer says. Sizes of a
-batch that are numbers must be those of the Trainer, which stops else. Of other keys that are
-numbers the file's are taken, where the Trainer may stop, too.
+https://huggingface.co/docs/transformers/deepspeed. "auto" is what the Trainer says. What the file
+says itself must be the same where the Trainer compares it (`fill_match` of
+integrations/deepspeed.py in transformers 5): it stops else, so such a key is refused by name.
+Of keys that are the file's alone its own are taken.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from echelon.interop.deepspeed.abilities import TABLES
@@ -17,7 +19,7 @@ from echelon.interop.deepspeed.read_zero import read_activations, read_stage, re
 from echelon.interop.followed import adopt, inner_reader
 from echelon.interop.hugging_face.trainer_keys import TrainerKeys
 from echelon.interop.import_context import ImportContext, import_context
-from echelon.interop.key_reader import KeyReader
+from echelon.interop.key_reader import AUTO, KeyReader, json_text
 
 KEY = "deepspeed"
 _PRINT = "steps_per_print"
@@ -52,7 +54,7 @@ class DeepSpeedFile:
         if named:
             # Sizes that follow from the model are those of the file's, not of a base.
             context = replace(context, model=import_context(named, None).model)
-        self._read_batch(keys)
+        self._match(self._of_trainer(keys, context))
         gradients = read_precision(inner, context)
         read_zero(inner, self.stage, gradients, data, context)
         read_activations(inner)
@@ -63,14 +65,68 @@ class DeepSpeedFile:
         inner.finish()
         adopt(self.reader, KEY, inner)
 
-    def _read_batch(self, keys: TrainerKeys) -> None:
-        total, *sizes = BATCH
-        self.inner.skip(total, "it follows from the sizes that the Trainer has, and the ranks")
-        for key, name in zip(sizes, (keys.micro, keys.steps), strict=True):
-            theirs = self.reader.given.get(name, 1)
-            same = self.inner.is_auto(key) or self.inner.given.get(key) == theirs
-            if same:
-                self.inner.skip(key, f"{name} of the Trainer")
-            elif self.inner.has(key):
-                why = f"the Trainer stops, as its {name} is {theirs}"
-                self.inner.refuse(key, why, suggestions=('"auto"', str(theirs)))
+    def _of_trainer(self, keys: TrainerKeys, context: ImportContext) -> dict[str, _Theirs]:
+        """Return what the Trainer compares: of keys of the file its own name and value."""
+        given, half = self.reader.given, context.parameters
+        rate, betas = self._value("learning_rate"), [self._value(f"beta{n}") for n in (1, 2)]
+        clip, rise = self._value("clip_norm"), self._value("warmup_steps")
+        steps = self.reader.entries.get("train.steps")
+        total, micro, accumulated = BATCH
+        found = {
+            micro: _Theirs(keys.micro, given.get(keys.micro, 1)),
+            accumulated: _Theirs(keys.steps, given.get(keys.steps, 1)),
+            "gradient_clipping": _Theirs("max_grad_norm", 0.0 if clip == "none" else clip),
+            "optimizer.params.lr": _Theirs("learning_rate", rate),
+            "optimizer.params.betas": _Theirs(
+                "adam_beta1, adam_beta2", None if None in betas else betas
+            ),
+            "optimizer.params.eps": _Theirs("adam_epsilon", self._value("eps")),
+            "optimizer.params.weight_decay": _Theirs("weight_decay", self._value("weight_decay")),
+            "scheduler.params.warmup_max_lr": _Theirs("learning_rate", rate),
+            "fp16.enabled": _Theirs("fp16", half == "fp16"),
+            "bf16.enabled": _Theirs("bf16", half == "bf16"),
+        }
+        if context.ranks is not None:
+            batch = self.reader.entries.get("batch.global_sequences")
+            what = f"ranks x {keys.micro} x {keys.steps}"
+            found[total] = _Theirs(what, batch.value if batch else None)
+        if steps is not None:
+            found["scheduler.params.total_num_steps"] = _Theirs("number of steps", steps.value)
+        if isinstance(rise, int):
+            found["scheduler.params.warmup_num_steps"] = _Theirs("warm-up", max(1, rise))
+        return found
+
+    def _value(self, name: str) -> object:
+        """Return a setting of the optimizer that the Trainer's keys came to."""
+        entry = self.reader.entries.get(f"optimizer.{name}")
+        return entry.value if entry else None
+
+    def _match(self, theirs: Mapping[str, _Theirs]) -> None:
+        """Refuse each key at which the Trainer stops; it is read on as if it were "auto"."""
+        inner = self.inner
+        other = {
+            key: one
+            for key, one in theirs.items()
+            if one.value is not None
+            and inner.has(key)
+            and not inner.is_auto(key)
+            and inner.given[key] != one.value
+        }
+        for key, one in other.items():
+            why = f"the Trainer stops, as its {one.name} is {json_text(one.value)}"
+            inner.refuse(key, why, suggestions=('"auto"', json_text(one.value)))
+        inner.given = {**inner.given, **dict.fromkeys(other, AUTO)}
+        for key in BATCH:
+            if key not in other:
+                name = (
+                    theirs[key].name if key in theirs else "sizes, and as many ranks as there are,"
+                )
+                inner.skip(key, f"{name} of the Trainer")
+
+
+@dataclass(frozen=True, slots=True)
+class _Theirs:
+    """Hold what the Trainer calls a value of the file, and has for it; None where it says none."""
+
+    name: str
+    value: object

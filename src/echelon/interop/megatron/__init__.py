@@ -2,6 +2,7 @@
 
 read.py            mesh, ZeRO stage, ranks, batch
 read_model.py      sizes, norms, positions, latent attention
+read_blocks.py     windows of some layers, sinks, gates and biases, as gpt-oss has them
 read_experts.py    experts and their ranks, and what evens their loads
 read_pipeline.py   virtual stages, and layers of each stage
 read_numbers.py    precision, loss scale, optimizer, learning rate, recompute, checkpoints

@@ -7,15 +7,13 @@ what becomes of tokens beyond it.
 
 from __future__ import annotations
 
-import re
-
 from echelon.interop.abilities import by_word
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import COUNT, FROM_ZERO, NUMBER, POSITIVE, KeyReader
 from echelon.interop.megatron.abilities import DROPS, SCOPES, TABLES
+from echelon.interop.megatron.read_blocks import EXPERTS, FREQUENCY, SHARED, layer_pattern
 
-EXPERTS, TOP_K, FFN = "--num-experts", "--moe-router-topk", "--moe-ffn-hidden-size"
-SHARED, FREQUENCY = "--moe-shared-expert-intermediate-size", "--moe-layer-freq"
+TOP_K, FFN = "--moe-router-topk", "--moe-ffn-hidden-size"
 SCORES, BEFORE = "--moe-router-score-function", "--moe-router-pre-softmax"
 SCALE, DTYPE = "--moe-router-topk-scaling-factor", "--moe-router-dtype"
 GROUPS, TOP_GROUPS = "--moe-router-num-groups", "--moe-router-group-topk"
@@ -50,17 +48,11 @@ def first_dense_layers(pattern: object, layers: int | None) -> int | None:
     """
     if pattern == 1 and not isinstance(pattern, bool):
         return 0
-    text = re.sub(r"[\s()'\"]", "", str(pattern))
-    found: list[int] = []
-    for part in text.split("+"):
-        match = re.fullmatch(r"\[([01](?:,[01])*)\](?:\*(\d{1,4}))?", part)
-        if match is None:
-            return None
-        found += [int(bit) for bit in match[1].split(",")] * int(match[2] or 1)
-    dense = found.index(1) if 1 in found else len(found)
-    if 0 in found[dense:] or 1 not in found or layers not in (None, len(found)):
+    found = layer_pattern(pattern)
+    if found is None or 1 not in found or layers not in (None, len(found)):
         return None
-    return dense
+    dense = found.index(1)
+    return None if 0 in found[dense:] else dense
 
 
 def _set(reader: KeyReader, key: str, name: str, value: object, why: str) -> None:

@@ -5,17 +5,19 @@ Where the run builds on a model (--extends), what the command does not say is th
 
 from __future__ import annotations
 
-import re
-from typing import cast
-
 from echelon.config.settings.value_types import Real
 from echelon.core.rulebook.imports import IMPORT_NOT_HONOURED
 from echelon.interop.abilities import by_word
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import BETA, COUNT, POSITIVE, KeyReader
 from echelon.interop.megatron.abilities import NORMS, POSITIONS, TABLES
+from echelon.interop.megatron.read_blocks import (
+    read_activation,
+    read_biases,
+    read_softmax,
+    read_window,
+)
 
-_BIASES = ("qkv_bias", "output_bias", "mlp_bias")
 _VOCAB_MULTIPLE = 128  # tokens, in Megatron-LM
 
 _SIZES = {
@@ -46,23 +48,24 @@ def read_model(reader: KeyReader, context: ImportContext) -> int | None:
         if not (latent and key == CHANNELS):
             reader.take(key, f"model.{name}", COUNT, why)
     _read_heads(reader, complete, latent=latent)
-    gated = _read_activation(reader, complete)
+    gated = read_activation(reader, context)
     _read_ffn(reader, gated, complete)
     _read_vocab(reader, context)
     _read_norm(reader, complete)
     _read_positions(reader, complete)
-    _read_window(reader)
-    _read_biases(reader, complete)
+    layers = reader.given.get("--num-layers")
+    if not isinstance(layers, int):
+        layers = context.model.layers if context.model else None
+    read_window(reader, layers)
+    read_softmax(reader, latent=latent)
+    read_biases(reader, context)
     _read_dropout(reader, complete)
     key = "--untie-embeddings-and-output-weights"
     untied = reader.flag(key, setting="model.tied")
     if untied is not None or complete:
         _set(reader, key, "tied", not untied, "whether the head is the embedding")
     reader.take("--init-method-std", "model.initial_std", POSITIVE, "of the first weights")
-    layers = reader.given.get("--num-layers")
-    if isinstance(layers, int):
-        return layers
-    return context.model.layers if context.model else None
+    return layers
 
 
 def _set(reader: KeyReader, key: str, name: str, value: object, why: str) -> None:
@@ -129,16 +132,6 @@ def _read_heads(reader: KeyReader, complete: bool, *, latent: bool) -> None:
             )
         else:
             reader.set(key, "model.qk_norm", True, "queries and keys are normed per head")
-
-
-def _read_activation(reader: KeyReader, complete: bool) -> bool:
-    key = "--swiglu"
-    gated = reader.flag(key, setting="model.gated")
-    if gated is None and not complete:
-        return False
-    _set(reader, key, "gated", bool(gated), "whether the MLP has a gate")
-    _set(reader, key, "activation", "silu" if gated else "gelu", "gelu is the tanh form")
-    return bool(gated)
 
 
 def _read_ffn(reader: KeyReader, gated: bool, complete: bool) -> None:
@@ -217,36 +210,6 @@ def _read_positions(reader: KeyReader, complete: bool) -> None:
         reader.skip(factor, f"together with {scaling}")
     else:
         reader.skip(factor, f"it counts with {scaling} only")
-
-
-def _read_window(reader: KeyReader) -> None:
-    """Map a window: Megatron-LM counts the keys before the query, here the query's own counts."""
-    key = "--window-size"
-    if not reader.has(key):
-        return
-    given = reader.given[key]
-    text = ",".join(map(str, cast("list[object]", given))) if isinstance(given, list) else given
-    found = re.fullmatch(r"\(?(-1|\d{1,12}), ?0\)?", str(text))
-    if found and found[1] == "-1":
-        reader.set(key, "model.window", "none", "-1 is all keys before a query")
-    elif found:
-        why = f"the {found[1]} keys before a query, and its own"
-        reader.set(key, "model.window", int(found[1]) + 1, why)
-    else:
-        why = "a window is a number of keys before the query, and none behind it"
-        reader.refuse(key, why, suggestions=(f"{key} 128,0",), setting="model.window")
-
-
-def _read_biases(reader: KeyReader, complete: bool) -> None:
-    key, qkv = "--disable-bias-linear", "--add-qkv-bias"
-    off = reader.flag(key, setting="model.mlp_bias")
-    on = reader.flag(qkv, setting="model.qkv_bias")
-    if off is not None or complete:
-        for name in _BIASES:
-            if not (on and name == "qkv_bias"):
-                _set(reader, key, name, not off, "whether there is a bias")
-    if on:
-        reader.set(qkv, "model.qkv_bias", True, "q, k and v have a bias")
 
 
 def _read_dropout(reader: KeyReader, complete: bool) -> None:

@@ -20,6 +20,7 @@ from echelon.interop.megatron.abilities import (
     RATE_SCHEDULES,
     SCOPES,
 )
+from echelon.interop.megatron.read_blocks import CLAMP, OFFSET, QUICK, QUICK_ALPHA, SWIGLU
 from echelon.interop.tool_writer import ExportRefusal, refusals
 
 _LLAMA_3_SCALING = [1.0, 4.0, 8192]
@@ -52,13 +53,29 @@ def model_flags(plan: Plan) -> dict[str, object]:
         "--rotary-base": model.rope_theta if rotary else None,
         "--use-rope-scaling": (rotary and scaling is not None) or None,
         "--rope-scaling-factor": scaling.factor if rotary and scaling else None,
-        "--swiglu": model.gated or None,
+        **_gate_flags(model),
         "--untie-embeddings-and-output-weights": not model.tied or None,
         "--qk-layernorm": model.qk_norm or model.latent is not None or None,
         "--window-size": None if model.window is None else f"{model.window - 1},0",
+        "--window-attn-skip-freq": _pattern(model) if model.layer_kinds else None,
+        "--softmax-type": "learnable" if model.sinks else None,
         **_bias_flags(model),
     }
     return flags if model.experts is None else flags | _expert_flags(plan, model.experts)
+
+
+def _gate_flags(model: ModelShape) -> dict[str, object]:
+    """Return the flags of a gate: SiLU, or the clamped one of experts."""
+    limit = model.experts.limit if model.experts else None
+    if limit is None:
+        return {SWIGLU: model.gated or None}
+    return {QUICK: True, CLAMP: limit, OFFSET: 1.0}
+
+
+def _pattern(model: ModelShape) -> str:
+    """Return a 1 for each layer with a window, and a 0 for each without."""
+    bits = (int(model.layer_kind(layer) == "local") for layer in range(model.layers))
+    return f"[{','.join(map(str, bits))}]"
 
 
 def _latent_flags(latent: LatentAttention) -> dict[str, object]:
@@ -80,6 +97,12 @@ def _bias_flags(model: ModelShape) -> dict[str, object]:
         return {}
     flags: dict[str, object] = {"--disable-bias-linear": True}
     return flags | ({"--add-qkv-bias": True} if model.qkv_bias else {})
+
+
+def _inner_biases(model: ModelShape) -> tuple[bool, ...]:
+    """Return whether the products of an MLP, or of experts and their router, have a bias."""
+    experts = model.experts
+    return (model.mlp_bias,) if experts is None else (experts.bias, experts.logit_bias)
 
 
 def _expert_flags(plan: Plan, experts: Experts) -> dict[str, object]:
@@ -137,7 +160,8 @@ def unsupported_by_model(plan: Plan) -> Iterator[ExportRefusal]:
     )
     stretched = "frequencies are stretched as for Llama 3.1: factors 1 and 4 of 8192 positions"
     ungated = model.gated != (model.activation == "silu")
-    mixed = model.mlp_bias != model.output_bias or (model.mlp_bias and not model.qkv_bias)
+    biased = {model.output_bias, *_inner_biases(model)}
+    mixed = len(biased) > 1 or (model.output_bias and not model.qkv_bias)
     biases = "all products have a bias, or none but that of queries, keys and values"
     padded = f"a vocabulary is padded to a multiple of tp = {tp}, and then is that large"
     whole = -(-model.vocab // tp) * tp
@@ -153,9 +177,12 @@ def unsupported_by_model(plan: Plan) -> Iterator[ExportRefusal]:
         summed = "scores of a sigmoid are always made to add up to 1 where there are several"
         ranked = experts.groups > 1 and experts.top_k // experts.top_groups != _GROUP_SCORES
         best = f"a group is ranked by its best topk / groups scores, here by {_GROUP_SCORES}"
+        other = experts.limit is not None and experts.alpha != QUICK_ALPHA
+        clamped = f"a clamped gate is that of {QUICK}"
         yield from refusals(
             (unsummed, "model.experts.renormalise", experts.renormalise, summed, ()),
             (ranked, "model.experts.top_groups", experts.top_groups, best, ()),
+            (other, "model.experts.alpha", experts.alpha, clamped, (QUICK_ALPHA,)),
         )
 
 

@@ -73,8 +73,16 @@ def _adapters(
         return
     rank = model.lora.rank
     # Layers that read the same input come together: first what reads it, then what writes.
-    for part, names in (("attention", "qkv"), ("attention", "o"), ("mlp", "gu"), ("mlp", "d")):
-        here = [f"{part}.{one}" for one in model.lora.targets if one[0] in names]
+    for part, names in (
+        ("attention", ("q_down", "kv_down")),
+        ("attention", ("q_up",)),
+        ("attention", ("kv_up",)),
+        ("attention", ("q", "k", "v")),
+        ("attention", ("o",)),
+        ("mlp", ("gate", "up")),
+        ("mlp", ("down",)),
+    ):
+        here = [f"{part}.{one}" for one in model.lora.targets if one in names]
         layers = [one for one in here if f"{one}.weight" in own]
         for one in layers:
             inner = own[f"{one}.weight"][1]

@@ -14,7 +14,7 @@ from typing import cast
 
 from echelon.config.settings.lora import ALPHA_KEY, RANK_KEY, RSLORA_KEY, TARGETS_KEY
 from echelon.config.settings.value_types import toml_text
-from echelon.core.choices.lora import LINEARS, Lora
+from echelon.core.choices.lora import LORA_LINEARS, Lora
 from echelon.core.disk import list_names
 from echelon.core.errors import CheckpointError, Problem
 from echelon.core.model_shape import ModelShape
@@ -157,7 +157,7 @@ def _layer_problems(
     path: Path, there: Mapping[str, Collection[str]], shape: ModelShape, lora: Lora
 ) -> Iterator[Problem]:
     """Yield that other layers are adapted than the run asks for, or not in every block."""
-    found = tuple(name for name in LINEARS if name in there)
+    found = tuple(name for name in LORA_LINEARS if name in there)
     if found != lora.targets:
         works = [f"{TARGETS_KEY} = {toml_text(list(found))}"] if found else []
         yield ADAPTERS_FIT.problem(

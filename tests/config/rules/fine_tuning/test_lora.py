@@ -48,9 +48,10 @@ def test_adapters_stand_beside_the_layers_that_are_named(small: Path) -> None:
                 "model.experts.top_k=2",
                 "model.experts.ffn=32",
             ),
-            "lora.rank",
-            'lora.rank = "none"',
+            "lora.targets",
+            'lora.targets = ["q", "k", "v", "o"]',
         ),
+        ("lora-targets", ('lora.targets=["q_up", "o"]',), "lora.targets", 'lora.targets = ["o"]'),
         ("lora-dropout", ("lora.dropout=0.1",), "lora.dropout", "lora.dropout = 0.0"),
         (
             "lora-overlap",
@@ -85,3 +86,32 @@ def test_a_plan_is_seen_with_its_adapters(small: Path) -> None:
     plan = load_job(small, ["lora.rank=4", 'lora.targets=["q"]']).plan
     assert plan_settings(plan)["lora.targets"] == ["q"]
     assert not plan_problems(plan)
+
+
+LATENT = (
+    "model.kv_heads=4",
+    "model.latent.kv_rank=8",
+    "model.latent.nope_dim=12",
+    "model.latent.rope_dim=4",
+    "model.latent.value_dim=12",
+)
+
+
+def test_latent_attention_has_layers_of_its_own(small: Path) -> None:
+    lite = ("lora.rank=4", *LATENT, "model.heads=4", "model.latent.query_rank=none")
+    whole = (*lite[:-1], "model.latent.query_rank=16")
+    for sets, down in ((lite, ()), (whole, ("q_down",))):
+        lora = load_job(small, [*sets]).plan.model.lora
+        assert lora is not None
+        assert lora.targets == (*down, "kv_down", "q_up", "kv_up", "o", "gate", "up", "down")
+    found = problems_of(small, [*lite, 'lora.targets=["q", "q_down", "o"]'])
+    assert (
+        "q, q_down" in found["lora-targets"].message or "q_down, q" in found["lora-targets"].message
+    )
+    assert 'lora.targets = ["o"]' in found["lora-targets"].suggestions
+
+
+def test_experts_are_frozen_below_adapters_of_attention(small: Path) -> None:
+    experts = ["model.experts.num_experts=4", "model.experts.top_k=2", "model.experts.ffn=32"]
+    plan = load_job(small, ["lora.rank=4", *experts, 'lora.targets=["q", "v"]']).plan
+    assert plan.model.lora == Lora(rank=4, alpha=16.0, targets=("q", "v"))

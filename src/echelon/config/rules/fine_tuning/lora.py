@@ -13,11 +13,12 @@ from echelon.config.settings.lora import (
     RSLORA_KEY,
     TARGETS_KEY,
     has_lora,
+    lora_linears,
     lora_targets,
 )
 from echelon.config.settings.value_types import toml_text
 from echelon.config.view import View
-from echelon.core.choices.lora import ALL_LINEAR
+from echelon.core.choices.lora import ALL_LINEAR, MLP_LINEARS
 from echelon.core.rulebook.lora import (
     LORA_DROPOUT,
     LORA_FULL_PRECISION,
@@ -44,12 +45,20 @@ REPLICAS: tuple[tuple[str, object], ...] = (
 
 def lora_names_layers(view: View) -> Iterator[RuleViolation]:
     """Check that every target is a layer of the model."""
-    if has_lora(view) and "gate" in lora_targets(view) and not view.flag("model.gated"):
-        others = [name for name in lora_targets(view) if name != "gate"]
+    if not has_lora(view):
+        return
+    there, asked = lora_linears(view), lora_targets(view)
+    absent = [name for name in asked if name not in there]
+    if absent:
+        others = [name for name in asked if name in there]
+        latent = "latent attention" if view.has_table("model.latent") else "grouped-query attention"
+        why = f"the MLP of {view.model_name} has none"
+        if absent != ["gate"]:
+            why = f"{view.model_name} has {latent}, whose blocks have {', '.join(there)}"
         yield RuleViolation(
             rule=LORA_TARGETS,
             key=TARGETS_KEY,
-            message=f"{TARGETS_KEY} has gate, but the MLP of {view.model_name} has none",
+            message=f"{TARGETS_KEY} has {', '.join(absent)}, but {why}",
             set_by=(TARGETS_KEY, "model.gated"),
             suggestions=(
                 *([{TARGETS_KEY: others}] if others else []),
@@ -59,22 +68,20 @@ def lora_names_layers(view: View) -> Iterator[RuleViolation]:
 
 
 def lora_has_layers(view: View) -> Iterator[RuleViolation]:
-    """Check that the model has the layers that adapters stand beside."""
-    if not has_lora(view):
+    """Check that a mixture of experts has adapters beside its attention alone."""
+    if not has_lora(view) or not has_experts(view):
         return
-    for found, what, key in (
-        (view.has_table("model.latent"), "latent attention", "model.latent.kv_rank"),
-        (has_experts(view), "experts", "model.experts.num_experts"),
-    ):
-        if found:
-            yield RuleViolation(
-                rule=LORA_MODEL,
-                key=RANK_KEY,
-                message=f"{RANK_KEY} = {view.integer(RANK_KEY)}, but {view.model_name} has {what}",
-                set_by=(RANK_KEY, key),
-                suggestions=(OFF,),
-            )
-            return
+    asked = [name for name in lora_targets(view) if name in MLP_LINEARS]
+    if asked:
+        others = [name for name in lora_linears(view) if name not in MLP_LINEARS]
+        yield RuleViolation(
+            rule=LORA_MODEL,
+            key=TARGETS_KEY,
+            message=f"{TARGETS_KEY} = {toml_text(view.value(TARGETS_KEY))} has {', '.join(asked)}, "
+            f"but {view.model_name} has experts",
+            set_by=(TARGETS_KEY, RANK_KEY, "model.experts.num_experts"),
+            suggestions=({TARGETS_KEY: others}, OFF),
+        )
 
 
 def lora_drops_nothing(view: View) -> Iterator[RuleViolation]:
