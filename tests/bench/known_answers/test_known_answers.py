@@ -59,6 +59,7 @@ def test_small_rows_are_judged_beside_what_was_measured(judged: list[Judged]) ->
     assert "beside the fastest plan: median" in summary(judged)
 
 
+@pytest.mark.slow
 def test_ours_is_what_the_planner_recommends(
     answers: dict[str, Answer], judged: list[Judged]
 ) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from echelon.config.job import EpochEnd
 from echelon.training.data.batches import sample_ids, sequential_ids
+from tests.walks import examples
 
 
 @pytest.mark.slow
@@ -23,7 +24,7 @@ from echelon.training.data.batches import sample_ids, sequential_ids
     count=st.integers(1, 70),
     first=st.integers(0, 10**6),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_each_epoch_is_a_permutation(seed: int, num_samples: int, count: int, first: int) -> None:
     """Any window of steps, wherever it starts, covers its whole epochs exactly once."""
     num_steps = 3 * num_samples // count + 2
@@ -101,7 +102,7 @@ def padded(step: int, *, num_samples: int = 10, count: int = 4) -> list[int]:
 
 
 @given(num_samples=st.integers(1, 100), count=st.integers(1, 40), step=st.integers(0, 10**6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_padded_step_is_a_function_of_its_number(num_samples: int, count: int, step: int) -> None:
     """S08: a run resumes anywhere; an epoch of whole batches is the same under both ends."""
     steps = -(-num_samples // count)

@@ -50,6 +50,7 @@ def llama(seed: int = 3) -> Any:
     return model.float().eval()
 
 
+@pytest.mark.quick("all")
 @pytest.mark.parametrize("name", RANKS)
 def test_twenty_steps_of_peft_have_the_same_losses(name: str, tmp_path: Path) -> None:
     lora = RANKS[name]
