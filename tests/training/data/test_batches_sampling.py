@@ -129,6 +129,7 @@ def test_epochs_and_seeds_differ() -> None:
     assert other.tolist() != epochs[0].tolist()
 
 
+@pytest.mark.quick("2", "3", "5", "6")
 @pytest.mark.parametrize("num_samples", [2, 3, 4, 5, 6, 7])
 def test_all_permutations_are_equally_likely(num_samples: int) -> None:
     """Chi-square over all n! permutations of n samples, 30 expected of each: within 5 sigma."""
@@ -143,6 +144,7 @@ def test_all_permutations_are_equally_likely(num_samples: int) -> None:
     assert abs(chi_square - (kinds - 1)) < 5 * np.sqrt(2 * (kinds - 1)) + 1
 
 
+@pytest.mark.quick("4095", "4096")
 @pytest.mark.parametrize("num_samples", [17, 4095, 4096, 5000])
 def test_every_sample_is_equally_likely_at_every_place(num_samples: int) -> None:
     """Sixteen places of 250 epochs, in sixteen bins of samples: chi-square within 5 sigma."""

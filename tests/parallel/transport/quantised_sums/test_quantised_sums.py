@@ -152,6 +152,7 @@ def test_what_is_not_finite_stays_so() -> None:
     assert not bool(found[128:].isfinite().any())
 
 
+@pytest.mark.slow
 @pytest.mark.quick("int8-0.002")
 @pytest.mark.parametrize(("kind", "most"), [("int8", 2e-3), ("int4", 3e-2)])
 def test_the_loss_stays_near(kind: ReduceKind, most: float, rank_pool: RankPool) -> None:
