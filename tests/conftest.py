@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import sys
@@ -15,13 +16,14 @@ from echelon.launch.local import rank_processes
 from echelon.launch.local.pool import RankPool
 from tests.file_seconds import begin_with_the_longest
 from tests.fork_template import ForkTemplate
-from tests.walks import left_to_all
+from tests.walks import QUICK_EXAMPLES, left_to_all
 
 
-def pytest_configure() -> None:
+def pytest_configure(config: pytest.Config) -> None:
     """Take Ctrl-C, and let no example be too slow: a busy machine is no fault.
 
-    What a shell starts in its background ignores Ctrl-C, and children inherit that.
+    What a shell starts in its background ignores Ctrl-C, and children inherit that. Where slow
+    tests are left out, Hypothesis draws fewer examples, too.
     """
     # Where readline is loaded, as in what starts parallel workers, children inherit its 80 columns.
     for name in ("COLUMNS", "LINES"):
@@ -29,7 +31,8 @@ def pytest_configure() -> None:
     # Triton decides when it is imported whether it interprets kernels, and PyTorch may import it.
     if not Path("/dev/nvidiactl").exists():
         os.environ.setdefault("TRITON_INTERPRET", "1")
-    settings.register_profile("house", deadline=None)
+    fewer = config.getoption("markexpr") == "not slow"
+    settings.register_profile("house", deadline=None, max_examples=QUICK_EXAMPLES if fewer else 100)
     settings.load_profile("house")
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -37,11 +40,17 @@ def pytest_configure() -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Mark as slow what `one_in` leaves to `make test-all`; workers begin with the long files."""
+    """Mark as slow what is left to `make test-all`; workers begin with the long files."""
     for item in left_to_all(items):
         item.add_marker(pytest.mark.slow)
     if hasattr(config, "workerinput"):
         begin_with_the_longest(items)
+
+
+def pytest_collection_finish() -> None:
+    """Leave all that was collected out of the search for garbage, which would go over it again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)

@@ -263,6 +263,7 @@ def test_other_names_are_refused() -> None:
         _ = ec.trian  # type: ignore[attr-defined]
 
 
+@pytest.mark.slow
 def test_a_type_checker_sees_every_name_typed(tmp_path: Path) -> None:
     file = tmp_path / "mine.py"
     file.write_text(USED)

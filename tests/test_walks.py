@@ -14,13 +14,18 @@ from tests.walks import left_to_all, shortened
 class Case:
     """Stand for a case of a test, as pytest collects it."""
 
-    def __init__(self, test: str, values: tuple[str, ...], every: int | None) -> None:
-        self.nodeid = f"{test}[{'-'.join(values)}]"
-        self.callspec = SimpleNamespace(_idlist=values, params={})
-        self._marker = None if every is None else pytest.mark.one_in(every).mark
+    def __init__(
+        self, test: str, values: tuple[str, ...], every: int | None, quick: tuple[str, ...] = ()
+    ) -> None:
+        whole = "-".join(values)
+        self.nodeid = f"{test}[{whole}]"
+        self.callspec = SimpleNamespace(_idlist=values, params={}, id=whole)
+        self._marks = {} if every is None else {"one_in": pytest.mark.one_in(every).mark}
+        if quick:
+            self._marks["quick"] = pytest.mark.quick(*quick).mark
 
     def get_closest_marker(self, name: str) -> pytest.Mark | None:
-        return self._marker if name == "one_in" else None
+        return self._marks.get(name)
 
 
 def taken(cases: list[Any]) -> list[Any]:
@@ -80,3 +85,16 @@ def test_cases_that_are_not_quick_are_slow() -> None:
     one, other = shortened([1, (2, "b")], quick=lambda case: case == 1)
     assert one == 1
     assert (other.values, other.marks) == ((2, "b"), (pytest.mark.slow,))
+
+
+@pytest.mark.parametrize(
+    ("quick", "kept"),
+    [
+        (("ring-2", "gathered-4"), ["ring-2", "gathered-4"]),
+        (("2",), ["ring-2", "gathered-2"]),
+        (("renamed",), ["ring-2"]),
+    ],
+)
+def test_cases_that_are_named_stay_or_the_first(quick: tuple[str, ...], kept: list[str]) -> None:
+    cases = [Case("a", one, None, quick) for one in product(("ring", "gathered"), ("2", "4"))]
+    assert [case.callspec.id for case in taken(cases)] == kept

@@ -9,6 +9,12 @@ from typing import Any
 from zlib import crc32
 
 import pytest
+from hypothesis import settings
+
+LEAST_EXAMPLES = 6
+
+QUICK_EXAMPLES = 30
+"""Examples of which `make test-all` draws a hundred."""
 
 
 def shortened(cases: Iterable[Any], quick: Callable[[Any], bool]) -> list[Any]:
@@ -19,24 +25,50 @@ def shortened(cases: Iterable[Any], quick: Callable[[Any], bool]) -> list[Any]:
     return [case if quick(case) else _slow(case) for case in cases]
 
 
+def examples(most: int) -> int:
+    """Return how many examples Hypothesis draws: `most` in `make test-all`, fewer in `make test`.
+
+    The profile that is loaded says how many stand for a hundred.
+    """
+    return max(min(most, LEAST_EXAMPLES), most * settings.default.max_examples // 100)
+
+
 def _slow(case: Any) -> Any:
     values = case if isinstance(case, tuple) else (case,)
     return pytest.param(*values, marks=pytest.mark.slow)
 
 
 def left_to_all(items: Sequence[pytest.Item]) -> list[pytest.Item]:
-    """Return the cases that their marker `one_in(n)` leaves to `make test-all`.
+    """Return the cases that `one_in(n)` or `quick(name, ...)` leaves to `make test-all`.
 
-    About every n-th case of a test stays, and at least one, chosen by their names alone. A test of
-    several parameters keeps more where it has to: each value that its cases share stays in one, and
-    of names like "module:name" one of each module. What is slow anyway is left out of account.
+    Of `one_in`, about every n-th case of a test stays, and at least one, chosen by their names
+    alone. A test of several parameters keeps more where it has to: each value that its cases share
+    stays in one, and of names like "module:name" one of each module. Of `quick`, the cases of these
+    names stay, of a test of several parameters each that has one, and the first where none is. What
+    is slow anyway is left out of account.
     """
+    return [*_left(items, "one_in", _left_of), *_left(items, "quick", _not_quick)]
+
+
+def _left(
+    items: Sequence[pytest.Item],
+    marker: str,
+    left_of: Callable[[Sequence[pytest.Item]], list[pytest.Item]],
+) -> list[pytest.Item]:
     tests: dict[str, list[pytest.Item]] = defaultdict(list)
     for item in items:
-        marked = item.get_closest_marker("one_in") is not None
+        marked = item.get_closest_marker(marker) is not None
         if marked and item.get_closest_marker("slow") is None:
             tests[item.nodeid.partition("[")[0]].append(item)
-    return list(chain.from_iterable(_left_of(cases) for cases in tests.values()))
+    return list(chain.from_iterable(left_of(cases) for cases in tests.values()))
+
+
+def _not_quick(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
+    marker = cases[0].get_closest_marker("quick")
+    assert marker is not None
+    quick = set(marker.args)
+    left = [case for case in cases if not quick & _names(case)]
+    return left if len(left) < len(cases) else left[1:]
 
 
 def _left_of(cases: Sequence[pytest.Item]) -> list[pytest.Item]:
@@ -72,3 +104,9 @@ def _values(item: pytest.Item) -> set[tuple[str, object]]:
     plain = (str, int, float)
     values = [(key, value) for key, value in called.params.items() if isinstance(value, plain)]
     return {*names, *kinds, *values}
+
+
+def _names(item: pytest.Item) -> set[str]:
+    """Return what pytest names a case by: the name of each of its parameters, and the whole."""
+    called = getattr(item, "callspec", None)
+    return set() if called is None else {*called._idlist, called.id}

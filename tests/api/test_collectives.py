@@ -14,13 +14,15 @@ from tests.api.collectives_targets import splits, values
 Ranks = list[dict[str, tuple[torch.Tensor, bool, bool]]]
 
 
-@pytest.fixture(scope="module", params=[2, 3, 4])
+SIZES = [2, *(pytest.param(size, marks=pytest.mark.slow) for size in (3, 4))]
+
+
+@pytest.fixture(scope="module", params=SIZES)
 def ranks(request: pytest.FixtureRequest, rank_pool: RankPool) -> Ranks:
     """Check every collective on two, three and four ranks."""
     return rank_pool.run(targets.check_each, None, world_size=request.param)
 
 
-@pytest.mark.one_in(3)
 def test_values(ranks: Ranks) -> None:
     size = len(ranks)
     x, total = values(size), values(size).sum(0)

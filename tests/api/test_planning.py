@@ -194,6 +194,7 @@ def test_a_search_that_is_interrupted_is_so(monkeypatch: pytest.MonkeyPatch) -> 
         ec.plan("nano", "8xh100")
 
 
+@pytest.mark.slow
 def test_a_plan_is_proven() -> None:
     proof = ec.prove(ec.plan("nano", settings=["mesh.dp_replicate=2"]))
     assert proof.proven

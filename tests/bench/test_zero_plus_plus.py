@@ -42,6 +42,7 @@ def take_turns(context: RankContext, argument: Mapping[str, Any]) -> Any:
     )
 
 
+@pytest.mark.slow
 def test_every_case_takes_turns_and_slices_in_nodes_have_the_same_losses(
     rank_pool: RankPool,
 ) -> None:

@@ -118,6 +118,7 @@ def test_a_setting_that_is_a_flag_too_is_called_the_same() -> None:
     assert "--times" not in shown, "pipeline.times is a file of measured times"
 
 
+@pytest.mark.quick("--svg", "-o")
 @pytest.mark.parametrize("typed", sorted(OUT_ELSEWHERE))
 def test_another_name_of_the_output_is_refused_with_out(
     typed: str, capsys: pytest.CaptureFixture[str]

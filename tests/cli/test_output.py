@@ -36,6 +36,7 @@ def shown(capsys: pytest.CaptureFixture[str], *words: str) -> str:
     return text
 
 
+@pytest.mark.quick("nano", "llama3-70b")
 @pytest.mark.parametrize("run", [EXPERTS, DENSE, HALVES], ids=lambda run: run[0])
 def test_the_page_of_a_plan_fits(
     run: tuple[str, ...], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

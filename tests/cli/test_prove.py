@@ -47,7 +47,7 @@ ABOUT_ISLANDS = {
 WRONG = ["--subject", "tests.cli.wrong_subject:build"]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.quick("False")
 @pytest.mark.parametrize("experts", [False, True])
 def test_a_plan_is_proven(capsys: pytest.CaptureFixture[str], experts: bool) -> None:
     settings = SPARSE if experts else [*SPLIT, "--late"]

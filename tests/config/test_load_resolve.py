@@ -14,6 +14,7 @@ from echelon.core.parameters import num_parameters, parameters
 from echelon.core.plan import Plan
 from echelon.core.rulebook import all_rules
 from echelon.cost.seconds.balance import split_layers
+from tests.walks import examples
 
 RULE_IDS = {rule.id for rule in all_rules()}
 AXES = ("pp", "dp_replicate", "tp")
@@ -119,7 +120,7 @@ def load(values: dict[str, object]) -> Plan | ConfigError:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(SETTINGS, st.sampled_from(AXES), st.integers(-1, 9))
 def test_what_is_accepted_is_what_can_be(values: dict[str, object], axis: str, degree: int) -> None:
     for changed in (values, values | {f"mesh.{axis}": degree}):

@@ -13,6 +13,7 @@ from echelon.config.settings.schema import SETTINGS
 from echelon.config.settings.value_types import toml_text
 from echelon.core.rulebook import all_rules
 from tests.config.problems import SMALL, problems_of, write
+from tests.walks import examples
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ ODD_VALUES = st.one_of(
 
 
 @pytest.mark.slow
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted(SETTINGS)), ODD_VALUES, min_size=1, max_size=4))
 def test_no_value_is_answered_by_anything_but_a_rule(values: dict[str, object]) -> None:
     sets = [f"{key}={toml_text(value)}" for key, value in values.items()]

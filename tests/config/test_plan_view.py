@@ -11,6 +11,7 @@ from echelon.config.rules.violations import find_problems
 from echelon.config.settings.value_types import toml_text
 
 
+@pytest.mark.quick("gpt2-sets3", "toy-experts-sets1", "nano-sets0")
 @pytest.mark.parametrize(
     ("preset", "sets"),
     [("nano", ["mesh.cp=2", "mesh.pp=2"]), ("toy-experts", []), ("deepseek-v3", []), ("gpt2", [])],

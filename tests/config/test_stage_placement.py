@@ -89,6 +89,7 @@ def test_a_search_fills_the_rows_and_says_how_good_they_are(tmp_path: Path, virt
     assert max(peaks) == virtual
 
 
+@pytest.mark.slow
 def test_a_search_that_is_free_to_puts_two_stages_on_a_rank_where_that_is_faster(
     tmp_path: Path,
 ) -> None:

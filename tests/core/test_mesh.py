@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from echelon.core.axis import DATA_AXES, LOSS_AXES, MESH_AXES, Axis
 from echelon.core.mesh import Mesh
+from tests.walks import examples
 
 DEGREES = st.integers(1, 3)
 MESHES = st.builds(Mesh, pp=DEGREES, dp_replicate=DEGREES, dp_shard=DEGREES, cp=DEGREES, tp=DEGREES)
@@ -18,7 +19,7 @@ AXES = st.sets(st.sampled_from(MESH_AXES)).map(tuple)
 
 @pytest.mark.system("S38")
 @given(MESHES)
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_ranks_and_coordinates_are_a_bijection(mesh: Mesh) -> None:
     seen: set[tuple[int, ...]] = set()
     for rank in range(mesh.world_size):
@@ -32,7 +33,7 @@ def test_ranks_and_coordinates_are_a_bijection(mesh: Mesh) -> None:
 
 @pytest.mark.system("S38")
 @given(MESHES, AXES)
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_groups_partition_the_ranks(mesh: Mesh, axes: tuple[Axis, ...]) -> None:
     groups = mesh.groups(*axes)
     assert sorted(rank for group in groups for rank in group) == list(range(mesh.world_size))
@@ -45,7 +46,7 @@ def test_groups_partition_the_ranks(mesh: Mesh, axes: tuple[Axis, ...]) -> None:
 
 
 @given(MESHES, st.data())
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_groups_over_disjoint_axes_meet_in_one_rank(mesh: Mesh, data: st.DataObject) -> None:
     first = data.draw(AXES)
     second = tuple(axis for axis in data.draw(AXES) if axis not in first)
@@ -153,7 +154,7 @@ def test_sixty_four_way_experts_span_eight_nodes() -> None:
 
 
 @given(MESHES, st.sampled_from((1, 2)), st.data())
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_each_expert_group_meets_each_of_its_data_groups_once(
     mesh: Mesh, expert_tp: int, data: st.DataObject
 ) -> None:

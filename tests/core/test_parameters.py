@@ -17,6 +17,7 @@ from echelon.core.parameters import (
     parameters,
 )
 from tests.parallel.layouts import GPT2, NANO, QWEN
+from tests.walks import examples
 
 LLAMA2_7B = ModelShape(
     name="llama2-7b",
@@ -174,7 +175,7 @@ def test_a_column_split_of_known_shapes(
 
 
 @given(st.integers(1, 40), st.integers(1, 9))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_padded_slices_cover_the_vocabulary_once(vocab: int, tp: int) -> None:
     spec = ParameterSpec(name="w", shape=(vocab, 3), layer=None, split_dim=0, padded=True)
     ranges = [spec.local_range(tp, rank) for rank in range(tp)]

@@ -15,6 +15,7 @@ from echelon.core.model_shape import Experts, LatentAttention, RopeScaling
 from echelon.core.plan import Plan, Precision, Recompute, Zero
 from tests.cost.layouts import zero_plan, zero_plans
 from tests.parallel.layouts import GPT2, NANO, QWEN, plan_of
+from tests.walks import examples
 
 SHAPES = (
     NANO,
@@ -47,7 +48,7 @@ PLANS = st.builds(
 
 
 @given(PLANS | zero_plans())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_a_plan_survives_json(plan: Plan) -> None:
     again = Plan.from_json(plan.to_json())
     assert again == plan
@@ -131,7 +132,7 @@ def test_truncated_json_is_refused() -> None:
     replicas=st.integers(1, 4),
     shards=st.integers(1, 4),
 )
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 def test_the_global_batch_is_microbatch_times_accumulation_times_replicas(
     microbatch: int, accumulation: int, replicas: int, shards: int
 ) -> None:

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echelon.core.rules import Rule, did_you_mean, nearest_divisors
+from tests.walks import examples
 
 RULE = Rule(
     id="tp-divides-heads",
@@ -61,7 +62,7 @@ def test_nearest_divisors(number: int, wanted: int, expected: tuple[int, ...]) -
 
 
 @given(st.integers(1, 2000), st.integers(1, 2000))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_divisors_divide_and_no_nearer_one_is_left_out(number: int, wanted: int) -> None:
     found = nearest_divisors(number, wanted)
     others = [d for d in range(1, number + 1) if number % d == 0 and d not in found]

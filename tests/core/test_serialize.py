@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echelon.core.serialize import DEEPEST, content_hash, decode_json, from_json, to_json
+from tests.walks import examples
 
 
 class Colour(StrEnum):
@@ -58,7 +59,7 @@ TREES = st.builds(
 
 
 @given(TREES)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_what_was_written_is_read_again(tree: Tree) -> None:
     text = json.dumps(to_json(tree))
     again = from_json(Tree, json.loads(text))
@@ -67,7 +68,7 @@ def test_what_was_written_is_read_again(tree: Tree) -> None:
 
 
 @given(TREES, TREES)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 def test_the_hash_names_the_content(one: Tree, other: Tree) -> None:
     assert (content_hash(one) == content_hash(other)) == (to_json(one) == to_json(other))
 

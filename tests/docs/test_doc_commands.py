@@ -37,9 +37,10 @@ TEXTS = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page 
 TYPED = {name: commands(text) for name, text in TEXTS.items() if commands(text)}
 LONG = (
     *("docs/guides/prove.md", "docs/guides/replicas/parameter-servers.md"),
-    "docs/guides/fine-tuning/evaluate.md",
+    *("docs/guides/fine-tuning/evaluate.md", "docs/guides/fine-tuning/supervised.md"),
+    *("docs/guides/plan.md", "docs/guides/reports.md", "docs/guides/zero.md"),
 )
-"""Pages whose commands start ranks for a minute or more: `make test-all` types them."""
+"""Pages whose commands train, prove or search for long: `make test-all` types them."""
 
 WHOLE = {f"docs/{page}.md" for page in NEWCOMER_PAGES}
 """Pages of which all is run, code in Python too: `test_newcomer_pages.py`."""

@@ -27,9 +27,6 @@ from tests.docs.readme import DOCS, ROOT
 GUIDES = "guides/runs/own-data", "guides/interop/own-module", "guides/fine-tuning/lora"
 TOOLS = "guides/interop/from-megatron-deepspeed", "guides/interop/to-hugging-face"
 PAGES = (*GUIDES, *TOOLS)
-FAST = "guides/interop/to-hugging-face"
-"""Which of them `make test` runs, too."""
-
 TEN_MINUTES = 1500
 """Words that are read in ten minutes, with time for the commands."""
 
@@ -107,10 +104,9 @@ def run_words(words: list[str]) -> None:
     assert done.returncode == 0, (words, done.stdout, done.stderr)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "page", [pytest.param(one, marks=() if one == FAST else pytest.mark.slow) for one in PAGES]
-)
+@pytest.mark.parametrize("page", PAGES)
 def test_a_page_works_from_an_empty_folder(
     page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

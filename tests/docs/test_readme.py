@@ -30,7 +30,12 @@ from tests.docs.readme import (
 
 PAGES = {str(page.relative_to(ROOT)): page.read_text(encoding="utf-8") for page in pages()}
 BLOCKS = [
-    pytest.param(match, id=f"{name}: {match[1]}")
+    pytest.param(
+        match,
+        id=f"{name}: {match[1]}",
+        # One block with a proof takes as long as many others.
+        marks=pytest.mark.slow if " prove " in match[1] else (),
+    )
     for name, text in PAGES.items()
     for match in BLOCK.finditer(text)
 ]

@@ -9,7 +9,7 @@ from tests.inference.cases import PROMPTS, without_cache
 from tests.inference.runs import COUNT, generation_plan, written
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.quick("gqa-3", "window-1")
 @pytest.mark.parametrize("block_tokens", [1, 3, 16, 64])
 @pytest.mark.parametrize("name", ["gqa", "window"])
 def test_the_size_of_blocks_changes_nothing(

@@ -54,7 +54,7 @@ SPLIT = [
 
 
 @pytest.mark.system("S16")
-@pytest.mark.one_in(15)
+@pytest.mark.quick("gqa-pp2", "latent-tp4", "experts-tp2-ep2")
 @pytest.mark.parametrize(("name", "split"), SPLIT, ids=split_name)
 def test_ranks_write_what_one_process_writes_without_a_cache(
     name: str, split: dict[str, Any], rank_pool: RankPool

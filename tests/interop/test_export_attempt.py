@@ -36,7 +36,7 @@ def export_or_refusal(job: Job, to: TargetName) -> ExportedFiles | ConfigError:
         return error
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.quick("accelerate")
 @pytest.mark.parametrize("to", list(WRITTEN_TOOLS))
 def test_a_few_dozen_plans(to: WrittenToolName, tmp_path: Path) -> None:
     said = 0
@@ -53,6 +53,7 @@ def test_a_few_dozen_plans(to: WrittenToolName, tmp_path: Path) -> None:
     assert said >= LEAST_WRITTEN[to]
 
 
+@pytest.mark.slow
 def test_a_run_toml_gives_the_run_again_hash_and_all(tmp_path: Path) -> None:
     for settings in plans("megatron")[::2]:
         job = job_of(settings)

@@ -20,6 +20,7 @@ from echelon.layout import attention_boxes as boxes
 from echelon.layout.attention_boxes import AttentionTile
 from echelon.layout.attention_tiles import tiles_between
 from echelon.models.piece_sizes import TRAINING_PIECES
+from tests.walks import examples
 
 CAUSAL = AttentionMask()
 FULL = AttentionMask(causal=False)
@@ -84,7 +85,7 @@ PLACEMENTS = st.builds(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(placement=PLACEMENTS, mask=MASKS, documents=DOCUMENTS, data=st.data())
 def test_each_visible_pair_is_in_one_piece(
     placement: Placement, mask: AttentionMask, documents: DocumentStarts | None, data: st.DataObject
@@ -102,7 +103,7 @@ def test_each_visible_pair_is_in_one_piece(
         tiles_between.cache_clear()
 
 
-@settings(max_examples=80)
+@settings(max_examples=examples(80))
 @given(
     runs=st.permutations([PositionRun(s, 1, 6) for s in range(0, 36, 6)]),
     mask=MASKS,

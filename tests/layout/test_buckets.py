@@ -25,6 +25,7 @@ from echelon.layout.stage import held_parameters, rank_part, update_rule_of
 from tests.core.test_parameters import GPT2_SMALL
 from tests.cost.layouts import zero_plan, zero_plans
 from tests.parallel.layouts import GPT2, NANO, QWEN, plan_of
+from tests.walks import examples
 
 
 def buckets_of(plan: Plan, stage: int = 0) -> tuple[BucketPlan, ...]:
@@ -32,7 +33,7 @@ def buckets_of(plan: Plan, stage: int = 0) -> tuple[BucketPlan, ...]:
 
 
 @given(zero_plans())
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 def test_buckets_cover_each_parameter_once_and_are_padded(plan: Plan) -> None:
     data = plan.mesh.degree(*LOSS_AXES)
     for stage in range(plan.num_stages):
@@ -50,7 +51,7 @@ def test_buckets_cover_each_parameter_once_and_are_padded(plan: Plan) -> None:
 
 
 @given(zero_plans())
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 def test_a_bucket_has_one_rule_and_knows_the_units_that_use_it(plan: Plan) -> None:
     optimizer, zero = plan.mathematics.optimizer, plan.layout.zero
     for stage in range(plan.num_stages):

@@ -27,6 +27,7 @@ from echelon.layout.slots import slot_ranges
 from echelon.layout.stage import held_parameters, rank_part, update_rule_of
 from tests.cost.layouts import MIXED, zero_plan, zero_plans
 from tests.parallel.layouts import NANO
+from tests.walks import examples
 
 MUON = zero_plans(optimizers=("muon",))
 
@@ -37,7 +38,7 @@ def exchanges(plan: Plan) -> list[MuonExchange]:
 
 
 @given(MUON)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_every_matrix_has_one_owner_of_its_stage(plan: Plan) -> None:
     for stage, exchange in enumerate(exchanges(plan)):
         specs = held_parameters(plan, rank_part(plan, stage))
@@ -56,7 +57,7 @@ def test_every_matrix_has_one_owner_of_its_stage(plan: Plan) -> None:
 
 
 @given(MUON)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_work_is_shared_out_evenly(plan: Plan) -> None:
     for exchange in exchanges(plan):
         load: Counter[int] = Counter(dict.fromkeys(exchange.ranks, 0))
@@ -67,7 +68,7 @@ def test_work_is_shared_out_evenly(plan: Plan) -> None:
 
 
 @given(MUON)
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_pieces_cover_each_matrix_and_have_one_sender_near_the_owner(plan: Plan) -> None:
     for exchange in exchanges(plan):
         for matrix in exchange.matrices:
@@ -93,7 +94,7 @@ def test_pieces_cover_each_matrix_and_have_one_sender_near_the_owner(plan: Plan)
 
 @pytest.mark.slow
 @given(MUON)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 def test_what_is_sent_arrives(plan: Plan) -> None:
     """The elements that ranks send are those that others lack, and the terms count them."""
     size = {"fp32": 4, "fp64": 8}[plan.mathematics.precision.master]

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echelon.models.counter_random import make_key, normal, normal_rectangle, uniform
+from tests.walks import examples
 
 INDEX = torch.arange(200_000)
 
@@ -33,7 +34,7 @@ def test_known_values_stay() -> None:
 
 
 @given(st.integers(-(2**63), 2**63 - 1), st.integers(0, 2**62))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_values_are_those_of_split_mix_64_in_whole_numbers(key: int, index: int) -> None:
     bits = (index * 0x9E3779B97F4A7C15 + key) % 2**64
     bits = (bits ^ bits >> 30) * 0xBF58476D1CE4E5B9 % 2**64
@@ -92,7 +93,7 @@ def test_neighbours_rows_and_keys_are_not_correlated() -> None:
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 def test_a_rectangle_is_a_part_of_the_whole(data: st.DataObject) -> None:
     shape = tuple(data.draw(st.lists(st.integers(1, 9), min_size=1, max_size=3)))
     offset = tuple(data.draw(st.integers(0, size - 1)) for size in shape)

@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 from echelon.core.parameters import ParameterSpec, parameters
 from echelon.models.initial import initial_values
 from tests.parallel.layouts import GPT2, NANO
+from tests.walks import examples
 
 SPECS = {spec.name: spec for spec in parameters(GPT2)}
 
 
 @given(st.sampled_from(sorted(SPECS)), st.sampled_from((1, 2, 4)), st.integers(0, 3))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_slices_equal_the_whole(name: str, tp: int, seed: int) -> None:
     spec = SPECS[name]
     whole = initial_values(GPT2, spec, seed)

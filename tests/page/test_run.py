@@ -118,6 +118,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, text: str) -> None:
     assert "proof.json" in problem.message
 
 
+@pytest.mark.slow
 def test_a_long_run_of_many_ranks_stays_small(tmp_path: Path) -> None:
     page = run_page(written(tmp_path, steps(10_000, ranks=64)))
     loss = part(page, "loss").figure

@@ -174,7 +174,7 @@ def run(request: pytest.FixtureRequest, rank_pool: RankPool) -> tuple[Plan, list
     return plan, rank_pool.run(targets.train, (plan, 2), world_size=plan.mesh.world_size)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.quick("dualpipe, stage 2", "stage 1")
 @pytest.mark.system("S11")
 def test_bytes_sent_by_axis(run: tuple[Plan, list[Trained]]) -> None:
     plan, ranks = run

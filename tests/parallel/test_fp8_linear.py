@@ -69,7 +69,7 @@ def test_float64_is_proven(name: str, rank_pool: RankPool) -> None:
     require_proven(layout(**CASES[name], precision=FP8), rank_pool)
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.slow
 @pytest.mark.parametrize("changes", [SCATTERED, {"tp": 2, **ZERO_BUBBLE}])
 def test_latent_attention_is_proven(changes: Changes, rank_pool: RankPool) -> None:
     # A token that comes twice meets the same values, sums of few digits, with weights that add up
@@ -86,6 +86,7 @@ def test_bfloat16_is_proven_with_products_of_both_kinds(rank_pool: RankPool) -> 
     assert [one.precision for one in proof.passes] == ["fp64", "bf16", "bf16, fp8"]
 
 
+@pytest.mark.slow
 def test_float32_is_proven_with_its_own_products(rank_pool: RankPool) -> None:
     proof = prove(layout(tp=2, precision=FP8), run_ranks=rank_pool.run)
     proof.require()

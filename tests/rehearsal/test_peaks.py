@@ -173,7 +173,7 @@ def off(plan: Plan, rank: int, found: RankRehearsal) -> float:
     return PeakWalk(plan).peak(rank).bytes / found.peak_bytes - 1.0
 
 
-@pytest.mark.one_in(40)
+@pytest.mark.quick("experts", "zero 2, sums in hops of four bits")
 @pytest.mark.parametrize("name", CASES)
 def test_a_plan_says_the_peak_of_each_place(name: str) -> None:
     plan = planned(name)

@@ -124,7 +124,7 @@ def test_a_walk_that_rules_refuse_ends(monkeypatch: pytest.MonkeyPatch) -> None:
     assert main(["--plans", "1"]) == 1
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.quick("16")
 @pytest.mark.parametrize("ranks", [16, 256])
 def test_plans_of_many_ranks_are_drawn_rehearsed_or_refused(ranks: int, tmp_path: Path) -> None:
     found = [rehearse_random(3, number, ranks, str(tmp_path)) for number in (0,)]

@@ -76,7 +76,7 @@ def test_a_rank_holds_and_sends_what_the_formulas_say(name: str) -> None:
         assert not found.misuses
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.quick("flags3")
 @pytest.mark.parametrize(
     "flags",
     [

@@ -89,7 +89,7 @@ def test_two_rounds_stand_for_many() -> None:
     assert 0 <= extra <= 16 * 1024 * (plan.num_microbatches - few.num_microbatches)
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.quick("flags0-3")
 @pytest.mark.parametrize(
     ("flags", "microbatches"),
     [

@@ -15,6 +15,7 @@ from echelon.schedule.build import SCHEDULES, build_schedule, schedule_problems
 from echelon.schedule.check import check_schedule
 from echelon.schedule.simulate import Durations, simulate
 from tests.schedule.search_cases import Case, cases, some_durations
+from tests.walks import examples
 
 
 def _found(case: Case) -> FoundSchedule:
@@ -39,13 +40,13 @@ def _found(case: Case) -> FoundSchedule:
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(cases)
 def test_many_searches_find_what_is_legal_and_no_slower(case: Case) -> None:
     _found(case)
 
 
-@settings(max_examples=10)
+@settings(max_examples=examples(10))
 @given(cases.filter(lambda case: len(case.stage_ranks) * case.num_microbatches <= 24))
 def test_what_is_found_is_legal_within_memory_and_no_slower(case: Case) -> None:
     found = _found(case)

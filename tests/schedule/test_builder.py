@@ -13,7 +13,7 @@ from echelon.schedule.build import SCHEDULES, builder_of
 from echelon.schedule.builder import EQUAL_TIMES, Builder
 from echelon.schedule.check import check_schedule
 from tests.schedule.closed_forms import builders, differences, some_times, times_of
-from tests.walks import shortened
+from tests.walks import examples, shortened
 
 NAMES = sorted(SCHEDULES)
 
@@ -46,7 +46,7 @@ def test_the_simulator_gives_the_closed_forms_exactly(p: int) -> None:
 seconds = st.integers(1, 20)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(some_builders(), seconds, seconds, seconds)
 def test_the_closed_forms_hold_for_any_times(
     builder: Builder, forward: int, input_gradient: int, weight_gradient: int
@@ -68,7 +68,7 @@ def test_a_rank_adds_up_the_gradients_of_a_stage_in_the_order_of_its_microbatche
         assert all(microbatches == sorted(microbatches) for microbatches in order.values())
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(some_builders())
 def test_messages_are_used_in_the_order_in_which_they_are_sent(builder: Builder) -> None:
     """Except where activations and gradients share a channel, as in a V or in two directions.

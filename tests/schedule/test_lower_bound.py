@@ -12,6 +12,7 @@ from echelon.schedule.lower_bound import lower_bound
 from echelon.schedule.simulate import Durations, simulate
 from tests.schedule.examples import SEEDS, runnable_schedules, schedule_of
 from tests.schedule.search_cases import durations_for
+from tests.walks import examples
 
 
 def _bound(schedule: Schedule, durations: Durations, *, limited: bool = True) -> float:
@@ -22,7 +23,7 @@ def _bound(schedule: Schedule, durations: Durations, *, limited: bool = True) ->
     return lower_bound(schedule.stage_ranks, schedule.num_microbatches, durations, limits)
 
 
-@settings(max_examples=400)
+@settings(max_examples=examples(400))
 @given(runnable_schedules, SEEDS)
 def test_no_schedule_is_faster(schedule: Schedule, seed: int) -> None:
     durations = durations_for(schedule, seed)

@@ -20,6 +20,7 @@ from echelon.telemetry.recorded_steps import RecordedSteps
 from echelon.telemetry.schedule_report import read_schedule_report
 from tests.telemetry.recorded_runs import plan_of, stage_times, write_run
 from tests.telemetry.runs import facts, make_job, make_run, read_events
+from tests.walks import examples
 
 SLOW, FAST = stage_times(2.0, 2.0), stage_times(1.0, 1.0)
 
@@ -63,7 +64,7 @@ def _histories(draw: st.DrawFn) -> list[tuple[int, int, Collection[int]]]:
 
 
 @given(_histories())
-@settings(deadline=None, max_examples=25)
+@settings(deadline=None, max_examples=examples(25))
 def test_a_step_is_the_one_taken_last_or_is_not_there(
     history: Sequence[tuple[int, int, Collection[int]]],
 ) -> None:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from echelon.core.plan import Optimizer
 from echelon.training.learning_rate import learning_rate
+from tests.walks import examples
 
 BASE = Optimizer(
     learning_rate=0.8, schedule="cosine", warmup_steps=4, total_steps=104, final_ratio=0.25
@@ -62,7 +63,7 @@ def test_after_the_end_the_rate_stays(schedule: str) -> None:
     total=st.integers(21, 60),
     final=st.floats(0, 1),
 )
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_rates_rise_then_never_rise_again(
     schedule: str, warmup: int, total: int, final: float
 ) -> None:

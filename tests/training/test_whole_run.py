@@ -51,7 +51,7 @@ def whole_run(pool: RankPool, folder: Path, first: Plan, second: Plan) -> dict[s
     return {name: json.loads((folder / f"{name}.json").read_text()) for name in names}
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.quick("settings0")
 @pytest.mark.system("S52")
 @pytest.mark.parametrize("settings", [[], SPARSE])
 def test_a_run_is_saved_resumed_under_another_layout_and_read_back(

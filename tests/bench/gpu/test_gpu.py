@@ -247,6 +247,7 @@ def test_what_has_no_time_or_room_left_is_named(tmp_path: Path) -> None:
     assert (in_host.bytes_at("host"), in_host.bytes_at("nvme")) == (12, 0)
 
 
+@pytest.mark.slow
 def test_plain_pytorch_compiles_to_one_graph_or_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     case = Case(framework="plain", compiled=True)
     settings = Settings(load="tiny", sequences=1, case=case, device="cpu", compile_backend="eager")

@@ -36,6 +36,7 @@ def measured(home: Path, size: str, threads: int, ways: Sequence[str]) -> dict[s
     return {line["way"]: line["over"] for line in lines}
 
 
+@pytest.mark.slow
 def test_a_tensor_is_held_at_a_time(tmp_path: Path) -> None:
     over = measured(tmp_path, "small", 1, ["dcp"])
     assert set(over) == {"to dcp", *(f"from dcp, {name}" for name in SLICES)}

@@ -59,6 +59,7 @@ def test_small_rows_are_judged_beside_what_was_measured(judged: list[Judged]) ->
     assert "beside the fastest plan: median" in summary(judged)
 
 
+@pytest.mark.slow
 def test_ours_is_what_the_planner_recommends(
     answers: dict[str, Answer], judged: list[Judged]
 ) -> None:
@@ -98,6 +99,7 @@ def test_a_rate_becomes_the_seconds_of_a_step(answers: dict[str, Answer]) -> Non
     assert causal.measured_s(1.0, 1.5 * rate, rate) == pytest.approx(1.0)
 
 
+@pytest.mark.slow
 def test_a_recipe_in_fp8_is_planned_in_fp8(answers: dict[str, Answer]) -> None:
     one = answers["llama3-8b-mlm-8"]
     assert one.request().matmul_dtype == "fp8"

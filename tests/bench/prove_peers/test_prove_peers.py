@@ -19,7 +19,7 @@ def _prove(composed: Composed, pool: RankPool) -> Proof:
     return prove(plan, run_ranks=pool.run, subject=subject, own_precision=False)
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("label", ["DDP", "FSDP2", "DTensor TP", "1F1B + DDP"])
 def test_what_torch_does_right_is_proven(label: str, rank_pool: RankPool) -> None:
     proof = _prove(BY_LABEL[label], rank_pool)

@@ -49,6 +49,7 @@ def _refusal(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return output.err
 
 
+@pytest.mark.slow
 def test_a_run_of_ranks_says_where_its_tokens_went(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

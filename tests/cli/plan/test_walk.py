@@ -33,6 +33,7 @@ def test_fifty_random_plans_take_on_their_page_what_the_search_says() -> None:
     assert any(says["mesh"]["ep"] > 1 for says, _ in pairs)
 
 
+@pytest.mark.slow
 def test_both_commands_say_the_same(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = str(tmp_path / "run.toml")
     pins = [word for pin in ("pp=4", "dp_shard=2", "schedule=1f1b") for word in ("--pin", pin)]

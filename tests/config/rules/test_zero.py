@@ -17,6 +17,7 @@ from echelon.layout.buckets import accumulates_slices, plan_buckets, shard_degre
 from echelon.layout.stage import rank_part
 from tests.config.problems import SMALL, problems_of, write
 from tests.config.suggestions import taken
+from tests.walks import examples
 
 TWO_NODES = [
     *("cluster.preset=16xcpu-core", "batch.global_sequences=48"),
@@ -230,7 +231,7 @@ def is_legal(values: Mapping[str, object]) -> bool:
 
 
 @pytest.mark.slow
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(SETTINGS)
 def test_what_is_accepted_is_what_can_be(values: dict[str, object]) -> None:
     sets = [f"{key}={value}" for key, value in values.items()]

@@ -24,6 +24,7 @@ from echelon.cost.activations.units import block_operators, head_operators
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
 from echelon.models.piece_sizes import TRAINING_PIECES
 from tests.cost.seconds.small_work import MIXTURE, small_work, with_trainer
+from tests.walks import examples
 
 
 def test_sequence_parallelism_shares_out_what_tensor_ranks_leave_whole() -> None:
@@ -111,7 +112,7 @@ def _kept(operators: tuple[OperatorMemory, ...]) -> float:
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=examples(150), deadline=None, derandomize=True)
 @given(SPLITS)
 def test_closed_forms_of_our_trainer_are_what_its_operators_keep(draws: dict[str, object]) -> None:
     plan = _plan(draws)
@@ -144,7 +145,7 @@ def test_norms_after_branches_are_kept_whatever_is_made_again(
 
 
 @pytest.mark.slow
-@settings(max_examples=150, deadline=None, derandomize=True)
+@settings(max_examples=examples(150), deadline=None, derandomize=True)
 @given(SPLITS)
 def test_closed_forms_of_the_loss_are_those_of_its_operators(draws: dict[str, object]) -> None:
     plan = _plan(draws)

@@ -19,6 +19,7 @@ from echelon.layout.stage import pp_rank_of, rank_part
 from tests.cost import layouts
 from tests.cost.layouts import zero_plan, zero_plans
 from tests.parallel.layouts import NANO, QWEN, plan_of
+from tests.walks import examples
 
 EMBEDDING = 37 * 16
 
@@ -138,7 +139,7 @@ def test_hops_over_other_axes_are_slices_in_the_dtype_of_the_reduction(stage: Ze
 
 
 @given(zero_plans(optimizers=("adamw",)))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_ranks_of_a_stage_with_the_same_positions_send_the_same(plan: Plan) -> None:
     alike: dict[tuple[int, int], dict[str, int]] = {}
     for rank in range(plan.mesh.world_size):
@@ -149,7 +150,7 @@ def test_ranks_of_a_stage_with_the_same_positions_send_the_same(plan: Plan) -> N
 
 
 @given(zero_plans(optimizers=("adamw",)))
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_sharding_sends_no_more_than_all_reducing(plan: Plan) -> None:
     """Stages 1 and 2, reduced once: what stage 0 sends, the outer hops being smaller."""
     zero = replace(plan.layout.zero, accumulate="whole")

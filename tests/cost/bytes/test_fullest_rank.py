@@ -75,6 +75,7 @@ DEGREES = [(1, 1, 1, 1), (2, 3, 1, 1), (4, 4, 1, 1)]
 MIXED_DEGREES = [(1, 1, 1, 1), (2, 4, 8, 1), (2, 3, 4, 2)]
 
 
+@pytest.mark.quick("gpt3-175b", "llama2-70b", "mixtral-8x7b", "nano", "gpt2", "qwen3-8b")
 @pytest.mark.parametrize("name", MODELS)
 def test_weights_are_those_of_the_list_of_parameters(name: str) -> None:
     shape = _shape(name)

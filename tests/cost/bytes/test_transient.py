@@ -23,6 +23,7 @@ from echelon.parallel import data
 from tests.cost import layouts
 from tests.cost.layouts import zero_plan, zero_plans
 from tests.parallel.layouts import NANO, QWEN
+from tests.walks import examples
 
 BLOCK = 16 + 16 * 16 + 2 * 8 * 16 + 16 * 16 + 16 + 3 * 24 * 16
 ENDS = 37 * 16
@@ -76,7 +77,7 @@ def test_all_units_stay_whole_without_resharding() -> None:
 
 
 @given(zero_plans())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_the_bound_on_units_is_what_running_them_one_by_one_needs(plan: Plan) -> None:
     for stage in range(plan.num_stages):
         part = rank_part(plan, stage)

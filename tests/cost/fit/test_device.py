@@ -111,6 +111,7 @@ def test_peaks_that_nobody_states_are_the_best_that_was_measured() -> None:
     assert device.flops("fp32") == max(rates)
 
 
+@pytest.mark.quick("1.5")
 @pytest.mark.parametrize("noise", [0.3, 1.5])
 def test_noise_leaves_every_constant_plausible(noise: float) -> None:
     found = fit_device(CPU, _times(CORE, CPU, TINY.kernels, 2, noise))

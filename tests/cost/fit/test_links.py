@@ -53,6 +53,7 @@ def test_the_bandwidth_of_an_unknown_link_is_the_best_that_was_measured() -> Non
     assert found.link.bandwidth * found.link.efficiency == pytest.approx(4e10, rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_noisy_link_stays_plausible() -> None:
     link = fit_link(replace(LINK, bandwidth=1.0), _travelled(LINK, 1.0)).link
     assert 0.0 < link.efficiency <= 1.0

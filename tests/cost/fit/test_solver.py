@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echelon.cost.fit.solver import Array, Constant, ConstantValues, Fit, Groups, fit
+from tests.walks import examples
 
 SIZES = np.geomspace(1e3, 1e9, 24)
 CONSTANTS = (
@@ -28,7 +29,7 @@ def _fit(measured: Array) -> Fit:
     latency_s=st.floats(3e-6, 1e-3),
     share=st.floats(0.1, 0.95),
 )
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_planted_constants_are_found(latency_s: float, share: float) -> None:
     found = _fit(_seconds({"latency_s": latency_s, "share": share}))
     assert found.values["latency_s"] == pytest.approx(latency_s, rel=0.05)
@@ -38,7 +39,7 @@ def test_planted_constants_are_found(latency_s: float, share: float) -> None:
 
 
 @given(seed=st.integers(0, 1000), noise=st.floats(0.0, 1.5), scale=st.floats(1e-4, 1e4))
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 def test_no_noise_makes_a_constant_leave_its_bounds(seed: int, noise: float, scale: float) -> None:
     random = np.random.default_rng(seed)
     true = _seconds({"latency_s": 2e-5, "share": 0.6})

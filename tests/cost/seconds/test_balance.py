@@ -17,7 +17,7 @@ from echelon.cost.seconds.balance import (
     split_layers,
 )
 from echelon.cost.seconds.unit_times import UnitTimes, stage_seconds
-from tests.walks import shortened
+from tests.walks import examples, shortened
 
 Held = tuple[tuple[int, ...], ...]
 
@@ -63,7 +63,7 @@ def slowest(stages: Stages, held: Held, times: UnitTimes) -> float:
 
 @pytest.mark.system("S17")
 @pytest.mark.parametrize("pp", shortened(range(1, 6), lambda pp: pp < 5))
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     blocks=st.lists(st.floats(0.1, 10), min_size=12, max_size=12),
     embedding=st.floats(0, 5),
@@ -105,7 +105,7 @@ def test_several_stages_on_a_rank_are_best_where_blocks_are_alike(held: Held, he
     assert slowest(found, held, times) == pytest.approx(best)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     blocks=st.lists(st.floats(0.5, 4), min_size=8, max_size=8),
     head=st.floats(0, 8),

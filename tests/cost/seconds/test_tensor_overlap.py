@@ -20,6 +20,7 @@ from echelon.cost.seconds.tensor_overlap import (
     tensor_seconds,
 )
 from tests.cost.seconds.small_work import MACHINE, small_work, with_trainer
+from tests.walks import examples
 
 HIDDEN = 64.0
 """Width of the stream of the small model, of which a microbatch has 128 tokens."""
@@ -59,7 +60,7 @@ def test_messages_hide_behind_large_products_and_not_behind_small_ones() -> None
     assert slower >= 0.0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(
     tp=st.sampled_from((2.0, 3.0, 4.0, 8.0)),
     columns=st.floats(1.0, 1e8),

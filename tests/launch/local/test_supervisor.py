@@ -179,7 +179,7 @@ class Run:
         raise AssertionError(self.process.communicate(timeout=5))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_stop_signal_becomes_a_request_to_all_ranks(
     tmp_path: Path, number: signal.Signals
@@ -208,6 +208,7 @@ def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
     assert psutil.wait_procs(ranks, timeout=10)[1] == []
 
 
+@pytest.mark.quick("supervisor")
 @pytest.mark.parametrize("whom", ["supervisor", "fork server"])
 def test_no_rank_outlives_who_started_it(tmp_path: Path, whom: str) -> None:
     started = Run(tmp_path)

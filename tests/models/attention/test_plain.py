@@ -34,6 +34,7 @@ def _tensors(length: int, heads: tuple[int, int] = (2, 1)) -> list[torch.Tensor]
     return [torch.randn(length, 2, count, 8, dtype=torch.float64) for count in counts]
 
 
+@pytest.mark.quick("None-band0", "2.0-band2")
 @pytest.mark.parametrize("band", [Band(None, None), Band(0, None), Band(0, 40)])
 @pytest.mark.parametrize("soft_cap", [None, 2.0])
 def test_memory_is_that_of_a_block(

@@ -116,7 +116,7 @@ def test_terms_and_bars_are_those_of_the_formulas(opened: Opener) -> None:
     assert widths == pytest.approx(held, rel=1e-3)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.quick("360")
 @pytest.mark.parametrize("width", WIDTHS)
 def test_the_page_is_as_wide_as_its_window(width: int, opened: Opener) -> None:
     page = opened(document(), width=width).page

@@ -164,6 +164,7 @@ def test_a_neighbour_is_chosen_by_its_button(opened: Opener) -> None:
     assert numbers(page)["step"] == pytest.approx(float(predict(tables(), *wanted).step_s))
 
 
+@pytest.mark.slow
 def test_guides_are_walked_with_the_numbers_of_the_controls(opened: Opener) -> None:
     page = opened(document()).page
     for settings in [start(), *legal_settings(53, 4)]:

@@ -120,6 +120,7 @@ def test_controls_lead_to_their_scene(lesson: Lesson, walked: OpenPage) -> None:
         assert page.evaluate("location.hash") == address(lesson, last, frames - 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "width", [WIDTHS[0], *(pytest.param(one, marks=pytest.mark.slow) for one in WIDTHS[1:])]
 )

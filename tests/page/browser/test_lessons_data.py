@@ -109,6 +109,7 @@ def _assert_arrows_end_on_tiles(page: Page) -> None:
             assert box["y"] - 1 <= y <= box["y"] + box["height"] + 1
 
 
+@pytest.mark.slow
 def test_numbers_of_a_matrix_are_whole_in_their_tile(opened: Opener) -> None:
     page = opened(_document()).page
     for width in WIDTHS:

@@ -267,6 +267,7 @@ def at_states(page: Page) -> list[str]:
     return [runs, stuck, page.evaluate("location.hash")]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "width", [WIDTHS[0], *(pytest.param(one, marks=pytest.mark.slow) for one in WIDTHS[1:])]
 )
@@ -279,6 +280,7 @@ def test_the_builder_is_as_wide_as_its_window(width: int, opened: Opener) -> Non
         require_said(page)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scheme", ["light", pytest.param("dark", marks=pytest.mark.slow)])
 def test_the_builder_has_no_serious_fault_of_access(scheme: str, opened: Opener) -> None:
     axe = pytest.importorskip("axe_playwright_python.sync_playwright", reason="no axe-core")

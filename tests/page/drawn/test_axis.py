@@ -9,9 +9,10 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from echelon.page.drawn.axis import round_step, seconds_text, step_axis, value_axis
+from tests.walks import examples
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(50))
 @example(1.7120886981567835e308, 1.7120886998688722e308, "s")
 @example(0.0, 1.5e308, "bytes")
 @example(0.0, 5e-324, "s")

@@ -16,6 +16,7 @@ from echelon.page.figures import BarRow, BarsFigure
 from echelon.page.plan import bars_figure
 from echelon.planner.view.memory import memory_bars
 from tests.page.drawn.reading import HOSTILE, assert_words_are_clear, boxes, root_of, texts
+from tests.walks import examples
 
 GIB = 2.0**30
 TERMS = {"parameters": 10 * GIB, "gradients": 20 * GIB, "activations": 30 * GIB, "slack": 0.0}
@@ -61,7 +62,7 @@ amounts = st.one_of(st.just(0.0), st.floats(1e-6, 1.0), st.floats(1.0, 1e14))
 names = st.text(max_size=30)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     st.lists(st.tuples(names, st.dictionaries(names, amounts, max_size=14)), max_size=4),
     st.one_of(st.just(0.0), st.floats(1.0, 1e13)),

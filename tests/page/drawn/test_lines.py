@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from echelon.page.drawn.lines import draw_lines
 from echelon.page.figures import LineSeries, LinesFigure
 from tests.page.drawn.reading import HOSTILE, assert_words_are_clear, paths, texts
+from tests.walks import examples
 
 
 def lines(*values: float | None, unit: str = "loss", planned: float | None = None) -> LinesFigure:
@@ -54,7 +55,7 @@ def test_bytes_have_round_numbers_of_one_unit() -> None:
     assert {"0", "1", "2", "3", "4"} <= set(said)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.lists(st.one_of(st.none(), st.floats()), max_size=20), st.sampled_from(["s", "bytes"]))
 def test_any_values_are_drawn(values: list[float | None], unit: str) -> None:
     drawing = draw_lines(lines(*values, unit=unit, planned=inf), HOSTILE, HOSTILE)

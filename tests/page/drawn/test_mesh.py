@@ -15,9 +15,10 @@ from echelon.page.mesh import mesh_figure
 from echelon.planner.view.mesh_map import mesh_map
 from tests.page.drawn.reading import HOSTILE, assert_words_are_clear, paths, texts
 from tests.planner.view.test_mesh_map import maps
+from tests.walks import examples
 
 
-@settings(max_examples=8, deadline=None)
+@settings(max_examples=examples(8), deadline=None)
 @given(maps())
 def test_any_mesh_is_drawn_with_its_own_groups(drawn: tuple[Mesh, Cluster, int]) -> None:
     mesh, cluster, expert_tp = drawn

@@ -14,6 +14,7 @@ from echelon.page.drawn.waterfall import draw_waterfall
 from echelon.page.figures import WaterfallFigure
 from echelon.page.plan import plan_page
 from tests.page.drawn.reading import assert_words_are_clear, boxes, texts
+from tests.walks import examples
 
 
 def test_bars_join_and_are_as_long_as_their_seconds() -> None:
@@ -37,7 +38,7 @@ def test_bars_join_and_are_as_long_as_their_seconds() -> None:
     assert_words_are_clear(found)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(st.floats(), st.floats(), st.floats())
 def test_any_seconds_are_drawn(total: float, low: float, high: float) -> None:
     figure = WaterfallFigure(

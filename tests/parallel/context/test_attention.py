@@ -64,7 +64,14 @@ def whole(ranks: list[Attention], name: str) -> torch.Tensor:
 
 
 @pytest.mark.system("B08", "S30", "S31", "S32", "S33")
-@pytest.mark.one_in(12)
+@pytest.mark.quick(
+    "striped-4-1-window 5, full",
+    "ulysses-ring-4-2-causal",
+    "ring-4-1-documents, full",
+    "gathered-4-1-soft cap",
+    "ring-2-1-sinks, window, documents",
+    "ulysses-2-2-full",
+)
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize(("kind", "cp", "ulysses"), KINDS)
 def test_values_bytes_and_pairs_are_those_of_the_reference(
@@ -85,7 +92,13 @@ def test_values_bytes_and_pairs_are_those_of_the_reference(
         each_visible_pair_is_met_once(plan, inputs, ranks)
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.quick(
+    "gathered-4-1-sinks, window, documents",
+    "ulysses-ring-4-2-documents",
+    "striped-4-1-documents, full",
+    "ring-4-1-causal",
+    "ulysses-4-4-documents",
+)
 @pytest.mark.parametrize("mask", [name for name in MASKS if name != "soft cap"])
 @pytest.mark.parametrize(("kind", "cp", "ulysses"), [("ring", 1, 1), *KINDS])
 def test_the_calls_for_a_gpu_are_right_by_what_they_are_told(
@@ -141,6 +154,7 @@ def pairs_of(met: Met) -> torch.Tensor:
     return pairs
 
 
+@pytest.mark.quick("striped-4-1", "ulysses-ring-4-2", "gathered-2-1", "ring-2-1")
 @pytest.mark.parametrize(("kind", "cp", "ulysses"), KINDS)
 def test_exchanges_in_batches_as_nccl_runs_them_bring_the_same(
     kind: ContextKind, cp: int, ulysses: int, rank_pool: RankPool

@@ -155,7 +155,7 @@ def with_all_chunks(
 
 
 @pytest.mark.system("S37", "S39")
-@pytest.mark.one_in(18)
+@pytest.mark.quick("padded")
 @pytest.mark.parametrize("name", CASES)
 def test_float64_is_proven(name: str, rank_pool: RankPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(run, "shrink", with_all_chunks)

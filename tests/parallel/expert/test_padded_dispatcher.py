@@ -48,7 +48,7 @@ def run(plan: Plan, pool: RankPool) -> list[Mixed]:
     return pool.run(expert_targets.mix, (plan, stream_of(plan)), world_size=plan.mesh.world_size)
 
 
-@pytest.mark.one_in(10)
+@pytest.mark.quick("ep2-2.0", "ep4-0.75", "ep2-0.75")
 @pytest.mark.parametrize("factor", [0.75, 2.0])
 @pytest.mark.parametrize("split", SPLITS)
 def test_what_is_sent_does_not_depend_on_the_routing(

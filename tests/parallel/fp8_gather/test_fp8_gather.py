@@ -137,7 +137,7 @@ def test_bytes_sent_and_held_are_those_of_the_formulas(name: str, rank_pool: Ran
     assert found.held > 0
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [name for name, one in STEPS.items() if "model" in one])
 def test_experts_are_proven(name: str, rank_pool: RankPool) -> None:
     require_proven(codes_plan(STEPS[name]), rank_pool)

@@ -40,7 +40,7 @@ def require_proven(plan: Plan, rank_pool: RankPool) -> None:
 
 
 @pytest.mark.system("B09")
-@pytest.mark.one_in(12)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_float64_is_proven(name: str, rank_pool: RankPool) -> None:
     require_proven(layout(**CASES[name], precision=TENSOR), rank_pool)

@@ -126,7 +126,7 @@ def test_bytes_sent_and_held_are_those_of_the_formulas(name: str, rank_pool: Ran
     assert found.sent > 0
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["experts", "shared experts, tp2"])
 def test_experts_are_proven(name: str, rank_pool: RankPool) -> None:
     require_proven(STEPS[name], rank_pool)

@@ -49,6 +49,13 @@ def test_norm_with_and_without_a_sum(
         assert_rounded_once(got, right)
 
 
+@pytest.mark.quick(
+    "True-9-3-torch.bfloat16",
+    "False-9-3-torch.float32",
+    "True-5-12-torch.float16",
+    "False-1-64-torch.float32",
+    "True-1-64-torch.bfloat16",
+)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(("rows", "width"), [(5, 12), (1, 64), (9, 3)])
 @pytest.mark.parametrize("around", [False, True])

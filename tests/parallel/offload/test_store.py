@@ -19,6 +19,7 @@ from echelon.parallel.offload.copy_streams import CopyStreams
 from echelon.parallel.offload.copying_store import CopyingOffloadStore
 from echelon.parallel.offload.file_store import FileOffloadStore
 from echelon.parallel.offload.store import MemoryOffloadStore, Pool
+from tests.walks import examples
 
 CPU = torch.device("cpu")
 HOMES: tuple[OffloadTarget, ...] = get_args(OffloadTarget)
@@ -180,8 +181,9 @@ ACTIONS = st.lists(
 )
 
 
+@pytest.mark.quick("nvme", "host-copied", "none")
 @pytest.mark.parametrize("name", PLACES)
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=examples(40))
 @given(actions=ACTIONS)
 def test_any_order_of_use_gives_what_was_last_put(
     tmp_path_factory: pytest.TempPathFactory, name: str, actions: list[tuple[str, list[int]]]

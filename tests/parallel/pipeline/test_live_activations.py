@@ -17,7 +17,9 @@ SIZES = [(2, "none"), (2, "full"), (4, "none"), (4, "full")]
 
 
 @pytest.mark.system("S19")
-@pytest.mark.one_in(48)
+@pytest.mark.quick(
+    "1f1b-2-full", "zb-v-2-full", "dualpipe-2-full", "interleaved-1f1b-4-none", "file-4-none"
+)
 @pytest.mark.parametrize(
     ("pp", "recompute"), shortened(SIZES, lambda size: size in ((2, "full"), (4, "none")))
 )

@@ -25,7 +25,9 @@ def train(rank_pool: RankPool, plan: Plan, steps: int = 1) -> list[Trained]:
     return rank_pool.run(targets.train, (plan, steps), world_size=plan.mesh.world_size)
 
 
-@pytest.mark.one_in(30)
+@pytest.mark.quick(
+    "4-2p-file", "4-2p-zb-v", "4-2p-dualpipe", "2-3p+1-1f1b", "2-3p+1-interleaved-1f1b"
+)
 @pytest.mark.parametrize("schedule", EVERY)
 @pytest.mark.parametrize(("pp", "microbatches"), [(2, "3p+1"), (4, "2p")])
 def test_executed_order_is_that_of_the_schedule(

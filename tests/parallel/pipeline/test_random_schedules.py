@@ -18,11 +18,12 @@ from tests.parallel import one_device, targets
 from tests.parallel.layouts import cut, plan_of
 from tests.parallel.pipeline.pipelines import EIGHT
 from tests.schedule.examples import mirrored_schedules, runnable_schedules
+from tests.walks import examples
 
 
 @settings(
     deadline=None,
-    max_examples=15,
+    max_examples=examples(15),
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
 @given(runnable_schedules | mirrored_schedules, st.booleans())

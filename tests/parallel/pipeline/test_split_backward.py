@@ -149,7 +149,7 @@ def varied_alone(rank_pool: RankPool) -> Callable[[int], varied_targets.Varied]:
     return train
 
 
-@pytest.mark.one_in(18)
+@pytest.mark.quick("2-1f1b", "2-interleaved-1f1b", "4-zb-v", "4-dualpipe", "2-file")
 @pytest.mark.parametrize("schedule", EVERY)
 @pytest.mark.parametrize("pp", [2, 4])
 def test_every_schedule_takes_microbatches_of_any_length(

@@ -119,7 +119,7 @@ def test_bytes_sent_and_held_are_those_of_the_formulas(name: str, rank_pool: Ran
     assert found.held > 0
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["2x2", "2x4", "1f1b", "cp2", "tp2 scattered", "experts"])
 def test_messages_of_gathers_take_the_bytes_of_each_tier(name: str, rank_pool: RankPool) -> None:
     plan = STEPS[name]

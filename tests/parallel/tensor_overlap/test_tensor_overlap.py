@@ -31,6 +31,7 @@ from tests.parallel.tensor_overlap.overlap_targets import (
     summed_parts,
     threaded_ring,
 )
+from tests.walks import examples
 
 THREE_HEADS = replace(NANO, name="three-heads", heads=6, kv_heads=3, head_dim=4, ffn=27)
 
@@ -171,7 +172,7 @@ def test_matrices_that_lie_apart_are_multiplied_one_by_one(
             close(one, other, "matrices apart")
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(40), deadline=None)
 @given(size=st.integers(2, 6), rows=st.integers(1, 3), seed=st.integers(0, 99))
 def test_any_ring_gathers_and_sums(size: int, rows: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)

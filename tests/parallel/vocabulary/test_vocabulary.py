@@ -78,6 +78,7 @@ def check_head(
     return ranks[0]
 
 
+@pytest.mark.quick("4-5-scattered", "4-37-scattered", "4-2-whole", "2-37-whole", "1-37-whole")
 @pytest.mark.system("S15")
 @pytest.mark.parametrize("scattered", [False, True], ids=["whole", "scattered"])
 @pytest.mark.parametrize(("tp", "vocab"), CASES)
@@ -88,6 +89,7 @@ def test_the_loss_equals_that_of_one_device(
     check_head(rank_pool, plan, tokens(plan), stream(plan, 1))
 
 
+@pytest.mark.quick("4-5-scattered", "2-37-whole")
 @pytest.mark.parametrize("scattered", [False, True], ids=["whole", "scattered"])
 @pytest.mark.parametrize(("tp", "vocab"), [(1, 37), (2, 37), (4, 5), (4, 2)])
 def test_capped_logits_give_the_loss_of_one_device_and_send_as_much(
@@ -120,6 +122,7 @@ def test_a_batch_without_a_counted_label_has_no_loss_and_no_gradient(rank_pool: 
     assert not rank.dx.any()
 
 
+@pytest.mark.quick("4-5-scattered", "2-37-whole")
 @pytest.mark.parametrize("scattered", [False, True], ids=["whole", "scattered"])
 @pytest.mark.parametrize(("tp", "vocab"), [(1, 37), (2, 37), (4, 5)])
 def test_a_loss_in_chunks_is_the_same(
@@ -168,7 +171,9 @@ def test_the_head_sends_three_numbers_per_token_and_one_stream(rank_pool: RankPo
 
 
 @pytest.mark.system("S15")
-@pytest.mark.one_in(5)
+@pytest.mark.quick(
+    "4-5-learned-scattered", "4-37-rope-whole", "2-37-learned-scattered", "1-37-learned-scattered"
+)
 @pytest.mark.parametrize("scattered", [False, True], ids=["whole", "scattered"])
 @pytest.mark.parametrize("model", [FOUR, GPT2], ids=["rope", "learned"])
 @pytest.mark.parametrize(("tp", "vocab"), CASES)

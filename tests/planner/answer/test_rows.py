@@ -36,6 +36,7 @@ def _rows() -> list[dict[str, RowValue]]:
     return rows_of("nano", "8xh100", "devices=8", "pp=2")
 
 
+@pytest.mark.slow
 def test_columns_are_the_same_for_every_answer(rows: list[dict[str, RowValue]]) -> None:
     columns = [*rows[0]]
     assert len({*columns}) == len(columns)

@@ -27,6 +27,7 @@ def _sizes() -> SizesAnswer:
     return SizesAnswer(found=tuple(four_sizes(request_on)))
 
 
+@pytest.mark.slow
 def test_each_size_is_the_whole_answer_of_its_cluster(sizes: SizesAnswer) -> None:
     assert [*sizes] == ["1xh100", "2xh100", "4xh100", "8xh100"]
     assert len(sizes) == 4

@@ -65,7 +65,7 @@ def test_changes_come_in_pairs_only_where_one_is_not_enough() -> None:
     assert all(len(set(one)) == len(one) for one in topics)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "cluster", "smallest"),
     [("llama3-8b", "1xa100-40gb", "2xa100-40gb"), ("llama2-13b", "2xrtx4090", "4xrtx4090")],

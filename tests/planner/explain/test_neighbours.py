@@ -34,6 +34,7 @@ def _outcomes() -> list[NeighbourOutcome]:
     return [part for part in both if part is not None]
 
 
+@pytest.mark.slow
 def test_the_terms_that_beat_a_neighbour_add_up_the_largest_first() -> None:
     slower = [one for one in _outcomes() if one.slower_s is not None]
     assert slower

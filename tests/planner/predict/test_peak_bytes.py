@@ -41,6 +41,7 @@ CASES = (
 )
 
 
+@pytest.mark.quick("settings0-pins0", "settings3-pins3", "settings6-pins6")
 @pytest.mark.parametrize(("settings", "pins"), CASES)
 def test_a_search_says_what_the_lists_of_its_plans_say(
     settings: tuple[str, ...], pins: tuple[str, ...]

@@ -57,7 +57,7 @@ def test_half_a_percent_is_not_worth_a_risk_of_a_twentieth() -> None:
     assert min((lean, full), key=lambda one: ranking_key(here, one)) is lean
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.quick("6.0")
 @pytest.mark.parametrize("memory_gb", [3.0, 3.4, 6.0])
 def test_what_is_expected_to_be_done_first_is_never_done_later(memory_gb: float) -> None:
     request = small(memory_gb=memory_gb)

@@ -59,6 +59,7 @@ def test_eight_billion_on_eight_devices_is_sharded_and_not_split(trainer: str) -
     assert not one.offload
 
 
+@pytest.mark.quick("megatron")
 @pytest.mark.parametrize(
     "trainer",
     [
@@ -99,7 +100,7 @@ def test_four_thousand_tokens_of_deepseek_v3_are_not_cut() -> None:
     assert one.mesh.ep > 1
 
 
-@pytest.mark.one_in(7)
+@pytest.mark.quick("llama3-8b-8xh100-echelon")
 @pytest.mark.parametrize(
     ("model", "cluster", "trainer"),
     [
@@ -123,6 +124,7 @@ def test_no_plan_that_fills_the_memory_is_recommended(
     assert share <= (FULL_OF_OURS if trainer == "echelon" else FULL)
 
 
+@pytest.mark.quick("1xa100-40gb-2xa100-40gb")
 @pytest.mark.parametrize(
     ("asked", "smallest"),
     [
@@ -164,6 +166,7 @@ def test_seventy_billion_on_gaming_cards_is_faster_on_each_more() -> None:
     assert all(more < fewer for fewer, more in pairwise(steps))
 
 
+@pytest.mark.slow
 def test_accelerate_does_not_beat_torchtitan_beyond_the_noise() -> None:
     """Both run FSDP2, and torchtitan compiles it."""
     accelerate, torchtitan = (

@@ -45,7 +45,7 @@ def hundred_cases() -> list[MonotoneCase]:
     return [*islice(drawn_cases(0), 100)]
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.quick("1")
 @pytest.mark.parametrize("number", range(4))
 def test_more_devices_are_never_slower(quick_cases: list[MonotoneCase], number: int) -> None:
     assert _wrong(quick_cases[number]) == (), str(quick_cases[number])
@@ -80,6 +80,7 @@ def test_fewer_devices_with_hosts_are_not_faster_than_more_without() -> None:
     assert _wrong(case) == ()
 
 
+@pytest.mark.slow
 def test_where_nothing_fits_on_all_devices_some_stay_idle() -> None:
     """Five devices cut no matrix of llama3-8b evenly, four do."""
     found = recommend(make_request("llama3-8b", cluster="5xrtx4090"))

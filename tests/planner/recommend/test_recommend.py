@@ -62,14 +62,15 @@ def test_of_equally_simple_plans_the_surer_is_recommended() -> None:
     assert 0.0 < one.faster_share < 0.01
 
 
-def test_what_is_recommended_surely_fits() -> None:
-    for memory in (80.0, 6.0, 4.0):
-        request = small(memory_gb=memory)
-        one = found(request)
-        estimate = one.first.ranked.estimate
-        assert one.sure
-        assert one.first.fits == fit_probability(estimate, request.memory_bytes) >= SURE
-        assert one.first.ranked.plan is not None
+@pytest.mark.quick("6.0")
+@pytest.mark.parametrize("memory", [80.0, 6.0, 4.0])
+def test_what_is_recommended_surely_fits(memory: float) -> None:
+    request = small(memory_gb=memory)
+    one = found(request)
+    estimate = one.first.ranked.estimate
+    assert one.sure
+    assert one.first.fits == fit_probability(estimate, request.memory_bytes) >= SURE
+    assert one.first.ranked.plan is not None
 
 
 @pytest.mark.slow
@@ -103,6 +104,7 @@ def test_simplest_of_what_is_within_the_noise() -> None:
     assert complexity(first.candidate) == min(complexity(plan.candidate) for plan in near)
 
 
+@pytest.mark.slow
 def test_more_devices_are_never_slower() -> None:
     steps = [
         found(small(devices=count)).first.ranked.estimate.step_s for count in (1, 2, 4, 7, 8, 16)

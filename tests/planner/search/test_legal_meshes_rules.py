@@ -24,6 +24,7 @@ from echelon.planner.search.pins import read_pins
 from echelon.planner.search.recompute_options import recompute_options
 from echelon.planner.search.request import SearchRequest
 from tests.planner.requests import MIXTURE, SMALL, small
+from tests.walks import examples
 
 
 @lru_cache
@@ -32,7 +33,7 @@ def _space(devices: int, *, mixture: bool) -> tuple[SearchRequest, LegalMeshes]:
     return request, legal_meshes(request, devices, Legality(request.one_rank_run))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=examples(30), deadline=None)
 @given(data=st.data())
 def test_what_is_searched_is_legal_and_the_same_numbers(data: st.DataObject) -> None:
     devices = data.draw(st.sampled_from((1, 4, 6, 8, 16, 24)))

@@ -26,6 +26,7 @@ def _request(model: str, length: int, pins: tuple[str, ...] = ()) -> SearchReque
     return make_request(model, cluster="8xh100", settings=settings, pins=pins)
 
 
+@pytest.mark.quick("mixtral-8x7b-4096", "llama3-8b-8192", "gpt2-xl-1024")
 @pytest.mark.parametrize(
     ("name", "length"),
     [

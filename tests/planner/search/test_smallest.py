@@ -24,6 +24,7 @@ def test_there_are_forty_cases() -> None:
     assert len(cases()) == len(set(cases())) == 40
 
 
+@pytest.mark.quick("('llama2-7b', 'rtx4090', 16)")
 @pytest.mark.parametrize("case", cases()[4::17], ids=str)
 def test_no_smaller_cluster_plans(case: tuple[str, str, int]) -> None:
     compared = compare(case)

@@ -33,7 +33,7 @@ def for_trainer(
     )
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.quick("accelerate-dense", "torchtitan-dense", "deepspeed-experts")
 @pytest.mark.parametrize("settings", [SMALL, MIXTURE], ids=["dense", "experts"])
 @pytest.mark.parametrize("trainer", TRAINERS)
 def test_every_plan_of_a_search_is_exported(trainer: str, settings: Sequence[str]) -> None:

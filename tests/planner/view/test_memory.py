@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from echelon.planner.view.memory import memory_bars
 from echelon.planner.view.terms import MOST_TERMS_SHOWN, term_styles
 from tests.planner.view.figures import assert_narrow, text_of
+from tests.walks import examples
 
 GIB = 2.0**30
 
@@ -35,7 +36,7 @@ def _bar(text: str, label: str) -> str:
     return line[len(label) :].strip().split("  ")[0]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(rows_of_any_kind, st.one_of(st.just(0.0), st.floats(1.0, 1e13)))
 def test_anything_is_drawn_within_80_columns(
     rows: list[tuple[str, dict[str, float]]], limit: float

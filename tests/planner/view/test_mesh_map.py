@@ -11,6 +11,7 @@ from echelon.core.cluster import Cluster, Device, Link
 from echelon.core.mesh import Mesh
 from echelon.planner.view.mesh_map import axis_facts, mesh_map
 from tests.planner.view.figures import assert_narrow, text_of
+from tests.walks import examples
 
 LARGE = Mesh(pp=16, dp_shard=128, tp=8)
 
@@ -45,7 +46,7 @@ def maps(draw: st.DrawFn) -> tuple[Mesh, Cluster, int]:
     return mesh, _cluster(nodes, per_node, name=name, interfaces=draw(st.integers(0, 2))), expert_tp
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(maps())
 def test_facts_are_those_of_the_groups_of_the_mesh(drawn: tuple[Mesh, Cluster, int]) -> None:
     mesh, cluster, expert_tp = drawn
@@ -60,7 +61,7 @@ def test_facts_are_those_of_the_groups_of_the_mesh(drawn: tuple[Mesh, Cluster, i
         assert fact.link is cluster.links[0 if fact.num_across == 0 else 1]
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(maps())
 def test_any_map_fits_80_columns(drawn: tuple[Mesh, Cluster, int]) -> None:
     mesh, cluster, expert_tp = drawn

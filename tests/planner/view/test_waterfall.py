@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from echelon.planner.view.terms import tone_of
 from echelon.planner.view.waterfall import waterfall
 from tests.planner.view.figures import assert_narrow, text_of
+from tests.walks import examples
 
 STEP = {
     "matmul": 4.0,
@@ -40,7 +41,7 @@ def _numbers(text: str) -> list[tuple[Fraction, Fraction]]:
     return [(Fraction(one[1].replace(",", "")), Fraction(one[2])) for one in found if one]
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(60))
 @given(st.dictionaries(names, seconds, max_size=16))
 def test_any_step_fits_80_columns_and_its_numbers_add_up(terms: dict[str, float]) -> None:
     fall = waterfall(terms)

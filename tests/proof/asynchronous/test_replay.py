@@ -37,7 +37,7 @@ def test_an_asynchronous_run_equals_its_replay(
     assert "staleness" in exact.note
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.quick("2-2-0")
 @pytest.mark.parametrize(
     ("num_workers", "num_servers", "restarts"), [(2, 2, 1), (3, 1, 1), (2, 2, 0)]
 )

@@ -56,6 +56,7 @@ def test_an_ordinary_model_is_allowed_nothing_more() -> None:
         assert tolerance.allowed("gradients", 2, name) == pytest.approx(1e-10, rel=0.05)
 
 
+@pytest.mark.slow
 def test_a_rounding_is_worth_what_it_is_enlarged_by() -> None:
     """What one rounding of one weight changes lies within, and a wrong weight does not."""
     plan = shrink(CHAOTIC, precision="fp64", names_apart=True)

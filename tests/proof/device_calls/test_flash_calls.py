@@ -25,7 +25,7 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("plan", PLANS)
 def test_plans_are_proven_by_the_calls_for_a_gpu(plan: str, rank_pool: RankPool) -> None:
     subject = f"{flash_calls.__name__}:nothing_wrong"

@@ -40,7 +40,7 @@ def test_plans_are_proven_without_counts(case: str, rank_pool: RankPool) -> None
     prove(plan, run_ranks=rank_pool.run, subject=subject).require()
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("mutant", "told"), mutants_of(grouped_calls))
 def test_a_wrong_end_is_caught_and_named(mutant: str, told: Told, rank_pool: RankPool) -> None:
     assert_caught(mutant, told, rank_pool)

@@ -55,7 +55,7 @@ def test_a_bug_that_would_give_garbage_ends_the_run(ended: Ended, rank_pool: Ran
     assert ended.says in summary
 
 
-@pytest.mark.one_in(8)
+@pytest.mark.quick("zb-h1-2")
 @pytest.mark.parametrize(("schedule", "pp"), [("gpipe", 2), ("1f1b", 4), ("zb-h1", 2), ("zb-v", 4)])
 def test_a_message_that_is_never_sent_ends_the_run(schedule: str, pp: int) -> None:
     # Ranks of their own: they are killed.

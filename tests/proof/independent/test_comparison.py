@@ -35,6 +35,7 @@ FAMILIES = (
 ONE_RANK = ("mesh.dp_shard=1", "batch.global_sequences=2", "batch.microbatch_sequences=1")
 
 
+@pytest.mark.quick("mixtral-8x7b", "nano", "gpt2", "mistral-7b")
 @pytest.mark.parametrize(
     "name",
     [

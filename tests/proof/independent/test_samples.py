@@ -10,6 +10,7 @@ from echelon.core.choices.data_mixture import MixturePhase
 from echelon.proof.independent.samples import Source, mixed_samples, read_row, samples_of_step
 from echelon.training.data.batches import numbered_ids, sample_ids
 from echelon.training.data.mixture import Mixture
+from tests.walks import examples
 
 
 def test_an_epoch_reads_every_sample_once() -> None:
@@ -26,7 +27,7 @@ def test_the_order_is_that_of_the_trainer_for_few_and_for_many_samples() -> None
             assert ours == right.tolist()
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=examples(20), deadline=None)
 @given(
     st.lists(
         st.lists(st.floats(0.01, 10), min_size=3, max_size=3).map(tuple), min_size=2, max_size=3

@@ -55,7 +55,7 @@ def test_a_plan_with_kernels_is_proven(name: str, rank_pool: RankPool) -> None:
     proof.require()
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "plan",
     [

@@ -78,7 +78,12 @@ def walked_near(rank_pool: RankPool) -> Callable[[str], BytesComparison]:
 
 
 @pytest.mark.system("S42")
-@pytest.mark.one_in(64)
+@pytest.mark.quick(
+    "experts-norm+activation",
+    "ring-norm+activation",
+    "split backward on tensor ranks-norm+mlp+attention",
+    "sequence parallel-attention",
+)
 @pytest.mark.parametrize("operators", REDONE, ids="+".join)
 @pytest.mark.parametrize("name", NEAR)
 def test_bytes_of_operators_made_again_are_those_of_the_formulas(
@@ -123,7 +128,7 @@ def test_bytes_of_a_split_backward_in_chunks_are_those_of_the_formulas(
     assert abs(walked.peak_error) <= ALLOWED
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.quick("(2, False, 'fp32')")
 @pytest.mark.parametrize("plan", list(CHUNKED.values()), ids=map(str, CHUNKED))
 def test_of_logits_a_chunk_is_held(rank_pool: RankPool, plan: Plan) -> None:
     assert plan.local_tokens > 2 * LOSS_ROWS == 2 * TRAINING_PIECES.loss_rows

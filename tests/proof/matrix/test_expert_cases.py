@@ -68,6 +68,7 @@ def test_every_setting_of_experts_is_met_and_stays_in_a_proof() -> None:
     assert {("tp2", 1), ("tp2", 2), ("cp2", 1), ("cp2", 2), ("dp2", 2)} < folds
 
 
+@pytest.mark.quick("one", "scores")
 @pytest.mark.parametrize("load", ["even", "empty", "one", "scores"])
 def test_loads_are_as_their_case_says(load: str) -> None:
     for case in expert_cases():

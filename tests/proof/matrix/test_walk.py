@@ -54,7 +54,7 @@ def test_a_sample_is_a_function_of_its_seed() -> None:
 
 
 @pytest.mark.system("S39", "S40")
-@pytest.mark.one_in(4)
+@pytest.mark.quick("18")
 # Of each kind come three cases of few ranks, then three of more: one of each is quick.
 @pytest.mark.parametrize("number", shortened(range(COUNT), lambda number: number % 3 == 0))
 def test_a_random_part_is_proven(number: int, rank_pool: RankPool) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
 import torch
 
 from echelon.core.plan import Plan
@@ -73,6 +74,7 @@ PLACE = (
 )
 
 
+@pytest.mark.slow
 def test_other_mistakes_in_some_rows_are_told_by_their_place_alone() -> None:
     right_BTW = ORACLE.activations[SITE]
     for rows, where in ((slice(6, 8), "positions 6:8"), (slice(0, 2), "positions 0:2")):

@@ -71,7 +71,7 @@ def test_bytes_sent_and_held_are_those_of_the_formulas(name: str, rank_pool: Ran
     assert not compare_plan(PLANS[name], rank_pool.run).problems
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.quick("zero 2", "context")
 @pytest.mark.parametrize("name", PLANS)
 def test_what_leaves_a_node_is_that_of_the_formula(name: str, rank_pool: RankPool) -> None:
     plan = PLANS[name]

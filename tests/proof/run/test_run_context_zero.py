@@ -21,7 +21,7 @@ CASES: tuple[tuple[ZeroStage, Changes, ContextKind], ...] = (
 
 
 @pytest.mark.system("S22", "S23", "S33", "S39")
-@pytest.mark.one_in(4)
+@pytest.mark.quick("1-mesh1-gathered", "3-mesh5-ulysses-ring")
 @pytest.mark.parametrize(("stage", "mesh", "kind"), CASES)
 def test_every_stage_over_data_and_context_ranks_is_proven(
     stage: ZeroStage, mesh: Changes, kind: ContextKind, rank_pool: RankPool

@@ -58,7 +58,7 @@ def test_islands_are_those_of_one_process(rank_pool: RankPool, name: str) -> Non
     assert told[rules.PROVE_OUTER_STEP.id].max_error <= 1e-10
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.quick("zero-1")
 @pytest.mark.parametrize("name", ["zero-1", "late-fragments"])
 def test_sums_that_complete_late_are_the_same_bits(rank_pool: RankPool, name: str) -> None:
     prove(PLANS[name], run_ranks=rank_pool.run, own_precision=False, late=True).require()

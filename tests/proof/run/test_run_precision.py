@@ -70,7 +70,7 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.one_in(24)
+@pytest.mark.quick("bf16-without-master")
 @pytest.mark.parametrize("name", PLANS)
 def test_mixed_precision_is_proven(name: str, rank_pool: RankPool) -> None:
     plan = layout(**PLANS[name])

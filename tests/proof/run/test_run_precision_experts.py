@@ -40,7 +40,7 @@ PLANS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.quick("bf16")
 @pytest.mark.parametrize("name", PLANS)
 def test_experts_are_proven_in_their_own_precision(name: str, rank_pool: RankPool) -> None:
     plan = plan_of(ep=2, **PLANS[name])

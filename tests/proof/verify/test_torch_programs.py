@@ -20,6 +20,7 @@ def test_it_is_proven(name: str, rank_pool: RankPool, tmp_path: Path) -> None:
     assert (proof.framework, proof.num_parameters) == ("torch", 12)
 
 
+@pytest.mark.quick("tensor_parallel-changes1-wanted1", "pipeline-changes3-wanted3")
 @pytest.mark.parametrize(
     ("name", "changes", "wanted"),
     [

@@ -49,7 +49,7 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.system("S46")
-@pytest.mark.one_in(9)
+@pytest.mark.quick("data of one rank")
 @pytest.mark.parametrize("case", SLEEPS)
 def test_a_planted_sleep_flips_the_verdict(
     case: str, rank_pool: RankPool, tmp_path: Path, data: Path

@@ -144,7 +144,7 @@ def _measured(pool: RankPool, run: Path, data: Path, job: Job) -> TimelineReport
 
 
 @pytest.mark.system("S18")
-@pytest.mark.one_in(24)
+@pytest.mark.quick("naive-2")
 @pytest.mark.parametrize("pp", [2, 4])
 @pytest.mark.parametrize("schedule", ["naive", "gpipe", "1f1b"])
 def test_a_measured_trace_is_idle_for_the_share_of_the_formula(

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echelon.telemetry.live.sparkline import ASCII, UNICODE, sparkline
+from tests.walks import examples
 
 
 def test_marks_are_as_high_as_their_values() -> None:
@@ -27,7 +28,7 @@ def test_what_has_no_value_is_a_space() -> None:
     assert sparkline([], 80) == sparkline([None, nan], 80) == ""
 
 
-@settings(max_examples=40)
+@settings(max_examples=examples(40))
 @given(st.lists(st.one_of(st.none(), st.floats()), max_size=50), st.integers(-1, 30))
 def test_any_values_fit(values: list[float | None], columns: int) -> None:
     assert len(sparkline(values, columns)) <= max(columns, 1)

@@ -83,7 +83,7 @@ def _whole(path: Path, plan: Plan) -> Tensors:
     return tensors
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.quick("untied")
 @pytest.mark.parametrize("model", [NANO, GPT2], ids=["untied", "tied"])
 def test_a_state_goes_through_every_layout_unchanged(
     rank_pool: RankPool, tmp_path: Path, model: Any

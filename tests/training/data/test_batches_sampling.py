@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from echelon.config.job import EpochEnd
 from echelon.training.data.batches import sample_ids, sequential_ids
+from tests.walks import examples
 
 
 @pytest.mark.slow
@@ -23,7 +24,7 @@ from echelon.training.data.batches import sample_ids, sequential_ids
     count=st.integers(1, 70),
     first=st.integers(0, 10**6),
 )
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_each_epoch_is_a_permutation(seed: int, num_samples: int, count: int, first: int) -> None:
     """Any window of steps, wherever it starts, covers its whole epochs exactly once."""
     num_steps = 3 * num_samples // count + 2
@@ -101,7 +102,7 @@ def padded(step: int, *, num_samples: int = 10, count: int = 4) -> list[int]:
 
 
 @given(num_samples=st.integers(1, 100), count=st.integers(1, 40), step=st.integers(0, 10**6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 def test_a_padded_step_is_a_function_of_its_number(num_samples: int, count: int, step: int) -> None:
     """S08: a run resumes anywhere; an epoch of whole batches is the same under both ends."""
     steps = -(-num_samples // count)
@@ -128,6 +129,7 @@ def test_epochs_and_seeds_differ() -> None:
     assert other.tolist() != epochs[0].tolist()
 
 
+@pytest.mark.quick("2", "3", "5", "6")
 @pytest.mark.parametrize("num_samples", [2, 3, 4, 5, 6, 7])
 def test_all_permutations_are_equally_likely(num_samples: int) -> None:
     """Chi-square over all n! permutations of n samples, 30 expected of each: within 5 sigma."""
@@ -142,6 +144,7 @@ def test_all_permutations_are_equally_likely(num_samples: int) -> None:
     assert abs(chi_square - (kinds - 1)) < 5 * np.sqrt(2 * (kinds - 1)) + 1
 
 
+@pytest.mark.quick("4095", "4096")
 @pytest.mark.parametrize("num_samples", [17, 4095, 4096, 5000])
 def test_every_sample_is_equally_likely_at_every_place(num_samples: int) -> None:
     """Sixteen places of 250 epochs, in sixteen bins of samples: chi-square within 5 sigma."""

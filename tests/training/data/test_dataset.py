@@ -19,6 +19,7 @@ from echelon.training.data.dataset import IGNORED_LABEL, TokenDataset, document_
 from echelon.training.data.index import read_index
 from echelon.training.data.prepare import prepare
 from echelon.training.data.tokenizer import train_tokenizer
+from tests.walks import examples
 
 MakeDataset = Callable[..., TokenDataset]
 
@@ -34,7 +35,9 @@ def test_the_ignored_label_is_the_models() -> None:
     sequence_length=st.integers(1, 20),
 )
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_every_token_but_the_first_is_a_label_once(
     make_dataset: MakeDataset, sizes: list[int], shard_tokens: int, sequence_length: int
@@ -62,7 +65,9 @@ def test_every_token_but_the_first_is_a_label_once(
     sequence_length=st.integers(1, 20),
 )
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_documents_start_after_the_end_of_others(
     make_dataset: MakeDataset, sizes: list[int], sequence_length: int
@@ -100,7 +105,9 @@ def test_samples_past_the_end_hold_nothing_that_counts(make_dataset: MakeDataset
     fraction=st.floats(0.01, 0.99),
 )
 @settings(
-    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=examples(60),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 def test_the_parts_are_disjoint_and_everything(
     make_dataset: MakeDataset, sizes: list[int], fraction: float

@@ -59,7 +59,7 @@ def task_of(run: ec.TrainResult, *settings: str) -> GenerateTask:
     )
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.quick("mesh.tp=2-experts.expert_tp=2")
 @pytest.mark.parametrize(
     "settings",
     [(), ("mesh.tp=2",), ("mesh.tp=2", "mesh.pp=2"), ("mesh.tp=2", "experts.expert_tp=2")],

@@ -104,6 +104,7 @@ def test_ranks_count_unequally(folder: Path) -> None:
     assert any(sum(first) != sum(second) for first, second in by_step)
 
 
+@pytest.mark.quick("cp2")
 @pytest.mark.parametrize("layout", ["dp2", "cp2"])
 def test_a_split_run_takes_the_steps_of_one_process(
     rank_pool: RankPool, folder: Path, layout: str

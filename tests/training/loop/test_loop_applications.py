@@ -55,7 +55,7 @@ def test_the_strategy_is_what_its_guide_says(name: str) -> None:
 
 
 @pytest.mark.system("S59")
-@pytest.mark.one_in(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", APPLICATIONS)
 def test_its_ranks_compute_what_one_process_computes(rank_pool: RankPool, name: str) -> None:
     proof = prove(load_job(name).plan, run_ranks=rank_pool.run, own_precision=False)

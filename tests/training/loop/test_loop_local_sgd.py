@@ -63,6 +63,7 @@ def test_a_run_goes_on_bit_for_bit_in_the_middle_of_a_round(
     assert all(torch.equal(got[name], tensor) for name, tensor in expected.items())
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_with_other_layouts_inside_of_islands(
     rank_pool: RankPool, tmp_path: Path, data: Path
 ) -> None:

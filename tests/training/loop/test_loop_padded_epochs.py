@@ -21,6 +21,7 @@ SETTINGS = (
 PADDED = (*SETTINGS, "data.epoch_end=pad")
 
 
+@pytest.mark.slow
 @pytest.mark.system("S08")
 def test_a_padded_run_goes_on_under_another_layout(rank_pool: RankPool, tmp_path: Path) -> None:
     """S08: 8 steps are more than two epochs; resumed inside of one on 4 ranks in place of 2."""

@@ -81,7 +81,7 @@ def test_what_ep2_and_zero3_saved_goes_on_under_another_layout(
     assert_agree(checkpoint_of(tmp_path / "run", 8), checkpoint_of(unbroken, 8))
 
 
-@pytest.mark.one_in(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("layout", [EP2_ZERO3, CUT], ids=["ep2 ZeRO-3", "expert_tp2"])
 def test_under_its_own_layout_it_goes_on_bit_for_bit(
     layout: tuple[str, ...], rank_pool: RankPool, tmp_path: Path, data: Path

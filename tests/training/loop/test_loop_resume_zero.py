@@ -105,7 +105,7 @@ def test_a_run_goes_on_under_four_layouts_one_after_the_other(
         torch.testing.assert_close(got[name], tensor, rtol=1e-11, atol=1e-12, msg=name)
 
 
-@pytest.mark.one_in(5)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "precision"),
     [("adamw", BF16), ("muon", BF16), ("sgd", FP16)],

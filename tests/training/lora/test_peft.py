@@ -72,6 +72,7 @@ def module_of(base: ModelShape, model_type: str, seed: int = 3) -> Any:
     return model.float().eval()
 
 
+@pytest.mark.quick("all")
 @pytest.mark.parametrize("name", RANKS)
 def test_twenty_steps_of_peft_have_the_same_losses(name: str, tmp_path: Path) -> None:
     lora = RANKS[name]

@@ -76,6 +76,7 @@ def test_every_pass_of_every_unit_is_timed(run: str, tied: str) -> None:
     assert times.threads == torch.get_num_threads()
 
 
+@pytest.mark.slow
 def test_calibrate_writes_a_file_that_a_plan_reads_and_never_writes_over_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -81,7 +81,14 @@ def settings_of(kind: OptimizerKind) -> Optimizer:
 
 
 @pytest.mark.system("S21")
-@pytest.mark.one_in(180)
+@pytest.mark.quick(
+    "one rank-adamw",
+    "one rank, stage 3-muon",
+    "tp2-adamw",
+    "stage 2, 3 slices-adamw",
+    "stage 3, pp2-sgd",
+    "hybrid-adamw",
+)
 @pytest.mark.parametrize("kind", ["adamw", "sgd", "muon"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_slices_become_what_one_device_computes(
@@ -129,7 +136,7 @@ def test_state_is_held_in_slices(rank_pool: RankPool, kind: OptimizerKind) -> No
                 assert size == prod(shards[0].global_shape)
 
 
-@pytest.mark.one_in(12)
+@pytest.mark.quick("sgd-precision0", "muon-precision1")
 @pytest.mark.parametrize("precision", [MIXED, NARROW])
 @pytest.mark.parametrize("kind", ["adamw", "sgd", "muon"])
 def test_parameters_are_the_rounded_master_copy(

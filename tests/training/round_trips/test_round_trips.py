@@ -57,6 +57,7 @@ def layouts(place: Place, hub: Path, kind: str) -> list[tuple[str, ...]]:
     return found[:2]
 
 
+@pytest.mark.quick("llama")
 @pytest.mark.parametrize("kind", shortened(sorted(ARCHITECTURES), lambda kind: kind in QUICK))
 def test_a_family_goes_there_and_back(kind: str, rank_pool: RankPool, tmp_path: Path) -> None:
     settings = draw_configuration(Random(SEEDS.get(kind, 0)), kind)

@@ -16,7 +16,7 @@ from tests.training.servers.test_served import with_updates
 _TARGET = f"{final_parameters.__module__}:final_parameters"
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.quick("2-2-fp32")
 @pytest.mark.system("S07")
 @pytest.mark.parametrize("dtype", ["fp32", "bf16"])
 @pytest.mark.parametrize(("num_workers", "num_servers"), [(2, 2), (4, 2)])

@@ -218,7 +218,7 @@ def _grown(*arguments: str) -> tuple[int, int]:
 
 
 @pytest.mark.system("S27")
-@pytest.mark.one_in(16)
+@pytest.mark.quick("weights-rows")
 @pytest.mark.parametrize("dim", [0, 1], ids=["rows", "columns"])
 @pytest.mark.parametrize("kind", ["weights", "checkpoint"])
 def test_a_rank_that_loads_needs_less_than_1_3_times_its_slice(

@@ -78,6 +78,7 @@ def test_each_family_is_planned_over_data_tensor_and_pipeline_ranks(
     assert plan.model.assumed == ()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     [

@@ -133,7 +133,7 @@ def test_a_window_as_long_as_the_sequence_has_no_edge(
     assert EDGE in kernel_terms(context_plan(*kind, length=1024, window=1023, causal=causal))
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.quick("('ulysses-ring', 2)-True")
 @pytest.mark.parametrize(("kind", "causal"), in_turn((True, False)), ids=str)
 def test_ranks_allocate_no_edge_for_a_window_as_long_as_the_sequence(
     rank_pool: RankPool, kind: tuple[ContextKind, int], causal: bool

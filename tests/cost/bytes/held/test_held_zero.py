@@ -20,6 +20,7 @@ from echelon.layout.stage import held_parameters, pp_rank_of, rank_part, update_
 from tests.cost import layouts
 from tests.cost.layouts import zero_plan, zero_plans
 from tests.parallel.layouts import NANO, QWEN
+from tests.walks import examples
 
 
 def one_replica(plan: Plan) -> list[int]:
@@ -48,7 +49,7 @@ def elements(plan: Plan, times: dict[str, int] | None = None) -> int:
 
 
 @given(zero_plans())
-@settings(deadline=None, max_examples=80)
+@settings(deadline=None, max_examples=examples(80))
 def test_slices_of_all_ranks_are_the_model_once(plan: Plan) -> None:
     ranks, precision, zero = one_replica(plan), plan.mathematics.precision, plan.layout.zero
     degree = plan.mesh.degree(*SHARD_AXES)
@@ -68,7 +69,7 @@ def test_slices_of_all_ranks_are_the_model_once(plan: Plan) -> None:
 
 
 @given(zero_plans())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_ranks_of_a_stage_hold_the_same_bytes_and_little_padding(plan: Plan) -> None:
     by_stage: dict[int, list[tuple[str, str, int]]] = {}
     for rank in range(plan.mesh.world_size):
@@ -81,7 +82,7 @@ def test_ranks_of_a_stage_hold_the_same_bytes_and_little_padding(plan: Plan) -> 
 
 
 @given(zero_plans())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_slices_cover_each_parameter_once(plan: Plan) -> None:
     for stage in range(plan.num_stages):
         part = rank_part(plan, stage)

@@ -56,7 +56,7 @@ def rounded_plan(
 
 
 @pytest.mark.system("B05")
-@pytest.mark.one_in(36)
+@pytest.mark.quick("all of it")
 @pytest.mark.parametrize("name", CASES)
 def test_sums_are_within_their_bounds_and_all_else_is_proven(
     name: str, rank_pool: RankPool
@@ -152,7 +152,8 @@ def test_what_is_not_finite_stays_so() -> None:
     assert not bool(found[128:].isfinite().any())
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
+@pytest.mark.quick("int8-0.002")
 @pytest.mark.parametrize(("kind", "most"), [("int8", 2e-3), ("int4", 3e-2)])
 def test_the_loss_stays_near(kind: ReduceKind, most: float, rank_pool: RankPool) -> None:
     precision = Precision()

@@ -63,7 +63,7 @@ def test_a_second_hop_is_under_way_while_the_next_buckets_fill() -> None:
         assert begins < first[place + 2][1] < awaited[begins]
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["2x2", "experts"])
 def test_sums_that_are_awaited_at_once_have_the_same_bits(name: str, rank_pool: RankPool) -> None:
     plan = STEPS[name]

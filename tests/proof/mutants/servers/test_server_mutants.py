@@ -12,7 +12,7 @@ from tests.proof.planted import assert_caught
 
 
 @pytest.mark.system("S06")
-@pytest.mark.one_in(2)
+@pytest.mark.quick("synchronous:mean_of_means_on_servers")
 @pytest.mark.parametrize(("mutant", "told"), mutants_of(synchronous))
 def test_a_planted_bug_of_servers_is_caught_and_named(
     mutant: str, told: Told, rank_pool: RankPool
@@ -21,7 +21,7 @@ def test_a_planted_bug_of_servers_is_caught_and_named(
     assert_caught(mutant, told, rank_pool)
 
 
-@pytest.mark.one_in(2)
+@pytest.mark.quick("asynchronous:shard_updated_twice")
 @pytest.mark.parametrize(("mutant", "told"), mutants_of(asynchronous))
 def test_a_planted_bug_of_asynchronous_servers_is_caught_and_named(
     mutant: str, told: Told, rank_pool: RankPool
