@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,11 @@ from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.layout.module_buckets import ModuleBuckets
 from echelon.layout.modules.tensor import ModuleSplit
+from echelon.parallel.module.tensor import layers
 from echelon.training.learning_rate import learning_rate
 from tests.parallel.module.targets import full
 from tests.parallel.module.tensor.families import RULES, batch, loss_of, make
+from tests.parallel.targets import tensor_group
 
 Values = dict[str, torch.Tensor]
 
@@ -137,3 +140,33 @@ def one_device(
         optimizer.step()
     moments = {name: optimizer.state[one]["exp_avg"] for name, one in named.items()}
     return losses, norms, {n: p.detach() for n, p in named.items()}, moments
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moved:
+    """What one rank gave and got, and the gradient that went back."""
+
+    x: torch.Tensor
+    y: torch.Tensor
+    dy: torch.Tensor
+    dx: torch.Tensor
+    contiguous: bool
+
+
+def move_each(context: RankContext, dims: Sequence[int]) -> dict[tuple[str, int], Moved]:
+    """Move rows [2, 4, 6] of this rank along each of `dims` in every way that cuts or joins."""
+    group, _ = tensor_group(context)
+    ways = {"gather": layers.GATHER_ROWS, "scatter": layers.SCATTER_ROWS}
+    ways |= {"own": layers.OWN_ROWS, "whole": layers.WHOLE_ROWS}
+    generator = torch.Generator().manual_seed(group.index)
+    found: dict[tuple[str, int], Moved] = {}
+    for name, way in ways.items():
+        for dim in dims:
+            x = torch.randn(2, 4, 6, generator=generator, dtype=torch.float64).requires_grad_()
+            y = layers.move_along(x, dim, group, name, way)
+            dy = torch.randn(y.shape, generator=generator, dtype=torch.float64)
+            (dx,) = torch.autograd.grad(y, x, dy)
+            found[name, dim] = Moved(
+                x=x.detach(), y=y.detach(), dy=dy, dx=dx, contiguous=y.is_contiguous()
+            )
+    return found

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from echelon.core.plan import Optimizer, Zero
 from echelon.cost.bytes.data import module_bytes
@@ -87,3 +88,30 @@ def test_what_families_send(rank_pool: RankPool, model: str, layout: str) -> Non
 @pytest.mark.parametrize("model", [*FAMILIES, "own"])
 def test_families(rank_pool: RankPool, model: str, layout: str) -> None:
     assert_as_on_one_device(rank_pool, loop_of(model, layout))
+
+
+def test_motions_along_any_dim_give_tensors_that_need_no_further_copy(rank_pool: RankPool) -> None:
+    ranks = rank_pool.run(targets.move_each, (0, 1, -2, -1), world_size=2)
+
+    def joined(parts: list[torch.Tensor], dim: int, index: int) -> torch.Tensor:
+        return torch.cat(parts, dim)
+
+    def scattered(parts: list[torch.Tensor], dim: int, index: int) -> torch.Tensor:
+        return sum(parts[1:], parts[0]).chunk(2, dim)[index]
+
+    def own(parts: list[torch.Tensor], dim: int, index: int) -> torch.Tensor:
+        return parts[index].chunk(2, dim)[index]
+
+    ways = {
+        "gather": (joined, scattered),
+        "scatter": (scattered, joined),
+        "own": (own, joined),
+        "whole": (joined, own),
+    }
+    for name, dim in ranks[0]:
+        every = [rank[name, dim] for rank in ranks]
+        forward, backward = ways[name]
+        for index, one in enumerate(every):
+            assert torch.equal(one.y, forward([other.x for other in every], dim, index))
+            assert torch.equal(one.dx, backward([other.dy for other in every], dim, index))
+            assert one.contiguous or name == "own", (name, dim)

@@ -56,9 +56,20 @@ _COLUMNS = -1  # the dim that layers are cut along
 
 
 def move_along(x: torch.Tensor, dim: int, group: Group, name: str, way: Way) -> torch.Tensor:
-    """Return a tensor after a motion of rows along one of its dims, and its transpose backward."""
-    y: torch.Tensor = MoveRows.apply(x.movedim(dim, 0), group, name, way)
-    return y.movedim(0, dim)
+    """Return a tensor after a motion of rows along one of its dims, and its transpose backward.
+
+    Pieces are sent as they lie in memory, stacked [n, ...]: what is gathered is copied once to be
+    contiguous, as all layers after it want it.
+    """
+    at = dim % x.dim()
+    if at == 0:
+        y: torch.Tensor = MoveRows.apply(x, group, name, way)
+        return y
+    if way in (GATHER_ROWS, WHOLE_ROWS):
+        y = MoveRows.apply(x.unsqueeze(0), group, name, way)
+        return y.movedim(0, at).flatten(at, at + 1)
+    y = MoveRows.apply(x.unflatten(at, (group.size, -1)).movedim(at, 0), group, name, way)
+    return y.squeeze(0)
 
 
 class TensorLink:
