@@ -74,6 +74,41 @@ UNSUMMED_GATES = MOE.replace(
 """Each rank keeps the gradients of the gates of its own experts."""
 
 
+MIXTRAL = """
+import torch
+from transformers import MixtralConfig, MixtralForCausalLM
+
+RULES = {}
+
+
+def make():
+    config = MixtralConfig(
+        vocab_size=64, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=32,
+        num_local_experts=4, num_experts_per_tok=2,
+    )
+    model = MixtralForCausalLM(config)
+
+    def batch(step, data_rank):
+        made = torch.Generator().manual_seed(100 * step + data_rank)
+        return torch.randint(64, (2, 16), generator=made)
+
+    def loss(model, ids):
+        return model(input_ids=ids, labels=ids).loss
+
+    from echelon.parallel.module.tensor.known import rules_of
+
+    return model, batch, loss, {"tensor": {**rules_of(model), **RULES}} if RULES else {}
+"""
+"""A mixture of experts of transformers, whose class says how it is split."""
+
+WRONG_ROUTER = MIXTRAL.replace("RULES = {}", 'RULES = {"model.layers.*.mlp.gate": "summed"}')
+"""Its router works on all tokens on every rank, and a rule says that it works on parts."""
+
+WRONG_NAME = MIXTRAL.replace("RULES = {}", 'RULES = {"model.layers.*.mlp.expert": "expert"}')
+"""A rule that names nothing."""
+
+
 STAGED = (
     OWN.replace(
         """

@@ -12,6 +12,7 @@ from echelon.core.errors import ConfigError, ProofFailed
 from tests.api.modules.files import (
     LOST_MICROBATCH,
     LOST_SUM,
+    MIXTRAL,
     MOE,
     OWN,
     SHIFTED_LABEL,
@@ -20,6 +21,8 @@ from tests.api.modules.files import (
     UNSUMMED,
     UNSUMMED_GATES,
     WRONG_FACTOR,
+    WRONG_NAME,
+    WRONG_ROUTER,
     written,
 )
 
@@ -40,6 +43,20 @@ def test_a_module_is_proven(tmp_path: Path, settings: tuple[str, ...]) -> None:
 @pytest.mark.parametrize("settings", [TP, SEQUENCE, (*SEQUENCE, "mesh.dp_shard=2", "zero.stage=3")])
 def test_experts_are_proven(tmp_path: Path, settings: tuple[str, ...]) -> None:
     prove_module(written(tmp_path, MOE), ec.plan("nano", settings=[*settings])).require()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("settings", [TP, SEQUENCE])
+def test_experts_of_transformers_are_proven(tmp_path: Path, settings: tuple[str, ...]) -> None:
+    prove_module(written(tmp_path, MIXTRAL), ec.plan("nano", settings=[*settings])).require()
+
+
+@pytest.mark.slow
+def test_a_rule_that_names_no_experts_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError) as caught:
+        prove_module(written(tmp_path, WRONG_NAME), ec.plan("nano", settings=[*TP]))
+    assert caught.value.rules == ("module-tensor-rules",)
+    assert "model.layers.*.mlp.experts" in str(caught.value)
 
 
 PP = ("mesh.pp=2", "model.layers=2", "batch.microbatch_sequences=1", "batch.sequence_length=8")
@@ -111,6 +128,7 @@ def test_a_loss_of_one_data_rank_is_none_of_stages(tmp_path: Path) -> None:
         (WRONG_FACTOR, TP, "prove-gradients", "1/tp = 1/2"),
         (UNSUMMED, SEQUENCE, "prove-gradients", "not reduced over tp"),
         (UNSUMMED_GATES, TP, "prove-gradients", "router"),
+        (WRONG_ROUTER, TP, "prove-gradients", "mlp.gate.weight (copies over tp): 2 times"),
     ],
 )
 def test_a_mistake_is_named(

@@ -51,6 +51,20 @@ def test_a_unit_is_not_called_by_itself() -> None:
     )
 
 
+def test_a_call_that_a_hook_refuses_leaves_the_next_one_as_it_is() -> None:
+    model, optimizer = parallel(STAGE_3)
+
+    def refuse(*_: Any) -> None:
+        raise ValueError("not now")
+
+    handle = model.register_forward_pre_hook(refuse, prepend=True)
+    with pytest.raises(ValueError, match="not now"):
+        model(tokens(0, 0, 0))
+    handle.remove()
+    loss_of(model, tokens(0, 0, 0)).backward()
+    assert optimizer.step().step == 0
+
+
 def test_units_come_in_the_order_of_the_first_step() -> None:
     model, _ = learned(STAGE_3)
     blocks: Any = model.get_submodule("blocks")

@@ -154,6 +154,8 @@ class ModuleHooks:
             self._gathering.gather_kept()
 
     def _root_ends(self, module: nn.Module, args: Any, output: Any) -> None:
+        if not self._depth:
+            return  # a hook before ours has refused the call
         self._depth -= 1
         if self._depth or in_backward():
             return
