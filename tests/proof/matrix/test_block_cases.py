@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
-from echelon.core.plan import Plan
+from echelon.core.plan import Plan, Precision
 from echelon.launch.local.pool import RankPool
 from echelon.proof.matrix.block_cases import AGAIN, BLOCKS, BlockCase, block_cases
 from echelon.proof.matrix.bytes_walk import compare_plan
@@ -102,6 +104,31 @@ def test_bytes_are_those_of_the_formulas(case: BlockCase, rank_pool: RankPool) -
     found = compare_plan(case.plan(), rank_pool.run)
     assert found.problems == ()
     assert not found.wrong, found.peak_error
+
+
+IN_BF16 = Precision(parameters="bf16", gradients="bf16", reduction="bf16")
+
+
+@pytest.mark.parametrize(
+    ("case", "vocab"),
+    [
+        # 20,000 logits a token: a piece of 13 tokens, and one of those that are left.
+        (BlockCase("partly-turned", "alone", "none"), 20_000),
+        pytest.param(BlockCase("gemma3", "alone", "none"), 20_000, marks=pytest.mark.slow),
+        pytest.param(BlockCase("gemma3", "tp2sp", "none"), 1000, marks=pytest.mark.slow),
+        pytest.param(BlockCase("partly-turned", "tp2", "none"), 1000, marks=pytest.mark.slow),
+        pytest.param(BlockCase("olmo2", "tp2sp", "norm-attention"), 49, marks=pytest.mark.slow),
+    ],
+)
+def test_the_peak_is_told_where_all_is_in_bf16(
+    case: BlockCase, vocab: int, rank_pool: RankPool
+) -> None:
+    plan = case.plan()
+    model = replace(plan.model, vocab=vocab)
+    mathematics = replace(plan.mathematics, precision=IN_BF16, model=model)
+    found = compare_plan(replace(plan, mathematics=mathematics), rank_pool.run)
+    assert found.problems == ()
+    assert abs(found.peak_error) <= 0.005
 
 
 @pytest.mark.slow

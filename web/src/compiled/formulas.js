@@ -3154,18 +3154,23 @@ return ($total_saved_bytes([...$rt.iter($rt.slice($_heads_saved(x), 1, undefined
 }
 
 function $_loss_backward(x, rows, chunks, split) {
-let by_pieces, gathered, last, logits, numbers, one, piece, product, running, stream, two, wide, width;
+let by_pieces, gathered, last, logits, next_rows, numbers, one, piece, piece_rows, pieces, product, row, running, stream, two, wide, width, with_slopes;
 
 by_pieces = $elementwise_max($rt.mul(x.low_precision, (1 - x.fused_loss)), x.capped_logits);
 wide = $rt.mul($rt.mul((1 - x.low_precision), (1 - x.fused_loss)), (1 - x.capped_logits));
 numbers = $rt.mul(x.tokens, $rt.add($rt.add(8, $rt.mul(2, 1)), $rt.mul($rt.add(3, $rt.mul(3, x.shared)), x.statistics_bytes)));
 [logits, stream] = $rt.unpack([$rt.mul($rt.mul(rows, x.vocab), x.size), $rt.mul($rt.mul(rows, x.hidden), x.size)], 2);
 width = $rt.add($rt.mul(x.capped_logits, x.statistics_bytes), $rt.mul((1 - x.capped_logits), 4));
-piece = $rt.mul($rt.mul($rt.mul(by_pieces, x.chunk_rows(rows, x.vocab)), x.vocab), width);
+piece_rows = x.chunk_rows(rows, x.vocab);
+row = $rt.mul($rt.mul(by_pieces, x.vocab), width);
+piece = $rt.mul(piece_rows, row);
 gathered = $rt.mul(x.scattered, x.whole);
 product = $rt.mul($rt.mul((1 - x.frozen), (1 - split)), x.widened_bytes($rt.add(x.vocab, x.hidden), rows));
 two = $rt.add($rt.add($rt.mul(chunks, logits), $rt.mul($rt.mul((chunks - 1), wide), stream)), $elementwise_max(piece, product));
-one = $rt.add(logits, $elementwise_max($rt.mul(2, piece), $rt.mul(wide, stream)));
+next_rows = (-$elementwise_max((-piece_rows), (piece_rows - rows)));
+with_slopes = $rt.add(1, x.capped_logits);
+pieces = $elementwise_max($rt.mul(with_slopes, piece), $rt.add(piece, $rt.mul($rt.mul(with_slopes, next_rows), row)));
+one = $rt.add(logits, $elementwise_max(pieces, $rt.mul(wide, stream)));
 last = $rt.add($rt.add(logits, $elementwise_max($rt.mul(wide, stream), $rt.mul((1 - wide), gathered))), product);
 running = $elementwise_max($rt.add(gathered, $elementwise_max(one, two)), $rt.add($rt.mul(x.scattered, x.stream), last));
 return $rt.add($rt.add(numbers, x.whole), running);

@@ -143,13 +143,18 @@ def _loss_backward(x: ActivationNumbers, rows: Num, chunks: Num, *, split: bool)
     numbers = x.tokens * (INDEX_BYTES + 2 * BOOL_BYTES + (3 + 3 * x.shared) * x.statistics_bytes)
     logits, stream = rows * x.vocab * x.size, rows * x.hidden * x.size
     width = x.capped_logits * x.statistics_bytes + (1 - x.capped_logits) * STATISTICS_BYTES
-    piece = by_pieces * x.chunk_rows(rows, x.vocab) * x.vocab * width
+    piece_rows = x.chunk_rows(rows, x.vocab)
+    row = by_pieces * x.vocab * width
+    piece = piece_rows * row
     gathered = x.scattered * x.whole
     product = (1 - x.frozen) * (1 - split) * x.widened_bytes(x.vocab + x.hidden, rows)
     # The input times what is left to multiply lives as long as the logits of its chunk.
     two = chunks * logits + (chunks - 1) * wide * stream + elementwise_max(piece, product)
-    # A piece of the gradient, and its product with a factor before that is rounded.
-    one = logits + elementwise_max(2 * piece, wide * stream)
+    # A piece of the gradient with its slopes, where there is a cap, and the piece before it.
+    next_rows = -elementwise_max(-piece_rows, piece_rows - rows)
+    with_slopes = 1 + x.capped_logits
+    pieces = elementwise_max(with_slopes * piece, piece + with_slopes * next_rows * row)
+    one = logits + elementwise_max(pieces, wide * stream)
     # The last chunk's product comes while dx is on its way; without a copy it has the whole input.
     last = logits + elementwise_max(wide * stream, (1 - wide) * gathered) + product
     running = elementwise_max(gathered + elementwise_max(one, two), x.scattered * x.stream + last)
