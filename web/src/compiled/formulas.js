@@ -3232,7 +3232,7 @@ function $_shared_saved(x, e) {
 let inner, own;
 inner = $rt.mul(x.tokens, e.shared_inner);
 own = $rt.mul($_any_shared(e), x.copied_bytes($rt.mul(x.rows, x.hidden)));
-return $saved_tensors("shared experts", ["input in 8 bits", own, "n D"], ["gate and up", $rt.mul($rt.mul(e.up, inner), x.size), "2 N F' s"], ["inner activation", x.product_bytes(inner), "N F' s"]);
+return $saved_tensors("shared experts", ["input in 8 bits", own, "n D"], ["gate and up", $rt.mul($rt.mul(e.up, inner), x.size), "2 N F' s"], ["inner activation", $rt.mul((1 - x.frozen), x.product_bytes(inner)), "N F' s"]);
 }
 
 function $column_input(x, name, what, group) {
@@ -5903,7 +5903,7 @@ this.fused_loss = $rt.given(of.fused_loss, 0);
 this.capped_logits = $rt.given(of.capped_logits, 0);
 this.cut_sums = $rt.given(of.cut_sums, 0);
 this.frozen = $rt.given(of.frozen, 0);
-this.adapters = $rt.given(of.adapters, [0, 0, 0, 0]);
+this.adapters = $rt.given(of.adapters, [0, 0, 0, 0, 0, 0, 0]);
 this.scores = $rt.given(of.scores, 0);
 }
 get changed() {

@@ -171,9 +171,8 @@ def tensor_bytes(
     frozen = plan.model.lora
     if frozen is not None and plan.layout.sequence_parallel:
         # Layers without an adapter need no input again; latent attention has none of that width.
-        columns, gates = LINEAR_GROUPS[0], LINEAR_GROUPS[2]
-        unread = plan.model.latent is None and not frozen.adapts(columns)
-        backward_count -= blocks * unread + mlps * (not frozen.adapts(gates))
+        unread = plan.model.latent is None and not frozen.adapts(LINEAR_GROUPS[0])
+        backward_count -= blocks * unread + mlps * (not frozen.adapts(LINEAR_GROUPS[2]))
     inputs_again, messages, one, one_far = 0, 1, each, far
     if plan.layout.tp_ring:
         # A gather or a sum around the ring is a message of one chunk to each but the last rank;
@@ -354,16 +353,12 @@ def latent_bytes(plan: Plan, blocks: int, again: int, rank: int) -> Iterator[Sen
         return
     widths, ranks = narrow_widths(plan.model, latent), plan.mesh.group(rank, Axis.TP)
     if scattered:
-        scattered_back = _piece(plan, widths)
-        read, lora = widths[:2], plan.model.lora
         # Layers without an adapter need no input again.
-        learn = (lora is None or lora.adapts(group) for group in LATENT_GROUPS[1:])
-        narrow = tuple(width for width, learns in zip(read, learn, strict=True) if learns)
-        gathered = _piece_for_products(plan, read) + _piece(plan, widths[2:])
-        forward = slices_sent(plan, ranks, rank, gathered)
-        backward = slices_sent(
-            plan, ranks, rank, scattered_back + _piece_for_products(plan, narrow)
-        )
+        lora, read = plan.model.lora, zip(widths[:2], LATENT_GROUPS[1:], strict=True)
+        again_for_weights = tuple(w for w, group in read if lora is None or lora.adapts(group))
+        once = _piece_for_products(plan, widths[:2]) + _piece(plan, widths[2:])
+        returned = _piece(plan, widths) + _piece_for_products(plan, again_for_weights)
+        forward, backward = (slices_sent(plan, ranks, rank, size) for size in (once, returned))
         formulas = "(n-1)/n N r s", "(n-1)/n N (r + u) s"
     else:
         forward = (0, 0)
