@@ -30,7 +30,9 @@ def examples(most: int) -> int:
 
     The profile that is loaded says how many stand for a hundred.
     """
-    return max(min(most, LEAST_EXAMPLES), most * settings.default.max_examples // 100)
+    profile = settings.default
+    assert profile is not None
+    return max(min(most, LEAST_EXAMPLES), most * profile.max_examples // 100)
 
 
 def _slow(case: Any) -> Any:
