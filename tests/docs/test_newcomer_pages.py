@@ -104,7 +104,7 @@ def run_words(words: list[str]) -> None:
     assert done.returncode == 0, (words, done.stdout, done.stderr)
 
 
-@pytest.mark.slow
+@pytest.mark.quick("guides/interop/to-hugging-face")
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("page", PAGES)
 def test_a_page_works_from_an_empty_folder(

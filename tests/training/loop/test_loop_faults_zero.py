@@ -100,7 +100,7 @@ def losses(folder: Path) -> dict[int, float]:
 
 
 @pytest.mark.system("S51")
-@pytest.mark.slow
+@pytest.mark.quick("kill -9")
 @pytest.mark.parametrize(
     ("fault", "rank", "rule"),
     [(signal.SIGKILL, 1, "rank-killed"), (signal.SIGSTOP, 0, "rank-stopped")],
