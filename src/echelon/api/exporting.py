@@ -100,7 +100,8 @@ def export_weights(  # noqa: PLR0913 - each is one choice of the caller, by its 
 
     The folder must be new, and gets its name when it is whole: a rank that fails leaves nothing,
     and the error says which (of those that torchrun has started, a hidden folder `.echelon-*` may
-    stay beside it until the next call for this folder on this machine). Raises ConfigError where no
+    stay beside it until the next call for this folder on this machine, or for good where it has
+    started again or the file system has no locks for folders). Raises ConfigError where no
     architecture says the model or a trainer has no names for it, CheckpointError and
     EnvironmentProblem; RankFailure for a rank that died.
     """

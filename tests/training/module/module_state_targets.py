@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from torch import nn
 
 from echelon.api.parallelizing import parallelize
+from echelon.core.errors import EchelonError
 from echelon.core.plan import Optimizer, Plan, Zero
 from echelon.launch.context import RankContext
 from echelon.training.module.optimizer import ModuleOptimizer, ModuleStep
@@ -80,6 +82,32 @@ def full_states(
         {name: tuple(one.shape) for name, one in shown.items()},
         all(torch.equal(one, values[name]) for name, one in shown.items()),
     )
+
+
+def refused_while_whole(context: RankContext, case: tuple[Plan, str]) -> tuple[list[str], bool]:
+    """Return the rules of what is refused inside of `whole`, and whether all is as before it."""
+    plan, file = case
+    model, optimizer = parallelize(make("transformer"), plan)
+    steps(model, optimizer, context.rank, 0, 2)
+    before, state = everything(optimizer), optimizer.state_dict()
+    optimizer.save(file)
+    calls: list[Callable[[], Any]] = [
+        *(optimizer.step, optimizer.state_dict, lambda: everything(optimizer)),
+        *(lambda: optimizer.load_state_dict(state), lambda: optimizer.load(file)),
+    ]
+    rules: list[str] = []
+    with optimizer.whole():
+        shown = {name: one.detach().clone() for name, one in model.named_parameters()}
+        with optimizer.whole():
+            nested = {name: one.detach().clone() for name, one in model.named_parameters()}
+        for call in calls:
+            try:
+                call()
+            except EchelonError as error:
+                rules += error.rules
+    same = all(torch.equal(shown[name], one) for name, one in nested.items())
+    now = everything(optimizer)
+    return rules, same and all(torch.equal(now[name], one) for name, one in before.items())
 
 
 def load_whole(context: RankContext, plan: Plan) -> tuple[list[str], list[str], bool]:

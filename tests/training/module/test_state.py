@@ -37,6 +37,16 @@ def test_the_full_state_is_every_whole_tensor_on_rank_0(rank_pool: RankPool, sta
     assert ranks[1] == (set(), {}, True)
 
 
+@pytest.mark.parametrize("stage", [0, 3])
+def test_steps_saves_and_loads_are_refused_inside_of_whole(
+    rank_pool: RankPool, tmp_path: Path, stage: Any
+) -> None:
+    arguments = targets.plan(stage, precision=BF16), str(tmp_path / "state.pt")
+    for rules, untouched in rank_pool.run(targets.refused_while_whole, arguments, world_size=2):
+        assert rules == ["values-away"] * 5
+        assert untouched
+
+
 @pytest.mark.parametrize("stage", [0, 2, 3])
 @pytest.mark.parametrize("precision", [None, BF16])
 def test_what_is_loaded_inside_of_whole_is_kept(

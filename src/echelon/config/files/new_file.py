@@ -139,12 +139,16 @@ def _lock(descriptor: int, how: int) -> bool:
 
 
 def _whose(folder: Path) -> str:
-    """Return what the name of a part says: which folder it becomes, and on which machine."""
+    """Return what the name of a part says: which folder it becomes, and where.
+
+    That is one machine since its start, and one mount: locks are told there alone.
+    """
     try:
         machine = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
     except OSError:
         machine = secrets.token_hex(8)  # never the same: what is left stays
-    return sha256(f"{folder.name}\0{machine}".encode()).hexdigest()[:16]
+    mount = folder.parent.stat().st_dev
+    return sha256(f"{folder.name}\0{machine}\0{mount}".encode()).hexdigest()[:16]
 
 
 def _beginning_with(folder: Path, stem: str, ending: str) -> Iterator[Path]:

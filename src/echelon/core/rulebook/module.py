@@ -255,7 +255,8 @@ MODULE_STATE = Rule(
     id="module-state",
     why="""
     optimizer.state_dict() is that of one rank's slices. It fits the same module, plan and rank
-    only. A file of optimizer.save() has whole tensors, and fits the same module under any plan.
+    only. A file of optimizer.save() has whole tensors, and fits the same module under any layout of
+    the same precision and kind of optimizer.
     """,
     bad="optimizer.load_state_dict(torch.load('rank0.pt'))        # on rank 1",
     fixed="optimizer.load('state.pt')        # of optimizer.save('state.pt'), on every rank",

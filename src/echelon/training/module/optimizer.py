@@ -146,6 +146,7 @@ class ModuleOptimizer(torch.optim.Optimizer):
         Parameters that are kept whole are so on return. RunFailed where a gradient is not finite
         and there is no loss scale, or a parameter got no gradient and that is an error.
         """
+        self._state.require_slices("what a step changes would be lost")
         module, scale = self.module, self.loss_scale.value
         rate = self._take_rate()
         self._require_scaled()
@@ -203,7 +204,8 @@ class ModuleOptimizer(torch.optim.Optimizer):
     def whole(self) -> AbstractContextManager[None]:
         """Hold all parameters whole, to be read and written: all ranks enter and leave together.
 
-        What a rank wrote to the elements that it owns is kept, so all write the same.
+        What a rank wrote to the elements that it owns is kept, so all write the same. No step, save
+        or load of the optimizer is taken inside.
         """
         return self._state.whole()
 

@@ -45,7 +45,13 @@ class ModuleState:
 
     @contextmanager
     def whole(self) -> Iterator[None]:
-        """Hold all parameters whole; keep what was written to this rank's elements."""
+        """Hold all parameters whole; keep what was written to this rank's elements.
+
+        Inside of another one it does nothing: they are.
+        """
+        if self.is_whole:
+            yield
+            return
         gathering = self._module.gathering
         gathering.make_all_whole()
         before = (
@@ -64,11 +70,13 @@ class ModuleState:
 
     def full_state(self, take: Callable[[str, str, torch.Tensor], None]) -> None:
         """Give rank 0 every whole tensor in turn."""
+        self.require_slices("what is saved would be of whole parameters and of slices")
         self._whole_tensors.give(take)
 
     @torch.no_grad()
     def load_full(self, give: Callable[[str, str], torch.Tensor], num_updates: int) -> None:
         """Take every whole tensor, which rank 0 gives, whatever layout they were saved from."""
+        self.require_slices("what is loaded would be lost")
         module = self._module
         module.hooks.free_all()
         self._whole_tensors.take(give)
@@ -82,6 +90,7 @@ class ModuleState:
 
         CheckpointError, the same on every rank, where it is not of this module.
         """
+        self.require_slices("what is loaded would be lost")
         groups = self._module.groups
         saved: dict[str, Any] = {}
         problem = ""
@@ -97,6 +106,7 @@ class ModuleState:
 
     def save(self, progress: Mapping[str, Any]) -> dict[str, Any]:
         """Return this rank's slices as copies, and `progress`: where training is."""
+        self.require_slices("what is saved would be of whole parameters and of slices")
         tensors = {
             PARAMETERS: {b.name: stored_values(b)[own_part(b)].clone() for b in self._buckets()}
         }
@@ -107,6 +117,7 @@ class ModuleState:
     @torch.no_grad()
     def load(self, state: Mapping[str, Any]) -> None:
         """Take back the slices of `save`, on the same rank of the same module and plan."""
+        self.require_slices("what is loaded would be lost")
         if state.get("layout") != self._layout():
             raise CheckpointError(
                 MODULE_STATE.problem(
@@ -123,6 +134,16 @@ class ModuleState:
             module.gathering.updated(bucket)
         module.gathering.settle()
         self._slices.set_num_steps(state["num_updates"])
+
+    def require_slices(self, why: str) -> None:
+        """RunFailed inside of `whole`, for what reads or writes this rank's slices."""
+        if self.is_whole:
+            raise RunFailed(
+                VALUES_AWAY.problem(
+                    f"parameters are whole inside of optimizer.whole(): {why}",
+                    suggestions=("the call after `with optimizer.whole():`",),
+                )
+            )
 
     def _keep(self, before: Mapping[str, torch.Tensor]) -> None:
         masters = self._slices.state().get(MASTER, {})

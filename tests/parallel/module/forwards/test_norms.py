@@ -115,6 +115,34 @@ def test_its_backward_can_be_differentiated_and_a_copy_is_a_plain_layer() -> Non
     assert torch.equal(copy.deepcopy(short)(X), own(X))
 
 
+class CountingRMSNorm(OddRMSNorm):
+    """The formula, and the number of calls."""
+
+    num_calls = 0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return the normalised x."""
+        self.num_calls += 1
+        return super().forward(x)
+
+
+def test_a_norm_that_does_more_than_compute_is_left_alone() -> None:
+    norm = CountingRMSNorm()
+    assert shorten_norms([norm]) == []
+    assert norm.num_calls == 0
+    norm(X)
+    assert norm.num_calls == 1
+
+
+def test_another_eps_is_that_of_the_next_call() -> None:
+    own = LlamaRMSNorm(8)
+    short = copy.deepcopy(own)
+    assert shorten_norms([short]) == [short]
+    for norm in (own, short):
+        norm.variance_epsilon = 1.0
+    assert torch.equal(short(X), own(X))
+
+
 def test_each_layer_of_a_class_is_tried_and_no_hook_of_it_is_called() -> None:
     norms = [OddRMSNorm(), OddRMSNorm("offset"), OddRMSNorm()]
     called: list[nn.Module] = []

@@ -134,6 +134,34 @@ class Cached(nn.Module):
         return x * self.table[: len(x)] * self.scale
 
 
+class Grown(nn.Module):
+    """A module that makes a part, and a list, when it is first called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.ones(()))
+        self.seen: list[int] = []
+        self.is_made = False
+        self.register_buffer("rows", torch.eye(3).to_sparse())
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return x by the part."""
+        self.seen.append(len(x))
+        if not self.is_made:
+            self.is_made, self.part = True, nn.Linear(3, 3)
+        return self.part(x) * self.scale
+
+
+def test_parts_and_lists_that_a_trace_adds_are_gone_and_sparse_buffers_stay() -> None:
+    model = Grown()
+    with leaving_no_trace(model):
+        model(torch.ones(2, 3))
+        assert (model.is_made, model.seen) == (True, [2])
+    assert (model.is_made, model.seen, list(model.children())) == (False, [], [])
+    model(torch.ones(2, 3))
+    assert [name for name, _ in model.named_children()] == ["part"]
+
+
 def test_what_a_module_keeps_for_itself_is_as_before_a_trace() -> None:
     model = Cached()
     model(torch.ones(2))
@@ -146,6 +174,11 @@ def test_what_a_module_keeps_for_itself_is_as_before_a_trace() -> None:
     # It was not written: what autograd has saved of it is as it was.
     assert model.table._version == version
     assert torch.equal(model(torch.ones(5)), torch.arange(5).float())
+    model.steps.fill_(torch.nan)
+    version = model.steps._version
+    with leaving_no_trace(model):
+        pass
+    assert model.steps._version == version
     fresh = Cached()
     with leaving_no_trace(fresh):
         fresh(torch.ones(5))

@@ -76,15 +76,16 @@ def shorten_norms(modules: Iterable[nn.Module]) -> list[nn.Module]:
     found: list[nn.Module] = []
     verdicts: dict[Hashable, bool] = {}
     for module in modules:
-        eps = _epsilon(module)
-        if eps is None:
+        name = _epsilon(module)
+        if name is None:
             continue
+        eps = getattr(module, name)
         said = _all_that_it_says(module)
         fits = verdicts.get(said)
         if fits is None:
             fits = verdicts[said] = _is_plain(module, eps)
         if fits:
-            cast("Any", module).forward = _NormForward(module, eps)
+            cast("Any", module).forward = _NormForward(module, name)
             found.append(module)
     return found
 
@@ -92,43 +93,46 @@ def shorten_norms(modules: Iterable[nn.Module]) -> list[nn.Module]:
 class _NormForward(OwnForward):
     """The forward of one norm."""
 
-    def __init__(self, module: nn.Module, eps: float) -> None:
+    def __init__(self, module: nn.Module, name: str) -> None:
         super().__init__(module)
-        self._eps = eps
+        self._name, self._eps = name, getattr(module, name)
 
     def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
         if len(args) == 1 and not kwargs and is_plain_call(args[0]):
-            x, weight = args[0], self.module.weight
-            if x.dtype == weight.dtype == torch.float32:
+            module = self.module
+            x, weight = args[0], module.weight
+            tried = getattr(module, self._name) == self._eps
+            if tried and x.dtype == weight.dtype == torch.float32:
                 y: Any = RootMeanSquareNorm.apply(x, weight, self._eps)
                 return y
         return self.of_class(*args, **kwargs)
 
 
-def _epsilon(module: nn.Module) -> float | None:
-    """Return what a layer that may be such a norm adds to the mean square."""
+def _epsilon(module: nn.Module) -> str | None:
+    """Return the name of what a layer that may be such a norm adds to the mean square."""
     kind = type(module)
     names = [name for name, _ in module.named_parameters()]
     weight = getattr(module, "weight", None)
     if not kind.__name__.endswith(_SUFFIX) or names != ["weight"] or "forward" in vars(module):
         return None
-    if next(module.children(), None) is not None:
-        return None  # their hooks would be called when it is tried
+    if next(module.children(), None) is not None or module._buffers:
+        return None  # hooks of the one would be called when it is tried, the other may be written
     if kind is nn.RMSNorm or not isinstance(weight, nn.Parameter) or weight.dim() != 1:
         return None
-    known = [getattr(module, name) for name in _EPSILONS if hasattr(module, name)]
-    return known[0] if known and isinstance(known[0], float) and known[0] > 0 else None
+    name = next((one for one in _EPSILONS if hasattr(module, one)), None)
+    known = None if name is None else getattr(module, name)
+    return name if isinstance(known, float) and known > 0 else None
 
 
 def _all_that_it_says(module: nn.Module) -> Hashable:
     """Return a key that layers share which compute the same from the same weight.
 
     They are of one class, and have the same attributes: two of a class may have other flags. A
-    layer that has more than plain values, say a buffer, shares it with none.
+    layer that has more than plain values, say a list, shares it with none.
     """
     own = {name: one for name, one in vars(module).items() if name not in _OF_ANY_MODULE}
     weight: Any = module.weight
-    if module._buffers or not all(type(one) in _PLAIN for one in own.values()):
+    if not all(type(one) in _PLAIN for one in own.values()):
         return id(module)
     told = tuple((name, type(own[name]), repr(own[name])) for name in sorted(own))
     return type(module), weight.shape, weight.dtype, weight.device, told
@@ -155,7 +159,11 @@ def _is_plain(module: nn.Module, eps: float) -> bool:
         try:
             for mode in (True, False):
                 module.training = mode
+                before = dict(vars(module))
                 found = _values_and_gradients(partial(_own_norm, module), rows, scale, push)
+                after = vars(module)
+                if before.keys() != after.keys() or any(before[k] is not after[k] for k in before):
+                    return False  # it does more than to compute
                 if not all(map(_near, found, expected)):
                     return False
         except Exception:  # whatever it says: it takes or gives something else

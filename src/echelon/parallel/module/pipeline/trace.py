@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import nn
@@ -20,6 +20,10 @@ from echelon.core.errors import ConfigError
 from echelon.core.rulebook.module_pipeline import MODULE_CHAIN
 from echelon.parallel.module.loss import Batch, ModuleLoss
 from echelon.parallel.module.pipeline.chain import BlockCall, BlockChain
+
+_OF_ANY_MODULE = frozenset(vars(nn.Module()))
+_PARTS = ("_parameters", "_buffers", "_modules")
+_CONTAINERS = (list, dict, set)
 
 PROLOGUE, EPILOGUE = "before the blocks", "after the blocks"
 
@@ -184,26 +188,50 @@ def set_random_state(state: tuple[torch.Tensor, torch.Tensor | None], device: to
 def leaving_no_trace(model: nn.Module) -> Iterator[None]:
     """Undo what forwards inside do to buffers, to attributes of modules and to random numbers.
 
-    A buffer that they leave as it is is not written: a graph of before may have saved it. An object
-    that an attribute names (a list, a cache) is not looked into.
+    A buffer that they leave as it is is not written: a graph of before may have saved it. Lists,
+    dicts and sets of attributes have what they had, and modules the parts that they had; any other
+    object that an attribute names is not looked into.
     """
     device = next(model.parameters()).device
-    held = [(vars(one), dict(vars(one)), dict(vars(one)["_buffers"])) for one in model.modules()]
-    values = [(one, one.detach().clone()) for one in model.buffers()]
+    held = [(vars(one), dict(vars(one)), _contents(one)) for one in list(model.modules())]
+    values = [(one, one.detach().clone(), one._version) for one in model.buffers()]
     state = random_state(device)
     try:
         yield
     finally:
         set_random_state(state, device)
-        for attributes, before, buffers in held:
+        for attributes, before, contents in held:
             for name in attributes.keys() - before.keys():
                 del attributes[name]
             attributes.update(before)
-            attributes["_buffers"].clear()
-            attributes["_buffers"].update(buffers)
+            for one, had in contents:
+                _refill(one, had)
         with torch.no_grad():
-            for one, before in values:
+            for one, before, version in values:
                 if one.shape != before.shape:
                     one.data = before
-                elif not one.is_meta and not torch.equal(one, before):
+                elif not one.is_meta and _is_written(one, before, version):
                     one.copy_(before)
+
+
+def _contents(module: nn.Module) -> list[tuple[Any, Any]]:
+    """Return what a module keeps things in, beside copies: its parts, and plain attributes."""
+    own = [value for name, value in vars(module).items() if name not in _OF_ANY_MODULE]
+    parts = [vars(module)[name] for name in _PARTS]
+    return [(one, one.copy()) for one in (*parts, *own) if type(one) in _CONTAINERS]
+
+
+def _refill(one: Any, had: Any) -> None:
+    """Put back what a list, a dict or a set had."""
+    one.clear()
+    if isinstance(one, list):
+        cast("list[Any]", one).extend(had)
+    else:
+        one.update(had)
+
+
+def _is_written(one: torch.Tensor, before: torch.Tensor, version: int) -> bool:
+    """Return whether a buffer has other values; what is no number equals itself here."""
+    if one.layout != torch.strided:
+        return one._version != version
+    return not bool(((one == before) | (one.isnan() & before.isnan())).all())
