@@ -179,8 +179,8 @@ class Run:
         raise AssertionError(self.process.communicate(timeout=5))
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.quick("SIGTERM")
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
 def test_a_stop_signal_becomes_a_request_to_all_ranks(
     tmp_path: Path, number: signal.Signals
 ) -> None:
