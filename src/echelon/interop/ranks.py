@@ -143,9 +143,11 @@ def set_batch(
     if total is None:
         size, count = micro or microbatch, steps or 1
         if micro is not None:
-            reader.set(micro_key, micro_setting, micro, "sequences of one forward pass of a rank")
+            what = "sequences of one forward pass of a rank"
+            reader.set_or_default(micro_key, micro_setting, micro, what)
         why = f"microbatch x accumulation x data ranks = {size} x {count} x {data}"
-        source = reader.where(*(k for k in (micro_key, steps_key) if reader.has(k)))
+        named = [key for key in (micro_key, steps_key) if reader.has(key)]
+        source = reader.where(*named) if named else reader.default
         reader.set(batch_key, total_setting, size * count * data, why, source=source)
         return
     reader.set(batch_key, total_setting, total, "sequences of one optimizer step")

@@ -108,3 +108,11 @@ def test_what_would_train_something_else_is_refused(
 ) -> None:
     ((_, where),) = axolotl.refused(TEXT.replace(old, new), sets=WEIGHTS)
     assert where == place
+
+
+def test_a_rank_has_one_sequence_where_nothing_is_said(axolotl: Imports) -> None:
+    lines = [line for line in TEXT.splitlines() if not line.startswith("micro_batch_size")]
+    found = axolotl("\n".join(lines), sets=WEIGHTS)
+    assert found.job.plan.layout.microbatch_sequences == 1
+    named = axolotl("\n".join(lines), sets=[*WEIGHTS, "batch.microbatch_sequences=2"])
+    assert named.job.plan.layout.microbatch_sequences == 2

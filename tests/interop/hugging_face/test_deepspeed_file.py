@@ -187,3 +187,55 @@ def test_how_many_sequences_is_compared_where_the_ranks_are_known(tmp_path: Path
     path.write_text(f"{PRETRAIN}deepspeed: ds.json\n", encoding="utf-8")
     found = import_file(path, sets=WEIGHTS)
     assert not found.refused
+
+
+@pytest.mark.parametrize(
+    "more", [{}, {"fp16": {"enabled": False}}, {"bfloat16": {"enabled": False}}]
+)
+def test_a_half_of_the_trainer_is_that_of_a_file_without_its_table(
+    tmp_path: Path, more: dict[str, Any]
+) -> None:
+    """The Trainer's accelerate adds the table: `set_mixed_precision`."""
+    found = imported(tmp_path, {"zero_optimization": {"stage": 2}, **more})
+    assert not found.refused
+    precision = found.job.plan.mathematics.precision
+    assert (precision.parameters, precision.gradients, precision.master) == ("bf16", "bf16", "fp32")
+    assert found.settings["precision.parameters"].source == "bf16 of what reads ds.json"
+
+
+def test_an_added_table_of_fp16_scales_the_loss(tmp_path: Path) -> None:
+    text = PRETRAIN.replace("bf16: true", "fp16: true")
+    file = {"zero_optimization": {"stage": 2}, "bf16": {"enabled": False}}
+    precision = imported(tmp_path, file, text).job.plan.mathematics.precision
+    assert (precision.parameters, precision.reduction) == ("fp16", "fp16")
+    assert (precision.loss_scaling, precision.loss_scale) == ("dynamic", 2.0**16)
+
+
+def test_no_table_is_added_where_the_trainer_is_fp32_or_the_file_has_one(tmp_path: Path) -> None:
+    stage = {"zero_optimization": {"stage": 2}}
+    plain = imported(tmp_path, stage, PRETRAIN.replace("bf16: true\n", ""))
+    empty = imported(tmp_path, {**stage, "bf16": {}})
+    old = imported(tmp_path, {**stage, "bfloat16": {"enabled": True}})
+    found = [one.job.plan.mathematics.precision.parameters for one in (plain, empty, old)]
+    assert found == ["fp32", "fp32", "bf16"]
+
+
+def test_a_batch_that_is_not_said_is_the_default_of_the_trainer(tmp_path: Path) -> None:
+    """TrainingArguments have 8 sequences of a rank, Axolotl has 1."""
+    text = PRETRAIN.replace("per_device_train_batch_size: 1\n", "")
+    file = AUTO | {"train_micro_batch_size_per_gpu": 8, "train_batch_size": 64}
+    found = imported(tmp_path, file, text)
+    assert not found.refused
+    plan = found.job.plan
+    assert (plan.layout.microbatch_sequences, plan.mathematics.global_sequences) == (8, 64)
+    (problem,) = imported(tmp_path, AUTO | {"train_micro_batch_size_per_gpu": 1}, text).refused
+    assert "its per_device_train_batch_size is 8" in problem.message
+
+
+def test_sequences_of_a_step_are_counted_over_all_ranks(tmp_path: Path) -> None:
+    """Two of four ranks read the same samples, and the Trainer multiplies by four."""
+    text = f"{PRETRAIN}tensor_model_parallel_size: 2\n"
+    assert not imported(tmp_path, AUTO | {"train_batch_size": 8}, text).refused
+    (problem,) = imported(tmp_path, AUTO | {"train_batch_size": 4}, text).refused
+    assert "the Trainer stops" in problem.message
+    assert "is 8" in problem.message

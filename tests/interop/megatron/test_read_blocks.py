@@ -20,8 +20,8 @@ SPARSE = "--num-experts 8 --normalization RMSNorm --position-embedding-type rope
 CLAMPED = "--quick-geglu --activation-func-clamp-value 7.0 --glu-linear-offset 1.0"
 GPT_OSS = (
     f"{SPARSE} {CLAMPED} --ffn-hidden-size 96 --moe-router-topk 4 --softmax-type learnable "
-    "--window-size 127,0 --window-attn-skip-freq 2 --group-query-attention --num-query-groups 2 "
-    "--rotary-base 150000 --untie-embeddings-and-output-weights"
+    "--moe-grouped-gemm --window-size 127,0 --window-attn-skip-freq 2 --group-query-attention "
+    "--num-query-groups 2 --rotary-base 150000 --untie-embeddings-and-output-weights"
 )
 
 
@@ -95,6 +95,31 @@ def test_silu_has_no_bound_and_no_offset(megatron: Imports, flag: str) -> None:
     found = megatron(small(flag))
     (row,) = rows_of(found, flag.partition(" ")[0])
     assert (row.fate, row.why) == ("without effect", "it is about gates")
+
+
+def test_a_gate_without_silu_is_as_wide_as_no_gate_by_default(megatron: Imports) -> None:
+    """Megatron-LM takes two thirds of 4 hidden with --swiglu only."""
+    text = small(f"{SPARSE} {CLAMPED} --moe-router-topk 4 --disable-bias-linear")
+    model = megatron(text).job.plan.model
+    assert model.experts is not None
+    assert (model.ffn, model.experts.ffn) == (256, 256)
+    model = megatron(small(f"{SPARSE} --disable-bias-linear --swiglu")).job.plan.model
+    assert model.ffn == 128
+
+
+def test_biases_of_experts_are_added_before_their_gate_is_clamped(megatron: Imports) -> None:
+    """Megatron-LM's fused kernel of one expert clamps first; grouped ones, and plain ones, last."""
+    text = small(f"{SPARSE} {CLAMPED} --moe-router-topk 4")
+    (problem,) = megatron.problems(text)
+    assert problem.message.startswith("--quick-geglu = true: biases of experts are added before")
+    assert problem.suggestions[:2] == ("--moe-grouped-gemm", "--no-bias-gelu-fusion")
+    for flag in problem.suggestions[:2]:
+        found = megatron(f"{text} {flag}")
+        assert found.job.plan.model.experts is not None
+        assert (found.job.plan.model.experts.bias, found.job.plan.model.experts.limit) == (True, 7)
+        assert [row.fate for row in rows_of(found, flag)] == ["taken"]
+        plain = megatron(f"{text} {flag} --disable-bias-linear")
+        assert [row.fate for row in rows_of(plain, flag)] == ["without effect"]
 
 
 def test_two_gates_are_a_conflict(megatron: Imports) -> None:
@@ -214,3 +239,57 @@ def test_the_stock_command_of_gpt_oss_keeps_its_blocks(tmp_path: Path) -> None:
     assert values["model.sinks"] is True
     assert values["model.layer_kinds"] == ["local", "global"]
     assert "layer_kinds" in imported_toml(found, tmp_path)
+
+
+LAUNCH = (
+    "torchrun --nproc-per-node 4 pretrain_gpt.py --micro-batch-size 2 --lr 3e-4 --train-iters 100 "
+    "--attention-dropout 0 --seq-length 32"
+)
+BASE = """
+[model]
+preset = "nano"
+window = 32
+layer_kinds = ["local", "global"]
+"""
+CLAMPED_BASE = """
+[model]
+preset = "nano"
+tied = false
+[model.experts]
+num_experts = 8
+top_k = 2
+ffn = 64
+limit = 5.0
+alpha = 1.5
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "window"),
+    [
+        ("--window-size 63,0 --window-attn-skip-freq [1,1,1,1]", 64),
+        ("--window-size 63,0 --window-attn-skip-freq 1", None),
+        ("--window-size 63,0 --window-attn-skip-freq [0]*4", None),
+        ("--window-size -1,0", None),
+    ],
+)
+def test_layers_of_a_base_become_alike(
+    megatron: Imports, tmp_path: Path, flags: str, window: int | None
+) -> None:
+    base = tmp_path / "base.toml"
+    base.write_text(BASE, encoding="utf-8")
+    model = megatron(f"{LAUNCH} {flags}", extends=str(base)).job.plan.model
+    assert (model.window, model.layer_kinds) == (window, ())
+    silent = megatron(f"{LAUNCH} --window-size 63,0", extends=str(base)).job.plan.model
+    assert (silent.window, silent.layer_kinds) == (64, ("local", "global"))
+
+
+def test_silu_takes_the_clamp_of_a_base_away(megatron: Imports, tmp_path: Path) -> None:
+    base = tmp_path / "base.toml"
+    base.write_text(CLAMPED_BASE, encoding="utf-8")
+    before = megatron(LAUNCH, extends=str(base)).job.plan.model.experts
+    after = megatron(f"{LAUNCH} --swiglu", extends=str(base)).job.plan.model.experts
+    assert before is not None
+    assert after is not None
+    assert (before.limit, before.alpha) == (5.0, 1.5)
+    assert (after.limit, after.alpha) == (None, 1.702)

@@ -23,3 +23,11 @@ def test_experts_and_latent_attention() -> None:
 def test_a_vocabulary_that_would_be_padded_is_named() -> None:
     (refusal,) = unsupported_by_model(job_of(("mesh.tp=2", "model.vocab=257")).plan)
     assert (refusal.setting, refusal.suggestions) == ("model.vocab", ({"model.vocab": 258},))
+
+
+def test_biased_experts_are_not_fused_with_dropout() -> None:
+    """Megatron-LM's grouped experts assert that they are not."""
+    biased = (*EXPERTS[1], "model.experts.bias=true", "model.output_bias=true")
+    flag = "--no-bias-dropout-fusion"
+    assert model_flags(job_of(biased).plan)[flag] is True
+    assert model_flags(job_of(EXPERTS[1]).plan)[flag] is None

@@ -190,15 +190,15 @@ SPLIT_DEEPSEEK = (
 )
 
 
-@pytest.mark.slow
-def test_adapters_of_latent_attention_leave_merged_and_alone(tmp_path: Path) -> None:
-    """PEFT and transformers read what tensor ranks trained; frozen experts keep their bits."""
+@pytest.mark.parametrize("tp", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_adapters_of_latent_attention_leave_merged_and_alone(tp: int, tmp_path: Path) -> None:
+    """PEFT and transformers read what ranks trained; frozen experts keep their bits."""
     targets = "lora.targets=[" + ", ".join(f'"{one}"' for one in ITS_LAYERS) + "]"
     job = [*SPLIT_DEEPSEEK, "lora.rank=4", "lora.alpha=64", targets]
     plain = base_shape(small_job([*TINY, *job]).plan.model)
     base = module_of(plain, "deepseek_v2")
     base.save_pretrained(tmp_path / "base")
-    job += ["optimizer.learning_rate=0.02", "optimizer.warmup_steps=0", "mesh.tp=2"]
+    job += ["optimizer.learning_rate=0.02", "optimizer.warmup_steps=0", f"mesh.tp={tp}"]
     run = trained_run(tmp_path, [*job, f"train.weights={tmp_path / 'base'}"])
     merged = ec.export_weights(run, tmp_path / "merged", dtype="fp32", model_type="deepseek_v2")
     alone = ec.export_weights(

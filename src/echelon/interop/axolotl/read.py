@@ -29,6 +29,7 @@ from echelon.interop.tool_tables import tool_tables
 TABLES = tool_tables("axolotl")
 KEYS = TrainerKeys(
     micro="micro_batch_size",
+    default_micro=1,
     steps="gradient_accumulation_steps",
     length="sequence_len",
     epochs="num_epochs",

@@ -11,8 +11,11 @@ DTYPES = ("fp32", "fp16", "bf16")
 _SCALE_POWER = Integer(minimum=0, maximum=32)
 
 
-def read_precision(reader: KeyReader, context: ImportContext) -> str:
-    """Map the dtypes of every role, and return that of gradients as they accumulate."""
+def read_precision(reader: KeyReader, context: ImportContext, added: str = "") -> str:
+    """Map the dtypes of every role, and return that of gradients as they accumulate.
+
+    `added` is a table that is not in the file, and that who reads it adds, switched on.
+    """
     if reader.keys_of("bfloat16") and reader.keys_of("bf16"):
         reader.conflict(
             "bf16 and bfloat16 are one table under two names; keep bf16",
@@ -25,6 +28,8 @@ def read_precision(reader: KeyReader, context: ImportContext) -> str:
         "fp16": _enabled(reader, "fp16", "fp16", context),
         "bf16": _enabled(reader, old_name, "bf16", context),
     }
+    if added:
+        on[added], old_name = True, "bf16"
     if all(on.values()):
         reader.conflict(
             f"fp16.enabled and {old_name}.enabled are both true",
@@ -36,7 +41,9 @@ def read_precision(reader: KeyReader, context: ImportContext) -> str:
     half = next((dtype for dtype, enabled in on.items() if enabled), None)
     key = {"fp16": "fp16.enabled", "bf16": f"{old_name}.enabled", None: "fp16, bf16"}[half]
     dtype = half or "fp32"
-    source = "" if reader.has(key) else "neither fp16 nor bf16 is on"
+    source = "neither fp16 nor bf16 is on"
+    if half is not None:
+        source = f"{half} of what reads {reader.path}" if half == added else ""
     reader.set(key, "precision.parameters", dtype, "in forward and backward", source=source)
     gradients = _read_gradients(reader, key, dtype, source)
     reader.set(key, "precision.master", "fp32", "what the optimizer updates", source=source)

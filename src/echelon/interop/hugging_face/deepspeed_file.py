@@ -17,7 +17,7 @@ from echelon.interop.deepspeed.read_optimizer import read_optimizer, read_schedu
 from echelon.interop.deepspeed.read_precision import read_precision
 from echelon.interop.deepspeed.read_zero import read_activations, read_stage, read_zero
 from echelon.interop.followed import adopt, inner_reader
-from echelon.interop.hugging_face.trainer_keys import TrainerKeys
+from echelon.interop.hugging_face.trainer_keys import TrainerKeys, halves_on
 from echelon.interop.import_context import ImportContext, import_context
 from echelon.interop.key_reader import AUTO, KeyReader, json_text
 
@@ -55,7 +55,7 @@ class DeepSpeedFile:
             # Sizes that follow from the model are those of the file's, not of a base.
             context = replace(context, model=import_context(named, None).model)
         self._match(self._of_trainer(keys, context))
-        gradients = read_precision(inner, context)
+        gradients = read_precision(inner, context, self._added_table(keys))
         read_zero(inner, self.stage, gradients, data, context)
         read_activations(inner)
         read_optimizer(inner)
@@ -65,16 +65,28 @@ class DeepSpeedFile:
         inner.finish()
         adopt(self.reader, KEY, inner)
 
+    def _added_table(self, keys: TrainerKeys) -> str:
+        """Return the table of the Trainer's half where the file has none: accelerate adds it.
+
+        `set_mixed_precision` of utils/dataclasses.py, accelerate 1.
+        """
+        half = next((name for name, on in halves_on(self.reader).items() if on), "")
+        old = half == "bf16" and self.inner.given.get("bfloat16.enabled") is True
+        there = old or self.inner.keys_of(half)
+        return "" if there or self.reader.given.get(keys.pure) else half
+
     def _of_trainer(self, keys: TrainerKeys, context: ImportContext) -> dict[str, _Theirs]:
         """Return what the Trainer compares: of keys of the file its own name and value."""
         given, half = self.reader.given, context.parameters
+        micro_size = given.get(keys.micro, keys.default_micro)
+        accumulation = given.get(keys.steps, 1)
         rate, betas = self._value("learning_rate"), [self._value(f"beta{n}") for n in (1, 2)]
         clip, rise = self._value("clip_norm"), self._value("warmup_steps")
         steps = self.reader.entries.get("train.steps")
         total, micro, accumulated = BATCH
         found = {
-            micro: _Theirs(keys.micro, given.get(keys.micro, 1)),
-            accumulated: _Theirs(keys.steps, given.get(keys.steps, 1)),
+            micro: _Theirs(keys.micro, micro_size),
+            accumulated: _Theirs(keys.steps, accumulation),
             "gradient_clipping": _Theirs("max_grad_norm", 0.0 if clip == "none" else clip),
             "optimizer.params.lr": _Theirs("learning_rate", rate),
             "optimizer.params.betas": _Theirs(
@@ -86,10 +98,10 @@ class DeepSpeedFile:
             "fp16.enabled": _Theirs("fp16", half == "fp16"),
             "bf16.enabled": _Theirs("bf16", half == "bf16"),
         }
-        if context.ranks is not None:
-            batch = self.reader.entries.get("batch.global_sequences")
+        if context.ranks and isinstance(micro_size, int) and isinstance(accumulation, int):
+            # All ranks, those that read the same samples too.
             what = f"ranks x {keys.micro} x {keys.steps}"
-            found[total] = _Theirs(what, batch.value if batch else None)
+            found[total] = _Theirs(what, context.ranks * micro_size * accumulation)
         if steps is not None:
             found["scheduler.params.total_num_steps"] = _Theirs("number of steps", steps.value)
         if isinstance(rise, int):

@@ -37,6 +37,8 @@ class TrainerKeys:
 
     micro: str
     """Sequences of a forward pass of a rank."""
+    default_micro: int
+    """How many they are where nothing is said."""
     steps: str
     """Forward passes before an update."""
     length: str
@@ -95,6 +97,9 @@ def read_batch(
     data = replace(data, groups=groups, shards=shards_of_experts(context))
     set_data_mesh(reader, stage, data)
     sizes = [reader.integer(key, COUNT, setting="batch") for key in (keys.micro, keys.steps)]
+    named = "batch.microbatch_sequences" in context.keys_named
+    if not reader.has(keys.micro) and not named:
+        sizes[0] = keys.default_micro
     set_batch(
         reader, ("(batch)", keys.micro, keys.steps), (None, *sizes), data.count, context.microbatch
     )
@@ -103,9 +108,14 @@ def read_batch(
     return data.count
 
 
+def halves_on(reader: KeyReader) -> dict[str, bool]:
+    """Return whether autocast is to each half."""
+    return {key: reader.given.get(key) in (True, "auto", "true") for key in ("bf16", "fp16")}
+
+
 def read_precision(reader: KeyReader, keys: TrainerKeys, *, sharded: bool) -> None:
     """Map what is computed in: autocast keeps fp32, and FSDP sums in half."""
-    on = {key: reader.given.get(key) in (True, "auto", "true") for key in ("bf16", "fp16")}
+    on = halves_on(reader)
     for key, is_on in on.items():
         if not is_on:
             reader.only(key, (False, "false"), "off", setting="precision.parameters")

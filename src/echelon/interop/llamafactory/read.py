@@ -25,6 +25,7 @@ from echelon.interop.tool_tables import tool_tables
 TABLES = tool_tables("llamafactory")
 KEYS = TrainerKeys(
     micro="per_device_train_batch_size",
+    default_micro=8,
     steps="gradient_accumulation_steps",
     length="cutoff_len",
     epochs="num_train_epochs",

@@ -17,6 +17,7 @@ EXPERTS, FREQUENCY = "--num-experts", "--moe-layer-freq"
 SHARED = "--moe-shared-expert-intermediate-size"
 SWIGLU, QUICK = "--swiglu", "--quick-geglu"
 CLAMP, OFFSET = "--activation-func-clamp-value", "--glu-linear-offset"
+GROUPED, UNFUSED = "--moe-grouped-gemm", "--no-bias-gelu-fusion"
 WINDOW, SKIP, SOFTMAX = "--window-size", "--window-attn-skip-freq", "--softmax-type"
 UNBIASED, QKV = "--disable-bias-linear", "--add-qkv-bias"
 QUICK_ALPHA = 1.702
@@ -67,14 +68,14 @@ def has_experts(reader: KeyReader, context: ImportContext) -> bool:
 
 
 def read_activation(reader: KeyReader, context: ImportContext) -> bool:
-    """Map what lies inside of an MLP; return whether it has a gate."""
+    """Map what lies inside of an MLP; return whether it has a gate with SiLU."""
     swiglu = reader.flag(SWIGLU, setting="model.gated")
     quick = reader.flag(QUICK, setting="model.gated")
     if quick and swiglu:
         reader.conflict(f"{SWIGLU} and {QUICK}", "model.gated", reader.where(SWIGLU, QUICK))
     elif quick:
         _read_clamped(reader, context)
-        return True
+        return False
     else:
         reader.skip(QUICK, "off")
     if swiglu:
@@ -87,6 +88,10 @@ def read_activation(reader: KeyReader, context: ImportContext) -> bool:
         return False
     _set(reader, SWIGLU, "gated", bool(swiglu), "whether the MLP has a gate")
     _set(reader, SWIGLU, "activation", "silu" if swiglu else "gelu", "gelu is the tanh form")
+    base = context.model.experts if context.model else None
+    if base is not None and base.limit is not None:
+        reader.set(SWIGLU, "model.experts.limit", "none", "the gate of experts is not clamped")
+        reader.set(SWIGLU, "model.experts.alpha", QUICK_ALPHA, "of no gate: the default")
     return bool(swiglu)
 
 
@@ -94,15 +99,19 @@ def _read_clamped(reader: KeyReader, context: ImportContext) -> None:
     """Map the clamped SwiGLU of experts, (up + 1) gate sigmoid(1.702 gate) within a limit."""
     limit = reader.number(CLAMP, POSITIVE, setting="model.experts.limit")
     offset = reader.number(OFFSET, NUMBER, setting="model.experts.limit") or 0.0
-    why = ""
+    ordered = [key for key in (GROUPED, UNFUSED) if reader.given.get(key) is True]
+    biased = _has_biased_experts(reader, context)
+    why, works = "", (SWIGLU, f"{QUICK} {CLAMP} 7.0 {OFFSET} 1.0")
     if not has_experts(reader, context):
         why = f"a dense MLP has SiLU in its gate ({SWIGLU}); that of experts alone may be clamped"
     elif _has_dense_mlps(reader, context):
         why = "dense MLPs and shared experts have SiLU in their gates, and here would have this one"
     elif limit is None or offset != 1.0:
         why = f"the gate of experts is SiLU, or this one with {CLAMP} L and {OFFSET} 1"
+    elif biased and not ordered:
+        why = "biases of experts are added before the clamp, and there after it where both are one"
+        why, works = f"{why} kernel for each expert", (GROUPED, UNFUSED)
     if why:
-        works = (SWIGLU, f"{QUICK} {CLAMP} 7.0 {OFFSET} 1.0")
         reader.refuse(QUICK, why, suggestions=works, setting="model.experts.limit")
         reader.skip_all((CLAMP, OFFSET), f"together with {QUICK}")
         return
@@ -111,6 +120,16 @@ def _read_clamped(reader: KeyReader, context: ImportContext) -> None:
     reader.set(QUICK, "model.experts.alpha", QUICK_ALPHA, "gate x sigmoid(1.702 gate)")
     reader.set(CLAMP, "model.experts.limit", limit, "how large gates may be")
     reader.take_part(OFFSET, "clamped SwiGLU adds 1 to the other factor: model.experts.limit")
+    for key in ordered if biased else ():
+        reader.take_part(key, "biases are added before the clamp, as here: model.experts.bias")
+
+
+def _has_biased_experts(reader: KeyReader, context: ImportContext) -> bool:
+    """Return whether products of experts have a bias, as `read_biases` maps it."""
+    if context.model is None or reader.has(UNBIASED):
+        return not reader.given.get(UNBIASED)
+    experts = context.model.experts
+    return experts is not None and experts.bias
 
 
 def _has_dense_mlps(reader: KeyReader, context: ImportContext) -> bool:
@@ -166,22 +185,32 @@ def read_softmax(reader: KeyReader, *, latent: bool) -> None:
     reader.refuse(SOFTMAX, why, suggestions=works, setting="model.sinks")
 
 
-def read_window(reader: KeyReader, layers: int | None) -> None:
+def read_window(reader: KeyReader, layers: int | None, context: ImportContext) -> None:
     """Map a window: Megatron-LM counts the keys before the query, here the query's own counts."""
     keys = _keys_before(reader)
     if keys is None:
         reader.skip(SKIP, f"it counts with {WINDOW} only")
+        if "model.window" in reader.entries:
+            _set_alike(reader, WINDOW, "no layer has a window", context)
         return
     kinds = _kinds(reader, layers)
     if kinds is not None and "local" not in kinds:
         reader.set(WINDOW, "model.window", "none", f"{SKIP} leaves no layer with it")
-        reader.skip(SKIP, "no layer has a window")
+        _set_alike(reader, SKIP, "no layer has a window", context)
         return
     reader.set(WINDOW, "model.window", keys + 1, f"the {keys} keys before a query, and its own")
     if kinds is not None and "global" in kinds:
         reader.set(SKIP, "model.layer_kinds", kinds, "blocks with and without the window")
-    else:
-        reader.skip(SKIP, "every layer has the window")
+    elif kinds is not None:
+        _set_alike(reader, SKIP, "every layer has the window", context)
+
+
+def _set_alike(reader: KeyReader, key: str, why: str, context: ImportContext) -> None:
+    """Map layers that are all alike: a setting where those of what the run builds on are not."""
+    if context.model is not None and context.model.layer_kinds:
+        reader.set(key, "model.layer_kinds", "local", why)
+    elif key == SKIP:
+        reader.skip(SKIP, why)
 
 
 def _keys_before(reader: KeyReader) -> int | None:

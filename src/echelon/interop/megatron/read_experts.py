@@ -25,7 +25,9 @@ _SUMMED = 2  # Scores of a group that are added up to rank it.
 
 def read_experts(reader: KeyReader, context: ImportContext) -> ImportContext:
     """Map the experts; return the context with the degrees of their ranks."""
-    reader.judge(TABLES.keys["experts"])
+    told = {row.key for row in reader.rows}
+    rules = TABLES.keys["experts"]
+    reader.judge({key: rule for key, rule in rules.items() if key not in told})
     why = "routed experts of a block"
     count = reader.take(EXPERTS, "model.experts.num_experts", COUNT, why)
     built_on = context.model.experts if context.model else None

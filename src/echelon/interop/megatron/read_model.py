@@ -48,15 +48,15 @@ def read_model(reader: KeyReader, context: ImportContext) -> int | None:
         if not (latent and key == CHANNELS):
             reader.take(key, f"model.{name}", COUNT, why)
     _read_heads(reader, complete, latent=latent)
-    gated = read_activation(reader, context)
-    _read_ffn(reader, gated, complete)
+    silu = read_activation(reader, context)
+    _read_ffn(reader, silu, complete)
     _read_vocab(reader, context)
     _read_norm(reader, complete)
     _read_positions(reader, complete)
     layers = reader.given.get("--num-layers")
     if not isinstance(layers, int):
         layers = context.model.layers if context.model else None
-    read_window(reader, layers)
+    read_window(reader, layers, context)
     read_softmax(reader, latent=latent)
     read_biases(reader, context)
     _read_dropout(reader, complete)
@@ -134,15 +134,16 @@ def _read_heads(reader: KeyReader, complete: bool, *, latent: bool) -> None:
             reader.set(key, "model.qk_norm", True, "queries and keys are normed per head")
 
 
-def _read_ffn(reader: KeyReader, gated: bool, complete: bool) -> None:
+def _read_ffn(reader: KeyReader, silu: bool, complete: bool) -> None:
+    """Map the inner width; by default a gate makes it narrower with --swiglu only."""
     key = "--ffn-hidden-size"
     ffn = reader.integer(key, COUNT, setting="model.ffn")
     hidden = reader.given.get("--hidden-size")
     if ffn is not None:
         reader.set(key, "model.ffn", ffn, "inner width of the MLP")
     elif complete and isinstance(hidden, int) and not reader.has(key):
-        size = int(4 * hidden * 2 / 3 / 64) * 64 if gated else 4 * hidden
-        why = "4 hidden x 2/3, in steps of 64" if gated else "4 hidden"
+        size = int(4 * hidden * 2 / 3 / 64) * 64 if silu else 4 * hidden
+        why = "4 hidden x 2/3, in steps of 64" if silu else "4 hidden"
         _set(reader, key, "ffn", size, why)
 
 

@@ -20,7 +20,14 @@ from echelon.interop.megatron.abilities import (
     RATE_SCHEDULES,
     SCOPES,
 )
-from echelon.interop.megatron.read_blocks import CLAMP, OFFSET, QUICK, QUICK_ALPHA, SWIGLU
+from echelon.interop.megatron.read_blocks import (
+    CLAMP,
+    GROUPED,
+    OFFSET,
+    QUICK,
+    QUICK_ALPHA,
+    SWIGLU,
+)
 from echelon.interop.tool_writer import ExportRefusal, refusals
 
 _LLAMA_3_SCALING = [1.0, 4.0, 8192]
@@ -116,7 +123,8 @@ def _expert_flags(plan: Plan, experts: Experts) -> dict[str, object]:
         "--moe-ffn-hidden-size": experts.ffn,
         "--moe-router-topk": experts.top_k,
         "--moe-router-score-function": experts.router,
-        "--moe-grouped-gemm": True,
+        GROUPED: True,
+        "--no-bias-dropout-fusion": experts.bias or None,  # It asserts so.
         "--moe-token-dispatcher-type": "alltoall",
         "--moe-shared-expert-intermediate-size": experts.shared_experts * experts.ffn or None,
         "--moe-layer-freq": f"([0]*{dense}+[1]*{layers - dense})" if dense else None,
