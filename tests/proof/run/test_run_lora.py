@@ -37,6 +37,7 @@ OF_LATENT: tuple[tuple[BlockCase, tuple[str, ...]], ...] = (
     (BlockCase("deepseek-v2", "zero3-tp2sp-pp2", "none"), LORA_LINEARS),
     (BlockCase("deepseek-v2-lite", "tp2sp", "none"), ("q_up", "o")),
     (BlockCase("deepseek-v2-lite", "pp2-zb", "none"), ("kv_down",)),
+    (BlockCase("deepseek-v2-lite", "pp2-zb", "none"), ("q_up",)),
     (BlockCase("deepseek-v2", "ring2", "none"), ("o",)),
 )
 """Latent attention before dense MLPs."""

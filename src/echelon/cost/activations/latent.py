@@ -117,7 +117,7 @@ def _down(
     # Queries that come straight out of the stream read the same.
     kept = elementwise_max(learns, is_positive(twice) * x.learns(LATENT_QUERIES)) * x.stream
     what = "attention input and gradients of latent vectors"
-    waiting = (what, learns * both, "n (D + r_q + r_kv + p) s")
+    waiting = (what, kept + learns * sizes.down, "n (D + r_q + r_kv + p) s")
     return branch.around(
         x,
         OperatorMemory(
