@@ -100,7 +100,8 @@ def latent_operators(x: ActivationNumbers, latent: LatentAttention) -> tuple[Ope
         replace(
             attention,
             saved=(*by_position, *padded),
-            backward_split=attention.backward_split + cut * x.queries,
+            # Where the output layer learns, it keeps an input of its own beside this gradient.
+            backward_split=attention.backward_split + cut * x.learns(ATTENTION_OUT) * x.queries,
         ),
         replace(output, saved=cut_out, forward=output.forward + own),
     )
