@@ -30,6 +30,9 @@ SLOW: tuple[tuple[BlockCase, tuple[str, ...]], ...] = (
     (BlockCase("neox", "pp2-zb", "full"), ("q",)),
     (BlockCase("neox", "pp2-zb", "full"), ("o",)),
     (BlockCase("falcon", "pp2-zb", "full"), ("o",)),
+    (BlockCase("neox", "ulysses2", "none"), ("q", "k", "v")),
+    (BlockCase("neox", "ulysses2", "full"), ("k",)),
+    (BlockCase("neox", "zero1-ulysses2-pp2-zb", "none"), ("k",)),
 )
 
 LATENT = (*LATENT_LINEARS, "o")
@@ -47,6 +50,7 @@ OF_LATENT: tuple[tuple[BlockCase, tuple[str, ...]], ...] = (
     (BlockCase("deepseek-v2-lite", "pp2-zb", "none"), ("q_up",)),
     (BlockCase("deepseek-v2-lite", "pp2-zb", "none"), ("q_up", "kv_down")),
     (BlockCase("deepseek-v2", "ring2", "none"), ("o",)),
+    (BlockCase("deepseek-v2", "ulysses2", "none"), ("kv_up",)),
 )
 """Latent attention before dense MLPs."""
 OF_EXPERTS: tuple[tuple[BlockCase, tuple[str, ...]], ...] = (
