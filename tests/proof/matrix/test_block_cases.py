@@ -57,6 +57,8 @@ SLOW = [
         ("deepseek-v2-lite", "zero3-tp2sp-pp2", "none"),
         ("deepseek-v2-lite", "pp2-zb", "none"),
         ("deepseek-v2-lite", "tp2", "full"),
+        ("deepseek-v2-lite", "ulysses2", "full"),
+        ("deepseek-v2", "pp2", "full"),
         ("gemma3", "tp2sp", "norm-attention"),
         ("gemma3", "pp2-zb", "full"),
         ("gpt-oss-attention", "tp2sp", "norm-mlp"),
