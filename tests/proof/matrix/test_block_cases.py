@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from echelon.core.experts import ExpertLayout
 from echelon.core.plan import Plan, Precision
 from echelon.launch.local.pool import RankPool
 from echelon.proof.matrix.block_cases import AGAIN, BLOCKS, BlockCase, block_cases
@@ -56,6 +57,8 @@ SLOW = [
         ("deepseek-v2-lite", "zero3-tp2sp-pp2", "none"),
         ("deepseek-v2-lite", "pp2-zb", "none"),
         ("deepseek-v2-lite", "tp2", "full"),
+        ("deepseek-v2-lite", "ulysses2", "full"),
+        ("deepseek-v2", "pp2", "full"),
         ("gemma3", "tp2sp", "norm-attention"),
         ("gemma3", "pp2-zb", "full"),
         ("gpt-oss-attention", "tp2sp", "norm-mlp"),
@@ -127,6 +130,29 @@ def test_the_peak_is_told_where_all_is_in_bf16(
     model = replace(plan.model, vocab=vocab)
     mathematics = replace(plan.mathematics, precision=IN_BF16, model=model)
     found = compare_plan(replace(plan, mathematics=mathematics), rank_pool.run)
+    assert found.problems == ()
+    assert abs(found.peak_error) <= 0.005
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        BlockCase("deepseek-v2-lite", "ulysses2", "none"),
+        pytest.param(BlockCase("deepseek-v2", "ulysses2", "full"), marks=pytest.mark.slow),
+        pytest.param(
+            BlockCase("deepseek-v2", "zero1-ulysses2-pp2-zb", "none"), marks=pytest.mark.slow
+        ),
+    ],
+    ids=lambda case: case.name,
+)
+def test_the_peak_of_latent_attention_is_told_where_heads_are_exchanged(
+    case: BlockCase, rank_pool: RankPool
+) -> None:
+    plan = case.plan()
+    layout = replace(plan.layout, mesh=replace(plan.mesh, ep=1), experts=ExpertLayout())
+    model = replace(plan.model, experts=None)
+    plan = replace(plan, layout=layout, mathematics=replace(plan.mathematics, model=model))
+    found = compare_plan(plan, rank_pool.run)
     assert found.problems == ()
     assert abs(found.peak_error) <= 0.005
 

@@ -26,6 +26,13 @@ SLOW: tuple[tuple[BlockCase, tuple[str, ...]], ...] = (
     (BlockCase("falcon", "tp2", "none"), ("up", "down")),
     (BlockCase("neox", "pp2-zb", "none"), ("down",)),
     (BlockCase("olmo2", "pp2-zb", "none"), ("down",)),
+    (BlockCase("neox", "pp2-zb", "none"), ("o",)),
+    (BlockCase("neox", "pp2-zb", "full"), ("q",)),
+    (BlockCase("neox", "pp2-zb", "full"), ("o",)),
+    (BlockCase("falcon", "pp2-zb", "full"), ("o",)),
+    (BlockCase("neox", "ulysses2", "none"), ("q", "k", "v")),
+    (BlockCase("neox", "ulysses2", "full"), ("k",)),
+    (BlockCase("neox", "zero1-ulysses2-pp2-zb", "none"), ("k",)),
 )
 
 LATENT = (*LATENT_LINEARS, "o")
@@ -34,10 +41,16 @@ OF_LATENT: tuple[tuple[BlockCase, tuple[str, ...]], ...] = (
     (BlockCase("deepseek-v2", "tp2", "none"), LORA_LINEARS),
     (BlockCase("deepseek-v2", "tp2sp", "none"), ("q_down", "kv_up")),
     (BlockCase("deepseek-v2", "pp2-zb", "none"), ("q_up",)),
+    (BlockCase("deepseek-v2", "pp2-zb", "full"), ("o",)),
+    (BlockCase("deepseek-v2", "pp2-zb", "full"), ("kv_up",)),
+    (BlockCase("deepseek-v2", "pp2-zb", "full"), ("gate", "up", "down")),
     (BlockCase("deepseek-v2", "zero3-tp2sp-pp2", "none"), LORA_LINEARS),
     (BlockCase("deepseek-v2-lite", "tp2sp", "none"), ("q_up", "o")),
     (BlockCase("deepseek-v2-lite", "pp2-zb", "none"), ("kv_down",)),
+    (BlockCase("deepseek-v2-lite", "pp2-zb", "none"), ("q_up",)),
+    (BlockCase("deepseek-v2-lite", "pp2-zb", "none"), ("q_up", "kv_down")),
     (BlockCase("deepseek-v2", "ring2", "none"), ("o",)),
+    (BlockCase("deepseek-v2", "ulysses2", "none"), ("kv_up",)),
 )
 """Latent attention before dense MLPs."""
 OF_EXPERTS: tuple[tuple[BlockCase, tuple[str, ...]], ...] = (
@@ -80,6 +93,14 @@ def _check_plan(plan: Plan, rank_pool: RankPool) -> None:
 
 def test_adapters_on_two_tensor_ranks_are_proven(rank_pool: RankPool) -> None:
     _check(*FAST, rank_pool)
+
+
+def test_bytes_are_told_where_a_block_is_made_again_and_its_last_layer_waits_for_nothing(
+    rank_pool: RankPool,
+) -> None:
+    found = compare_plan(_plan(BlockCase("gemma", "pp2-zb", "full"), ("q", "v")), rank_pool.run)
+    assert found.problems == ()
+    assert not found.wrong, found.peak_error
 
 
 @pytest.mark.slow

@@ -196,13 +196,16 @@ def attention_core_operator(
     alone = (1 - x.exchanged) * x.transposed * x.queries
     first = sent * (deferred + elementwise_max(x.attend_first, x.attend_run + product))
     waits = (1 - sent) * x.shared
-    rest = x.attend_rest + waits * deferred - (1 - waits) * alone
+    # Where heads were exchanged `attend_rest` counts on an output by position that goes then.
+    by_position = x.learns(ATTENTION_OUT) * (1 - is_positive(own))
+    unkept = x.exchanged * (1 - by_position) * x.queries
+    rest = x.attend_rest + unkept + waits * deferred - (1 - waits) * alone
     work = x.queries + elementwise_max(first, rest)
     # The output layer keeps the gradient of the block's output, where that is what it was given.
     same = x.learns(ATTENTION_OUT) * x.passed_on * (1 - x.scattered) * x.whole
     without = x.queries + elementwise_max(first - sent * same, rest - waits * same)
-    # Where heads were exchanged that is in memory of its own, which does not go in B.
-    waiting = x.learns(ATTENTION_OUT) * x.exchanged * (1 - x.in_fp8) * x.queries
+    # In B that output does not go: it waits, or was not kept.
+    waiting = x.exchanged * (1 - x.in_fp8) * x.queries
     sinks = (1 - x.frozen) * x.sinks * x.heads * x.statistics_bytes
     return OperatorMemory(
         name=ATTENTION,

@@ -195,7 +195,8 @@ def _inner(plan: Plan, by_expert: tuple[int, ...], *, backward: bool, deferred: 
     most = before = 0
     for rows in by_expert:
         most = max(most, (before + rows) * grown + rows * size + min(rows, chunk) * once)
-        before += rows if deferred else 0
+        # Where nothing is put off, what the expert before had lives until this one has its own.
+        before = rows + before * deferred
     return most
 
 

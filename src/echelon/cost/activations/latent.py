@@ -100,7 +100,8 @@ def latent_operators(x: ActivationNumbers, latent: LatentAttention) -> tuple[Ope
         replace(
             attention,
             saved=(*by_position, *padded),
-            backward_split=attention.backward_split + cut * x.queries,
+            # Where the output layer learns, it keeps an input of its own beside this gradient.
+            backward_split=attention.backward_split + cut * x.learns(ATTENTION_OUT) * x.queries,
         ),
         replace(output, saved=cut_out, forward=output.forward + own),
     )
@@ -117,7 +118,7 @@ def _down(
     # Queries that come straight out of the stream read the same.
     kept = elementwise_max(learns, is_positive(twice) * x.learns(LATENT_QUERIES)) * x.stream
     what = "attention input and gradients of latent vectors"
-    waiting = (what, learns * both, "n (D + r_q + r_kv + p) s")
+    waiting = (what, kept + learns * sizes.down, "n (D + r_q + r_kv + p) s")
     return branch.around(
         x,
         OperatorMemory(

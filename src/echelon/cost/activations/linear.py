@@ -67,9 +67,7 @@ class ResidualBranch:
         elsewhere = x.parallel * x.learns(MLP_OUT)
         alone = elementwise_max(self.alone, (1 - x.learns(self.groups[1])) * (1 - elsewhere))
         waits = elementwise_max(x.scattered, x.apart, alone)
-        # The sum of gradients that attention begins with is beside that of the stream.
-        beside = x.beside + x.parted * (1 - x.learns(MLP_OUT))
-        return x.stream * waits + beside * x.stream
+        return x.stream * waits + x.beside * x.stream
 
     def row_layer_bytes(self, x: ActivationNumbers) -> Num:
         """Return what the weight gradient of the row layer keeps, where that is put off."""

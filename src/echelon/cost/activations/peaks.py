@@ -16,7 +16,7 @@ from typing import TypeAlias
 
 from echelon.cost.activations.experts import DISPATCH, EXPERTS, ROUTER, SHARED
 from echelon.cost.activations.linear import ATTENTION_DROPOUT, DOWN, MLP_DROPOUT
-from echelon.cost.activations.numbers import ActivationNumbers, Num, elementwise_max
+from echelon.cost.activations.numbers import ActivationNumbers, Num, elementwise_max, holds
 from echelon.cost.activations.operator_memory import OperatorMemory, SavedTensor, total_saved_bytes
 from echelon.cost.activations.units import UnitOperators
 from echelon.layout.buckets import UNIT_HEAD
@@ -141,11 +141,12 @@ def weight_gradient_moments(units: Sequence[UnitOperators]) -> Iterator[Moment]:
 
 def _output_gradient(unit: UnitOperators, x: ActivationNumbers, *, split: bool) -> Num:
     """Return the gradient of the output of a unit; where W needs it, it waits anyway."""
+    # Beside an MLP the output layer of attention is given the same.
+    names = (DOWN, SHARED, "o") if holds(x.parallel) else (DOWN, SHARED)
     waits = [
         one
         for one in unit.operators
-        if one.name == DOWN
-        or (one.name == SHARED and total_saved_bytes(one.kept_for_weight_gradient))
+        if one.name in names and total_saved_bytes(one.kept_for_weight_gradient)
     ]
     return x.stream * (elementwise_max(x.scattered, x.apart) if split and waits else 1)
 
