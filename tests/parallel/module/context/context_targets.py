@@ -14,6 +14,7 @@ from echelon.core.errors import EchelonError
 from echelon.core.event import EventList
 from echelon.launch.context import RankContext
 from echelon.parallel.module.context.attention import SeenAttention, SeenCall
+from echelon.proof.module.wide import StayWide
 from tests.parallel.module.pipeline.targets import Case, Trained, Values, stock
 
 WIDTH, VOCAB = 12, 23
@@ -102,7 +103,12 @@ class CutTrained(Trained):
 
 
 def train(context: RankContext, case: Cut) -> CutTrained:
-    """Train on this rank."""
+    """Train on this rank, as `one_process` does: nothing is narrowed to float32."""
+    with StayWide():
+        return _train(case)
+
+
+def _train(case: Cut) -> CutTrained:
     model, events = case.make(), EventList()
     model, optimizer = parallelize(
         model, case.plan, split=case.split, loss="causal", example=case.example(), events=events
