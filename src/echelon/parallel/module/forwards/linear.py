@@ -11,7 +11,7 @@ them; classes derived from them, and layers with a forward of their own, are lef
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any, Protocol, cast
 
 import torch
@@ -113,19 +113,25 @@ def layers_of(model: nn.Module, parameters: Iterable[nn.Parameter]) -> list[nn.M
 def write_into_buckets(modules: Iterable[nn.Module], places: GradientPlaces) -> list[nn.Module]:
     """Let linear layers among `modules` write their weight gradients to places; return them."""
     found: list[nn.Module] = []
+    for module, rows in trained_linears(modules):
+        if isinstance(module.forward, SplitLinear):
+            module.forward.product = _SplitProduct(module, module.forward, places)
+        else:
+            cast("Any", module).forward = _LinearForward(module, places, rows=rows)
+        found.append(module)
+    return found
+
+
+def trained_linears(modules: Iterable[nn.Module]) -> Iterator[tuple[nn.Module, bool]]:
+    """Yield the linear layers whose product may be another, and whether weights are [I, O]."""
     for module in modules:
         kind = type(module)
         rows = (kind.__module__, kind.__name__) == _CONV1D
         weight = getattr(module, "weight", None)
-        if not (isinstance(weight, nn.Parameter) and weight.requires_grad):
-            continue
-        if isinstance(module.forward, SplitLinear):
-            module.forward.product = _SplitProduct(module, module.forward, places)
-            found.append(module)
-        elif (kind is nn.Linear or rows) and "forward" not in vars(module):
-            cast("Any", module).forward = _LinearForward(module, places, rows=rows)
-            found.append(module)
-    return found
+        plain = (kind is nn.Linear or rows) and "forward" not in vars(module)
+        trained = isinstance(weight, nn.Parameter) and weight.requires_grad
+        if trained and (plain or isinstance(module.forward, SplitLinear)):
+            yield module, rows
 
 
 def _writes(x: Any, weight: torch.Tensor) -> bool:

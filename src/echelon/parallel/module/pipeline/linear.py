@@ -20,10 +20,9 @@ from torch import nn
 from torch.nn import functional
 
 from echelon.parallel.gradients import GradientStore
+from echelon.parallel.module.forwards.linear import trained_linears
 from echelon.parallel.module.forwards.own_forward import OwnForward, is_plain_call
 from echelon.parallel.module.tensor.layers import SplitLinear
-
-_CONV1D = ("transformers.pytorch_utils", "Conv1D")
 
 
 class DeferredLinear(torch.autograd.Function):
@@ -103,18 +102,12 @@ class _DeferredProduct:
 def defer_weights(modules: Iterable[nn.Module], store: GradientStore) -> list[nn.Module]:
     """Put off the weight gradients of all linear layers among `modules`; return these layers."""
     found: list[nn.Module] = []
-    for module in modules:
-        kind = type(module)
-        rows = (kind.__module__, kind.__name__) == _CONV1D
-        weight = getattr(module, "weight", None)
-        if not (isinstance(weight, nn.Parameter) and weight.requires_grad):
-            continue
+    for module, rows in trained_linears(modules):
         if isinstance(module.forward, SplitLinear):
             module.forward.product = _DeferredProduct(module.forward, store)
-            found.append(module)
-        elif (kind is nn.Linear or rows) and "forward" not in vars(module):
+        else:
             cast("Any", module).forward = _DeferredForward(module, store, rows=rows)
-            found.append(module)
+        found.append(module)
     return found
 
 
