@@ -27,7 +27,7 @@ GENERATE_RANK = "echelon.training.inference:generate_rank"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """Say what was written, and what it took; `rank` is 0 but under torchrun."""
+    """The written text, with its tokens and seconds; `rank` is 0 except under torchrun."""
 
     prompts: tuple[str, ...]
     """The prompts, in the order in which they were given."""
@@ -71,7 +71,7 @@ def generate(  # noqa: PLR0913 - each is one choice of the caller, by its name
     block_tokens: int = 16,
     settings: Sequence[str] = (),
 ) -> Generated:
-    """Return what a trained model writes after a prompt, or after each of several.
+    """Return the text that a trained model writes after a prompt, or after each of several.
 
         ec.generate("runs/nano", "def ", temperature=0, settings=["mesh.tp=2"]).text
 

@@ -273,7 +273,7 @@ def _require_search(aim: SearchAim, pins: Sequence[str]) -> None:
 def prove(
     plan: GivenPlan, *, subject: str | None = None, independent: bool = False, late: bool = False
 ) -> Proof:
-    """Return the proof of `plan`: its ranks, started here, beside one process, tensor by tensor.
+    """Return the proof of `plan`: ranks started here, compared with one process tensor by tensor.
 
     The model is shrunk and the mesh kept. Where all holds, our trainer makes a whole run, from data
     on disk to text, with a resume under another layout. `subject` ("module:function") names another

@@ -38,7 +38,7 @@ TASK_KEY = "task"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainResult:
-    """Say how a run ended: its folder, the data it read, and the summary that all ranks agree on.
+    """The result of a run: its folder, the data it read, and the summary that all ranks agree on.
 
     `rank` is 0 but under torchrun, where every process has its own.
     """

@@ -97,7 +97,7 @@ class EnvironmentProblem(EchelonError):
 
 
 class ProofFailed(EchelonError):
-    """The plan was run beside one device and is not equal to it."""
+    """The plan was run and is not equal to one device."""
 
     exit_code = 1
 

@@ -314,7 +314,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Say how one training run is split; complete, resolved, and legal."""
+    """The split of one training run: complete, resolved, and legal."""
 
     name: str
     mathematics: Mathematics
