@@ -22,12 +22,12 @@ def binary_bytes(count: float) -> str:
 
 
 def gib(count: float) -> str:
-    """Return bytes held, in GiB without the unit: ``61.8``, below a tenth three digits.
+    """Return bytes held, in GiB without the unit: ``61.8``, or ``0.29`` where it is less than one.
 
     For columns and sums whose unit stands once.
     """
     value = count / GIB
-    return f"{value:,.1f}" if abs(value) >= 0.1 else f"{value:.3g}"
+    return f"{value:,.1f}" if abs(value) >= 0.95 else f"{value:.2g}"
 
 
 def binary_unit(largest: float) -> tuple[int, str]:

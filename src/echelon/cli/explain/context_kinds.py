@@ -143,4 +143,4 @@ def _sequence() -> Iterator[str]:
     yield "  It splits what tensor ranks would each hold whole (norms, dropout), not attention:"
     yield f"  a block of T = 2048, D = 8192, 64 heads keeps {binary_bytes(whole)} on one device,"
     yield f"  {binary_bytes(tensor)} on each of 8 tensor ranks, {binary_bytes(both)} with it:"
-    yield "  1/8 of the whole (Korthikanti et al., 2022; scores kept). cp splits all of that once more."
+    yield "  1/8 of the whole (Korthikanti et al., 2022; scores kept). cp splits all of it again."
