@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from echelon.core.parameters import num_parameters
 from echelon.core.units import gib, short_count
 from echelon.interop.tools import tool_of_trainer
-from echelon.planner.answer.estimate import has_driver
+from echelon.planner.answer.estimate import has_driver, mfu_text
 from echelon.planner.answer.expected_text import expected_line
 from echelon.planner.answer.legend import (
     PlanWord,
@@ -130,7 +130,7 @@ def answer_facts(found: Recommendation) -> Iterator[tuple[str, str]]:
         "step",
         f"{step.value:.4g} s ({step.low:.4g} to {step.high:.4g}), "
         f"{estimate.tokens_per_s_per_device:.0f} tokens/s of a device, "
-        f"MFU {100 * estimate.mfu:.1f}",
+        f"{mfu_text(estimate)}",
     )
     told = f" allocator's {gib(estimate.allocated_bytes)};" if has_driver(estimate) else ""
     yield (

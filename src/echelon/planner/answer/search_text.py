@@ -18,7 +18,7 @@ from echelon.planner.view.text_layout import WIDTH, fill_text, fit_page, table
 HEADER = ("mesh", "zero", "schedule", "mb", "rec", "step s", "tok/s", "MFU", "GiB")
 _COLUMNS = (
     "mb: sequences of a microbatch. rec: what runs forward again. tok/s: of a device. "
-    "GiB: of the fullest rank."
+    "MFU: with full attention. GiB: of the fullest rank."
 )
 _CLOSED_FORM = "~"
 """What stands before seconds that are no events."""

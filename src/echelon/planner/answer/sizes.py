@@ -39,8 +39,8 @@ _HEADER = (
     "fits",
 )
 _COLUMNS = (
-    "tok/s: of a device. GiB: of the fullest rank. mb: sequences of a microbatch. rec: what runs "
-    "forward again."
+    "tok/s: of a device. MFU: with full attention. GiB: of the fullest rank. mb: sequences of a "
+    "microbatch. rec: what runs forward again."
 )
 
 
