@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from echelon.core.units import binary_bytes, gib
 from echelon.planner.explain.bands import BandedValue
 from echelon.planner.explain.fixes import PlanFix
 from echelon.planner.explain.neighbours import Neighbour, NeighbourOutcome
@@ -61,7 +62,7 @@ def fixes_text(fixes: Sequence[PlanFix], *, columns: int = WIDTH) -> str:
     for fix in (first, *others):
         lost = "not timed: over the host's link" if fix.untimed else _seconds(fix.lost_s, sign=True)
         devices = f"{fix.devices:,} device{'s' * (fix.devices > 1)}"
-        text = f"{_gb(fix.saved_bytes)} GB less, {lost}, {devices}"
+        text = f"{binary_bytes(fix.saved_bytes)} less, {lost}, {devices}"
         lines.extend(_entry(" + ".join(fix.changes), [text], columns=columns))
     settings = " ".join(f"--set {key}={_value(value)}" for key, value in first.settings.items())
     lines += ["", fill_text(f"the first: {settings}", columns=columns)]
@@ -71,9 +72,9 @@ def fixes_text(fixes: Sequence[PlanFix], *, columns: int = WIDTH) -> str:
 def _why_lines(reasons: BestPlanReasons, *, columns: int) -> Iterator[str]:
     yield "Why this plan:"
     yield ""
-    share = f"{100 * reasons.memory_share:.0f} % of {_gb(reasons.memory_bytes)} GB"
+    share = f"{100 * reasons.memory_share:.0f} % of {gib(reasons.memory_bytes)} GiB"
     low, high = reasons.held.low, reasons.held.high
-    held = f"{_gb(reasons.held.value)} GB ({_gb(low)} to {_gb(high)}), {share}"
+    held = f"{gib(reasons.held.value)} GiB ({gib(low)} to {gib(high)}), {share}"
     yield from _entry("fullest", [f"{reasons.fullest}: {held}"], columns=columns)
     if not reasons.binding:
         yield from _entry(
@@ -153,13 +154,13 @@ def _outcome(one: NeighbourOutcome) -> str:
         first = one.problems[0]
         return f"refused by {first.rule}: {first.message}"
     if one.verdict == "too large":
-        over = f" by {_gb(one.over_bytes)} GB" if one.over_bytes > 0 else ""
-        grown = ", ".join(f"{name} +{_gb(more)} GB" for name, more in one.grown[:MOST_TERMS])
+        over = f" by {binary_bytes(one.over_bytes)}" if one.over_bytes > 0 else ""
+        grown = ", ".join(f"{name} +{binary_bytes(more)}" for name, more in one.grown[:MOST_TERMS])
         return f"too large{over}" + (f" on {one.rank}: {grown}" if grown else "")
     assert one.slower_s is not None
     if one.verdict == "as fast":
         more = sum(count for _, count in one.grown)
-        return "as fast" + (f", and holds {_gb(more)} GB more" if more > 5e7 else "")
+        return "as fast" + (f", and holds {binary_bytes(more)} more" if more > 5e7 else "")
     terms = [(name, amount.value) for name, amount in one.terms.items() if amount.value]
     moved = ", ".join(f"{name} {seconds:+.3g} s" for name, seconds in terms[:MOST_TERMS])
     unsure = "" if one.slower_s.certain else ", within what is not known"
@@ -207,10 +208,6 @@ def _seconds(amount: BandedValue, *, sign: bool = False) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:+.1f} %"
-
-
-def _gb(count: float) -> str:
-    return f"{count / 1e9:.1f}"
 
 
 def _value(value: object) -> str:
