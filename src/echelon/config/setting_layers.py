@@ -32,6 +32,8 @@ from echelon.core.rules import did_you_mean
 
 RUN_SOURCES = ("a run.toml", "a preset (echelon config presets)")
 """What a run may be named by, where no name is near to what was typed."""
+TABLES_OF_FACTS = ("model", "cluster")
+"""Tables of which no value of a preset gives way to the user's."""
 CLUSTER_KEY = "devices_per_node"
 """What every cluster file has, and no run file."""
 
@@ -91,7 +93,12 @@ def entries_from_tables(
 def preset_entries(preset: Preset) -> dict[str, Entry]:
     """Return the entries of a preset."""
     source = f"preset {preset.name}"
-    entries = {key: Entry(value=v, source=source) for key, v in flatten(preset.tables)}
+    entries = {
+        key: Entry(
+            value=value, source=source, gives_way=key.partition(".")[0] not in TABLES_OF_FACTS
+        )
+        for key, value in flatten(preset.tables)
+    }
     if preset.kind == "models":
         entries["model.preset"] = Entry(value=preset.name, source=source)
     return entries
