@@ -1,9 +1,9 @@
 """Values of a run preset that give way to what the user wrote.
 
-A run preset (`nano`) is a starting point: its batch, warm-up and checkpoints fit each other, not every
-mesh or length that a user asks for. Where a rule is broken, the preset's setting takes the smallest
-change that mends it. What the user wrote, the model and the cluster are never changed, and each change
-has its origin in the Job: ``adapted to train.steps = 3 (preset nano: 20)``.
+A run preset (`nano`) is a starting point: its batch, warm-up and checkpoints fit each other, not
+every mesh or length that a user asks for. Where a rule is broken, the preset's setting takes the
+smallest change that mends it. What the user wrote, the model and the cluster are never changed, and
+each change has its origin in the Job: ``adapted to train.steps = 3 (preset nano: 20)``.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ from echelon.config.rules.suggestions import BrokenRule, SettingChanges, Trial
 from echelon.config.rules.violations import RuleViolation, ViolationFinder, find_violations
 from echelon.config.settings.schema import SETTINGS
 from echelon.config.settings.value_types import toml_text
-from echelon.config.view import Unavailable, View
+from echelon.config.view import View
 
 ADAPTED = "adapted to "
 """Beginning of the origin of a value that gave way."""
 
 MOST_CHANGES = 8  # of one run
 OTHER_WORD = 8.0  # doublings that another word counts as
-KEEPS_MATHEMATICS = ("mesh.", "pipeline.", "zero.", "recompute.", "checkpoint.", "observe.", "kernels.")
+KEEPS_MATHEMATICS = (
+    *("mesh.", "pipeline.", "zero.", "recompute.", "kernels."),
+    *("checkpoint.", "observe."),
+)
 KEEPS_MATHEMATICS_KEYS = frozenset(
     ("batch.microbatch_sequences", "train.validate_every", "train.validation_batches")
 )
@@ -35,7 +38,7 @@ KEEPS_MATHEMATICS_KEYS = frozenset(
 
 
 def adapted_view(view: View, finders: Sequence[ViolationFinder]) -> View:
-    """Return the settings in which values of presets gave way, as far as that mends broken rules."""
+    """Return the settings with preset values adapted, as far as that mends broken rules."""
 
     def broken_rules(changed: View) -> Counter[BrokenRule]:
         return Counter(one.broken_rule for one in find_violations(changed, finders))
@@ -73,7 +76,9 @@ def _settings_of(violation: RuleViolation) -> tuple[str, ...]:
 
 
 def _gives_way(view: View, change: SettingChanges) -> bool:
-    return bool(change) and all(key in view.entries and view.entries[key].gives_way for key in change)
+    return bool(change) and all(
+        key in view.entries and view.entries[key].gives_way for key in change
+    )
 
 
 def _written_by_user(view: View, violation: RuleViolation) -> tuple[str, ...]:
@@ -136,8 +141,7 @@ def _doublings(old: object, new: object) -> float:
 
 def _with_origin(view: View, change: SettingChanges, violation: RuleViolation) -> View:
     reasons = ", ".join(
-        f"{key} = {toml_text(view.entries[key].value)}"
-        for key in _written_by_user(view, violation)
+        f"{key} = {toml_text(view.entries[key].value)}" for key in _written_by_user(view, violation)
     )
     reasons = reasons or "the other settings"
     entries = dict(view.entries)
@@ -148,4 +152,3 @@ def _with_origin(view: View, change: SettingChanges, violation: RuleViolation) -
         source = f"{ADAPTED}{reasons} ({before})"
         entries[key] = replace(entries[key], value=value, source=source)
     return replace(view, entries=entries)
-

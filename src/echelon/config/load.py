@@ -286,6 +286,10 @@ def load_job(
     layers = gather_layers(source, sets, typed)
     job = resolve(layers, run_name_of(source), world_size, servers)
     say_adapted(job)
+    if LOG.isEnabledFor(logging.DEBUG):
+        for row in job.sources:
+            if row.source != DEFAULT and not row.source.startswith("derived"):
+                LOG.debug(f"{row.key} = {row.value}, {row.source}")
     return job
 
 

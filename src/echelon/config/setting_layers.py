@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -30,6 +31,7 @@ from echelon.core.rulebook.config import (
 )
 from echelon.core.rules import did_you_mean
 
+LOG = logging.getLogger(__name__)
 RUN_SOURCES = ("a run.toml", "a preset (echelon config presets)")
 """What a run may be named by, where no name is near to what was typed."""
 TABLES_OF_FACTS = ("model", "cluster")
@@ -163,6 +165,7 @@ def _add_source(
 ) -> None:
     path = Entry(value=str(source), source="", folder=folder).path()
     if isinstance(source, str) and (preset := preset_meant(source, path)):
+        LOG.debug(f"read the preset {preset.name}")
         gathered.add(preset_entries(preset))
     elif isinstance(source, str) and not is_file(path) and _may_be_preset(source, path):
         gathered.add_problem(_unknown_preset(str(source), folder, set_by))
@@ -194,6 +197,7 @@ def _add_file(gathered: SettingLayers, path: Path, *, set_by: str, chain: tuple[
     if CLUSTER_KEY in read[0]:
         gathered.add_problem(_is_cluster(path, set_by))
         return
+    LOG.debug(f"read {path}")
     here = str(path.resolve())
     if here in chain:
         files = " -> ".join(Path(file).name for file in (*chain[chain.index(here) :], here))
