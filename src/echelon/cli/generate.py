@@ -10,7 +10,8 @@ from cyclopts import Parameter
 
 from echelon.api.generating import Generated, generate_texts
 from echelon.cli.flags import Json, Settings, bad_argument
-from echelon.cli.output import note, print_result
+from echelon.cli.output import print_result
+from echelon.cli.stderr import note
 from echelon.config.generation import Request, Sampling
 
 

@@ -15,7 +15,8 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from echelon.cli.flags import Json, Settings, bad_argument
-from echelon.cli.output import print_json, spinner
+from echelon.cli.output import print_json
+from echelon.cli.stderr import working
 from echelon.cli.written_files import PLAN, REPORT, RUN_FILE, Names, WrittenFiles
 from echelon.interop.tools import trainer_names
 
@@ -149,7 +150,7 @@ def _show(run: str, settings: tuple[str, ...], *, json: bool, columns: int) -> b
     from echelon.config.stage_placement import search_note_of_job
     from echelon.planner.lint.fits import plan_fits
 
-    with spinner("planning", shown=not json):
+    with working("planning", as_json=json):
         job = load_job(run, settings)
         times = unit_times_from_job(job)
         text = "" if json else plan_text(job.plan, times, search_note_of_job(job), columns=columns)

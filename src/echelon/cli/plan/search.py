@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from echelon.cli.flags import OUT, require_new_files
-from echelon.cli.output import note, print_json, spinner
+from echelon.cli.output import print_json
+from echelon.cli.stderr import note, working
 from echelon.cli.written_files import PLAN, RUN_FILE, WrittenFiles
 from echelon.config.files.new_file import write_new
 
@@ -57,7 +58,7 @@ def run_search(
     request = make_request(model, cluster=cluster, settings=settings, pins=pins, aim=wanted)
     if not shown.json:
         print(heading_text(request, columns=columns), flush=True)
-    with spinner("searching for plans", shown=not shown.json):
+    with working("searching for plans", as_json=shown.json):
         found = recommend(request)
         answer = found.answer if isinstance(found, Recommendation) else found
         kept = pareto_front(request) if shown.front and not answer.interrupted else ()
@@ -65,7 +66,7 @@ def run_search(
         raise _no_plan(answer, shown, columns=columns)
     reasons = None
     if shown.why and answer.best is not None:
-        with spinner("looking at other plans", shown=not shown.json):
+        with working("looking at other plans", as_json=shown.json):
             reasons = explain_result(answer)
     if shown.json:
         told = found_json(found, kept)
@@ -98,7 +99,7 @@ def _no_plan(answer: SearchResult, shown: SearchOutputOptions, *, columns: int) 
     from echelon.planner.explain.fixes import cheapest_pin_fixes
     from echelon.planner.search.no_plan import explain_no_plan
 
-    with spinner("looking for what would fit", shown=not shown.json):
+    with working("looking for what would fit", as_json=shown.json):
         fixes = cheapest_pin_fixes(answer.request) if shown.why else None
         error = explain_no_plan(answer)
     if fixes is not None:
