@@ -13,6 +13,7 @@ from echelon.proof.matrix.random_settings import Settings, draw_settings
 
 Family = Callable[[Random, Settings], Settings]
 
+_FOLDER_KEY = "zero.offload_dir"
 CAPACITY_KEY = "experts.capacity_factor"
 _MOST_DRAWS = 200
 """Draws until one has the property that a family asks for; one of six or more has it."""
@@ -26,8 +27,10 @@ def draw_any(random: Random, offload_dir: str) -> Settings:
 
 def draw_family(random: Random, offload_dir: str, family: str) -> Settings:
     """Return the settings of a run of `family`, a name of `FAMILIES`; "" changes nothing."""
-    drawn = draw_settings(random, offload_dir)
-    return FAMILIES[family](random, drawn) if family else drawn
+    found = draw_settings(random, offload_dir)
+    if family:
+        found = FAMILIES[family](random, found)
+    return found | ({_FOLDER_KEY: offload_dir} if _FOLDER_KEY in found else {})
 
 
 def _without(drawn: Settings, *prefixes: str) -> Settings:
@@ -36,11 +39,10 @@ def _without(drawn: Settings, *prefixes: str) -> Settings:
 
 def _until(random: Random, drawn: Settings, holds: Callable[[Settings], bool]) -> Settings:
     """Return the draw, or the first after it that `holds`."""
-    folder = str(drawn.get("zero.offload_dir", "."))
     for _ in range(_MOST_DRAWS):
         if holds(drawn):
             break
-        drawn = draw_settings(random, folder)
+        drawn = draw_settings(random, ".")
     return drawn
 
 
