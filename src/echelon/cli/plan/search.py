@@ -12,6 +12,7 @@ from echelon.cli.flags import OUT, require_new_files
 from echelon.cli.output import note, print_json, spinner
 from echelon.cli.written_files import PLAN, RUN_FILE, WrittenFiles
 from echelon.config.files.new_file import write_new
+from echelon.launch.stop import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from echelon.core.errors import ConfigError
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from echelon.planner.recommend.recommend import Recommendation
     from echelon.planner.search.request import SearchAim
     from echelon.planner.search.search import SearchResult
-
-EXIT_INTERRUPTED = 130  # 128 + SIGINT
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOutputOptions:
@@ -85,8 +83,8 @@ def run_search(
         _write_report(found, shown.files, _command(model, cluster, settings, pins, request))
     if answer.interrupted:
         note(
-            f"interrupted: {answer.num_computed:,} plans computed of {answer.num_legal:,} met so "
-            "far; there may be better ones"
+            f"{answer.num_computed:,} plans computed of {answer.num_legal:,} met before the "
+            "interrupt; there may be better ones"
         )
         return EXIT_INTERRUPTED
     return 0
