@@ -7,6 +7,7 @@ started here, or are there already under torchrun.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -189,16 +190,20 @@ def _run_here(task: GenerateTask) -> RankWriting:
     from echelon.core.serialize import to_json
     from echelon.launch.context import RankContext, RankProgress
     from echelon.launch.process_group import device_of
+    from echelon.launch.stop import stop_request
     from echelon.training.inference import generate_rank
 
-    context = RankContext(
-        rank=0,
-        world_size=1,
-        device=device_of(_backend(task.plan), 0),
-        store=HashStore(),
-        progress=RankProgress(),
-    )
-    return generate_rank(context, to_json(task))
+    with ExitStack() as stack:
+        stop, progress = stack.enter_context(stop_request()), RankProgress()
+        progress.announce = lambda: stack.enter_context(stop.answered_by(progress.request_stop))
+        context = RankContext(
+            rank=0,
+            world_size=1,
+            device=device_of(_backend(task.plan), 0),
+            store=HashStore(),
+            progress=progress,
+        )
+        return generate_rank(context, to_json(task))
 
 
 def _backend(plan: Plan) -> Backend:

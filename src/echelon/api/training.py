@@ -27,6 +27,7 @@ from echelon.core.rulebook.servers import LOST_WORKERS_NEED_OUR_LAUNCHER
 if TYPE_CHECKING:
     from echelon.launch.context import RankContext
     from echelon.launch.local.supervisor import LaunchOptions
+    from echelon.telemetry.run_directory import RunDirectory
     from echelon.training.loop import RankTask, TrainSummary
 
 
@@ -157,22 +158,59 @@ def _train_here(job: Job, resume: Path | None, say: Callable[[str], None]) -> Tr
         _require_weights(job)
     run, task = prepare_run(job, resume, say)
     with run.locked():
-        trace_plan(job, run.path)
-        with mirrored_run(job, run.path, say):
-            outcome = run_ranks(
-                TRAIN_RANK,
-                to_json(task),
-                world_size=mesh.world_size,
-                labels=_labels(job),
-                log_dir=run.logs,
-                options=_options(job),
-            )
+        try:
+            trace_plan(job, run.path)
+            with mirrored_run(job, run.path, say):
+                outcome = run_ranks(
+                    TRAIN_RANK,
+                    to_json(task),
+                    world_size=mesh.world_size,
+                    labels=_labels(job),
+                    log_dir=run.logs,
+                    options=_options(job),
+                )
+        except KeyboardInterrupt:
+            return _interrupted(run, task)
         results = outcome.require()
         # One that did not come back to a run, or too late, has none.
         summary = next(one for rank in telling_ranks(job.plan) if (one := results[rank]))
-        result = TrainResult(run=run.path, data=Path(task.data), summary=summary)
-        trace_run(job, run.path, say=say)
-        return result
+        try:
+            trace_run(job, run.path, say=say)
+        except KeyboardInterrupt:
+            say("no measured trace: interrupted")
+            summary = replace(summary, stopped=True)
+        return TrainResult(run=run.path, data=Path(task.data), summary=summary)
+
+
+def _interrupted(run: RunDirectory, task: RankTask) -> TrainResult:
+    """Return the result of a run whose ranks were ended: the checkpoint that it has, if any.
+
+    KeyboardInterrupt where there is none. A folder without a step is removed then: the same command
+    begins anew.
+    """
+    from echelon.telemetry.run_directory import RunDirectory
+    from echelon.telemetry.summary import step_losses
+    from echelon.training.checkpoint.folder import find_checkpoint, list_checkpoints
+    from echelon.training.loop import TrainSummary
+
+    stored = list_checkpoints(run.checkpoints)
+    if not stored:
+        if not step_losses(run.path):
+            run.remove()
+        if task.resume is None:
+            raise KeyboardInterrupt
+        stored = (find_checkpoint(Path(task.resume)),)
+        run = RunDirectory(stored[-1].path.parent.parent)
+    summary = TrainSummary(
+        steps=stored[-1].step,
+        stopped=True,
+        loss=None,
+        first_validation=None,
+        last_validation=None,
+        num_validations=0,
+        checkpoint=str(stored[-1].path),
+    )
+    return TrainResult(run=run.path, data=Path(task.data), summary=summary)
 
 
 def _train_joined(job: Job, resume: Path | None) -> TrainResult:

@@ -13,6 +13,7 @@ from echelon.cli.flags import Json, Settings, bad_argument
 from echelon.cli.output import print_result
 from echelon.cli.stderr import note
 from echelon.config.generation import Request, Sampling
+from echelon.launch.stop import EXIT_INTERRUPTED
 
 
 def generate(
@@ -54,7 +55,7 @@ def generate(
     if found.rank == 0:
         print_result("generate", lambda: _as_json(found), lambda: _as_text(found), as_json=json)
         note(_speed(found))
-    return 0
+    return EXIT_INTERRUPTED if found.stopped else 0
 
 
 def _read(name: str) -> str:

@@ -128,6 +128,7 @@ def _serve(run: Path) -> int:
     """Serve the page of a run until the user ends it."""
     from threading import Event as Signal
 
+    from echelon.launch.stop import stop_request
     from echelon.page.run import run_page
     from echelon.page.serve import served_run
 
@@ -135,10 +136,9 @@ def _serve(run: Path) -> int:
     with served_run(run) as link:
         print(link, flush=True)
         note("the page follows the run, read-only, for this machine alone; Ctrl-C ends it")
-        try:
-            Signal().wait()
-        except KeyboardInterrupt:
-            return 0
+        ended = Signal()
+        with stop_request() as stop, stop.answered_by(ended.set, line="{name}: served no longer"):
+            ended.wait()
     return 0
 
 

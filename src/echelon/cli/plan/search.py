@@ -13,6 +13,7 @@ from echelon.cli.output import print_json
 from echelon.cli.stderr import note, working
 from echelon.cli.written_files import PLAN, RUN_FILE, WrittenFiles
 from echelon.config.files.new_file import write_new
+from echelon.launch.stop import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
     from echelon.core.errors import ConfigError
@@ -20,9 +21,6 @@ if TYPE_CHECKING:
     from echelon.planner.recommend.recommend import Recommendation
     from echelon.planner.search.request import SearchAim
     from echelon.planner.search.search import SearchResult
-
-EXIT_INTERRUPTED = 130  # 128 + SIGINT
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOutputOptions:
@@ -86,8 +84,8 @@ def run_search(
         _write_report(found, shown.files, _command(model, cluster, settings, pins, request))
     if answer.interrupted:
         note(
-            f"interrupted: {answer.num_computed:,} plans computed of {answer.num_legal:,} met so "
-            "far; there may be better ones"
+            f"{answer.num_computed:,} plans computed of {answer.num_legal:,} met before the "
+            "interrupt; there may be better ones"
         )
         return EXIT_INTERRUPTED
     return 0
