@@ -104,7 +104,7 @@ def job_of_plan(plan: Plan, source: str) -> Job:
 
 
 def launched_world_size() -> int | None:
-    """Return how many ranks torchrun has started, or None where it has not started us."""
+    """Return how many ranks a launcher has started, or None where it has not started us."""
     from echelon.launch.environment import is_launched, read_launched_rank
 
     return read_launched_rank().world_size if is_launched() else None
@@ -124,7 +124,7 @@ def train_job(
     require_trainable(job.plan, job.sources)
     require_yes_to_assumed(job.plan, job.sources)
     optional_package("torch", extra="train", purpose="training")
-    from echelon.launch.environment import is_launched
+    from echelon.launch.environment import is_launched, local_start_note
     from echelon.launch.kernels import require_kernels
 
     plan = job.plan
@@ -138,6 +138,8 @@ def train_job(
         require_devices(plan.cluster.backend, replicas, set_by=job.source_of("threads.replicas"))
     if is_launched():
         return _train_joined(job, resume)
+    if note := local_start_note():
+        say(note)
     _require_trackers(job)
     return _train_here(job, resume, say)
 
@@ -217,27 +219,33 @@ def _train_joined(job: Job, resume: Path | None) -> TrainResult:
     from echelon.launch.environment import check_servers, read_launched_rank
     from echelon.launch.launched_rank import run_launched_rank
 
+    place = read_launched_rank()
     if job.plan.mathematics.local_sgd.is_elastic:
         least = job.plan.mathematics.local_sgd.min_islands
         raise EnvironmentProblem(
             LOST_ISLANDS_NEED_OUR_LAUNCHER.problem(
-                f"local_sgd.min_islands = {least}, and torchrun has started the ranks",
+                f"local_sgd.min_islands = {least}, and {place.launcher} has started the ranks",
                 key="local_sgd.min_islands",
                 set_by=job.source_of("local_sgd.min_islands"),
-                suggestions=('local_sgd.min_islands = "all"', "echelon train without torchrun"),
+                suggestions=(
+                    'local_sgd.min_islands = "all"',
+                    f"echelon train without {place.launcher}",
+                ),
             )
         )
     if job.plan.mathematics.updates.is_elastic:
         raise EnvironmentProblem(
             LOST_WORKERS_NEED_OUR_LAUNCHER.problem(
-                f"servers.min_workers = {job.plan.mathematics.updates.min_workers}, and torchrun "
-                "has started the ranks",
+                f"servers.min_workers = {job.plan.mathematics.updates.min_workers}, and "
+                f"{place.launcher} has started the ranks",
                 key="servers.min_workers",
                 set_by=job.source_of("servers.min_workers"),
-                suggestions=('servers.min_workers = "all"', "echelon train without torchrun"),
+                suggestions=(
+                    'servers.min_workers = "all"',
+                    f"echelon train without {place.launcher}",
+                ),
             )
         )
-    place = read_launched_rank()
     check_servers(place, job.plan.mesh.servers)
     if place.rank == 0:
         _require_trackers(job)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -152,11 +151,11 @@ def _prove_module(module: str, run: str, settings: Sequence[str], *, as_json: bo
 
 def _prove_file(subject: str, ranks: int | None, *, bisect: bool, as_json: bool) -> int:
     from echelon.api.verifying import bisect_program, verify
-    from echelon.launch.environment import RANK
+    from echelon.launch.environment import is_first_rank
 
     note(f"proving {subject} beside one device ...")
     proof = verify(subject, ranks=ranks)
-    if os.environ.get(RANK, "0") == "0":
+    if is_first_rank():
         values: dict[str, object] = {"proven": proof.proven, "proof": proof.to_json()}
         columns = page_columns(WIDEST)
         text = subject_text(proof, columns=columns)
