@@ -45,7 +45,7 @@ MOST_TRIED = 4
 """Degrees near a pinned one that are tried."""
 LARGEST_TERMS = 3
 """Terms of the leanest plan that an error names."""
-_NEARLY = 1.03
+_NEARLY = 1.01
 """Times the least memory in which the fastest plan counts as the leanest."""
 _HALVINGS = 8
 _ENDLESS = 1e18  # bytes
@@ -148,9 +148,10 @@ def _leanest_choice(request: SearchRequest, least: float, *, offload: bool) -> C
     too little are halved between.
     """
     too_little, room = least, _NEARLY * least + 1.0
-    while (choice := best_fitting_plan(request.with_memory(room), offload=offload)) is None:
+    while (scored := best_fitting_plan(request.with_memory(room), offload=offload)) is None:
         too_little, room = room, 2.0 * room
         assert room < _ENDLESS, "an answer with legal plans has a leanest one"
+    choice = scored.candidate()
     for _ in range(_HALVINGS):
         enough = estimate_candidate(request, choice).bytes_held
         if enough <= _NEARLY * too_little:
@@ -160,7 +161,7 @@ def _leanest_choice(request: SearchRequest, least: float, *, offload: bool) -> C
         if leaner is None:
             too_little = room
         else:
-            choice = leaner
+            choice = leaner.candidate()
     return choice
 
 
@@ -210,8 +211,9 @@ def _blamed_together(request: SearchRequest) -> tuple[str, ...]:
 def _problem_of_pins(answer: SearchResult, names: Sequence[str]) -> Problem:
     """Return the problem of pins with which no plan is legal, though one is without them."""
     request = answer.request
-    choice = best_fitting_anywhere(request.without_pins(*names))
-    assert choice is not None
+    scored = best_fitting_anywhere(request.without_pins(*names))
+    assert scored is not None
+    choice = scored.candidate()
     texts = [request.pins.texts[name] for name in names]
     without = "it" if len(names) == 1 else "them"
     because = _rules_met(answer) or ", ".join(_rests(request))

@@ -71,9 +71,9 @@ def _freed(request: SearchRequest) -> Iterator[TriedChanges]:
     for count in range(1, _MOST_FREED + 1):
         some = False
         for names in combinations(request.pins.values, count):
-            choice = best_fitting_anywhere(request.without_pins(*names))
-            if choice is not None:
-                some = True
+            scored = best_fitting_anywhere(request.without_pins(*names))
+            if scored is not None:
+                some, choice = True, scored.candidate()
                 pins = [f"{name}={choice.pin_value(name)}" for name in names]
                 changes = tuple(
                     f"{request.pins.texts[name]} -> {choice.pin_value(name)}" for name in names
