@@ -212,7 +212,7 @@ def _with_typed(arguments: Sequence[str], error: EchelonError) -> EchelonError:
     if not any(problem.rule in OF_WORDS and not problem.set_by for problem in error.problems):
         return error
     typed = shlex.join(["echelon", *arguments])
-    return type(error)(
+    return error.with_problems(
         replace(one, set_by=typed) if one.rule in OF_WORDS and not one.set_by else one
         for one in error.problems
     )

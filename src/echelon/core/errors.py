@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,6 +69,10 @@ class EchelonError(Exception):
     def __reduce__(self) -> tuple[type[EchelonError], tuple[Sequence[Problem]]]:
         """Let the error cross a process boundary with its problems."""
         return type(self), (self.problems,)
+
+    def with_problems(self, problems: Iterable[Problem]) -> Self:
+        """Return the error with other words for its problems."""
+        return type(self)(problems)
 
     @property
     def rules(self) -> tuple[str, ...]:
