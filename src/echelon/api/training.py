@@ -158,9 +158,7 @@ def train_job(
     return _train_here(job, resume, say)
 
 
-def _require_data_and_room(
-    job: Job, *, allow_overcommit: bool, say: Callable[[str], None]
-) -> None:
+def _require_data_and_room(job: Job, *, allow_overcommit: bool, say: Callable[[str], None]) -> None:
     """Raise ConfigError where nothing names the data, EnvironmentProblem where memory is short.
 
     Where both are so, one EnvironmentProblem has both problems.

@@ -105,12 +105,11 @@ def _cgroup_limits(root: Path, membership: Path, machine_bytes: int) -> Iterator
     for line in _lines(membership):
         number, _, rest = line.partition(":")
         controllers, _, name = rest.partition(":")
-        names: _MemoryFiles | None = None
         if number == "0" and controllers == "":
             names, base = _UNIFIED, root
         elif "memory" in controllers.split(","):
             names, base = _MEMORY_CONTROLLER, root / "memory"
-        if names is None:
+        else:
             continue
         folder = base / name.strip("/")
         around = [one for one in folder.parents if one.is_relative_to(base)]
@@ -121,9 +120,7 @@ def _cgroup_limits(root: Path, membership: Path, machine_bytes: int) -> Iterator
             cached = _value_of(group / "memory.stat", names.cached)
             in_use = max(0, int(used[0]) - cached)
             total = int(limit[0])
-            yield MemoryLimit(
-                name=str(group), total_bytes=total, free_bytes=max(0, total - in_use)
-            )
+            yield MemoryLimit(name=str(group), total_bytes=total, free_bytes=max(0, total - in_use))
 
 
 def _value_of(path: Path, name: str) -> int:
@@ -141,7 +138,7 @@ def total_memory_bytes() -> int:
 
 def available_memory_bytes() -> int:
     """Return the bytes that new processes could take: of the machine, and of control groups."""
-    return tightest_memory_limit().free_bytes
+    return tightest_memory_limit(CGROUPS, CGROUP_MEMBERSHIP).free_bytes
 
 
 def require_memory_for_ranks(num_ranks: int) -> None:
