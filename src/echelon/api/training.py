@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from echelon.api.given_plan import GivenPlan, plan_from_given
 from echelon.config.job import DataSettings, Job, ObserveSettings, TrainSettings
 from echelon.config.rules.plan import require_trainable, require_yes_to_assumed
-from echelon.core.errors import EchelonError, EnvironmentProblem
+from echelon.core.errors import ConfigError, EchelonError, EnvironmentProblem
 from echelon.core.optional import optional_package
 from echelon.core.plan import Plan
 from echelon.core.rulebook.lost_islands import LOST_ISLANDS_NEED_OUR_LAUNCHER
@@ -65,17 +65,19 @@ def train(
     data: str | None = None,
     settings: Sequence[str] = (),
     resume: str | Path | None = None,
+    allow_overcommit: bool = False,
 ) -> TrainResult:
     """Train a run.toml, a preset or a plan, on ranks that are started and ended here.
 
-    `data` ("stdlib" or a path) takes the place of `data.source`; `settings` are "table.key=value".
-    An answer of `ec.plan` stands for its plan, and a plan trains for the steps of its learning-rate
-    schedule. `resume` is a run or a checkpoint to go on from.
+    `data` ("stdlib", a path or a URL) takes the place of `data.source`; `settings` are
+    "table.key=value". An answer of `ec.plan` stands for its plan, and a plan trains for the steps
+    of its learning-rate schedule. `resume` is a run or a checkpoint to go on from. Ranks that would
+    take more memory than this host has free are an EnvironmentProblem, but with `allow_overcommit`.
     """
     if not isinstance(run, str | Path):
         if settings:
             raise TypeError("a plan is resolved already: settings belong to ec.plan")
-        job = job_of_plan(plan_from_given(run), data or "stdlib")
+        job = job_of_plan(plan_from_given(run), data)
     else:
         from echelon.config.load import load_job
         from echelon.config.settings.value_types import toml_text
@@ -87,17 +89,24 @@ def train(
             world_size=launched_world_size(),
             servers=launched_servers(),
         )
-    return train_job(job, resume=None if resume is None else Path(resume))
+    return train_job(
+        job, resume=None if resume is None else Path(resume), allow_overcommit=allow_overcommit
+    )
 
 
-def job_of_plan(plan: Plan, source: str) -> Job:
-    """Return a job that trains `plan` on `source` for the steps of its schedule."""
+def job_of_plan(plan: Plan, source: str | None) -> Job:
+    """Return a job that trains `plan` on `source` for the steps of its schedule.
+
+    Without a source nothing names its data, and `train_job` refuses it.
+    """
     from echelon.config.automatic import default_log_every
+    from echelon.config.rules.data import unnamed_data
 
     steps = plan.mathematics.optimizer.total_steps
     return Job(
         plan=plan,
-        data=DataSettings(source=source),
+        data=DataSettings() if source is None else DataSettings(source=source),
+        sources=unnamed_data() if source is None else (),
         train=TrainSettings(steps=steps, run_name=plan.name),
         observe=ObserveSettings(log_every=default_log_every(steps)[0]),
     )
@@ -118,11 +127,19 @@ def launched_servers() -> int | None:
 
 
 def train_job(
-    job: Job, *, resume: Path | None = None, say: Callable[[str], None] = lambda _: None
+    job: Job,
+    *,
+    resume: Path | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    allow_overcommit: bool = False,
 ) -> TrainResult:
-    """Train `job` and return how it ended; `say` is told what happens before the ranks speak."""
+    """Train `job` and return how it ended; `say` is told what happens before the ranks speak.
+
+    With `allow_overcommit` the ranks start where this host has not enough free memory for them.
+    """
     require_trainable(job.plan, job.sources)
     require_yes_to_assumed(job.plan, job.sources)
+    _require_data_and_room(job, allow_overcommit=allow_overcommit, say=say)
     optional_package("torch", extra="train", purpose="training")
     from echelon.launch.environment import is_launched, local_start_note
     from echelon.launch.kernels import require_kernels
@@ -142,6 +159,22 @@ def train_job(
         say(note)
     _require_trackers(job)
     return _train_here(job, resume, say)
+
+
+def _require_data_and_room(job: Job, *, allow_overcommit: bool, say: Callable[[str], None]) -> None:
+    """Raise ConfigError where nothing names the data, EnvironmentProblem where memory is short.
+
+    Where both are so, one EnvironmentProblem has both problems.
+    """
+    from echelon.config.rules.data import data_problems
+    from echelon.launch.room import overcommitted, ranks_of_this_host, room_problems
+
+    unnamed = data_problems(job)
+    room = room_problems(job.plan, ranks_of_this_host(job.plan.mesh.world_size))
+    if allow_overcommit:
+        room = overcommitted(room, say)
+    if problems := [*unnamed, *room]:
+        raise (EnvironmentProblem if room else ConfigError)(problems)
 
 
 def _train_here(job: Job, resume: Path | None, say: Callable[[str], None]) -> TrainResult:
