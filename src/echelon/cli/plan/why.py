@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 
 from echelon.core.units import binary_bytes, gib
 from echelon.planner.explain.bands import BandedValue
-from echelon.planner.explain.fixes import PlanFix
 from echelon.planner.explain.neighbours import Neighbour, NeighbourOutcome
 from echelon.planner.explain.plan_changes import CandidateDifference, candidate_differences
 from echelon.planner.explain.sensitivity import SensitivityResult
@@ -16,7 +15,6 @@ from echelon.planner.view.text_layout import WIDTH, fill_text, fit_page, table
 
 NAME_WIDTH = 22  # columns of text
 MOST_TERMS = 3  # terms
-MOST_FIXES = 12  # fixes
 SMALL = 0.0005
 """A share of a step that is not worth a line."""
 SOURCE = (
@@ -48,25 +46,6 @@ def explanation_text(explanation: Explanation, *, columns: int = WIDTH) -> str:
         )
         parts.append(fill_text(text, columns=columns))
     return fit_page("\n\n".join(parts), columns=columns) + "\n"
-
-
-def fixes_text(fixes: Sequence[PlanFix], *, columns: int = WIDTH) -> str:
-    """Return what makes a plan fit, the cheapest first, as a table and the settings of the first.
-
-    Seconds lost are those of closed forms.
-    """
-    if not fixes:
-        return "No change of up to three choices makes it fit.\n"
-    first, *others = fixes[:MOST_FIXES]
-    lines = ["What makes it fit, the cheapest first:", ""]
-    for fix in (first, *others):
-        lost = "not timed: over the host's link" if fix.untimed else _seconds(fix.lost_s, sign=True)
-        devices = f"{fix.devices:,} device{'s' * (fix.devices > 1)}"
-        text = f"{binary_bytes(fix.saved_bytes)} less, {lost}, {devices}"
-        lines.extend(_entry(" + ".join(fix.changes), [text], columns=columns))
-    settings = " ".join(f"--set {key}={_value(value)}" for key, value in first.settings.items())
-    lines += ["", fill_text(f"the first: {settings}", columns=columns)]
-    return "\n".join(lines) + "\n"
 
 
 def _why_lines(reasons: BestPlanReasons, *, columns: int) -> Iterator[str]:
@@ -209,7 +188,3 @@ def _seconds(amount: BandedValue, *, sign: bool = False) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:+.1f} %"
-
-
-def _value(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value).replace(" ", "")

@@ -214,7 +214,9 @@ def _other_row(one: PreferredPlan, first: Estimate) -> tuple[str, ...]:
 def _next(found: Recommendation, command: str | None) -> Iterator[tuple[str, str]]:
     if command is None:
         tool = tool_of_trainer(found.answer.request.trainer)
-        run = "ec.train(answer)" if tool is None else f'ec.export(answer, "{tool.name}")'
+        run = (
+            'ec.train(answer, data="PATH")' if tool is None else f'ec.export(answer, "{tool.name}")'
+        )
         yield "next", f"ec.prove(answer).require(), then {run}"
         yield "more", "answer.to_frame(): every plan; answer.seconds and .bytes: every term"
     else:
