@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from echelon.core.units import binary_bytes
+from echelon.interop.tools import tool_of_trainer
 from echelon.page.document import PageDocument, Section
 from echelon.page.figures import DataTable
 from echelon.page.plan import plan_page
@@ -12,6 +13,7 @@ from echelon.planner.answer.legend import said_words, sign_texts
 from echelon.planner.answer.recommend_text import (
     OTHERS_HEADER,
     answer_facts,
+    next_commands,
     other_rows,
     other_signs,
     percent_of_fit,
@@ -52,7 +54,10 @@ def _found_sections(
             title="The plan to run, and why",
             summary=" ".join(reasons(found)),
             table=DataTable(head=("", "what"), rows=tuple(answer_facts(found))),
-            commands=(command, f"{command} --out run.toml", "echelon prove run.toml"),
+            commands=(
+                command,
+                *next_commands(command, tool_of_trainer(answer.request.trainer)),
+            ),
         )
         if rows := other_rows(found):
             yield Section(

@@ -110,7 +110,7 @@ def test_a_rank_with_two_stages_is_one_row_and_its_schedule_is_drawn(
         schedule_from_plan(plan),
         stage_durations(plan, unit_times_from_formulas(plan)),
     )
-    assert timing["step_s"] == simulate(schedule, durations).makespan_s
+    assert timing["makespan_s"] == simulate(schedule, durations).makespan_s
     report = check_schedule(schedule)
     assert timing["peak_in_flight_of_rank"] == list(report.peak_in_flight_per_rank)
     assert timing["num_messages"] == report.num_messages

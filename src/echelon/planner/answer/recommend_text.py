@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from echelon.core.parameters import num_parameters
 from echelon.core.units import gib, short_count
-from echelon.interop.tools import tool_of_trainer
+from echelon.interop.tools import Tool, tool_of_trainer
 from echelon.planner.answer.estimate import has_driver, mfu_text
 from echelon.planner.answer.expected_text import expected_line
 from echelon.planner.answer.legend import (
@@ -211,9 +211,20 @@ def _other_row(one: PreferredPlan, first: Estimate) -> tuple[str, ...]:
     )
 
 
+def next_commands(command: str, tool: Tool | None) -> tuple[str, ...]:
+    """Return what to type after a search: write the run, prove it, train it or hand it to a tool.
+
+    A search names no data: text, a folder of prepared data, or stdlib to try a run out.
+    """
+    last = "train run.toml --set data.source=PATH"
+    if tool is not None:
+        last = f"export run.toml --to {tool.name}"
+    return f"{command} --out run.toml", "echelon prove run.toml", f"echelon {last}"
+
+
 def _next(found: Recommendation, command: str | None) -> Iterator[tuple[str, str]]:
+    tool = tool_of_trainer(found.answer.request.trainer)
     if command is None:
-        tool = tool_of_trainer(found.answer.request.trainer)
         run = (
             'ec.train(answer, data="PATH")' if tool is None else f'ec.export(answer, "{tool.name}")'
         )
@@ -222,7 +233,7 @@ def _next(found: Recommendation, command: str | None) -> Iterator[tuple[str, str
     else:
         count = len(found.answer.ranked)
         plans = f"{count} plan{'s' * (count > 1)}"
-        yield "next", f"{command} --out run.toml, then echelon prove run.toml"
+        yield "next", ", then ".join(next_commands(command, tool))
         yield "more", f"--detail: {plans} and every term; --why: what else was looked at"
     yield "searched", f"{found.answer.num_legal:,} legal plans in {found.answer.seconds:.1f} s"
 

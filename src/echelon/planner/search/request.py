@@ -13,6 +13,7 @@ from pathlib import Path
 from shlex import quote
 from typing import Literal, get_args
 
+from echelon.config.assumed import assumed_batch
 from echelon.config.automatic import default_precision
 from echelon.config.cluster.settings import read_cluster, typed_cluster
 from echelon.config.entries import DEFAULT, Entry
@@ -360,6 +361,9 @@ def _complete(gathered: SettingLayers, model: str, trainer: str) -> Iterator[str
     expanded = dict(expanded) | dict(derive_model(View(entries=expanded), model))
     view = View(entries=expanded)
     found: dict[str, object] = {}
+    if view.has("batch.sequence_length") and view.has("batch.global_sequences"):
+        sizes = view.integer("batch.global_sequences"), view.integer("batch.sequence_length")
+        yield from assumed_batch({key: one.source for key, one in merged.items()}, *sizes)
     if not view.has("batch.sequence_length") and view.has("model.max_positions"):
         length = min(_LONGEST_SEQUENCE, view.integer("model.max_positions"))
         found["batch.sequence_length"] = length
