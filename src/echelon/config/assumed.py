@@ -1,4 +1,4 @@
-"""What a run has that nobody said: the batch of a model's preset, and dtypes that follow devices."""
+"""What nobody said of a run: the batch of a model's preset, and dtypes that follow devices."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def assumed_of_job(job: Job) -> tuple[str, ...]:
 
 
 def assumed_batch(sources: Mapping[str, str], sequences: int, length: int) -> Iterator[str]:
-    """Yield what a preset of a model says of the batch; `sources` has where each setting is from."""
+    """Yield what a preset of a model says of the batch; `sources` say where settings are from."""
     presets = {
         key: source
         for key in (SEQUENCES_KEY, LENGTH_KEY)
