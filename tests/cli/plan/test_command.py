@@ -44,7 +44,10 @@ def test_few_microbatches_are_warned_of(pp: int, rule: float) -> None:
 
 
 LAPTOP = ("cluster.preset=laptop",)
-ACTIVATIONS = ("cluster.preset=8xh100", "mesh.dp_shard=8", "zero.stage=3")
+ACTIVATIONS = (
+    *("cluster.preset=8xh100", "mesh.dp_shard=8", "zero.stage=3"),
+    "batch.microbatch_sequences=8",
+)
 
 
 @pytest.mark.one_in(2)
@@ -57,7 +60,9 @@ def test_a_run_that_does_not_fit_is_a_no(
     words = [word for text in settings for word in ("--set", text)]
     arguments = ["llama3-8b", *words, *flags]
     assert main(["plan", *arguments]) == 1
-    assert "does-not-fit: " in capsys.readouterr().out
+    page = capsys.readouterr().out
+    assert re.match(r"does-not-fit: [\d,.]+ GiB on the fullest rank, its device has [\d.]+:", page)
+    assert page.count("does-not-fit") == 1
     assert main(["plan", *arguments, "--json"]) == 1
     assert json.loads(capsys.readouterr().out)["fits"] is False
 
