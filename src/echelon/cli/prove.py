@@ -136,6 +136,9 @@ def _prove_run(
 
 
 def _prove_module(module: str, run: str, settings: Sequence[str], *, as_json: bool) -> int:
+    from echelon.config.files.program import require_module
+
+    require_module(module)
     from echelon.api.modules.proving import prove_module
     from echelon.api.planning import plan as make_plan
 
@@ -152,8 +155,16 @@ def _prove_module(module: str, run: str, settings: Sequence[str], *, as_json: bo
 
 def _prove_file(subject: str, ranks: int | None, *, bisect: bool, as_json: bool) -> int:
     from echelon.api.verifying import bisect_program, verify
+    from echelon.config.files.program import (
+        DEVICE_FUNCTION,
+        RANK_FUNCTION,
+        require_program,
+        split_program,
+    )
     from echelon.launch.environment import RANK
 
+    file, function = split_program(subject, RANK_FUNCTION)
+    require_program(file, (DEVICE_FUNCTION, function))
     note(f"proving {subject} beside one device ...")
     proof = verify(subject, ranks=ranks)
     if os.environ.get(RANK, "0") == "0":
