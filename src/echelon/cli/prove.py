@@ -95,6 +95,10 @@ class _Extras:
 def _prove_run(
     run: str, settings: Sequence[str], subject: str | None, extras: _Extras, *, as_json: bool
 ) -> int:
+    from echelon.config.files.program import require_subject
+
+    if subject is not None:
+        require_subject(subject)
     from echelon.api.planning import bisect as bisect_plan
     from echelon.api.planning import prove as prove_plan
     from echelon.config.load import load_job
