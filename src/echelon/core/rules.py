@@ -14,6 +14,7 @@ from math import isqrt
 from textwrap import indent
 
 from echelon.core.errors import Problem
+from echelon.core.plurals import in_singular
 from echelon.core.synonyms import SYNONYMS
 
 
@@ -40,10 +41,10 @@ class Rule:
         """Return a problem: `message` states the numbers, `suggestions` what would do."""
         return Problem(
             rule=self.id,
-            message=message,
+            message=in_singular(message),
             key=key,
             set_by=set_by,
-            suggestions=tuple(str(value) for value in suggestions),
+            suggestions=tuple(in_singular(str(value)) for value in suggestions),
         )
 
     def page(self) -> str:

@@ -148,23 +148,24 @@ def _show(run: str, settings: tuple[str, ...], *, json: bool, columns: int) -> b
     from echelon.config.files.times_file import unit_times_from_job
     from echelon.config.load import load_job
     from echelon.config.stage_placement import search_note_of_job
+    from echelon.core.plurals import in_singular
     from echelon.planner.lint.fits import plan_fits
 
-    with working("planning", as_json=json):
+    with working("planning", lines=False):
         job = load_job(run, settings)
         times = unit_times_from_job(job)
         text = "" if json else plan_text(job.plan, times, search_note_of_job(job), columns=columns)
     if json:
         print_json("plan", plan_json(job.plan, times))
-    print(text, end="")
+    print(in_singular(text), end="")
     return plan_fits(job.plan)
 
 
 def _explain(run: str, settings: tuple[str, ...], *, columns: int) -> None:
     """Say what makes a run fit, where it does not, else draw it: on stderr, beside its page."""
-    from echelon.cli.output import note
     from echelon.cli.plan.view import draw
     from echelon.cli.plan.why import fixes_text
+    from echelon.cli.stderr import note
     from echelon.config.load import load_job
     from echelon.planner.explain.fixes import candidate_from_plan, find_fixes
     from echelon.planner.predict.estimate import estimate_plan

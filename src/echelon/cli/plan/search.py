@@ -58,7 +58,7 @@ def run_search(
     request = make_request(model, cluster=cluster, settings=settings, pins=pins, aim=wanted)
     if not shown.json:
         print(heading_text(request, columns=columns), flush=True)
-    with working("searching for plans", as_json=shown.json):
+    with working("searching for plans", lines=not shown.json):
         found = recommend(request)
         answer = found.answer if isinstance(found, Recommendation) else found
         kept = pareto_front(request) if shown.front and not answer.interrupted else ()
@@ -66,7 +66,7 @@ def run_search(
         raise _no_plan(answer, shown, columns=columns)
     reasons = None
     if shown.why and answer.best is not None:
-        with working("looking at other plans", as_json=shown.json):
+        with working("looking at other plans", lines=not shown.json):
             reasons = explain_result(answer)
     if shown.json:
         told = found_json(found, kept)
@@ -99,7 +99,7 @@ def _no_plan(answer: SearchResult, shown: SearchOutputOptions, *, columns: int) 
     from echelon.planner.explain.fixes import cheapest_pin_fixes
     from echelon.planner.search.no_plan import explain_no_plan
 
-    with working("looking for what would fit", as_json=shown.json):
+    with working("looking for what would fit", lines=not shown.json):
         fixes = cheapest_pin_fixes(answer.request) if shown.why else None
         error = explain_no_plan(answer)
     if fixes is not None:

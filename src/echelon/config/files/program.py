@@ -15,7 +15,7 @@ from pathlib import Path
 from echelon.config.files.reading import is_file
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook.prove import PROVE_SUBJECT
-from echelon.core.rulebook.verify import VERIFY_FILE
+from echelon.core.rulebook.verify import VERIFY_FILE, VERIFY_RAISED
 from echelon.core.rules import did_you_mean
 
 DEVICE_FUNCTION, RANK_FUNCTION = "one_device", "on_rank"
@@ -45,7 +45,7 @@ def require_program(path: Path, functions: Sequence[str]) -> None:
     except (SyntaxError, ValueError) as error:
         place = f":{error.lineno}" if isinstance(error, SyntaxError) and error.lineno else ""
         message = error.msg if isinstance(error, SyntaxError) else str(error)
-        problem = VERIFY_FILE.problem(f"{path}{place} is not Python: {message}")
+        problem = VERIFY_RAISED.problem(f"{path}{place}: SyntaxError: {message}")
         raise ConfigError(problem) from error
     except OSError as error:
         problem = VERIFY_FILE.problem(f"{path} cannot be read: {error.strerror or error}")

@@ -90,7 +90,7 @@ class SubjectFile:
         """
         self.path, self.function = split_program(path, RANK_FUNCTION)
         path = self.path
-        require_program(path, self.required())
+        require_program(path, ())
         self.program = self._load()
         missing = [
             f"{path.name} has no function {name}"
