@@ -109,18 +109,19 @@ def generate_texts(
     allow_overcommit: bool = False,
 ) -> Generated:
     """Return what is written after prompts; `say` is told of the cache before the first rank."""
-    optional_package("torch", extra="train", purpose="generating text")
     from echelon.launch.room import require_room
     from echelon.telemetry.run_directory import run_of
     from echelon.training.checkpoint.folder import find_checkpoint
-    from echelon.training.data.mixed_dataset import open_data
-    from echelon.training.inference import GenerateTask, rank_cache_size
 
     path = run.run if isinstance(run, TrainResult) else Path(run)
     directory = run_of(path)
     trained = directory.plan()
     plan = generation_plan(trained, settings)
     checkpoint = find_checkpoint(path).path
+    optional_package("torch", extra="train", purpose="generating text")
+    from echelon.training.data.mixed_dataset import open_data
+    from echelon.training.inference import GenerateTask, rank_cache_size
+
     data = run.data if isinstance(run, TrainResult) else data_of_run(directory.run_file)
     tokenizer = open_data(data).tokenizer()
     ids = tuple(tuple(tokenizer.encode(text)) for text in prompts)

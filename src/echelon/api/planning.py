@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
 from echelon.api.given_plan import GivenPlan, plan_from_given
 from echelon.api.keywords import errors_in_keywords
+from echelon.config.files.program import require_subject
 from echelon.config.load import load_job
 from echelon.config.rules.plan import require_trainable
 from echelon.core.errors import ConfigError
@@ -348,6 +349,8 @@ def ranks_of(plan: Plan, subject: str | None) -> Iterator[RankRunner]:
     Those of our own engine begin at once. What another is called may be wrong: that is told first.
     """
     require_trainable(plan)
+    if subject is not None:
+        require_subject(subject)
     from echelon.config.rules.plan import require_offload_dir
     from echelon.launch.kernels import require_kernels
     from echelon.launch.local.pool import RankPool

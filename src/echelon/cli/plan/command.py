@@ -149,16 +149,17 @@ def _show(run: str, settings: tuple[str, ...], *, json: bool, columns: int) -> b
     from echelon.config.files.times_file import unit_times_from_job
     from echelon.config.load import load_job
     from echelon.config.stage_placement import search_note_of_job
+    from echelon.core.plurals import in_singular
     from echelon.planner.lint.fits import plan_fits
 
-    with working("planning", as_json=json):
+    with working("planning", lines=False):
         job = load_job(run, settings)
         times = unit_times_from_job(job)
         assumed, searched = assumed_of_job(job), search_note_of_job(job)
         text = "" if json else plan_text(job.plan, times, searched, assumed, columns=columns)
     if json:
         print_json("plan", plan_json(job.plan, times, assumed))
-    print(text, end="")
+    print(in_singular(text), end="")
     return plan_fits(job.plan)
 
 
