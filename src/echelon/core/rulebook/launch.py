@@ -238,7 +238,7 @@ LAUNCHER_LOST = Rule(
     or could not start, and the ranks ended with it.
     """,
     bad="kill -9 of echelon.launch.local.fork_server, or an environment without torch",
-    fixed="pip install '.[train]'     # in the checkout of Echelon",
+    fixed="pip install 'echelon-parallel[train]'",
 )
 
 SAME_CODE = Rule(
@@ -255,7 +255,7 @@ SAME_TORCH = Rule(
     id="same-torch",
     why="All ranks must run the same torch: kernels and collectives differ between versions.",
     bad="torch 2.13.0 on one host, 2.12.1 on another",
-    fixed="pip install -c constraints.txt '.[train]'     # in its checkout, on every host",
+    fixed="pip install torch==2.13.0     # on every host",
 )
 
 SAME_CONFIG = Rule(

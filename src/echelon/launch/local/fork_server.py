@@ -46,7 +46,10 @@ def main(control_descriptor: int, modules: Sequence[str] = ()) -> int:
         problem = f"cannot import {error.name}: {error}"
     gc.collect()
     gc.freeze()
-    control.send(ForkServerReady(problem))
+    try:
+        control.send(ForkServerReady(problem))
+    except OSError:  # the supervisor has ended
+        return 0
     woken, wake = os.pipe()
     os.set_blocking(woken, False)
     os.set_blocking(wake, False)
