@@ -4,25 +4,20 @@ from __future__ import annotations
 
 import re
 import shlex
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import echelon
-from echelon.config.load import load_job
 from echelon.core import optional
 from echelon.core.errors import EnvironmentProblem
 from echelon.core.optional import (
     install_command,
     missing_package,
-    notebook_html,
     optional_package,
     require_package,
 )
-from echelon.page.drawn.static import static_html
-from echelon.page.plan import plan_page
 
 
 def test_a_package_that_is_there_is_returned() -> None:
@@ -68,16 +63,3 @@ def test_nothing_advises_the_package_of_others_or_a_file_of_the_checkout() -> No
     )
     found = [file for file in files if advised.search(file.read_text())]
     assert found == []
-
-
-def test_a_plan_in_a_notebook_is_its_page() -> None:
-    plan = load_job("nano").plan
-    assert plan._repr_html_() == static_html(plan_page(plan)) == notebook_html("plan_html", plan)
-
-
-def test_no_page_is_imported_before_a_notebook_asks() -> None:
-    code = (
-        "import sys; from echelon.core.plan import Plan; "
-        "sys.exit(any(one.startswith('echelon.page') for one in sys.modules))"
-    )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

@@ -10,8 +10,9 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from echelon.cli.flags import Json, Settings, bad_argument
-from echelon.cli.output import WIDEST, note, page_columns, print_result
+from echelon.cli.output import WIDEST, page_columns, print_result
 from echelon.cli.proof_text import bisection_text, proof_text, subject_text
+from echelon.cli.stderr import note
 from echelon.cli.written_files import REPORT, ReportNames, WrittenFiles
 
 PROOF_FILE = "proof.json"

@@ -1,4 +1,4 @@
-"""Import what only some uses need: a package, or say what to install; the page for a notebook."""
+"""Import a package that only some uses need, or say what to install."""
 
 from __future__ import annotations
 
@@ -65,12 +65,3 @@ def _is_installed(name: str) -> bool:
         return find_spec(name) is not None
     except (ImportError, ValueError):  # the parent package is missing, or import of it is blocked
         return False
-
-
-def notebook_html(view: str, record: object) -> str:
-    """Return what a notebook shows of a record, by the function `view` of `page/notebook.py`.
-
-    Records know it by its name only: the page stands floors above them, and is imported when a
-    notebook asks for it.
-    """
-    return getattr(import_module("echelon.page.notebook"), view)(record)

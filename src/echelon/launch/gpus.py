@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from echelon.config.cluster.devices import device_preset_from_name
@@ -44,6 +46,33 @@ def find_driver_gpus() -> DriverGpus:
     except pynvml.NVMLError:
         pass  # No driver, or no permission to ask it: ranks then run on the CPU.
     return DriverGpus(driver=driver, gpus=tuple(found))
+
+
+def free_gpu_bytes(
+    num_ranks: int, environment: Mapping[str, str] = os.environ
+) -> tuple[int | None, ...]:
+    """Return the free bytes of the GPU of each local rank; None where the driver does not tell.
+
+    The driver counts all GPUs; CUDA_VISIBLE_DEVICES says which of them ranks see, and in which
+    order.
+    """
+    import pynvml
+
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    names = [str(rank) for rank in range(num_ranks)] if visible is None else visible.split(",")
+    found: list[int | None] = []
+    for name in (*names, *[""] * num_ranks)[:num_ranks]:
+        try:
+            pynvml.nvmlInit()
+            handle = (
+                pynvml.nvmlDeviceGetHandleByIndex(int(name))
+                if name.strip().isdigit()
+                else pynvml.nvmlDeviceGetHandleByUUID(name.strip())
+            )
+            found.append(int(pynvml.nvmlDeviceGetMemoryInfo(handle).free))
+        except pynvml.NVMLError:
+            found.append(None)
+    return tuple(found)
 
 
 def own_cluster() -> OwnCluster:

@@ -24,6 +24,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
+from shutil import rmtree
 
 import psutil
 
@@ -90,6 +91,10 @@ class RunDirectory:
                 RUN_EXISTS.problem(f"{self.plan_file} is not a plan that can be read: {error}")
             ) from error
 
+    def remove(self) -> None:
+        """Remove the folder of a run that came to no step."""
+        rmtree(self.path, ignore_errors=True)
+
     @contextmanager
     def locked(self) -> Generator[None]:
         """Hold the run for this process; EnvironmentProblem where another one holds it.
@@ -135,16 +140,20 @@ def create_run(
     if wrong:
         raise ConfigError(RUN_NAME.problem(wrong, key="train.run_name", suggestions=[other]))
     run = RunDirectory(_claim(runs_dir, name, name_was_given))
-    with disk_errors(f"to write into {run.path}"):
-        write_durably(run.run_file, run_toml.encode())
-        told = json.dumps(environment, indent=2) + "\n"
-        write_durably(run.path / "environment.json", told.encode())
-        run.logs.mkdir()
-        run.checkpoints.mkdir()
-        # Last: a folder with a plan in it is a run.
-        write_durably(run.plan_file, plan.to_json().encode())
-        flush_folder(run.path)
-        flush_folder(runs_dir)
+    try:
+        with disk_errors(f"to write into {run.path}"):
+            write_durably(run.run_file, run_toml.encode())
+            told = json.dumps(environment, indent=2) + "\n"
+            write_durably(run.path / "environment.json", told.encode())
+            run.logs.mkdir()
+            run.checkpoints.mkdir()
+            # Last: a folder with a plan in it is a run.
+            write_durably(run.plan_file, plan.to_json().encode())
+            flush_folder(run.path)
+            flush_folder(runs_dir)
+    except KeyboardInterrupt:
+        run.remove()
+        raise
     return run
 
 

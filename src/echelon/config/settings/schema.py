@@ -277,7 +277,13 @@ _MATHEMATICS = (
 )
 
 _RUN = (
-    setting("data.source", Text(), "stdlib", "stdlib, or a file or folder of tokens", path=True),
+    setting(
+        "data.source",
+        Text(),
+        "stdlib",
+        "stdlib, text, prepared data or a URL; training asks for one of them",
+        path=True,
+    ),
     setting(
         "data.mixture",
         MixtureList(),

@@ -223,12 +223,11 @@ JOB_TIMED_OUT = Rule(
 RUN_INTERRUPTED = Rule(
     id="run-interrupted",
     why="""
-    The first Ctrl-C asks for a stop at the next step boundary with a checkpoint. The second
-    ends the run at once, and what was done since the last checkpoint is lost. Ranks that write
-    weights for others stop at the next tensor, and leave none of it.
+    Ranks that torchrun started and that write weights stop at the next tensor when they are
+    asked to by SIGINT or SIGTERM. Nothing of the folder is left.
     """,
-    bad="Ctrl-C twice",
-    fixed="Ctrl-C once, and wait for the step to end",
+    bad="torchrun --nproc-per-node 2 -m echelon export weights runs/nano, then Ctrl-C",
+    fixed="the same command again, to its end",
 )
 
 LAUNCHER_LOST = Rule(

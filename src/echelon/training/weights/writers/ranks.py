@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from echelon.config.files.new_file import holding
-from echelon.core.errors import RunFailed
+from echelon.core.errors import Interrupted
 from echelon.core.rulebook.launch import RUN_INTERRUPTED
 from echelon.core.serialize import from_json
 from echelon.launch.context import RankContext
@@ -67,7 +67,7 @@ def writers_of(context: RankContext, threads: int | None) -> Writers:
 
     def begin() -> None:
         if context.stop_requested():
-            raise RunFailed(
+            raise Interrupted(
                 RUN_INTERRUPTED.problem("interrupted before all weights were written; none is left")
             )
         progress.mark(progress.doing)
