@@ -21,8 +21,7 @@ from echelon.config.load import resolve
 from echelon.config.model.settings import build_model, derive_model, expand_model
 from echelon.config.plan_view import model_settings, plan_settings, settings_under
 from echelon.config.presets import preset_names
-from echelon.config.rules.data import KEY as SOURCE_KEY
-from echelon.config.rules.data import data_is_named
+from echelon.config.rules.data import SOURCE_KEY, data_is_named
 from echelon.config.setting_layers import SettingLayers
 from echelon.config.settings.mixture_list import NO_MIXTURE
 from echelon.config.settings.pipeline import AUTO, FILE, FILE_KEY, SCHEDULE_KEY, VIRTUAL_KEY
