@@ -10,7 +10,6 @@ import pytest
 import echelon as ec
 from echelon.cli.main import main
 from echelon.config.load import load_job
-from echelon.core.axis import Axis
 from echelon.core.errors import EnvironmentProblem
 from echelon.core.plan import Plan
 from echelon.cost.peak.host_memory import memory_by_place
@@ -42,33 +41,12 @@ def give(monkeypatch: pytest.MonkeyPatch, found: Room) -> None:
     monkeypatch.setattr(room, "read_room", lambda backend, num_ranks: found)
 
 
-@pytest.mark.parametrize(
-    "settings",
-    [
-        ("mesh.pp=2", "mesh.dp_replicate=2"),
-        ("mesh.dp_shard=4", "zero.stage=3", "zero.optimizer_offload=host"),
-        ("mesh.dp_replicate=2", "servers.count=1"),
-    ],
-    ids=["stages", "offload", "servers"],
-)
-def test_what_a_host_needs_is_the_planned_peak_of_each_of_its_ranks(
-    settings: tuple[str, ...],
-) -> None:
-    plan = plan_of(*settings)
-    ranks = range(plan.mesh.world_size)
-    planned = sum(rank_peak(plan, rank).bytes for rank in ranks)
-    overhead = START_BYTES + len(ranks) * RANK_PROCESS_BYTES
-    need = need_of_plan(plan, ranks)
-    assert need.num_ranks == len(ranks)
-    assert need.host_bytes == pytest.approx(planned + overhead)
-
-
-def test_ranks_of_another_host_do_not_count() -> None:
-    plan = plan_of("mesh.pp=2", "mesh.dp_replicate=2")
-    here = need_of_plan(plan, range(2, 4))
-    assert here.num_ranks == 2
-    places = [plan.mesh.coordinates(rank)[Axis.PP] for rank in (2, 3)]
-    assert [place.num_ranks for place in here.places] == [2] if len({*places}) == 1 else [1, 1]
+def test_what_a_host_needs_is_the_planned_peak_and_a_process_of_each_rank() -> None:
+    plan = plan_of("mesh.dp_replicate=4")
+    need = need_of_plan(plan, range(4))
+    overhead = START_BYTES + 4 * RANK_PROCESS_BYTES
+    assert need.num_ranks == 4
+    assert need.host_bytes == pytest.approx(4 * rank_peak(plan, 0).bytes + overhead)
 
 
 def test_room_is_refused_by_one_byte_with_the_arithmetic() -> None:

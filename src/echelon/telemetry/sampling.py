@@ -36,9 +36,13 @@ class StepSampler:
     stride_of_periods: int = 1
     """The same of rounds in which the run saves or validates."""
     _first: int | None = None
+    """The round in which this start of the run began."""
     _round: int | None = None
+    """The round that was asked for last."""
     _keeps: bool = True
+    """Whether that round is kept."""
     _sizes: list[int] = field(default_factory=list[int])
+    """Bytes of each round that was kept."""
 
     @classmethod
     def of_job(cls, job: Job, used_bytes: int) -> StepSampler:
