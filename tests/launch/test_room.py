@@ -1,4 +1,4 @@
-"""Planned bytes of ranks beside free memory: refused before any starts, with what would fit."""
+"""Planned bytes of ranks compared with free memory: a refusal names plans that would fit."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ def free(num_bytes: float, gpus: tuple[int | None, ...] = ()) -> Room:
     return Room(host=limit, gpus=gpus)
 
 
-def give(monkeypatch: pytest.MonkeyPatch, found: Room) -> None:
-    monkeypatch.setattr(room, "read_room", lambda backend, num_ranks: found)
+def give(monkeypatch: pytest.MonkeyPatch, reading: Room) -> None:
+    monkeypatch.setattr(room, "read_room", lambda backend, num_ranks: reading)
 
 
 def test_what_a_host_needs_is_the_planned_peak_and_a_process_of_each_rank() -> None:
@@ -67,7 +67,7 @@ def test_each_leaner_plan_that_is_named_fits() -> None:
     plan = plan_of("mesh.dp_replicate=8", "batch.global_sequences=16")
     space = free(need_of_plan(plan, range(8)).host_bytes / 2)
     (problem,) = room_problems(plan, range(8), space)
-    named = [one for one in problem.suggestions if one.startswith(("mesh.", "batch.", "recompute"))]
+    named = [text for text in problem.suggestions if text.startswith(("mesh.", "batch.", "recom"))]
     assert named
     for setting in named:
         pairs = [one.split(" = ") for one in setting.split(" with ")]
@@ -114,8 +114,8 @@ def test_data_and_memory_that_lack_are_told_together(
 ) -> None:
     give(monkeypatch, free(22 * GIB))
     assert main(["train", "llama3-8b", "--json"]) == 3
-    told = json.loads(capsys.readouterr().out)
-    rules = [problem["rule"] for problem in told["problems"]]
+    printed = json.loads(capsys.readouterr().out)
+    rules = [problem["rule"] for problem in printed["problems"]]
     assert rules == ["data-is-named", "enough-memory"]
 
 
@@ -129,7 +129,7 @@ def test_who_insists_trains_and_generates(
     monkeypatch: pytest.MonkeyPatch, tmp_path: object
 ) -> None:
     give(monkeypatch, free(MIB))
-    text = "a text of its own, a text of its own\n" * 40
+    text = "some words, and some words more\n" * 40
     source = f"{tmp_path}/text.txt"
     with open(source, "w", encoding="ascii") as file:
         file.write(text)

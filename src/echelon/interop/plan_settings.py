@@ -154,10 +154,10 @@ def _settings_around_plan(job: Job | None) -> dict[str, object]:
     found["observe.trackers"] = list(job.observe.trackers) or "none"
     left = {"train.steps", "train.run_name"}
     left |= {row.key for row in job.sources if row.source.startswith("derived")}
-    kept = {k: v for k, v in found.items() if k not in left and v != SETTINGS[k].default}
-    # What a run reads is named, or training refuses it: it may be the default by choice.
+    changed = {k: v for k, v in found.items() if k not in left and v != SETTINGS[k].default}
+    # Training refuses a run that names no data, so data that is the default by choice is named.
     named = data_is_named(job) and not job.data.mixture
-    return {**kept, SOURCE_KEY: job.data.source} if named else kept
+    return {**changed, SOURCE_KEY: job.data.source} if named else changed
 
 
 def _cluster(plan: Plan, job: Job | None) -> tuple[dict[str, object], dict[str, str]]:

@@ -4,11 +4,11 @@ Rank 0 writes events.jsonl.gz and rank 1 events.rank-0001.jsonl.gz: ranks on sev
 append to one file. Earlier versions wrote events.jsonl, which is read, too. Each start of a run
 begins with an event of kind "start" whose name is the time of day; the seconds of the events that
 follow count from there. A step ends with an event of kind "step" whose name, its mark, is the same
-in the files of all ranks and in metrics.jsonl. Each step is a gzip member of its own, so a killed
+in the files of all ranks and in metrics.jsonl. Each step is a separate gzip member, so a killed
 run leaves whole steps.
 
-All steps of a long run would take more bytes than their budget: some are left out
-(`sampling.py`), and an event of kind "sampled" says how many are kept from there on.
+A long run leaves steps out, so that its events stay within a budget of bytes (`sampling.py`). An
+event of kind "sampled" names the steps that are written from there on.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ METRICS_FILE = "metrics.jsonl"
 """What rank 0 writes of every step, with the same marks."""
 
 _OF_ALL_STEPS = frozenset({START, SAMPLED, LOST, THERE, MEET})
-"""Kinds that are rare, and are kept of steps that are left out."""
+"""Rare kinds, which are also written of steps that are left out."""
 DECIMALS = 7
-"""Of seconds: what a clock says beyond is noise, which does not compress."""
+"""Decimals of seconds; further digits are noise of clocks, which does not compress."""
 
 _OF_A_RANK = re.compile(r"events\.rank-(\d{4,})\.jsonl(\.gz)?", re.ASCII)
 
@@ -71,8 +71,8 @@ def step_mark(number: int, rank_waits_s: Sequence[float]) -> str:
 class EventWriter:
     """Take the events of one rank; they are written by `end_step` and `flush`, once per step.
 
-    With a sampler some steps are left out, whole. The last of these is kept in memory until the
-    next step ends: `close` writes it, as the run may have failed.
+    A sampler leaves whole steps out. The last step that was left out stays in memory until the next
+    step ends: `close` writes it, because the run may have failed.
     """
 
     def __init__(self, run_dir: Path, rank: int, sampler: StepSampler | None = None) -> None:
@@ -107,8 +107,8 @@ class EventWriter:
         if self._keeps:
             self._write(self._pending)
         else:
-            self._write([event for event in self._pending if event.kind in _OF_ALL_STEPS])
-            self._left_out += [one for one in self._pending if one.kind not in _OF_ALL_STEPS]
+            self._write(event for event in self._pending if event.kind in _OF_ALL_STEPS)
+            self._left_out += (e for e in self._pending if e.kind not in _OF_ALL_STEPS)
         self._pending.clear()
 
     def close(self) -> None:

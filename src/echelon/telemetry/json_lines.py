@@ -1,8 +1,8 @@
 """Files of JSON lines: one object to a line, appended, readable up to the last whole line.
 
 A file whose name ends in .gz is compressed: each flush adds a gzip member of whole lines, so that
-`zcat` reads the file while it grows. A place in it is that of its member in the file and of the
-line in the member, as one number: member * 2^32 + line.
+`zcat` reads the file while it grows. A place in such a file is one number: the place of the member
+in the file * 2^32 + the place of the line in the member.
 
 A kill leaves half a line, or half a member, at the end of a file, which is skipped. Anything else
 that cannot be read was changed or damaged after the run wrote it: a line that is no object, a value
@@ -111,7 +111,7 @@ def _cut_half_member(path: Path) -> None:
 
 @dataclass(frozen=True, slots=True)
 class TextPart:
-    """Hold whole lines of a file; `place` is that of the first. A plain file is one part."""
+    """Whole lines of a file, and the place of the first line. A plain file is one part."""
 
     place: int
     text: bytes | mmap.mmap
@@ -125,17 +125,17 @@ class _Member:
 
 
 def _members(path: Path, begin: int = 0) -> Iterator[_Member]:
-    """Yield the whole members of a compressed file; zlib.error for one that is damaged."""
+    """Yield the whole members of a compressed file; zlib.error for a damaged member."""
     with path.open("rb") as file:
         place = file.seek(begin)
-        unpack, parts, rest, size = zlib.decompressobj(wbits=_GZIP), list[bytes](), b"", 0
-        while block := rest or file.read(_BLOCK):
+        unpack, parts, remaining, size = zlib.decompressobj(wbits=_GZIP), list[bytes](), b"", 0
+        while block := remaining or file.read(_BLOCK):
             parts.append(unpack.decompress(block))
-            rest, size = unpack.unused_data, size + len(parts[-1])
+            remaining, size = unpack.unused_data, size + len(parts[-1])
             if size > _LARGEST_MEMBER:
                 raise zlib.error(f"more than {_LARGEST_MEMBER} bytes of text")
             if unpack.eof:
-                end = file.tell() - len(rest)
+                end = file.tell() - len(remaining)
                 yield _Member(place, end, b"".join(parts))
                 place, unpack = end, zlib.decompressobj(wbits=_GZIP)
                 parts, size = [], 0
@@ -164,12 +164,12 @@ def _finite(value: object) -> object:
 
 
 _LEVEL = 6
-"""Of compression: a step of a hundred events takes 2 ms."""
+"""Level of compression: a step of a hundred events takes 2 ms."""
 _BLOCK = 1 << 16  # bytes
 _SHIFT = 32  # bits
 _LARGEST_MEMBER = 1 << 30  # bytes
 _GZIP = 16 + zlib.MAX_WBITS
-"""What tells zlib that members have the header of gzip."""
+"""Window bits of zlib for members with a gzip header."""
 _SHOWN = 60
 """As many characters of a line are shown as tell it from others."""
 

@@ -5,7 +5,7 @@ agreed on the step it writes its mark: an event of kind "step". Rank 0 writes th
 metrics.jsonl, which says what was taken, and again. So each step is found in each file by itself,
 whatever a kill kept another start, or another rank, from writing. The files of a long run are
 large; they are searched for these lines as bytes, and only the lines of the steps that are asked
-for are parsed. A long run keeps the events of some of its steps (`sampling.py`).
+for are parsed. A long run writes the events of some of its steps (`sampling.py`).
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class RecordedSteps:
         return tuple(self._found)
 
     def says(self) -> str:
-        """Return which steps have events: ``34 of 217: steps 1 to 8, 16, ..., 208, 217``."""
+        """Steps that have events: ``34 of 217: steps 1 to 8, 16, ..., 208, 217``."""
         there = f"{len(self._found)} of {len(self.taken)}"
         return f"{there}: {step_ranges(self.numbers)}" if self._found else there
 

@@ -1,10 +1,10 @@
-"""Steps of a run whose events are kept: as many as a budget of bytes has room for.
+"""Sampling of steps: a run writes the events of whole steps, within a budget of bytes.
 
-The first steps are kept, the last, and steps after which the run saves or validates. Of the others
-every k-th is: k is a power of two, and doubles whenever the steps to come, at the mean size of
-those that were written, would not fit. So steps that one rank keeps with a large k are kept by
-ranks with a smaller k, and all ranks have the same steps without a message. Where islands meet
-after so many steps (local SGD), whole rounds are kept, as what is sent differs within a round.
+A rank writes the first steps, the last step, steps after which the run saves or validates, and
+every k-th of the other steps. k is a power of two. It doubles when the remaining steps, at the mean
+size of the written steps, would exceed the budget. Steps that a rank writes with a large k are also
+written by ranks with a smaller k, so all ranks have common steps without a message. Local SGD sends
+different bytes in the steps of a round, so its rounds are written whole.
 """
 
 from __future__ import annotations
@@ -14,51 +14,51 @@ from dataclasses import dataclass, field
 from echelon.config.job import Job
 
 WARM_UP = 8
-"""Steps at the start of a run that are kept, in whole rounds."""
+"""First steps of a start of a run, all of which are written."""
 
 
 @dataclass(slots=True, kw_only=True)
 class StepSampler:
-    """Decide for one rank which steps it writes."""
+    """Selection of the steps that one rank writes."""
 
     budget_bytes: float
-    """Bytes that the files of this rank may take."""
+    """Most bytes of the files of this rank."""
     last_step: int
     """The last step of the run."""
     round_steps: int = 1
-    """Steps that are kept or left together."""
+    """Steps of a round; a round is written whole or not at all."""
     periods: tuple[int, ...] = ()
-    """After so many steps the run saves or validates."""
+    """Numbers of steps between checkpoints and between validations."""
     used_bytes: int = 0
     """Bytes of the files so far."""
     stride: int = 1
-    """Of so many rounds one is kept."""
+    """k: one of this number of rounds is written."""
     stride_of_periods: int = 1
-    """The same of rounds in which the run saves or validates."""
+    """The same for rounds in which the run saves or validates."""
     _first: int | None = None
-    """The round in which this start of the run began."""
+    """First round of this start of the run."""
     _round: int | None = None
-    """The round that was asked for last."""
+    """Round of the last call of `keeps`."""
     _keeps: bool = True
-    """Whether that round is kept."""
+    """True if that round is written."""
     _sizes: list[int] = field(default_factory=list[int])
-    """Bytes of each round that was kept."""
+    """Bytes of each written round."""
 
     @classmethod
     def of_job(cls, job: Job, used_bytes: int) -> StepSampler:
-        """Return the sampler of each rank of a job."""
+        """Sampler of a rank of a job."""
         local = job.plan.mathematics.local_sgd
         every = (job.checkpoint.every, job.train.validate_every)
         return cls(
             budget_bytes=job.observe.events_budget_bytes / job.plan.mesh.world_size,
             last_step=job.train.steps,
             round_steps=local.every if local.active else 1,
-            periods=tuple(one for one in every if one != "never"),
+            periods=tuple(period for period in every if period != "never"),
             used_bytes=used_bytes,
         )
 
     def keeps(self, step: int) -> bool:
-        """Return whether the events of a step are written; steps are asked for in rising order."""
+        """True if the events of `step` are written; steps come in rising order."""
         number = (step - 1) // self.round_steps
         if number != self._round:
             self._round = number
@@ -69,13 +69,13 @@ class StepSampler:
         return self._keeps
 
     def wrote(self, num_bytes: int) -> None:
-        """Learn how many bytes were written of the round that was asked for last."""
+        """Add bytes that were written of the current round."""
         self.used_bytes += num_bytes
         if self._sizes:
             self._sizes[-1] += num_bytes
 
     def says(self) -> str:
-        """Return which steps are kept from now on, in words."""
+        """Sampled steps from now on, in words."""
         if self.stride == 1:
             return "every step"
         unit = "step" if self.round_steps == 1 else f"round of {self.round_steps} steps"
@@ -83,7 +83,7 @@ class StepSampler:
 
     @property
     def _warm_end(self) -> int:
-        """Return the first round that may be left out."""
+        """First round that may be left out."""
         return (self._first or 0) - (-WARM_UP // self.round_steps)
 
     @property
@@ -97,29 +97,29 @@ class StepSampler:
             or (number + 1) % self.stride == 0
             or (due is not None and due % self.stride_of_periods == 0)
         )
-        # The last round has its place whatever else is written.
+        # The last round is written in any case.
         room = self.used_bytes + 2 * self._mean() <= self.budget_bytes
-        kept = number in (self._first, self._last_round) or (wanted and room)
-        if kept:
+        writes = number in (self._first, self._last_round) or (wanted and room)
+        if writes:
             self._sizes.append(0)
-        return kept
+        return writes
 
     def _due(self, number: int) -> int | None:
-        """Return how often the run saved or validated before it does in a round; None: it does not.
+        """Number of times that the run saves or validates up to a round; None if not in this round.
 
-        Of several periods the longest tells: it is kept the longest.
+        The longest period counts: its rounds are written the longest.
         """
         begin, end = number * self.round_steps, (number + 1) * self.round_steps
         due = [end // period for period in self.periods if end // period > begin // period]
         return min(due, default=None)
 
     def _mean(self) -> float:
-        """Return the bytes of a mean round."""
-        whole = [size for size in self._sizes if size]
-        return sum(whole) / len(whole) if whole else 0.0
+        """Mean bytes of a written round."""
+        sizes = [size for size in self._sizes if size]
+        return sum(sizes) / len(sizes) if sizes else 0.0
 
     def _widen(self, number: int) -> None:
-        """Double the strides until what is to come fits."""
+        """Double the strides until the remaining rounds fit."""
         left = self._last_round - number + 1
         while self._mean() and self._projected(left) > self.budget_bytes:
             if self.stride <= left:
@@ -130,7 +130,7 @@ class StepSampler:
                 return
 
     def _projected(self, left: int) -> float:
-        """Return the bytes of the files at the end of the run."""
+        """Bytes of the files at the end of the run."""
         steps = left * self.round_steps
         special = sum(steps / max(period, self.round_steps) for period in self.periods)
         rounds = min(left, left / self.stride + special / self.stride_of_periods) + 1

@@ -71,7 +71,7 @@ class RunSummary:
     rounds: RoundSummary | None = None
     """How the islands of local SGD met, where there are some."""
     recorded: str = ""
-    """Steps that have events, where a long run kept some of them; else nothing."""
+    """Steps that have events, if the run left some out; else empty."""
     notes: tuple[str, ...] = ()
     """What else happened: workers or islands that were lost and came back."""
     mirrors: tuple[MirrorStatus, ...] = ()
@@ -133,7 +133,7 @@ def summarize_run(run_dir: Path) -> RunSummary:
 
 
 def _recorded(run_dir: Path) -> str:
-    """Return which steps the first rank kept; nothing where it kept all, or none."""
+    """Steps with events of the first rank; empty if it wrote all steps, or none."""
     steps = RecordedSteps(run_dir, ranks_with_events(run_dir)[:1])
     return steps.says() if 0 < len(steps.numbers) < len(steps.taken) else ""
 

@@ -28,19 +28,19 @@ WAYS = (
 
 
 def unnamed_data() -> tuple[ResolvedSetting, ...]:
-    """Return the sources of a job that nobody gave data."""
+    """Sources of the settings of a job without data."""
     return (
         ResolvedSetting(key=SOURCE_KEY, value=toml_text(DataSettings().source), source=DEFAULT),
     )
 
 
 def data_is_named(job: Job) -> bool:
-    """Return whether a file, a preset, a flag or a caller says what `job` reads."""
+    """True if a file, a preset, a flag or a caller names the data of `job`."""
     return bool(job.data.mixture) or job.source_of(SOURCE_KEY) != DEFAULT
 
 
 def data_problems(job: Job) -> list[Problem]:
-    """Return the problem of a job that is to train on data that nothing names."""
+    """Problem of a job that trains and names no data."""
     if data_is_named(job):
         return []
     message = f"{SOURCE_KEY} is not set: nothing says what {job.plan.name} reads"

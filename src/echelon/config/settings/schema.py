@@ -282,7 +282,7 @@ _RUN = (
         "data.source",
         Text(),
         "stdlib",
-        "stdlib, text, prepared data or a URL; training asks for one of them",
+        "stdlib, text, prepared data, or a URL; training needs it named",
         path=True,
     ),
     setting(

@@ -66,9 +66,8 @@ EVENTS_READABLE = Rule(
     why="""
     Each line of an events file is one event as JSON: kind, name, axis, stage, microbatch, bytes,
     start, end, rank; each of metrics.jsonl, routing.jsonl and of logs/rank-*.jsonl is one entry.
-    Half a line, or half a gzip member, at the end of a file is what a kill leaves, and is skipped;
-    any other line that cannot be read means that the file was changed or damaged after it was
-    written.
+    A kill leaves half a line, or half a gzip member, at the end of a file, which is skipped; any
+    other line that cannot be read means that the file was changed or damaged after it was written.
     """,
     bad="zcat runs/nano/events.jsonl.gz | head -c 10000 | gzip > events.jsonl.gz     # put back",
     fixed="the file as the run wrote it",
