@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -29,7 +30,7 @@ GENERATE_RANK = "echelon.training.inference:generate_rank"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """Say what was written, and what it took; `rank` is 0 but under torchrun."""
+    """The written text, with its tokens and seconds; `rank` is 0 except under torchrun."""
 
     prompts: tuple[str, ...]
     """The prompts, in the order in which they were given."""
@@ -74,7 +75,7 @@ def generate(  # noqa: PLR0913 - each is one choice of the caller, by its name
     settings: Sequence[str] = (),
     allow_overcommit: bool = False,
 ) -> Generated:
-    """Return what a trained model writes after a prompt, or after each of several.
+    """Return the text that a trained model writes after a prompt, or after each of several.
 
         ec.generate("runs/nano", "def ", temperature=0, settings=["mesh.tp=2"]).text
 
@@ -223,16 +224,20 @@ def _run_here(task: GenerateTask) -> RankWriting:
     from echelon.core.serialize import to_json
     from echelon.launch.context import RankContext, RankProgress
     from echelon.launch.process_group import device_of
+    from echelon.launch.stop import stop_request
     from echelon.training.inference import generate_rank
 
-    context = RankContext(
-        rank=0,
-        world_size=1,
-        device=device_of(_backend(task.plan), 0),
-        store=HashStore(),
-        progress=RankProgress(),
-    )
-    return generate_rank(context, to_json(task))
+    with ExitStack() as stack:
+        stop, progress = stack.enter_context(stop_request()), RankProgress()
+        progress.announce = lambda: stack.enter_context(stop.answered_by(progress.request_stop))
+        context = RankContext(
+            rank=0,
+            world_size=1,
+            device=device_of(_backend(task.plan), 0),
+            store=HashStore(),
+            progress=progress,
+        )
+        return generate_rank(context, to_json(task))
 
 
 def _backend(plan: Plan) -> Backend:

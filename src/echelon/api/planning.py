@@ -179,8 +179,8 @@ def _on_what_exists(
     """Return what to run on the GPUs of this machine, or on four clusters where it has none."""
     from echelon.launch.gpus import own_cluster
     from echelon.planner.answer.sizes import SizesAnswer
+    from echelon.planner.explain.no_plan import NothingFits
     from echelon.planner.recommend.sizes import NO_SIZE, four_sizes
-    from echelon.planner.search.no_plan import NothingFits
 
     own = own_cluster()
     if own.name is not None:
@@ -201,8 +201,8 @@ def _searched(
     aim: SearchAim,
 ) -> PlanAnswer:
     from echelon.planner.answer.answer import PlanAnswer
+    from echelon.planner.explain.no_plan import explain_no_plan
     from echelon.planner.recommend.recommend import Recommendation, recommend
-    from echelon.planner.search.no_plan import explain_no_plan
 
     found = recommend(make_request(run, cluster=cluster, settings=settings, pins=pins, aim=aim))
     if isinstance(found, Recommendation):
@@ -273,7 +273,7 @@ def _require_search(aim: SearchAim, pins: Sequence[str]) -> None:
 def prove(
     plan: GivenPlan, *, subject: str | None = None, independent: bool = False, late: bool = False
 ) -> Proof:
-    """Return the proof of `plan`: its ranks, started here, beside one process, tensor by tensor.
+    """Return the proof of `plan`: ranks started here, compared with one process tensor by tensor.
 
     The model is shrunk and the mesh kept. Where all holds, our trainer makes a whole run, from data
     on disk to text, with a resume under another layout. `subject` ("module:function") names another

@@ -27,6 +27,7 @@ from echelon.core.rulebook.servers import LOST_WORKERS_NEED_OUR_LAUNCHER
 if TYPE_CHECKING:
     from echelon.launch.context import RankContext
     from echelon.launch.local.supervisor import LaunchOptions
+    from echelon.telemetry.run_directory import RunDirectory
     from echelon.training.loop import RankTask, TrainSummary
 
 
@@ -38,7 +39,7 @@ TASK_KEY = "task"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainResult:
-    """Say how a run ended: its folder, the data it read, and the summary that all ranks agree on.
+    """The result of a run: its folder, the data it read, and the summary that all ranks agree on.
 
     `rank` is 0 but under torchrun, where every process has its own.
     """
@@ -70,8 +71,9 @@ def train(
 
     `data` ("stdlib", a path or a URL) takes the place of `data.source`; `settings` are
     "table.key=value". An answer of `ec.plan` stands for its plan, and a plan trains for the steps
-    of its learning-rate schedule. `resume` is a run or a checkpoint to go on from. EnvironmentProblem if
-    the ranks need more memory than this host has free, unless `allow_overcommit`.
+    of its learning-rate schedule. `resume` is a run or a checkpoint to go on from. Raises
+    EnvironmentProblem if the ranks need more memory than this host has free; `allow_overcommit`
+    starts them all the same.
     """
     if not isinstance(run, str | Path):
         if settings:
@@ -112,7 +114,7 @@ def job_of_plan(plan: Plan, source: str | None) -> Job:
 
 
 def launched_world_size() -> int | None:
-    """Return how many ranks torchrun has started, or None where it has not started us."""
+    """Return how many ranks a launcher has started, or None where it has not started us."""
     from echelon.launch.environment import is_launched, read_launched_rank
 
     return read_launched_rank().world_size if is_launched() else None
@@ -140,7 +142,7 @@ def train_job(
     require_yes_to_assumed(job.plan, job.sources)
     _require_data_and_room(job, allow_overcommit=allow_overcommit, say=say)
     optional_package("torch", extra="train", purpose="training")
-    from echelon.launch.environment import is_launched
+    from echelon.launch.environment import is_launched, local_start_note
     from echelon.launch.kernels import require_kernels
 
     plan = job.plan
@@ -154,6 +156,8 @@ def train_job(
         require_devices(plan.cluster.backend, replicas, set_by=job.source_of("threads.replicas"))
     if is_launched():
         return _train_joined(job, resume)
+    if note := local_start_note():
+        say(note)
     _require_trackers(job)
     return _train_here(job, resume, say)
 
@@ -190,49 +194,92 @@ def _train_here(job: Job, resume: Path | None, say: Callable[[str], None]) -> Tr
         _require_weights(job)
     run, task = prepare_run(job, resume, say)
     with run.locked():
-        trace_plan(job, run.path)
-        with mirrored_run(job, run.path, say):
-            outcome = run_ranks(
-                TRAIN_RANK,
-                to_json(task),
-                world_size=mesh.world_size,
-                labels=_labels(job),
-                log_dir=run.logs,
-                options=_options(job),
-            )
+        try:
+            trace_plan(job, run.path)
+            with mirrored_run(job, run.path, say):
+                outcome = run_ranks(
+                    TRAIN_RANK,
+                    to_json(task),
+                    world_size=mesh.world_size,
+                    labels=_labels(job),
+                    log_dir=run.logs,
+                    options=_options(job),
+                )
+        except KeyboardInterrupt:
+            return _interrupted(run, task)
         results = outcome.require()
         # One that did not come back to a run, or too late, has none.
         summary = next(one for rank in telling_ranks(job.plan) if (one := results[rank]))
-        result = TrainResult(run=run.path, data=Path(task.data), summary=summary)
-        trace_run(job, run.path, say=say)
-        return result
+        try:
+            trace_run(job, run.path, say=say)
+        except KeyboardInterrupt:
+            say("no measured trace: interrupted")
+            summary = replace(summary, stopped=True)
+        return TrainResult(run=run.path, data=Path(task.data), summary=summary)
+
+
+def _interrupted(run: RunDirectory, task: RankTask) -> TrainResult:
+    """Return the result of a run whose ranks were ended: the checkpoint that it has, if any.
+
+    KeyboardInterrupt where there is none. A folder without a step is removed then: the same command
+    begins anew.
+    """
+    from echelon.telemetry.run_directory import RunDirectory
+    from echelon.telemetry.summary import step_losses
+    from echelon.training.checkpoint.folder import find_checkpoint, list_checkpoints
+    from echelon.training.loop import TrainSummary
+
+    stored = list_checkpoints(run.checkpoints)
+    if not stored:
+        if not step_losses(run.path):
+            run.remove()
+        if task.resume is None:
+            raise KeyboardInterrupt
+        stored = (find_checkpoint(Path(task.resume)),)
+        run = RunDirectory(stored[-1].path.parent.parent)
+    summary = TrainSummary(
+        steps=stored[-1].step,
+        stopped=True,
+        loss=None,
+        first_validation=None,
+        last_validation=None,
+        num_validations=0,
+        checkpoint=str(stored[-1].path),
+    )
+    return TrainResult(run=run.path, data=Path(task.data), summary=summary)
 
 
 def _train_joined(job: Job, resume: Path | None) -> TrainResult:
     from echelon.launch.environment import check_servers, read_launched_rank
     from echelon.launch.launched_rank import run_launched_rank
 
+    place = read_launched_rank()
     if job.plan.mathematics.local_sgd.is_elastic:
         least = job.plan.mathematics.local_sgd.min_islands
         raise EnvironmentProblem(
             LOST_ISLANDS_NEED_OUR_LAUNCHER.problem(
-                f"local_sgd.min_islands = {least}, and torchrun has started the ranks",
+                f"local_sgd.min_islands = {least}, and {place.launcher} has started the ranks",
                 key="local_sgd.min_islands",
                 set_by=job.source_of("local_sgd.min_islands"),
-                suggestions=('local_sgd.min_islands = "all"', "echelon train without torchrun"),
+                suggestions=(
+                    'local_sgd.min_islands = "all"',
+                    f"echelon train without {place.launcher}",
+                ),
             )
         )
     if job.plan.mathematics.updates.is_elastic:
         raise EnvironmentProblem(
             LOST_WORKERS_NEED_OUR_LAUNCHER.problem(
-                f"servers.min_workers = {job.plan.mathematics.updates.min_workers}, and torchrun "
-                "has started the ranks",
+                f"servers.min_workers = {job.plan.mathematics.updates.min_workers}, and "
+                f"{place.launcher} has started the ranks",
                 key="servers.min_workers",
                 set_by=job.source_of("servers.min_workers"),
-                suggestions=('servers.min_workers = "all"', "echelon train without torchrun"),
+                suggestions=(
+                    'servers.min_workers = "all"',
+                    f"echelon train without {place.launcher}",
+                ),
             )
         )
-    place = read_launched_rank()
     check_servers(place, job.plan.mesh.servers)
     if place.rank == 0:
         _require_trackers(job)

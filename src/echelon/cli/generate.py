@@ -10,8 +10,10 @@ from cyclopts import Parameter
 
 from echelon.api.generating import Generated, generate_texts
 from echelon.cli.flags import Json, Overcommit, Settings, bad_argument
-from echelon.cli.output import note, print_result
+from echelon.cli.output import print_result
+from echelon.cli.stderr import note
 from echelon.config.generation import Request, Sampling
+from echelon.launch.stop import EXIT_INTERRUPTED
 
 
 def generate(
@@ -56,7 +58,7 @@ def generate(
     if found.rank == 0:
         print_result("generate", lambda: _as_json(found), lambda: _as_text(found), as_json=json)
         note(_speed(found))
-    return 0
+    return EXIT_INTERRUPTED if found.stopped else 0
 
 
 def _read(name: str) -> str:

@@ -12,7 +12,8 @@ from cyclopts import Parameter
 
 from echelon.cli.flags import OUT, Json, Settings, bad_argument
 from echelon.cli.other_tools import AnyRun
-from echelon.cli.output import note, page_columns, print_result
+from echelon.cli.output import page_columns, print_result
+from echelon.cli.stderr import note
 from echelon.cli.written_files import REHEARSAL, REPORT, TRACES, Names, WrittenFiles
 from echelon.config.files.new_file import write_new
 from echelon.core.units import binary_bytes, decimal_bytes, short_count

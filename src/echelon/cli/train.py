@@ -11,7 +11,8 @@ from cyclopts import Parameter
 from echelon.api.evaluating import follow_run
 from echelon.api.training import TrainResult, launched_servers, launched_world_size, train_job
 from echelon.cli.flags import Json, Overcommit, RunFile, Settings
-from echelon.cli.output import note, print_result
+from echelon.cli.output import print_result
+from echelon.cli.stderr import note
 from echelon.config.job import Job
 from echelon.config.load import load_job
 from echelon.core.errors import EXIT_STOPPED_WITH_CHECKPOINT

@@ -28,6 +28,8 @@ class Entry:
     value: object
     source: str
     folder: Path | None = None
+    gives_way: bool = False
+    """True for a run preset's value, which adapts to what the user wrote."""
 
     def path(self) -> Path:
         """Return the value as a path, taken from the folder of the file that sets it."""

@@ -1,4 +1,4 @@
-"""Import what only some uses need: a package, or say what to install; the page for a notebook.
+"""Import a package that only some uses need, or say what to install.
 
 Echelon is installed from its source: what works is a command in the checkout, `.[train]`.
 """
@@ -41,12 +41,3 @@ def missing_package(name: str, *, extra: str, purpose: str, set_by: str = "") ->
         set_by=set_by,
         suggestions=(install_command(extra),),
     )
-
-
-def notebook_html(view: str, record: object) -> str:
-    """Return what a notebook shows of a record, by the function `view` of `page/notebook.py`.
-
-    Records know it by its name only: the page stands floors above them, and is imported when a
-    notebook asks for it.
-    """
-    return getattr(import_module("echelon.page.notebook"), view)(record)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 
-from echelon.core.optional import notebook_html
+from echelon.core.notebook import NOTEBOOK_VIEWS
 from echelon.telemetry.bound import StepBound, read_bound
 from echelon.telemetry.events import METRICS_FILE, ranks_with_events
 from echelon.telemetry.json_lines import LogEntry, last_of_each_step, read_entries
@@ -77,9 +77,9 @@ class RunSummary:
     mirrors: tuple[MirrorStatus, ...] = ()
     """How its mirrors in trackers stand, those that were begun."""
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
         """Return the summary, as a notebook shows it: its numbers."""
-        return notebook_html("summary_html", self)
+        return NOTEBOOK_VIEWS.html("summary", self)
 
 
 def step_losses(run_dir: Path) -> tuple[float, ...]:

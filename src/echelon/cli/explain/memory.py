@@ -16,7 +16,7 @@ from echelon.config.load import load_job
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import DTYPE_BYTES, Plan, ZeroStage
 from echelon.core.rulebook.cost import ZERO_NEEDS_DEGREE
-from echelon.core.units import GB, binary_bytes, short_count
+from echelon.core.units import binary_bytes, short_count
 from echelon.cost.bytes.model_sizes import kv_bytes
 from echelon.cost.bytes.model_states import (
     STAGES,
@@ -142,7 +142,7 @@ def _mlp(question: MemoryQuestion, *, columns: int) -> Iterator[str]:
     count = matrices * model.hidden * ffn
     yield from wrap_text(
         f"{what}: {matrices} x {model.hidden:,} x {ffn:,} = {count:,} weights, "
-        f"{size * count / 1e6:,.1f} MB = {size * count / 2**20:,.1f} MiB",
+        f"{binary_bytes(size * count)}",
         "  ",
         "    ",
         columns=columns,
@@ -173,20 +173,19 @@ def _stages(question: MemoryQuestion, *, columns: int) -> Iterator[str]:
         (
             stage,
             states_formula(stage, question.precision),
-            f"{states.total / GB:,.2f} GB",
             binary_bytes(states.total),
-            f"{100 * states.total / memory:.0f} % of {memory / GB:,.0f} GB",
+            f"{100 * states.total / memory:.0f} % of {binary_bytes(memory)}",
             "fits" if states.total <= memory else "does not fit",
         )
         for stage in STAGES
         for states in (_states(question, stage),)
     ]
-    yield table(("stage", "a weight", "held", "", "of a device", ""), rows, columns=columns)
+    yield table(("stage", "a weight", "held", "of a device", ""), rows, columns=columns)
 
 
 def _largest_models(question: MemoryQuestion, *, columns: int) -> Iterator[str]:
     yield (
-        f"Largest dense model whose states fit {question.memory_bytes / GB:,.0f} GB at "
+        f"Largest dense model whose states fit {binary_bytes(question.memory_bytes)} at "
         f"N = {question.degree}, uncut otherwise"
     )
     yield ""
@@ -251,4 +250,4 @@ def _kv(plan: Plan, layers: int) -> int:
 
 
 def _both(value: float) -> str:
-    return f"{value / GB:,.2f} GB = {binary_bytes(value)}"
+    return binary_bytes(value)

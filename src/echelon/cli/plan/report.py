@@ -97,7 +97,7 @@ def groups(plan: Plan) -> dict[str, tuple[tuple[int, ...], ...]]:
     }
     if plan.mesh.servers:
         found[SERVERS_AXIS] = (tuple(range(plan.mesh.world_size)),)
-        del found["dp"]
+        found.pop("dp", None)  # One worker is no group.
     return found | expert_groups(plan) | {axis: ranks for axis, ranks in nodes.items() if ranks}
 
 

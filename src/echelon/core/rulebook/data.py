@@ -9,7 +9,7 @@ PACKAGE_INSTALLED = Rule(
     imported only where it is used.
     """,
     bad="echelon data prepare corpus.parquet --out tokens     # without pyarrow",
-    fixed="pip install '.[data]'     # in the checkout of Echelon",
+    fixed="pip install 'echelon-parallel[data]'",
 )
 
 DATA_IS_NAMED = Rule(

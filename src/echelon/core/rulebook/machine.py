@@ -5,8 +5,8 @@ from echelon.core.rules import Rule
 PYTHON_VERSION = Rule(
     id="python-version",
     why="Echelon reads TOML with the standard library and uses `StrEnum`: Python 3.11 or later.",
-    bad="python3.10 -m pip install .",
-    fixed="python3.11 -m venv .venv\n.venv/bin/python -m pip install .",
+    bad="python3.10 -m pip install echelon-parallel",
+    fixed="python3.11 -m venv .venv\n.venv/bin/python -m pip install echelon-parallel",
 )
 
 TORCH_INSTALLED = Rule(
@@ -15,18 +15,18 @@ TORCH_INSTALLED = Rule(
     Planning needs no torch; proving and training do. It is an extra, so that a plan can be made on
     a machine that will never train.
     """,
-    bad="pip install .     # in the checkout of Echelon, without its extra",
-    fixed="pip install '.[train]'",
+    bad="pip install echelon-parallel     # without its extra",
+    fixed="pip install 'echelon-parallel[train]'",
 )
 
 TORCH_VERSION = Rule(
     id="torch-version",
     why="""
-    Echelon is tested with the torch that constraints.txt pins and supports 2.11 and later: earlier
+    Echelon is tested with the newest torch of its release and supports 2.11 and later: earlier
     versions lack collectives and options that it uses.
     """,
     bad="pip install torch==2.4",
-    fixed="pip install -c constraints.txt '.[train]'     # in the checkout of Echelon",
+    fixed="pip install --upgrade 'echelon-parallel[train]' 'torch>=2.11'",
 )
 
 BACKEND_AVAILABLE = Rule(

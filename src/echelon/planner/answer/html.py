@@ -14,6 +14,7 @@ from echelon.core.svg import number
 from echelon.planner.answer.estimate import (
     band_text,
     bytes_shares,
+    held_unit,
     seconds_shares,
     value_text,
 )
@@ -48,7 +49,7 @@ def answer_html(found: Recommendation) -> str:
         parts.append(table_html(OTHERS_HEADER, other_rows(found)))
     step = _terms(("a step", "s"), seconds_shares(first), _tone_colors(first.seconds))
     held = _terms(
-        ("the fullest rank", "GB"),
+        ("the fullest rank", held_unit(first)[1]),
         bytes_shares(first, request.memory_bytes),
         _kind_colors(first.bytes),
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from echelon.core.parameters import num_parameters
-from echelon.core.units import short_count
+from echelon.core.units import gib, short_count
 from echelon.interop.tools import tool_of_trainer
 from echelon.planner.answer.estimate import has_driver
 from echelon.planner.answer.expected_text import expected_line
@@ -122,11 +122,11 @@ def answer_facts(found: Recommendation) -> Iterator[tuple[str, str]]:
         f"{estimate.tokens_per_s_per_device:.0f} tokens/s of a device, "
         f"MFU {100 * estimate.mfu:.1f}",
     )
-    told = f" allocator's {estimate.allocated_bytes / 1e9:.1f};" if has_driver(estimate) else ""
+    told = f" allocator's {gib(estimate.allocated_bytes)};" if has_driver(estimate) else ""
     yield (
         "memory",
-        f"{held.value / 1e9:.1f} of {request.memory_bytes / 1e9:.1f} GB ({held.low / 1e9:.1f} to "
-        f"{held.high / 1e9:.1f});{told} fits: {percent_of_fit(first.fits)}",
+        f"{gib(held.value)} of {gib(request.memory_bytes)} GiB ({gib(held.low)} to "
+        f"{gib(held.high)});{told} fits: {percent_of_fit(first.fits)}",
     )
     if far := band_evidence(estimate.inputs).differences:
         yield ("measured", f"nothing near it: the nearest run was {', '.join(far)}")
@@ -167,7 +167,7 @@ def _binds(estimate: Estimate) -> str:
     return "of a step " + ", ".join(f"{name} {100 * share:.0f} %" for name, share in told)
 
 
-OTHERS_HEADER = ("preferred", "plan", "step", "GB", "fits", "tokens/s")
+OTHERS_HEADER = ("preferred", "plan", "step", "GiB", "fits", "tokens/s")
 
 
 def other_rows(found: Recommendation) -> list[tuple[str, ...]]:
@@ -186,7 +186,7 @@ def _other_row(one: PreferredPlan, first: Estimate) -> tuple[str, ...]:
         ", ".join(one.preferred_for),
         f"{devices}{mesh_text(choice)} {zero}{again}",
         f"{100 * (estimate.step_s / first.step_s - 1):+.1f} %",
-        f"{estimate.bytes_held / 1e9:.1f}",
+        gib(estimate.bytes_held),
         percent_of_fit(one.fits),
         f"{estimate.tokens_per_s_per_device:.0f}",
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from echelon.core.axis import MESH_AXES
 from echelon.core.parameters import num_parameters
-from echelon.core.units import short_count
+from echelon.core.units import gib, short_count
 from echelon.planner.answer.estimate import bytes_table, rate_lines, seconds_table
 from echelon.planner.answer.expected_text import expected_lines
 from echelon.planner.answer.legend import mesh_text, recompute_text, schedule_text, sign_texts
@@ -15,10 +15,10 @@ from echelon.planner.search.ranked import RankedPlan, expected_of_request
 from echelon.planner.search.search import SearchResult
 from echelon.planner.view.text_layout import WIDTH, fill_text, fit_page, table
 
-HEADER = ("mesh", "zero", "schedule", "mb", "rec", "step s", "tok/s", "MFU", "GB")
+HEADER = ("mesh", "zero", "schedule", "mb", "rec", "step s", "tok/s", "MFU", "GiB")
 _COLUMNS = (
     "mb: sequences of a microbatch. rec: blocks that run forward again. tok/s: of a device. "
-    "GB: of the fullest rank."
+    "GiB: of the fullest rank."
 )
 _CLOSED_FORM = "~"
 """What stands before seconds that are no events."""
@@ -39,7 +39,7 @@ def answer_text(
         + seconds_table(answer.first.estimate, columns=columns)
     )
     parts.append(
-        "Its fullest rank holds, in GB:\n\n"
+        "Its fullest rank holds:\n\n"
         + bytes_table(answer.first.estimate, answer.request.memory_bytes, columns=columns)
     )
     if answer.request.objective == "expected":
@@ -82,7 +82,7 @@ def _row(one: RankedPlan, *, devices: bool) -> tuple[str, ...]:
         step,
         f"{estimate.tokens_per_s_per_device:.0f}",
         f"{100 * estimate.mfu:.1f}",
-        f"{estimate.bytes_held / 1e9:.1f}",
+        gib(estimate.bytes_held),
     )
     if devices:
         return str(choice.devices), mesh_text(choice), *cells
@@ -138,7 +138,7 @@ def _widest(plans: Sequence[RankedPlan]) -> str:
     for name, of in (
         ("step", step_band),
         ("tok/s and MFU", tokens_per_s_band),
-        ("GB", held_bytes_band),
+        ("GiB", held_bytes_band),
     ):
         bands = [of(one.estimate) for one in plans]
         low = min(band.low / band.value for band in bands) - 1.0

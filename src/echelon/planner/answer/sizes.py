@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from echelon.core.optional import optional_package
 from echelon.core.parameters import num_parameters
-from echelon.core.units import short_count
+from echelon.core.units import gib, short_count
 from echelon.planner.answer.answer import PlanAnswer
 from echelon.planner.answer.html import table_html
 from echelon.planner.answer.legend import mesh_text, recompute_text, sign_texts
@@ -25,9 +25,9 @@ from echelon.planner.view.text_layout import WIDTH, fill_text, table
 if TYPE_CHECKING:
     from pandas import DataFrame  # pyright: ignore # an optional package
 
-_HEADER = ("cluster", "mesh", "zero", "mb", "rec", "step s", "tok/s", "MFU", "GB", "fits")
+_HEADER = ("cluster", "mesh", "zero", "mb", "rec", "step s", "tok/s", "MFU", "GiB", "fits")
 _COLUMNS = (
-    "tok/s: of a device. GB: of the fullest rank. mb: sequences of a microbatch. rec: blocks that "
+    "tok/s: of a device. GiB: of the fullest rank. mb: sequences of a microbatch. rec: blocks that "
     "run forward again."
 )
 
@@ -161,7 +161,7 @@ def _rows(found: Sequence[Recommendation]) -> list[tuple[str, ...]]:
                 f"{estimate.step_s:.4g}",
                 f"{estimate.tokens_per_s_per_device:.0f}",
                 f"{100 * estimate.mfu:.1f}",
-                f"{estimate.bytes_held / 1e9:.1f}",
+                gib(estimate.bytes_held),
                 percent_of_fit(one.first.fits),
             )
         )
