@@ -1,4 +1,4 @@
-"""Free memory is that of the machine, or of a control group that leaves less: versions 1 and 2."""
+"""Free memory of the machine and of control groups (versions 1 and 2): the tightest counts."""
 
 from __future__ import annotations
 
@@ -86,8 +86,8 @@ def test_a_container_finds_its_own_group_at_the_root(tmp_path: Path) -> None:
 def test_without_a_limit_the_machine_is_what_counts(tmp_path: Path, limit: str) -> None:
     root = tmp_path / "cgroup"
     write(root, {"memory.max": limit, "memory.current": "5"})
-    found = tightest_memory_limit(root, membership(tmp_path, "0::/"))
-    assert (found.name, found.total_bytes) == ("this machine", psutil.virtual_memory().total)
+    tightest = tightest_memory_limit(root, membership(tmp_path, "0::/"))
+    assert (tightest.name, tightest.total_bytes) == ("this machine", psutil.virtual_memory().total)
     assert tightest_memory_limit(tmp_path / "absent", tmp_path / "absent").name == "this machine"
 
 

@@ -128,7 +128,7 @@ def generate_texts(
     ids = tuple(tuple(tokenizer.encode(text)) for text in prompts)
     require_request(plan, request, [len(one) for one in ids])
     say(cache_text(plan, rank_cache_size(plan, 0, request, [len(one) for one in ids])))
-    need = _memory_need(plan, request, [len(one) for one in ids])
+    need = _memory_need(plan, request, [len(tokens) for tokens in ids])
     require_room(plan, need, allow_overcommit=allow_overcommit, say=say)
     end = tokenizer.description.end_of_document
     separate = plan.mathematics.documents == "separate" and dataset.shows_ends
@@ -158,7 +158,7 @@ def generate_texts(
 
 
 def _memory_need(plan: Plan, request: Request, lengths: Sequence[int]) -> Need:
-    """Return what the ranks of this host take: weights, and a cache of keys and values."""
+    """Need of the ranks of this host: weights, and a cache of keys and values."""
     from echelon.cost.bytes.generate import generation_weight_bytes
     from echelon.cost.peak.host_memory import PlaceMemory
     from echelon.launch.room import GPU_PROCESS_BYTES, RANK_PROCESS_BYTES, Need, ranks_of_this_host

@@ -71,8 +71,9 @@ def train(
 
     `data` ("stdlib", a path or a URL) takes the place of `data.source`; `settings` are
     "table.key=value". An answer of `ec.plan` stands for its plan, and a plan trains for the steps
-    of its learning-rate schedule. `resume` is a run or a checkpoint to go on from. Ranks that would
-    take more memory than this host has free are an EnvironmentProblem, but with `allow_overcommit`.
+    of its learning-rate schedule. `resume` is a run or a checkpoint to go on from. Raises
+    EnvironmentProblem if the ranks need more memory than this host has free; `allow_overcommit`
+    starts them all the same.
     """
     if not isinstance(run, str | Path):
         if settings:
@@ -135,7 +136,7 @@ def train_job(
 ) -> TrainResult:
     """Train `job` and return how it ended; `say` is told what happens before the ranks speak.
 
-    With `allow_overcommit` the ranks start where this host has not enough free memory for them.
+    With `allow_overcommit` the ranks start even if this host has too little free memory.
     """
     require_trainable(job.plan, job.sources)
     require_yes_to_assumed(job.plan, job.sources)

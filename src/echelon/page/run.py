@@ -104,6 +104,9 @@ def _facts(summary: RunSummary, estimate: Estimate | None, sharing: str = "") ->
     if summary.bound is not None:
         share = summary.bound.share(summary.bound.seconds[summary.bound.binds])
         yield Fact(name="bound by", value=summary.bound.binds.value, note=f"{100 * share:.1f} %")
+    if summary.recorded:
+        there, _, which = summary.recorded.partition(": ")
+        yield Fact(name="events", value=f"{there} steps", note=which)
     if summary.starts > 1:
         yield Fact(name="started", value=f"{summary.starts} times")
 

@@ -1,6 +1,6 @@
 """The folder of a run: made once, never overwritten, written by one process group at a time.
 
-runs/<name>/  run.toml  plan.json  environment.json  metrics.jsonl  events.jsonl
+runs/<name>/  run.toml  plan.json  environment.json  metrics.jsonl  events.jsonl.gz
               traces/planned.json.gz  traces/measured.json.gz  (`telemetry/trace.py`)
               logs/rank-0000.log  checkpoints/step-000500/
 
