@@ -59,11 +59,18 @@ SYMMETRIC_MEMORY = Rule(
 ENOUGH_MEMORY = Rule(
     id="enough-memory",
     why="""
-    Every rank is a process with its own weights, and torch comes on top. With less free
-    memory than a few ranks need, the system ends one of them without a message.
+    Every rank is a process with its own weights, and torch comes on top. Where ranks take more
+    memory than a host has free, the system ends one of them, or another program, without a
+    message. So the planned peak of every rank of a host is compared with the free memory of the
+    host before a rank starts; where a control group (a container, a batch job) has less, with that.
+    Memory of a CPU rank is memory of its host. The peak on a GPU is compared with the free memory
+    of that GPU.
+
+    Free memory is a reading of one moment, and a plan says nothing of other programs.
+    `--allow-overcommit`, or `ec.train(..., allow_overcommit=True)`, starts the ranks all the same.
     """,
-    bad="8 ranks in a container limited to 1 GB",
-    fixed="echelon demo     # takes 2 ranks instead of 8 where memory is small",
+    bad="echelon train llama3-8b --set data.source=corpus.txt     # 195 GiB, on a laptop",
+    fixed="echelon train nano --set data.source=corpus.txt",
 )
 
 SHARED_MEMORY = Rule(
