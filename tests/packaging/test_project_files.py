@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 import echelon
+from echelon.core.version import DISTRIBUTION
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
@@ -41,6 +42,10 @@ def test_the_repository_has_one_address() -> None:
     assert (owner, name) in named
     assert {other for other in named if name in other[1] or owner in other[0]} == {(owner, name)}
     assert all(url.startswith(REPOSITORY) for url in PROJECT["urls"].values())
+
+
+def test_hints_name_the_distribution() -> None:
+    assert PROJECT["name"] == DISTRIBUTION
 
 
 def test_the_citation_is_of_this_version() -> None:
