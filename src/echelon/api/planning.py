@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
 from echelon.api.given_plan import GivenPlan, plan_from_given
 from echelon.api.keywords import errors_in_keywords
+from echelon.config.files.program import require_subject
 from echelon.config.load import load_job
 from echelon.config.rules.plan import require_trainable
 from echelon.core.errors import ConfigError
-from echelon.core.optional import optional_package
+from echelon.core.optional import optional_package, require_package
 from echelon.core.plan import Plan
 from echelon.core.rulebook.command_line import BAD_ARGUMENT
 from echelon.core.rulebook.planner import PLAN_FITS_MEMORY
@@ -348,12 +349,15 @@ def ranks_of(plan: Plan, subject: str | None) -> Iterator[RankRunner]:
     Those of our own engine begin at once. What another is called may be wrong: that is told first.
     """
     require_trainable(plan)
+    if subject is not None:
+        require_subject(subject)
     from echelon.config.rules.plan import require_offload_dir
     from echelon.launch.kernels import require_kernels
     from echelon.launch.local.pool import RankPool
     from echelon.launch.root_cause import RankFailure
     from echelon.proof.shrink import shrink
 
+    require_package("torch", extra="train", purpose="proving a plan")
     require_kernels(plan.layout.kernels, "gloo")
     # What is proven is a small model; in float64 its slices are largest.
     require_offload_dir(shrink(plan, precision="fp64"), range(plan.mesh.world_size))

@@ -140,9 +140,12 @@ def train_job(
     """
     require_trainable(job.plan, job.sources)
     require_yes_to_assumed(job.plan, job.sources)
+    from echelon.launch.environment import is_launched, local_start_note
+
+    if not is_launched():
+        require_paths(job, resume)
     _require_data_and_room(job, allow_overcommit=allow_overcommit, say=say)
     optional_package("torch", extra="train", purpose="training")
-    from echelon.launch.environment import is_launched, local_start_note
     from echelon.launch.kernels import require_kernels
 
     plan = job.plan
@@ -190,8 +193,6 @@ def _train_here(job: Job, resume: Path | None, say: Callable[[str], None]) -> Tr
     mesh, backend = job.plan.mesh, job.plan.cluster.backend
     require_devices(backend, mesh.world_size, set_by=job.source_of("cluster.preset"))
     _require_offload_dir(job, range(mesh.world_size))
-    if resume is None:
-        _require_weights(job)
     run, task = prepare_run(job, resume, say)
     with run.locked():
         try:
@@ -290,6 +291,23 @@ def _train_joined(job: Job, resume: Path | None) -> TrainResult:
     argument = {"job": job.for_ranks(), "resume": None if resume is None else str(resume)}
     outcome = run_launched_rank(JOINED_RANK, argument, labels=_labels(job), options=_options(job))
     return replace(outcome.require()[0], rank=outcome.rank)
+
+
+def require_paths(job: Job, resume: Path | None) -> None:
+    """Refuse files and folders that are not there, before torch is imported."""
+    from echelon.training.checkpoint.folder import find_checkpoint
+    from echelon.training.data.index import INDEX_FILE_NAME
+    from echelon.training.data.sources import require_source
+    from echelon.training.data.tokenizer import require_tokenizer
+
+    if resume is None:
+        _require_weights(job)
+    else:
+        find_checkpoint(resume)
+    if not job.data.mixture:
+        require_source(job.data.source)
+        if not (Path(job.data.source) / INDEX_FILE_NAME).is_file():  # Prepared data has its own.
+            require_tokenizer(job.data.tokenizer)
 
 
 def _require_offload_dir(job: Job, ranks: range) -> None:

@@ -149,7 +149,13 @@ def torch_and_backends(*, needs_nccl: bool) -> Iterator[MachineCheck]:
         return
     version = torch.__version__
     recent = tuple(int(part) for part in version.split("+")[0].split(".")[:2]) >= MIN_TORCH
-    older = None if recent else rules.TORCH_VERSION.problem(f"torch {version} is older than 2.11")
+    older = (
+        None
+        if recent
+        else rules.TORCH_VERSION.problem(
+            f"torch {version} is older than 2.11", suggestions=("pip install 'torch>=2.11'",)
+        )
+    )
     extras = {name: _version(name) for name in ("numpy", "safetensors", "tokenizers", "pyarrow")}
     yield MachineCheck(
         name="torch",

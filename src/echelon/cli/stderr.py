@@ -13,6 +13,7 @@ from itertools import cycle
 from typing import Literal, TextIO
 
 from echelon.core.messages import NOTES, PROGRESS, is_quiet
+from echelon.core.plurals import in_singular
 
 Loudness = Literal["quiet", "normal", "verbose"]
 LEVELS: dict[Loudness, int] = {
@@ -91,7 +92,7 @@ def _peak_text() -> str:
 def note(message: str) -> None:
     """Print a message that is not the result, on stderr; `-q` silences it."""
     if not is_quiet():
-        print(message, file=sys.stderr, flush=True)
+        print(in_singular(message), file=sys.stderr, flush=True)
 
 
 class Newest(logging.Handler):
@@ -108,15 +109,15 @@ class Newest(logging.Handler):
 
 
 @contextmanager
-def working(words: str, *, as_json: bool = False, after_s: float = SHOWN_AFTER_S) -> Iterator[None]:
+def working(words: str, *, lines: bool = True, after_s: float = SHOWN_AFTER_S) -> Iterator[None]:
     """Say on stderr that work goes on, and how far it is, once it takes longer than a moment.
 
-    A terminal has one line, rewritten and taken away at the end. Elsewhere a line is printed after
-    the first moment and every ten seconds; none beside `--json`, whose reader is a program.
+    A terminal has one line, rewritten and taken away at the end. Elsewhere `lines` are printed, after
+    the first moment and every ten seconds.
     """
     stream = sys.stderr
     terminal = stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
-    if stream is None or is_quiet() or (as_json and not terminal):
+    if stream is None or is_quiet() or not (terminal or lines):
         yield
         return
     newest, done = Newest(), threading.Event()

@@ -39,6 +39,7 @@ from echelon.core.rulebook.run_directory import (
 )
 from echelon.core.serialize import decode_json
 from echelon.core.version import __version__
+from echelon.launch.host import num_usable_cores
 from echelon.training.checkpoint.folder import CHECKPOINTS, clean_leftovers
 from echelon.training.checkpoint.index import INDEX_FILE
 from echelon.training.data.index import DATA_FOLDER
@@ -307,6 +308,7 @@ def describe_environment(
         "platform": platform.platform(),
         "host": socket.gethostname(),
         "cpus": os.cpu_count(),
+        "usable_cores": num_usable_cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "command": sys.argv,
         "variables": {

@@ -56,7 +56,7 @@ def run_search(
     request = make_request(model, cluster=cluster, settings=settings, pins=pins, aim=wanted)
     if not shown.json:
         print(heading_text(request, columns=columns), flush=True)
-    with working("searching for plans", as_json=shown.json):
+    with working("searching for plans", lines=not shown.json):
         found = recommend(request)
         answer = found.answer if isinstance(found, Recommendation) else found
         kept = pareto_front(request) if shown.front and not answer.interrupted else ()
@@ -64,7 +64,7 @@ def run_search(
         return _tell_no_plan(answer, shown, columns=columns)
     reasons = None
     if shown.why and answer.best is not None:
-        with working("looking at other plans", as_json=shown.json):
+        with working("looking at other plans", lines=not shown.json):
             reasons = explain_result(answer)
     if shown.json:
         told = found_json(found, kept)
@@ -96,7 +96,7 @@ def _tell_no_plan(answer: SearchResult, shown: SearchOutputOptions, *, columns: 
     from echelon.planner.answer.no_plan_view import leanest_json, no_plan_text
     from echelon.planner.explain.no_plan import NothingFits, explain_no_plan
 
-    with working("looking for what would fit", as_json=shown.json):
+    with working("looking for what would fit", lines=not shown.json):
         error = explain_no_plan(answer)
     leanest = error.leanest if isinstance(error, NothingFits) else None
     if leanest is None:

@@ -47,7 +47,7 @@ def plan_on_what_exists(
     def request_on(cluster: str) -> SearchRequest:
         return make_request(model, cluster=cluster, settings=settings, pins=pins, aim=wanted)
 
-    with working("searching on four sizes", as_json=shown.json):
+    with working("searching on four sizes", lines=not shown.json):
         # A table has the plan to run of each size, and no other one.
         found = four_sizes(request_on, alone=not shown.json)
     if shown.json:
