@@ -7,7 +7,7 @@ whole process, from before its first import that takes long. What it does depend
     noted       print "interrupted"; the code that starts ranks asks with `check`
     answered    print that the step is ended first; whoever answers stops by itself, with a result
 
-A second Ctrl-C raises KeyboardInterrupt in every phase, and a third one ends the process.
+A further Ctrl-C raises KeyboardInterrupt if none was raised yet, and else ends the process.
 
 KeyboardInterrupt inside of an import is not safe: while libraries load, C++ code may swallow it, or
 call `std::terminate`. So it is raised where one Python module imports the next, or after the import.
