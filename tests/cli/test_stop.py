@@ -1,8 +1,8 @@
 """A request to stop, at any moment of a command: one line, the right exit code, nothing left.
 
-Each case starts a command in a session of its own and sends the signal at a moment: when the command
-imports a module, when it has printed a line, when it has started the process that forks ranks, or
-after a part of the measured time of its start-up.
+Each case starts a command in a new session and sends the signal at a moment: at the import
+of a module, behind a printed line, once the process that forks ranks has started, or after a part
+of the measured time of its start-up.
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ class Ended:
 
     def check(self, number: signal.Signals, codes: tuple[int, ...]) -> None:
         """Assert one line, the code that goes with it, and no traceback."""
-        told = f"{number.name}: stopping at the end of this step (Ctrl-C again ends at once)"
-        lines = [line for line in self.err.splitlines() if line in ("interrupted", told)]
+        stopping = f"{number.name}: stopping at the end of this step (Ctrl-C again ends at once)"
+        lines = [line for line in self.err.splitlines() if line in ("interrupted", stopping)]
         assert len(lines) == 1, self.err
         assert self.code in codes, self.err
-        assert (self.code == 75) == (lines == [told])
+        assert (self.code == 75) == (lines == [stopping])
         assert "Traceback" not in self.err + self.out
 
 
 class Started:
-    """A command in a session of its own, and the processes that it starts."""
+    """A command in a separate session, and its processes."""
 
     def __init__(self, *arguments: str, module: str = "", number: int = 0, whom: str = "") -> None:
         """Start it; the signal goes out when `module` is imported, if one is named."""
@@ -114,11 +114,11 @@ class Started:
         return True
 
     def has_said(self, text: str) -> bool:
-        """Return whether a line has a text, of stderr or the command's own output."""
+        """True if a line of stderr has the text."""
         return any(text in line for _, line in self.lines)
 
     def takes_signals(self) -> bool:
-        """Return whether the command catches SIGTERM yet."""
+        """True once the command catches SIGTERM."""
         status = Path(f"/proc/{self.process.pid}/status").read_text(encoding="ascii")
         caught = next(line for line in status.splitlines() if line.startswith("SigCgt"))
         return bool(int(caught.split()[1], 16) >> (signal.SIGTERM - 1) & 1)
@@ -139,7 +139,9 @@ class Started:
         assert psutil.wait_procs(self._left(), timeout=30)[1] == []
         assert list(self.temporary.glob("echelon*")) == []
         err = "".join(line for _, line in self.lines)
-        after = [at - sent_at for at, line in self.lines if "interrupted" in line or ": stop" in line]
+        after = [
+            at - sent_at for at, line in self.lines if "interrupted" in line or ": stop" in line
+        ]
         return Ended(code, "".join(self.out), err, after[0] if after else 0.0)
 
     def _left(self) -> list[psutil.Process]:
@@ -155,16 +157,16 @@ class Started:
 
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Work in a folder of its own, with a text to train on."""
+    """Work in a new folder, with a text to train on."""
     (tmp_path / "words.txt").write_text(WORDS)
     monkeypatch.chdir(tmp_path)
     return tmp_path
 
 
-def training(ranks: int, *more: str) -> list[str]:
+def training(ranks: int, *settings: str) -> list[str]:
     """Return the command of a run that would take a thousand steps."""
-    settings = ("data.source=words.txt", *TINY, "observe.log_every=1", *more)
-    words = [word for text in settings for word in ("--set", text)]
+    texts = ("data.source=words.txt", *TINY, "observe.log_every=1", *settings)
+    words = [word for text in texts for word in ("--set", text)]
     words[words.index("train.steps=8")] = "train.steps=1000"
     return ["train", "nano", *words, "--set", f"mesh.dp_replicate={ranks}"]
 
@@ -210,7 +212,7 @@ QUICK = [
 
 
 @pytest.mark.parametrize(
-    ("moment", "ranks", "number", "whom"), QUICK, ids=[one[0].replace(" ", "-") for one in QUICK]
+    ("moment", "ranks", "number", "whom"), QUICK, ids=[case[0].replace(" ", "-") for case in QUICK]
 )
 def test_a_run_stops_at_a_named_moment(
     folder: Path, moment: str, ranks: int, number: signal.Signals, whom: str
@@ -225,7 +227,7 @@ NUM_MOMENTS = 20
 @pytest.fixture(scope="module")
 def start_ups(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
     """Measure the start-up of a run, from its first signal handler to its first step."""
-    found: dict[int, float] = {}
+    seconds: dict[int, float] = {}
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(tmp_path_factory.mktemp("measured"))
         Path("words.txt").write_text(WORDS)
@@ -233,12 +235,12 @@ def start_ups(tmp_path_factory: pytest.TempPathFactory) -> dict[int, float]:
             started = Started(*training(ranks))
             assert started.wait_for(started.takes_signals)
             began = time.monotonic()
-            assert started.wait_for(lambda one=started: one.has_said("step 1/"))
-            found[ranks] = time.monotonic() - began
+            assert started.wait_for(lambda run=started: run.has_said("step 1/"))
+            seconds[ranks] = time.monotonic() - began
             started.send(TERM, "process")
             assert started.end().code == 75
             shutil.rmtree("runs")
-    return found
+    return seconds
 
 
 @pytest.mark.slow
@@ -265,7 +267,7 @@ def test_a_second_ctrl_c_ends_a_run_at_once_and_keeps_its_checkpoints(folder: Pa
     started = Started(*training(1, "train.validate_every=1000", "optimizer.warmup_steps=1"))
     assert started.wait_for(lambda: started.has_said("saved"))
     (rank,) = [
-        one for child in started.children() for one in child.children() if one.name()[:4] == "rank"
+        rank for server in started.children() for rank in server.children() if "rank" in rank.name()
     ]
     rank.suspend()
     started.send(INT, "group")
@@ -283,8 +285,8 @@ def test_a_resumed_run_that_is_stopped_before_a_step_has_the_checkpoint_it_came_
 ) -> None:
     settings = [word for text in ("data.source=words.txt", *TINY) for word in ("--set", text)]
     assert main(["train", "nano", *settings]) == 0
-    again = [*training(1), "--set", "train.run_name=other", "--resume", "runs/nano"]
-    started = Started(*again)
+    resumed = [*training(1), "--set", "train.run_name=other", "--resume", "runs/nano"]
+    started = Started(*resumed)
     assert started.wait_for(lambda: started.has_said("training nano in runs/other"))
     assert started.wait_for(started.children)
     started.send(TERM, "group")
@@ -319,7 +321,11 @@ OTHERS = [
     (["rehearse", "nano", "--set", "mesh.pp=2"], "child", INT),
     (["demo"], "import echelon.proof.shrink", TERM),
     (["data", "prepare", "words.txt", "--out", "data"], "import numpy", INT),
-    (["data", "prepare", "words.txt", "--out", "data"], "import echelon.training.data.writer", TERM),
+    (
+        ["data", "prepare", "words.txt", "--out", "data"],
+        "import echelon.training.data.writer",
+        TERM,
+    ),
     (["explore", "nano", "--out", "page.html"], "import echelon.page.html", INT),
     (["doctor"], "import torch", TERM),
 ]
@@ -329,7 +335,7 @@ OTHERS = [
 @pytest.mark.parametrize(
     ("arguments", "moment", "number"),
     OTHERS,
-    ids=[f"{one[0][0]}-{one[1].replace(' ', '-')}" for one in OTHERS],
+    ids=[f"{case[0][0]}-{case[1].replace(' ', '-')}" for case in OTHERS],
 )
 def test_other_commands_stop_as_well(
     folder: Path, arguments: list[str], moment: str, number: signal.Signals

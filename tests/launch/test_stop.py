@@ -1,4 +1,4 @@
-"""A request to stop: what it does in each phase, in imports, in callbacks and in other processes."""
+"""A request to stop: its effect in each phase, in imports, in callbacks, in other processes."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ def test_a_request_that_is_noted_is_raised_where_the_code_asks(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
     with stop_request() as stop:
-        with pytest.raises(KeyboardInterrupt), stop.noted():
+        with pytest.raises(KeyboardInterrupt), stop.noted():  # noqa: PT012 - a block of several
             stop.check()
             raise_signal()
             stop.begin_answers()  # too late: it was said that nothing is kept
@@ -139,7 +139,7 @@ def test_what_is_ignored_stays_ignored(capfd: pytest.CaptureFixture[str]) -> Non
 
 def test_what_comes_while_a_process_is_started_comes_after() -> None:
     with stop_request() as stop:
-        with pytest.raises(KeyboardInterrupt), requests_held_back():
+        with pytest.raises(KeyboardInterrupt), requests_held_back():  # noqa: PT012 - at its end
             os.kill(os.getpid(), signal.SIGTERM)
             assert stop.received is None
         assert stop.received is signal.SIGTERM
@@ -219,7 +219,7 @@ IMPORTS = """
     [
         # Where one module imports the next, it is raised: the rest of the import is left.
         ("import os, signal\nsignal.raise_signal(signal.SIGINT)\nprint('on')\nimport leaf", "on\n"),
-        # Where C begins the import (here by a builtin), it would be lost: it comes after the import.
+        # Where C begins the import (here by a builtin), it comes after the import.
         (
             "import signal\nsignal.raise_signal(signal.SIGINT)\nlist(map(__import__, ['leaf']))",
             "leaf\n",
@@ -236,9 +236,11 @@ def test_inside_of_an_import_it_is_raised_where_nothing_loses_it(middle: str, pr
 
 
 def test_a_request_is_no_less_one_where_the_command_ends_before_it_is_raised() -> None:
-    done = child(IMPORTS.format(middle="import signal\nsignal.raise_signal(signal.SIGINT)").replace(
-        "time.sleep(20)", "stop.end_with(0)"
-    ))
+    done = child(
+        IMPORTS.format(middle="import signal\nsignal.raise_signal(signal.SIGINT)").replace(
+            "time.sleep(20)", "stop.end_with(0)"
+        )
+    )
     assert done.stdout.splitlines()[-1] == "raised"
 
 

@@ -225,7 +225,9 @@ def test_a_request_that_no_rank_answers_ends_them_at_once(
     assert psutil.wait_procs(ranks, timeout=10)[1] == []
 
 
-KILLED = "the process that forks ranks was killed by SIGKILL (kill -9, or the kernel for lack of memory)"
+KILLED = (
+    "the process that forks ranks was killed by SIGKILL (kill -9, or the kernel for lack of memory)"
+)
 
 
 @pytest.mark.slow

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from echelon.planner.search.request import SearchAim
     from echelon.planner.search.search import SearchResult
 
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SearchOutputOptions:
     """Hold what is printed and written of an answer."""
