@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,6 +70,10 @@ class EchelonError(Exception):
         """Let the error cross a process boundary with its problems."""
         return type(self), (self.problems,)
 
+    def with_problems(self, problems: Iterable[Problem]) -> Self:
+        """Return the error with other words for its problems."""
+        return type(self)(problems)
+
     @property
     def rules(self) -> tuple[str, ...]:
         """Return the rule ids, in order."""
@@ -98,7 +103,7 @@ class EnvironmentProblem(EchelonError):
 
 
 class ProofFailed(EchelonError):
-    """The plan was run beside one device and is not equal to it."""
+    """The plan was run and is not equal to one device."""
 
     exit_code = 1
 

@@ -1,4 +1,4 @@
-"""Join a run that torchrun (or another launcher that sets RANK and WORLD_SIZE) has started."""
+"""Join a run whose ranks a launcher has started: torchrun, srun, mpirun or another one."""
 
 from __future__ import annotations
 
@@ -200,7 +200,7 @@ def run_joined(
                 JoinedLaunch(
                     place=place,
                     store=stores[0],
-                    device=device_of(options.backend, place.local_rank),
+                    device=device_of(options.backend, place.local_rank, launcher=place.launcher),
                     labels=names,
                     progress=progress,
                     watchdog=watchdog,

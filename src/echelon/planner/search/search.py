@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from echelon.planner.search.candidate import ScoredCandidate
 from echelon.planner.search.legal_meshes import divisors
 from echelon.planner.search.ranked import PickedPlans, RankedPlan, closed_form_plan, pick_finalists
 from echelon.planner.search.request import SearchRequest
@@ -121,6 +122,25 @@ def first_that_fits(request: SearchRequest) -> RankedPlan | None:
         if picked.ranked:
             return picked.ranked[0]
     return None
+
+
+def best_fitting_plan(request: SearchRequest, *, offload: bool = False) -> ScoredCandidate | None:
+    """Return the best plan by closed forms, None where nothing fits."""
+    sweep = SearchSweep(request, offload=offload, keep=1)
+    walk_worlds(sweep)
+    ranked = sweep.best.ranked()
+    return ranked[0] if ranked else None
+
+
+def best_fitting_anywhere(request: SearchRequest) -> ScoredCandidate | None:
+    """Return the best plan by closed forms, with optimizer state on hosts where nothing fits else.
+
+    That is what a search does, unless pins or its trainer say where that state rests.
+    """
+    found = best_fitting_plan(request)
+    if found is None and request.pins.values_of("offload") is None:
+        return best_fitting_plan(request, offload=True)
+    return found
 
 
 def _complete(request: SearchRequest, sweep: SearchSweep, *, events: bool = True) -> PickedPlans:
