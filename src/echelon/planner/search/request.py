@@ -33,7 +33,12 @@ from echelon.core.names import name_parts
 from echelon.core.plan import Mathematics, Plan
 from echelon.core.rulebook.command_line import BAD_ARGUMENT
 from echelon.core.rulebook.config import UNKNOWN_PRESET
-from echelon.core.rulebook.planner import OBJECTIVE_NEEDS_PRICE, TRAINER_RUNS_PIN, UNKNOWN_TRAINER
+from echelon.core.rulebook.planner import (
+    OBJECTIVE_NEEDS_PRICE,
+    TRAINER_RUNS_PIN,
+    UNKNOWN_PIN,
+    UNKNOWN_TRAINER,
+)
 from echelon.core.rules import did_you_mean
 from echelon.cost.seconds.from_plan import constants_for_precision, machine_numbers_from_cluster
 from echelon.cost.seconds.inputs import TrainerConstants
@@ -49,7 +54,15 @@ from echelon.cost.seconds.trainer_generations import (
 from echelon.interop.tools import ALSO_CALLED, abilities_of_trainer
 from echelon.planner.search.gradient_sums import resolve_candidate, resolve_one_rank
 from echelon.planner.search.one_training import require_one_training
-from echelon.planner.search.pins import Pins, limits_of_tool, pin_of_setting, pin_word, read_pins
+from echelon.planner.search.pins import (
+    SELECTIVE,
+    Pins,
+    limits_of_tool,
+    pin_of_setting,
+    pin_word,
+    read_pins,
+    recompute_of_pin,
+)
 
 Objective = Literal["time", "throughput", "cost", "devices", "expected"]
 """A short step on all devices; many tokens a second and device, or for a price; few devices; a
@@ -172,7 +185,7 @@ def make_request(
     defaults_taken = tuple(_complete(gathered, str(model), aim.trainer))
     alone = resolve_one_rank(gathered, run_name_of(model), aim.trainer)
     wanted = _pins_for_trainer(wanted, aim.trainer, typed, experts=alone.model.experts is not None)
-    return SearchRequest(
+    request = SearchRequest(
         one_rank_run=alone,
         layers=tuple(gathered.layers),
         cluster=alone.cluster,
@@ -181,6 +194,29 @@ def make_request(
         defaults_taken=(*alone.model.assumed, *defaults_taken),
         **asdict(aim),
     )
+    _require_recompute(request)
+    return request
+
+
+def _require_recompute(request: SearchRequest) -> None:
+    """Refuse pinned recompute that the model cannot have: a rule says why."""
+    for value in request.pins.values.get("recompute", ()):
+        if value == SELECTIVE:
+            continue
+        every, operators = recompute_of_pin(value)
+        layers, typed = request.model.layers, request.pins.typed["recompute"]
+        if every > layers:
+            raise ConfigError(
+                UNKNOWN_PIN.problem(
+                    f"{typed}: {request.model.name} has {layers} blocks, fewer than {every}",
+                    set_by=typed,
+                    suggestions=[pin_word("recompute", layers)],
+                )
+            )
+        if operators:
+            policy = {"recompute.policy": "full", "recompute.every": every} if every > 0 else {}
+            settings = {"recompute.policy": "selective", **policy}
+            request.job({**settings, "recompute.operators": list(operators)})
 
 
 def trainer_meant(typed: str) -> str | None:
