@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from math import isinf
 from typing import Self
 
 from echelon.core.errors import ConfigError, InfeasiblePlan, Problem
@@ -119,8 +120,8 @@ def leanest_plan(answer: SearchResult) -> LeanestPlan | None:
     None where it fits, and another rule refused what closed forms let through.
     """
     request = answer.request
-    ranked = _leanest(request)
-    if ranked.estimate.bytes_held <= request.memory_bytes:
+    ranked = leanest_ranked(request)
+    if ranked is None or ranked.estimate.bytes_held <= request.memory_bytes:
         return None
     return LeanestPlan(
         request=request,
@@ -130,11 +131,16 @@ def leanest_plan(answer: SearchResult) -> LeanestPlan | None:
     )
 
 
-def _leanest(request: SearchRequest) -> RankedPlan:
-    """Return the fastest of the plans that hold about the least, with the bytes of its lists."""
+def leanest_ranked(request: SearchRequest) -> RankedPlan | None:
+    """Return the fastest of the plans that hold about the least, None where none is legal.
+
+    Its bytes are those of its lists.
+    """
     pinned = request.pins.values_of("offload") is not None
     least = {offload: _least_bytes(request, offload=offload) for offload in {False, not pinned}}
     offload = min(least, key=lambda one: least[one])
+    if isinf(least[offload]):
+        return None
     choice = _leanest_choice(request, least[offload], offload=offload)
     closed = closed_form_plan(request, choice)
     try:
