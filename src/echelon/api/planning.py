@@ -155,7 +155,7 @@ def plan(  # noqa: PLR0913 - each is one choice of the caller, by its name
 
     `trainer` is whose seconds and abilities count, `pins` such as "tp=8" are choices to keep,
     `objective` is "time", "throughput", "cost" (with the `price` of a device for an hour),
-    "devices" or "expected". `batch` is the sequences of a global batch, or settings of the table
+    "devices", "expected" or "longest-sequence". `batch` is the sequences of a global batch, or settings of the table
     `[batch]`, as {"global_sequences": 512, "sequence_length": 4096}; `settings` are
     "table.key=value", as after `--set`. Raises ConfigError with every problem that there is,
     InfeasiblePlan where no plan is legal and fits.
