@@ -24,7 +24,7 @@ def assumed_of_job(job: Job) -> tuple[str, ...]:
 
 
 def assumed_batch(sources: Mapping[str, str], sequences: int, length: int) -> Iterator[str]:
-    """Yield the batch that comes from a preset of a model; `sources` has the source of a setting."""
+    """Yield the batch that comes from a preset of a model; `sources` are those of settings."""
     presets = {
         key: source
         for key in (SEQUENCES_KEY, LENGTH_KEY)
