@@ -98,8 +98,9 @@ def resolve(
         legal_by_themselves = False
     elif cluster is not None:
         dtypes, why = default_precision(view, cluster)
-        found = {key: Entry(value=one, source=f"derived: {why}") for key, one in dtypes.items()}
-        view = replace(view, entries=merged | found)
+        source = f"derived: {why}"
+        derived = {key: Entry(value=value, source=source) for key, value in dtypes.items()}
+        view = replace(view, entries=merged | derived)
     started: list[ViolationFinder] = []
     if world_size is not None:
         started.append(world_size_is_product(world_size))
