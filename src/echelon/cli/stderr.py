@@ -112,8 +112,8 @@ class Newest(logging.Handler):
 def working(words: str, *, lines: bool = True, after_s: float = SHOWN_AFTER_S) -> Iterator[None]:
     """Say on stderr that work goes on, and how far it is, once it takes longer than a moment.
 
-    A terminal has one line, rewritten and taken away at the end. Elsewhere `lines` are printed, after
-    the first moment and every ten seconds.
+    A terminal has one line, rewritten and taken away at the end. Elsewhere `lines` are printed,
+    after the first moment and every ten seconds.
     """
     stream = sys.stderr
     terminal = stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
