@@ -11,7 +11,7 @@ from cyclopts import Parameter
 
 from echelon.cli.flags import Json, read_bytes
 from echelon.cli.output import print_json, print_result
-from echelon.cli.stderr import note
+from echelon.cli.stderr import note, working
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plurals import in_singular
 from echelon.core.units import binary_bytes, short_count
@@ -50,7 +50,8 @@ def prepare(
     if isinstance(limit, Problem):
         raise ConfigError(limit)
     options = PrepareOptions(format=format, field=field, split=split, max_bytes=limit)
-    summary = prepare(source, out, tokenizer=tokenizer, options=options)
+    with working("preparing data", lines=not json):
+        summary = prepare(source, out, tokenizer=tokenizer, options=options)
     if json:
         print_json("data prepare", asdict(summary))
         return 0
