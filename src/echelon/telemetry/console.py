@@ -91,7 +91,7 @@ class Console:
     """Print a line every few steps, and on a terminal a bar that moves at every step."""
 
     def __init__(self, *, log_every: int, total_steps: int, stream: TextIO | None = None) -> None:
-        """Print to `stream` (by default stderr, or the log alone) a line every `log_every` steps."""
+        """Print to `stream` (stderr by default) a line every `log_every` steps."""
         self._stream = stream_of_notes() if stream is None else stream
         self._log_every, self._total = log_every, total_steps
         self._terminal = _terminal_behind(self._stream)
