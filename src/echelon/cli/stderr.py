@@ -38,7 +38,7 @@ LINE_EVERY_S = 10.0  # s, between two lines where stderr is no terminal
 def split_loudness(arguments: Sequence[str]) -> tuple[list[str], set[Loudness]]:
     """Return a command without the flags of `FLAGS`, and what they ask for; none behind ``--``."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    asked = {FLAGS[word] for word in arguments[:end] if word in FLAGS}
+    asked: set[Loudness] = {FLAGS[word] for word in arguments[:end] if word in FLAGS}
     return [word for at, word in enumerate(arguments) if at >= end or word not in FLAGS], asked
 
 
