@@ -34,7 +34,6 @@ MISSING = {
     "data show nofolder": "data-prepared",
     "data look nofolder": "data-prepared",
     "rehearse nofile.toml": "no-such-file",
-    "explore nofile.toml --out out.html": "no-such-file",
     "calibrate nofile.toml --out out.json": "no-such-file",
     "calibrate merge a.toml b.toml --out out.toml": "no-such-file",
     "compare nofile.toml nano": "no-such-file",

@@ -40,6 +40,7 @@ def adapted(run: str, *sets: str) -> dict[str, str]:
             ["mesh.dp_replicate=3"],
             {"mesh.dp_shard": "2", "batch.global_sequences": "12"},
         ),
+        ("nano", ["mesh.cp=3"], {"batch.sequence_length": "126"}),
         ("toy-limited", ["precision.parameters=fp32"], {"precision.loss_scaling": '"none"'}),
     ],
 )

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from heapq import heappop, heappush
-from itertools import count
+from itertools import count, islice
 from math import log2
 from typing import cast
 
@@ -33,6 +33,7 @@ from echelon.config.view import View
 ADAPTED = "adapted to "
 """Beginning of the origin of a value that gave way."""
 
+MOST_SUGGESTED = 8  # changes of one list
 MOST_TRIED = 160  # sets of changes, for one broken rule
 NOT_NUMBER = 8.0  # doublings that another word counts as
 MATHEMATICS = 64.0  # doublings that a change of what is computed counts as, beside its own
@@ -57,7 +58,7 @@ def adapted_view(view: View, finders: Sequence[ViolationFinder]) -> View:
         violation = next((one for one in violations if one.broken_rule not in unmended), None)
         if violation is None:
             return view
-        change = _smallest_change(view, finders, violation)
+        change = _smallest_change(view, finders, violation.broken_rule)
         if change is None:
             unmended.add(violation.broken_rule)
         else:
@@ -65,7 +66,7 @@ def adapted_view(view: View, finders: Sequence[ViolationFinder]) -> View:
 
 
 def _smallest_change(
-    view: View, finders: Sequence[ViolationFinder], mended: RuleViolation
+    view: View, finders: Sequence[ViolationFinder], mended: BrokenRule
 ) -> SettingChanges | None:
     """Return the changes of preset values that alter least, and mend a rule without breaking one.
 
@@ -87,10 +88,11 @@ def _smallest_change(
         changed = changed_view(view, change)
         violations = list(find_violations(changed, finders))
         after = Counter(one.broken_rule for one in violations)
-        if change and after < before and after[mended.broken_rule] < before[mended.broken_rule]:
+        if change and after < before and after[mended] < before[mended]:
             return change
-        broken = [one for one in violations if one.broken_rule not in before]
-        for violation in (mended, *broken) if change else (mended,):
+        for violation in violations:
+            if violation.broken_rule != mended and violation.broken_rule in before:
+                continue  # It is mended by itself, before or after this.
             for more in _changes(changed, violation, view):
                 grown = {**change, **more}
                 name = repr(sorted(grown.items(), key=str))
@@ -134,13 +136,7 @@ def _changes(view: View, violation: RuleViolation, given: View) -> Iterator[Sett
         key in given.entries and not given.entries[key].source for key in _settings_of(violation)
     ):
         return  # A search has chosen one of them, and makes another choice.
-    for way in violation.suggestions:
-        if isinstance(way, str):
-            change = _read_change(way, violation.key)
-        elif isinstance(way, Mapping):
-            change = cast(SettingChanges, way)
-        else:
-            continue
+    for change in _suggested(violation):
         moved = {
             key: value
             for key, value in change.items()
@@ -151,6 +147,17 @@ def _changes(view: View, violation: RuleViolation, given: View) -> Iterator[Sett
     for key in _settings_of(violation):
         if _gives_way(given, {key: None}):
             yield from ({key: value} for value in _simpler(key, given.entries[key].value))
+
+
+def _suggested(violation: RuleViolation) -> Iterator[SettingChanges]:
+    """Yield the changes that a rule suggests, of lists the first few; untried."""
+    for way in violation.suggestions:
+        if isinstance(way, str | int):
+            yield _read_change(str(way), violation.key)
+        elif isinstance(way, Mapping):
+            yield cast(SettingChanges, way)
+        elif not callable(way):
+            yield from islice(way, MOST_SUGGESTED)
 
 
 def _simpler(key: str, value: object) -> Iterator[object]:
@@ -165,8 +172,10 @@ def _simpler(key: str, value: object) -> Iterator[object]:
 
 
 def _read_change(text: str, key: str) -> SettingChanges:
-    """Return the change that a suggestion is: ``a.b = 1 with c = 2``; nothing for other words."""
+    """Return the change that a suggestion states: ``a.b = 1 with c = 2``, or ``2``; else none."""
     table = key.rpartition(".")[0]
+    if text.isdigit():
+        return {key: int(text)}
     change: dict[str, object] = {}
     for part in text.split(" with "):
         name, equals, value = part.partition(" = ")

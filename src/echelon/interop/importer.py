@@ -143,7 +143,9 @@ def import_file(
     known = gathered.merged() if named else {**recorded, **over}
     assumed = assumed_cluster(known, gathered.merged())
     gathered.add({key: entry for key, (entry, _) in assumed.items()})
-    outcome, taken, rows = resolve_import(gathered, taken, rows, run_name_of(path))
+    own = {key: entry for key, entry in taken.items() if key not in over}
+    outcome, own, rows = resolve_import(gathered, own, rows, run_name_of(path))
+    taken |= own
     return Imported(
         kind=kind,
         path=path,
