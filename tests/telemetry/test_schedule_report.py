@@ -126,7 +126,7 @@ def test_a_step_that_was_not_recorded_is_refused_with_those_that_are(tmp_path: P
     text = _refused(error, "step-recorded")
     assert "step 9" in text
     assert "it has steps 1 to 3" in text
-    assert "works here: 1, 2, 3" in text
+    assert "works here: 1, 2 or 3" in text
 
 
 def test_a_step_that_a_kill_cut_short_is_skipped_or_refused(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_start_of_which_no_step_was_recorded_is_not_passed_over(tmp_path: Path
         read_schedule_report(run.path)
     text = _refused(error, "step-recorded")
     assert "step 4" in text
-    assert "works here: 1, 2" in text
+    assert "works here: 1 or 2" in text
     assert read_schedule_report(run.path, step=2).step == 2
 
 

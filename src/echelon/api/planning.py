@@ -20,6 +20,7 @@ from echelon.config.files.program import require_subject
 from echelon.config.load import load_job
 from echelon.config.rules.plan import require_trainable
 from echelon.core.errors import ConfigError
+from echelon.core.messages import PROGRESS
 from echelon.core.optional import optional_package, require_package
 from echelon.core.plan import Plan
 from echelon.core.rulebook.command_line import BAD_ARGUMENT
@@ -339,6 +340,7 @@ def prove_on_ranks(
     if not ours or not proof.proven:
         return proof
     small = shrink(plan, precision="fp64")
+    PROGRESS.info("a whole run: data, training, resume, text")
     return replace(proof, whole_run=whole_run_pass(small, run_ranks=run_ranks))
 
 
