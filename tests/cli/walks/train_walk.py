@@ -198,8 +198,8 @@ def _go_on(
     return flags_of({key: value for key, value in other.items() if _of_layout(key)})
 
 
-def walk_runs(seed: int, count: int, results: Path | None) -> Iterator[Line]:
-    """Yield how each draw went, until `count` were plans.
+def walk_runs(seed: int, count: int, results: Path | None, *, first: int = 0) -> Iterator[Line]:
+    """Yield how each draw from `first` on went, until `count` were plans.
 
     What `results` has of this very code is not run again.
     """
@@ -220,7 +220,7 @@ def walk_runs(seed: int, count: int, results: Path | None) -> Iterator[Line]:
                 shutil.rmtree(folder)
             return line
 
-        yield from until_so_many_ran(walk, count, was_planned)
+        yield from until_so_many_ran(lambda one: walk(first + one), count, was_planned)
 
 
 def small_text(folder: Path) -> Path:
@@ -254,10 +254,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cli.walks.train_walk")
     parser.add_argument("--runs", type=int, default=10, help="how many runs to train (10)")
     parser.add_argument("--seed", type=int, default=1, help="of the draws (1)")
+    parser.add_argument("--first", type=int, default=0, help="number of the first draw (0)")
     parser.add_argument("--results", type=Path, help="JSON lines; what is there is not run again")
     options = parser.parse_args(arguments)
     lines: list[Line] = []
-    for one in walk_runs(options.seed, options.runs, options.results):
+    for one in walk_runs(options.seed, options.runs, options.results, first=options.first):
         lines.append(one)
         told = " ".join(f"{name} {seconds:.0f} s" for name, seconds in one["seconds"].items())
         print(f"{one['number']:4} {one['outcome']:8} {told or ', '.join(one['rules'])}")
