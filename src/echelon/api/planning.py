@@ -327,6 +327,7 @@ def prove_on_ranks(
     from echelon.proof.run import OUR_ENGINE
     from echelon.proof.run import prove as prove_on
     from echelon.proof.shrink import shrink
+    from echelon.proof.sum_bounds import with_exact_sums
     from echelon.proof.whole_run.whole_run import whole_run_pass
 
     engine = subject or OUR_ENGINE
@@ -337,7 +338,8 @@ def prove_on_ranks(
     ours = subject is None and has_formula(plan.mathematics.optimizer) and not apart
     if not ours or not proof.proven:
         return proof
-    small = shrink(plan, precision="fp64")
+    # Rounded sums are judged by their bounds; the trainer runs with exact ones.
+    small = shrink(with_exact_sums(plan), precision="fp64")
     return replace(proof, whole_run=whole_run_pass(small, run_ranks=run_ranks))
 
 

@@ -45,7 +45,7 @@ _OF_EXPERT_LAYOUT = tuple(
 _ROUNDED = ("zero.gather", "zero.int8_block")
 """Settings of a layout that round what is computed, and so belong to the mathematics."""
 _LAYOUT_DRAWS = 60
-_NO_NAMES = ("weights-have-architecture", "weights-have-names")
+_NO_NAMES = ("weights-have-architecture", "weights-type-names-shape", "weights-have-names")
 """Rules of an export that no architecture, or no trainer, has names for the parts of a model."""
 _WORLD = 8
 

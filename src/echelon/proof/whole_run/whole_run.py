@@ -87,7 +87,7 @@ def whole_run_pass(
     shrunk: Plan, *, run_ranks: RankRunner, trainer: TrainerTargets = OUR_TRAINER
 ) -> ProofPass:
     """Prove a whole run of a shrunk float64 plan by `trainer`."""
-    first = _with_bytes(shrunk)
+    first = with_bytes(shrunk)
     second = other_layout(first)
     texts = texts_for(first)
     with tempfile.TemporaryDirectory(prefix="echelon-prove-") as folder:
@@ -107,7 +107,7 @@ def whole_run_pass(
     return ProofPass(precision="fp64", claims=claims, diagnosis=_diagnosis(claims))
 
 
-def _with_bytes(plan: Plan) -> Plan:
+def with_bytes(plan: Plan) -> Plan:
     """Return the plan with a vocabulary that has every byte, with the same remainder over `tp`."""
     tp = plan.mesh.tp
     vocab = VOCABULARY + (plan.model.vocab - VOCABULARY) % tp
