@@ -25,11 +25,8 @@ from echelon.training.measure.unit_times import unit_plan
 MOST_PROMPTS = 3
 
 
-def derived_plans(plan: Plan, *, trained_on: Plan | None = None) -> Iterator[tuple[str, Plan]]:
-    """Yield the plans that commands make of `plan`, each with its name.
-
-    `trained_on` is a plan from which all of a whole run follows, by default that of its proof.
-    """
+def derived_plans(plan: Plan) -> Iterator[tuple[str, Plan]]:
+    """Yield the plans that commands make of `plan`, each with its name."""
     yield from _of_proof(plan)
     yield from _of_text(plan)
     yield "rehearsal", with_few_microbatches(with_short_rounds(plan))
@@ -37,7 +34,7 @@ def derived_plans(plan: Plan, *, trained_on: Plan | None = None) -> Iterator[tup
     yield "calibration", unit_plan(plan)
     if plan.mathematics.local_sgd.active:
         yield "an island", inner_plan(plan)
-    first = with_bytes(shrink(with_exact_sums(plan), precision="fp64"))
+    first = with_bytes(shrink(with_exact_sums(without_losses(plan)), precision="fp64"))
     second = other_layout(first)
     yield "whole run, first", first
     yield "whole run, second", second

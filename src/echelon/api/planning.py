@@ -323,6 +323,7 @@ def prove_on_ranks(
     own_precision: bool = True,
 ) -> Proof:
     """Prove a plan; of our own engine, where all of it holds, a whole run of the trainer too."""
+    from echelon.layout.islands import without_losses
     from echelon.proof.independent.optimizers import has_formula
     from echelon.proof.run import OUR_ENGINE
     from echelon.proof.run import prove as prove_on
@@ -338,8 +339,9 @@ def prove_on_ranks(
     ours = subject is None and has_formula(plan.mathematics.optimizer) and not apart
     if not ours or not proof.proven:
         return proof
-    # Rounded sums are judged by their bounds; the trainer runs with exact ones.
-    small = shrink(with_exact_sums(plan), precision="fp64")
+    # Rounded sums are judged by their bounds, and a lost island by its replay. The trainer runs
+    # with exact sums, and loses none.
+    small = shrink(with_exact_sums(without_losses(plan)), precision="fp64")
     return replace(proof, whole_run=whole_run_pass(small, run_ranks=run_ranks))
 
 

@@ -64,7 +64,9 @@ def of_steps(drawn: Settings, times: int) -> Settings:
     assert isinstance(every, int)
     assert isinstance(delay, int)
     steps = (every or NUM_STEPS) * times + delay
-    return {"train.steps": steps, "checkpoint.every": steps, "train.validate_every": steps}
+    # Islands that may be lost do not validate.
+    validated = "never" if "local_sgd.min_islands" in drawn else steps
+    return {"train.steps": steps, "checkpoint.every": steps, "train.validate_every": validated}
 
 
 def is_small(drawn: Settings) -> bool:
@@ -73,7 +75,13 @@ def is_small(drawn: Settings) -> bool:
 
 
 def other_layout(random: Random, settings: Settings, offload_dir: str) -> Settings | None:
-    """Return the settings under another layout of any ranks; None where no draw is a plan."""
+    """Return the settings under another layout of any ranks; None where no draw is a plan.
+
+    Of a run with servers it has other servers.
+    """
+    if "servers.count" in settings:
+        # Workers and the order of their pushes are mathematics; servers are not.
+        return settings | {"servers.count": 3 - int(str(settings["servers.count"]))}
     kept = {key: value for key, value in settings.items() if not _of_layout(key)}
     if "local_sgd.every" in settings:
         kept["mesh.dp_replicate"] = settings["mesh.dp_replicate"]
@@ -185,11 +193,7 @@ def _go_on(
 ) -> list[str]:
     """Resume under another layout, and return its settings."""
     longer = settings | of_steps(drawn, 2) | {"train.run_name": "second"}
-    if "servers.count" in drawn:
-        longer |= {"servers.count": 3 - int(str(drawn["servers.count"]))}
-        other: Settings | None = longer
-    else:
-        other = other_layout(random, longer, str(folder / "offload"))
+    other = other_layout(random, longer, str(folder / "offload"))
     if other is None:
         walk.problems.append("no other layout was found")
         return []

@@ -1,6 +1,6 @@
 """Random plans, rehearsed and executed: `python -m tests.rehearsal.walks.executed_walk`.
 
-Each is drawn as `echelon.proof.matrix.random_plans` draws it, shrunk as a proof shrinks it, and run
+Each is drawn by `echelon.proof.matrix.random_settings`, shrunk as a proof shrinks it, and run
 for two steps on Gloo ranks. What each communicator of each rank is given there, from the start of
 the run, must be what a rehearsal says: the same operations, of the same kind, members, bytes and
 dtype, in the same order. `--plans` counts plans that were executed: the walk goes on until it has
