@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
 import pytest
 
 import echelon as ec
-from echelon.api.planning import ModelName, prove_on_ranks
+from echelon.api.planning import ModelName
 from echelon.config.load import load_job
 from echelon.config.presets import preset_names
 from echelon.core.errors import ConfigError
-from echelon.core.plan import Plan
 from echelon.launch import gpus
 from echelon.launch.gpus import DriverGpus
 from echelon.launch.local.rank_processes import RankProcesses
@@ -205,34 +203,6 @@ def test_a_plan_is_proven() -> None:
 
 
 @pytest.mark.slow
-def test_a_whole_run_of_a_proof_loses_no_island_and_rounds_no_sum(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """Both are judged apart: by a replay, and by bounds of what is rounded."""
-    told: list[Plan] = []
-
-    @dataclass(frozen=True)
-    class Held:
-        proven: bool = True
-        whole_run: object = None
-
-    def whole_run(plan: Plan, **_: object) -> str:
-        told.append(plan)
-        return "run"
-
-    monkeypatch.setattr("echelon.proof.run.prove", lambda plan, **_: Held())
-    monkeypatch.setattr("echelon.proof.whole_run.whole_run.whole_run_pass", whole_run)
-    flags = ["mesh.dp_replicate=2", "local_sgd.every=2", "local_sgd.min_islands=1"]
-    flags += ["train.validate_every=never", "checkpoint.every=2"]
-    plan = load_job("nano", flags).plan
-    zero = replace(plan.layout.zero, reduce="int8")
-    plan = replace(plan, layout=replace(plan.layout, zero=zero))
-    proof = prove_on_ranks(plan, run_ranks=cast(Any, None), subject=None, late=False)
-    assert cast(Any, proof).whole_run == "run"
-    assert told[0].layout.zero.reduce == "exact"
-    assert told[0].mathematics.local_sgd.min_islands == "all"
-
-
 def test_the_one_process_is_proven_too() -> None:
     proof = ec.prove(ec.plan("nano"), independent=True)
     assert proof.proven

@@ -44,10 +44,10 @@ def execute_random(seed: int, number: int, pool: RankPool, offload_dir: str) -> 
     ranks, operations, problem = 0, 0, ""
     try:
         job = load_job(PRESET, flags)
-        require_trainable(job.plan, job.sources)
     except ConfigError as error:
         return found | {"outcome": "refused", "ranks": 0, "operations": 0, "problem": error.rules}
     try:
+        require_trainable(job.plan, job.sources)
         plan = shrink(job.plan)
         ranks = plan.mesh.world_size
         operations, problem = compare(plan, pool)
