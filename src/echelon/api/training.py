@@ -96,10 +96,7 @@ def train(
 
 
 def job_of_plan(plan: Plan, source: str | None) -> Job:
-    """Return a job that trains `plan` on `source` for the steps of its schedule.
-
-    Without a source nothing names its data, and `train_job` refuses it.
-    """
+    """Return a job that trains `plan` on `source`; `train_job` refuses a job without a source."""
     from echelon.config.automatic import default_log_every
     from echelon.config.rules.data import unnamed_data
 
@@ -134,10 +131,7 @@ def train_job(
     say: Callable[[str], None] = lambda _: None,
     allow_overcommit: bool = False,
 ) -> TrainResult:
-    """Train `job` and return how it ended; `say` is told what happens before the ranks speak.
-
-    With `allow_overcommit` the ranks start even if this host has too little free memory.
-    """
+    """Train `job` and return how it ended; `say` is told what happens before the ranks speak."""
     require_trainable(job.plan, job.sources)
     require_yes_to_assumed(job.plan, job.sources)
     from echelon.launch.environment import is_launched, local_start_note
@@ -166,10 +160,7 @@ def train_job(
 
 
 def _require_data_and_room(job: Job, *, allow_overcommit: bool, say: Callable[[str], None]) -> None:
-    """Raise ConfigError where nothing names the data, EnvironmentProblem where memory is short.
-
-    Where both are so, one EnvironmentProblem has both problems.
-    """
+    """Raise ConfigError if nothing names the data, EnvironmentProblem if memory is short."""
     from echelon.config.rules.data import data_problems
     from echelon.launch.room import overcommitted, ranks_of_this_host, room_problems
 
