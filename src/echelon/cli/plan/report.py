@@ -11,7 +11,6 @@ from dataclasses import asdict
 from typing import Any
 
 from echelon.cli.plan.experts import (
-    active_text,
     expert_groups,
     expert_lines,
     experts_json,
@@ -30,9 +29,9 @@ from echelon.core.axis import LOSS_AXES, MESH_AXES, SHARD_AXES, Axis
 from echelon.core.choices.collective_algorithms import BACKEND, COLLECTIVE_ALGORITHMS
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.cluster import fast_domain
-from echelon.core.parameters import num_parameters
+from echelon.core.parameters import num_parameters, parameters_text
 from echelon.core.plan import Plan
-from echelon.core.units import decimal_bytes, short_count
+from echelon.core.units import decimal_bytes
 from echelon.cost.bytes.data import EXPERT_SHARD_WITHIN_AXIS, SHARD_WITHIN_AXIS
 from echelon.cost.bytes.gather_tiers import parameter_gather_tiers
 from echelon.cost.bytes.servers import SERVERS_AXIS
@@ -105,7 +104,7 @@ def groups(plan: Plan) -> dict[str, tuple[tuple[int, ...], ...]]:
 def plan_json(
     plan: Plan, times: UnitTimes | None = None, assumed: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the plan and its report as JSON values; `assumed` is what nobody said."""
+    """Return the plan and its report as JSON values; `assumed` lists defaults."""
     rows = stage_rows(plan)
     memory = plan.cluster.device.memory_bytes
     return {
@@ -169,8 +168,8 @@ def plan_text(
 ) -> str:
     """Return the plan as the page that a person reads; a plan that does not fit begins with that.
 
-    Stages last as `times` say, modelled where there are none; `found` tells of a search, `assumed`
-    what nobody said.
+    Stages last as `times` say, or as modelled without them; `found` is the note of a
+    search, `assumed` lists defaults that nobody set.
     """
     rows = stage_rows(plan)
     place = place_head(rows)
@@ -221,8 +220,7 @@ def _head(plan: Plan) -> Iterator[str]:
         how = "a ring" if layout.tp_overlap == "ring" else "symmetric memory"
         ranks += f", products overlap over {how}"
     yield f"plan     {plan.name}  ({plan.content_hash()})"
-    count = f"{short_count(num_parameters(model))} parameters{active_text(plan)}"
-    yield f"model    {model.name}: {count}, {shape}"
+    yield f"model    {model.name}: {parameters_text(model)}, {shape}"
     yield f"ranks    {ranks}, on {plan.cluster.name} over {plan.cluster.backend}"
     yield (
         f"batch    {numbers.global_sequences} sequences x {numbers.sequence_length} tokens, "
@@ -251,7 +249,7 @@ def _head(plan: Plan) -> Iterator[str]:
 
 
 def _taken(assumed: Sequence[str], columns: int) -> Iterator[str]:
-    """Yield the line of what nobody said."""
+    """Yield the line of defaults that nobody set."""
     if assumed:
         yield fill_text(f"assumed  {'; '.join(assumed)}", rest=" " * 9, columns=columns)
 
