@@ -84,6 +84,11 @@ class ForkTemplate:
         self._control: Channel | None = None
         self._process: subprocess.Popen[bytes] | None = None
 
+    def start(self) -> None:
+        """Start the process now: processes that are forked later share it."""
+        if self._control is None:
+            self._start()
+
     def start_fork_server(
         self, descriptor: int, environment: Mapping[str, str], _preloaded: Sequence[str]
     ) -> ForkedServer:

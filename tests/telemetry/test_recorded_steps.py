@@ -14,12 +14,12 @@ from hypothesis import strategies as st
 
 from echelon.core.errors import ConfigError
 from echelon.core.event import Event
-from echelon.telemetry.events import METRICS_FILE, EventWriter, events_path, step_mark
+from echelon.telemetry.events import METRICS_FILE, EventWriter, read_events, step_mark
 from echelon.telemetry.observer import observe_rank
 from echelon.telemetry.recorded_steps import RecordedSteps
 from echelon.telemetry.schedule_report import read_schedule_report
 from tests.telemetry.recorded_runs import plan_of, stage_times, write_run
-from tests.telemetry.runs import facts, make_job, make_run, read_events
+from tests.telemetry.runs import facts, make_job, make_run, plain_events
 from tests.walks import examples
 
 SLOW, FAST = stage_times(2.0, 2.0), stage_times(1.0, 1.0)
@@ -126,7 +126,7 @@ def test_all_ranks_and_the_metrics_give_a_step_one_mark(tmp_path: Path) -> None:
 
 def test_half_a_mark_and_a_quoted_one_end_no_step(tmp_path: Path) -> None:
     run = write_run(tmp_path, plan_of(), [{1: SLOW, 2: SLOW}])
-    path = events_path(run.path, 1)
+    path = plain_events(run.path, 1)
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
     assert RecordedSteps(run.path, [0, 1]).numbers == (1,)

@@ -16,15 +16,21 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
 from echelon.api.given_plan import GivenPlan, plan_from_given
 from echelon.api.keywords import errors_in_keywords
+from echelon.config.files.program import require_subject
 from echelon.config.load import load_job
 from echelon.config.rules.plan import require_trainable
 from echelon.core.errors import ConfigError
-from echelon.core.optional import optional_package
+from echelon.core.optional import optional_package, require_package
 from echelon.core.plan import Plan
 from echelon.core.rulebook.command_line import BAD_ARGUMENT
 from echelon.core.rulebook.planner import PLAN_FITS_MEMORY
 from echelon.cost.seconds.trainer_generations import OURS
-from echelon.planner.search.request import SearchAim, asks_what_exists, make_request
+from echelon.planner.search.request import (
+    LONGEST_SEQUENCE,
+    SearchAim,
+    asks_what_exists,
+    make_request,
+)
 
 if TYPE_CHECKING:
     from echelon.planner.answer.answer import PlanAnswer
@@ -154,9 +160,9 @@ def plan(  # noqa: PLR0913 - each is one choice of the caller, by its name
 
     `trainer` is whose seconds and abilities count, `pins` such as "tp=8" are choices to keep,
     `objective` is "time", "throughput", "cost" (with the `price` of a device for an hour),
-    "devices", "expected" or "longest-sequence". `batch` is the sequences of a global batch, or settings of the table
-    `[batch]`, as {"global_sequences": 512, "sequence_length": 4096}; `settings` are
-    "table.key=value", as after `--set`. Raises ConfigError with every problem that there is,
+    "devices", "expected" or "longest-sequence". `batch` is the sequences of a global batch, or
+    settings of the table `[batch]`, as {"global_sequences": 512, "sequence_length": 4096};
+    `settings` are "table.key=value", as after `--set`. Raises ConfigError with every problem that there is,
     InfeasiblePlan where no plan is legal and fits.
     """
     aim = SearchAim(objective=objective, price=_price(price), trainer=str(trainer))
@@ -185,6 +191,15 @@ def _on_what_exists(
     own = own_cluster()
     if own.name is not None:
         return _searched(run, own.name, settings, pins, aim)
+    if aim.objective == LONGEST_SEQUENCE:
+        typed = f"objective={aim.objective!r}"
+        problem = BAD_ARGUMENT.problem(
+            f"{typed} is about one cluster, none is named, and this machine has no GPU that is "
+            "known",
+            set_by=typed,
+            suggestions=('cluster="8xh100"',),
+        )
+        raise ConfigError(problem)
     found = four_sizes(
         lambda name: make_request(run, cluster=name, settings=settings, pins=pins, aim=aim)
     )
@@ -273,7 +288,7 @@ def _require_search(aim: SearchAim, pins: Sequence[str]) -> None:
 def prove(
     plan: GivenPlan, *, subject: str | None = None, independent: bool = False, late: bool = False
 ) -> Proof:
-    """Return the proof of `plan`: its ranks, started here, beside one process, tensor by tensor.
+    """Return the proof of `plan`: ranks started here, compared with one process tensor by tensor.
 
     The model is shrunk and the mesh kept. Where all holds, our trainer makes a whole run, from data
     on disk to text, with a resume under another layout. `subject` ("module:function") names another
@@ -348,12 +363,15 @@ def ranks_of(plan: Plan, subject: str | None) -> Iterator[RankRunner]:
     Those of our own engine begin at once. What another is called may be wrong: that is told first.
     """
     require_trainable(plan)
+    if subject is not None:
+        require_subject(subject)
     from echelon.config.rules.plan import require_offload_dir
     from echelon.launch.kernels import require_kernels
     from echelon.launch.local.pool import RankPool
     from echelon.launch.root_cause import RankFailure
     from echelon.proof.shrink import shrink
 
+    require_package("torch", extra="train", purpose="proving a plan")
     require_kernels(plan.layout.kernels, "gloo")
     # What is proven is a small model; in float64 its slices are largest.
     require_offload_dir(shrink(plan, precision="fp64"), range(plan.mesh.world_size))

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from echelon.cli.flags import Json, read_bytes
-from echelon.cli.output import note, print_json, print_result
+from echelon.cli.output import print_json, print_result
+from echelon.cli.stderr import note
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.units import binary_bytes, short_count
 

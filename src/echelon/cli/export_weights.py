@@ -10,7 +10,8 @@ from cyclopts import Parameter
 
 from echelon.api.exporting import ExportedWeights, WeightFormat, export_weights
 from echelon.cli.flags import Json
-from echelon.cli.output import note, print_result
+from echelon.cli.output import print_result
+from echelon.cli.stderr import note
 from echelon.core.plan import DType
 from echelon.core.units import decimal_bytes
 

@@ -11,7 +11,8 @@ from cyclopts import App, Parameter
 from echelon.api.converting import export as export_run
 from echelon.api.converting import import_run
 from echelon.cli.flags import Json, Settings, bad_argument, require_run_file
-from echelon.cli.output import note, print_json
+from echelon.cli.output import print_json
+from echelon.cli.stderr import note
 from echelon.interop.import_report import keys_by_fate, mapping_rows, summary_lines
 from echelon.interop.importer import Imported
 from echelon.interop.tools import TargetName, ToolName, describe_files

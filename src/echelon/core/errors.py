@@ -8,6 +8,7 @@
     |-- EnvironmentProblem       the machine lacks something                          exit 3
     |-- ProofFailed              the plan was run and is not equal to one device      exit 1
     `-- RunFailed                training started and could not go on                 exit 4
+        `-- Interrupted          ranks were asked to stop, and nothing is kept        exit 130
 
 An error carries *all* problems that were found, not the first one. `assert` is for our own bugs.
 """
@@ -102,7 +103,7 @@ class EnvironmentProblem(EchelonError):
 
 
 class ProofFailed(EchelonError):
-    """The plan was run beside one device and is not equal to it."""
+    """The plan was run and is not equal to one device."""
 
     exit_code = 1
 
@@ -111,6 +112,12 @@ class RunFailed(EchelonError):
     """Training started and could not go on."""
 
     exit_code = 4
+
+
+class Interrupted(RunFailed):
+    """Ranks were asked to stop, and nothing of their work is kept."""
+
+    exit_code = 130
 
 
 EXIT_STOPPED_WITH_CHECKPOINT = 75  # EX_TEMPFAIL of sysexits.h

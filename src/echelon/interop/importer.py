@@ -15,6 +15,7 @@ from echelon.config.job import Job
 from echelon.config.load import resolve, run_name_of
 from echelon.config.setting_layers import SettingLayers, gather_layers, parse_set_flags
 from echelon.core.errors import ConfigError, Problem
+from echelon.core.plan import Precision
 from echelon.core.rulebook.imports import IMPORT_KIND
 from echelon.interop.commands.launcher import after_launcher, assumed_cluster, read_launcher
 from echelon.interop.echelon_keys import TABLE, recorded_entries, recorded_rows
@@ -131,20 +132,44 @@ def import_file(
     assumed = assumed_cluster(known, gathered.merged())
     gathered.add({key: entry for key, (entry, _) in assumed.items()})
     outcome = _resolve(gathered, path)
+    dtypes, why = _dtypes_of_file(gathered, outcome)
+    if dtypes:
+        gathered.add(dtypes)
+        outcome = _resolve(gathered, path)
     return Imported(
         kind=kind,
         path=path,
         extends=extends,
         rows=rows,
-        settings={**recorded, **taken, **over, **{key: one for key, (one, _) in assumed.items()}},
+        settings={
+            **recorded,
+            **taken,
+            **over,
+            **{key: one for key, (one, _) in assumed.items()},
+            **dtypes,
+        },
         assumptions=(
             *reading.assumptions,
             *(why for _, why in assumed.values()),
+            *why,
             *(outcome.plan.model.assumed if isinstance(outcome, Job) else ()),
         ),
         refused=reading.refused,
         outcome=outcome,
     )
+
+
+def _dtypes_of_file(
+    gathered: SettingLayers, outcome: Job | ConfigError
+) -> tuple[dict[str, Entry], tuple[str, ...]]:
+    """Return fp32, and why, for a file without a dtype that would follow its devices."""
+    named = any(key.startswith("precision.") for key in gathered.merged())
+    if named or isinstance(outcome, ConfigError):
+        return {}, ()
+    if outcome.plan.mathematics.precision == Precision():
+        return {}, ()
+    why = "parameters in fp32: the file names no dtype"
+    return {"precision.parameters": Entry(value="fp32", source="default")}, (why,)
 
 
 def _resolve(gathered: SettingLayers, path: Path) -> Job | ConfigError:

@@ -8,10 +8,6 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
-
-from echelon.core.version import source_hash
-from echelon.launch.local.pool import RankPool
-from echelon.proof.matrix import random_plans
 from echelon.proof.matrix.random_plans import (
     RandomPlanResult,
     Settings,
@@ -22,6 +18,10 @@ from echelon.proof.matrix.random_plans import (
     summary,
     walk_plan,
 )
+
+from echelon.core.version import source_hash
+from echelon.launch.local.pool import RankPool
+from echelon.proof.matrix import random_plans
 
 SMALL: Settings = {"mesh.tp": 2, "train.seed": 3, "optimizer.kind": "sgd", "model.tied": True}
 RESULT = RandomPlanResult(

@@ -62,6 +62,21 @@ def test_a_bug_of_the_trainer_is_named(
     assert found.tensor.startswith(tensor)
 
 
+@pytest.mark.parametrize(
+    ("bug", "how"),
+    [
+        ("each_end_starts_a_document", "without a cache after [105, 116, 256, 256]"),
+        ("documents_of_a_prompt_meet", "over a cache after [97, 256, 256, 98]"),
+    ],
+)
+def test_ends_of_documents_in_a_prompt_are_met(rank_pool: RankPool, bug: str, how: str) -> None:
+    trainer = TrainerTargets(read_back=f"{WRONG}:{bug}")
+    shrunk = shrink(layout(documents="separate"), precision="fp64")
+    found = whole_run_pass(shrunk, run_ranks=rank_pool.run, trainer=trainer).diagnosis
+    assert found is not None
+    assert (found.rule, found.tensor) == ("prove-trainer-text", f"tokens written {how}")
+
+
 @pytest.mark.slow
 def test_a_history_that_is_lost_at_resume_is_named(rank_pool: RankPool) -> None:
     trainer = TrainerTargets(

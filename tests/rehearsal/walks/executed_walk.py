@@ -25,8 +25,7 @@ from echelon.core.plan import Plan
 from echelon.core.version import source_hash
 from echelon.launch.local.pool import RankPool
 from echelon.proof.matrix.cases import MAX_WORLD
-from echelon.proof.matrix.random_plans import flags_of, settings_of
-from echelon.proof.matrix.random_settings import PRESET
+from echelon.proof.matrix.random_settings import PRESET, flags_of, settings_of
 from echelon.proof.matrix.walk import append_line, lines_of
 from echelon.proof.shrink import shrink
 from echelon.rehearsal.random_walk import until_so_many_ran

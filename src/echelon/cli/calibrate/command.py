@@ -23,7 +23,8 @@ from echelon.cli.calibrate.text import (
     times_report,
 )
 from echelon.cli.flags import Json, Settings
-from echelon.cli.output import WIDEST, note, page_columns, print_result
+from echelon.cli.output import WIDEST, page_columns, print_result
+from echelon.cli.stderr import note
 from echelon.config.files.reading import is_folder
 from echelon.config.setting_layers import preset_meant
 from echelon.core.errors import ConfigError

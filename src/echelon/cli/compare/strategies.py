@@ -7,7 +7,8 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from echelon.api.comparing import compare_strategies
-from echelon.cli.output import note, page_columns, print_result
+from echelon.cli.output import page_columns, print_result
+from echelon.cli.stderr import note
 from echelon.core.choices.strategies import STRATEGIES
 from echelon.planner.view.text_layout import fit_page, table
 

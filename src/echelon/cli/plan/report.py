@@ -46,7 +46,8 @@ from echelon.layout.muon import STAGE_AXES
 from echelon.layout.secondary import node_groups
 from echelon.planner.answer.estimate import estimate_json, rate_lines, terms_beside
 from echelon.planner.lint.checks import lint, lint_rows
-from echelon.planner.lint.fits import plan_fits
+from echelon.planner.lint.fits import plan_fits, why_not_fit
+from echelon.planner.lint.memory import DOES_NOT_FIT
 from echelon.planner.predict.estimate import estimate_plan
 from echelon.planner.predict.stage_rows import (
     StageRow,
@@ -96,19 +97,21 @@ def groups(plan: Plan) -> dict[str, tuple[tuple[int, ...], ...]]:
     }
     if plan.mesh.servers:
         found[SERVERS_AXIS] = (tuple(range(plan.mesh.world_size)),)
-        del found["dp"]
+        found.pop("dp", None)  # One worker is no group.
     return found | expert_groups(plan) | {axis: ranks for axis, ranks in nodes.items() if ranks}
 
 
-def plan_json(plan: Plan, times: UnitTimes | None = None) -> dict[str, Any]:
-    """Return the plan and its report as JSON values."""
+def plan_json(
+    plan: Plan, times: UnitTimes | None = None, assumed: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the plan and its report as JSON values; `assumed` is what nobody said."""
     rows = stage_rows(plan)
     memory = plan.cluster.device.memory_bytes
     return {
         "plan": json.loads(plan.to_json()),
         "hash": plan.content_hash(),
         "num_parameters": num_parameters(plan.model),
-        "assumed": list(plan.model.assumed),
+        "assumed": [*plan.model.assumed, *assumed],
         "num_microbatches": plan.num_microbatches,
         "fits": plan_fits(plan),
         "held_bytes_fit": most_held_bytes(plan, rows) <= memory,
@@ -156,18 +159,26 @@ def _row_json(row: StageRow) -> dict[str, Any]:
 
 
 def plan_text(
-    plan: Plan, times: UnitTimes | None = None, found: str = "", *, columns: int = WIDTH
+    plan: Plan,
+    times: UnitTimes | None = None,
+    found: str = "",
+    assumed: Sequence[str] = (),
+    *,
+    columns: int = WIDTH,
 ) -> str:
-    """Return the plan as the page that a person reads.
+    """Return the plan as the page that a person reads; a plan that does not fit begins with that.
 
-    Stages last as `times` say, modelled where there are none; `found` tells of a search.
+    Stages last as `times` say, modelled where there are none; `found` tells of a search, `assumed`
+    what nobody said.
     """
     rows = stage_rows(plan)
     place = place_head(rows)
     runs = group_equal_rows(rows)
     takes = estimate_plan(plan, times)
-    head = "\n".join((*_head(plan), *rate_lines(takes, label=9, columns=columns)))
-    parts = [head, *_assumed(plan, columns=columns)]
+    wrong = why_not_fit(plan)
+    lines = [*_head(plan), *_taken(assumed, columns), *rate_lines(takes, label=9, columns=columns)]
+    parts = [fill_text(wrong, rest="  ", columns=columns)] if wrong else []
+    parts += ["\n".join(lines), *_assumed(plan, columns=columns)]
     parts += memory_parts(plan, rows, runs, columns=columns)
     parts += server_parts(plan, columns=columns)
     if plan.mesh.world_size > 1:
@@ -188,7 +199,7 @@ def plan_text(
         "A step takes, and its fullest rank holds, activations included:\n\n"
         f"{terms_beside(takes, plan.cluster.device.memory_bytes, columns=columns)}"
     )
-    if notes := lint_rows(plan, columns, most=MOST_NOTES):
+    if notes := lint_rows(plan, columns, most=MOST_NOTES, without=(DOES_NOT_FIT,)):
         parts.append("Notes (`echelon explain ID` says more):\n\n" + "\n".join(notes))
     return fit_page("\n\n".join(parts), columns=columns) + "\n"
 
@@ -235,6 +246,12 @@ def _head(plan: Plan) -> Iterator[str]:
     if layout.collectives.algorithm != BACKEND:
         record = COLLECTIVE_ALGORITHMS[layout.collectives.algorithm]
         yield f"sums     {record.name}: {record.sent}"
+
+
+def _taken(assumed: Sequence[str], columns: int) -> Iterator[str]:
+    """Yield the line of what nobody said."""
+    if assumed:
+        yield fill_text(f"assumed  {'; '.join(assumed)}", rest=" " * 9, columns=columns)
 
 
 def _assumed(plan: Plan, *, columns: int) -> Iterator[str]:

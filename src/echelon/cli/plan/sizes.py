@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from echelon.cli.flags import OUT, bad_argument
-from echelon.cli.output import note, print_json, spinner
+from echelon.cli.output import print_json
+from echelon.cli.stderr import note, working
 from echelon.core.errors import ConfigError
 from echelon.planner.recommend.sizes import NO_SIZE
 from echelon.planner.search.request import LONGEST_SEQUENCE
@@ -47,7 +48,7 @@ def plan_on_what_exists(
     def request_on(cluster: str) -> SearchRequest:
         return make_request(model, cluster=cluster, settings=settings, pins=pins, aim=wanted)
 
-    with spinner("searching on four sizes", shown=not shown.json):
+    with working("searching on four sizes", lines=not shown.json):
         # A table has the plan to run of each size, and no other one.
         found = four_sizes(request_on, alone=not shown.json)
     if shown.json:

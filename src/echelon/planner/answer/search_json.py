@@ -113,9 +113,10 @@ def price_json(request: SearchRequest, estimate: Estimate) -> dict[str, Any]:
 
 
 def recommendation_json(found: Recommendation) -> dict[str, Any]:
-    """Return which plan to run and which others somebody may prefer, as JSON values."""
+    """Return the plan to run, and which others somebody may prefer, as JSON values."""
     request = found.answer.request
     return {
+        **ranked_json(request, found.first.ranked),
         "fits": found.first.fits,
         "sure": found.sure,
         "faster_share": found.faster_share,

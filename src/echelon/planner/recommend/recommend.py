@@ -19,6 +19,7 @@ from math import exp, inf
 from statistics import NormalDist
 from typing import Literal
 
+from echelon.core.units import gib
 from echelon.planner.explain.bands import fit_probability, held_factor
 from echelon.planner.explain.no_plan import leanest_ranked
 from echelon.planner.predict.residuals import PAIRS
@@ -330,7 +331,7 @@ def _merged(plans: Sequence[RankedPlan]) -> Iterator[RankedPlan]:
     """Yield plans; of those with equal seconds and bytes the simplest alone."""
     found: dict[tuple[str, str], RankedPlan] = {}
     for one in plans:
-        key = (f"{one.estimate.step_s:.4g}", f"{one.estimate.bytes_held / 1e9:.1f}")
+        key = (f"{one.estimate.step_s:.4g}", gib(one.estimate.bytes_held))
         known = found.get(key)
         if known is None or complexity(one.candidate) < complexity(known.candidate):
             found[key] = one

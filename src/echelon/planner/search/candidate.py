@@ -77,12 +77,6 @@ class CandidatePlan:
         """Return whether nodes have something to keep: of units that are gathered again."""
         return self.secondary and self.zero == MOST_STAGE and self.reshard
 
-    @property
-    def zero_text(self) -> str:
-        """Return the ZeRO stage as tables have it: with ``+s`` for slices in nodes, ``+h`` for
-        optimizer state on hosts."""
-        return f"{self.zero}" + "+s" * self.keeps_slices + "+h" * self.offload
-
     def settings(self, *, has_experts: bool) -> dict[str, object]:
         """Return the settings of a run file that say this; what has no effect is left out."""
         mesh = self.mesh

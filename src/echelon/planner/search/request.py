@@ -13,6 +13,8 @@ from pathlib import Path
 from shlex import quote
 from typing import Literal, get_args
 
+from echelon.config.assumed import assumed_batch
+from echelon.config.automatic import default_precision
 from echelon.config.cluster.settings import read_cluster, typed_cluster
 from echelon.config.entries import DEFAULT, Entry
 from echelon.config.job import Job
@@ -438,6 +440,9 @@ def _complete(gathered: SettingLayers, model: str, trainer: str) -> Iterator[str
     expanded = dict(expanded) | dict(derive_model(View(entries=expanded), model))
     view = View(entries=expanded)
     found: dict[str, object] = {}
+    if view.has("batch.sequence_length") and view.has("batch.global_sequences"):
+        sizes = view.integer("batch.global_sequences"), view.integer("batch.sequence_length")
+        yield from assumed_batch({key: one.source for key, one in merged.items()}, *sizes)
     if not view.has("batch.sequence_length") and view.has("model.max_positions"):
         length = min(_LONGEST_SEQUENCE, view.integer("model.max_positions"))
         found["batch.sequence_length"] = length
@@ -466,14 +471,8 @@ def _complete(gathered: SettingLayers, model: str, trainer: str) -> Iterator[str
 
 
 def _precision(view: View) -> tuple[dict[str, object], str]:
-    """Return the dtypes that suit the devices: bf16 where they have it, else fp16, else fp32."""
+    """Return the dtypes that suit the devices, and what is said of them."""
     cluster = read_cluster(view) if any(map(view.has, CLUSTER_SOURCES)) else None
     if isinstance(cluster, Cluster):
-        device = cluster.device
-        if device.flops("bf16") is not None:
-            return {"precision.parameters": "bf16"}, "parameters in bf16, the rest in fp32"
-        if device.flops("fp16") is not None:
-            half: dict[str, object] = {"precision.parameters": "fp16"}
-            half["precision.loss_scaling"] = "dynamic"
-            return half, f"parameters in fp16 ({device.name} has no bf16), the rest in fp32"
+        return default_precision(view, cluster)
     return {}, "everything in fp32"

@@ -23,8 +23,7 @@ from echelon.core.errors import EchelonError
 from echelon.core.plan import Plan
 from echelon.proof.independent.comparison import TRANSFORMERS
 from echelon.proof.independent.naming import independent_pass
-from echelon.proof.matrix.random_plans import flags_of, settings_of
-from echelon.proof.matrix.random_settings import PRESET
+from echelon.proof.matrix.random_settings import PRESET, flags_of, settings_of
 from echelon.proof.matrix.walk import sample
 from echelon.proof.oracle.loss_scale import with_overflow_scale
 from echelon.proof.shrink import shrink

@@ -37,7 +37,7 @@ from echelon.proof.whole_run.one_device import (
     run_on_one_device,
 )
 from echelon.proof.whole_run.other_layout import other_layout
-from echelon.proof.whole_run.texts import END_OF_DOCUMENT, VOCABULARY, RunTexts, texts_for
+from echelon.proof.whole_run.texts import END_OF_DOCUMENT, PROMPTS, VOCABULARY, RunTexts, texts_for
 
 _OURS = "echelon.training.whole_run"
 
@@ -59,8 +59,7 @@ SAVED_AFTER = 1
 """Optimizer steps before the save that is resumed from: two more follow it."""
 VALIDATED_AFTER = ((0, NUM_STEPS), (SAVED_AFTER, NUM_STEPS))
 """Optimizer steps before each validation: a run validates where it starts, and at its end."""
-_PROMPT = b"the "
-_WRITTEN = 4  # tokens written after the prompt
+_WRITTEN = 4  # tokens written after each prompt
 _SAID = ("loss", "grad_norm", "learning_rate")
 _STEPS, _VALIDATIONS, _RESUMED = (
     "steps of the trainer over its own data",
@@ -79,8 +78,8 @@ class WholeRun:
     plans: tuple[Plan, Plan]
     told: tuple[list[list[dict[str, Any]]], list[list[dict[str, Any]]]]
     weights: Mapping[str, torch.Tensor]
-    written: Mapping[str, list[int]]
-    """How it was written -> the tokens."""
+    written: Mapping[str, list[list[int]]]
+    """How it was written -> the tokens after each prompt."""
     right: OneDeviceRun
 
 
@@ -133,7 +132,7 @@ def _run(
         "saved_after": SAVED_AFTER,
         "validation_fraction": texts.validation_fraction,
         "validation_batches": -(-samples // first.mathematics.global_sequences),
-        "prompt": list(_PROMPT),
+        "prompts": [list(prompt) for prompt in PROMPTS],
         "count": _WRITTEN,
     }
     labels = [first.mesh.label(rank) for rank in range(first.mesh.world_size)]
@@ -214,13 +213,14 @@ def _weight_checks(run: WholeRun) -> Iterator[Check]:
 
 
 def _text_checks(run: WholeRun) -> Iterator[Check]:
-    whole = continuation(run.plans[0], run.right, list(_PROMPT), _WRITTEN)
-    for how, found in run.written.items():
-        wanted = whole
-        if how == OVER_A_CACHE and END_OF_DOCUMENT in whole:
-            wanted = whole[: whole.index(END_OF_DOCUMENT)]
-        problem = f"{found} instead of {wanted}" * (found != wanted)
-        yield exact_check(NUM_STEPS, f"tokens written {how}", problem)
+    for place, prompt in enumerate(PROMPTS):
+        whole = continuation(run.plans[0], run.right, prompt, _WRITTEN)
+        for how, texts in run.written.items():
+            wanted, found = whole, texts[place]
+            if how == OVER_A_CACHE and END_OF_DOCUMENT in whole:
+                wanted = whole[: whole.index(END_OF_DOCUMENT)]
+            problem = f"{found} instead of {wanted}" * (found != wanted)
+            yield exact_check(NUM_STEPS, f"tokens written {how} after {list(prompt)}", problem)
 
 
 def _close(step: int, subject: str, found: float, wanted: float, rank: int) -> Check:

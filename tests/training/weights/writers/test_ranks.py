@@ -130,7 +130,7 @@ def test_more_ranks_than_parts_are_refused_before_any_starts(
 ) -> None:
     with pytest.raises(ConfigError, match="--ranks is 17, and a folder of dcp has 16 parts"):
         ec.export_weights(run, tmp_path / "out", to="dcp", ranks=17)
-    with pytest.raises(ConfigError, match=r"--ranks is 2, .* has 1 stages"):
+    with pytest.raises(ConfigError, match=r"--ranks is 2, .* has 1 stage"):
         ec.export_weights(run, tmp_path / "out", to="megatron-legacy", ranks=2)
     with pytest.raises(ConfigError, match="--ranks is 0, and at least 1"):
         ec.export_weights(run, tmp_path / "out", ranks=0)
