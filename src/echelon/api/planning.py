@@ -162,8 +162,8 @@ def plan(  # noqa: PLR0913 - each is one choice of the caller, by its name
     `objective` is "time", "throughput", "cost" (with the `price` of a device for an hour),
     "devices", "expected" or "longest-sequence". `batch` is the sequences of a global batch, or
     settings of the table `[batch]`, as {"global_sequences": 512, "sequence_length": 4096};
-    `settings` are "table.key=value", as after `--set`. Raises ConfigError with every problem that there is,
-    InfeasiblePlan where no plan is legal and fits.
+    `settings` are "table.key=value", as after `--set`. Raises ConfigError with every problem that
+    there is, InfeasiblePlan where no plan is legal and fits.
     """
     aim = SearchAim(objective=objective, price=_price(price), trainer=str(trainer))
     pins, settings = _texts("pins", pins, "tp=8"), _texts("settings", settings, "mesh.tp=8")

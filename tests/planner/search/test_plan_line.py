@@ -86,8 +86,7 @@ def _not_in_cells(choice: CandidatePlan) -> list[str]:
     zero = ["secondary=false"] if choice.zero == MOST_STAGE and not choice.keeps_slices else []
     one_kind = choice.mesh.dp_replicate == 1 and choice.zero > 0
     shards = [f"dp_shard={choice.mesh.dp_shard}"] if one_kind else []
-    rounding = [f"{key}={value}" for key, value in choice.rounding.settings().items()]
-    return [f"devices={choice.devices}", *zero, *shards, *rounding]
+    return [f"devices={choice.devices}", *zero, *shards]
 
 
 @pytest.mark.parametrize(
