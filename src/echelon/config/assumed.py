@@ -1,4 +1,4 @@
-"""What nobody said of a run: the batch of a model's preset, and dtypes that follow devices."""
+"""Defaults of a run that pages list: the batch of a model's preset, dtypes that follow devices."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _DERIVED = "derived: "
 
 
 def assumed_of_job(job: Job) -> tuple[str, ...]:
-    """Return what was assumed of the batch and the dtypes of a run."""
+    """Assumptions about the batch and the dtypes of a run, as sentences."""
     sources = {row.key: row.source for row in job.sources}
     numbers = job.plan.mathematics
     batch = assumed_batch(sources, numbers.global_sequences, numbers.sequence_length)
@@ -24,7 +24,7 @@ def assumed_of_job(job: Job) -> tuple[str, ...]:
 
 
 def assumed_batch(sources: Mapping[str, str], sequences: int, length: int) -> Iterator[str]:
-    """Yield what a preset of a model says of the batch; `sources` say where settings are from."""
+    """Yield the batch that comes from a preset of a model; `sources` are those of settings."""
     presets = {
         key: source
         for key in (SEQUENCES_KEY, LENGTH_KEY)
@@ -42,7 +42,7 @@ def assumed_batch(sources: Mapping[str, str], sequences: int, length: int) -> It
 
 
 def _is_model_preset(source: str) -> bool:
-    """Return whether a setting comes from a preset of a model, which nobody has tuned for a run."""
+    """True if the source is a preset of a model, which nobody tuned for a run."""
     if not source.startswith(_PRESET):
         return False
     preset = read_extendable(source.removeprefix(_PRESET))

@@ -75,7 +75,7 @@ def _verdict(summary: RunSummary) -> str:
 
 
 def _sharing(run: RunDirectory, plan: Plan) -> str:
-    """Return how many ranks share the cores of a host, where there are fewer cores than ranks."""
+    """Number of ranks that share the cores of a host; empty with a core for each rank."""
     cores = _environment(run).get("usable_cores")
     ranks = -(-plan.mesh.world_size // plan.cluster.nodes)
     if plan.cluster.backend != "gloo" or not isinstance(cores, int | float) or cores >= ranks:

@@ -9,7 +9,7 @@ from echelon.interop.tools import tool_of_trainer
 from echelon.page.document import PageDocument, Section
 from echelon.page.figures import DataTable
 from echelon.page.plan import plan_page
-from echelon.planner.answer.legend import said_words, sign_texts
+from echelon.planner.answer.legend import sentence_words, sign_texts
 from echelon.planner.answer.recommend_text import (
     OTHERS_HEADER,
     answer_facts,
@@ -91,7 +91,9 @@ def _ranked(answer: SearchResult) -> Section:
     """Return the plans that were ranked, the first one first."""
     memory = answer.request.memory_bytes
     fits = [fit_probability(one.estimate, memory) for one in answer.ranked]
-    signs = sign_texts([word for one in answer.ranked for word in said_words(one.candidate)])
+    signs = sign_texts(
+        [word for ranked in answer.ranked for word in sentence_words(ranked.candidate)]
+    )
     count = f"{len(answer.ranked)} plans, the best first, of {answer.num_legal:,} legal ones."
     return Section(
         id="rivals",

@@ -56,7 +56,7 @@ def ask_memory(
         example = "echelon explain memory llama2-7b --dp 4"
         raise bad_argument("the bytes of which model? Name a run, or a preset", example)
     if asks_what_exists(run, settings):
-        # A model alone is asked about where it is trained: on the first of the common devices.
+        # A model without a cluster is explained on the first common device.
         settings = (*settings, f"cluster.preset=1x{common_devices()[0]}")
     plan = load_job(run, settings).plan
     shared = plan.mesh.dp_shard * plan.mesh.cp

@@ -104,7 +104,7 @@ def groups(plan: Plan) -> dict[str, tuple[tuple[int, ...], ...]]:
 def plan_json(
     plan: Plan, times: UnitTimes | None = None, assumed: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Return the plan and its report as JSON values; `assumed` is what nobody said."""
+    """Return the plan and its report as JSON values; `assumed` lists defaults."""
     rows = stage_rows(plan)
     memory = plan.cluster.device.memory_bytes
     return {
@@ -168,8 +168,8 @@ def plan_text(
 ) -> str:
     """Return the plan as the page that a person reads; a plan that does not fit begins with that.
 
-    Stages last as `times` say, modelled where there are none; `found` tells of a search, `assumed`
-    what nobody said.
+    Stages last as `times` say, or as modelled without them; `found` is the note of a
+    search, `assumed` lists defaults that nobody set.
     """
     rows = stage_rows(plan)
     place = place_head(rows)
@@ -249,7 +249,7 @@ def _head(plan: Plan) -> Iterator[str]:
 
 
 def _taken(assumed: Sequence[str], columns: int) -> Iterator[str]:
-    """Yield the line of what nobody said."""
+    """Yield the line of defaults that nobody set."""
     if assumed:
         yield fill_text(f"assumed  {'; '.join(assumed)}", rest=" " * 9, columns=columns)
 

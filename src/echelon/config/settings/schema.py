@@ -209,7 +209,12 @@ _MATHEMATICS = (
         "joined",
         "separate: attention stays inside each document",
     ),
-    setting("precision.parameters", DTYPE, "fp32", "in forward and backward"),
+    setting(
+        "precision.parameters",
+        DTYPE,
+        "fp32",
+        "in forward and backward; bf16 if a run sets no dtype and its devices have it",
+    ),
     setting("precision.gradients", DTYPE, "fp32", "as they accumulate"),
     setting("precision.reduction", DTYPE, "fp32", "as they are summed over ranks"),
     setting("precision.master", DTYPE, "fp32", "of the copy that the optimizer updates"),

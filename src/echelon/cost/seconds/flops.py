@@ -31,8 +31,8 @@ def model_flops_per_token(
 ) -> float:
     """Return the FLOPs of forward and backward per token of a sequence of `sequence_length`.
 
-    With `all_experts` they are what they would be if each token met every expert; with `causal`
-    a query of a causal model meets the keys before it only.
+    `all_experts` routes each token to every expert; `causal` counts for a query of a causal model
+    the keys up to its own position only.
     """
     multiplied = multiplied_weights(shape, all_experts=all_experts)
     whole = flops_of_weights(multiplied, shape, sequence_length, causal=causal)
@@ -67,7 +67,7 @@ def attended_positions(shape: ModelShape, sequence_length: int) -> int:
 
 
 def causal_positions(shape: ModelShape, sequence_length: int) -> float:
-    """Return the mean number of keys that a query of a causal block meets, its own among them."""
+    """Mean number of keys that a query of a causal block attends to, its own among them."""
     window = attended_positions(shape, sequence_length)
     return window - window * (window - 1) / (2 * sequence_length)
 

@@ -67,7 +67,7 @@ def mfu_text(estimate: Estimate) -> str:
 
 
 def held_unit(estimate: Estimate) -> tuple[int, str]:
-    """Return the bytes and the name of the unit of all its memory: GiB, MiB where it is less."""
+    """Bytes and name of the unit for its memory: GiB, or MiB for less than one."""
     return binary_unit(min(held_bytes_band(estimate).value, GIB))
 
 
@@ -154,7 +154,7 @@ def seconds_shares(estimate: Estimate) -> list[tuple[str, BandedValue, str]]:
 
 
 def bytes_shares(estimate: Estimate, memory_bytes: float) -> list[tuple[str, BandedValue, str]]:
-    """Return what the fullest rank holds by term, in `held_unit`, with shares of its memory."""
+    """Bytes of the fullest rank by term, in `held_unit`, with shares of its memory."""
     size, _ = held_unit(estimate)
     terms = {name: _in_unit(amount, size) for name, amount in byte_term_bands(estimate).items()}
     held = _in_unit(held_bytes_band(estimate), size)

@@ -1,6 +1,6 @@
 """The words of a plan on a page, each with what the legend says of its sign.
 
-Tables and legend read the same words, so a sign is printed exactly where it is explained.
+Tables and legend read the same words: a table explains the signs that it prints, and no others.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ def schedule_word(choice: CandidatePlan) -> PlanWord:
 
 def recompute_word(choice: CandidatePlan) -> PlanWord:
     """Return what runs forward again: "-", operators' first letters, "all" or one of so many."""
-    operators = tuple((one[:2], one) for one in choice.operators)
+    operators = tuple((name[:2], name) for name in choice.operators)
     letters = "".join(sign for sign, _ in operators)
     if choice.recompute == 0:
         return PlanWord(text=letters or "-", signs=operators)
@@ -83,7 +83,7 @@ def plan_cells(choice: CandidatePlan) -> tuple[tuple[PlanWord, ...], ...]:
 def row_words(choice: CandidatePlan, *, devices: bool = False) -> tuple[PlanWord, ...]:
     """Return all choices of a plan in one cell: two plans never have the same words.
 
-    With `devices` their number is told too.
+    With `devices`, their number too.
     """
     words = [*mesh_words(choice), zero_word(choice, "zero")]
     if choice.mesh.pp > 1:
@@ -99,8 +99,8 @@ def row_words(choice: CandidatePlan, *, devices: bool = False) -> tuple[PlanWord
     return tuple(words)
 
 
-def said_words(choice: CandidatePlan) -> tuple[PlanWord, ...]:
-    """Return the words with signs of a plan that is told in a sentence."""
+def sentence_words(choice: CandidatePlan) -> tuple[PlanWord, ...]:
+    """Words with signs of a plan in a sentence."""
     return (*mesh_words(choice), schedule_word(choice))
 
 
@@ -118,8 +118,8 @@ def sign_texts(words: Iterable[PlanWord]) -> Iterator[str]:
 
 _ZERO_SIGNS = {
     "+k": "parameters stay whole after forward",
-    "+s": "nodes keep slices of what ZeRO 3 gathers",
-    "+h": "optimizer state rests on the host",
+    "+s": "nodes keep slices of gathered units",
+    "+h": "optimizer state on the host",
 }
 _SUFFIXES = {
     "tpNs": "with sequence parallelism",
@@ -140,7 +140,7 @@ def _rounding_words(choice: CandidatePlan) -> tuple[PlanWord, ...]:
 
 
 def _data_word(choice: CandidatePlan) -> PlanWord:
-    """Return the data ranks; with ZeRO, replicas are told from shards even where all are one."""
+    """Data ranks; with ZeRO, replicas differ from shards in their words."""
     mesh = choice.mesh
     if mesh.dp_replicate == 1 or (mesh.dp_shard == 1 and choice.zero == 0):
         return PlanWord(text=f"dp{mesh.dp}")

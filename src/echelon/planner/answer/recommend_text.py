@@ -17,8 +17,8 @@ from echelon.planner.answer.legend import (
     PlanWord,
     mesh_words,
     row_words,
-    said_words,
     schedule_word,
+    sentence_words,
     sign_texts,
     words_text,
 )
@@ -215,7 +215,7 @@ def other_rows(found: Recommendation) -> list[tuple[str, ...]]:
 def other_signs(found: Recommendation) -> Iterator[str]:
     """Yield what the signs mean of the plan to run and of `other_rows`."""
     first = found.first.ranked
-    words = [*said_words(first.candidate)]
+    words = [*sentence_words(first.candidate)]
     words += [word for one in found.others for word in _other_words(one, first.estimate)]
     return sign_texts(words)
 
@@ -238,7 +238,7 @@ def _other_row(one: PreferredPlan, first: Estimate) -> tuple[str, ...]:
 
 
 def next_commands(command: str, tool: Tool | None) -> tuple[str, ...]:
-    """Return what to type after a search: write the run, prove it, train it or hand it to a tool.
+    """Commands after a search: write the run, prove it, train it or export it to a tool.
 
     A search names no data: text, a folder of prepared data, or stdlib to try a run out.
     """

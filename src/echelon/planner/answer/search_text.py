@@ -61,7 +61,7 @@ def plans_table(plans: Sequence[RankedPlan], *, devices: bool = False, columns: 
 
 def _legend(plans: Sequence[RankedPlan]) -> str:
     """Return what the heads and signs of a table of plans mean."""
-    words = [word for one in plans for cell in plan_cells(one.candidate) for word in cell]
+    words = [word for plan in plans for cell in plan_cells(plan.candidate) for word in cell]
     texts = [_COLUMNS, *sign_texts(words)]
     if any(_is_closed_form(one) for one in plans):
         texts.append(f"{_CLOSED_FORM}: a closed form, no events.")

@@ -178,6 +178,6 @@ def _rows(found: Sequence[Recommendation]) -> list[tuple[str, ...]]:
 
 
 def _legend(found: Sequence[Recommendation]) -> str:
-    cells = [cell for one in found for cell in plan_cells(one.first.ranked.candidate)]
+    cells = [cell for size in found for cell in plan_cells(size.first.ranked.candidate)]
     words = [word for cell in cells for word in cell]
     return " ".join([_COLUMNS, *sign_texts(words)])

@@ -42,8 +42,8 @@ def lint_rows(
 ) -> list[str]:
     """Return findings as lines of at most `width` characters, what to do behind the arrow.
 
-    With `most`, only so many, those that weigh most first, and how many more there are; `without`
-    those that are told elsewhere.
+    With `most`, only so many, those that weigh most first, and how many more there are; without
+    the ids of `without`.
     """
     found = [finding for finding in lint(plan) if finding.id not in without]
     if most is None or len(found) <= most:

@@ -202,7 +202,7 @@ def estimates_from_inputs(
     """Return what several plans take, one of each of `parts`, of which `work` has the arrays."""
     tokens = mathematics.global_sequences * mathematics.sequence_length
     shape, length = mathematics.model, mathematics.sequence_length
-    flops, causal = (model_flops_per_token(shape, length, causal=one) for one in (False, True))
+    flops, causal = (model_flops_per_token(shape, length, causal=flag) for flag in (False, True))
     count = len(parts)
     seconds = _each(step_seconds(work).terms, count)
     held = _each(closed_form_bytes(work, trainer).terms, count)

@@ -24,6 +24,7 @@ from math import inf
 
 import numpy as np
 
+from echelon.core.messages import PROGRESS
 from echelon.core.rulebook.planner import PLAN_FITS_MEMORY
 from echelon.cost.bytes.fullest_rank import PipelineEnds
 from echelon.cost.seconds.numbers import Array, Num
@@ -102,7 +103,9 @@ class SearchSweep:
 
     def walk(self, world: int) -> None:
         """Walk every plan of `world` ranks; what is found so far stands also when interrupted."""
-        request = self.request
+        request, counts = self.request, self.counts
+        before = f", {counts.computed:,} plans computed of {counts.seen:,}" * (counts.seen > 0)
+        PROGRESS.info(f"plans of {world} ranks{before}")
         weight = _weight(request, world)
         table = world_table(request, world)
         rows, formulas = table.rows, table.formulas
