@@ -152,6 +152,8 @@ def test_a_launched_host_checks_the_ranks_up_to_its_own(monkeypatch: pytest.Monk
     for name, value in launched.items():
         monkeypatch.setenv(name, value)
     assert room.ranks_of_this_host(8) == range(4, 6)
+    assert [*room.ranks_of_this_host(3)] == []
+    assert room_problems(plan_of("mesh.dp_replicate=3"), range(3, 3)) == []
 
 
 def test_the_gpu_of_a_rank_is_the_visible_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -126,7 +126,7 @@ def test_a_step_that_was_not_recorded_is_refused_with_those_that_are(tmp_path: P
     text = _refused(error, "step-recorded")
     assert "step 9" in text
     assert "it has steps 1 to 3" in text
-    assert "works here: 1, 2, 3" in text
+    assert "works here: 1, 2 or 3" in text
 
 
 def test_a_step_that_a_kill_cut_short_is_skipped_or_refused(tmp_path: Path) -> None:
@@ -164,7 +164,7 @@ def test_a_start_of_which_no_step_was_recorded_is_not_passed_over(tmp_path: Path
         read_schedule_report(run.path)
     text = _refused(error, "step-recorded")
     assert "step 4" in text
-    assert "works here: 1, 2" in text
+    assert "works here: 1 or 2" in text
     assert read_schedule_report(run.path, step=2).step == 2
 
 
@@ -211,3 +211,13 @@ def test_what_is_no_run_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as error:
         read_schedule_report(tmp_path / "nano")
     _refused(error, "run-exists")
+
+
+def test_a_step_that_was_left_out_is_refused_with_its_neighbours(tmp_path: Path) -> None:
+    run = write_run(tmp_path, plan_of(), [{1: EVEN, 2: EVEN, 8: EVEN, 16: EVEN, 24: EVEN}])
+    with pytest.raises(ConfigError) as error:
+        read_schedule_report(run.path, step=9)
+    text = _refused(error, "step-recorded")
+    assert "it has steps 1 to 2, 8, 16, 24" in text
+    assert "works here: 2, 8, 16" in text
+    assert read_schedule_report(run.path).step == 24

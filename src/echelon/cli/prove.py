@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from echelon.cli.flags import Json, Settings, bad_argument
 from echelon.cli.output import WIDEST, page_columns, print_result
 from echelon.cli.proof_text import bisection_text, proof_text, subject_text
-from echelon.cli.stderr import note
+from echelon.cli.stderr import note, working
 from echelon.cli.written_files import REPORT, ReportNames, WrittenFiles
 
 PROOF_FILE = "proof.json"
@@ -117,7 +117,8 @@ def _prove_run(
             require_yes_to_assumed(plan, job.sources)
     require_memory_for_ranks(plan.mesh.world_size)
     note(f"proving {plan.name} on {plan.mesh.world_size} ranks beside one process ...")
-    proof = prove_plan(plan, subject=subject, independent=extras.independent, late=extras.late)
+    with working("proving", lines=not as_json):
+        proof = prove_plan(plan, subject=subject, independent=extras.independent, late=extras.late)
     if is_run and not settings and subject is None:
         proof.write(folder.path / PROOF_FILE)
     values: dict[str, object] = {"proven": proof.proven, "proof": proof.to_json()}
@@ -129,7 +130,8 @@ def _prove_run(
     text = proof_text(proof, columns=columns)
     if extras.bisect and not proof.proven:
         note("looking for the smallest run that fails so ...")
-        found = bisect_plan(plan, subject=subject, late=extras.late)
+        with working("bisecting", lines=not as_json):
+            found = bisect_plan(plan, subject=subject, late=extras.late)
         values["bisection"] = found and found.to_json()
         text += f"\n{bisection_text(found, columns=columns)}" if found else ""
     print_result("prove", lambda: values, lambda: text, as_json=as_json)
@@ -147,7 +149,8 @@ def _prove_module(module: str, run: str, settings: Sequence[str], *, as_json: bo
 
     plan = make_plan(run, settings=[*settings])
     note(f"proving {module} on {plan.mesh.world_size} ranks beside one process ...")
-    proof = prove_module(module, plan)
+    with working("proving", lines=not as_json):
+        proof = prove_module(module, plan)
     values: dict[str, object] = {"proven": proof.proven, "proof": proof.to_json()}
     text = subject_text(proof, columns=page_columns(WIDEST))
     print_result("prove", lambda: values, lambda: text, as_json=as_json)
@@ -169,14 +172,16 @@ def _prove_file(subject: str, ranks: int | None, *, bisect: bool, as_json: bool)
     file, function = split_program(subject, RANK_FUNCTION)
     require_program(file, (DEVICE_FUNCTION, function))
     note(f"proving {subject} beside one device ...")
-    proof = verify(subject, ranks=ranks)
+    with working("proving", lines=not as_json):
+        proof = verify(subject, ranks=ranks)
     if is_first_rank():
         values: dict[str, object] = {"proven": proof.proven, "proof": proof.to_json()}
         columns = page_columns(WIDEST)
         text = subject_text(proof, columns=columns)
         if bisect and not proof.proven:
             note("looking for the smallest program that fails so ...")
-            found = bisect_program(subject, ranks=ranks)
+            with working("bisecting", lines=not as_json):
+                found = bisect_program(subject, ranks=ranks)
             values["bisection"] = found and found.to_json()
             text += f"\n{bisection_text(found, columns=columns)}" if found else ""
         print_result("prove", lambda: values, lambda: text, as_json=as_json)

@@ -179,7 +179,7 @@ def in_singular(text: str) -> str:
 def _one(match: re.Match[str]) -> str:
     before = match["before"] or ""
     word = before.strip("( ")
-    if word in NUMBERED or word in OPERATORS or word[:1].isdigit():
+    if word in NUMBERED or word in OPERATORS or word.isdigit():
         return match[0]
     noun = match["noun"]
     singular = noun[:-2] if noun.endswith(("ches", "shes", "sses")) else noun[:-1]

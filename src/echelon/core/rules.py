@@ -79,7 +79,7 @@ def did_you_mean(word: str, known: Iterable[str]) -> tuple[str, ...]:
         for one in others
         if one not in meant and (distance := _distance(typed, _plain(one))) is not None
     }
-    nearest = sorted(distances, key=lambda one: distances[one])
+    nearest = sorted(distances, key=lambda one: (distances[one], one[:1].lower() != typed[:1]))
     return (*meant, *nearest)[:MOST_MEANT]
 
 

@@ -35,7 +35,7 @@ _OURS: Mapping[str, str] = {
     "clip_norm": "grad_clip clip_grad max_grad_norm gradient_clipping gradient_clip_val",
     "beta1": "betas adam_beta1",
     "beta2": "adam_beta2",
-    "epsilon": "eps adam_eps adam_epsilon",
+    "eps": "epsilon adam_eps adam_epsilon",
     "schedule": "lr_scheduler lr_scheduler_type lr_decay_style scheduler",
     "final_ratio": "min_lr min_lr_ratio",
     "kind": "optimizer name type optim",

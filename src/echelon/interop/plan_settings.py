@@ -51,6 +51,7 @@ LEFT_TO_US = (
 CHANGED = "-changed"
 NAMED = ("model.preset", "model.name")
 ROUNDS = 4  # attempts
+_OF_HEADS = ("model.kv_heads", "model.head_dim")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -134,7 +135,18 @@ def _from_preset(name: str, wanted: Mapping[str, object]) -> dict[str, object] |
     # `config/model/settings.py` calls a model so whose preset is overridden.
     if wanted["model.name"] != (f"{name}{CHANGED}" if written.intersection(other) else name):
         other["model.name"] = wanted["model.name"]
-    return {"model.preset": name, **other}
+    found = {"model.preset": name, **other}
+    return found | _derived_otherwise(found, wanted)
+
+
+def _derived_otherwise(
+    found: Mapping[str, object], wanted: Mapping[str, object]
+) -> dict[str, object]:
+    """Return the settings of heads that a run with the settings `found` would derive otherwise."""
+    entries, _ = expand_model({key: Entry(value=value, source="") for key, value in found.items()})
+    entries |= dict(derive_model(View(entries=entries), ""))
+    known = {key: entry.value for key, entry in entries.items()}
+    return {key: wanted[key] for key in _OF_HEADS if known.get(key) != wanted[key]}
 
 
 def _ordered(found: Mapping[str, object]) -> dict[str, object]:

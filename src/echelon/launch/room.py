@@ -93,7 +93,9 @@ def ranks_of_this_host(world_size: int) -> range:
     if not is_launched():
         return range(world_size)
     place = read_launched_rank()
-    return range(place.rank - place.local_rank, place.rank + 1)
+    # A launch of another size than the plan is refused by another rule.
+    first, stop = place.rank - place.local_rank, place.rank + 1
+    return range(min(first, world_size), min(stop, world_size))
 
 
 def need_of_plan(plan: Plan, ranks: range) -> Need:
@@ -127,6 +129,8 @@ def room_problems(
 
     Without `need` the ranks train `plan`. Without `room` the machine is read.
     """
+    if not ranks:
+        return []
     room = room or read_room(plan.cluster.backend, len(ranks))
     trains, need = need is None, need or need_of_plan(plan, ranks)
     problems = [*_gpu_problems(need, room), *_host_problems(plan, need, room, trains=trains)]

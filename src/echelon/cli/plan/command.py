@@ -38,11 +38,11 @@ PinTexts = Annotated[
     ),
 ]
 ObjectiveName = Annotated[
-    Literal["time", "throughput", "cost", "devices", "expected", "front"],
+    Literal["time", "throughput", "cost", "devices", "expected", "longest-sequence", "front"],
     Parameter(
         help="A short step; tokens per device; tokens for a price; few devices; a short step of a "
-        "long run, with interruptions and the risk of memory (expected); or, with front, what no "
-        "other plan beats in time, memory and devices."
+        "long run, with interruptions and the risk of memory (expected); the longest sequence of "
+        "which a plan fits; or, with front, what no other plan beats in time, memory and devices."
     ),
 ]
 Price = Annotated[float | None, Parameter(help="Of a device for an hour, in any currency.")]

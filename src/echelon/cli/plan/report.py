@@ -11,7 +11,6 @@ from dataclasses import asdict
 from typing import Any
 
 from echelon.cli.plan.experts import (
-    active_text,
     expert_groups,
     expert_lines,
     experts_json,
@@ -30,9 +29,9 @@ from echelon.core.axis import LOSS_AXES, MESH_AXES, SHARD_AXES, Axis
 from echelon.core.choices.collective_algorithms import BACKEND, COLLECTIVE_ALGORITHMS
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.cluster import fast_domain
-from echelon.core.parameters import num_parameters
+from echelon.core.parameters import num_parameters, parameters_text
 from echelon.core.plan import Plan
-from echelon.core.units import decimal_bytes, short_count
+from echelon.core.units import decimal_bytes
 from echelon.cost.bytes.data import EXPERT_SHARD_WITHIN_AXIS, SHARD_WITHIN_AXIS
 from echelon.cost.bytes.gather_tiers import parameter_gather_tiers
 from echelon.cost.bytes.servers import SERVERS_AXIS
@@ -221,8 +220,7 @@ def _head(plan: Plan) -> Iterator[str]:
         how = "a ring" if layout.tp_overlap == "ring" else "symmetric memory"
         ranks += f", products overlap over {how}"
     yield f"plan     {plan.name}  ({plan.content_hash()})"
-    count = f"{short_count(num_parameters(model))} parameters{active_text(plan)}"
-    yield f"model    {model.name}: {count}, {shape}"
+    yield f"model    {model.name}: {parameters_text(model)}, {shape}"
     yield f"ranks    {ranks}, on {plan.cluster.name} over {plan.cluster.backend}"
     yield (
         f"batch    {numbers.global_sequences} sequences x {numbers.sequence_length} tokens, "

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from echelon.core.parameters import num_parameters
-from echelon.core.units import gib, short_count
+from echelon.core.parameters import parameters_text
+from echelon.core.units import binary_bytes, decimal_bytes, gib
 from echelon.interop.tools import Tool, tool_of_trainer
 from echelon.planner.answer.estimate import has_driver, mfu_text
 from echelon.planner.answer.expected_text import expected_line
@@ -22,15 +22,23 @@ from echelon.planner.answer.legend import (
     sign_texts,
     words_text,
 )
+from echelon.planner.answer.longest_text import longest_facts
 from echelon.planner.explain.bands import (
     band_evidence,
+    fit_probability,
     held_bytes_band,
     price_band,
     step_band,
 )
 from echelon.planner.predict.estimate import Estimate
 from echelon.planner.recommend.device_counts import may_idle
-from echelon.planner.recommend.recommend import SURE, PreferredPlan, Recommendation, noise
+from echelon.planner.recommend.recommend import (
+    SURE,
+    PreferredPlan,
+    Recommendation,
+    WithoutHost,
+    noise,
+)
 from echelon.planner.recommend.simplicity import splitting_axes
 from echelon.planner.search.candidate import CandidatePlan
 from echelon.planner.search.options import MOST_STAGE
@@ -99,8 +107,8 @@ def run_facts(request: SearchRequest) -> Iterator[tuple[str, str]]:
     model, numbers, cluster = request.model, request.mathematics, request.cluster
     yield (
         "model",
-        f"{model.name}, {short_count(num_parameters(model))} parameters, on {cluster.num_devices:,}"
-        f" x {cluster.device.name}, by {request.trainer}",
+        f"{model.name}, {parameters_text(model)}, on {cluster.num_devices:,} x "
+        f"{cluster.device.name}, by {request.trainer}",
     )
     yield (
         "batch",
@@ -118,6 +126,8 @@ def answer_facts(found: Recommendation) -> Iterator[tuple[str, str]]:
     request, first = found.answer.request, found.first
     choice, estimate = first.ranked.candidate, first.ranked.estimate
     step, held = step_band(estimate), held_bytes_band(estimate)
+    if found.longest is not None:
+        yield from longest_facts(found.longest)
     yield ("run", plan_words(choice))
     idle = request.cluster.num_devices - choice.devices
     if idle > 0 and may_idle(request):
@@ -126,6 +136,9 @@ def answer_facts(found: Recommendation) -> Iterator[tuple[str, str]]:
         if request.objective == "expected":
             reason = "no long run on all of them is done earlier; they are spare"
         yield ("idle", f"{told}: {reason}")
+    elif idle > 0 or request.objective == "devices":
+        fewest = ", the fewest with a plan" * (request.objective == "devices")
+        yield ("devices", f"{choice.devices:,} of {request.cluster.num_devices:,}{fewest}")
     yield (
         "step",
         f"{step.value:.4g} s ({step.low:.4g} to {step.high:.4g}), "
@@ -160,13 +173,26 @@ def reasons(found: Recommendation) -> Iterator[str]:
         f"The simplest plan within {100 * noise():.0f} % of the fastest, which predictions cannot "
         f"tell apart: {split}."
     )
-    if found.answer.offload:
-        yield (
-            "Optimizer state rests on the host: without, nothing fits, or what fits is slower than "
-            "fewer devices are; over PCIe 4.0, assumed."
-        )
+    if found.without_host is not None:
+        yield _host_reason(found.without_host, found.answer.request)
     if not found.sure:
         yield f"No plan fits with a probability of {100 * SURE:.0f} %: try a short run first."
+
+
+def _host_reason(without: WithoutHost, request: SearchRequest) -> str:
+    """Return why optimizer state rests on the host: what there is without."""
+    rate = decimal_bytes(request.cluster.device.host_bandwidth)
+    text = f"Optimizer state rests on the host, over a link of {rate}/s"
+    if without.time_ratio is not None:
+        return f"{text}: without it a step takes {without.time_ratio:.3g} times as long."
+    if without.leanest is None:
+        return f"{text}: without it no plan is legal."
+    estimate, memory = without.leanest.estimate, request.memory_bytes
+    held = f"the leanest plan holds {binary_bytes(estimate.bytes_held)}"
+    if estimate.bytes_held <= memory:
+        fits = percent_of_fit(fit_probability(estimate, memory))
+        return f"{text}: without it {held}, which fits with a probability of {fits} only."
+    return f"{text}: without it nothing fits: {held}, a device has {binary_bytes(memory)}."
 
 
 def _binds(estimate: Estimate) -> str:

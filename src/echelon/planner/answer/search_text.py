@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from echelon.core.axis import MESH_AXES
-from echelon.core.parameters import num_parameters
-from echelon.core.units import gib, short_count
+from echelon.core.parameters import parameters_text
+from echelon.core.units import decimal_bytes, gib
 from echelon.planner.answer.estimate import bytes_table, rate_lines, seconds_table
 from echelon.planner.answer.expected_text import expected_lines
 from echelon.planner.answer.legend import plan_cells, sign_texts, words_text
@@ -91,8 +91,7 @@ def _row(one: RankedPlan, *, devices: bool) -> tuple[str, ...]:
 def _head(answer: SearchResult, *, columns: int) -> Iterator[str]:
     request = answer.request
     model, numbers, cluster = request.model, request.mathematics, request.cluster
-    count = short_count(num_parameters(model))
-    yield f"model     {model.name}: {count} parameters, {model.layers} blocks"
+    yield f"model     {model.name}: {parameters_text(model)}, {model.layers} blocks"
     yield f"cluster   {cluster.name}: {cluster.num_devices:,} x {cluster.device.name}"
     yield (
         f"batch     {numbers.global_sequences:,} sequences x {numbers.sequence_length:,} tokens, "
@@ -128,7 +127,8 @@ def _best(answer: SearchResult, best: RankedPlan, *, columns: int) -> Iterator[s
     if answer.request.objective == "devices" and held.high > answer.request.memory_bytes:
         yield "warning   near the limit: at the end of the band of its memory it does not fit"
     if answer.offload:
-        yield "host      optimizer state rests there: nothing fits else, or slower; PCIe 4.0 taken"
+        rate = decimal_bytes(answer.request.cluster.device.host_bandwidth)
+        yield f"host      optimizer state rests there, over a link of {rate}/s"
 
 
 def _widest(plans: Sequence[RankedPlan]) -> str:

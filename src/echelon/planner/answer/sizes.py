@@ -11,8 +11,8 @@ from html import escape
 from typing import TYPE_CHECKING, Any, cast
 
 from echelon.core.optional import optional_package
-from echelon.core.parameters import num_parameters
-from echelon.core.units import gib, short_count
+from echelon.core.parameters import parameters_text
+from echelon.core.units import gib
 from echelon.planner.answer.answer import PlanAnswer
 from echelon.planner.answer.html import table_html
 from echelon.planner.answer.legend import plan_cells, sign_texts, words_text
@@ -149,7 +149,7 @@ def _head(first: Recommendation, unknown_gpus: str) -> Iterator[str]:
         else "this machine has no GPU"
     )
     yield (
-        f"{request.model.name}: {short_count(num_parameters(request.model))} parameters, "
+        f"{request.model.name}: {parameters_text(request.model)}, "
         f"{numbers.global_sequences:,} sequences x {numbers.sequence_length:,} tokens a step, "
         f"by {request.trainer}."
     )

@@ -22,7 +22,8 @@ from echelon.planner.search.options import (
     ScheduleOption,
     ZeroOption,
 )
-from echelon.planner.search.pins import NO_RECOMPUTE, SELECTIVE, pin_word
+from echelon.planner.search.pins import NO_RECOMPUTE, pin_word
+from echelon.planner.search.plan_line import recompute_word
 from echelon.planner.search.recompute_options import RecomputeOption, redone_numbers
 from echelon.planner.search.rounding import EXACT, ROUNDED_NUMBERS, Rounding
 
@@ -114,8 +115,8 @@ class CandidatePlan:
 
     def pin_value(self, name: str) -> str:
         """Return what it has of something that can be pinned, as a pin says it."""
-        if name == "recompute" and self.operators and self.recompute == NO_RECOMPUTE:
-            return SELECTIVE
+        if name == "recompute":
+            return recompute_word(self.recompute, self.operators)
         if hasattr(self.rounding, name):
             return str(getattr(self.rounding, name))
         return pin_word(name, getattr(self.mesh if hasattr(self.mesh, name) else self, name))

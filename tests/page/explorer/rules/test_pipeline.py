@@ -12,7 +12,7 @@ from tests.page.explorer.rules.examples import broken
 @pytest.mark.parametrize(
     ("changes", "rule", "says"),
     [
-        ({"virtual": 2}, "schedule-stages-per-rank", "2 stages for 1 rank"),
+        ({"virtual": 2}, "schedule-stages-per-rank", "2 stages for 1 ranks"),
         ({"pp": 40, "dp_shard": 1, "tp": 1}, "layers-fill-stages", "40 x 1 = 40 stages"),
         (
             {"pp": 3, "dp_shard": 2, "schedule": "dualpipe", "sequences": 16},
