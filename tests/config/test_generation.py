@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 
 from echelon.config.generation import Request, Sampling, generation_plan, require_request
+from echelon.core.choices.local_sgd import LocalSgd
+from echelon.core.choices.updates import Updates
 from echelon.core.errors import ConfigError, InfeasiblePlan
+from echelon.core.experts import Balance
 from echelon.core.plan import Plan
 from tests.parallel.layouts import DEEPSEEK, GPT2, MIXTRAL, NANO, plan_of
 
@@ -68,6 +71,29 @@ def test_a_setting_that_does_not_fit_is_refused_by_its_rule(setting: str, rule: 
 
 def replace_model(model: Any) -> Plan:
     return plan_of(model=model)
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"balance": Balance(kind="aux", aux_over="sequence", capacity_factor=1.0, drop="score")},
+        {"updates": Updates(kind="asynchronous")},
+        {"local_sgd": LocalSgd(every=10, islands=2)},
+    ],
+    ids=["capacity", "servers", "islands"],
+)
+def test_rules_of_training_are_not_asked_of_a_text(numbers: dict[str, Any]) -> None:
+    """A capacity-holds-tokens of one token, or a rule about replicas, says nothing of a text."""
+    trained = plan_of(model=MIXTRAL)
+    trained = replace(trained, mathematics=replace(trained.mathematics, **numbers))
+    for settings in ([], ["mesh.tp=2"], ["mesh.pp=2", "mesh.dp_replicate=3"]):
+        balance = generation_plan(trained, settings).mathematics.balance
+        assert balance.capacity(1, 8, 2) is None
+
+
+def test_where_tokens_go_stays() -> None:
+    trained = plan_of(model=MIXTRAL, balance=Balance(route="not-last", capacity_factor=2.0))
+    assert generation_plan(trained, ()).mathematics.balance == Balance(route="not-last")
 
 
 def test_a_model_that_looks_ahead_cannot_write() -> None:

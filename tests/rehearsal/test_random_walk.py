@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 
 from echelon.config.load import load_job
-from echelon.proof.matrix.random_plans import flags_of
-from echelon.proof.matrix.random_settings import Settings
+from echelon.proof.matrix.random_settings import Settings, flags_of
 from echelon.rehearsal import random_walk
 from echelon.rehearsal.random_walk import (
     FEW_RANKS,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from echelon.config.rules.plan import require_trainable
 from echelon.core.errors import CheckpointError
 from echelon.core.serialize import to_json
 from echelon.launch.local.pool import RankPool
@@ -86,6 +87,13 @@ def test_its_loss_is_that_of_the_ranks(name: str, rank_pool: RankPool, tmp_path:
     with pytest.raises(CheckpointError):
         list(evaluator.follow(lambda: True))
     evaluator.close()
+
+
+def test_a_plan_of_one_rank_rounds_matrices_as_the_run_does() -> None:
+    rounds = ["mesh.dp_shard=2", "zero.stage=3", "zero.gather=int8", "zero.int8_block=4"]
+    alone = plan_alone(small_job(rounds).plan)
+    require_trainable(alone)
+    assert alone.layout.zero.gather == "int8"
 
 
 def test_a_plan_of_one_rank_has_the_losses_of_the_run() -> None:

@@ -21,7 +21,7 @@ from echelon.config.load import load_job
 from echelon.config.rules.plan import require_trainable
 from echelon.core.errors import ConfigError
 from echelon.core.messages.notes import PROGRESS
-from echelon.core.optional import optional_package
+from echelon.core.optional import optional_package, require_package
 from echelon.core.plan import Plan
 from echelon.core.rulebook.command_line import BAD_ARGUMENT
 from echelon.core.rulebook.planner import PLAN_FITS_MEMORY
@@ -156,8 +156,9 @@ def plan(  # noqa: PLR0913 - each is one choice of the caller, by its name
 
     `trainer` is whose seconds and abilities count, `pins` such as "tp=8" are choices to keep,
     `objective` is "time", "throughput", "cost" (with the `price` of a device for an hour),
-    "devices" or "expected". `batch` is the sequences of a global batch, or settings of the table
-    `[batch]`, as {"global_sequences": 512, "sequence_length": 4096}; `settings` are
+    "devices", "expected" or "longest-sequence". `batch` is the sequences of a global batch, or
+    settings of the table `[batch]`, as {"global_sequences": 512, "sequence_length": 4096};
+    `settings` are
     "table.key=value", as after `--set`. Raises ConfigError with every problem that there is,
     InfeasiblePlan where no plan is legal and fits.
     """
@@ -181,8 +182,8 @@ def _on_what_exists(
     """Return what to run on the GPUs of this machine, or on four clusters where it has none."""
     from echelon.launch.gpus import own_cluster
     from echelon.planner.answer.sizes import SizesAnswer
+    from echelon.planner.explain.no_plan import NothingFits
     from echelon.planner.recommend.sizes import NO_SIZE, four_sizes
-    from echelon.planner.search.no_plan import NothingFits
 
     own = own_cluster()
     if own.name is not None:
@@ -203,8 +204,8 @@ def _searched(
     aim: SearchAim,
 ) -> PlanAnswer:
     from echelon.planner.answer.answer import PlanAnswer
+    from echelon.planner.explain.no_plan import explain_no_plan
     from echelon.planner.recommend.recommend import Recommendation, recommend
-    from echelon.planner.search.no_plan import explain_no_plan
 
     found = recommend(make_request(run, cluster=cluster, settings=settings, pins=pins, aim=aim))
     if isinstance(found, Recommendation):
@@ -275,7 +276,7 @@ def _require_search(aim: SearchAim, pins: Sequence[str]) -> None:
 def prove(
     plan: GivenPlan, *, subject: str | None = None, independent: bool = False, late: bool = False
 ) -> Proof:
-    """Return the proof of `plan`: its ranks, started here, beside one process, tensor by tensor.
+    """Return the proof of `plan`: ranks started here, compared with one process tensor by tensor.
 
     The model is shrunk and the mesh kept. Where all holds, our trainer makes a whole run, from data
     on disk to text, with a resume under another layout. `subject` ("module:function") names another
@@ -297,7 +298,9 @@ def prove(
         beside = independent_pass(proof.shrunk_plan, proof.num_steps)
         return replace(proof, independent=beside)
     with ranks_of(plan, subject) as run_ranks:
-        return prove_on_ranks(plan, run_ranks=run_ranks, subject=subject, late=late)
+        from echelon.proof.whole_run.whole_run import prove_with_whole_run
+
+        return prove_with_whole_run(plan, run_ranks=run_ranks, subject=subject, late=late)
 
 
 def bisect(plan: GivenPlan, *, subject: str | None = None, late: bool = False) -> Bisection | None:
@@ -310,38 +313,11 @@ def bisect(plan: GivenPlan, *, subject: str | None = None, late: bool = False) -
     plan = plan_from_given(plan)
     with ranks_of(plan, subject) as run_ranks:
         from echelon.proof.bisect.bisect import bisect as bisect_with
+        from echelon.proof.whole_run.whole_run import prove_with_whole_run
 
         return bisect_with(
-            plan, partial(prove_on_ranks, run_ranks=run_ranks, subject=subject, late=late)
+            plan, partial(prove_with_whole_run, run_ranks=run_ranks, subject=subject, late=late)
         )
-
-
-def prove_on_ranks(
-    plan: Plan,
-    *,
-    run_ranks: RankRunner,
-    subject: str | None,
-    late: bool,
-    own_precision: bool = True,
-) -> Proof:
-    """Prove a plan; of our own engine, where all of it holds, a whole run of the trainer too."""
-    from echelon.proof.independent.optimizers import has_formula
-    from echelon.proof.run import OUR_ENGINE
-    from echelon.proof.run import prove as prove_on
-    from echelon.proof.shrink import shrink
-    from echelon.proof.whole_run.whole_run import whole_run_pass
-
-    engine = subject or OUR_ENGINE
-    proof = prove_on(
-        plan, run_ranks=run_ranks, subject=engine, own_precision=own_precision, late=late
-    )
-    apart = plan.mathematics.updates.is_asynchronous
-    ours = subject is None and has_formula(plan.mathematics.optimizer) and not apart
-    if not ours or not proof.proven:
-        return proof
-    small = shrink(plan, precision="fp64")
-    PROGRESS.info("a whole run: data, training, resume, text")
-    return replace(proof, whole_run=whole_run_pass(small, run_ranks=run_ranks))
 
 
 @contextmanager
@@ -359,6 +335,7 @@ def ranks_of(plan: Plan, subject: str | None) -> Iterator[RankRunner]:
     from echelon.launch.root_cause import RankFailure
     from echelon.proof.shrink import shrink
 
+    require_package("torch", extra="train", purpose="proving a plan")
     require_kernels(plan.layout.kernels, "gloo")
     # What is proven is a small model; in float64 its slices are largest.
     require_offload_dir(shrink(plan, precision="fp64"), range(plan.mesh.world_size))

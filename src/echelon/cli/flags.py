@@ -35,6 +35,16 @@ Settings = Annotated[
 ]
 """Any setting of run.toml."""
 
+Overcommit = Annotated[
+    bool,
+    Parameter(
+        negative="",
+        show_default=False,
+        help="Start the ranks though this host has less free memory than they would take.",
+    ),
+]
+"""Whether to go on where memory is short."""
+
 Json = Annotated[
     bool,
     Parameter(

@@ -54,9 +54,15 @@ def print_error(error: EchelonError) -> None:
         console.print(text)
 
 
-def print_error_json(command: str, error: EchelonError) -> None:
-    """Print the problems of `error` as the one object on stdout that `--json` promises."""
-    print_json(command, {"error": True, "problems": [p.to_json() for p in error.problems]})
+def print_error_json(
+    command: str, error: EchelonError, more: Mapping[str, object] | None = None
+) -> None:
+    """Print the problems of `error` as the one object on stdout that `--json` promises.
+
+    `more` is what else is known of them.
+    """
+    problems = [problem.to_json() for problem in error.problems]
+    print_json(command, {"error": True, "problems": problems, **(more or {})})
 
 
 def page_columns(without: int = WIDTH) -> int:

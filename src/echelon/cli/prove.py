@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -168,14 +167,14 @@ def _prove_file(subject: str, ranks: int | None, *, bisect: bool, as_json: bool)
         require_program,
         split_program,
     )
-    from echelon.launch.environment import RANK
+    from echelon.launch.environment import is_first_rank
 
     file, function = split_program(subject, RANK_FUNCTION)
     require_program(file, (DEVICE_FUNCTION, function))
     note(f"proving {subject} beside one device ...")
     with working("proving", lines=not as_json):
         proof = verify(subject, ranks=ranks)
-    if os.environ.get(RANK, "0") == "0":
+    if is_first_rank():
         values: dict[str, object] = {"proven": proof.proven, "proof": proof.to_json()}
         columns = page_columns(WIDEST)
         text = subject_text(proof, columns=columns)

@@ -191,8 +191,8 @@ def _roofline(found: Roofline, columns: int) -> str:
     longest = table(("kernel", "times", "seconds", "of the step", "bound by"), rows, columns)
     return (
         f"The counted work at the rates of {found.device}, with nothing lost between kernels, "
-        f"takes {found.step_s:.4g} s a step: MFU {100 * found.mfu:.1f}. The plan predicts "
-        f"{found.planned_s:.4g} s, {found.planned_ratio:.2f} times as long: MFU "
+        f"takes {found.step_s:.4g} s a step: MFU {100 * found.mfu:.1f} (full attention). The plan "
+        f"predicts {found.planned_s:.4g} s, {found.planned_ratio:.2f} times as long: MFU "
         f"{100 * found.planned_mfu:.1f}.\n\nbound by: {shares}\n\n{longest}"
     )
 

@@ -112,7 +112,7 @@ def _misfit(setting: Setting, entry: Entry) -> Problem | None:
         f"{setting.key} = {toml_text(entry.value)} {invalid.message}",
         key=setting.key,
         set_by=entry.source,
-        suggestions=invalid.suggestions,
+        suggestions=invalid.suggestions or setting.examples(),
     )
 
 

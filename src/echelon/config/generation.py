@@ -1,7 +1,8 @@
 """The plan by which a trained model writes: its mathematics, in another layout.
 
-A checkpoint fits any layout. What of training says nothing here (batch, schedule, ZeRO, recompute)
-has its plainest value in this plan, so that the rules of every plan can be asked of it.
+A checkpoint fits any layout. Settings of training without a meaning here (batch, schedule, ZeRO,
+recompute, optimizer, balance, servers) have their plainest value in this plan. So the rules of
+every plan can be asked of it: one that it breaks is about the model or about the split.
 """
 
 from __future__ import annotations
@@ -12,11 +13,10 @@ from dataclasses import dataclass, field, replace
 from echelon.config.entries import Entry
 from echelon.config.rules.plan import plan_problems
 from echelon.config.setting_layers import SettingLayers, parse_set_flags
-from echelon.core.choices.local_sgd import LocalSgd
 from echelon.core.errors import ConfigError, InfeasiblePlan, Problem
-from echelon.core.experts import ExpertLayout
+from echelon.core.experts import Balance, ExpertLayout
 from echelon.core.mesh import Mesh
-from echelon.core.plan import Layout, Pipeline, Plan
+from echelon.core.plan import Layout, Mathematics, Pipeline, Plan, Precision
 from echelon.core.rulebook.generate import (
     GENERATE_CAUSAL,
     GENERATE_EXPERTS,
@@ -86,13 +86,8 @@ def generation_plan(trained: Plan, sets: Sequence[str]) -> Plan:
     nodes = max(cluster.nodes, -(-mesh.world_size // cluster.devices_per_node))
     plan = Plan(
         name=trained.name,
-        mathematics=replace(
-            trained.mathematics,
-            global_sequences=mesh.dp_replicate,
-            sequence_length=tp,
-            local_sgd=LocalSgd(),
-            # Nothing is gathered, and so nothing rounded.
-            precision=replace(trained.mathematics.precision, int8_block=0),
+        mathematics=_mathematics(
+            trained.mathematics, global_sequences=mesh.dp_replicate, sequence_length=tp
         ),
         layout=Layout(
             mesh=mesh,
@@ -144,6 +139,30 @@ def _integer(entries: Mapping[str, Entry], key: str) -> int:
 
 def _source(entries: Mapping[str, Entry], key: str) -> str:
     return entries[key].source if key in entries else ""
+
+
+def _mathematics(
+    trained: Mathematics, *, global_sequences: int, sequence_length: int
+) -> Mathematics:
+    """Return the numbers that text depends on; the rest of training has its plainest value.
+
+    No expert drops a token: its room is a share of a whole sequence, and a text has just begun.
+    """
+    precision = trained.precision
+    return Mathematics(
+        model=trained.model,
+        global_sequences=global_sequences,
+        sequence_length=sequence_length,
+        documents=trained.documents,
+        seed=trained.seed,
+        precision=Precision(
+            parameters=precision.parameters,
+            master=precision.master,
+            matmul=precision.matmul,
+            fp8_block=precision.fp8_block,
+        ),
+        balance=Balance(route=trained.balance.route),
+    )
 
 
 def _stages(layers: int, pp: int) -> tuple[tuple[int, ...], ...]:
@@ -203,7 +222,9 @@ def _sampling_problems(request: Request) -> Iterator[Problem]:
         counts["top-k"] = sampling.top_k
     for flag, value in counts.items():
         if value < 1:
-            yield GENERATE_SAMPLING.problem(f"--{flag} {value} is below 1", suggestions=[1])
+            yield GENERATE_SAMPLING.problem(
+                f"--{flag} {value} is below 1", suggestions=[f"--{flag} 1"]
+            )
     if not 0 <= sampling.temperature < float("inf"):
         yield GENERATE_SAMPLING.problem(
             f"--temperature {sampling.temperature} is not a number from 0 up",

@@ -15,6 +15,7 @@ from typing import cast
 from echelon.config.adaptation import ADAPTED, adapted_view
 from echelon.config.automatic import (
     default_log_every,
+    default_precision,
     default_resharding,
     read_fp8_gradients,
     read_recompute,
@@ -95,6 +96,11 @@ def resolve(
     if isinstance(cluster, list):
         problems.extend(cluster)
         legal_by_themselves = False
+    elif cluster is not None:
+        dtypes, why = default_precision(view, cluster)
+        source = f"derived: {why}"
+        derived = {key: Entry(value=value, source=source) for key, value in dtypes.items()}
+        view = replace(view, entries=merged | derived)
     started: list[ViolationFinder] = []
     if world_size is not None:
         started.append(world_size_is_product(world_size))
@@ -159,12 +165,18 @@ def _is_word(key: str, value: str) -> bool:
     return trained or value == SETTINGS[key].default
 
 
+_TYPICAL = {"batch.global_sequences": 16, "batch.sequence_length": 128}
+"""Settings without a default, and values of a small run."""
+
+
 def _missing(view: View) -> Iterator[Problem]:
     yield from model_problems(view)
-    for key in ("batch.global_sequences", "batch.sequence_length"):
+    for key, typical in _TYPICAL.items():
         if not view.has(key) and key not in view.wrong:
             yield MISSING_SETTING.problem(
-                f"{key} is not set and has no default: {SETTINGS[key].about}", key=key
+                f"{key} is not set and has no default: {SETTINGS[key].about}",
+                key=key,
+                suggestions=(f"{key} = {typical}",),
             )
 
 

@@ -11,5 +11,5 @@ messages/                   loggers, counts in sentences, words of other tools
 choices/                    registries: optimizers, context kinds, plugins
 serialize.py, units.py, svg.py   JSON, numbers for people, drawings
 disk.py, offload_file.py    files that last, files of slices
-optional.py, version.py     packages that only some commands need; this one's version
+optional.py, notebook.py, version.py   packages that only some commands need, views, our version
 """

@@ -16,6 +16,7 @@ from echelon.config.job import Job
 from echelon.config.load import run_name_of
 from echelon.config.setting_layers import SettingLayers, gather_layers, parse_set_flags
 from echelon.core.errors import ConfigError, Problem
+from echelon.core.plan import Precision
 from echelon.core.rulebook.imports import IMPORT_KIND
 from echelon.interop.commands.launcher import (
     COMMAND,
@@ -145,21 +146,45 @@ def import_file(
     gathered.add({key: entry for key, (entry, _) in assumed.items()})
     own = {key: entry for key, entry in taken.items() if key not in over}
     outcome, own, rows = resolve_import(gathered, own, rows, run_name_of(path))
+    dtypes, why = _dtypes_of_file(gathered, outcome)
+    if dtypes:
+        gathered.add(dtypes)
+        outcome, own, rows = resolve_import(gathered, own, rows, run_name_of(path))
     taken |= own
     return Imported(
         kind=kind,
         path=path,
         extends=extends,
         rows=rows,
-        settings={**recorded, **taken, **over, **{key: one for key, (one, _) in assumed.items()}},
+        settings={
+            **recorded,
+            **taken,
+            **over,
+            **{key: one for key, (one, _) in assumed.items()},
+            **dtypes,
+        },
         assumptions=(
             *reading.assumptions,
             *(why for _, why in assumed.values()),
+            *why,
             *(outcome.plan.model.assumed if isinstance(outcome, Job) else ()),
         ),
         refused=reading.refused,
         outcome=outcome,
     )
+
+
+def _dtypes_of_file(
+    gathered: SettingLayers, outcome: Job | ConfigError
+) -> tuple[dict[str, Entry], tuple[str, ...]]:
+    """Return fp32, and why, for a file without a dtype that would follow its devices."""
+    named = any(key.startswith("precision.") for key in gathered.merged())
+    if named or isinstance(outcome, ConfigError):
+        return {}, ()
+    if outcome.plan.mathematics.precision == Precision():
+        return {}, ()
+    why = "parameters in fp32: the file names no dtype"
+    return {"precision.parameters": Entry(value="fp32", source="default")}, (why,)
 
 
 def file_of_line(line: str) -> Path | None:

@@ -39,8 +39,7 @@ from echelon.core.parameters import parameters
 from echelon.core.plan import Plan
 from echelon.core.version import source_hash
 from echelon.cost.peak.few_rounds import with_few_microbatches
-from echelon.proof.matrix.random_plans import flags_of
-from echelon.proof.matrix.random_settings import PRESET, draw_settings
+from echelon.proof.matrix.random_settings import PRESET, draw_settings, flags_of
 from echelon.proof.matrix.walk import append_line, lines_of
 from echelon.rehearsal.classes import RankClasses
 from echelon.rehearsal.run import on_nccl, rehearse
@@ -130,11 +129,12 @@ def rehearse_random(seed: int, number: int, ranks: int, offload_dir: str) -> dic
     try:
         for _ in range(DRAWS):
             flags = flags_of(draw_settings(random, offload_dir, world_sizes(ranks)))
+            found["world_size"] = 0
             job = load_job(PRESET, flags)
+            found["world_size"] = job.plan.mesh.world_size
             require_trainable(job.plan, job.sources)
             if work_of(job.plan) <= MOST_WORK:
                 break
-        found["world_size"] = job.plan.mesh.world_size
         rehearsal = rehearse(job.plan)
         found["rehearsed"] = len(rehearsal.ranks)
         found["memory_error"] = max(map(rehearsal.memory_error, rehearsal.ranks), key=abs)

@@ -155,9 +155,13 @@ class _Processes:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End the processes."""
-        if self._executor is not None:
-            self._executor.shutdown(cancel_futures=True)
+        """End the processes; at an error, without waiting for what they do."""
+        if self._executor is None:
+            return
+        if any(error):
+            for process in multiprocessing.active_children():
+                process.kill()
+        self._executor.shutdown(cancel_futures=True)
 
     def rehearse(
         self, plan: Plan, ranks: Sequence[int], traces: TraceFolder | None

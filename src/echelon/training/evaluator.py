@@ -21,6 +21,7 @@ from echelon.core.mesh import Mesh
 from echelon.core.plan import Layout, Pipeline, Plan
 from echelon.launch.context import RankContext, RankProgress
 from echelon.launch.process_group import device_of
+from echelon.layout.buckets import with_rounding
 from echelon.training.checkpoint.folder import CHECKPOINTS, StoredCheckpoint, list_checkpoints
 from echelon.training.checkpoint.identity import RunIdentity
 from echelon.training.checkpoint.index import PARAMETERS
@@ -73,7 +74,7 @@ def plan_alone(plan: Plan) -> Plan:
     on_gpu = plan.cluster.backend == "nccl" and torch.cuda.is_available()
     return replace(
         plan,
-        layout=layout,
+        layout=with_rounding(plan, layout),
         # They say how parameters change, which they do not here.
         mathematics=replace(plan.mathematics, local_sgd=LocalSgd(), updates=Updates()),
         cluster=replace(plan.cluster, backend="nccl" if on_gpu else "gloo"),

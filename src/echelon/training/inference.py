@@ -56,6 +56,8 @@ class GenerateTask:
     """What is written after them."""
     end: int
     """The token that ends a text."""
+    separator: int | None = None
+    """The token that ends a document inside of a prompt, where attention stays inside of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,12 +119,14 @@ def generate_rank(context: RankContext, argument: Mapping[str, Any]) -> RankWrit
             number=number,
             tokens=list(task.prompts[number]),
             prompt_tokens=len(task.prompts[number]),
+            separator=task.separator,
         )
         for number in replica_prompts(plan, groups.data.index, task.prompts)
     ]
     writing = Writing(max_tokens=request.max_tokens, sampling=request.sampling, end=task.end)
     generator = Generator(plan, decoder, groups, stop_requested=context.stop_requested)
     events.events.clear()
+    context.progress.answer_stop()
     start = time.perf_counter()
     stopped = generator.write(sequences, writing)
     recorder.settle()

@@ -87,6 +87,6 @@ def test_a_plan_of_many_ranks_stays_readable() -> None:
         "batch.sequence_length=8192",
     )
     lines = plan_text(load_job("llama3.1-405b", settings).plan).splitlines()
-    assert len(lines) <= 110
+    assert len(lines) <= 120
     assert max(map(len, lines)) <= 80
     assert any("(64 of 64 between nodes)" in line for line in lines)

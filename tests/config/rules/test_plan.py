@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from echelon.config.load import load_job
-from echelon.config.rules.plan import require_trainable
+from echelon.config.rules.plan import plan_problems, require_trainable
 from echelon.core.errors import InfeasiblePlan
 from echelon.core.plan import Context, Plan
 
@@ -121,6 +121,19 @@ def test_a_value_of_no_setting_is_refused(
     assert [(problem.rule, problem.key) for problem in caught.value.problems] == [(rule, key)]
     for word in words:
         assert word in str(caught.value)
+
+
+@pytest.mark.parametrize(("block", "gather"), [(32, "parameters"), (0, "int8")])
+def test_a_plan_that_rounds_gathers_in_int8(block: int, gather: Any) -> None:
+    """int8-gather-of-all: the mathematics round matrices where the layout gathers them so."""
+    precision = replace(RING.mathematics.precision, int8_block=block)
+    zero = replace(RING.layout.zero, stage=3, gather=gather)
+    plan = replace(
+        RING,
+        mathematics=replace(RING.mathematics, precision=precision),
+        layout=replace(RING.layout, zero=zero),
+    )
+    assert "int8-gather-of-all" in {problem.rule for problem in plan_problems(plan)}
 
 
 def test_a_mask_that_settings_can_make_is_trainable() -> None:

@@ -8,8 +8,7 @@ from echelon.config.load import load_job
 from echelon.core.choices.context_kinds import CONTEXT_KINDS
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.errors import ConfigError
-from echelon.proof.matrix.random_plans import flags_of
-from echelon.proof.matrix.random_settings import PRESET, Settings, draw_settings
+from echelon.proof.matrix.random_settings import PRESET, Settings, draw_settings, flags_of
 from echelon.schedule.build import SCHEDULES
 
 DRAWS = 1500

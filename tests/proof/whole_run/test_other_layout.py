@@ -22,6 +22,17 @@ def test_another_mesh_of_the_same_ranks(axes: dict[str, Any]) -> None:
     assert other.mesh != plan.mesh
 
 
+@pytest.mark.parametrize("axes", [{}, {"dp": 2}, {"tp": 2, "dp": 2}])
+def test_matrices_that_are_rounded_are_rounded_under_the_other_layout(axes: Any) -> None:
+    """Stages below 3 gather no matrix, and so round none."""
+    rounds = {"precision": {"int8_block": 4}, "zero": {"stage": 3, "gather": "int8"}}
+    plan = shrink(layout(**axes, **rounds), precision="fp64")
+    other = other_layout(plan)
+    require_trainable(other)
+    assert other != plan
+    assert (other.layout.zero.stage, other.layout.zero.gather) == (3, "int8")
+
+
 def test_one_rank_recomputes() -> None:
     plan = shrink(layout(), precision="fp64")
     assert other_layout(plan).layout.recompute.policy == "full"

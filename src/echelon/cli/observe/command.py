@@ -128,6 +128,7 @@ def _serve(run: Path) -> int:
     """Serve the page of a run until the user ends it."""
     from threading import Event as Signal
 
+    from echelon.launch.stop import stop_request
     from echelon.page.run import run_page
     from echelon.page.serve import served_run
 
@@ -135,10 +136,9 @@ def _serve(run: Path) -> int:
     with served_run(run) as link:
         print(link, flush=True)
         note("the page follows the run, read-only, for this machine alone; Ctrl-C ends it")
-        try:
-            Signal().wait()
-        except KeyboardInterrupt:
-            return 0
+        ended = Signal()
+        with stop_request() as stop, stop.answered_by(ended.set, line="{name}: served no longer"):
+            ended.wait()
     return 0
 
 
@@ -242,7 +242,9 @@ def _require_fitting_flags(schedule: bool, experts: bool, step: int | None) -> N
         problems.append(argument_problem(message, "--schedule", "--experts"))
     if step is not None and not (schedule or experts):
         message = "--step says which step to show of what --schedule or --experts asks for"
-        problems.append(argument_problem(message, "--schedule --step", "--experts --step"))
+        problems.append(
+            argument_problem(message, f"--schedule --step {step}", f"--experts --step {step}")
+        )
     if problems:
         raise ConfigError(problems)
 
@@ -279,6 +281,8 @@ def summary_text(summary: RunSummary) -> str:
         facts.append(("step", f"{_ms(summary.step_s)} ms, {rate} tokens/s (medians)"))
     if summary.bound is not None:
         facts += _bound_facts(summary.bound)
+    if summary.recorded:
+        facts.append(("events", summary.recorded))
     if summary.peak_bytes is not None:
         facts.append(("memory", f"{binary_bytes(summary.peak_bytes)} at most on a rank"))
     if summary.checkpoints:

@@ -102,7 +102,7 @@ def pipeline_json(plan: Plan, times: UnitTimes) -> dict[str, Any]:
 
 def _timing_json(timing: _Timing) -> dict[str, Any]:
     return {
-        "step_s": timing.sent.makespan_s,
+        "makespan_s": timing.sent.makespan_s,
         "bubble_fraction": timing.plain.bubble_fraction,
         "bubble_fraction_with_transfers": timing.sent.bubble_fraction,
         "bubble_fraction_of_equal_stages": timing.even.bubble_fraction,

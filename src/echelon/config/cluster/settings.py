@@ -39,6 +39,9 @@ RUN_TABLES = frozenset(("extends", "model", "mesh", "batch"))
 LOOK_ALIKE = str.maketrans("oil", "011")
 
 
+_COUNT = re.compile(r"[1-9]\d{0,6}")  # devices of a cluster
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Name:
     """Hold the parts of COUNTxDEVICE+INTERFACESxNETWORK.
@@ -106,7 +109,7 @@ def named_cluster(name: str, set_by: str) -> Cluster | list[Problem]:
     """Return the cluster "laptop" or COUNTxDEVICE[+NETWORK], or what is wrong with the name."""
     parts = _parts(name)
     preset = read_preset("clusters", parts.device)
-    if preset is None or not re.fullmatch(r"[1-9]\d{0,6}", parts.count):
+    if preset is None or not _COUNT.fullmatch(parts.count):
         return [_unknown(name, parts, set_by)]
     if parts.network and parts.network not in network_suffixes():
         return [_unknown_network(name, parts, set_by)]
@@ -207,7 +210,7 @@ def _unknown(name: str, parts: _Name, set_by: str) -> Problem:
     spelt = spellings("clusters")
     near = did_you_mean(device, spelt) or did_you_mean(slip, spelt)
     close = (preset.name,) if preset else whole or tuple(dict.fromkeys(spelt[one] for one in near))
-    number = parts.count if parts.count.isdigit() and int(parts.count) else "8"
+    number = parts.count if _COUNT.fullmatch(parts.count) else "8"
     suggestions = [f"{number}x{word}" for word in close] or [f"8x{word}" for word in devices]
     suggestions += [alias for alias in ALIASES if not close or did_you_mean(name, [alias])]
     suggestions += [] if close else ["a cluster file, FILE.toml"]

@@ -25,7 +25,7 @@ from echelon.core.offload_file import offload_folder_problems
 from echelon.core.plan import Plan
 from echelon.core.rulebook.config import NOT_BUILT_YET
 from echelon.core.rulebook.model import ASSUMED_MODEL_NEEDS_YES
-from echelon.core.rulebook.zero import NVME_NEEDS_FOLDER
+from echelon.core.rulebook.zero import INT8_GATHER_OF_ALL, NVME_NEEDS_FOLDER
 from echelon.core.units import binary_bytes
 from echelon.cost.bytes.held import bytes_held_by_pool
 from echelon.layout.stage import pp_rank_of
@@ -78,7 +78,10 @@ def require_yes_to_assumed(plan: Plan, sources: Sequence[ResolvedSetting] = ()) 
 def plan_problems(plan: Plan) -> list[Problem]:
     """Return every problem of a plan but those of its schedule: values, then what they break."""
     view = view_from_plan(plan)
-    problems = list(_value_problems(view)) or find_problems(view, FINDERS, PLAN_FINDERS)
+    problems = list(_value_problems(view)) or [
+        *find_problems(view, FINDERS, PLAN_FINDERS),
+        *_rounding_problems(plan),
+    ]
     return [replace(problem, set_by="") for problem in problems]
 
 
@@ -92,6 +95,21 @@ def _value_problems(view: View) -> Iterator[Problem]:
                 key=key,
                 suggestions=invalid.suggestions,
             )
+
+
+def _rounding_problems(plan: Plan) -> Iterator[Problem]:
+    """Yield that matrices are to be rounded to int8 and are gathered otherwise, or the reverse.
+
+    Settings cannot say either: the block of a run whose gather is another one is 0.
+    """
+    block, gather = plan.mathematics.precision.int8_block, plan.layout.zero.gather
+    if (block > 0) != (gather == "int8"):
+        rounds = f"rounded in blocks of {block}" if block else "not rounded (a block of 0)"
+        yield INT8_GATHER_OF_ALL.problem(
+            f'matrices are {rounds}, but zero.gather = "{gather}"',
+            key="zero.gather",
+            suggestions=('zero.gather = "int8" with stage 3',) if block else ("an int8_block",),
+        )
 
 
 def require_offload_dir(plan: Plan, ranks: Iterable[int], set_by: str = "") -> None:

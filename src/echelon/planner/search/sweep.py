@@ -46,7 +46,7 @@ from echelon.planner.search.candidate import (
     best_of_groups,
 )
 from echelon.planner.search.options import MOST_VIRTUAL, ScheduleOption, ZeroOption
-from echelon.planner.search.request import SearchRequest
+from echelon.planner.search.request import LONGEST_SEQUENCE, SearchRequest
 from echelon.planner.search.world_table import BytesOfRows, WorldTable, world_table
 
 _ROW_TERMS = (
@@ -74,7 +74,7 @@ class SearchCounts:
 
 def _weight(request: SearchRequest, world: int) -> float:
     """Return what a second of a step on so many devices is worth; of risks nothing counts yet."""
-    if request.objective in ("time", "devices"):
+    if request.objective in ("time", "devices", LONGEST_SEQUENCE):
         return 1.0
     if request.objective == "expected":
         return interruptions_of_run(request.model, request.software, world).slowdown

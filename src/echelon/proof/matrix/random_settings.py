@@ -32,6 +32,20 @@ _EXPERT_SHARE = 0.4  # of all plans
 _OPERATORS = ('["norm"]', '["attention"]', '["norm", "activation"]', '["norm", "mlp", "attention"]')
 
 
+def settings_of(seed: int, number: int, offload_dir: str) -> Settings:
+    """Return the settings of plan `number` of a walk; they depend on nothing else."""
+    return draw_settings(Random(f"{seed}/{number}"), offload_dir)
+
+
+def flags_of(settings: Settings) -> list[str]:
+    """Return settings as a command line takes them."""
+    return [f"{key}={_text(value)}" for key, value in settings.items()]
+
+
+def _text(value: object) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
 def draw_settings(
     random: Random, offload_dir: str, world_sizes: Sequence[int] = WORLD_SIZES
 ) -> Settings:

@@ -12,6 +12,7 @@ from echelon.core.errors import ConfigError
 from echelon.core.mesh import Mesh
 from echelon.core.plan import Layout, Pipeline, Plan, Recompute, Zero
 from echelon.cost.seconds.balance import split_layers
+from echelon.layout.buckets import with_rounding
 
 
 def other_layout(plan: Plan) -> Plan:
@@ -34,17 +35,15 @@ def _candidates(plan: Plan) -> Iterator[Plan]:
         if mesh.pp > plan.model.layers:
             continue
         sliced = mesh.dp_shard > 1 or mesh.cp > 1
-        yield replace(
-            plan,
-            layout=Layout(
-                mesh=replace(mesh, replicas_outermost=plan.mesh.replicas_outermost),
-                # The auxiliary loss may be one of microbatches: these stay as they are.
-                microbatch_sequences=layout.microbatch_sequences,
-                pipeline=Pipeline(stages=split_layers(plan.model.layers, mesh.pp)),
-                zero=Zero(stage=1 if sliced else 0),
-                recompute=Recompute(policy="full" if world == 1 else "none"),
-            ),
+        other = Layout(
+            mesh=mesh,
+            # The auxiliary loss may be one of microbatches: these stay as they are.
+            microbatch_sequences=layout.microbatch_sequences,
+            pipeline=Pipeline(stages=split_layers(plan.model.layers, mesh.pp)),
+            zero=Zero(stage=1 if sliced else 0),
+            recompute=Recompute(policy="full" if world == 1 else "none"),
         )
+        yield replace(plan, layout=with_rounding(plan, other))
 
 
 def _meshes(world: int) -> Iterator[Mesh]:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import echelon as ec
-from echelon.core.errors import CheckpointError, ConfigError, RunFailed
+from echelon.core.errors import CheckpointError, ConfigError, Interrupted
 from echelon.core.serialize import from_json, to_json
 from echelon.launch.context import RankContext
 from echelon.launch.local.pool import RankPool
@@ -184,9 +184,9 @@ def begin_twice(context: RankContext, argument: Mapping[str, Any]) -> list[int]:
         writers.begin()
         counts.append(context.progress.count)
     context.progress.request_stop()
-    with pytest.raises(RunFailed) as caught:
+    with pytest.raises(Interrupted) as caught:
         writers.begin()
-    assert caught.value.rules == ("run-interrupted",)
+    assert (caught.value.rules, caught.value.exit_code) == (("run-interrupted",), 130)
     return counts
 
 
