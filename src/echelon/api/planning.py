@@ -20,7 +20,6 @@ from echelon.config.files.program import require_subject
 from echelon.config.load import load_job
 from echelon.config.rules.plan import require_trainable
 from echelon.core.errors import ConfigError
-from echelon.core.messages.notes import PROGRESS
 from echelon.core.optional import optional_package, require_package
 from echelon.core.plan import Plan
 from echelon.core.rulebook.command_line import BAD_ARGUMENT
