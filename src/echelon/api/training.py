@@ -15,12 +15,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from echelon.api.given_plan import GivenPlan, plan_from_given
-from echelon.config.job import DataSettings, Job, ObserveSettings, TrainSettings
+from echelon.api.given_plan import GivenPlan, job_of_plan, plan_from_given
+from echelon.config.job import Job
 from echelon.config.rules.plan import require_trainable, require_yes_to_assumed
 from echelon.core.errors import ConfigError, EchelonError, EnvironmentProblem
 from echelon.core.optional import optional_package
-from echelon.core.plan import Plan
 from echelon.core.rulebook.lost_islands import LOST_ISLANDS_NEED_OUR_LAUNCHER
 from echelon.core.rulebook.servers import LOST_WORKERS_NEED_OUR_LAUNCHER
 
@@ -92,21 +91,6 @@ def train(
         )
     return train_job(
         job, resume=None if resume is None else Path(resume), allow_overcommit=allow_overcommit
-    )
-
-
-def job_of_plan(plan: Plan, source: str | None) -> Job:
-    """Return a job that trains `plan` on `source`; `train_job` refuses a job without a source."""
-    from echelon.config.automatic import default_log_every
-    from echelon.config.rules.data import unnamed_data
-
-    steps = plan.mathematics.optimizer.total_steps
-    return Job(
-        plan=plan,
-        data=DataSettings() if source is None else DataSettings(source=source),
-        sources=unnamed_data() if source is None else (),
-        train=TrainSettings(steps=steps, run_name=plan.name),
-        observe=ObserveSettings(log_every=default_log_every(steps)[0]),
     )
 
 
