@@ -167,9 +167,14 @@ else:
     def __getattr__(name: str) -> object:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        import_module("echelon.core.notebook").NOTEBOOK_VIEWS.load_from(_load_views)
         if name == "collectives":
             return import_module("echelon.api.collectives")
         return getattr(import_module(_HOMES[name]), name)
+
+    def _load_views() -> None:
+        """Register what notebooks show of records."""
+        import_module("echelon.page.notebook")
 
     def __dir__() -> list[str]:
         return list(__all__)

@@ -32,8 +32,8 @@ def test_every_verb_takes_an_answer(monkeypatch: pytest.MonkeyPatch) -> None:
     from echelon.api import training
 
     jobs: list[object] = []
-    monkeypatch.setattr(training, "train_job", lambda job, resume: jobs.append(job.plan))
-    ec.train(answer)
+    monkeypatch.setattr(training, "train_job", lambda job, **_: jobs.append(job.plan))
+    ec.train(answer, data="stdlib")
     assert jobs == [answer.plan]
     with pytest.raises(TypeError, match="settings belong to"):
         ec.train(answer, settings=["mesh.tp=2"])

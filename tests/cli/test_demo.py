@@ -11,6 +11,7 @@ import pytest
 from echelon.cli import demo
 from echelon.cli.main import main
 from echelon.config.load import load_job
+from echelon.core.optional import install_command
 from tests.docs.readme import README
 
 TINY = (
@@ -76,7 +77,7 @@ def test_a_demo_without_torch_names_the_extra(tmp_path: Path) -> None:
     )
     assert (done.returncode, done.stdout) == (3, "")
     assert done.stderr.startswith("error[package-installed]: the demo needs the package torch")
-    assert "pip install '.[train]'" in done.stderr
+    assert install_command("train") in done.stderr
 
 
 @pytest.mark.parametrize(("memory", "ranks"), [(2**34, 8), (2**31, 4)])

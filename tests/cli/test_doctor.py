@@ -16,6 +16,7 @@ import torch
 from echelon.cli import doctor as machine
 from echelon.cli.doctor import MachineCheck
 from echelon.cli.main import main
+from echelon.core.optional import install_command
 from echelon.launch import host
 
 Usage = namedtuple("Usage", "total used free")
@@ -55,7 +56,7 @@ def test_a_machine_without_torch_exits_3_and_is_told_what_to_install(
     output = capsys.readouterr()
     assert "NO  torch" in output.out
     assert "error[torch-installed]" in output.err
-    assert "pip install '.[train]' in the checkout of Echelon" in output.err
+    assert install_command("train") in output.err
     assert main(["doctor", "--json"]) == 3
     result = json.loads(capsys.readouterr().out)
     assert result["ok"] is False

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-import subprocess
+import re
+import shlex
 import sys
 from pathlib import Path
 
 import pytest
 
 import echelon
-from echelon.config.load import load_job
+from echelon.core import optional
 from echelon.core.errors import EnvironmentProblem
-from echelon.core.optional import notebook_html, optional_package
-from echelon.page.drawn.static import static_html
-from echelon.page.plan import plan_page
+from echelon.core.optional import (
+    install_command,
+    missing_package,
+    optional_package,
+    require_package,
+)
 
 
 def test_a_package_that_is_there_is_returned() -> None:
@@ -26,28 +30,36 @@ def test_a_missing_package_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> N
         optional_package("pyarrow", extra="data", purpose="reading corpus.parquet")
     assert raised.value.rules == ("package-installed",)
     assert raised.value.exit_code == 3
-    assert raised.value.problems[0].suggestions == (
-        "pip install '.[data]' in the checkout of Echelon",
-    )
+    assert raised.value.problems[0].suggestions == (install_command("data"),)
     assert "reading corpus.parquet needs the package pyarrow" in str(raised.value)
 
 
-def test_nothing_advises_an_install_that_an_index_of_packages_would_have_to_know() -> None:
+def test_a_checkout_is_installed_from_its_folder_and_a_wheel_from_the_index(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    root = Path(echelon.__file__).parents[2]
+    assert install_command("data") == f"pip install -e {shlex.quote(f'{root}[data]')}"
+    installed = tmp_path / "site-packages" / "echelon" / "core" / "optional.py"
+    monkeypatch.setattr(optional, "__file__", str(installed))
+    assert install_command("data") == "pip install 'echelon-parallel[data]'"
+
+
+def test_a_package_is_looked_for_without_its_import(monkeypatch: pytest.MonkeyPatch) -> None:
+    require_package("json", extra="data", purpose="nothing")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(EnvironmentProblem, match="a table needs the package pyarrow"):
+        require_package("pyarrow", extra="data", purpose="a table")
+    problem = missing_package("nowhere.at_all", extra="data", purpose="nothing")
+    assert problem is not None
+
+
+def test_nothing_advises_the_package_of_others_or_a_file_of_the_checkout() -> None:
     folder = Path(echelon.__file__).parent
     files = [*folder.rglob("*.py"), *folder.rglob("*.toml")]
-    advised = ("echelon[", "pip install echelon", "pip install --upgrade echelon")
-    found = [file for file in files if any(text in file.read_text() for text in advised)]
-    assert found == []
-
-
-def test_a_plan_in_a_notebook_is_its_page() -> None:
-    plan = load_job("nano").plan
-    assert plan._repr_html_() == static_html(plan_page(plan)) == notebook_html("plan_html", plan)
-
-
-def test_no_page_is_imported_before_a_notebook_asks() -> None:
-    code = (
-        "import sys; from echelon.core.plan import Plan; "
-        "sys.exit(any(one.startswith('echelon.page') for one in sys.modules))"
+    # The index has another "echelon", and a wheel has neither a Makefile nor constraints.
+    advised = re.compile(
+        r"pip install [^\n]*(\bechelon(?!-parallel)\b|'?\.\[|-c constraints)"
+        r"|in (the|its) checkout|\bmake (setup|docs|test|check|readme)\b"
     )
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+    found = [file for file in files if advised.search(file.read_text())]
+    assert found == []

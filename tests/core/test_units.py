@@ -2,9 +2,20 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
-from echelon.core.units import binary_bytes, decimal_bytes, duration, short_count
+import echelon
+from echelon.core.units import (
+    binary_bytes,
+    binary_unit,
+    decimal_bytes,
+    duration,
+    gib,
+    short_count,
+)
 
 
 @pytest.mark.parametrize(
@@ -22,6 +33,35 @@ from echelon.core.units import binary_bytes, decimal_bytes, duration, short_coun
 )
 def test_bytes_held(count: float, text: str) -> None:
     assert binary_bytes(count) == text
+
+
+@pytest.mark.parametrize(
+    ("count", "text"),
+    [(0, "0"), (2**28, "0.25"), (2**30, "1.0"), (80 * 2**30, "80.0"), (2000 * 2**30, "2,000.0")],
+)
+def test_gib_without_the_unit(count: float, text: str) -> None:
+    assert gib(count) == text
+
+
+def test_the_unit_of_a_column_suits_its_largest_number() -> None:
+    assert binary_unit(0) == (1, "B")
+    assert binary_unit(2**30 - 1) == (2**20, "MiB")
+    assert binary_unit(2**30) == (2**30, "GiB")
+
+
+def test_no_page_tells_memory_in_decimal_units() -> None:
+    """What guides claim is quoted in their unit; links are rated in GB/s, files and sums in GB."""
+    root = Path(echelon.__file__).parent
+    quoted = ("core/units.py", "handbook/errata/", "page/lessons/", "cli/explain/units.py")
+    by_hand = re.compile(r"(?:e9|1e6|GB)[^{}]*\}?\"? ?[GM]B\b(?!/s)")
+    found = [
+        f"{path.relative_to(root)}: {line.strip()}"
+        for path in root.rglob("*.py")
+        if not path.relative_to(root).as_posix().startswith(quoted)
+        for line in path.read_text(encoding="utf-8").splitlines()
+        if by_hand.search(line) and "{" in line
+    ]
+    assert found == []
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""The pages that are generated: rules, settings, cluster files, commands, families of models.
+"""The pages that are generated: the reference, the families of models, the list of decisions.
 
 ``python -m tests.docs.doc_pages`` writes them; `test_doc_pages.py` compares. Units and examples of
 settings stand in `settings.toml` beside this file, those of cluster files in `cluster_file.toml`.
@@ -23,8 +23,10 @@ from echelon.config.settings.schema import SETTINGS, tables
 from echelon.config.settings.value_types import Setting, toml_text
 from echelon.core.rulebook import areas
 from echelon.core.rules import Rule
-from tests.docs.family_page import families_page
-from tests.docs.glossary import glossary_page
+from tests.docs.reference.api import api_page
+from tests.docs.reference.decisions import decisions_page
+from tests.docs.reference.families import families_page
+from tests.docs.reference.glossary import glossary_page
 
 HERE = Path(__file__).parent
 REFERENCE = HERE.parents[1] / "docs" / "reference"
@@ -141,6 +143,8 @@ GUIDES = REFERENCE.parent / "guides"
 
 PAGES = {
     GUIDES / "interop" / "families.md": families_page,
+    REFERENCE.parent / "decisions" / "README.md": decisions_page,
+    REFERENCE / "api.md": api_page,
     REFERENCE / "rules.md": rules_page,
     REFERENCE / "settings.md": settings_page,
     REFERENCE / "cluster-file.md": cluster_page,

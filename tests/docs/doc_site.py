@@ -13,6 +13,7 @@ import re
 import shutil
 import sys
 from collections.abc import Iterator
+from functools import cache
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -24,6 +25,10 @@ SITE = ROOT / "build" / "site"
 
 LINK = re.compile(r"(\]\()([^)\s]+)((?:\s+\"[^\"]*\")?\))")
 FENCE = re.compile(r"(^```.*?^```|`[^`\n]*`)", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^(`{3,}).*?^\1", re.MULTILINE | re.DOTALL)
+HEADING = re.compile(r"^#{1,6} (.+?)\s*$", re.MULTILINE)
+DIRECTIVE = re.compile(r"^::: (\S+)$", re.MULTILINE)
+ANCHOR = re.compile(r"<a (?:id|name)=\"([^\"]+)\"")
 LANGUAGES = {".py": "python", ".toml": "toml", ".json": "json", ".sh": "sh", ".yml": "yaml"}
 HIDDEN = "---\nsearch:\n  exclude: true\n---\n\n"
 FETCHED = {("script", "src"), ("img", "src"), ("link", "href"), ("iframe", "src")}
@@ -46,6 +51,58 @@ def target(page: Path, link: str) -> Path | None:
     if split.scheme or not split.path:
         return None
     return Path(os.path.normpath(page.parent / unquote(split.path)))
+
+
+def directives(text: str) -> list[str]:
+    """Return the paths of the Python names whose docstrings a page shows."""
+    return DIRECTIVE.findall(BLOCK.sub("", text))
+
+
+def anchors(text: str) -> set[str]:
+    """Return what links into a page may name: in the site and, but for docstrings, on GitHub too.
+
+    The two make the anchor of a heading in different ways: one where these differ is left out.
+    """
+    text = BLOCK.sub("", text)
+    found = {*directives(text), *ANCHOR.findall(text)}
+    for heading in HEADING.findall(text):
+        words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).lower()
+        words = re.sub(r"[^\w\s-]", "", words.replace("`", "")).strip()
+        of_site, of_github = re.sub(r"[-\s]+", "-", words), re.sub(r"\s", "-", words)
+        found |= {of_site} & {of_github}
+    return found
+
+
+def dead_links(page: Path) -> list[str]:
+    """Return the links of a page, a file of the repository, that lead to no file or anchor."""
+    text = _read(page)
+    dead = list[str]()
+    for link in links(text):
+        split = urlsplit(link)
+        there = page if not split.path and not split.scheme else target(page, link)
+        if there is None:
+            continue
+        known = there.suffix != ".md" or not split.fragment
+        if not there.exists() or not (known or unquote(split.fragment) in anchors(_read(there))):
+            dead.append(link)
+    return dead
+
+
+def page_files() -> list[Path]:
+    """Return the Markdown files of the repository that the site has or GitHub shows first."""
+    waiting, done = (
+        [*DOCS.rglob("*.md"), *ROOT.glob("*.md"), *ROOT.glob(".github/**/*.md")],
+        set[Path](),
+    )
+    while waiting:
+        page = waiting.pop()
+        if page not in done:
+            done.add(page)
+            targets = (target(page, link) for link in links(_read(page)))
+            waiting.extend(
+                path for path in targets if path and path.suffix == ".md" and path.exists()
+            )
+    return sorted(done)
 
 
 def stage() -> None:
@@ -131,6 +188,11 @@ def _place(file: Path) -> Path:
         return file.relative_to(DOCS)
     path = Path("source") / file.relative_to(ROOT)
     return path if path.suffix == ".md" else path.with_name(f"{path.name}.md")
+
+
+@cache
+def _read(page: Path) -> str:
+    return page.read_text(encoding="utf-8")
 
 
 def _is_text(path: Path) -> bool:

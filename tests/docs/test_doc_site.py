@@ -1,12 +1,15 @@
-"""The check of the built site finds what must not be there, and staging leaves no link behind."""
+"""Links of pages lead somewhere, names of docstrings exist, and a built site is checked whole."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
 
+import echelon
 from tests.docs import doc_site
+from tests.docs.reference.api import GROUPS, RECORDS, api_page, home, resolve
 
 
 @pytest.fixture
@@ -63,3 +66,81 @@ def test_staged_links_lead_to_staged_files(tmp_path: Path, monkeypatch: pytest.M
         for link in doc_site.links(page.read_text(encoding="utf-8")):
             there = doc_site.target(page, link)
             assert there is None or there.exists(), (page, link)
+
+
+def test_every_link_of_every_page_leads_to_a_file_and_an_anchor() -> None:
+    pages = doc_site.page_files()
+    assert {doc_site.ROOT / "CHANGELOG.md", doc_site.ROOT / "README.md"} < set(pages)
+    assert {str(page): dead for page in pages if (dead := doc_site.dead_links(page))} == {}
+
+
+def test_every_page_is_reached_from_the_first_or_from_the_navigation() -> None:
+    named = re.findall(
+        r": ([\w/.-]+\.md)$", (doc_site.ROOT / "mkdocs.yml").read_text("utf-8"), re.M
+    )
+    waiting, reached = [doc_site.DOCS / page for page in named], set[Path]()
+    while waiting:
+        page = waiting.pop()
+        if page not in reached and page.exists():
+            reached.add(page)
+            targets = (
+                doc_site.target(page, link) for link in doc_site.links(page.read_text("utf-8"))
+            )
+            waiting += [path for path in targets if path is not None and path.suffix == ".md"]
+    assert [page for page in doc_site.DOCS.rglob("*.md") if page not in reached] == []
+
+
+@pytest.mark.parametrize(
+    ("link", "dead"),
+    [
+        ("b.md", False),
+        ("b.md#two-words", False),
+        ("b.md#kept-code", False),
+        ("b.md#echelon.core.plan.Plan", False),
+        ("#here", False),
+        ("https://example.org/x#y", False),
+        ("c.md", True),
+        ("b.md#three-words", True),
+        ("b.md#in-a-block", True),
+        ("#there", True),
+        # The site makes a-b of this heading, and GitHub a---b.
+        ("b.md#a-b", True),
+    ],
+)
+def test_a_dead_link_is_found(tmp_path: Path, link: str, dead: bool) -> None:
+    headings = "# Two words\n\n## `kept` [code](x.md)\n\n## A - b\n"
+    (tmp_path / "b.md").write_text(
+        f"{headings}\n```sh\n# in a block\n```\n\n::: echelon.core.plan.Plan\n"
+    )
+    page = tmp_path / "a.md"
+    page.write_text(f"# Here\n\n[x]({link}) `[y](none.md)`\n")
+    assert doc_site.dead_links(page) == ([link] if dead else [])
+
+
+def test_every_docstring_that_a_page_shows_is_there() -> None:
+    shown = [
+        path
+        for page in doc_site.DOCS.rglob("*.md")
+        for path in doc_site.directives(page.read_text("utf-8"))
+    ]
+    assert len(shown) > len(echelon.__all__)
+    assert [path for path in shown if not getattr(resolve(path), "__doc__", None)] == []
+
+
+@pytest.mark.parametrize("path", ["echelon.api.planning.compare", "echelon.no.such", "no_such.x"])
+def test_a_name_that_moved_is_not_there(path: str) -> None:
+    with pytest.raises(AttributeError):
+        resolve(path)
+
+
+def test_the_page_of_the_api_has_every_public_name_once() -> None:
+    shown = doc_site.directives(api_page())
+    public = [home(name) for names in GROUPS.values() for name in names]
+    assert sorted(public) == sorted(map(home, echelon.__all__))
+    assert shown == [*public, *(path for paths in RECORDS.values() for path in paths)]
+
+
+def test_a_public_name_without_a_group_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(echelon, "__all__", [*echelon.__all__, "predict"])
+    with pytest.raises(ValueError, match="predict"):
+        api_page()

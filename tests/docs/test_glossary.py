@@ -14,7 +14,7 @@ from echelon.handbook.glossary import field_words
 from echelon.page.lessons.guides.words import idle_causes
 from echelon.schedule.build import SCHEDULES
 from echelon.telemetry.bubble import IdleCause
-from tests.docs.glossary import glossary_page
+from tests.docs.reference.glossary import glossary_page
 
 COLLECTIVES = ("all-gather", "all-reduce", "all-to-all", "reduce-scatter")
 

@@ -77,7 +77,7 @@ def test_a_rank_on_a_gpu_has_its_environment_before_the_driver_starts(
     monkeypatch.setattr(launched_rank.Watchdog, "start", lambda one: None)
     found: dict[str, str] = {}
 
-    def device_of(backend: str, local_rank: int) -> None:
+    def device_of(backend: str, local_rank: int, launcher: str) -> None:
         found.update({one.name: os.environ[one.name] for one in GPU_DEFAULTS})
         raise KeyError("no GPU")
 

@@ -1,4 +1,4 @@
-// Ticks of an axis of bytes, at round numbers of the unit that suits its largest.
+// Bytes held as texts, and ticks of an axis at round numbers of the unit that suits its largest.
 
 import { format } from "d3-format";
 import { ticks } from "d3-array";
@@ -11,9 +11,19 @@ export interface BytesTicks {
   format: (bytes: number) => string;
 }
 
-export function bytesTicks([low, high]: [number, number]): BytesTicks {
+function unitPower(largest: number): number {
   let power = 0;
-  while (high / 1024 ** power >= 1024 && power < UNITS.length - 1) power++;
+  while (largest / 1024 ** power >= 1024 && power < UNITS.length - 1) power++;
+  return power;
+}
+
+export function bytesText(bytes: number): string {
+  const power = unitPower(bytes);
+  return `${(bytes / 1024 ** power).toFixed(power ? 2 : 0)} ${UNITS[power]}`;
+}
+
+export function bytesTicks([low, high]: [number, number]): BytesTicks {
+  const power = unitPower(high);
   const size = 1024 ** power;
   const round = ticks(low / size, high / size, 5);
   const step = (round[1] ?? 1) - (round[0] ?? 0);

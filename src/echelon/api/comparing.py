@@ -50,7 +50,7 @@ def compare_strategies(
     ranks: int = 2,
     settings: Sequence[str] = (),
 ) -> tuple[StrategyDeviation, ...]:
-    """Return how far each strategy is from one process: loss, gradients, parameters.
+    """Return the distance of each strategy from one process: loss, gradients, parameters.
 
     `run` is a run.toml or preset; each strategy (`dp`, `zero1` to `zero3`, `tp`, `sp`, `pp`, `cp`,
     `gathered`, `ulysses`, `ep`, `parameter-server`) splits it over `ranks` ranks, which are started

@@ -6,7 +6,9 @@ started here, or are there already under torchrun.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,6 +22,7 @@ from echelon.core.units import binary_bytes
 
 if TYPE_CHECKING:
     from echelon.cost.bytes.cache import KindCacheSizes
+    from echelon.launch.room import Need
     from echelon.training.inference import GenerateTask, RankWriting
 
 GENERATE_RANK = "echelon.training.inference:generate_rank"
@@ -27,7 +30,7 @@ GENERATE_RANK = "echelon.training.inference:generate_rank"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Generated:
-    """Say what was written, and what it took; `rank` is 0 but under torchrun."""
+    """The written text, with its tokens and seconds; `rank` is 0 except under torchrun."""
 
     prompts: tuple[str, ...]
     """The prompts, in the order in which they were given."""
@@ -70,8 +73,9 @@ def generate(  # noqa: PLR0913 - each is one choice of the caller, by its name
     seed: int = 0,
     block_tokens: int = 16,
     settings: Sequence[str] = (),
+    allow_overcommit: bool = False,
 ) -> Generated:
-    """Return what a trained model writes after a prompt, or after each of several.
+    """Return the text that a trained model writes after a prompt, or after each of several.
 
         ec.generate("runs/nano", "def ", temperature=0, settings=["mesh.tp=2"]).text
 
@@ -82,7 +86,7 @@ def generate(  # noqa: PLR0913 - each is one choice of the caller, by its name
     is drawn from `top_k` ids, or from the likeliest ones that have `top_p` together. What is drawn
     hangs on the seed, the prompt and its number, and not on the layout. A text ends at the token
     that ends documents, or after `max_tokens`. Keys and values are kept in blocks of `block_tokens`
-    positions.
+    positions. With `allow_overcommit` ranks start where this host has not enough free memory.
 
     Raises ConfigError, InfeasiblePlan, CheckpointError, DataError, EnvironmentProblem, and
     RunFailed where a rank did not come to its end.
@@ -90,7 +94,9 @@ def generate(  # noqa: PLR0913 - each is one choice of the caller, by its name
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     request = Request(max_tokens=max_tokens, sampling=sampling, block_tokens=block_tokens)
     prompts = (prompt,) if isinstance(prompt, str) else tuple(prompt)
-    return generate_texts(run, prompts, request, settings=settings)
+    return generate_texts(
+        run, prompts, request, settings=settings, allow_overcommit=allow_overcommit
+    )
 
 
 def generate_texts(
@@ -100,25 +106,30 @@ def generate_texts(
     *,
     settings: Sequence[str] = (),
     say: Callable[[str], None] = lambda _: None,
+    allow_overcommit: bool = False,
 ) -> Generated:
     """Return what is written after prompts; `say` is told of the cache before the first rank."""
-    optional_package("torch", extra="train", purpose="generating text")
+    from echelon.launch.room import require_room
     from echelon.telemetry.run_directory import run_of
     from echelon.training.checkpoint.folder import find_checkpoint
-    from echelon.training.data.mixed_dataset import open_data
-    from echelon.training.inference import GenerateTask, rank_cache_size
 
     path = run.run if isinstance(run, TrainResult) else Path(run)
     directory = run_of(path)
     trained = directory.plan()
     plan = generation_plan(trained, settings)
     checkpoint = find_checkpoint(path).path
+    optional_package("torch", extra="train", purpose="generating text")
+    from echelon.training.data.mixed_dataset import open_data
+    from echelon.training.inference import GenerateTask, rank_cache_size
+
     data = run.data if isinstance(run, TrainResult) else data_of_run(directory.run_file)
     dataset = open_data(data)
     tokenizer = dataset.tokenizer()
     ids = tuple(tuple(tokenizer.encode(text)) for text in prompts)
     require_request(plan, request, [len(one) for one in ids])
     say(cache_text(plan, rank_cache_size(plan, 0, request, [len(one) for one in ids])))
+    need = _memory_need(plan, request, [len(tokens) for tokens in ids])
+    require_room(plan, need, allow_overcommit=allow_overcommit, say=say)
     end = tokenizer.description.end_of_document
     separate = plan.mathematics.documents == "separate" and dataset.shows_ends
     task = GenerateTask(
@@ -143,6 +154,31 @@ def generate_texts(
         cache_bytes=tuple(one.cache_bytes for one in results),
         seconds_s=max(one.seconds_s for one in results),
         rank=rank,
+    )
+
+
+def _memory_need(plan: Plan, request: Request, lengths: Sequence[int]) -> Need:
+    """Need of the ranks of this host: weights, and a cache of keys and values."""
+    from echelon.cost.bytes.generate import generation_weight_bytes
+    from echelon.cost.peak.host_memory import PlaceMemory
+    from echelon.launch.room import GPU_PROCESS_BYTES, RANK_PROCESS_BYTES, Need, ranks_of_this_host
+    from echelon.training.inference import rank_cache_size
+
+    on_gpu = _backend(plan) == "nccl"
+    counts = Counter(
+        (
+            generation_weight_bytes(plan, rank),
+            rank_cache_size(plan, rank, request, lengths).num_bytes,
+        )
+        for rank in ranks_of_this_host(plan.mesh.world_size)
+    )
+    places: list[PlaceMemory] = []
+    for (weights, cache), count in counts.items():
+        terms = {"parameters": float(weights), "cache": float(cache)}
+        device, host = (terms, {}) if on_gpu else ({}, terms)
+        places.append(PlaceMemory(num_ranks=count, device=device, host=host))
+    return Need(
+        places=tuple(places), process_bytes=GPU_PROCESS_BYTES if on_gpu else RANK_PROCESS_BYTES
     )
 
 
@@ -193,16 +229,20 @@ def _run_here(task: GenerateTask) -> RankWriting:
     from echelon.core.serialize import to_json
     from echelon.launch.context import RankContext, RankProgress
     from echelon.launch.process_group import device_of
+    from echelon.launch.stop import stop_request
     from echelon.training.inference import generate_rank
 
-    context = RankContext(
-        rank=0,
-        world_size=1,
-        device=device_of(_backend(task.plan), 0),
-        store=HashStore(),
-        progress=RankProgress(),
-    )
-    return generate_rank(context, to_json(task))
+    with ExitStack() as stack:
+        stop, progress = stack.enter_context(stop_request()), RankProgress()
+        progress.announce = lambda: stack.enter_context(stop.answered_by(progress.request_stop))
+        context = RankContext(
+            rank=0,
+            world_size=1,
+            device=device_of(_backend(task.plan), 0),
+            store=HashStore(),
+            progress=progress,
+        )
+        return generate_rank(context, to_json(task))
 
 
 def _backend(plan: Plan) -> Backend:

@@ -35,7 +35,7 @@ def errors_in_keywords(spelled: Mapping[str, str]) -> Iterator[None]:
         yield
     except ConfigError as error:
         problems = [_in_keywords(problem, spelled) for problem in error.problems]
-        raise type(error)(problems) from None
+        raise error.with_problems(problems) from None
 
 
 def _in_keywords(problem: Problem, spelled: Mapping[str, str]) -> Problem:

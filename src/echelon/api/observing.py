@@ -23,7 +23,7 @@ from echelon.telemetry.trackers.start import mirror_now, require_trackers
 
 
 def observe(run: str | Path) -> RunSummary:
-    """Return what a run did so far: steps, losses, seconds, memory, checkpoints.
+    """Return the summary of a run so far: steps, losses, seconds, memory, checkpoints.
 
     ConfigError where there is no such run.
     """
@@ -31,7 +31,7 @@ def observe(run: str | Path) -> RunSummary:
 
 
 def observe_experts(run: str | Path, *, step: int | None = None) -> ExpertHotspots:
-    """Return how many tokens chose each expert in `step`, the last recorded one by default.
+    """Return the tokens of each expert in `step`, by default the last recorded one.
 
     ConfigError where there is no such run, it has no experts, or nothing of that step is written.
     """

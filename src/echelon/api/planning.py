@@ -16,10 +16,11 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
 from echelon.api.given_plan import GivenPlan, plan_from_given
 from echelon.api.keywords import errors_in_keywords
+from echelon.config.files.program import require_subject
 from echelon.config.load import load_job
 from echelon.config.rules.plan import require_trainable
 from echelon.core.errors import ConfigError
-from echelon.core.optional import optional_package
+from echelon.core.optional import optional_package, require_package
 from echelon.core.plan import Plan
 from echelon.core.rulebook.command_line import BAD_ARGUMENT
 from echelon.core.rulebook.planner import PLAN_FITS_MEMORY
@@ -154,7 +155,7 @@ def plan(  # noqa: PLR0913 - each is one choice of the caller, by its name
 
     `trainer` is whose seconds and abilities count, `pins` such as "tp=8" are choices to keep,
     `objective` is "time", "throughput", "cost" (with the `price` of a device for an hour),
-    "devices" or "expected". `batch` is the sequences of a global batch, or settings of the table
+    "devices", "expected" or "longest-sequence". `batch` is the sequences of a global batch, or settings of the table
     `[batch]`, as {"global_sequences": 512, "sequence_length": 4096}; `settings` are
     "table.key=value", as after `--set`. Raises ConfigError with every problem that there is,
     InfeasiblePlan where no plan is legal and fits.
@@ -179,8 +180,8 @@ def _on_what_exists(
     """Return what to run on the GPUs of this machine, or on four clusters where it has none."""
     from echelon.launch.gpus import own_cluster
     from echelon.planner.answer.sizes import SizesAnswer
+    from echelon.planner.explain.no_plan import NothingFits
     from echelon.planner.recommend.sizes import NO_SIZE, four_sizes
-    from echelon.planner.search.no_plan import NothingFits
 
     own = own_cluster()
     if own.name is not None:
@@ -201,8 +202,8 @@ def _searched(
     aim: SearchAim,
 ) -> PlanAnswer:
     from echelon.planner.answer.answer import PlanAnswer
+    from echelon.planner.explain.no_plan import explain_no_plan
     from echelon.planner.recommend.recommend import Recommendation, recommend
-    from echelon.planner.search.no_plan import explain_no_plan
 
     found = recommend(make_request(run, cluster=cluster, settings=settings, pins=pins, aim=aim))
     if isinstance(found, Recommendation):
@@ -273,7 +274,7 @@ def _require_search(aim: SearchAim, pins: Sequence[str]) -> None:
 def prove(
     plan: GivenPlan, *, subject: str | None = None, independent: bool = False, late: bool = False
 ) -> Proof:
-    """Return the proof of `plan`: its ranks, started here, beside one process, tensor by tensor.
+    """Return the proof of `plan`: ranks started here, compared with one process tensor by tensor.
 
     The model is shrunk and the mesh kept. Where all holds, our trainer makes a whole run, from data
     on disk to text, with a resume under another layout. `subject` ("module:function") names another
@@ -324,12 +325,15 @@ def ranks_of(plan: Plan, subject: str | None) -> Iterator[RankRunner]:
     Those of our own engine begin at once. What another is called may be wrong: that is told first.
     """
     require_trainable(plan)
+    if subject is not None:
+        require_subject(subject)
     from echelon.config.rules.plan import require_offload_dir
     from echelon.launch.kernels import require_kernels
     from echelon.launch.local.pool import RankPool
     from echelon.launch.root_cause import RankFailure
     from echelon.proof.shrink import shrink
 
+    require_package("torch", extra="train", purpose="proving a plan")
     require_kernels(plan.layout.kernels, "gloo")
     # What is proven is a small model; in float64 its slices are largest.
     require_offload_dir(shrink(plan, precision="fp64"), range(plan.mesh.world_size))

@@ -22,7 +22,7 @@ def rehearse(
     workers: int | None = None,
     traces: str | Path | None = None,
 ) -> Rehearsal:
-    """Return what every distinct rank of `plan` does in a step on GPUs under NCCL.
+    """Return the actions of every distinct rank of `plan` in a step on GPUs under NCCL.
 
         found = ec.rehearse(ec.plan("llama3-70b", "64xh100"))
 

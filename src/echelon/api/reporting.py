@@ -23,7 +23,7 @@ Reported: TypeAlias = "GivenPlan | Proof | Rehearsal | PlanComparison | TrainRes
 
 
 def report(found: Reported, path: str | Path) -> tuple[Path, ...]:
-    """Write the page of what was found to a new file, or its figures, and return the files.
+    """Write the page of a result to a new file, or its figures, and return the files.
 
     `path` says which: FILE.html is a page; NAME.svg and NAME.png are figures, each in a file
     NAME-PART.svg; anything else is a folder to make, with each figure as PART.svg. ConfigError

@@ -97,7 +97,7 @@ def _near(name: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DistributionStrategy:
-    """Say how runs are split: a record, and the ranks that it is for."""
+    """A way to split runs: a record, and the number of ranks."""
 
     name: str
     """What it was asked for as."""

@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any
 from echelon.api.given_plan import GivenPlan, plan_from_given
 from echelon.config.job import DataSettings, Job, ObserveSettings, TrainSettings
 from echelon.config.rules.plan import require_trainable, require_yes_to_assumed
-from echelon.core.errors import EchelonError, EnvironmentProblem
+from echelon.core.errors import ConfigError, EchelonError, EnvironmentProblem
 from echelon.core.optional import optional_package
 from echelon.core.plan import Plan
 from echelon.core.rulebook.lost_islands import LOST_ISLANDS_NEED_OUR_LAUNCHER
@@ -27,6 +27,7 @@ from echelon.core.rulebook.servers import LOST_WORKERS_NEED_OUR_LAUNCHER
 if TYPE_CHECKING:
     from echelon.launch.context import RankContext
     from echelon.launch.local.supervisor import LaunchOptions
+    from echelon.telemetry.run_directory import RunDirectory
     from echelon.training.loop import RankTask, TrainSummary
 
 
@@ -38,7 +39,7 @@ TASK_KEY = "task"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainResult:
-    """Say how a run ended: its folder, the data it read, and the summary that all ranks agree on.
+    """The result of a run: its folder, the data it read, and the summary that all ranks agree on.
 
     `rank` is 0 but under torchrun, where every process has its own.
     """
@@ -64,17 +65,20 @@ def train(
     data: str | None = None,
     settings: Sequence[str] = (),
     resume: str | Path | None = None,
+    allow_overcommit: bool = False,
 ) -> TrainResult:
     """Train a run.toml, a preset or a plan, on ranks that are started and ended here.
 
-    `data` ("stdlib" or a path) takes the place of `data.source`; `settings` are "table.key=value".
-    An answer of `ec.plan` stands for its plan, and a plan trains for the steps of its learning-rate
-    schedule. `resume` is a run or a checkpoint to go on from.
+    `data` ("stdlib", a path or a URL) takes the place of `data.source`; `settings` are
+    "table.key=value". An answer of `ec.plan` stands for its plan, and a plan trains for the steps
+    of its learning-rate schedule. `resume` is a run or a checkpoint to go on from. Raises
+    EnvironmentProblem if the ranks need more memory than this host has free; `allow_overcommit`
+    starts them all the same.
     """
     if not isinstance(run, str | Path):
         if settings:
             raise TypeError("a plan is resolved already: settings belong to ec.plan")
-        job = job_of_plan(plan_from_given(run), data or "stdlib")
+        job = job_of_plan(plan_from_given(run), data)
     else:
         from echelon.config.load import load_job
         from echelon.config.settings.value_types import toml_text
@@ -86,24 +90,31 @@ def train(
             world_size=launched_world_size(),
             servers=launched_servers(),
         )
-    return train_job(job, resume=None if resume is None else Path(resume))
+    return train_job(
+        job, resume=None if resume is None else Path(resume), allow_overcommit=allow_overcommit
+    )
 
 
-def job_of_plan(plan: Plan, source: str) -> Job:
-    """Return a job that trains `plan` on `source` for the steps of its schedule."""
+def job_of_plan(plan: Plan, source: str | None) -> Job:
+    """Return a job that trains `plan` on `source` for the steps of its schedule.
+
+    Without a source nothing names its data, and `train_job` refuses it.
+    """
     from echelon.config.automatic import default_log_every
+    from echelon.config.rules.data import unnamed_data
 
     steps = plan.mathematics.optimizer.total_steps
     return Job(
         plan=plan,
-        data=DataSettings(source=source),
+        data=DataSettings() if source is None else DataSettings(source=source),
+        sources=unnamed_data() if source is None else (),
         train=TrainSettings(steps=steps, run_name=plan.name),
         observe=ObserveSettings(log_every=default_log_every(steps)[0]),
     )
 
 
 def launched_world_size() -> int | None:
-    """Return how many ranks torchrun has started, or None where it has not started us."""
+    """Return how many ranks a launcher has started, or None where it has not started us."""
     from echelon.launch.environment import is_launched, read_launched_rank
 
     return read_launched_rank().world_size if is_launched() else None
@@ -117,13 +128,24 @@ def launched_servers() -> int | None:
 
 
 def train_job(
-    job: Job, *, resume: Path | None = None, say: Callable[[str], None] = lambda _: None
+    job: Job,
+    *,
+    resume: Path | None = None,
+    say: Callable[[str], None] = lambda _: None,
+    allow_overcommit: bool = False,
 ) -> TrainResult:
-    """Train `job` and return how it ended; `say` is told what happens before the ranks speak."""
+    """Train `job` and return how it ended; `say` is told what happens before the ranks speak.
+
+    With `allow_overcommit` the ranks start even if this host has too little free memory.
+    """
     require_trainable(job.plan, job.sources)
     require_yes_to_assumed(job.plan, job.sources)
+    from echelon.launch.environment import is_launched, local_start_note
+
+    if not is_launched():
+        require_paths(job, resume)
+    _require_data_and_room(job, allow_overcommit=allow_overcommit, say=say)
     optional_package("torch", extra="train", purpose="training")
-    from echelon.launch.environment import is_launched
     from echelon.launch.kernels import require_kernels
 
     plan = job.plan
@@ -137,8 +159,26 @@ def train_job(
         require_devices(plan.cluster.backend, replicas, set_by=job.source_of("threads.replicas"))
     if is_launched():
         return _train_joined(job, resume)
+    if note := local_start_note():
+        say(note)
     _require_trackers(job)
     return _train_here(job, resume, say)
+
+
+def _require_data_and_room(job: Job, *, allow_overcommit: bool, say: Callable[[str], None]) -> None:
+    """Raise ConfigError where nothing names the data, EnvironmentProblem where memory is short.
+
+    Where both are so, one EnvironmentProblem has both problems.
+    """
+    from echelon.config.rules.data import data_problems
+    from echelon.launch.room import overcommitted, ranks_of_this_host, room_problems
+
+    unnamed = data_problems(job)
+    room = room_problems(job.plan, ranks_of_this_host(job.plan.mesh.world_size))
+    if allow_overcommit:
+        room = overcommitted(room, say)
+    if problems := [*unnamed, *room]:
+        raise (EnvironmentProblem if room else ConfigError)(problems)
 
 
 def _train_here(job: Job, resume: Path | None, say: Callable[[str], None]) -> TrainResult:
@@ -153,53 +193,94 @@ def _train_here(job: Job, resume: Path | None, say: Callable[[str], None]) -> Tr
     mesh, backend = job.plan.mesh, job.plan.cluster.backend
     require_devices(backend, mesh.world_size, set_by=job.source_of("cluster.preset"))
     _require_offload_dir(job, range(mesh.world_size))
-    if resume is None:
-        _require_weights(job)
     run, task = prepare_run(job, resume, say)
     with run.locked():
-        trace_plan(job, run.path)
-        with mirrored_run(job, run.path, say):
-            outcome = run_ranks(
-                TRAIN_RANK,
-                to_json(task),
-                world_size=mesh.world_size,
-                labels=_labels(job),
-                log_dir=run.logs,
-                options=_options(job),
-            )
+        try:
+            trace_plan(job, run.path)
+            with mirrored_run(job, run.path, say):
+                outcome = run_ranks(
+                    TRAIN_RANK,
+                    to_json(task),
+                    world_size=mesh.world_size,
+                    labels=_labels(job),
+                    log_dir=run.logs,
+                    options=_options(job),
+                )
+        except KeyboardInterrupt:
+            return _interrupted(run, task)
         results = outcome.require()
         # One that did not come back to a run, or too late, has none.
         summary = next(one for rank in telling_ranks(job.plan) if (one := results[rank]))
-        result = TrainResult(run=run.path, data=Path(task.data), summary=summary)
-        trace_run(job, run.path, say=say)
-        return result
+        try:
+            trace_run(job, run.path, say=say)
+        except KeyboardInterrupt:
+            say("no measured trace: interrupted")
+            summary = replace(summary, stopped=True)
+        return TrainResult(run=run.path, data=Path(task.data), summary=summary)
+
+
+def _interrupted(run: RunDirectory, task: RankTask) -> TrainResult:
+    """Return the result of a run whose ranks were ended: the checkpoint that it has, if any.
+
+    KeyboardInterrupt where there is none. A folder without a step is removed then: the same command
+    begins anew.
+    """
+    from echelon.telemetry.run_directory import RunDirectory
+    from echelon.telemetry.summary import step_losses
+    from echelon.training.checkpoint.folder import find_checkpoint, list_checkpoints
+    from echelon.training.loop import TrainSummary
+
+    stored = list_checkpoints(run.checkpoints)
+    if not stored:
+        if not step_losses(run.path):
+            run.remove()
+        if task.resume is None:
+            raise KeyboardInterrupt
+        stored = (find_checkpoint(Path(task.resume)),)
+        run = RunDirectory(stored[-1].path.parent.parent)
+    summary = TrainSummary(
+        steps=stored[-1].step,
+        stopped=True,
+        loss=None,
+        first_validation=None,
+        last_validation=None,
+        num_validations=0,
+        checkpoint=str(stored[-1].path),
+    )
+    return TrainResult(run=run.path, data=Path(task.data), summary=summary)
 
 
 def _train_joined(job: Job, resume: Path | None) -> TrainResult:
     from echelon.launch.environment import check_servers, read_launched_rank
     from echelon.launch.launched_rank import run_launched_rank
 
+    place = read_launched_rank()
     if job.plan.mathematics.local_sgd.is_elastic:
         least = job.plan.mathematics.local_sgd.min_islands
         raise EnvironmentProblem(
             LOST_ISLANDS_NEED_OUR_LAUNCHER.problem(
-                f"local_sgd.min_islands = {least}, and torchrun has started the ranks",
+                f"local_sgd.min_islands = {least}, and {place.launcher} has started the ranks",
                 key="local_sgd.min_islands",
                 set_by=job.source_of("local_sgd.min_islands"),
-                suggestions=('local_sgd.min_islands = "all"', "echelon train without torchrun"),
+                suggestions=(
+                    'local_sgd.min_islands = "all"',
+                    f"echelon train without {place.launcher}",
+                ),
             )
         )
     if job.plan.mathematics.updates.is_elastic:
         raise EnvironmentProblem(
             LOST_WORKERS_NEED_OUR_LAUNCHER.problem(
-                f"servers.min_workers = {job.plan.mathematics.updates.min_workers}, and torchrun "
-                "has started the ranks",
+                f"servers.min_workers = {job.plan.mathematics.updates.min_workers}, and "
+                f"{place.launcher} has started the ranks",
                 key="servers.min_workers",
                 set_by=job.source_of("servers.min_workers"),
-                suggestions=('servers.min_workers = "all"', "echelon train without torchrun"),
+                suggestions=(
+                    'servers.min_workers = "all"',
+                    f"echelon train without {place.launcher}",
+                ),
             )
         )
-    place = read_launched_rank()
     check_servers(place, job.plan.mesh.servers)
     if place.rank == 0:
         _require_trackers(job)
@@ -210,6 +291,23 @@ def _train_joined(job: Job, resume: Path | None) -> TrainResult:
     argument = {"job": job.for_ranks(), "resume": None if resume is None else str(resume)}
     outcome = run_launched_rank(JOINED_RANK, argument, labels=_labels(job), options=_options(job))
     return replace(outcome.require()[0], rank=outcome.rank)
+
+
+def require_paths(job: Job, resume: Path | None) -> None:
+    """Refuse files and folders that are not there, before torch is imported."""
+    from echelon.training.checkpoint.folder import find_checkpoint
+    from echelon.training.data.index import INDEX_FILE_NAME
+    from echelon.training.data.sources import require_source
+    from echelon.training.data.tokenizer import require_tokenizer
+
+    if resume is None:
+        _require_weights(job)
+    else:
+        find_checkpoint(resume)
+    if not job.data.mixture:
+        require_source(job.data.source)
+        if not (Path(job.data.source) / INDEX_FILE_NAME).is_file():  # Prepared data has its own.
+            require_tokenizer(job.data.tokenizer)
 
 
 def _require_offload_dir(job: Job, ranks: range) -> None:

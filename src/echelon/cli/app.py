@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import logging
+import platform
 import shlex
 import sys
+import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
-from cyclopts import App, CycloptsError, Parameter
+from cyclopts import App, CycloptsError, Group, Parameter
 from cyclopts.exceptions import (
+    CoercionError,
     MissingArgumentError,
     UnknownCommandError,
     UnknownOptionError,
@@ -17,9 +22,12 @@ from cyclopts.exceptions import (
 )
 
 from echelon.cli.output import give_up, print_error, print_error_json, stdout_refuses
+from echelon.cli.stderr import loudness, split_loudness
 from echelon.core.errors import ConfigError, EchelonError, Problem
+from echelon.core.messages import NOTES
 from echelon.core.rulebook import command_line
 from echelon.core.rules import did_you_mean
+from echelon.core.synonyms import SYNONYMS
 from echelon.core.version import __version__
 
 OF_WORDS = frozenset(
@@ -84,8 +92,19 @@ COMMANDS = {
     "data show": ("echelon.cli.data:show", "Say what is in prepared data."),
     "data look": ("echelon.cli.data:look", "Say what a run reads, and show a sample of a step."),
     "doctor": ("echelon.cli.doctor:doctor", "Check that this machine can plan, prove and train."),
+    "help": ("echelon.cli.shell:help_", "Show what a command takes."),
+    "completion": ("echelon.cli.shell:completion", "Print the completion script of a shell."),
 }
 """Each command, in the order of a first run: where its function is, and what it does."""
+
+GROUPS = {
+    "Plan": ("init", "plan", "explore", "compare", "schedule", "calibrate", "config"),
+    "Prove": ("prove", "rehearse"),
+    "Run": ("demo", "data", "train", "generate"),
+    "Look": ("observe", "explain", "doctor", "help", "completion"),
+    "Convert": ("import", "export"),
+}
+"""First words of the commands, as `--help` groups them."""
 
 FAMILIES = {
     "config": "Show the settings of a run, and the presets.",
@@ -95,22 +114,39 @@ FAMILIES = {
 """The first words that several commands share."""
 
 
+LOUDNESS_FLAGS = {
+    ("--quiet", "-q"): "Print no notes and no progress on stderr.",
+    (
+        "--verbose",
+        "-v",
+    ): "Print also files read, origins of settings, seconds, and where it failed.",
+}
+"""Flags that `cli/stderr.py` takes out of every command."""
+
+
 def build_app() -> App:
     """Return the parser; a command's module is imported when the command is named."""
     app = App(
         name="echelon",
         help="Plan a parallel training run, prove it against one device, and train it.",
         version=__version__,
-        help_epilogue="Every setting of run.toml is also --set table.key=value.",
+        version_flags=("--version", "-V"),
+        help_epilogue="Every setting of run.toml is also --set table.key=value. Each command takes "
+        "-q (no notes on stderr) and -v (more of them).",
         result_action="return_value",
         default_parameter=Parameter(negative=()),
         exit_on_error=False,
         print_error=False,
         suppress_keyboard_interrupt=False,
     )
-    firsts = [name.split()[0] for name in COMMANDS]
+    firsts = [first for group in GROUPS.values() for first in group]
+    panels = {name: Group(name, sort_key=order) for order, name in enumerate(GROUPS)}
+    group_of = {first: panels[name] for name, group in GROUPS.items() for first in group}
+    everywhere = Group("Every command", sort_key=len(panels))
+    for flag in (app["--help"], app["--version"]):
+        flag.group = (everywhere,)
     families = {
-        name: App(name=name, help=help_line, sort_key=firsts.index(name))
+        name: App(name=name, help=help_line, group=group_of[name], sort_key=firsts.index(name))
         for name, help_line in FAMILIES.items()
     }
     for family in families.values():
@@ -119,13 +155,32 @@ def build_app() -> App:
         family, _, verb = name.rpartition(" ")
         if family and family not in families:
             continue  # A command such as calibrate brings its own.
-        parent = families[family] if family else app
-        parent.command(function, name=verb, help=help_line, sort_key=order)
+        if family:
+            families[family].command(function, name=verb, help=help_line, sort_key=order)
+        else:
+            place = firsts.index(name)
+            app.command(function, name=name, help=help_line, sort_key=place, group=group_of[name])
+    for names, help_line in LOUDNESS_FLAGS.items():
+        app.command(App(name=names, help=help_line, group=everywhere))
     return app
 
 
 def run(arguments: list[str]) -> int:
     """Run one command and return its exit code; every error of the user's is printed once."""
+    arguments, asked = split_loudness(arguments)
+    if len(asked) > 1:
+        return _report(
+            arguments,
+            ConfigError(
+                command_line.BAD_ARGUMENT.problem("--quiet and --verbose ask for the opposite")
+            ),
+        )
+    with loudness(asked.pop() if asked else "normal"):
+        NOTES.debug(f"echelon {__version__}, Python {platform.python_version()}")
+        return _run_command(arguments)
+
+
+def _run_command(arguments: list[str]) -> int:
     try:
         result = build_app()(arguments)
     except CycloptsError as error:
@@ -143,6 +198,8 @@ def run(arguments: list[str]) -> int:
 
 def _report(arguments: list[str], error: EchelonError) -> int:
     error = _with_typed(arguments, error)
+    if NOTES.isEnabledFor(logging.DEBUG) and error.__traceback__ is not None:
+        NOTES.debug("".join(traceback.format_tb(error.__traceback__)).rstrip())
     if "--json" in arguments:
         print_error_json(_command_of(arguments), error)
     else:
@@ -158,7 +215,7 @@ def _with_typed(arguments: Sequence[str], error: EchelonError) -> EchelonError:
     if not any(problem.rule in OF_WORDS and not problem.set_by for problem in error.problems):
         return error
     typed = shlex.join(["echelon", *arguments])
-    return type(error)(
+    return error.with_problems(
         replace(one, set_by=typed) if one.rule in OF_WORDS and not one.set_by else one
         for one in error.problems
     )
@@ -171,8 +228,6 @@ def _command_of(arguments: Sequence[str]) -> str:
 
 
 def _report_bug() -> int:
-    import traceback
-
     traceback.print_exc()
     print(f"\nThis is a bug in Echelon {__version__}, not in what you typed.", file=sys.stderr)
     return EXIT_BUG
@@ -204,12 +259,35 @@ def _usage_problem(error: CycloptsError, arguments: Sequence[str]) -> Problem:
     )
     if isinstance(error, MissingArgumentError) and other and "--out requires" in message:
         return _out_elsewhere(other, arguments)
+    if isinstance(error, CoercionError) and (problem := _wrong_choice(error)):
+        return problem
     if isinstance(error, UnusedCliTokensError):
         message = f"more arguments than the command takes: {' '.join(error.unused_tokens or ())}"
     command = " ".join(["echelon", *(error.command_chain or ())])
     example = _EXAMPLES.get(command)
     more = (example, f"{command} --help") if example else (f"{command} --help",)
     return command_line.BAD_ARGUMENT.problem(message, suggestions=more)
+
+
+def _wrong_choice(error: CoercionError) -> Problem | None:
+    """Return the problem of a word that is none of a flag's few; None for another value."""
+    if error.argument is None or error.token is None:
+        return None
+    words = [
+        str(word)
+        for hint in (error.argument.hint, *get_args(error.argument.hint))
+        for word in get_args(hint)
+        if isinstance(word, str)
+    ]
+    words = words or [*getattr(error.argument.hint, "__members__", ())]
+    if not words:
+        return None
+    name, typed = error.argument.name, str(error.token.value)
+    flag = f"{name} " if name.startswith("-") else ""
+    return command_line.BAD_ARGUMENT.problem(
+        f"{flag}{typed} is none of {', '.join(words)}",
+        suggestions=[f"{flag}{word}" for word in did_you_mean(typed, words) or words],
+    )
 
 
 OUT_ELSEWHERE = frozenset(
@@ -267,7 +345,7 @@ def _as_out(flag: str, value: str) -> str:
 def _settings_called(flag: str) -> tuple[str, ...]:
     """Return how settings are typed that have the name of a flag: ``--tp`` is ``--set mesh.tp=``.
 
-    A table that has its name stands for its first settings.
+    A table that has its name stands for its first settings; another tool's word for one does, too.
     """
     from echelon.config.settings.schema import SETTINGS
 
@@ -275,4 +353,10 @@ def _settings_called(flag: str) -> tuple[str, ...]:
     parts = {key: key.split(".") for key in SETTINGS}
     found = [key for key, names in parts.items() if names[-1] == word]
     found = found or [key for key, names in parts.items() if names[0] == word]
+    found = found or [
+        key
+        for meant in SYNONYMS.get(word, ())
+        for key, names in parts.items()
+        if names[-1] == meant
+    ]
     return tuple(f"--set {key}=..." for key in found[:3])

@@ -12,7 +12,7 @@ import shutil
 import socket
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 
@@ -25,7 +25,14 @@ from echelon.core.optional import install_command
 from echelon.core.rulebook import machine as rules
 from echelon.core.units import binary_bytes
 from echelon.core.version import __version__
-from echelon.launch.environment import GPU_DEFAULTS, gpu_environment
+from echelon.launch.environment import (
+    GPU_DEFAULTS,
+    LAUNCH_VARIABLES,
+    gpu_environment,
+    is_launched,
+    local_start_note,
+    read_launched_rank,
+)
 from echelon.launch.gpus import find_driver_gpus
 from echelon.launch.host import available_memory_bytes, num_usable_cores
 from echelon.planner.view.text_layout import fill_text
@@ -88,6 +95,7 @@ def examine_machine(folder: Path) -> Iterator[MachineCheck]:
     yield shared_memory(needed_by_nccl=has_gpus)
     yield ports()
     yield gloo_interface()
+    yield launcher(os.environ)
     yield gpu_variables(os.environ, used=has_gpus)
     yield disk(folder)
 
@@ -141,7 +149,13 @@ def torch_and_backends(*, needs_nccl: bool) -> Iterator[MachineCheck]:
         return
     version = torch.__version__
     recent = tuple(int(part) for part in version.split("+")[0].split(".")[:2]) >= MIN_TORCH
-    older = None if recent else rules.TORCH_VERSION.problem(f"torch {version} is older than 2.11")
+    older = (
+        None
+        if recent
+        else rules.TORCH_VERSION.problem(
+            f"torch {version} is older than 2.11", suggestions=("pip install 'torch>=2.11'",)
+        )
+    )
     extras = {name: _version(name) for name in ("numpy", "safetensors", "tokenizers", "pyarrow")}
     yield MachineCheck(
         name="torch",
@@ -272,6 +286,31 @@ def gloo_interface(resolve: Callable[[str], str] = socket.gethostbyname) -> Mach
         name="gloo interface",
         text=f"{name} ({address})",
         facts={**facts, "address": address, "interface": name},
+    )
+
+
+def launcher(environment: Mapping[str, str]) -> MachineCheck:
+    """Find which rank a launcher made of this process, and by which variables."""
+    read = {name: environment[name] for name in LAUNCH_VARIABLES if environment.get(name)}
+    try:
+        place = read_launched_rank(environment) if is_launched(environment) else None
+    except EnvironmentProblem as error:
+        told = ", ".join(f"{name}={value}" for name, value in read.items())
+        return MachineCheck(
+            name="launcher", text=told, facts={"variables": read}, problem=error.problems[0]
+        )
+    if place is None:
+        note = local_start_note(environment)
+        return MachineCheck(
+            name="launcher",
+            text=f"none, ranks start here{note and ': '}{note}",
+            facts={"variables": read, "launcher": None},
+        )
+    return MachineCheck(
+        name="launcher",
+        text=f"{place.launcher}: rank {place.rank} of {place.world_size}, local rank "
+        f"{place.local_rank}, meeting at {place.master_addr}:{place.master_port}",
+        facts={"variables": read, **asdict(place)},
     )
 
 

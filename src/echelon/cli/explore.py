@@ -10,7 +10,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from echelon.cli.output import note
+from echelon.cli.stderr import note
 from echelon.cli.written_files import PAGE, WrittenFiles
 
 

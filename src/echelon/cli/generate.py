@@ -9,9 +9,11 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from echelon.api.generating import Generated, generate_texts
-from echelon.cli.flags import Json, Settings, bad_argument
-from echelon.cli.output import note, print_result
+from echelon.cli.flags import Json, Overcommit, Settings, bad_argument
+from echelon.cli.output import print_result
+from echelon.cli.stderr import note
 from echelon.config.generation import Request, Sampling
+from echelon.launch.stop import EXIT_INTERRUPTED
 
 
 def generate(
@@ -43,17 +45,20 @@ def generate(
     seed: Annotated[int, Parameter(help="What a draw hangs on, beside the prompt.")] = 0,
     block_tokens: Annotated[int, Parameter(help="Positions of a block of the cache.")] = 16,
     settings: Settings = (),
+    allow_overcommit: Overcommit = False,
     json: Json = False,
 ) -> int:
     """Write after prompts, on ranks that --set mesh.tp, mesh.pp or mesh.dp_replicate ask for."""
     sampling = Sampling(temperature=temperature, top_k=top_k, top_p=top_p, seed=seed)
     request = Request(max_tokens=max_tokens, sampling=sampling, block_tokens=block_tokens)
     prompts = (*prompt, *map(_read, prompt_file))
-    found = generate_texts(run, prompts, request, settings=settings, say=note)
+    found = generate_texts(
+        run, prompts, request, settings=settings, say=note, allow_overcommit=allow_overcommit
+    )
     if found.rank == 0:
         print_result("generate", lambda: _as_json(found), lambda: _as_text(found), as_json=json)
         note(_speed(found))
-    return 0
+    return EXIT_INTERRUPTED if found.stopped else 0
 
 
 def _read(name: str) -> str:

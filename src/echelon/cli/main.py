@@ -2,7 +2,7 @@
 
 Exit codes: 0 done; 1 ran, and the answer is no; 2 usage or configuration; 3 the environment lacks
 something; 4 training failed; 70 a bug of Echelon's own, with its traceback; 75 stopped with a good
-checkpoint, try again; 130 interrupted; 141 whoever read the output closed it.
+checkpoint, try again; 130 interrupted, by Ctrl-C or SIGTERM; 141 whoever read the output closed it.
 
 Nothing is imported here that takes long: what is interrupted while it loads ends as quietly as what
 is interrupted at work.
@@ -11,24 +11,30 @@ is interrupted at work.
 from __future__ import annotations
 
 import os
-import signal
 import sys
 from collections.abc import Sequence
 
-EXIT_INTERRUPTED = 130  # 128 + SIGINT
+from echelon.launch.stop import EXIT_INTERRUPTED, stop_request
+
 EXIT_PIPE_CLOSED = 141  # 128 + SIGPIPE
 
 
 def main(tokens: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code; an interrupt is one line, whenever it comes."""
-    try:
-        code = _run([*(sys.argv[1:] if tokens is None else tokens)])
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr, flush=True)
-        code = EXIT_INTERRUPTED
-    if tokens is None and signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        # What is left is to end: another Ctrl-C does that at once, without a traceback.
-        signal.signal(signal.SIGINT, signal.SIG_DFL)
+    """Run one command and return its exit code; a request to stop is one line, whenever it comes.
+
+    Without `tokens` the process ends with this call.
+    """
+    with stop_request() as stop:
+        try:
+            code = _run([*(sys.argv[1:] if tokens is None else tokens)])
+            if tokens is None:
+                stop.end_with(code)
+        except KeyboardInterrupt:
+            code = EXIT_INTERRUPTED
+            if stop.received is None:
+                print("interrupted", file=sys.stderr, flush=True)
+            if tokens is None:
+                stop.end_with(code)
     return code
 
 

@@ -1,4 +1,4 @@
-"""Where output goes: results to stdout, messages to stderr, and `--json` is one versioned object.
+"""Where output goes: results to stdout, errors to stderr, and `--json` is one versioned object.
 
 How text is laid out, `planner/view/text_layout.py` says.
 """
@@ -9,18 +9,14 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
-from itertools import cycle
-from threading import Event, Thread
+from collections.abc import Callable, Mapping
 from typing import TextIO
 
 from echelon.core.errors import EchelonError, EnvironmentProblem
+from echelon.core.plurals import in_singular
 from echelon.core.rulebook.command_line import OUTPUT_WRITABLE
 from echelon.planner.view.text_layout import WIDTH
 
-SPINS_AFTER_S = 1.0  # s
-TURN_S = 0.125  # s
 NARROWEST = 60  # columns
 WIDEST = 160  # columns; of a list that goes into a pipe, too: a row is a line there
 JSON_SCHEMA = 1  # of the written JSON
@@ -42,7 +38,7 @@ def print_result(
     if as_json:
         print_json(command, to_json())
     else:
-        print(to_text(), end="")
+        print(in_singular(to_text()), end="")
 
 
 def print_error(error: EchelonError) -> None:
@@ -58,9 +54,15 @@ def print_error(error: EchelonError) -> None:
         console.print(text)
 
 
-def print_error_json(command: str, error: EchelonError) -> None:
-    """Print the problems of `error` as the one object on stdout that `--json` promises."""
-    print_json(command, {"error": True, "problems": [p.to_json() for p in error.problems]})
+def print_error_json(
+    command: str, error: EchelonError, more: Mapping[str, object] | None = None
+) -> None:
+    """Print the problems of `error` as the one object on stdout that `--json` promises.
+
+    `more` is what else is known of them.
+    """
+    problems = [problem.to_json() for problem in error.problems]
+    print_json(command, {"error": True, "problems": problems, **(more or {})})
 
 
 def page_columns(without: int = WIDTH) -> int:
@@ -73,44 +75,6 @@ def page_columns(without: int = WIDTH) -> int:
         return without
     columns = shutil.get_terminal_size((without, 24)).columns
     return min(max(columns, NARROWEST), WIDEST)
-
-
-@contextmanager
-def spinner(words: str, *, shown: bool = True, after_s: float = SPINS_AFTER_S) -> Iterator[None]:
-    """Turn a sign on stderr while work takes longer than a moment; take it away at its end.
-
-    Only a terminal that can clear a line gets one.
-    """
-    stream = sys.stderr
-    if not shown or stream is None or not stream.isatty() or os.environ.get("TERM") == "dumb":
-        yield
-        return
-    done = Event()
-    thread = Thread(target=_spin, args=(stream, words, done, after_s), daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        done.set()
-        thread.join()
-
-
-def _spin(stream: TextIO, words: str, done: Event, after_s: float) -> None:
-    if done.wait(after_s):
-        return
-    with suppress(OSError):
-        for sign in cycle("|/-\\"):
-            stream.write(f"\r{sign} {words} ...")
-            stream.flush()
-            if done.wait(TURN_S):
-                break
-        stream.write("\r\x1b[2K")
-        stream.flush()
-
-
-def note(message: str) -> None:
-    """Print a message that is not the result, on stderr."""
-    print(message, file=sys.stderr, flush=True)
 
 
 def stdout_refuses() -> bool:

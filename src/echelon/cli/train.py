@@ -10,8 +10,9 @@ from cyclopts import Parameter
 
 from echelon.api.evaluating import follow_run
 from echelon.api.training import TrainResult, launched_servers, launched_world_size, train_job
-from echelon.cli.flags import Json, RunFile, Settings
-from echelon.cli.output import note, print_result
+from echelon.cli.flags import Json, Overcommit, RunFile, Settings
+from echelon.cli.output import print_result
+from echelon.cli.stderr import note
 from echelon.config.job import Job
 from echelon.config.load import load_job
 from echelon.core.errors import EXIT_STOPPED_WITH_CHECKPOINT
@@ -29,6 +30,7 @@ def train(
     resume: Annotated[
         Path | None, Parameter(help="The run, or the checkpoint, to go on from.")
     ] = None,
+    allow_overcommit: Overcommit = False,
     json: Json = False,
 ) -> int:
     """Train a run; Ctrl-C stops it at a step, with a checkpoint to go on from (exit 75)."""
@@ -36,7 +38,7 @@ def train(
         job = load_job(run, settings, world_size=place.world_size, servers=place.servers)
         return _evaluate(job, place, as_json=json)
     job = load_job(run, settings, world_size=launched_world_size(), servers=launched_servers())
-    result = train_job(job, resume=resume, say=note)
+    result = train_job(job, resume=resume, say=note, allow_overcommit=allow_overcommit)
     if result.rank == 0:
         places = {"run": str(result.run), "data": str(result.data)}
         print_result(

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Annotated, TypeAlias
 from cyclopts import Parameter
 
 from echelon.cli.flags import OUT, argument_problem, ending_problem, free_path, taken_problems
-from echelon.cli.output import note
+from echelon.cli.stderr import note
 from echelon.config.files.new_file import require_free_names
 from echelon.core.errors import ConfigError, Problem
 

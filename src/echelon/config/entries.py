@@ -17,6 +17,7 @@ from echelon.config.settings.value_types import Quantity, Setting, toml_text
 from echelon.core.errors import Problem
 from echelon.core.rulebook.config import CONFLICTING_SETTINGS, UNKNOWN_KEY, WRONG_TYPE
 from echelon.core.rules import did_you_mean
+from echelon.core.synonyms import SYNONYMS
 
 DEFAULT = "default"
 
@@ -28,6 +29,8 @@ class Entry:
     value: object
     source: str
     folder: Path | None = None
+    gives_way: bool = False
+    """True for a run preset's value, which adapts to what the user wrote."""
 
     def path(self) -> Path:
         """Return the value as a path, taken from the folder of the file that sets it."""
@@ -154,7 +157,9 @@ def _meant(
     names = [known.rpartition(".")[2] for known in siblings]
     if close := did_you_mean(name, names):
         return [f"{prefix}{word}" for word in close]
-    if elsewhere := [known for known in settings if known.rpartition(".")[2] == name]:
-        near = did_you_mean(f"{prefix}{name}", elsewhere)
-        return list(near) or elsewhere
+    lower = name.lower()
+    for word in (lower, *SYNONYMS.get(lower, ())):
+        if elsewhere := [known for known in settings if known.rpartition(".")[2] == word]:
+            near = did_you_mean(f"{prefix}{word}", elsewhere)
+            return list(near) or elsewhere
     return list(did_you_mean(f"{prefix}{name}", settings))

@@ -5,14 +5,17 @@ Everything is derived and checked: nothing "auto" is left in a Job.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
+from echelon.config.adaptation import ADAPTED, adapted_view
 from echelon.config.automatic import (
     default_log_every,
+    default_precision,
     default_resharding,
     read_fp8_gradients,
     read_recompute,
@@ -58,6 +61,7 @@ from echelon.core.errors import ConfigError, InfeasiblePlan, Problem
 from echelon.core.plan import Documents, Layout, Mathematics, Optimizer, Plan, Precision
 from echelon.core.rulebook.config import MISSING_SETTING
 
+LOG = logging.getLogger(__name__)
 PARTS_OF_MODEL = tuple(f"model.{part}" for part in PARTS)
 
 
@@ -92,12 +96,19 @@ def resolve(
     if isinstance(cluster, list):
         problems.extend(cluster)
         legal_by_themselves = False
+    elif cluster is not None:
+        dtypes, why = default_precision(view, cluster)
+        source = f"derived: {why}"
+        derived = {key: Entry(value=value, source=source) for key, value in dtypes.items()}
+        view = replace(view, entries=merged | derived)
     started: list[ViolationFinder] = []
     if world_size is not None:
         started.append(world_size_is_product(world_size))
         if servers is not None:
             started.append(servers_are_ps_tasks(servers, world_size))
-    problems.extend(find_problems(view, (*FINDERS[:-1], *started, FINDERS[-1])))
+    finders = (*FINDERS[:-1], *started, FINDERS[-1])
+    view = adapted_view(view, finders)
+    problems.extend(find_problems(view, finders))
     if problems:
         raise (InfeasiblePlan if legal_by_themselves else ConfigError)(problems)
     assert isinstance(cluster, Cluster)
@@ -125,7 +136,7 @@ def absolute_entry(key: str, entry: Entry) -> Entry:
     """Return the entry of a path with an absolute one; a word that is none stays."""
     if not isinstance(entry.value, str) or _is_word(key, entry.value):
         return entry
-    return Entry(value=str(entry.path().absolute()), source=entry.source)
+    return replace(entry, value=str(entry.path().absolute()), folder=None)
 
 
 def _resolve_mixture(entries: dict[str, Entry]) -> None:
@@ -279,7 +290,19 @@ def load_job(
     """
     load_installed_plugins()
     layers = gather_layers(source, sets, typed)
-    return resolve(layers, run_name_of(source), world_size, servers)
+    job = resolve(layers, run_name_of(source), world_size, servers)
+    say_adapted(job)
+    if LOG.isEnabledFor(logging.DEBUG):
+        for row in job.sources:
+            if row.source != DEFAULT and not row.source.startswith("derived"):
+                LOG.debug(f"{row.key} = {row.value}, {row.source}")
+    return job
+
+
+def say_adapted(job: Job) -> None:
+    """Log one line about the preset's values that gave way to the user's."""
+    if adapted := [row for row in job.sources if row.source.startswith(ADAPTED)]:
+        LOG.warning("; ".join(f"{row.key} = {row.value}, {row.source}" for row in adapted))
 
 
 def run_name_of(source: Path | str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import tomllib
 from collections.abc import Mapping, Sequence
@@ -30,8 +31,11 @@ from echelon.core.rulebook.config import (
 )
 from echelon.core.rules import did_you_mean
 
+LOG = logging.getLogger(__name__)
 RUN_SOURCES = ("a run.toml", "a preset (echelon config presets)")
 """What a run may be named by, where no name is near to what was typed."""
+TABLES_OF_FACTS = ("model", "cluster")
+"""Tables of which no value of a preset gives way to the user's."""
 CLUSTER_KEY = "devices_per_node"
 """What every cluster file has, and no run file."""
 
@@ -91,7 +95,12 @@ def entries_from_tables(
 def preset_entries(preset: Preset) -> dict[str, Entry]:
     """Return the entries of a preset."""
     source = f"preset {preset.name}"
-    entries = {key: Entry(value=v, source=source) for key, v in flatten(preset.tables)}
+    entries = {
+        key: Entry(
+            value=value, source=source, gives_way=key.partition(".")[0] not in TABLES_OF_FACTS
+        )
+        for key, value in flatten(preset.tables)
+    }
     if preset.kind == "models":
         entries["model.preset"] = Entry(value=preset.name, source=source)
     return entries
@@ -156,6 +165,7 @@ def _add_source(
 ) -> None:
     path = Entry(value=str(source), source="", folder=folder).path()
     if isinstance(source, str) and (preset := preset_meant(source, path)):
+        LOG.debug(f"read the preset {preset.name}")
         gathered.add(preset_entries(preset))
     elif isinstance(source, str) and not is_file(path) and _may_be_preset(source, path):
         gathered.add_problem(_unknown_preset(str(source), folder, set_by))
@@ -187,6 +197,7 @@ def _add_file(gathered: SettingLayers, path: Path, *, set_by: str, chain: tuple[
     if CLUSTER_KEY in read[0]:
         gathered.add_problem(_is_cluster(path, set_by))
         return
+    LOG.debug(f"read {path}")
     here = str(path.resolve())
     if here in chain:
         files = " -> ".join(Path(file).name for file in (*chain[chain.index(here) :], here))

@@ -10,5 +10,5 @@ errors.py, rules.py         problems, and the rules they name     rulebook/   ev
 choices/                    registries: optimizers, context kinds, plugins
 serialize.py, units.py, svg.py   JSON, numbers for people, drawings
 disk.py, offload_file.py    files that last, files of slices
-optional.py, version.py     packages that only some commands need; this one's version
+optional.py, notebook.py, version.py   packages that only some commands need, views, our version
 """

@@ -8,6 +8,7 @@
     |-- EnvironmentProblem       the machine lacks something                          exit 3
     |-- ProofFailed              the plan was run and is not equal to one device      exit 1
     `-- RunFailed                training started and could not go on                 exit 4
+        `-- Interrupted          ranks were asked to stop, and nothing is kept        exit 130
 
 An error carries *all* problems that were found, not the first one. `assert` is for our own bugs.
 """
@@ -16,6 +17,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import Self
+
+
+def either(ways: Sequence[str]) -> str:
+    """Return several ways as a choice: ``1, 2 or 4``."""
+    *others, last = ways
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +43,7 @@ class Problem:
         if self.set_by:
             hints.append(f"set by: {self.set_by}")
         if self.suggestions:
-            hints.append(f"works here: {', '.join(self.suggestions)}")
+            hints.append(f"works here: {either(self.suggestions)}")
         hints.append(f"more: echelon explain {self.rule}")
         lines.append("  " + "      ".join(hints))
         return "\n".join(lines)
@@ -68,6 +76,10 @@ class EchelonError(Exception):
         """Let the error cross a process boundary with its problems."""
         return type(self), (self.problems,)
 
+    def with_problems(self, problems: Iterable[Problem]) -> Self:
+        """Return the error with other words for its problems."""
+        return type(self)(problems)
+
     @property
     def rules(self) -> tuple[str, ...]:
         """Return the rule ids, in order."""
@@ -97,7 +109,7 @@ class EnvironmentProblem(EchelonError):
 
 
 class ProofFailed(EchelonError):
-    """The plan was run beside one device and is not equal to it."""
+    """The plan was run and is not equal to one device."""
 
     exit_code = 1
 
@@ -106,6 +118,12 @@ class RunFailed(EchelonError):
     """Training started and could not go on."""
 
     exit_code = 4
+
+
+class Interrupted(RunFailed):
+    """Ranks were asked to stop, and nothing of their work is kept."""
+
+    exit_code = 130
 
 
 EXIT_STOPPED_WITH_CHECKPOINT = 75  # EX_TEMPFAIL of sysexits.h

@@ -22,7 +22,7 @@ Coordinates = Mapping[Axis, int]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mesh:
-    """Hold the degree of every axis, and how many servers there are beside the grid.
+    """The degree of every axis, and the number of servers outside the grid.
 
     The grid has as many ranks as the product of all degrees but `ep`.
     """

@@ -1,21 +1,31 @@
-"""Import what only some uses need: a package, or say what to install; the page for a notebook.
-
-Echelon is installed from its source: what works is a command in the checkout, `.[train]`.
-"""
+"""Import a package that only some uses need, or say what to install."""
 
 from __future__ import annotations
 
+import shlex
 from importlib import import_module
 from importlib.util import find_spec
+from pathlib import Path
 from types import ModuleType
 
 from echelon.core.errors import EnvironmentProblem, Problem
 from echelon.core.rulebook.data import PACKAGE_INSTALLED
+from echelon.core.version import DISTRIBUTION
 
 
 def install_command(extra: str) -> str:
-    """Return what installs the packages of an extra."""
-    return f"pip install '.[{extra}]' in the checkout of Echelon"
+    """Return the command that installs the packages of an extra, from any folder."""
+    checkout = checkout_folder()
+    if checkout is None:
+        return f"pip install '{DISTRIBUTION}[{extra}]'"
+    return f"pip install -e {shlex.quote(f'{checkout}[{extra}]')}"
+
+
+def checkout_folder() -> Path | None:
+    """Return the folder whose `src/echelon` this package is; None where it is installed."""
+    source = Path(__file__).resolve().parents[2]
+    folder = source.parent
+    return folder if source.name == "src" and (folder / "pyproject.toml").is_file() else None
 
 
 def optional_package(name: str, *, extra: str, purpose: str) -> ModuleType:
@@ -34,7 +44,7 @@ def optional_package(name: str, *, extra: str, purpose: str) -> ModuleType:
 
 def missing_package(name: str, *, extra: str, purpose: str, set_by: str = "") -> Problem | None:
     """Return the problem of a package that is not installed; it is looked for, not imported."""
-    if find_spec(name) is not None:
+    if _is_installed(name):
         return None
     return PACKAGE_INSTALLED.problem(
         f"{purpose} needs the package {name}, which is not installed",
@@ -43,10 +53,15 @@ def missing_package(name: str, *, extra: str, purpose: str, set_by: str = "") ->
     )
 
 
-def notebook_html(view: str, record: object) -> str:
-    """Return what a notebook shows of a record, by the function `view` of `page/notebook.py`.
+def require_package(name: str, *, extra: str, purpose: str) -> None:
+    """Raise EnvironmentProblem where a package is not installed; it is not imported."""
+    problem = missing_package(name, extra=extra, purpose=purpose)
+    if problem is not None:
+        raise EnvironmentProblem(problem)
 
-    Records know it by its name only: the page stands floors above them, and is imported when a
-    notebook asks for it.
-    """
-    return getattr(import_module("echelon.page.notebook"), view)(record)
+
+def _is_installed(name: str) -> bool:
+    try:
+        return find_spec(name) is not None
+    except (ImportError, ValueError):  # the parent package is missing, or import of it is blocked
+        return False

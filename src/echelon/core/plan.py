@@ -26,7 +26,7 @@ from echelon.core.cluster import Cluster
 from echelon.core.experts import Balance, ExpertLayout
 from echelon.core.mesh import Mesh
 from echelon.core.model_shape import ModelShape
-from echelon.core.optional import notebook_html
+from echelon.core.notebook import NOTEBOOK_VIEWS
 from echelon.core.serialize import content_hash, decode_json, from_json, to_json
 
 DType = Literal["fp64", "fp32", "bf16", "fp16"]
@@ -314,7 +314,7 @@ class Layout:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """Say how one training run is split; complete, resolved, and legal."""
+    """The split of one training run: complete, resolved, and legal."""
 
     name: str
     mathematics: Mathematics
@@ -366,9 +366,9 @@ class Plan:
         """Return the token positions of a global batch, ignored ones included."""
         return self.mathematics.global_sequences * self.mathematics.sequence_length
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
         """Return the plan, as a notebook shows it: its page without a script."""
-        return notebook_html("plan_html", self)
+        return NOTEBOOK_VIEWS.html("plan", self)
 
     def same_mathematics(self, other: Plan) -> bool:
         """Return whether both plans must give the same numbers."""

@@ -1,4 +1,4 @@
-"""Numbers with units, for people: GB (10^9) and GiB (2^30) are never mixed, nor bits and bytes.
+"""Numbers with units, for people. Memory is in GiB (2^30), what links carry in GB (10^9).
 
 A number that rounds up to the next unit is shown in it: 999,999 is ``1.00M``, not ``1000.00k``.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-_BINARY = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
+BINARY_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SENT = ("B", "kB", "MB", "GB", "TB")
 _DECIMAL = ("", "k", "M", "B", "T")
 
@@ -17,8 +17,25 @@ GIB = 2**30  # bytes
 
 def binary_bytes(count: float) -> str:
     """Return bytes held, in powers of 1024: ``61.80 GiB``."""
-    value, unit = _scale(count, 1024, _BINARY)
+    value, unit = _scale(count, 1024, BINARY_UNITS)
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.2f} {unit}"
+
+
+def gib(count: float) -> str:
+    """Return bytes held, in GiB without the unit: ``61.8``, or ``0.29`` below one.
+
+    For columns and sums that name the unit once.
+    """
+    value = count / GIB
+    return f"{value:,.1f}" if abs(value) >= 0.95 else f"{value:.2g}"
+
+
+def binary_unit(largest: float) -> tuple[int, str]:
+    """Return the bytes of the unit that suits numbers up to `largest`, and its name."""
+    power = 0
+    while largest / 1024**power >= 1024 and power < len(BINARY_UNITS) - 1:
+        power += 1
+    return 1024**power, BINARY_UNITS[power]
 
 
 def decimal_bytes(count: float) -> str:

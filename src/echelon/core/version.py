@@ -6,6 +6,8 @@ import hashlib
 from pathlib import Path
 
 __version__ = "0.1.0"
+DISTRIBUTION = "echelon-parallel"
+"""The name in the package index; the package and the command are `echelon`."""
 
 
 def source_hash() -> str:

@@ -21,6 +21,7 @@ from echelon.config.load import resolve
 from echelon.config.model.settings import build_model, derive_model, expand_model
 from echelon.config.plan_view import model_settings, plan_settings, settings_under
 from echelon.config.presets import preset_names
+from echelon.config.rules.data import SOURCE_KEY, data_is_named
 from echelon.config.setting_layers import SettingLayers
 from echelon.config.settings.mixture_list import NO_MIXTURE
 from echelon.config.settings.pipeline import AUTO, FILE, FILE_KEY, SCHEDULE_KEY, VIRTUAL_KEY
@@ -166,7 +167,10 @@ def _settings_around_plan(job: Job | None) -> dict[str, object]:
     found["observe.trackers"] = list(job.observe.trackers) or "none"
     left = {"train.steps", "train.run_name"}
     left |= {row.key for row in job.sources if row.source.startswith("derived")}
-    return {k: v for k, v in found.items() if k not in left and v != SETTINGS[k].default}
+    changed = {k: v for k, v in found.items() if k not in left and v != SETTINGS[k].default}
+    # Training refuses a run that names no data, so data that is the default by choice is named.
+    named = data_is_named(job) and not job.data.mixture
+    return {**changed, SOURCE_KEY: job.data.source} if named else changed
 
 
 def _cluster(plan: Plan, job: Job | None) -> tuple[dict[str, object], dict[str, str]]:

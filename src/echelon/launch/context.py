@@ -55,29 +55,31 @@ class RankProgress:
 
     `mark` at each step (and at anything long: a checkpoint, a validation), `enter` and `leave`
     around each wait for other ranks: a rank that does not move and does not wait is stuck.
+    `answer_stop` where a request to stop gets a result from then on: before, the run just ends.
     A GPU waits for other ranks while the host runs on, so `read` marks where the host reads a value
     of the device: that is a wait for whatever operation the device has not come past.
     """
 
-    __slots__ = ("_stop", "_wait", "attempt", "count", "doing", "lost", "ring")
+    __slots__ = ("_stop", "_wait", "announce", "attempt", "count", "doing", "lost", "ring")
 
     def __init__(self) -> None:
         """Start at nothing done."""
         self._stop = threading.Event()
+        self.announce: Callable[[], object] = lambda: None
+        # It tells whoever started this rank that a request to stop is answered.
         self.ring: FingerprintRing | None
         # A thread sets it with each job, and appends to it.
         self.lost: list[LostRank] = []
         self.reset()
 
     def reset(self) -> None:
-        """Forget everything but who is lost: a new job begins."""
+        """Forget everything but who is lost and a request to stop: a new job begins."""
         self.ring = None
         self.attempt = 0
         self.count = 0
         self.doing = ""
         self._wait: tuple[str, int | None, Callable[[], UnfinishedWait | None] | None]
         self._wait = ("", None, None)
-        self._stop.clear()
 
     @property
     def waiting(self) -> str:
@@ -144,9 +146,17 @@ class RankProgress:
         finally:
             self.leave()
 
+    def answer_stop(self) -> None:
+        """Say that a request to stop is answered with a result from here on."""
+        self.announce()
+
     def request_stop(self) -> None:
         """Ask for a stop at the next step boundary."""
         self._stop.set()
+
+    def clear_stop(self) -> None:
+        """Forget a request to stop: it was for another job."""
+        self._stop.clear()
 
     def stop_requested(self) -> bool:
         """Return whether someone asked this rank to stop."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -18,16 +18,25 @@ from echelon.core.rulebook.launch import (
     TF_CONFIG_SERVERS,
 )
 from echelon.launch.host import num_usable_cores
+from echelon.launch.launchers import (
+    LAUNCHER_VARIABLES,
+    LOCAL_RANK,
+    LOCAL_WORLD_SIZE,
+    LOOPBACK,
+    MASTER_ADDR,
+    MASTER_PORT,
+    RANK,
+    STARTS,
+    TORCHRUN,
+    WORLD_SIZE,
+    LaunchVariables,
+    launch_variables,
+    note_of_local_start,
+)
 from echelon.launch.tf_config import EVALUATOR, TF_CONFIG, TFCluster, read_tf_config, require_rank
 
-LOCAL_HOST = "127.0.0.1"
+LOCAL_HOST = LOOPBACK
 """Where local ranks meet."""
-RANK = "RANK"
-LOCAL_RANK = "LOCAL_RANK"
-LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
-WORLD_SIZE = "WORLD_SIZE"
-MASTER_ADDR = "MASTER_ADDR"
-MASTER_PORT = "MASTER_PORT"
 RESTART_COUNT = "TORCHELASTIC_RESTART_COUNT"
 RUN_ID = "TORCHELASTIC_RUN_ID"
 AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
@@ -75,6 +84,7 @@ VARIABLES: Mapping[str, str] = {
     ACCELERATE_DEEPSPEED: "read: whether Accelerate was asked for DeepSpeed",
     ACCELERATE_ZERO_STAGE: "read: the ZeRO stage that it was asked for",
     COMPILER: "read: the C++ compiler of PyTorch's compiler, where kernels are compiled on a CPU",
+    **LAUNCHER_VARIABLES,
     **TRACKER_VARIABLES,
 }
 """Every variable, and what for."""
@@ -136,6 +146,12 @@ GPU_DEFAULTS = (
     ),
 )
 """What ranks on GPUs get; what Echelon does not use (Transformer Engine) has no entry."""
+LAUNCH_VARIABLES = (
+    *(RANK, LOCAL_RANK, LOCAL_WORLD_SIZE, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TF_CONFIG),
+    *(RUN_ID, RESTART_COUNT, AGENT_STORE),
+    *LAUNCHER_VARIABLES,
+)
+"""The variables by which a process knows its rank."""
 _DUMP_FILE_NAMES = (NCCL_DUMP_FILE, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _RANK_VARIABLES = (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)
 _LARGEST_PORT = 65535  # of TCP
@@ -143,7 +159,7 @@ _LARGEST_PORT = 65535  # of TCP
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedRank:
-    """Say which rank of which launch this process is, as torchrun tells it."""
+    """Say which rank of which launch this process is, as its launcher tells it."""
 
     rank: int
     local_rank: int
@@ -154,6 +170,8 @@ class LaunchedRank:
     store_is_hosted: bool = False
     servers: int | None = None
     """How many of the ranks, the last ones, are parameter servers; None where nobody said."""
+    launcher: str = TORCHRUN
+    """The program that started the ranks, by whose variables they are known."""
 
 
 def zero_stage_asked_of_accelerate(environment: Mapping[str, str] = os.environ) -> tuple[int, str]:
@@ -180,29 +198,37 @@ def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
     `read_launched_rank` says so. To start all ranks here instead would be another run in each of
     the processes of a broken launch.
     """
-    return _has_ranks(environment) or bool(environment.get(TF_CONFIG))
+    return bool(environment.get(TF_CONFIG)) or launch_variables(environment) is not None
 
 
-def _has_ranks(environment: Mapping[str, str]) -> bool:
-    return RANK in environment or WORLD_SIZE in environment
+def local_start_note(environment: Mapping[str, str] = os.environ) -> str:
+    """Return why ranks start here although a launcher has set variables; empty without them."""
+    return "" if is_launched(environment) else note_of_local_start(environment)
+
+
+def is_first_rank(environment: Mapping[str, str] = os.environ) -> bool:
+    """Return whether this process is rank 0 of its launch, or is in none."""
+    return not is_launched(environment) or read_launched_rank(environment).rank == 0
 
 
 def read_launched_rank(environment: Mapping[str, str] = os.environ) -> LaunchedRank:
     """Return the place of this process; EnvironmentProblem names every variable that is wrong."""
+    variables = launch_variables(environment)
     if not environment.get(TF_CONFIG):
-        return _rank_of_variables(environment)
+        return _rank_of_variables(environment, variables)
     told = _rank_of_tf_config(environment)
-    if not _has_ranks(environment):
+    if variables is None:
         return told
-    place = _rank_of_variables(environment)
+    place = _rank_of_variables(environment, variables)
     if (place.rank, place.world_size) != (told.rank, told.world_size):
+        rank, size = variables.named(RANK), variables.named(WORLD_SIZE)
         raise EnvironmentProblem(
             TF_CONFIG_AGREES.problem(
                 f"{TF_CONFIG} says rank {told.rank} of {told.world_size}, "
-                f"{RANK} and {WORLD_SIZE} say rank {place.rank} of {place.world_size}",
+                f"{rank} and {size} say rank {place.rank} of {place.world_size}",
                 key=TF_CONFIG,
-                set_by=f"{RANK}={place.rank}, {WORLD_SIZE}={place.world_size}, {TF_CONFIG}",
-                suggestions=(f"unset {TF_CONFIG}", f"unset {RANK} {WORLD_SIZE}"),
+                set_by=f"{rank}={place.rank}, {size}={place.world_size}, {TF_CONFIG}",
+                suggestions=(f"unset {TF_CONFIG}", f"unset {rank} {size}"),
             )
         )
     return replace(place, servers=told.servers)
@@ -240,56 +266,89 @@ def _attempt(environment: Mapping[str, str]) -> str:
     return f"{environment.get(RUN_ID, 'run')}/{environment.get(RESTART_COUNT, '0')}"
 
 
-def _rank_of_variables(environment: Mapping[str, str]) -> LaunchedRank:
-    missing = [name for name in _RANK_VARIABLES if not environment.get(name)]
-    there = [name for name in _RANK_VARIABLES if environment.get(name)]
-    if missing:
-        raise EnvironmentProblem(
-            RANK_ENVIRONMENT.problem(
-                f"{', '.join(missing)} not set, so this rank has no place",
-                set_by=", ".join(f"{name}={environment[name]}" for name in there),
-                suggestions=(
-                    "torchrun --nproc-per-node N -m echelon ...",
-                    f"unset {' '.join(there)}, to start all ranks here",
-                ),
-            )
-        )
-    problems: list[Problem] = []
-    world_size = _read_integer(environment, WORLD_SIZE, 1, None, problems)
-    rank = _read_integer(environment, RANK, 0, world_size, problems)
-    local_rank = _read_integer(environment, LOCAL_RANK, 0, world_size, problems)
-    port = _read_integer(environment, MASTER_PORT, 1, _LARGEST_PORT + 1, problems)
+def _rank_of_variables(
+    environment: Mapping[str, str], variables: LaunchVariables | None
+) -> LaunchedRank:
+    assert variables is not None, "no launcher has set a variable"
+    values = variables.values
+    problems = list(variables.problems)
+    missing = [name for name in _RANK_VARIABLES if not values.get(name)]
+    if missing and not problems:
+        problems.append(_half_a_launch(variables, missing, environment))
+    if problems:
+        raise EnvironmentProblem(problems)
+
+    def integer(name: str, least: int, end: int | None) -> int:
+        return _read_integer(variables.named(name), values[name], least, end, problems)
+
+    world_size = integer(WORLD_SIZE, 1, None)
+    rank = integer(RANK, 0, world_size)
+    local_rank = integer(LOCAL_RANK, 0, world_size)
+    port = integer(MASTER_PORT, 1, _LARGEST_PORT + 1)
     if problems:
         raise EnvironmentProblem(problems)
     return LaunchedRank(
         rank=rank,
         local_rank=local_rank,
         world_size=world_size,
-        master_addr=environment[MASTER_ADDR],
+        master_addr=values[MASTER_ADDR],
         master_port=port,
         attempt=_attempt(environment),
         store_is_hosted=environment.get(AGENT_STORE, "") == str(True),
+        launcher=variables.launcher,
+    )
+
+
+def _half_a_launch(
+    variables: LaunchVariables, missing: Sequence[str], environment: Mapping[str, str]
+) -> Problem:
+    """Return which variables of a launch are missing, by the names of its launcher."""
+    names = [variables.named(name) for name in variables.values if name in _RANK_VARIABLES]
+    said = {name: environment[name] for name in names if name in environment}
+    wanted = [
+        name if (own := variables.named(name)) == name else f"{own} (or {name})" for name in missing
+    ]
+    host, start = f"export {MASTER_ADDR}=HOST of rank 0", STARTS[variables.launcher].format("N")
+    return RANK_ENVIRONMENT.problem(
+        f"{', '.join(wanted)} not set, so this rank has no place",
+        set_by=", ".join(f"{name}={text}" for name, text in said.items()),
+        suggestions=(
+            host if missing == [MASTER_ADDR] else f"{start} echelon ...",
+            f"unset {' '.join(said)}, to start all ranks here",
+        ),
     )
 
 
 def read_node_size(environment: Mapping[str, str] = os.environ) -> int:
     """Return how many ranks the launcher started on this node; EnvironmentProblem without it."""
-    if not environment.get(LOCAL_WORLD_SIZE) and environment.get(TF_CONFIG):
+    size = known_node_size(environment)
+    if size is not None:
+        return size
+    if environment.get(TF_CONFIG):
         cluster = read_tf_config(environment[TF_CONFIG])
         require_rank(cluster)
         return len(cluster.on_host_of(cluster.rank))
-    if not environment.get(LOCAL_WORLD_SIZE):
-        raise EnvironmentProblem(
-            RANK_ENVIRONMENT.problem(
-                f"{LOCAL_WORLD_SIZE} is not set, so nobody knows which ranks share a node",
-                suggestions=(
-                    "torchrun --nnodes N --nproc-per-node M -m echelon ...",
-                    f"{LOCAL_WORLD_SIZE}=M, for M ranks on each node",
-                ),
-            )
+    raise EnvironmentProblem(
+        RANK_ENVIRONMENT.problem(
+            f"{LOCAL_WORLD_SIZE} is not set, so nobody knows which ranks share a node",
+            suggestions=(
+                "torchrun --nnodes N --nproc-per-node M -m echelon ...",
+                f"{LOCAL_WORLD_SIZE}=M, for M ranks on each node",
+            ),
         )
+    )
+
+
+def known_node_size(environment: Mapping[str, str] = os.environ) -> int | None:
+    """Return the ranks on this node by the variables of a launcher; None without them."""
+    name, text = LOCAL_WORLD_SIZE, environment.get(LOCAL_WORLD_SIZE)
+    variables = launch_variables(environment)
+    if not text and variables is not None:
+        name, text = variables.named(name), variables.values.get(name)
+    if not text:
+        return None
     problems: list[Problem] = []
-    size = _read_integer(environment, LOCAL_WORLD_SIZE, 1, None, problems)
+    size = _read_integer(name, text, 1, None, problems)
     if problems:
         raise EnvironmentProblem(problems)
     return size
@@ -300,7 +359,7 @@ def wanted_port(environment: Mapping[str, str] = os.environ) -> int:
     if not environment.get(MASTER_PORT):
         return 0
     problems: list[Problem] = []
-    port = _read_integer(environment, MASTER_PORT, 1, _LARGEST_PORT + 1, problems)
+    port = _read_integer(MASTER_PORT, environment[MASTER_PORT], 1, _LARGEST_PORT + 1, problems)
     if problems:
         raise EnvironmentProblem(problems)
     return port
@@ -312,8 +371,8 @@ def check_world_size(place: LaunchedRank, mesh_world_size: int) -> None:
         raise EnvironmentProblem(
             LAUNCHED_WORLD_SIZE.problem(
                 f"{place.world_size} ranks were started, but the mesh has {mesh_world_size}",
-                set_by=f"{WORLD_SIZE}={place.world_size}",
-                suggestions=[f"--nproc-per-node {mesh_world_size} on one host"],
+                set_by=f"{place.launcher}: {place.world_size} ranks",
+                suggestions=[f"{STARTS[place.launcher].format(mesh_world_size)} echelon ..."],
             )
         )
 
@@ -382,16 +441,21 @@ def rank_environment(*, rank: int, world_size: int, port: int) -> dict[str, str]
 
 
 def _read_integer(
-    environment: Mapping[str, str], name: str, least: int, end: int | None, problems: list[Problem]
+    name: str, text: str, least: int, end: int | None, problems: list[Problem]
 ) -> int:
-    text = environment[name]
+    ends = dict.fromkeys((least, least if end is None else end - 1))
+    works = [f"{name}={number}" for number in ends]
     limit = f"a whole number from {least}" + ("" if end is None else f" to {end - 1}")
     try:
         value = int(text)
     except ValueError:
-        problems.append(RANK_ENVIRONMENT.problem(f"{name} = {text!r} is not {limit}"))
+        problems.append(
+            RANK_ENVIRONMENT.problem(f"{name} = {text!r} is not {limit}", suggestions=works)
+        )
         return least
     if value < least or (end is not None and value >= end):
-        problems.append(RANK_ENVIRONMENT.problem(f"{name} = {value} is not {limit}"))
+        problems.append(
+            RANK_ENVIRONMENT.problem(f"{name} = {value} is not {limit}", suggestions=works)
+        )
         return least
     return value

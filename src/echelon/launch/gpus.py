@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from echelon.config.cluster.devices import device_preset_from_name
@@ -44,6 +46,33 @@ def find_driver_gpus() -> DriverGpus:
     except pynvml.NVMLError:
         pass  # No driver, or no permission to ask it: ranks then run on the CPU.
     return DriverGpus(driver=driver, gpus=tuple(found))
+
+
+def free_gpu_bytes(
+    num_ranks: int, environment: Mapping[str, str] = os.environ
+) -> tuple[int | None, ...]:
+    """Free bytes of the GPU of each local rank; None if the driver does not know a GPU.
+
+    The driver counts all GPUs of the machine; CUDA_VISIBLE_DEVICES selects and orders the
+    GPUs of the ranks.
+    """
+    import pynvml
+
+    visible = environment.get("CUDA_VISIBLE_DEVICES")
+    names = [str(rank) for rank in range(num_ranks)] if visible is None else visible.split(",")
+    free: list[int | None] = []
+    for name in (*names, *[""] * num_ranks)[:num_ranks]:
+        try:
+            pynvml.nvmlInit()
+            handle = (
+                pynvml.nvmlDeviceGetHandleByIndex(int(name))
+                if name.strip().isdigit()
+                else pynvml.nvmlDeviceGetHandleByUUID(name.strip())
+            )
+            free.append(int(pynvml.nvmlDeviceGetMemoryInfo(handle).free))
+        except pynvml.NVMLError:
+            free.append(None)
+    return tuple(free)
 
 
 def own_cluster() -> OwnCluster:

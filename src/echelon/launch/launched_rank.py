@@ -1,4 +1,4 @@
-"""Join a run that torchrun (or another launcher that sets RANK and WORLD_SIZE) has started."""
+"""Join a run whose ranks a launcher has started: torchrun, srun, mpirun or another one."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ from echelon.launch.local.supervisor import (
     DEFAULT_OPTIONS,
     LaunchOptions,
     RunOutcome,
-    handle_stop_signals,
 )
 from echelon.launch.process_group import (
     PrefixStore,
@@ -41,6 +40,7 @@ from echelon.launch.process_group import (
     open_launch_store,
 )
 from echelon.launch.root_cause import FaultKind, RankFailure, RankFault
+from echelon.launch.stop import STOPPING, stop_request
 from echelon.launch.watchdog import WATCHDOG_INTERVAL_S, Watchdog
 
 ALL_DONE = "all-done"
@@ -186,7 +186,11 @@ def run_joined(
     )
     faults = FaultReport(watchdog, place.rank)
     # A launcher sends several signals for one Ctrl-C, and kills those that take too long itself.
-    with handle_stop_signals(lambda *_: progress.request_stop()):
+    line = STOPPING if place.rank == 0 else ""
+    with (
+        stop_request() as stop,
+        stop.answered_by(progress.request_stop, line=line, repeats=False),
+    ):
         try:
             check_same_start(
                 stores[0], rank=place.rank, labels=names, argument=argument, timeout_s=limits.join_s
@@ -196,7 +200,7 @@ def run_joined(
                 JoinedLaunch(
                     place=place,
                     store=stores[0],
-                    device=device_of(options.backend, place.local_rank),
+                    device=device_of(options.backend, place.local_rank, launcher=place.launcher),
                     labels=names,
                     progress=progress,
                     watchdog=watchdog,

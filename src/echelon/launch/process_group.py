@@ -23,6 +23,7 @@ from echelon.core.errors import EnvironmentProblem
 from echelon.core.rulebook.launch import ENOUGH_DEVICES, PORT_IN_USE, RANK_NEVER_JOINED
 from echelon.launch.context import GroupPlace, RankContext, RankProgress
 from echelon.launch.environment import LOCAL_HOST, LaunchedRank
+from echelon.launch.launchers import TORCHRUN
 
 __all__ = [
     "PrefixStore",
@@ -87,11 +88,16 @@ def open_launch_store(launched: LaunchedRank, timeout_s: float) -> Store:
         ) from error
 
 
-def device_of(backend: Backend, local_rank: int) -> torch.device:
-    """Return the device that the rank drives; EnvironmentProblem where there are too few."""
+def device_of(backend: Backend, local_rank: int, *, launcher: str = TORCHRUN) -> torch.device:
+    """Return the device that the rank drives; EnvironmentProblem where there are too few.
+
+    Slurm (`--gpus-per-task`) and MPI's launchers may show each process its own GPU only.
+    """
     if backend == "gloo":
         return torch.device("cpu")
     devices = torch.cuda.device_count()
+    if launcher != TORCHRUN and devices == 1:
+        local_rank = 0
     if local_rank >= devices:
         raise EnvironmentProblem(
             ENOUGH_DEVICES.problem(

@@ -7,6 +7,7 @@ a SIGKILL echoes nothing, a connection error is nearly always an echo.
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -48,6 +49,13 @@ _FACTS: Mapping[FaultKind, tuple[int, float, Rule]] = {
     FaultKind.TIMED_OUT: (6, 0.0, rules.JOB_TIMED_OUT),
 }
 """Its place among causes, heaviest first; seconds in which a better one may come; its rule."""
+
+
+_WHY_KILLED = {
+    "SIGKILL": "kill -9, or the kernel for lack of memory",
+    "SIGBUS": "a file that it reads as memory, of zero.offload_dir or of the data, was cut short "
+    "or its disk failed",
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,6 +113,18 @@ class RankFailure(RunFailed):
     def error(self) -> EchelonError | None:
         """Return what the rank raised, where that was an error for the user."""
         return self.fault.error
+
+
+def exit_text(code: int) -> str:
+    """Return how a process ended, in words; `code` is negative for a signal."""
+    if code >= 0:
+        return f"exited with code {code}"
+    try:
+        name = signal.Signals(-code).name
+    except ValueError:
+        return f"killed by signal {-code}"
+    why = f" ({_WHY_KILLED[name]})" if name in _WHY_KILLED else ""
+    return f"killed by {name}{why}"
 
 
 def rank_name(rank: int, label: str) -> str:

@@ -1,6 +1,6 @@
 """What a notebook shows of a plan, a proof, a rehearsal, a comparison and a run: their pages.
 
-`core.optional.notebook_html` finds these functions by name: records stand floors below a page.
+Records stand floors below a page: they find these functions by their names in `core/notebook.py`.
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from echelon.core.notebook import NOTEBOOK_VIEWS
 from echelon.page.drawn.static import static_html
 
 if TYPE_CHECKING:
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from echelon.telemetry.summary import RunSummary
 
 
+@NOTEBOOK_VIEWS.register("plan")
 def plan_html(plan: Plan) -> str:
     """Return what a notebook shows of a plan: its page, without a script."""
     from echelon.page.plan import plan_page
@@ -25,6 +27,7 @@ def plan_html(plan: Plan) -> str:
     return static_html(plan_page(plan))
 
 
+@NOTEBOOK_VIEWS.register("proof")
 def proof_html(proof: Proof) -> str:
     """Return what a notebook shows of a proof."""
     from echelon.page.proof import proof_page
@@ -32,6 +35,7 @@ def proof_html(proof: Proof) -> str:
     return static_html(proof_page(proof.to_json()))
 
 
+@NOTEBOOK_VIEWS.register("rehearsal")
 def rehearsal_html(rehearsal: Rehearsal) -> str:
     """Return what a notebook shows of a rehearsal."""
     from echelon.page.rehearsal import rehearsal_page
@@ -39,6 +43,7 @@ def rehearsal_html(rehearsal: Rehearsal) -> str:
     return static_html(rehearsal_page(rehearsal.to_json()))
 
 
+@NOTEBOOK_VIEWS.register("comparison")
 def comparison_html(found: PlanComparison) -> str:
     """Return what a notebook shows of two plans beside one another."""
     from echelon.page.comparison import comparison_page
@@ -46,6 +51,7 @@ def comparison_html(found: PlanComparison) -> str:
     return static_html(comparison_page(found, found.a.plan.name, found.b.plan.name))
 
 
+@NOTEBOOK_VIEWS.register("summary")
 def summary_html(summary: RunSummary) -> str:
     """Return what a notebook shows of what a run did so far."""
     from echelon.page.run import summary_page

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from echelon.core.errors import Problem, ProofFailed
-from echelon.core.optional import notebook_html
+from echelon.core.notebook import NOTEBOOK_VIEWS
 from echelon.core.plan import Plan
 from echelon.core.rules import Rule
 from echelon.rehearsal.rank import RankRehearsal
@@ -93,9 +93,9 @@ class Rehearsal:
             "ranks": [self._rank_json(one) for one in self.ranks],
         }
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
         """Return the rehearsal, as a notebook shows it: its page without a script."""
-        return notebook_html("rehearsal_html", self)
+        return NOTEBOOK_VIEWS.html("rehearsal", self)
 
     def _rank_json(self, rank: RankRehearsal) -> dict[str, object]:
         return {

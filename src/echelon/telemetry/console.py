@@ -8,16 +8,15 @@ needs no repair.
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from echelon.core.plan import Plan
-from echelon.core.units import duration
+from echelon.core.units import GIB, duration, gib
+from echelon.launch.local.output import stream_of_notes
 from echelon.training.observer import StepFacts
 
-GIB = 2**30  # bytes
 _CLEAR_LINE = "\r\x1b[K"
 _SUFFIXES = ("", "k", "M", "B", "T")
 
@@ -63,8 +62,9 @@ class StepLine:
             parts.append("overflow: step skipped")
         if self.mfu is not None:
             parts.append(f"mfu {100 * self.mfu:.1f}%")
-        used, total = max(facts.rank_used_bytes) / GIB, self.memory_bytes / GIB
-        parts.append(f"mem {used:.1f}/{total:.1f} GiB" if used >= 1 else f"mem {used:.2f} GiB")
+        used = max(facts.rank_used_bytes)
+        whole = f"/{gib(self.memory_bytes)}" * (used >= GIB)
+        parts.append(f"mem {gib(used)}{whole} GiB")
         parts.append(f"eta {duration(self.seconds_left)}")
         return "  ".join(parts)
 
@@ -92,7 +92,7 @@ class Console:
 
     def __init__(self, *, log_every: int, total_steps: int, stream: TextIO | None = None) -> None:
         """Print to `stream` (stderr by default) a line every `log_every` steps."""
-        self._stream = sys.stderr if stream is None else stream
+        self._stream = stream_of_notes() if stream is None else stream
         self._log_every, self._total = log_every, total_steps
         self._terminal = _terminal_behind(self._stream)
         self._printed = False

@@ -1,6 +1,6 @@
 """The folder of a run: made once, never overwritten, written by one process group at a time.
 
-runs/<name>/  run.toml  plan.json  environment.json  metrics.jsonl  events.jsonl
+runs/<name>/  run.toml  plan.json  environment.json  metrics.jsonl  events.jsonl.gz
               traces/planned.json.gz  traces/measured.json.gz  (`telemetry/trace.py`)
               logs/rank-0000.log  checkpoints/step-000500/
 
@@ -16,6 +16,7 @@ import platform
 import re
 import socket
 import sys
+import time
 from collections.abc import Generator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
 from itertools import count
 from pathlib import Path
+from shutil import rmtree
 
 import psutil
 
@@ -37,11 +39,13 @@ from echelon.core.rulebook.run_directory import (
 )
 from echelon.core.serialize import decode_json
 from echelon.core.version import __version__
+from echelon.launch.host import num_usable_cores
 from echelon.training.checkpoint.folder import CHECKPOINTS, clean_leftovers
 from echelon.training.checkpoint.index import INDEX_FILE
 from echelon.training.data.index import DATA_FOLDER
 
 _LOCK_FILE = ".lock"
+_YOUNG_S = 60.0  # processes of one launch start within it
 _PLAIN_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.+=-]{0,199}")
 
 
@@ -88,6 +92,10 @@ class RunDirectory:
                 RUN_EXISTS.problem(f"{self.plan_file} is not a plan that can be read: {error}")
             ) from error
 
+    def remove(self) -> None:
+        """Remove the folder of a run that came to no step."""
+        rmtree(self.path, ignore_errors=True)
+
     @contextmanager
     def locked(self) -> Generator[None]:
         """Hold the run for this process; EnvironmentProblem where another one holds it.
@@ -133,16 +141,20 @@ def create_run(
     if wrong:
         raise ConfigError(RUN_NAME.problem(wrong, key="train.run_name", suggestions=[other]))
     run = RunDirectory(_claim(runs_dir, name, name_was_given))
-    with disk_errors(f"to write into {run.path}"):
-        write_durably(run.run_file, run_toml.encode())
-        told = json.dumps(environment, indent=2) + "\n"
-        write_durably(run.path / "environment.json", told.encode())
-        run.logs.mkdir()
-        run.checkpoints.mkdir()
-        # Last: a folder with a plan in it is a run.
-        write_durably(run.plan_file, plan.to_json().encode())
-        flush_folder(run.path)
-        flush_folder(runs_dir)
+    try:
+        with disk_errors(f"to write into {run.path}"):
+            write_durably(run.run_file, run_toml.encode())
+            told = json.dumps(environment, indent=2) + "\n"
+            write_durably(run.path / "environment.json", told.encode())
+            run.logs.mkdir()
+            run.checkpoints.mkdir()
+            # Last: a folder with a plan in it is a run.
+            write_durably(run.plan_file, plan.to_json().encode())
+            flush_folder(run.path)
+            flush_folder(runs_dir)
+    except KeyboardInterrupt:
+        run.remove()
+        raise
     return run
 
 
@@ -190,7 +202,7 @@ def _claim(runs_dir: Path, name: str, name_was_given: bool) -> Path:
                 if name_was_given:
                     raise ConfigError(
                         RUN_WRITTEN_ONCE.problem(
-                            f"{path} is already there: {list_names(path)}",
+                            f"{path} is already there: {list_names(path)}{_made_just_now(path)}",
                             key="train.run_name",
                             suggestions=[f"--resume {path}", _free_name(runs_dir, name)],
                         )
@@ -198,6 +210,21 @@ def _claim(runs_dir: Path, name: str, name_was_given: bool) -> Path:
             else:
                 return path
     raise AssertionError("numbers end")
+
+
+def _made_just_now(path: Path) -> str:
+    """Return what else makes one folder twice, where the folder is young; empty otherwise."""
+    try:
+        # The folder itself is younger after each checkpoint.
+        age_s = time.time() - (path / "run.toml").stat().st_mtime
+    except OSError:
+        return ""
+    if not 0 <= age_s < _YOUNG_S:
+        return ""
+    return (
+        f"; it was made {age_s:.0f} s ago, maybe by another process of the same launch whose "
+        "launcher set no variable that is read (echelon doctor shows what is)"
+    )
 
 
 def _free_name(runs_dir: Path, name: str) -> str:
@@ -281,6 +308,7 @@ def describe_environment(
         "platform": platform.platform(),
         "host": socket.gethostname(),
         "cpus": os.cpu_count(),
+        "usable_cores": num_usable_cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "command": sys.argv,
         "variables": {

@@ -126,6 +126,7 @@ def generate_rank(context: RankContext, argument: Mapping[str, Any]) -> RankWrit
     writing = Writing(max_tokens=request.max_tokens, sampling=request.sampling, end=task.end)
     generator = Generator(plan, decoder, groups, stop_requested=context.stop_requested)
     events.events.clear()
+    context.progress.answer_stop()
     start = time.perf_counter()
     stopped = generator.write(sequences, writing)
     recorder.settle()

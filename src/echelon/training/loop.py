@@ -135,6 +135,7 @@ class TrainLoop:
         step, stopped, loss, outer = start, False, None, self.engine.outer
         first = last = self.validate(start) if job.train.validate_every != "never" else None
         num_validations = 0 if first is None else 1
+        self.context.progress.answer_stop()
         while step < job.train.steps and not stopped:
             began = time.perf_counter()
             self.context.progress.mark(f"step {step + 1}")

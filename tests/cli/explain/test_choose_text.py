@@ -32,7 +32,7 @@ def test_each_tree_shows_its_questions_numbers_and_end(capsys: pytest.CaptureFix
         "  distributed: author unknown, Distributed Parallelism in Deep Learning,",
     ):
         assert line in text
-    assert re.search(r"\n     dp 64, ZeRO 3: \d+\.\d GB of \d+ GB, does not fit\n", text)
+    assert re.search(r"\n     dp 64, ZeRO 3: \d+\.\d of \d+\.\d GiB, does not fit\n", text)
     assert max(map(len, text.splitlines())) <= 120
     assert all(practice.id in text for practice in PRACTICES)
 

@@ -24,20 +24,20 @@ def page(capsys: pytest.CaptureFixture[str], *flags: str) -> str:
 def test_seven_billion_on_four_ranks_line_by_line(capsys: pytest.CaptureFixture[str]) -> None:
     text = page(capsys, "--parameters", "7e9", "--dp", "4")
     for line in (
-        "parameters        2 x 7,000,000,000 = 14.00 GB",
-        "optimizer state  12 x 7,000,000,000 = 84.00 GB",
-        "together         16 x 7,000,000,000 = 112.00 GB",
+        "parameters        2 x 7,000,000,000 = 13.04 GiB",
+        "optimizer state  12 x 7,000,000,000 = 78.23 GiB",
+        "together         16 x 7,000,000,000 = 104.31 GiB",
         "112,000,000,000 bytes / 2^30 = 104.31 GiB",
         "12/16 = 75 % of it",
         "4 x 7.00B = 28.00B parameters, 21.00B of them again; at stage 3 each stores 1.75B",
     ):
         assert line in text
-    held = re.findall(r"psi(?:/N)? +([\d.]+) GB +([\d.]+) GB +([\d.]+) GB +([\d.]+) GB", text)
+    held = re.findall(r"psi(?:/N)? +([\d.]+) GiB +([\d.]+) GiB +([\d.]+) GiB +([\d.]+) GiB", text)
     assert held == [
-        ("14.00", "14.00", "84.00", "112.00"),
-        ("14.00", "14.00", "21.00", "49.00"),
-        ("14.00", "3.50", "21.00", "38.50"),
-        ("3.50", "3.50", "21.00", "28.00"),
+        ("13.04", "13.04", "78.23", "104.31"),
+        ("13.04", "13.04", "19.56", "45.63"),
+        ("13.04", "3.26", "19.56", "35.86"),
+        ("3.26", "3.26", "19.56", "26.08"),
     ]
     assert re.findall(r"(\d) psi s \(N-1\)/N +([\d.]+) GB", text) == [
         ("2", "21.00"),
@@ -52,6 +52,7 @@ def test_without_parameters_the_page_is_in_psi(capsys: pytest.CaptureFixture[str
     text = page(capsys, "--dp", "64")
     assert "4.188 psi" in text
     assert "GB" not in text
+    assert "GiB" not in text
     assert "Without ZeRO" not in text
 
 

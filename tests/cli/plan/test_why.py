@@ -7,9 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from echelon.cli.plan.why import explanation_text, fixes_text
+from echelon.cli.plan.why import explanation_text
 from echelon.planner.answer.search_json import explanation_json
-from echelon.planner.explain.fixes import cheapest_pin_fixes
 from echelon.planner.explain.why import explain_result
 from echelon.planner.search.search import search
 from tests.planner.requests import small
@@ -33,12 +32,3 @@ def test_reasons_as_text_and_as_json() -> None:
     assert found["step_s"]["low"] <= found["step_s"]["value"] <= found["step_s"]["high"]
     refused = [one for one in found["neighbours"] if one["at_its_best"]["verdict"] == "refused"]
     assert all(one["at_its_best"]["problems"] for one in refused)
-
-
-def test_fixes_as_text() -> None:
-    fixes = cheapest_pin_fixes(small(pins=["tp=1", "zero=0", "pp=1"], memory_gb=3.0))
-    text = fixes_text(fixes)
-    assert max(map(len, text.splitlines())) <= 80
-    assert " + ".join(fixes[0].changes) in text
-    assert "--set zero.stage=" in text
-    assert "No change" in fixes_text(())

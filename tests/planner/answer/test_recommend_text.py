@@ -26,7 +26,7 @@ def test_the_page_is_short_and_says_what_to_run(capsys: pytest.CaptureFixture[st
     labels = [line.split()[0] for line in lines if line[:1].strip()]
     wanted = ["model", "batch", "assumed", "pinned", "run", "step", "memory", "why", "binds"]
     assert [one for one in labels if one in wanted] == wanted
-    assert re.search(r"^memory .* GB .*; allocator's \d+\.\d; fits: >?9\d %", page, re.MULTILINE)
+    assert re.search(r"^memory .* GiB .*; allocator's \d+\.\d; fits: >?9\d %", page, re.MULTILINE)
     assert "fastest" in page
     command = " ".join(page[page.index("next") :].split())
     assert "echelon plan llama3-8b --cluster 8xh100 --pin cp=1,2 --out run.toml" in command

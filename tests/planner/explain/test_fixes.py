@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from echelon.planner.explain.fixes import candidate_from_plan, cheapest_pin_fixes, find_fixes
+from echelon.planner.explain.fixes import candidate_from_plan, find_fixes
 from echelon.planner.search.ranked import RankedPlan, estimate_candidate, settings_from_ranked
 from echelon.planner.search.request import SearchRequest, make_request
 from echelon.planner.search.search import search
@@ -48,6 +48,8 @@ def test_a_fix_of_a_plan_fits_and_is_legal() -> None:
         closed = estimate_candidate(request, best.candidate).step_s
         assert fix.lost_s.value == pytest.approx(again.step_s - closed)
         assert fix.lost_s.low <= fix.lost_s.value <= fix.lost_s.high
+        assert fix.time_ratio == pytest.approx(again.step_s / closed)
+        assert fix.flags.split("--set ")[1:]
     single = [fix for fix in fixes if len(fix.changes) == 1]
     same = [fix for fix in single if fix.devices == best.candidate.devices and not fix.untimed]
     assert [fix.estimate.step_s for fix in same] == sorted(fix.estimate.step_s for fix in same)
@@ -92,7 +94,6 @@ def test_the_smallest_cluster_is_told_and_no_larger_one(
 def test_a_plan_that_fits_needs_nothing() -> None:
     request, best = _over(1.5, ["pp=2"])
     assert find_fixes(request, best.candidate) == ()
-    assert cheapest_pin_fixes(request) == ()
 
 
 def test_the_choices_of_a_plan_are_those_that_made_it() -> None:

@@ -15,10 +15,9 @@ from echelon.planner.explain.neighbours import (
     fullest_rank,
 )
 from echelon.planner.predict.peak_bytes import peak_bytes_by_place
-from echelon.planner.search.no_plan import best_fitting_plan
 from echelon.planner.search.pins import pin_word
 from echelon.planner.search.ranked import estimate_candidate
-from echelon.planner.search.search import SearchResult, search
+from echelon.planner.search.search import SearchResult, best_fitting_plan, search
 from tests.planner.requests import small
 
 

@@ -39,10 +39,10 @@ def test_a_package_that_is_missing_is_refused_before_any_process(
     with pytest.raises(EnvironmentProblem) as found:
         require_trackers(TRACKERS)
     assert found.value.rules == ("package-installed",) * 4
-    assert "pip install '.[wandb]'" in str(found.value)
+    assert "[wandb]'" in str(found.value)
     monkeypatch.chdir(tmp_path)
     assert main(["train", "nano", "--set", 'observe.trackers=["mlflow"]']) == 3
-    assert "pip install '.[mlflow]'" in capsys.readouterr().err
+    assert "[mlflow]'" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
 
 

@@ -10,7 +10,8 @@ import { withBuilt } from "../schedules/link";
 import { brokenList } from "./broken";
 import { controlsOf, form, input, put, settle, textOf } from "./controls";
 import type { Input } from "./controls";
-import { bytesText, countText, secondsText, shareText } from "./figures";
+import { bytesText } from "../bytes";
+import { countText, secondsText, shareText } from "./figures";
 import { guidesSection } from "./guides";
 import { changed, slowly, ways } from "./near";
 import type { Change } from "./near";
@@ -187,7 +188,7 @@ function say(verdict: HTMLElement, facts: HTMLElement, found: Prediction, asked:
   const rows: [string, string, number][] = [
     ["step", secondsText(found.step_s), found.step_s],
     ["tokens/s of a device", countText(Math.round(found.tokens_per_s_per_device)), found.tokens_per_s_per_device],
-    ["MFU", shareText(found.mfu), found.mfu],
+    ["MFU (full attention)", shareText(found.mfu), found.mfu],
     ["memory of the fullest rank", bytesText(found.bytes_held), found.bytes_held],
     ["ranks", countText(controls.ranks), controls.ranks],
   ];

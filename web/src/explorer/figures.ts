@@ -1,21 +1,15 @@
 // What is computed, as the records that the figures of a report draw.
 
+import { bytesText } from "../bytes";
 import type { BarsFigure, DataTable, MeshFigure, WaterfallFigure } from "../document";
 import { mesh_axes } from "../compiled/formulas.js";
 import type { Controls, Prediction, Table } from "../compiled/formulas.js";
 import type { ClusterRecord } from "./state";
 
-const BYTES = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 const COMPUTE = new Set(["matmul", "attention", "memory", "head", "recompute", "optimizer"]);
 const SENT = new Set(["tensor", "context", "expert", "messages", "gather", "gradients"]);
 // Of the step: smaller terms are one bar.
 const LEAST = 0.005;
-
-export function bytesText(bytes: number): string {
-  let power = 0;
-  while (bytes / 1024 ** power >= 1024 && power < BYTES.length - 1) power++;
-  return `${(bytes / 1024 ** power).toFixed(power ? 2 : 0)} ${BYTES[power]}`;
-}
 
 export const secondsText = (seconds: number) => `${Number(seconds.toPrecision(4))} s`;
 // Formats of a locale take longer than all formulas of a plan.

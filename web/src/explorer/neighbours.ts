@@ -3,7 +3,8 @@
 import type { Prediction } from "../compiled/formulas.js";
 import { el } from "../dom";
 import { changeButton } from "./broken";
-import { bytesText, secondsText } from "./figures";
+import { bytesText } from "../bytes";
+import { secondsText } from "./figures";
 import { changed, neighbours } from "./near";
 import type { Change } from "./near";
 import type { Control, State, Tables } from "./state";

@@ -4,7 +4,8 @@ import type { Controls, Prediction, Table } from "../compiled/formulas.js";
 import { el } from "../dom";
 import { figure, type Figure } from "../figures/figure";
 import { dataTable } from "../table";
-import { bytesText, memoryFigure, meshFigure, secondsText, stepFigure, termsTable } from "./figures";
+import { bytesText } from "../bytes";
+import { memoryFigure, meshFigure, secondsText, stepFigure, termsTable } from "./figures";
 import type { ClusterRecord } from "./state";
 
 export function resultParts() {

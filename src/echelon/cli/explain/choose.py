@@ -17,7 +17,7 @@ from echelon.cli.flags import bad_argument
 from echelon.config.load import resolve
 from echelon.config.setting_layers import SettingLayers, gather_layers, parse_set_flags
 from echelon.core.plan import Plan
-from echelon.core.units import GB, short_count
+from echelon.core.units import gib, short_count
 from echelon.cost.seconds.inputs import TrainerConstants
 from echelon.handbook.guides.agreement import Advice, SituationAdvice, advise
 from echelon.handbook.guides.comparison import StrategyRow, compare_strategies, step_seconds_of
@@ -346,7 +346,7 @@ def _layouts(*, columns: int) -> str:
     rows = [
         (
             f"  {one.name}",
-            f"{one.states_bytes / GB:.1f} GB of {one.memory_bytes / GB:.0f}",
+            f"{gib(one.states_bytes)} of {gib(one.memory_bytes)} GiB",
             "fits" if one.fits else "does not fit",
             one.source,
         )

@@ -309,7 +309,7 @@ def _kv_lines(plan: Plan) -> Iterator[str]:
     }
     width = max(map(len, cells))
     for name, value in cells.items():
-        yield f"  {name:<{width}}  {decimal_bytes(value):>10} = {binary_bytes(value)}"
+        yield f"  {name:<{width}}  {binary_bytes(value)}"
 
 
 def _fit_json(fit: ContextKindCost) -> dict[str, Any]:

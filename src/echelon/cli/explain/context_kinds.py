@@ -8,7 +8,7 @@ from typing import Any
 
 from echelon.core.attention_mask import AttentionMask, Placement
 from echelon.core.choices.context_kinds import CONTEXT_KINDS, ContextKindFacts
-from echelon.core.units import GB, GIB
+from echelon.core.units import GIB, binary_bytes
 from echelon.cost.activations.closed_forms import gpt_block_bytes
 from echelon.cost.bytes.model_sizes import attention_merge_errors, kv_bytes
 from echelon.layout.context_resident import resident_chunks
@@ -132,7 +132,7 @@ def _cuts(*, columns: int) -> str:
 
 
 def _both(count: int) -> str:
-    return f"{count / GB:.2f} GB = {count / GIB:g} GiB"
+    return f"{count / GIB:g} GiB"
 
 
 def _sequence() -> Iterator[str]:
@@ -141,6 +141,6 @@ def _sequence() -> Iterator[str]:
     tensor = gpt_block_bytes(*sizes, tp=8)
     both = gpt_block_bytes(*sizes, tp=8, sequence_parallel=True)
     yield "  It splits what tensor ranks would each hold whole (norms, dropout), not attention:"
-    yield f"  a block of T = 2048, D = 8192, 64 heads keeps {whole / 1e6:.1f} MB on one device,"
-    yield f"  {tensor / 1e6:.1f} MB on each of 8 tensor ranks, {both / 1e6:.1f} MB with it: 1/8 of"
-    yield "  the whole (Korthikanti et al., 2022; scores kept). cp splits all of that once more."
+    yield f"  a block of T = 2048, D = 8192, 64 heads keeps {binary_bytes(whole)} on one device,"
+    yield f"  {binary_bytes(tensor)} on each of 8 tensor ranks, {binary_bytes(both)} with it:"
+    yield "  1/8 of the whole (Korthikanti et al., 2022; scores kept). cp splits all of it again."

@@ -14,7 +14,7 @@ from echelon.cli.flags import read_bytes, read_number
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import ZeroStage
 from echelon.core.rulebook.cost import PREDICTION_IN_RANGE, ZERO_NEEDS_DEGREE
-from echelon.core.units import binary_bytes, short_count
+from echelon.core.units import binary_bytes, decimal_bytes, short_count
 from echelon.cost.bytes.model_states import (
     FP32_PRECISION,
     MIXED_PRECISION,
@@ -185,7 +185,7 @@ def _derivation(question: ZeroQuestion, psi: int) -> Iterator[str]:
         ("optimizer state", sizes.optimizer),
         ("together", sizes.total),
     ):
-        yield f"  {name:<15}  {size:>2} x {psi:,} = {_gb(size * psi)}"
+        yield f"  {name:<15}  {size:>2} x {psi:,} = {binary_bytes(size * psi)}"
     total = sizes.total * psi
     yield ""
     yield f"  {total:,} bytes / 2^30 = {binary_bytes(total)}"
@@ -204,16 +204,14 @@ def _held(question: ZeroQuestion, *, columns: int) -> str:
             stage,
             _CUT[stage],
             states_formula(stage, question.sizes),
-            *(_bytes(question, held) for held in (*asdict(states).values(), states.total)),
-            *([binary_bytes(states.total)] if question.num_parameters else []),
+            *(_held_bytes(question, held) for held in (*asdict(states).values(), states.total)),
             f"{memory_saving(stage, question.degree, question.sizes):.2f}x",
         )
         for stage in STAGES
         for states in (question.states(stage),)
     ]
-    binary = ["in GiB"] if question.num_parameters else []
     head = ("stage", "cut", "formula", "parameters", "gradients", "optimizer", "together")
-    return table((*head, *binary, "saving"), rows, columns=columns)
+    return table((*head, "saving"), rows, columns=columns)
 
 
 def _sent(question: ZeroQuestion, *, columns: int) -> str:
@@ -221,7 +219,7 @@ def _sent(question: ZeroQuestion, *, columns: int) -> str:
         (
             stage,
             f"{communication_volume(stage).multiples} psi s (N-1)/N",
-            _bytes(question, question.sent(stage)),
+            _sent_bytes(question, question.sent(stage)),
             _COLLECTIVES[stage],
         )
         for stage in STAGES
@@ -234,7 +232,7 @@ def _notes(question: ZeroQuestion) -> Iterator[str]:
     if memory is not None:
         largest = zip(_largest(question, memory), STAGES, strict=True)
         found = [f"{short_count(count)} at stage {stage}" for count, stage in largest]
-        yield f"The largest model whose states fit {_gb(memory)}: {', '.join(found)}"
+        yield f"The largest model whose states fit {binary_bytes(memory)}: {', '.join(found)}"
         if question.num_parameters is not None:
             cheapest = _cheapest(question, memory)
             yield (
@@ -253,10 +251,9 @@ def _cheapest(question: ZeroQuestion, memory: int) -> ZeroStage | None:
     return cheapest_stage(question.num_parameters or 0, memory, question.degree, question.sizes)
 
 
-def _bytes(question: ZeroQuestion, value: float) -> str:
-    return f"{value:.4g} psi" if question.num_parameters is None else _gb(value)
+def _held_bytes(question: ZeroQuestion, value: float) -> str:
+    return f"{value:.4g} psi" if question.num_parameters is None else binary_bytes(value)
 
 
-def _gb(value: float) -> str:
-    """Return bytes in GB whatever their size, so that lines can be compared."""
-    return f"{value / 1e9:,.2f} GB"
+def _sent_bytes(question: ZeroQuestion, value: float) -> str:
+    return f"{value:.4g} psi" if question.num_parameters is None else decimal_bytes(value)

@@ -14,7 +14,8 @@ from echelon.api.observing import observe_schedule
 from echelon.cli.flags import OUT, Json, argument_problem, bad_argument
 from echelon.cli.observe.experts import show_experts
 from echelon.cli.observe.mirror import mirror_in
-from echelon.cli.output import WIDEST, note, page_columns, print_result
+from echelon.cli.output import WIDEST, page_columns, print_result
+from echelon.cli.stderr import note
 from echelon.cli.written_files import DRAWING, REPORT, Names, WrittenFiles
 from echelon.config.files.new_file import write_new
 from echelon.core.errors import ConfigError, Problem
@@ -127,6 +128,7 @@ def _serve(run: Path) -> int:
     """Serve the page of a run until the user ends it."""
     from threading import Event as Signal
 
+    from echelon.launch.stop import stop_request
     from echelon.page.run import run_page
     from echelon.page.serve import served_run
 
@@ -134,10 +136,9 @@ def _serve(run: Path) -> int:
     with served_run(run) as link:
         print(link, flush=True)
         note("the page follows the run, read-only, for this machine alone; Ctrl-C ends it")
-        try:
-            Signal().wait()
-        except KeyboardInterrupt:
-            return 0
+        ended = Signal()
+        with stop_request() as stop, stop.answered_by(ended.set, line="{name}: served no longer"):
+            ended.wait()
     return 0
 
 
@@ -278,6 +279,8 @@ def summary_text(summary: RunSummary) -> str:
         facts.append(("step", f"{_ms(summary.step_s)} ms, {rate} tokens/s (medians)"))
     if summary.bound is not None:
         facts += _bound_facts(summary.bound)
+    if summary.recorded:
+        facts.append(("events", summary.recorded))
     if summary.peak_bytes is not None:
         facts.append(("memory", f"{binary_bytes(summary.peak_bytes)} at most on a rank"))
     if summary.checkpoints:

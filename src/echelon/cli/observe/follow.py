@@ -27,17 +27,14 @@ def follow(path: Path, *, wait: Callable[[float], None] = sleep) -> int:
     ConfigError where there is no run, or its metrics cannot be read.
     """
     follower, screen = RunFollower(path), _Screen(sys.stdout)
-    try:
-        while True:
-            new = follower.look()
-            now = follower.now()
-            if new or not screen.shown:
-                screen.show([now.status(), *now.curves(screen.columns, screen.marks)])
-            if now.finished:
-                return 0
-            wait(LOOK_S)
-    except KeyboardInterrupt:
-        return 0
+    while True:
+        new = follower.look()
+        now = follower.now()
+        if new or not screen.shown:
+            screen.show([now.status(), *now.curves(screen.columns, screen.marks)])
+        if now.finished:
+            return 0
+        wait(LOOK_S)
 
 
 class _Screen:

@@ -15,7 +15,8 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from echelon.cli.flags import Json, Settings, bad_argument
-from echelon.cli.output import print_json, spinner
+from echelon.cli.output import print_json
+from echelon.cli.stderr import working
 from echelon.cli.written_files import PLAN, REPORT, RUN_FILE, Names, WrittenFiles
 from echelon.interop.tools import trainer_names
 
@@ -37,11 +38,11 @@ PinTexts = Annotated[
     ),
 ]
 ObjectiveName = Annotated[
-    Literal["time", "throughput", "cost", "devices", "expected", "front"],
+    Literal["time", "throughput", "cost", "devices", "expected", "longest-sequence", "front"],
     Parameter(
         help="A short step; tokens per device; tokens for a price; few devices; a short step of a "
-        "long run, with interruptions and the risk of memory (expected); or, with front, what no "
-        "other plan beats in time, memory and devices."
+        "long run, with interruptions and the risk of memory (expected); the longest sequence of "
+        "which a plan fits; or, with front, what no other plan beats in time, memory and devices."
     ),
 ]
 Price = Annotated[float | None, Parameter(help="Of a device for an hour, in any currency.")]
@@ -144,27 +145,30 @@ def plan(
 def _show(run: str, settings: tuple[str, ...], *, json: bool, columns: int) -> bool:
     """Print what a run holds and sends, and return whether it fits."""
     from echelon.cli.plan.report import plan_json, plan_text
+    from echelon.config.assumed import assumed_of_job
     from echelon.config.files.times_file import unit_times_from_job
     from echelon.config.load import load_job
     from echelon.config.stage_placement import search_note_of_job
+    from echelon.core.plurals import in_singular
     from echelon.planner.lint.fits import plan_fits
 
-    with spinner("planning", shown=not json):
+    with working("planning", lines=False):
         job = load_job(run, settings)
         times = unit_times_from_job(job)
-        text = "" if json else plan_text(job.plan, times, search_note_of_job(job), columns=columns)
+        assumed, searched = assumed_of_job(job), search_note_of_job(job)
+        text = "" if json else plan_text(job.plan, times, searched, assumed, columns=columns)
     if json:
-        print_json("plan", plan_json(job.plan, times))
-    print(text, end="")
+        print_json("plan", plan_json(job.plan, times, assumed))
+    print(in_singular(text), end="")
     return plan_fits(job.plan)
 
 
 def _explain(run: str, settings: tuple[str, ...], *, columns: int) -> None:
     """Say what makes a run fit, where it does not, else draw it: on stderr, beside its page."""
-    from echelon.cli.output import note
     from echelon.cli.plan.view import draw
-    from echelon.cli.plan.why import fixes_text
+    from echelon.cli.stderr import note
     from echelon.config.load import load_job
+    from echelon.planner.answer.no_plan_view import fixes_text
     from echelon.planner.explain.fixes import candidate_from_plan, find_fixes
     from echelon.planner.predict.estimate import estimate_plan
     from echelon.planner.search.request import make_request
@@ -173,7 +177,7 @@ def _explain(run: str, settings: tuple[str, ...], *, columns: int) -> None:
     estimated = estimate_plan(plan)
     fixes = find_fixes(make_request(run, settings=settings), candidate_from_plan(plan))
     note(
-        fixes_text(fixes, columns=columns)
+        fixes_text(fixes, plan.cluster.device, columns=columns)
         if fixes
         else draw(plan, estimated.seconds, estimated.bytes, columns=columns)
     )

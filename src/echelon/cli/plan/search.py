@@ -9,18 +9,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from echelon.cli.flags import OUT, require_new_files
-from echelon.cli.output import note, print_json, spinner
+from echelon.cli.output import print_error_json, print_json
+from echelon.cli.stderr import note, working
 from echelon.cli.written_files import PLAN, RUN_FILE, WrittenFiles
 from echelon.config.files.new_file import write_new
+from echelon.launch.stop import EXIT_INTERRUPTED
 
 if TYPE_CHECKING:
-    from echelon.core.errors import ConfigError
     from echelon.core.plan import Plan
     from echelon.planner.recommend.recommend import Recommendation
     from echelon.planner.search.request import SearchAim
     from echelon.planner.search.search import SearchResult
-
-EXIT_INTERRUPTED = 130  # 128 + SIGINT
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,21 +50,25 @@ def run_search(
     from echelon.planner.answer.search_text import answer_text
     from echelon.planner.explain.why import explain_result
     from echelon.planner.recommend.recommend import Recommendation, recommend
-    from echelon.planner.search.request import make_request
+    from echelon.planner.search.request import LONGEST_SEQUENCE, make_request
     from echelon.planner.search.search import pareto_front
 
     request = make_request(model, cluster=cluster, settings=settings, pins=pins, aim=wanted)
-    if not shown.json:
+    # The length of sequences is a result of a search for the longest.
+    is_known = request.objective != LONGEST_SEQUENCE
+    if is_known and not shown.json:
         print(heading_text(request, columns=columns), flush=True)
-    with spinner("searching for plans", shown=not shown.json):
+    with working("searching for plans", lines=not shown.json):
         found = recommend(request)
         answer = found.answer if isinstance(found, Recommendation) else found
         kept = pareto_front(request) if shown.front and not answer.interrupted else ()
+    if not is_known and not shown.json:
+        print(heading_text(answer.request, columns=columns), flush=True)
     if answer.best is None and not answer.interrupted:
-        raise _no_plan(answer, shown, columns=columns)
+        return _tell_no_plan(answer, shown, columns=columns)
     reasons = None
     if shown.why and answer.best is not None:
-        with spinner("looking at other plans", shown=not shown.json):
+        with working("looking at other plans", lines=not shown.json):
             reasons = explain_result(answer)
     if shown.json:
         told = found_json(found, kept)
@@ -85,25 +88,28 @@ def run_search(
         _write_report(found, shown.files, _command(model, cluster, settings, pins, request))
     if answer.interrupted:
         note(
-            f"interrupted: {answer.num_computed:,} plans computed of {answer.num_legal:,} met so "
-            "far; there may be better ones"
+            f"{answer.num_computed:,} plans computed of {answer.num_legal:,} met before the "
+            "interrupt; there may be better ones"
         )
         return EXIT_INTERRUPTED
     return 0
 
 
-def _no_plan(answer: SearchResult, shown: SearchOutputOptions, *, columns: int) -> ConfigError:
-    """Return the error of a search without a plan; with --why say what pins would give one."""
-    from echelon.cli.plan.why import fixes_text
-    from echelon.planner.explain.fixes import cheapest_pin_fixes
-    from echelon.planner.search.no_plan import explain_no_plan
+def _tell_no_plan(answer: SearchResult, shown: SearchOutputOptions, *, columns: int) -> int:
+    """Say why a search has no plan and what would fit; return the exit code, or raise the error."""
+    from echelon.planner.answer.no_plan_view import leanest_json, no_plan_text
+    from echelon.planner.explain.no_plan import NothingFits, explain_no_plan
 
-    with spinner("looking for what would fit", shown=not shown.json):
-        fixes = cheapest_pin_fixes(answer.request) if shown.why else None
+    with working("looking for what would fit", lines=not shown.json):
         error = explain_no_plan(answer)
-    if fixes is not None:
-        note(fixes_text(fixes, columns=columns))
-    return error
+    leanest = error.leanest if isinstance(error, NothingFits) else None
+    if leanest is None:
+        raise error
+    if not shown.json:
+        print(no_plan_text(leanest, columns=columns), end="", flush=True)
+        raise error
+    print_error_json("plan", error, {"leanest": leanest_json(leanest)})
+    return error.exit_code
 
 
 def _command(

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from echelon.core.units import binary_bytes, gib
 from echelon.planner.explain.bands import BandedValue
-from echelon.planner.explain.fixes import PlanFix
 from echelon.planner.explain.neighbours import Neighbour, NeighbourOutcome
 from echelon.planner.explain.plan_changes import CandidateDifference, candidate_differences
 from echelon.planner.explain.sensitivity import SensitivityResult
@@ -15,7 +15,6 @@ from echelon.planner.view.text_layout import WIDTH, fill_text, fit_page, table
 
 NAME_WIDTH = 22  # columns of text
 MOST_TERMS = 3  # terms
-MOST_FIXES = 12  # fixes
 SMALL = 0.0005
 """A share of a step that is not worth a line."""
 SOURCE = (
@@ -49,31 +48,12 @@ def explanation_text(explanation: Explanation, *, columns: int = WIDTH) -> str:
     return fit_page("\n\n".join(parts), columns=columns) + "\n"
 
 
-def fixes_text(fixes: Sequence[PlanFix], *, columns: int = WIDTH) -> str:
-    """Return what makes a plan fit, the cheapest first, as a table and the settings of the first.
-
-    Seconds lost are those of closed forms.
-    """
-    if not fixes:
-        return "No change of up to three choices makes it fit.\n"
-    first, *others = fixes[:MOST_FIXES]
-    lines = ["What makes it fit, the cheapest first:", ""]
-    for fix in (first, *others):
-        lost = "not timed: over the host's link" if fix.untimed else _seconds(fix.lost_s, sign=True)
-        devices = f"{fix.devices:,} device{'s' * (fix.devices > 1)}"
-        text = f"{_gb(fix.saved_bytes)} GB less, {lost}, {devices}"
-        lines.extend(_entry(" + ".join(fix.changes), [text], columns=columns))
-    settings = " ".join(f"--set {key}={_value(value)}" for key, value in first.settings.items())
-    lines += ["", fill_text(f"the first: {settings}", columns=columns)]
-    return "\n".join(lines) + "\n"
-
-
 def _why_lines(reasons: BestPlanReasons, *, columns: int) -> Iterator[str]:
     yield "Why this plan:"
     yield ""
-    share = f"{100 * reasons.memory_share:.0f} % of {_gb(reasons.memory_bytes)} GB"
+    share = f"{100 * reasons.memory_share:.0f} % of {gib(reasons.memory_bytes)} GiB"
     low, high = reasons.held.low, reasons.held.high
-    held = f"{_gb(reasons.held.value)} GB ({_gb(low)} to {_gb(high)}), {share}"
+    held = f"{gib(reasons.held.value)} GiB ({gib(low)} to {gib(high)}), {share}"
     yield from _entry("fullest", [f"{reasons.fullest}: {held}"], columns=columns)
     if not reasons.binding:
         yield from _entry(
@@ -86,7 +66,8 @@ def _why_lines(reasons: BestPlanReasons, *, columns: int) -> Iterator[str]:
     yield from _entry(
         "MFU",
         [
-            f"{100 * mfu.value:.1f} % ({100 * mfu.low:.1f} to {100 * mfu.high:.1f}): "
+            f"{100 * mfu.value:.1f} % with full attention ({100 * mfu.low:.1f} to "
+            f"{100 * mfu.high:.1f}): "
             f"{reasons.ideal_s:.4g} s at the peak of all devices, {reasons.work_s:.4g} s of the "
             f"model's own computing, {reasons.step.value - reasons.work_s:.4g} s exposed beside it"
         ],
@@ -153,13 +134,13 @@ def _outcome(one: NeighbourOutcome) -> str:
         first = one.problems[0]
         return f"refused by {first.rule}: {first.message}"
     if one.verdict == "too large":
-        over = f" by {_gb(one.over_bytes)} GB" if one.over_bytes > 0 else ""
-        grown = ", ".join(f"{name} +{_gb(more)} GB" for name, more in one.grown[:MOST_TERMS])
+        over = f" by {binary_bytes(one.over_bytes)}" if one.over_bytes > 0 else ""
+        grown = ", ".join(f"{name} +{binary_bytes(more)}" for name, more in one.grown[:MOST_TERMS])
         return f"too large{over}" + (f" on {one.rank}: {grown}" if grown else "")
     assert one.slower_s is not None
     if one.verdict == "as fast":
         more = sum(count for _, count in one.grown)
-        return "as fast" + (f", and holds {_gb(more)} GB more" if more > 5e7 else "")
+        return "as fast" + (f", and holds {binary_bytes(more)} more" if more > 5e7 else "")
     terms = [(name, amount.value) for name, amount in one.terms.items() if amount.value]
     moved = ", ".join(f"{name} {seconds:+.3g} s" for name, seconds in terms[:MOST_TERMS])
     unsure = "" if one.slower_s.certain else ", within what is not known"
@@ -207,11 +188,3 @@ def _seconds(amount: BandedValue, *, sign: bool = False) -> str:
 
 def _percent(share: float) -> str:
     return f"{100 * share:+.1f} %"
-
-
-def _gb(count: float) -> str:
-    return f"{count / 1e9:.1f}"
-
-
-def _value(value: object) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value).replace(" ", "")

@@ -12,7 +12,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from echelon.cli.flags import OUT, Json
-from echelon.cli.output import note, print_error, print_json
+from echelon.cli.output import print_error, print_json
 from echelon.cli.schedule.arguments import (
     MostInFlight,
     ScheduleArguments,
@@ -21,6 +21,7 @@ from echelon.cli.schedule.arguments import (
     choose_schedule,
     limits_of,
 )
+from echelon.cli.stderr import note
 from echelon.cli.written_files import CELLS, DRAWING, Names, WrittenFiles
 from echelon.config.files.new_file import write_new
 from echelon.core.errors import InfeasiblePlan
@@ -163,7 +164,7 @@ def show(
         int | None, Parameter(name=("--microbatches", "-m"), help="Microbatches of a step.")
     ] = None,
     virtual_stages: Annotated[
-        int | None, Parameter(name=("--virtual-stages", "-v"), help="Stages per rank.")
+        int | None, Parameter(name="--virtual-stages", help="Stages per rank.")
     ] = None,
     slots: Annotated[
         str,

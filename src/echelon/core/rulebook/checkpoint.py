@@ -49,7 +49,7 @@ CHECKPOINT_SCHEMA = Rule(
     Echelon would misread.
     """,
     bad="a checkpoint of schema 3 read by a version that knows schema 2",
-    fixed="git pull && pip install '.[train]'     # in the checkout of Echelon",
+    fixed="pip install --upgrade 'echelon-parallel[train]'",
 )
 
 CHECKPOINT_SAME_MODEL = Rule(

@@ -9,7 +9,20 @@ PACKAGE_INSTALLED = Rule(
     imported only where it is used.
     """,
     bad="echelon data prepare corpus.parquet --out tokens     # without pyarrow",
-    fixed="pip install '.[data]'     # in the checkout of Echelon",
+    fixed="pip install 'echelon-parallel[data]'",
+)
+
+DATA_IS_NAMED = Rule(
+    id="data-is-named",
+    why="""
+    A preset of a model, a plan and the run file of a search say how a model is split, and no data:
+    planning, rehearsing and proving need none. Training needs data, and a run that nobody gave any
+    would teach a large model the source of Python's standard library. So `train` asks for it:
+    `data.source = "stdlib"` (that source, to try a run out), the path or the URL of text, or a
+    folder of prepared data. Presets of runs such as nano name their own.
+    """,
+    bad="echelon train llama3-8b",
+    fixed="echelon train llama3-8b --set data.source=corpus.txt",
 )
 
 DATA_SOURCE_UNREADABLE = Rule(

@@ -25,12 +25,26 @@ PORT_IN_USE = Rule(
 RANK_ENVIRONMENT = Rule(
     id="rank-environment",
     why="""
-    A launcher tells each process its rank in RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR and
-    MASTER_PORT. With some of them missing, or one that is no number or out of range, nobody
-    knows which rank this is.
+    A launcher tells each process its rank: torchrun in RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR
+    and MASTER_PORT, others in variables of their own (SLURM_PROCID, OMPI_COMM_WORLD_RANK,
+    PALS_RANKID, PMI_RANK, JOB_COMPLETION_INDEX), which are read where those of torchrun are not
+    set. With some of them missing, or one that is no number or out of range, nobody knows which
+    rank this is. `echelon doctor` shows what is read.
     """,
     bad="RANK=0 WORLD_SIZE=2 echelon train run.toml",
     fixed="torchrun --nproc-per-node 2 -m echelon train run.toml",
+)
+
+LAUNCHERS_AGREE = Rule(
+    id="launchers-agree",
+    why="""
+    A process has one rank. Variables of several launchers may be set, as where a script exports
+    WORLD_SIZE and srun sets SLURM_NTASKS. Where one of them says only half, the rank or the number
+    of ranks, the other completes it, and what both say must be the same. A whole launch inside of
+    another one, such as torchrun as a task of srun, counts alone.
+    """,
+    bad="WORLD_SIZE=8 srun --ntasks 4 echelon train run.toml",
+    fixed="srun --ntasks 4 echelon train run.toml",
 )
 
 TF_CONFIG_FORM = Rule(
@@ -209,12 +223,11 @@ JOB_TIMED_OUT = Rule(
 RUN_INTERRUPTED = Rule(
     id="run-interrupted",
     why="""
-    The first Ctrl-C asks for a stop at the next step boundary with a checkpoint. The second
-    ends the run at once, and what was done since the last checkpoint is lost. Ranks that write
-    weights for others stop at the next tensor, and leave none of it.
+    Ranks that torchrun started and that write weights stop at the next tensor when they are
+    asked to by SIGINT or SIGTERM. Nothing of the folder is left.
     """,
-    bad="Ctrl-C twice",
-    fixed="Ctrl-C once, and wait for the step to end",
+    bad="torchrun --nproc-per-node 2 -m echelon export weights runs/nano, then Ctrl-C",
+    fixed="the same command again, to its end",
 )
 
 LAUNCHER_LOST = Rule(
@@ -224,7 +237,7 @@ LAUNCHER_LOST = Rule(
     or could not start, and the ranks ended with it.
     """,
     bad="kill -9 of echelon.launch.local.fork_server, or an environment without torch",
-    fixed="pip install '.[train]'     # in the checkout of Echelon",
+    fixed="pip install 'echelon-parallel[train]'",
 )
 
 SAME_CODE = Rule(
@@ -241,7 +254,7 @@ SAME_TORCH = Rule(
     id="same-torch",
     why="All ranks must run the same torch: kernels and collectives differ between versions.",
     bad="torch 2.13.0 on one host, 2.12.1 on another",
-    fixed="pip install -c constraints.txt '.[train]'     # in its checkout, on every host",
+    fixed="pip install torch==2.13.0     # on every host",
 )
 
 SAME_CONFIG = Rule(

@@ -5,8 +5,8 @@ from echelon.core.rules import Rule
 PYTHON_VERSION = Rule(
     id="python-version",
     why="Echelon reads TOML with the standard library and uses `StrEnum`: Python 3.11 or later.",
-    bad="python3.10 -m pip install .",
-    fixed="python3.11 -m venv .venv\n.venv/bin/python -m pip install .",
+    bad="python3.10 -m pip install echelon-parallel",
+    fixed="python3.11 -m venv .venv\n.venv/bin/python -m pip install echelon-parallel",
 )
 
 TORCH_INSTALLED = Rule(
@@ -15,18 +15,18 @@ TORCH_INSTALLED = Rule(
     Planning needs no torch; proving and training do. It is an extra, so that a plan can be made on
     a machine that will never train.
     """,
-    bad="pip install .     # in the checkout of Echelon, without its extra",
-    fixed="pip install '.[train]'",
+    bad="pip install echelon-parallel     # without its extra",
+    fixed="pip install 'echelon-parallel[train]'",
 )
 
 TORCH_VERSION = Rule(
     id="torch-version",
     why="""
-    Echelon is tested with the torch that constraints.txt pins and supports 2.11 and later: earlier
+    Echelon is tested with the newest torch of its release and supports 2.11 and later: earlier
     versions lack collectives and options that it uses.
     """,
     bad="pip install torch==2.4",
-    fixed="pip install -c constraints.txt '.[train]'     # in the checkout of Echelon",
+    fixed="pip install --upgrade 'echelon-parallel[train]' 'torch>=2.11'",
 )
 
 BACKEND_AVAILABLE = Rule(
@@ -59,11 +59,18 @@ SYMMETRIC_MEMORY = Rule(
 ENOUGH_MEMORY = Rule(
     id="enough-memory",
     why="""
-    Every rank is a process with its own weights, and torch comes on top. With less free
-    memory than a few ranks need, the system ends one of them without a message.
+    Every rank is a process with its own weights, and torch comes on top. Where ranks take more
+    memory than a host has free, the system ends one of them, or another program, without a
+    message. So the planned peak of every rank of a host is compared with the free memory of the
+    host before a rank starts; where a control group (a container, a batch job) has less, with that.
+    Memory of a CPU rank is memory of its host. The peak on a GPU is compared with the free memory
+    of that GPU.
+
+    Free memory is a reading of one moment, and a plan says nothing of other programs.
+    `--allow-overcommit`, or `ec.train(..., allow_overcommit=True)`, starts the ranks all the same.
     """,
-    bad="8 ranks in a container limited to 1 GB",
-    fixed="echelon demo     # takes 2 ranks instead of 8 where memory is small",
+    bad="echelon train llama3-8b --set data.source=corpus.txt     # 195 GiB, on a laptop",
+    fixed="echelon train nano --set data.source=corpus.txt",
 )
 
 SHARED_MEMORY = Rule(

@@ -6,7 +6,10 @@ RUN_WRITTEN_ONCE = Rule(
     id="run-written-once",
     why="""
     A run is never overwritten. A name that was given by hand must be new; a name that was derived
-    from the run file gets a number where it is taken.
+    from the run file gets a number where it is taken. Several processes of one launch make one
+    folder together; where a launcher sets none of the variables that are read, each process takes
+    itself for the whole run, and all but the first one end here. `echelon doctor`, started as the
+    run is, shows what is read.
     """,
     bad="echelon train run.toml --set train.run_name=nano     # runs/nano is there",
     fixed="echelon train run.toml --resume runs/nano     # or another name",

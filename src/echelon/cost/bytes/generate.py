@@ -1,4 +1,4 @@
-"""Bytes that a rank sends while it writes: over `tp` in every forward pass, over `pp` between them.
+"""Bytes of a rank that writes: its weights, and what it sends over `tp` and between stages.
 
 A pass has N tokens of B sequences: whole prompts at first, then one token of each sequence.
 Source: Pope et al., "Efficiently Scaling Transformer Inference", 2022, section 3.2.1.
@@ -14,7 +14,7 @@ from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.activations.numbers import STATISTICS_BYTES
 from echelon.cost.bytes.all_reduce import slices_sent, sums_sent
 from echelon.cost.bytes.width_norm import normed_together
-from echelon.layout.stage import StagePart, part_of
+from echelon.layout.stage import StagePart, held_parameters, part_of, pieces_of
 
 _NUMBER_BYTES = 8  # of a token id, and of the largest logit beside it
 
@@ -25,6 +25,13 @@ class GenerationPass:
 
     tokens: int
     sequences: int
+
+
+def generation_weight_bytes(plan: Plan, rank: int) -> int:
+    """Return the bytes of the weights that `rank` generates with, in the dtype of master copies."""
+    part = part_of(plan, rank)
+    held = sum(spec.local_numel(pieces_of(plan, spec)) for spec in held_parameters(plan, part))
+    return held * DTYPE_BYTES[plan.mathematics.precision.master]
 
 
 def greedy_passes(prompts: Sequence[int], max_tokens: int, pp: int) -> list[GenerationPass]:

@@ -15,7 +15,7 @@ from echelon.core.cluster import Cluster, Link, fast_domain
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import num_parameters, parameters
 from echelon.core.plan import Plan, RecomputePolicy, ZeroStage
-from echelon.core.units import GB
+from echelon.core.units import GB, GIB
 from echelon.cost.bytes.model_states import StatePrecision, model_states
 from echelon.cost.seconds.inputs import CostInputs
 from echelon.planner.predict.split_memory import (
@@ -144,7 +144,7 @@ class Situation(ABC):
 
     def against(self, num_bytes: float) -> str:
         """Return bytes against the memory of a device, for people."""
-        return f"{num_bytes / GB:,.1f} GB of {self.memory / GB:,.0f} GB"
+        return f"{num_bytes / GIB:,.1f} of {self.memory / GIB:,.1f} GiB"
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,10 +244,10 @@ def _fits_split(
 ) -> GuideAnswer:
     """Return whether the fullest rank of a split fits its device."""
     held = situation.held(split, recompute)
-    parts = [f"{held.states / GB:,.1f} GB of states"]
-    parts += [f"{held.gathered / GB:,.1f} of gathered units"] if held.gathered else []
-    parts.append(f"{held.activations / GB:,.1f} of activations")
-    parts.append(f"{held.rest / GB:,.1f} else")
+    parts = [f"{held.states / GIB:,.1f} GiB of states"]
+    parts += [f"{held.gathered / GIB:,.1f} of gathered units"] if held.gathered else []
+    parts.append(f"{held.activations / GIB:,.1f} of activations")
+    parts.append(f"{held.rest / GIB:,.1f} else")
     return GuideAnswer(
         yes=held.total <= situation.memory,
         why=f"{' + '.join(parts)} = {situation.against(held.total)}",
@@ -281,7 +281,7 @@ def _block(situation: Situation) -> GuideAnswer:
     kept = kept_of_block(situation.inputs(GuideSplit(), "none"), situation.model)
     return GuideAnswer(
         yes=states + kept <= situation.memory,
-        why=f"{states / GB:,.1f} GB of states + {kept / GB:,.1f} of activations = "
+        why=f"{states / GIB:,.1f} GiB of states + {kept / GIB:,.1f} of activations = "
         f"{situation.against(states + kept)}",
     )
 

@@ -2,13 +2,16 @@
 
 Importing torch takes seconds of CPU in each interpreter; a fork takes milliseconds and shares the
 memory. That is safe while this process has one thread and has touched no GPU, so it does nothing
-else: it forks what the supervisor asks for, tells which children ended, and ends with it.
+else: it forks what the supervisor asks for, tells which children ended, and ends with it. It hears
+no request to stop (the supervisor obeys them), not even before its first line: it is started with
+them held back.
 """
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import gc
 import importlib
 import os
@@ -16,12 +19,14 @@ import select
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from echelon.launch.local.channel import Channel
 from echelon.launch.local.messages import ForkServerReady, ProcessExited, RankSlot, RankStarted
 from echelon.launch.local.output import redirect_to_log
+from echelon.launch.stop import ignore_requests
 
 PRELOADED = ("torch", "torch.distributed", "torch._dynamo", "echelon.launch.local.rank")
 """torch._dynamo is what the first optimizer of a process imports, for as long as torch itself."""
@@ -35,18 +40,21 @@ def main(control_descriptor: int, modules: Sequence[str] = ()) -> int:
 
     The ranks find `modules` imported, beside what all ranks need.
     """
-    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, signal.SIG_IGN)
+    ignore_requests()
     control = Channel(socket.socket(fileno=control_descriptor))
     problem = ""
+    with _killed_with_the_other_end(control):
+        try:
+            for module in (*PRELOADED, *modules):
+                importlib.import_module(module)
+        except ImportError as error:
+            problem = f"cannot import {error.name}: {error}"
+        gc.collect()
+        gc.freeze()
     try:
-        for module in (*PRELOADED, *modules):
-            importlib.import_module(module)
-    except ImportError as error:
-        problem = f"cannot import {error.name}: {error}"
-    gc.collect()
-    gc.freeze()
-    control.send(ForkServerReady(problem))
+        control.send(ForkServerReady(problem))
+    except OSError:
+        return 0
     woken, wake = os.pipe()
     os.set_blocking(woken, False)
     os.set_blocking(wake, False)
@@ -71,6 +79,25 @@ def main(control_descriptor: int, modules: Sequence[str] = ()) -> int:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return 0
+
+
+@contextmanager
+def _killed_with_the_other_end(control: Channel) -> Iterator[None]:
+    """Have the kernel end this process if the supervisor goes: imports cannot listen for that.
+
+    The supervisor says nothing inside, so any news of the socket is its end.
+    """
+    before = signal.signal(signal.SIGIO, signal.SIG_DFL)
+    flags = fcntl.fcntl(control, fcntl.F_GETFL)
+    fcntl.fcntl(control, fcntl.F_SETOWN, os.getpid())
+    fcntl.fcntl(control, fcntl.F_SETFL, flags | os.O_ASYNC)
+    if select.select([control], [], [], 0)[0]:
+        os._exit(0)
+    try:
+        yield
+    finally:
+        fcntl.fcntl(control, fcntl.F_SETFL, flags)
+        signal.signal(signal.SIGIO, before)
 
 
 def _tell_ended(children: set[int], control: Channel) -> None:

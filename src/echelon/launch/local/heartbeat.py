@@ -54,6 +54,7 @@ class HeartbeatThread(threading.Thread):
         match message:
             case RankJob():
                 self._working = True
+                self._progress.clear_stop()
                 self._progress.lost = list(message.lost)
                 self.inbox.put(message)
             case Notice.LEAVE_GROUP | Notice.NO_MORE_JOBS:

@@ -57,7 +57,7 @@ _CANNOT_END = (FaultKind.STOPPED, FaultKind.SILENT)
 def run_job(
     processes: RankProcesses,
     job: RankJob,
-    each_poll: Callable[[], None] = lambda: None,
+    each_poll: Callable[[bool], None] = lambda _: None,
     tell_lost: Callable[[LostRank], None] = lambda _: None,
 ) -> list[object]:
     """Return what the first ranks of `processes` return from `job`; see `JobMonitor.results`.
@@ -106,14 +106,15 @@ class JobMonitor:
             for process, label in zip(processes.ranks, labels, strict=False)
         ]
 
-    def results(self, each_poll: Callable[[], None] = lambda: None) -> list[object]:
+    def results(self, each_poll: Callable[[bool], None] = lambda _: None) -> list[object]:
         """Return what the ranks returned; RankFailure names the one that failed first.
 
-        After a failure every rank has ended. `each_poll` runs several times a second.
+        After a failure every rank has ended. `each_poll` runs several times a second, and is told
+        whether a rank answers a request to stop.
         """
         while True:
             self._read_messages()
-            each_poll()
+            each_poll(any(seen.answers_stop for seen in self._seen))
             for seen in self._seen:
                 self._look_at(seen)
             if time.monotonic() - self._checked_at > _CHECK_S:
@@ -160,6 +161,8 @@ class JobMonitor:
             case Notice.GROUP_JOINED:
                 seen.joined = True
                 seen.moved_at = now
+            case Notice.ANSWERS_STOP:
+                seen.answers_stop = True
             case JobResult(value=value):
                 seen.returned = True
                 seen.value = value

@@ -112,13 +112,14 @@ class RankJob:
 
 
 class Notice(Enum):
-    """Say what needs no more words, to a rank or (the last one) by it."""
+    """Say what needs no more words, to a rank or (the last two) by it."""
 
     LEAVE_GROUP = "every rank is done: leave the process group"
     NO_MORE_JOBS = "there will be no more jobs"
     STOP = "stop at the next step boundary"
     TELL_STACKS = "tell where your threads are"
     GROUP_JOINED = "this rank is in the process group"
+    ANSWERS_STOP = "a request to stop is answered with a result from here on"
 
 
 @dataclass(frozen=True, slots=True)

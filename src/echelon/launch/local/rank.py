@@ -81,6 +81,7 @@ def run_rank(channel: Channel, slot: RankSlot, store_descriptor: int | None) -> 
     progress = RankProgress()
     faulthandler.enable(2)  # the log
     faulthandler.register(DUMP_SIGNAL, 2)
+    progress.announce = lambda: channel.send(Notice.ANSWERS_STOP)
     # Ctrl-C and a closed terminal reach the supervisor too, which passes the request on.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGHUP, signal.SIG_IGN)

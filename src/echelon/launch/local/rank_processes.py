@@ -11,7 +11,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,6 +21,7 @@ import psutil
 
 from echelon.core.cluster import Backend
 from echelon.core.errors import EnvironmentProblem, RunFailed
+from echelon.core.messages import is_quiet
 from echelon.core.rulebook.launch import LAUNCHER_LOST, PORT_IN_USE
 from echelon.launch.environment import (
     LOCAL_HOST,
@@ -37,6 +38,8 @@ from echelon.launch.local.messages import (
     RankStarted,
 )
 from echelon.launch.local.output import log_name
+from echelon.launch.root_cause import exit_text
+from echelon.launch.stop import requests_held_back
 
 if TYPE_CHECKING:
     from echelon.launch.process_group import Store
@@ -124,12 +127,14 @@ def start_fork_server(
     `preloaded` before it forks.
     """
     module = "echelon.launch.local.fork_server"
-    return subprocess.Popen(
-        [sys.executable, "-m", module, str(descriptor), *preloaded],
-        pass_fds=[descriptor],
-        env={**os.environ, **environment},
-        stdin=subprocess.DEVNULL,
-    )
+    # It ignores requests to stop: until it can say so, none reaches it.
+    with requests_held_back():
+        return subprocess.Popen(
+            [sys.executable, "-m", module, str(descriptor), *preloaded],
+            pass_fds=[descriptor],
+            env={**os.environ, **environment},
+            stdin=subprocess.DEVNULL,
+        )
 
 
 @dataclass(slots=True)
@@ -151,6 +156,8 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
     store_rank: int | None = 0
     """The rank that hosts the store: one that the others do not go on without. None: this process
     does."""
+    each_wait: Callable[[], object] = lambda: None
+    """Called several times a second while processes start; what it raises ends them."""
     ranks: list[RankProcess] = field(default_factory=list[RankProcess])
     """The processes that live, by rank."""
     store_port: int = 0
@@ -221,8 +228,7 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
             try:
                 self._hear_fork_server(self._control, 0)
             except EOFError:
-                gone = "the process that forks ranks ended, and the ranks with it"
-                raise RunFailed(LAUNCHER_LOST.problem(gone)) from None
+                raise self._launcher_lost() from None
         for rank in self.ranks[:most]:
             if rank.channel in ready:
                 try:
@@ -258,6 +264,8 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
             return
         self._kill_all()
         self._control.close()
+        if self._ready is None:
+            self._fork_server.kill()  # It imports, and would not hear of the end before it is done.
         try:
             self._fork_server.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:
@@ -294,7 +302,8 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
         if rank == self.store_rank:
             assert listener is not None
             descriptors.append(listener.fileno())
-        log_path, shown = self.log_dir / log_name(rank), self.shown_rank
+        log_path = self.log_dir / log_name(rank)
+        shown = None if is_quiet() else self.shown_rank
         slot = RankSlot(
             rank=rank,
             log_path=str(log_path),
@@ -305,27 +314,39 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
             | dump_environment(self.log_dir, self.backend),
             path=tuple(sys.path),
         )
-        control.send_with_descriptors(slot, descriptors)
-        theirs.close()
         try:
+            control.send_with_descriptors(slot, descriptors)
             pid = self._await(control, RankStarted).pid
-        except RunFailed:
+        except OSError:
+            channel.close()
+            raise self._launcher_lost() from None
+        except BaseException:
             channel.close()
             raise
+        finally:
+            theirs.close()
         return RankProcess(rank=rank, pid=pid, channel=channel, log_path=log_path)
 
     def _await(self, control: Channel, kind: type[M]) -> M:
         deadline = time.monotonic() + _START_TIMEOUT_S
         with contextlib.suppress(EOFError):
             while time.monotonic() < deadline:
+                self.each_wait()
                 for message in self._hear_fork_server(control, _POLL_S):
                     if isinstance(message, kind):
                         return message
             raise RunFailed(LAUNCHER_LOST.problem(_SILENT))
-        code = self._fork_server.poll() if self._fork_server else None
-        raise RunFailed(
-            LAUNCHER_LOST.problem(f"the process that forks ranks ended with exit code {code}")
-        )
+        raise self._launcher_lost()
+
+    def _launcher_lost(self) -> RunFailed:
+        """Return the error of a fork server that is gone, once the system says how it ended."""
+        assert self._fork_server is not None, "it was there to be lost"
+        try:
+            how = exit_text(self._fork_server.wait(_END_TIMEOUT_S))
+        except subprocess.TimeoutExpired:
+            how = "has closed its channel"
+        verb = "was " if how.startswith("killed") else ""
+        return RunFailed(LAUNCHER_LOST.problem(f"the process that forks ranks {verb}{how}"))
 
     def _hear_fork_server(self, control: Channel, timeout_s: float) -> list[object]:
         """Note which ranks have ended, and return what else the fork server says."""

@@ -10,14 +10,10 @@ from echelon.launch.desync.watch import KnownRank
 from echelon.launch.local.meetings import RankView, wrong_size
 from echelon.launch.local.messages import Heartbeat, ThreadStacks
 from echelon.launch.local.rank_processes import RankProcess
-from echelon.launch.root_cause import FaultKind, RankFault
+from echelon.launch.root_cause import FaultKind, RankFault, exit_text
 
 TAIL_LINES = 25  # lines of a log
 _ABORT_LINES = 200  # lines of a log: what native code said before the stacks of all threads
-_MAPPED_FILE = (
-    "a file that it reads as memory, of zero.offload_dir or of the data, was cut short or its disk "
-    "failed"
-)
 
 _ENDED_BY = {
     FaultKind.KILLED: Activity.GONE,
@@ -47,6 +43,8 @@ class RankStatus:
     """When it was last heard of."""
     joined: bool = False
     """Whether it is in the process group."""
+    answers_stop: bool = False
+    """Whether it answers a request to stop with a result."""
     returned: bool = False
     """Whether its target has returned."""
     value: object = None
@@ -133,21 +131,14 @@ def new_fault(
 
 def exit_fault(seen: RankStatus, code: int, at: float) -> RankFault:
     """Return the fault of a process that has ended with a code, negative for a signal."""
+    tail, text = seen.process.log_tail(most_lines=TAIL_LINES), exit_text(code) + seen.place
     if code >= 0:
-        tail = seen.process.log_tail(most_lines=TAIL_LINES)
-        return new_fault(seen, FaultKind.EXITED, at, f"exited with code {code}{seen.place}", tail)
-    try:
-        name = signal.Signals(-code).name
-    except ValueError:
-        name = f"signal {-code}"
-    if name == "SIGKILL":
-        why = "killed by SIGKILL (kill -9, or the kernel for lack of memory)"
-        return new_fault(seen, FaultKind.KILLED, at, why + seen.place)
-    kind = FaultKind.ABORTED if name == "SIGABRT" else FaultKind.KILLED
-    tail = seen.process.log_tail(most_lines=TAIL_LINES)
-    if kind is FaultKind.ABORTED:
-        mixed = wrong_size(seen.process.log_tail(most_lines=_ABORT_LINES))
-        if mixed is not None:
-            return new_fault(seen, FaultKind.NEVER_MET, at, mixed + seen.place)
-    why = f" ({_MAPPED_FILE})" if name == "SIGBUS" else ""
-    return new_fault(seen, kind, at, f"killed by {name}{why}{seen.place}", tail)
+        return new_fault(seen, FaultKind.EXITED, at, text, tail)
+    if code == -signal.SIGKILL:
+        return new_fault(seen, FaultKind.KILLED, at, text)
+    if code != -signal.SIGABRT:
+        return new_fault(seen, FaultKind.KILLED, at, text, tail)
+    mixed = wrong_size(seen.process.log_tail(most_lines=_ABORT_LINES))
+    if mixed is not None:
+        return new_fault(seen, FaultKind.NEVER_MET, at, mixed + seen.place)
+    return new_fault(seen, FaultKind.ABORTED, at, text, tail)

@@ -1,24 +1,20 @@
 """Run one job on local ranks, from the first process to the last, and say how it ended.
 
-Ctrl-C and SIGTERM become a request to stop at the next step boundary.
+Before ranks take steps, Ctrl-C and SIGTERM end everything; later they become a request to stop at
+the next step boundary.
 """
 
 from __future__ import annotations
 
-import signal
 import sys
 import tempfile
-import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
 from echelon.core.cluster import Backend
-from echelon.core.errors import RunFailed
-from echelon.core.rulebook.launch import RUN_INTERRUPTED
 from echelon.launch.context import LostRank
 from echelon.launch.desync.ring import ring_folder
 from echelon.launch.environment import wanted_port
@@ -34,54 +30,25 @@ from echelon.launch.local.messages import (
 )
 from echelon.launch.local.rank_processes import RankProcesses
 from echelon.launch.root_cause import RankFailure
-
-Handler = Callable[[int, FrameType | None], object]
-
-_REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+from echelon.launch.stop import StopRequest, stop_request
 
 
-class StopSignals:
-    """Keep the first stop signal; a second Ctrl-C raises KeyboardInterrupt."""
+class StopRelay:
+    """Pass a request to stop on to ranks that answer it with a result."""
 
-    def __init__(self) -> None:
-        """Nothing has come yet."""
-        self.received: signal.Signals | None = None
-        self._passed_on = False
+    def __init__(self, stop: StopRequest, processes: RankProcesses) -> None:
+        """Nothing is passed on yet."""
+        self._stop, self._processes, self._passed_on = stop, processes, False
 
-    def take(self, number: int, _frame: FrameType | None) -> None:
-        """Take one signal."""
-        if self.received is None:
-            self.received = signal.Signals(number)
-        elif number == signal.SIGINT:
-            raise KeyboardInterrupt
-
-    def pass_on(self, processes: RankProcesses) -> None:
-        """Pass a stop request on to the ranks, once."""
-        if self.received is not None and not self._passed_on:
+    def poll(self, answering: bool) -> None:
+        """Pass the request on, once; KeyboardInterrupt if it came before a rank was `answering`."""
+        self._stop.check()
+        if answering:
+            self._stop.begin_answers()
+        if self._stop.answered and not self._passed_on:
             self._passed_on = True
-            name = self.received.name
-            _say(f"{name}: stopping at the end of this step (Ctrl-C again ends at once)")
-            for process in processes.ranks:
+            for process in self._processes.ranks:
                 process.send(Notice.STOP)
-
-
-@contextmanager
-def handle_stop_signals(handler: Handler) -> Iterator[None]:
-    """Give stop signals to `handler` while the context is open.
-
-    A signal that this process ignores stays ignored: `nohup` means what it says. Only the main
-    thread of a process can catch signals; elsewhere nothing is changed.
-    """
-    before: dict[signal.Signals, signal._HANDLER] = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in _REQUESTS:
-            if signal.getsignal(number) is not signal.SIG_IGN:
-                before[number] = signal.signal(number, handler)
-    try:
-        yield
-    finally:
-        for number, handler_before in before.items():
-            signal.signal(number, handler_before)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -144,20 +111,21 @@ def run_ranks(
     """Call ``target(context, argument)`` on `world_size` local ranks; all end before this returns.
 
     `argument` is JSON. `labels` names the place of each rank in the mesh. Rank r writes to
-    ``log_dir/rank-000r.log``. Ctrl-C and SIGTERM become `RankContext.stop_requested`; a second
-    Ctrl-C raises RunFailed at once.
+    ``log_dir/rank-000r.log``. Ctrl-C, SIGTERM and SIGHUP end all ranks and raise
+    KeyboardInterrupt, until a rank calls `RankProgress.answer_stop`. From there on they become
+    `RankContext.stop_requested`, and only a second Ctrl-C raises KeyboardInterrupt.
     """
     names = tuple(labels) or ("",) * world_size
     named = name_target(target)
     port = wanted_port() if options.port == "auto" else options.port
-    stop = StopSignals()
     lost: list[LostRank] = []
     elastic = options.elastic
     needed = [one for one in range(world_size) if elastic is None or one not in elastic.ranks]
     with (
         _log_directory(log_dir) as logs,
         _ring_directory(options.limits) as rings,
-        handle_stop_signals(stop.take),
+        stop_request() as stop,
+        stop.noted(),
     ):
         processes = RankProcesses(
             world_size,
@@ -167,6 +135,7 @@ def run_ranks(
             backend=options.backend,
             preloaded=_own_module(named),
             store_rank=needed[0] if needed else None,
+            each_wait=stop.check,
         )
         try:
             with processes:
@@ -183,23 +152,15 @@ def run_ranks(
                     rings=rings,
                     elastic=elastic,
                 )
-                results = run_job(processes, job, lambda: stop.pass_on(processes), lost.append)
+                relay = StopRelay(stop, processes)
+                results = run_job(processes, job, relay.poll, lost.append)
                 processes.let_leave()
         except RankFailure as failure:
             _tell_others(failure, names)
             return RunOutcome(
-                results=(),
-                failure=failure,
-                stop_requested=stop.received is not None,
-                lost=tuple(lost),
+                results=(), failure=failure, stop_requested=stop.answered, lost=tuple(lost)
             )
-        except KeyboardInterrupt:
-            raise RunFailed(
-                RUN_INTERRUPTED.problem("interrupted twice; every rank was ended at once")
-            ) from None
-    return RunOutcome(
-        results=tuple(results), stop_requested=stop.received is not None, lost=tuple(lost)
-    )
+    return RunOutcome(results=tuple(results), stop_requested=stop.answered, lost=tuple(lost))
 
 
 def _tell_others(failure: RankFailure, labels: tuple[str, ...]) -> None:

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from math import ceil, floor, log10
 
+from echelon.core.units import binary_unit
+
 MOST = 1e300
 """What is larger than any value that is drawn, in whatever unit."""
-_BYTES = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 _SECONDS = ((1.0, "s"), (1e3, "ms"), (1e6, "us"), (1e9, "ns"))
 
 
@@ -29,11 +30,9 @@ class DrawnAxis:
 def value_axis(low: float, high: float, unit: str, *, count: int = 5) -> DrawnAxis:
     """Return an axis that reaches from a round number to a round number around both values."""
     low, high = _apart(low, high)
-    power, size = 0, 1.0
+    size = 1.0
     if unit == "bytes":
-        while high / 1024**power >= 1024 and power < len(_BYTES) - 1:
-            power += 1
-        unit, size = _BYTES[power], 1024.0**power
+        size, unit = binary_unit(high)
     step = round_step((high - low) / size / count)
     first, last = floor(low / size / step), ceil(high / size / step)
     marks = _marks(first * step, last * step, step, _named(step))

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import Any
 
+from echelon.core.units import GIB, binary_unit
 from echelon.planner.explain.bands import (
     BandedValue,
     band_evidence,
@@ -33,12 +34,14 @@ def rate_lines(estimate: Estimate, *, label: int = 10, columns: int = WIDTH) -> 
     yield (
         f"{'rate':<{label}}{tokens.value:.0f} tokens/s of a device "
         f"({tokens.low:.0f} to {tokens.high:.0f}), "
-        f"MFU {100 * mfu.value:.1f} ({100 * mfu.low:.1f} to {100 * mfu.high:.1f})"
+        f"{mfu_text(estimate)}, {100 * mfu.low:.1f} to {100 * mfu.high:.1f}"
     )
-    memory = f"{'memory':<{label}}{_gb(held.value)} GB ({_gb(held.low)} to {_gb(held.high)})"
+    size, unit = held_unit(estimate)
+    ends = f"{held.low / size:.1f} to {held.high / size:.1f}"
+    memory = f"{'memory':<{label}}{held.value / size:.1f} {unit} ({ends})"
     if has_driver(estimate):
-        allocated, reserved = _gb(estimate.allocated_bytes), _gb(estimate.reserved_bytes)
-        memory += f"; of it {allocated} allocated, {reserved} reserved"
+        allocated, reserved = estimate.allocated_bytes / size, estimate.reserved_bytes / size
+        memory += f"; of it {allocated:.1f} allocated, {reserved:.1f} reserved"
     yield memory
     rests = band_evidence(estimate.inputs)
     told = f"four of five measured runs lie inside: {rests.similar_runs}"
@@ -53,6 +56,19 @@ def rate_lines(estimate: Estimate, *, label: int = 10, columns: int = WIDTH) -> 
         )
         exact = f"All bytes are counted, but what an allocator{others} take"
     yield fill_text(f"{'bands':<{label}}{told}. {exact}.", rest=" " * label, columns=columns)
+
+
+def mfu_text(estimate: Estimate) -> str:
+    """Return the model FLOPs utilization, with the FLOPs that it counts, and the causal one."""
+    text = f"MFU {100 * estimate.mfu:.1f} (full attention"
+    if estimate.causal_flops != estimate.model_flops:
+        text += f"; causal {100 * estimate.causal_mfu:.1f}"
+    return f"{text})"
+
+
+def held_unit(estimate: Estimate) -> tuple[int, str]:
+    """Bytes and name of the unit for its memory: GiB, or MiB for less than one."""
+    return binary_unit(min(held_bytes_band(estimate).value, GIB))
 
 
 def has_driver(estimate: Estimate) -> bool:
@@ -73,7 +89,7 @@ def bytes_table(estimate: Estimate, memory_bytes: float, *, columns: int = WIDTH
     """Return the terms of what the fullest rank holds as a table."""
     shares = bytes_shares(estimate, memory_bytes)
     rows = [(name, value_text(one), band_text(one), part) for name, one, part in shares]
-    return table(("term", "GB", "band", "of the memory"), rows, columns)
+    return table(("term", held_unit(estimate)[1], "band", "of the memory"), rows, columns)
 
 
 def terms_beside(estimate: Estimate, memory_bytes: float, *, columns: int = WIDTH) -> str:
@@ -84,7 +100,10 @@ def terms_beside(estimate: Estimate, memory_bytes: float, *, columns: int = WIDT
         ).splitlines()
         for header, shares in (
             (("term", "seconds", "of the step"), seconds_shares(estimate)),
-            (("term", "GB", "of the memory"), bytes_shares(estimate, memory_bytes)),
+            (
+                ("term", held_unit(estimate)[1], "of the memory"),
+                bytes_shares(estimate, memory_bytes),
+            ),
         )
     )
     width = max(map(len, left))
@@ -115,6 +134,8 @@ def estimate_json(estimate: Estimate) -> dict[str, Any]:
         "tokens_band": band_json(tokens_per_s_band(estimate)),
         "mfu": estimate.mfu,
         "mfu_band": band_json(mfu_band(estimate)),
+        "mfu_counts": "full attention",
+        "causal_mfu": estimate.causal_mfu,
     }
 
 
@@ -123,12 +144,8 @@ def band_json(amount: BandedValue) -> list[float]:
     return [amount.low, amount.high]
 
 
-def _gb(count: float) -> str:
-    return f"{count / 1e9:.1f}" if count >= 1e8 else f"{count / 1e9:.3g}"
-
-
-def _in_gb(amount: BandedValue) -> BandedValue:
-    return BandedValue(value=amount.value / 1e9, low=amount.low / 1e9, high=amount.high / 1e9)
+def _in_unit(amount: BandedValue, size: int) -> BandedValue:
+    return BandedValue(value=amount.value / size, low=amount.low / size, high=amount.high / size)
 
 
 def seconds_shares(estimate: Estimate) -> list[tuple[str, BandedValue, str]]:
@@ -137,9 +154,11 @@ def seconds_shares(estimate: Estimate) -> list[tuple[str, BandedValue, str]]:
 
 
 def bytes_shares(estimate: Estimate, memory_bytes: float) -> list[tuple[str, BandedValue, str]]:
-    """Return what the fullest rank holds in GB, each term with its share of the memory; the sum."""
-    terms = {name: _in_gb(amount) for name, amount in byte_term_bands(estimate).items()}
-    return _shares(terms, _in_gb(held_bytes_band(estimate)), memory_bytes / 1e9, "memory")
+    """Bytes of the fullest rank by term, in `held_unit`, with shares of its memory."""
+    size, _ = held_unit(estimate)
+    terms = {name: _in_unit(amount, size) for name, amount in byte_term_bands(estimate).items()}
+    held = _in_unit(held_bytes_band(estimate), size)
+    return _shares(terms, held, memory_bytes / size, "memory")
 
 
 def _shares(

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from echelon.core.plan import Plan
+from echelon.core.units import gib
 from echelon.planner.answer.recommend_text import percent_of_fit, plan_words
 from echelon.planner.explain.bands import (
     BandedTerms,
@@ -118,9 +119,9 @@ class EstimatedPlan:
 
     def __repr__(self) -> str:
         """Return the plan in one line."""
-        held, memory = self.held_bytes.value / 1e9, self.memory_bytes / 1e9
+        held, memory = gib(self.held_bytes.value), gib(self.memory_bytes)
         names = f"{', '.join(self.preferred_for)}: " if self.preferred_for else ""
         return (
             f"<{type(self).__name__} {names}{self}; {self.step_s.value:.4g} s a step, "
-            f"{held:.1f} of {memory:.1f} GB, fits: {percent_of_fit(self.fits)}>"
+            f"{held} of {memory} GiB, fits: {percent_of_fit(self.fits)}>"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
+from echelon.core.units import binary_bytes
 from echelon.cost.interruptions import (
     INTERRUPTED_DAYS,
     INTERRUPTED_DEVICES,
@@ -55,7 +56,7 @@ def _parts(one: ExpectedStep) -> Iterator[tuple[str, str]]:
     )
     yield (
         "checkpoint",
-        f"{one.checkpoint_bytes / 1e9:.4g} GB, {STORED_BYTES_PER_S / 1e6:.0f} MB/s of a device "
+        f"{binary_bytes(one.checkpoint_bytes)}, {STORED_BYTES_PER_S / 1e6:.0f} MB/s of a device "
         f"(Llama 3, section 3.3.1): {write}",
     )
     yield (

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from echelon.config.plan_view import plan_settings
-from echelon.core.optional import notebook_html
+from echelon.core.notebook import NOTEBOOK_VIEWS
 from echelon.core.plan import Plan
 from echelon.cost.bytes.terms import HeldTerm
 from echelon.planner.predict.estimate import estimate_by_events
@@ -77,9 +77,9 @@ class PlanComparison:
         """Return whether both plans are split alike."""
         return self.a.plan.layout == self.b.plan.layout
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
         """Return both plans, as a notebook shows it: its page without a script."""
-        return notebook_html("comparison_html", self)
+        return NOTEBOOK_VIEWS.html("comparison", self)
 
 
 def compare_plans(a: Plan, b: Plan) -> PlanComparison:

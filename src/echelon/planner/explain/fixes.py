@@ -6,10 +6,7 @@ then threes. A few with one change more follow where they cost less. What may ma
 is what an engineer tries. Where none of it helps on the devices that there are, the smallest
 cluster on which the run has any plan is told (`planner/search/smallest.py`).
 
-Where nothing fits under the pins of a request, a pin is freed, everything else that is pinned
-stays, and the best plan then says what the pin would have to be; pairs of pins where no single one
-is enough. Beside that optimizer state goes to the host, or the same pins go over the smallest
-cluster that has a plan.
+A search in which nothing fits has other changes (`no_plan.py`), which are priced in the same way.
 """
 
 from __future__ import annotations
@@ -17,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from itertools import combinations, islice
+from itertools import islice
 from typing import TypeAlias
 
 from echelon.core.plan import Plan
@@ -38,8 +35,7 @@ from echelon.planner.search.ranked import RankedPlan, estimate_candidate, settin
 from echelon.planner.search.recompute_options import operator_options
 from echelon.planner.search.request import SearchRequest
 from echelon.planner.search.rounding import rounding_of_plan
-from echelon.planner.search.smallest import smallest_that_fits, without_host
-from echelon.planner.search.sweep import SearchSweep
+from echelon.planner.search.smallest import smallest_that_fits
 from echelon.schedule.build import PLAIN_SCHEDULE
 
 _MemorySaving: TypeAlias = tuple[str, CandidatePlan]
@@ -125,14 +121,16 @@ class PlanFix:
     """The plan with them, as choices."""
     settings: Mapping[str, object]
     """The changes as settings."""
+    flags: str
+    """What to type for them."""
     estimate: Estimate
     """What that plan takes."""
     saved_bytes: float
     """Bytes that it holds less."""
     lost_s: BandedValue
     """Seconds that a step takes longer."""
-    lost_share: float
-    """The same over a step of the plan that does not fit."""
+    time_ratio: float
+    """Seconds of a token with them, over those of the plan that does not fit."""
     devices: int
     """Devices that the plan then takes."""
     untimed: bool
@@ -141,20 +139,26 @@ class PlanFix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriedChanges:
-    """Hold changes that were tried, the plan with them, and what it takes under a request."""
+    """Hold changes that were tried, the plan with them, and what it takes under a request.
+
+    `flags` are what to type for them; nothing where the settings of the plan are.
+    """
 
     changes: tuple[str, ...]
     choice: CandidatePlan
     request: SearchRequest
     estimate: Estimate
+    flags: str = ""
 
 
 def tried_changes(
-    changes: tuple[str, ...], request: SearchRequest, choice: CandidatePlan
+    changes: tuple[str, ...], request: SearchRequest, choice: CandidatePlan, flags: str = ""
 ) -> TriedChanges:
     """Return changes with the plan after them, and what it takes by closed forms."""
     estimate = estimate_candidate(request, choice)
-    return TriedChanges(changes=changes, choice=choice, request=request, estimate=estimate)
+    return TriedChanges(
+        changes=changes, choice=choice, request=request, estimate=estimate, flags=flags
+    )
 
 
 def find_fixes(request: SearchRequest, choice: CandidatePlan) -> tuple[PlanFix, ...]:
@@ -163,7 +167,7 @@ def find_fixes(request: SearchRequest, choice: CandidatePlan) -> tuple[PlanFix, 
     if _fits(start):
         return ()
     base, before = start.estimate, choice.settings(has_experts=True)
-    price = partial(price_fix, lean=base, fast=base, offloaded=choice.offload, before=before)
+    price = partial(price_fix, base=base, offloaded=choice.offload, before=before)
     found = _fewest_changes(start, price)
     if not found or found[0].devices > choice.devices:
         # Another split of the model may do on fewer devices than this one that goes on growing.
@@ -279,111 +283,41 @@ def _legal(one: TriedChanges) -> bool:
 def price_fix(
     one: TriedChanges,
     *,
-    lean: Estimate,
-    fast: Estimate,
+    base: Estimate,
     offloaded: bool,
     before: Mapping[str, object] | None = None,
 ) -> PlanFix:
-    """Return what changes save beside one plan, and lose beside another, or the same.
+    """Return what changes save and lose beside a plan that does not fit.
 
     Their settings are those that `before` does not have; `offloaded` says whether optimizer state
     was with the host before.
     """
     ranked = RankedPlan(candidate=one.choice, estimate=one.estimate, simulated=False)
-    settings, known = settings_from_ranked(one.request, ranked), before or {}
-    lost = step_difference_band(fast, one.estimate)
+    chosen, known = settings_from_ranked(one.request, ranked), before or {}
+    settings = {key: value for key, value in chosen.items() if known.get(key) != value}
+    if one.choice.devices != base.devices:
+        settings["cluster.preset"] = one.request.cluster.name
+    typed = " ".join(f"--set {key}={_typed(value)}" for key, value in settings.items())
+    seconds = one.estimate.step_s / one.estimate.tokens
     return PlanFix(
         changes=one.changes,
         choice=one.choice,
-        settings={key: value for key, value in settings.items() if known.get(key) != value},
+        settings=settings,
+        flags=one.flags or typed,
         estimate=one.estimate,
-        saved_bytes=lean.bytes_held - one.estimate.bytes_held,
-        lost_s=lost,
-        lost_share=lost.value / fast.step_s,
+        saved_bytes=base.bytes_held - one.estimate.bytes_held,
+        lost_s=step_difference_band(base, one.estimate),
+        time_ratio=seconds / (base.step_s / base.tokens),
         devices=one.choice.devices,
         untimed=one.choice.offload and not offloaded,
     )
 
 
+def _typed(value: object) -> str:
+    """Return a value as it stands behind `--set`."""
+    return str(value).lower() if isinstance(value, bool) else str(value).replace(" ", "")
+
+
 def fix_cost(fix: PlanFix) -> tuple[int, int, float]:
     """Return by what fixes are sorted: devices, then seconds, those that nobody knows last."""
     return fix.devices, int(fix.untimed), fix.estimate.step_s
-
-
-_ENDLESS = 1e18  # bytes
-_NEARLY = (1.0, 1.05, 1.25, 2.0, 4.0)
-"""Times the bound of the leanest plan under which the leanest is looked for."""
-_MOST_FREED = 2  # settings
-
-
-def cheapest_pin_fixes(request: SearchRequest) -> tuple[PlanFix, ...]:
-    """Return what makes something fit under the pins, the cheapest first; nothing where it does.
-
-    Bytes saved are those beside the leanest plan that the pins leave, seconds lost beside the
-    fastest, if memory were no matter.
-    """
-    if _best(request) is not None:
-        return ()
-    lean, fast = _leanest(request), _best(request.with_memory(_ENDLESS))
-    if lean is None or fast is None:
-        return ()
-    before, quickest = estimate_candidate(request, lean), estimate_candidate(request, fast)
-    tried = (*_freed(request), *_offloaded(request), *_other_count(request))
-    found = [price_fix(one, lean=before, fast=quickest, offloaded=lean.offload) for one in tried]
-    return tuple(sorted(found, key=fix_cost))
-
-
-def _freed(request: SearchRequest) -> Iterator[TriedChanges]:
-    """Yield the best plan without each pin, or without each two."""
-    names = [name for name in request.pins.values if name != "devices"]
-    for count in range(1, _MOST_FREED + 1):
-        some = False
-        for freed in combinations(names, count):
-            choice = _best(request.without_pins(*freed))
-            if choice is not None:
-                some = True
-                changes = tuple(
-                    f"{request.pins.texts[name]} -> {choice.pin_value(name)}" for name in freed
-                )
-                yield tried_changes(changes, request, choice)
-        if some:
-            return
-
-
-def _offloaded(request: SearchRequest) -> Iterator[TriedChanges]:
-    if request.pins.values_of("offload") is None:
-        choice = _best(request, offload=True)
-        if choice is not None:
-            yield tried_changes(("optimizer state to the host",), request, choice)
-
-
-def _other_count(request: SearchRequest) -> Iterator[TriedChanges]:
-    """Yield the plan of the smallest cluster of the same devices that has one without hosts."""
-    alone = request.pins.values_of("offload") is None
-    found = smallest_that_fits(without_host(request) if alone else request)
-    if found is not None:
-        changes = (f"{request.cluster.num_devices:,} -> {found.num_devices:,} devices",)
-        yield tried_changes(changes, found.request, found.plan.candidate)
-
-
-def _leanest(request: SearchRequest) -> CandidatePlan | None:
-    """Return the fastest of the plans that hold about the least."""
-    sweep = _walked_sweep(request.with_memory(1.0))
-    for times in _NEARLY:
-        choice = _best(request.with_memory(times * sweep.least_bytes + 1.0))
-        if choice is not None:
-            return choice
-    return None
-
-
-def _best(request: SearchRequest, *, offload: bool = False) -> CandidatePlan | None:
-    ranked = _walked_sweep(request, offload=offload).best.ranked()
-    return ranked[0].candidate() if ranked else None
-
-
-def _walked_sweep(request: SearchRequest, *, offload: bool = False) -> SearchSweep:
-    """Return a sweep over all devices, or the pinned number."""
-    sweep = SearchSweep(request, offload=offload, keep=1)
-    pinned = request.pins.values_of("devices")
-    sweep.walk(int(pinned[0]) if pinned else request.cluster.num_devices)
-    return sweep

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from echelon.core.plan import Plan, RecomputedOperator, ZeroStage
-from echelon.core.units import GB
+from echelon.core.units import GIB, binary_bytes, gib
 from echelon.cost.bytes.model_states import communication_volume
 from echelon.planner.lint.finding import LintMatch, lint_of
 from echelon.planner.predict.estimate import estimate_plan
@@ -24,7 +24,7 @@ def _memory(plan: Plan) -> int:
 
 
 def _against(plan: Plan, held: RankMemory) -> str:
-    return f"{held.total / GB:,.1f} GB of {_memory(plan) / GB:,.0f} GB"
+    return f"{gib(held.total)} of {gib(_memory(plan))} GiB"
 
 
 def _more_operators(plan: Plan) -> tuple[tuple[RecomputedOperator, ...], ...]:
@@ -54,12 +54,14 @@ def _full(plan: Plan) -> LintMatch | None:
 
     What round figures say is too much is computed moment by moment (`cost/peak`).
     """
-    held = memory_of_plan(plan)
-    if held.total <= _memory(plan) or estimate_plan(plan).bytes_held <= _memory(plan):
+    estimate = estimate_plan(plan)
+    if memory_of_plan(plan).total <= _memory(plan) or estimate.bytes_held <= _memory(plan):
         return None
+    terms = sorted(estimate.bytes.items(), key=lambda term: -term[1])
+    shown = " + ".join(f"{gib(size)} {name}" for name, size in terms if size >= 0.05 * GIB)
     return (
-        f"{held.states / GB:,.1f} GB of states + {held.gathered / GB:,.1f} gathered + "
-        f"{held.activations / GB:,.1f} of activations: {_against(plan, held)}",
+        f"{gib(estimate.bytes_held)} GiB on the fullest rank, its device has "
+        f"{gib(_memory(plan))}: {shown}",
         "a higher ZeRO stage, recompute, more tensor or pipeline ranks, or offload",
     )
 
@@ -79,12 +81,12 @@ def _recompute_missing(plan: Plan) -> LintMatch | None:
         some = _with_operators(plan, operators)
         if some.total <= _NEARLY_FULL * _memory(plan):
             return (
-                f"{_against(plan, held)} with {kept}, {some.total / GB:,.1f} GB where "
+                f"{_against(plan, held)} with {kept}, {gib(some.total)} GiB where "
                 f"{' and '.join(operators)} of each block are computed again",
                 f"recompute.policy = selective, recompute.operators = {_toml(operators)}",
             )
     return (
-        f"{_against(plan, held)} with {kept}, {recomputed.total / GB:,.1f} GB with full recompute",
+        f"{_against(plan, held)} with {kept}, {gib(recomputed.total)} GiB with full recompute",
         "recompute.policy = full: a forward pass more, or smaller microbatches",
     )
 
@@ -153,7 +155,7 @@ def _redundant(plan: Plan) -> LintMatch | None:
         return None
     return (
         f"{ranks} ranks each hold {optimizer} bytes a weight of optimizer state: stage 1 holds "
-        f"{saved / GB:,.1f} GB less a rank and sends the same 2 psi",
+        f"{binary_bytes(saved)} less a rank and sends the same 2 psi",
         "mesh.dp_shard in place of dp_replicate, and zero.stage = 1",
     )
 
@@ -232,9 +234,9 @@ def _fragments(plan: Plan) -> LintMatch | None:
     if free < 0 or free >= held.gathered:
         return None
     return (
-        f"{_against(plan, held)}, {free / GB:,.1f} GB free, and {held.gathered / GB:,.1f} GB of "
+        f"{_against(plan, held)}, {gib(free)} GiB free, and {gib(held.gathered)} GiB of "
         "units are gathered and given back in every pass",
-        f"smaller microbatches or recompute, until {held.gathered / GB:,.1f} GB are free",
+        f"smaller microbatches or recompute, until {gib(held.gathered)} GiB are free",
     )
 
 

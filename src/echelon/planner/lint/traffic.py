@@ -10,6 +10,7 @@ from echelon.config.automatic import default_tensor_overlap
 from echelon.core.axis import SHARD_AXES
 from echelon.core.cluster import Link, domain_text, fast_domain
 from echelon.core.plan import Plan
+from echelon.core.units import binary_bytes
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
 from echelon.cost.seconds.inputs import CostInputs
 from echelon.cost.seconds.numbers import first_number
@@ -106,10 +107,10 @@ def _no_sequence_parallel(plan: Plan) -> LintMatch | None:
     tp = plan.mesh.tp
     if tp == 1 or plan.layout.sequence_parallel:
         return None
-    kept = 10 * plan.local_tokens * plan.model.hidden * (tp - 1) / tp / 1e9
+    uncut_bytes = 10 * plan.local_tokens * plan.model.hidden * (tp - 1) / tp
     return (
-        f"norms and residuals are whole on each of {tp} tensor ranks: about {kept:.2f} GB a block "
-        "more in 16 bits, for the same bytes sent",
+        f"norms and residuals are whole on each of {tp} tensor ranks: about "
+        f"{binary_bytes(uncut_bytes)} a block more in 16 bits, for the same bytes sent",
         "mesh.sequence_parallel = true",
     )
 
@@ -150,7 +151,7 @@ def _shards_over_nodes(plan: Plan) -> LintMatch | None:
     where = domain_text(plan.cluster)
     return (
         f"parameters are gathered from {mesh.dp_shard} shards over {where}; shards "
-        f"over one would hold {held.total / 1e9:,.1f} GB",
+        f"over one would hold {binary_bytes(held.total)}",
         f"mesh.dp_shard = {shards}, dp_replicate = {mesh.dp // shards}: hybrid sharding",
     )
 
@@ -171,7 +172,7 @@ def _gathers_cross_nodes(plan: Plan) -> LintMatch | None:
         return None
     return (
         f"every gather crosses nodes: a step of {takes:,.3g} s would take {instead:,.3g} s with "
-        f"all but the first inside of them, and hold {held / 1e9:,.1f} GB; no number changes",
+        f"all but the first inside of them, and hold {binary_bytes(held)}; no number changes",
         "zero.secondary = true",
     )
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 from echelon.config.entries import Entry
 from echelon.config.job import Job
-from echelon.config.load import resolve
+from echelon.config.load import resolve, say_adapted
 from echelon.config.setting_layers import SettingLayers
 from echelon.config.settings.collectives import ALGORITHM_KEY
 from echelon.core.choices.collective_algorithms import BACKEND
@@ -33,7 +33,9 @@ def algorithm_asked_for(layers: Layers) -> Entry | None:
 def resolve_one_rank(gathered: SettingLayers, name: str, trainer: str) -> Plan:
     """Return the run on one rank; ConfigError where no plan can sum as it says."""
     asked = algorithm_asked_for(gathered.layers)
-    plan = resolve(_left_out(gathered), name, None).plan
+    job = resolve(_left_out(gathered), name, None)
+    say_adapted(job)
+    plan = job.plan
     if asked is None or asked.value == BACKEND:
         return plan
     where, said = asked.source, f'{ALGORITHM_KEY} = "{asked.value}"'

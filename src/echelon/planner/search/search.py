@@ -16,6 +16,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
+from echelon.planner.search.candidate import ScoredCandidate
 from echelon.planner.search.legal_meshes import divisors
 from echelon.planner.search.ranked import PickedPlans, RankedPlan, closed_form_plan, pick_finalists
 from echelon.planner.search.request import SearchRequest
@@ -123,6 +124,25 @@ def first_that_fits(request: SearchRequest) -> RankedPlan | None:
     return None
 
 
+def best_fitting_plan(request: SearchRequest, *, offload: bool = False) -> ScoredCandidate | None:
+    """Return the best plan by closed forms, None where nothing fits."""
+    sweep = SearchSweep(request, offload=offload, keep=1)
+    walk_worlds(sweep)
+    ranked = sweep.best.ranked()
+    return ranked[0] if ranked else None
+
+
+def best_fitting_anywhere(request: SearchRequest) -> ScoredCandidate | None:
+    """Return the best plan by closed forms, with optimizer state on hosts where nothing fits else.
+
+    That is what a search does, unless pins or its trainer say where that state rests.
+    """
+    found = best_fitting_plan(request)
+    if found is None and request.pins.values_of("offload") is None:
+        return best_fitting_plan(request, offload=True)
+    return found
+
+
 def _complete(request: SearchRequest, sweep: SearchSweep, *, events: bool = True) -> PickedPlans:
     """Walk every plan and return the best; leaner ones where the lists of finalists hold too much.
 
@@ -164,7 +184,7 @@ def world_sizes(request: SearchRequest) -> tuple[int, ...]:
     pinned = request.pins.values_of("devices")
     if pinned is not None:
         return tuple(int(count) for count in pinned if int(count) <= cluster.num_devices)
-    if request.objective in ("time", "expected"):
+    if request.on_all_devices:
         return (cluster.num_devices,)
     node = cluster.devices_per_node
     counts = {*divisors(node), *(node * nodes for nodes in divisors(cluster.nodes))}

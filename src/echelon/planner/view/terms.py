@@ -14,8 +14,9 @@ from string import ascii_uppercase
 from types import MappingProxyType
 from typing import Literal
 
+from echelon.core.units import binary_unit
+
 _SECONDS = ((1.0, "s"), (1e3, "ms"), (1e6, "us"), (1e9, "ns"))
-_BYTES = ((2**50, "PiB"), (2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"), (1, "B"))
 _DIGITS = 5  # significant digits
 
 
@@ -76,13 +77,8 @@ def round_seconds(terms: Mapping[str, float]) -> RoundedTerms:
 
 def round_bytes(terms: Mapping[str, float]) -> RoundedTerms:
     """Return terms in bytes as they are printed, in powers of 1024."""
-    scale, unit = byte_unit(fsum(terms.values()))
+    scale, unit = binary_unit(fsum(terms.values()))
     return _round_terms(terms, Fraction(1, scale), unit, 0 if unit == "B" else 2)
-
-
-def byte_unit(largest: float) -> tuple[int, str]:
-    """Return the bytes of the unit that suits numbers up to `largest`, and its name."""
-    return next((pair for pair in _BYTES if largest >= pair[0]), _BYTES[-1])
 
 
 def _round_terms(

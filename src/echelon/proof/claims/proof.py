@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from echelon.core.errors import Problem, ProofFailed
-from echelon.core.optional import notebook_html
+from echelon.core.notebook import NOTEBOOK_VIEWS
 from echelon.core.plan import Plan
 from echelon.proof.claims.claims import ClaimResult
 from echelon.proof.diagnose.diagnosis import Diagnosis
@@ -98,9 +98,9 @@ class Proof:
             "whole_run": pass_json(self.whole_run),
         }
 
-    def _repr_html_(self) -> str:
+    def _repr_html_(self) -> str | None:
         """Return the proof, as a notebook shows it: its page without a script."""
-        return notebook_html("proof_html", self)
+        return NOTEBOOK_VIEWS.html("proof", self)
 
     def write(self, path: Path) -> None:
         """Write the proof to `path` (``proof.json`` beside the plan)."""

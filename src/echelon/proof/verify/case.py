@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class VerifyCase:
-    """Say what a user's function is to build: for which rank, in which precision.
+    """The case that a user's function builds: its rank, its precision.
 
     `mesh` holds the coordinate of this rank by axis (all 0 on one device), `degrees` the size of
     each axis.

@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from echelon.core.messages import PROGRESS
 from echelon.core.plan import Plan
 from echelon.core.rulebook import prove_trainer as rules
 from echelon.layout.islands import island_of, without_losses
@@ -107,6 +108,7 @@ def prove_with_whole_run(
     # Rounded sums are judged by their bounds, and a lost island by its replay. The trainer runs
     # with exact sums, and loses none.
     small = shrink(with_exact_sums(without_losses(plan)), precision="fp64")
+    PROGRESS.info("a whole run: data, training, resume, text")
     return replace(proof, whole_run=whole_run_pass(small, run_ranks=run_ranks))
 
 

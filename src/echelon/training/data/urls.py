@@ -216,7 +216,8 @@ def _system(url: str) -> tuple[Any, str]:
     except ImportError as error:
         raise EnvironmentProblem(
             PACKAGE_INSTALLED.problem(
-                f"reading {url} needs a package: {error}", suggestions=(install_command("data"),)
+                f"reading {url} needs a package: {error}",
+                suggestions=(install_command("hf" if url.startswith("hf://") else "data"),),
             )
         ) from error
     except ValueError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 from collections.abc import Mapping
 from datetime import timedelta
@@ -11,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from echelon.config.files.new_file import holding
-from echelon.core.errors import RunFailed
+from echelon.core.errors import Interrupted
 from echelon.core.rulebook.launch import RUN_INTERRUPTED
 from echelon.core.serialize import from_json
 from echelon.launch.context import RankContext
-from echelon.launch.environment import LOCAL_WORLD_SIZE
+from echelon.launch.environment import known_node_size
 from echelon.training.weights.writers.shares import Writers
 from echelon.training.weights.writers.task import ExportTask, WrittenWeights, write_weights
 
@@ -68,7 +67,7 @@ def writers_of(context: RankContext, threads: int | None) -> Writers:
 
     def begin() -> None:
         if context.stop_requested():
-            raise RunFailed(
+            raise Interrupted(
                 RUN_INTERRUPTED.problem("interrupted before all weights were written; none is left")
             )
         progress.mark(progress.doing)
@@ -78,5 +77,5 @@ def writers_of(context: RankContext, threads: int | None) -> Writers:
         WritersExchange(context),
         progress.mark,
         begin=begin,
-        ranks_here=int(os.environ.get(LOCAL_WORLD_SIZE) or context.world_size),
+        ranks_here=known_node_size() or context.world_size,
     )

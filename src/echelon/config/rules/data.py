@@ -1,18 +1,50 @@
-"""What must hold of a mixture: one weight for each source in a phase, and a phase to the end."""
+"""What must hold of data: a run that trains names it; a mixture has a weight for each source."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator
 
+from echelon.config.entries import DEFAULT
+from echelon.config.job import DataSettings, Job, ResolvedSetting
 from echelon.config.rules.violations import RuleViolation
 from echelon.config.settings.mixture_list import mixture_parts
+from echelon.config.settings.value_types import toml_text
 from echelon.config.view import View
 from echelon.core.choices.data_mixture import phases_of, places_of, sources_of
+from echelon.core.errors import Problem
 from echelon.core.rulebook.config import CONFLICTING_SETTINGS, NO_EFFECT
+from echelon.core.rulebook.data import DATA_IS_NAMED
 from echelon.core.rulebook.data_mixture import MIXTURE_PARTS, MIXTURE_SCHEDULE
 
 KEY = "data.mixture"
+SOURCE_KEY = "data.source"
+WAYS = (
+    f'{SOURCE_KEY} = "stdlib" (the source of Python, to try a run out)',
+    f'{SOURCE_KEY} = "PATH" or a URL (text; jsonl; parquet; a folder of these)',
+    f'{SOURCE_KEY} = "FOLDER" (written by echelon data prepare)',
+)
+"""How a run names its data."""
+
+
+def unnamed_data() -> tuple[ResolvedSetting, ...]:
+    """Sources of the settings of a job without data."""
+    return (
+        ResolvedSetting(key=SOURCE_KEY, value=toml_text(DataSettings().source), source=DEFAULT),
+    )
+
+
+def data_is_named(job: Job) -> bool:
+    """True if a file, a preset, a flag or a caller names the data of `job`."""
+    return bool(job.data.mixture) or job.source_of(SOURCE_KEY) != DEFAULT
+
+
+def data_problems(job: Job) -> list[Problem]:
+    """Problem of a job that trains and names no data."""
+    if data_is_named(job):
+        return []
+    message = f"{SOURCE_KEY} is not set: nothing says what {job.plan.name} reads"
+    return [DATA_IS_NAMED.problem(message, key=SOURCE_KEY, suggestions=WAYS)]
 
 
 def mixture_is_a_schedule(view: View) -> Iterator[RuleViolation]:

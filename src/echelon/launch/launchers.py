@@ -1,0 +1,399 @@
+"""The rank of this process by MPI, Slurm or Kubernetes, in the names that torchrun uses.
+
+A launcher may start another one: Slurm starts mpirun or torchrun, and their processes inherit its
+variables. So the innermost launcher counts, and an outer one only adds what it leaves out:
+
+    torchrun < Open MPI, PALS, PMI, PMIx < Slurm < Kubernetes
+
+An inner launcher with rank and world size hides another rank of an outer one. With only one of the
+two, all that both say must agree. Rank 0 of 1 is no launch: its ranks are started here.
+
+Sources: Slurm, srun(1) and sbatch(1), "Output environment variables", and slurm.h for the ids of
+steps that are no tasks; Open MPI 5, "Environment variables set for MPI applications"; HPE PALS,
+mpiexec(1); MPICH's Hydra for PMI_* and MPI_LOCAL*; Kubernetes, "Indexed Job".
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from echelon.core.errors import Problem
+from echelon.core.rulebook.launch import LAUNCHERS_AGREE, RANK_ENVIRONMENT
+
+RANK = "RANK"
+LOCAL_RANK = "LOCAL_RANK"
+LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
+WORLD_SIZE = "WORLD_SIZE"
+MASTER_ADDR = "MASTER_ADDR"
+MASTER_PORT = "MASTER_PORT"
+LOOPBACK = "127.0.0.1"
+DEFAULT_PORT = 29500
+"""The port of torchrun, for launches without an id of their own."""
+
+TORCHRUN = "torchrun"
+SLURM = "Slurm"
+KUBERNETES = "Kubernetes"
+
+JOB_INDEX = "JOB_COMPLETION_INDEX"
+STEP_ID = "SLURM_STEP_ID"
+PROCESS_ID = "SLURM_PROCID"
+_NUM_TASKS = ("SLURM_STEP_NUM_TASKS", "SLURM_NTASKS", "SLURM_NPROCS")
+_NODE_LISTS = ("SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+_TASKS_PER_NODE = ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE")
+_LAUNCH_NODE = "SLURM_LAUNCH_NODE_IPADDR"
+_SLURM_IDS = ("SLURM_JOB_ID", STEP_ID)
+# Of mpirun in a job of Slurm only some processes are in a step.
+_MPI_IDS = ("PMIX_NAMESPACE", "PALS_APID", "PBS_JOBID", "SLURM_JOB_ID")
+_SPECIAL_STEPS = 0xFFFFFFF0
+"""Ids of batch scripts, of shells of an allocation and the like are above."""
+_FIRST_PORT, _NUM_PORTS = 15_000, 10_000  # below the ports that Linux gives to outgoing connections
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Launcher:
+    """A launcher of processes: its variables by torchrun's names; the first one set counts."""
+
+    name: str
+    variables: Mapping[str, tuple[str, ...]]
+    start: str
+    """A command that starts N ranks."""
+
+
+MPI_LAUNCHERS = (
+    Launcher(
+        name="Open MPI",
+        variables={
+            RANK: ("OMPI_COMM_WORLD_RANK",),
+            WORLD_SIZE: ("OMPI_COMM_WORLD_SIZE",),
+            LOCAL_RANK: ("OMPI_COMM_WORLD_LOCAL_RANK",),
+            LOCAL_WORLD_SIZE: ("OMPI_COMM_WORLD_LOCAL_SIZE",),
+        },
+        start="mpirun -n {}",
+    ),
+    Launcher(
+        name="PALS",
+        variables={
+            RANK: ("PALS_RANKID",),
+            LOCAL_RANK: ("PALS_LOCAL_RANKID",),
+            LOCAL_WORLD_SIZE: ("PALS_LOCAL_SIZE",),
+        },
+        start="mpiexec -n {}",
+    ),
+    Launcher(
+        name="PMI",
+        variables={
+            RANK: ("PMI_RANK",),
+            WORLD_SIZE: ("PMI_SIZE",),
+            LOCAL_RANK: ("PMI_LOCAL_RANK", "MPI_LOCALRANKID"),
+            LOCAL_WORLD_SIZE: ("PMI_LOCAL_SIZE", "MPI_LOCALNRANKS"),
+        },
+        start="mpiexec -n {}",
+    ),
+    Launcher(name="PMIx", variables={RANK: ("PMIX_RANK",)}, start="mpirun -n {}"),
+)
+STARTS = {one.name: one.start for one in MPI_LAUNCHERS} | {
+    TORCHRUN: "torchrun --nproc-per-node {} -m",
+    SLURM: "srun --ntasks {}",
+    KUBERNETES: "WORLD_SIZE={}",
+}
+"""A command that starts N ranks, for each launcher."""
+
+_SET_BY: Mapping[str, Mapping[str, str]] = {
+    one.name: {name: variables[0] for name, variables in one.variables.items()}
+    for one in MPI_LAUNCHERS
+} | {
+    SLURM: {
+        RANK: PROCESS_ID,
+        WORLD_SIZE: "SLURM_NTASKS",
+        LOCAL_RANK: "SLURM_LOCALID",
+        MASTER_ADDR: "SLURM_JOB_NODELIST",
+    },
+    KUBERNETES: {RANK: JOB_INDEX},
+}
+"""The variable of each launcher for a name of torchrun."""
+LAUNCHER_VARIABLES: Mapping[str, str] = {
+    name: f"read: {what}, as {one.name} sets it"
+    for one in MPI_LAUNCHERS
+    for what, names in one.variables.items()
+    for name in names
+} | {
+    PROCESS_ID: "read: RANK, as Slurm sets it for a task of srun",
+    "SLURM_LOCALID": "read: LOCAL_RANK of that task",
+    **dict.fromkeys(_NUM_TASKS, "read: WORLD_SIZE of the tasks of srun, the first one set"),
+    **dict.fromkeys(_TASKS_PER_NODE, "read: LOCAL_WORLD_SIZE, by the number of the node"),
+    "SLURM_NODEID": "read: the number of this node among those of the tasks",
+    **dict.fromkeys(_NODE_LISTS, "read: MASTER_ADDR is the first host of the list"),
+    _LAUNCH_NODE: "read: MASTER_ADDR, where no list of nodes is set",
+    "ENVIRONMENT": "read: BATCH in a script of sbatch, whose process is no task",
+    JOB_INDEX: "read: RANK of a pod of an indexed job, where WORLD_SIZE or MASTER_ADDR is set",
+    **dict.fromkeys((*_SLURM_IDS, *_MPI_IDS), "read: an id of the launch, for its MASTER_PORT"),
+}
+"""Every variable of other launchers, and its use."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LaunchVariables:
+    """The variables of a launch by torchrun's names, and which variable said each."""
+
+    launcher: str
+    values: Mapping[str, str]
+    names: Mapping[str, str]
+    problems: tuple[Problem, ...] = ()
+
+    def named(self, name: str) -> str:
+        """Return the variable that said `name`, or that of the launcher that should."""
+        return self.names.get(name) or _SET_BY.get(self.launcher, {}).get(name, name)
+
+
+@dataclass(slots=True)
+class _Gathered:
+    """Values by torchrun's names, with the variable of each."""
+
+    launcher: str
+    values: dict[str, str] = field(default_factory=dict[str, str])
+    names: dict[str, str] = field(default_factory=dict[str, str])
+
+    def add(self, name: str, variable: str, value: str) -> None:
+        self.values.setdefault(name, value)
+        self.names.setdefault(name, variable)
+
+    @property
+    def complete(self) -> bool:
+        """True if rank and world size are known."""
+        return RANK in self.values and WORLD_SIZE in self.values
+
+    @property
+    def is_alone(self) -> bool:
+        """True for rank 0 of 1, which starts the ranks of its run itself."""
+        return self.values.get(RANK) == "0" and self.values.get(WORLD_SIZE) == "1"
+
+
+def launch_variables(environment: Mapping[str, str]) -> LaunchVariables | None:
+    """Return what launchers say of this process; None where none has started it as a rank."""
+    own = _torchrun(environment)
+    asked = RANK in environment or WORLD_SIZE in environment
+    outer = [one for one in (_mpi(environment), _slurm(environment), _pod(environment)) if one]
+    if not asked and not outer:
+        return None
+    problems = [] if own.complete else list(_mpi_problems(environment))
+    launchers = [one.launcher for one in (own, *outer) if one.complete]
+    own.launcher = [*launchers, *(one.launcher for one in outer), TORCHRUN][0]
+    for one in outer:
+        problems += _merge(own, one)
+    if not asked and not problems and own.is_alone:
+        return None
+    if own.launcher != TORCHRUN:
+        problems += _add_host(own, environment)
+        _add_port(own, environment)
+    return LaunchVariables(
+        launcher=own.launcher, values=own.values, names=own.names, problems=tuple(problems)
+    )
+
+
+def note_of_local_start(environment: Mapping[str, str]) -> str:
+    """Return why a launcher's variables are of no launch, and all ranks start on this host."""
+    tasks = next(((name, text) for name in _NUM_TASKS if (text := environment.get(name))), None)
+    if environment.get(PROCESS_ID) and tasks is not None and tasks[1] != "1":
+        return (
+            f"{tasks[0]} = {tasks[1]}, but this process is no task of srun: all ranks start on "
+            f"this host. `srun echelon ...` makes each task a rank"
+        )
+    if environment.get(JOB_INDEX):
+        return (
+            f"{JOB_INDEX} = {environment[JOB_INDEX]}, but {WORLD_SIZE} and {MASTER_ADDR} are not "
+            "set: this pod does all of the work alone. With both set, each pod is a rank"
+        )
+    return ""
+
+
+def first_host(node_list: str) -> str:
+    """Return the first host of a list of nodes of Slurm; empty where the list is none.
+
+    "node[01-03,07],gpu5" begins with node01, "rack[0-1]n[4,6]" with rack0n4.
+    """
+    first = re.match(r"(?:[^\[\],\s]|\[[0-9,-]+\])+(?=,|$)", node_list.strip())
+    if first is None or not _closed(node_list):
+        return ""
+    return re.sub(r"\[([0-9]+)[0-9,-]*\]", r"\1", first[0])
+
+
+def tasks_on_node(counts: str, node: int) -> int | None:
+    """Return the tasks of a node by Slurm's short form; "4(x2),3" is 4, 4, 3. None without it."""
+    for part in counts.split(","):
+        match = re.fullmatch(r"([0-9]+)(?:\(x([0-9]+)\))?", part.strip())
+        if match is None:
+            return None
+        times = int(match[2] or 1)
+        if node < times:
+            return int(match[1])
+        node -= times
+    return None
+
+
+def _closed(node_list: str) -> bool:
+    depth = 0
+    for sign in node_list:
+        depth += {"[": 1, "]": -1}.get(sign, 0)
+        if depth not in (0, 1):
+            return False
+    return depth == 0
+
+
+def _torchrun(environment: Mapping[str, str]) -> _Gathered:
+    found = _Gathered(TORCHRUN)
+    for name in (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT):
+        if environment.get(name):
+            found.add(name, name, environment[name])
+    return found
+
+
+def _mpi(environment: Mapping[str, str]) -> _Gathered | None:
+    """Return what MPI's launchers say together; None without a rank."""
+    found: _Gathered | None = None
+    for one, said in _said_by_mpi(environment):
+        found = found or _Gathered(one.name)
+        for name, (variable, value) in said.items():
+            found.add(name, variable, value)
+    return found if found is not None and RANK in found.values else None
+
+
+def _said_by_mpi(
+    environment: Mapping[str, str],
+) -> Iterator[tuple[Launcher, dict[str, tuple[str, str]]]]:
+    for one in MPI_LAUNCHERS:
+        said = {
+            name: (variable, environment[variable])
+            for name, variables in one.variables.items()
+            for variable in reversed(variables)
+            if environment.get(variable)
+        }
+        if said:
+            yield one, said
+
+
+def _mpi_problems(environment: Mapping[str, str]) -> Iterator[Problem]:
+    """Yield where two of MPI's launchers say different ranks or sizes."""
+    first: dict[str, tuple[str, str]] = {}
+    for _, said in _said_by_mpi(environment):
+        for name in (RANK, WORLD_SIZE):
+            if name in said and first.setdefault(name, said[name])[1] != said[name][1]:
+                yield _contradiction(name, first[name], said[name])
+
+
+def _slurm(environment: Mapping[str, str]) -> _Gathered | None:
+    """Return what Slurm says of a task of srun; None for scripts and shells of an allocation."""
+    size = next((name for name in _NUM_TASKS if environment.get(name)), None)
+    if not _is_task(environment, size):
+        return None
+    found = _Gathered(SLURM)
+    found.add(RANK, PROCESS_ID, environment[PROCESS_ID])
+    if size is not None:
+        found.add(WORLD_SIZE, size, environment[size])
+    if environment.get("SLURM_LOCALID"):
+        found.add(LOCAL_RANK, "SLURM_LOCALID", environment["SLURM_LOCALID"])
+    counts = next((name for name in _TASKS_PER_NODE if environment.get(name)), None)
+    node = environment.get("SLURM_NODEID", "")
+    if counts is not None:
+        uniform = environment[counts].isdecimal() and counts == _TASKS_PER_NODE[-1]
+        tasks = tasks_on_node(environment[counts], int(node) if node.isdecimal() else 0)
+        if tasks is not None and (uniform or node.isdecimal()):
+            found.add(LOCAL_WORLD_SIZE, counts, str(tasks))
+    return found
+
+
+def _is_task(environment: Mapping[str, str], size: str | None) -> bool:
+    """Return whether srun has started this process as one of its tasks.
+
+    The script of sbatch and the shell of salloc have the variables of the whole allocation, with
+    process 0 of as many tasks as it has room for.
+    """
+    if not environment.get(PROCESS_ID):
+        return False
+    step = environment.get(STEP_ID, "")
+    if step:
+        return not (step.isdecimal() and int(step) >= _SPECIAL_STEPS)
+    if environment[PROCESS_ID] != "0":
+        return True
+    return size is not None and environment.get("ENVIRONMENT") != "BATCH"
+
+
+def _pod(environment: Mapping[str, str]) -> _Gathered | None:
+    """Return what an indexed job of Kubernetes says; None where pods do not work together.
+
+    The pods of such a job are often whole runs of their own: one rank of many is a pod that knows
+    how many there are, or where they meet.
+    """
+    if not environment.get(JOB_INDEX) or not (
+        environment.get(WORLD_SIZE) or environment.get(MASTER_ADDR)
+    ):
+        return None
+    found = _Gathered(KUBERNETES)
+    found.add(RANK, JOB_INDEX, environment[JOB_INDEX])
+    found.add(LOCAL_RANK, JOB_INDEX, "0")
+    found.add(LOCAL_WORLD_SIZE, JOB_INDEX, "1")
+    return found
+
+
+def _merge(inner: _Gathered, outer: _Gathered) -> list[Problem]:
+    """Add what an outer launcher says to what inner ones say; return where they disagree."""
+    differ = [
+        name
+        for name in (RANK, WORLD_SIZE)
+        if name in inner.values
+        and name in outer.values
+        and inner.values[name].strip() != outer.values[name].strip()
+    ]
+    if differ and inner.complete:
+        return []  # The inner one was started by the outer one, with ranks of its own.
+    for name, value in outer.values.items():
+        inner.add(name, outer.names[name], value)
+    return [
+        _contradiction(
+            name, (inner.names[name], inner.values[name]), (outer.names[name], outer.values[name])
+        )
+        for name in differ
+    ]
+
+
+def _contradiction(name: str, one: tuple[str, str], other: tuple[str, str]) -> Problem:
+    what = {RANK: "the rank of this process", WORLD_SIZE: "the number of ranks"}[name]
+    return LAUNCHERS_AGREE.problem(
+        f"{what} is {one[1]} by {one[0]} and {other[1]} by {other[0]}",
+        key=name,
+        set_by=f"{one[0]}={one[1]}, {other[0]}={other[1]}",
+        suggestions=(f"unset {one[0]}", f"unset {other[0]}"),
+    )
+
+
+def _add_host(found: _Gathered, environment: Mapping[str, str]) -> list[Problem]:
+    """Add the host where ranks meet, that of rank 0; return the problem of a list without one."""
+    if MASTER_ADDR in found.values:
+        return []
+    size = found.values.get(WORLD_SIZE)
+    if size is not None and found.values.get(LOCAL_WORLD_SIZE) == size:
+        found.add(MASTER_ADDR, found.names[LOCAL_WORLD_SIZE], LOOPBACK)
+        return []
+    nodes = next((name for name in _NODE_LISTS if environment.get(name)), None)
+    if nodes is None:
+        if environment.get(_LAUNCH_NODE):
+            found.add(MASTER_ADDR, _LAUNCH_NODE, environment[_LAUNCH_NODE])
+        return []
+    host = first_host(environment[nodes])
+    found.add(MASTER_ADDR, nodes, host or LOOPBACK)
+    if host:
+        return []
+    wrong = f"{nodes} = {environment[nodes]!r} is no list of hosts"
+    instead = f"{MASTER_ADDR}=HOST, the host of rank 0"
+    return [RANK_ENVIRONMENT.problem(wrong, key=nodes, suggestions=(instead,))]
+
+
+def _add_port(found: _Gathered, environment: Mapping[str, str]) -> None:
+    """Add a port that is the same for all ranks of a launch, and seldom that of another one."""
+    names = _SLURM_IDS if found.launcher == SLURM else _MPI_IDS
+    ids = [name for name in names if environment.get(name)]
+    text = ".".join(environment[name] for name in ids)
+    port = _FIRST_PORT + zlib.crc32(text.encode()) % _NUM_PORTS if ids else DEFAULT_PORT
+    found.add(MASTER_PORT, ids[0] if ids else MASTER_PORT, str(port))
