@@ -5,8 +5,9 @@ ends where the held-out part begins, so there is one place where a trainer may c
 of either part has two ends of documents in a row and a third as its last token, and the next sample
 begins with an end: two documents are empty. Prompts have ends at such places, too.
 
-No two documents of a sample begin alike. The first tokens of two such documents would have the same
-router scores, and rounding would say which of them an expert has no room for.
+No two documents of a sample begin alike, and no letter follows itself. The first tokens of two such
+documents, or of a sample that begins with "aa", would have the same router scores, and rounding
+would decide which of them an expert drops.
 """
 
 from __future__ import annotations
@@ -86,9 +87,11 @@ def _documents(num_tokens: int, length: int, generator: random.Random) -> tuple[
 
 
 def _document(number: int, size: int, generator: random.Random) -> str:
-    """Return a document of `size` letters, none of them its end."""
-    first = _FIRST_LETTERS[number % len(_FIRST_LETTERS)]
-    return (first + "".join(generator.choices(_LETTERS, k=size)))[:size]
+    """Return a document of `size` letters, each other than the one before it."""
+    letters = [_FIRST_LETTERS[number % len(_FIRST_LETTERS)]]
+    while len(letters) < size:
+        letters.append(generator.choice(_LETTERS.replace(letters[-1], "")))
+    return "".join(letters[:size])
 
 
 def _tokens(documents: tuple[str, ...]) -> list[int]:
