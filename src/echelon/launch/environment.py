@@ -17,7 +17,7 @@ from echelon.core.rulebook.launch import (
     TF_CONFIG_AGREES,
     TF_CONFIG_SERVERS,
 )
-from echelon.launch.host import num_usable_cores
+from echelon.launch.host import interface_problem, num_usable_cores
 from echelon.launch.launchers import (
     LAUNCHER_VARIABLES,
     LOCAL_RANK,
@@ -363,6 +363,14 @@ def wanted_port(environment: Mapping[str, str] = os.environ) -> int:
     if problems:
         raise EnvironmentProblem(problems)
     return port
+
+
+def require_start_here(backend: Backend, environment: Mapping[str, str] = os.environ) -> None:
+    """Raise EnvironmentProblem for variables with which no ranks can start on this host."""
+    wanted_port(environment)
+    problem = interface_problem(environment.get(GLOO_INTERFACE)) if backend == "gloo" else None
+    if problem is not None:
+        raise EnvironmentProblem(problem)
 
 
 def check_world_size(place: LaunchedRank, mesh_world_size: int) -> None:
