@@ -22,7 +22,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check compiled-tests format docs web readme prove-matrix walk-plans walk-clusters walk-devices walk-round-trips walk-rehearsals clean
+.PHONY: help setup demo test test-all check compiled-tests format docs web readme prove-matrix walk-plans walk-commands walk-clusters walk-devices walk-round-trips walk-rehearsals clean
 
 help: ## show the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-22s %s\n", $$1, $$2 }'
@@ -76,6 +76,11 @@ prove-matrix: $(VENV)/installed ## prove every layout of the matrix, of up to si
 
 walk-plans: $(VENV)/installed-dev ## search for 500 plans at random, and look whether their run files take what was said (minutes)
 	$(BIN)/python -m tests.cli.plan.walk 500
+
+walk-commands: $(VENV)/installed-dev ## prove 100 random plans by the command; train, write with, export and resume 40 (hours; picks up where it stopped)
+	@mkdir -p runs
+	$(BIN)/python -m tests.cli.walks.prove_walk --plans 100 --seed 7 --results runs/proven-plans.jsonl
+	$(BIN)/python -m tests.cli.walks.train_walk --runs 40 --seed 8 --results runs/trained-runs.jsonl
 
 walk-clusters: $(VENV)/installed-dev ## compare the smallest cluster that fits with an exhaustive search, in 40 cases (a minute)
 	$(BIN)/python -m tests.planner.search.smallest_walk 40

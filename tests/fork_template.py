@@ -58,22 +58,28 @@ class ForkedServer:
 
     def __init__(self, pid: int) -> None:
         """Hold the process `pid`, which has not ended yet."""
-        self._descriptor = os.pidfd_open(pid)
+        self._descriptor: int | None = os.pidfd_open(pid)
 
     def poll(self) -> int | None:
         """Return 0 once the process has ended; what it said at its end is not known here."""
+        if self._descriptor is None:
+            return 0
         return 0 if select.select([self._descriptor], [], [], 0)[0] else None
 
     def wait(self, timeout: float) -> int:
         """Wait until the process has ended, and forget it."""
-        if not select.select([self._descriptor], [], [], timeout)[0]:
-            raise subprocess.TimeoutExpired("fork server", timeout)
-        os.close(self._descriptor)
+        if self._descriptor is not None:
+            if not select.select([self._descriptor], [], [], timeout)[0]:
+                raise subprocess.TimeoutExpired("fork server", timeout)
+            os.close(self._descriptor)
+            self._descriptor = None
         return 0
 
     def kill(self) -> None:
         """End the process at once."""
-        signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
+        if self._descriptor is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._descriptor, signal.SIGKILL)
 
 
 class ForkTemplate:

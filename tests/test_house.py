@@ -41,7 +41,7 @@ def _files(*suffixes: str) -> Iterator[Path]:
 
 
 def _is_ours(folder: str) -> bool:
-    return folder == ".ci" or not (folder.startswith(".") or folder in NOT_OURS)
+    return folder in {".ci", ".github"} or not (folder.startswith(".") or folder in NOT_OURS)
 
 
 def _run_python(code: str) -> str:

@@ -27,7 +27,7 @@ def test_a_strategy_is_proven_and_another_refused_with_its_rule() -> None:
 
 @pytest.mark.parametrize(
     ("names", "ranks", "told"),
-    [(("tpp",), 2, "there is no strategy 'tpp'"), (("tp",), 1, "1 ranks"), ((), 2, "no strategy")],
+    [(("tpp",), 2, "there is no strategy 'tpp'"), (("tp",), 1, "1 rank"), ((), 2, "no strategy")],
 )
 def test_a_mistake_is_told_before_any_rank(names: tuple[str, ...], ranks: int, told: str) -> None:
     with pytest.raises(ConfigError, match=told) as caught:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pytest
@@ -10,11 +11,11 @@ from echelon.api.observing import observe_schedule, trace_plan, trace_run
 from echelon.config.job import Job
 from echelon.config.load import load_job
 from echelon.cost.seconds.unit_times import stage_durations, unit_times_from_formulas
-from echelon.telemetry.events import METRICS_FILE, events_path
+from echelon.telemetry.events import METRICS_FILE
 from echelon.telemetry.trace import MEASURED, PLANNED, trace_path
 from tests.config.measured import times_file
 from tests.telemetry.recorded_runs import stage_times, write_run
-from tests.telemetry.runs import read_trace
+from tests.telemetry.runs import plain_events, read_trace
 
 TIMES = stage_times(1.0, 1.0)
 DEEP = ["model.layers=8", 'model.name="deep"', "mesh.pp=2"]
@@ -59,19 +60,22 @@ def test_a_run_without_events_is_not_traced(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("line", [b"???\n", b"{}\n", b"[]\n", None])
-@pytest.mark.parametrize("name", [METRICS_FILE, "events.jsonl", "events.rank-0001.jsonl"])
+@pytest.mark.parametrize("name", [METRICS_FILE, "events.jsonl.gz", "events.rank-0001.jsonl.gz"])
 def test_a_damaged_file_is_said_and_does_not_end_a_training_that_succeeded(
     tmp_path: Path, name: str, line: bytes | None
 ) -> None:
     job, said = _job(), list[str]()
     run = write_run(tmp_path, job.plan, [{1: TIMES}]).path
     file = run / name
-    lines = file.read_bytes().splitlines(keepends=True)
+    packed = file.suffix == ".gz"
+    text = gzip.decompress(file.read_bytes()) if packed else file.read_bytes()
+    lines = text.splitlines(keepends=True)
     if line is None:
         file.unlink()
         file.mkdir()
     else:
-        file.write_bytes(b"".join([*lines[:2], line, *lines[2:]]))
+        changed = b"".join([*lines[:2], line, *lines[2:]])
+        file.write_bytes(gzip.compress(changed) if packed else changed)
     trace_run(job, run, say=said.append)
     (text,) = said
     place = ": it cannot be read" if line is None else " line 3: "
@@ -83,7 +87,7 @@ def test_a_newer_step_that_is_not_whole_is_said(tmp_path: Path) -> None:
     run = write_run(tmp_path, _job().plan, [{1: TIMES, 2: TIMES}]).path
     assert observe_schedule(run, say=said.append).step == 2
     assert said == []
-    events = events_path(run, 1)
+    events = plain_events(run, 1)
     events.write_bytes(events.read_bytes()[:-10])
     assert observe_schedule(run, say=said.append).step == 1
     assert said == ["step 2 was not recorded whole: this is step 1"]

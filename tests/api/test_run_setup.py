@@ -53,7 +53,11 @@ def test_a_run_has_its_plan_and_its_run_file_before_any_rank() -> None:
     assert load_job(run.run_file).plan == job.plan
     assert (task.run_dir, task.resume) == ("runs/mine", None)
     assert Path(task.data).is_dir()
-    assert said == [f"reading {Path('text.txt').absolute()} ...", "training mine in runs/mine"]
+    assert said == [
+        f"reading {Path('text.txt').absolute()} ...",
+        "training mine in runs/mine",
+        "events: 50.00 MB at most; beyond, every k-th step (observe.events_budget_bytes)",
+    ]
 
 
 @pytest.mark.usefixtures("place")

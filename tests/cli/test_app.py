@@ -118,7 +118,7 @@ def test_a_bug_shows_its_traceback_and_has_a_code_of_its_own(
 @pytest.mark.parametrize(
     ("typed", "works"),
     [
-        ("plan", "echelon plan llama3-8b --cluster 8xh100, echelon plan --help"),
+        ("plan", "echelon plan llama3-8b --cluster 8xh100 or echelon plan --help"),
         ("calibrate merge", "echelon calibrate merge A.toml B.toml --out C.toml"),
         ("plan nano --tp 2", "--set mesh.tp=..."),
         ("plan nano --sequence-length 2", "--set batch.sequence_length=..."),

@@ -47,7 +47,7 @@ def test_text_names_the_next_command_beside_the_result(
     assert "set by: --max-bytes '0.1 kib'      works here: --max-bytes '0.1 KiB'" in error
     assert main([*limited, "0.1 kB"]) == 0
     printed = capsys.readouterr()
-    assert "read        1 files, 100 B of text" in printed.out
+    assert "read        1 file, 100 B of text" in printed.out
     assert printed.err.endswith(f"--set data.source={output}\n")
 
 

@@ -1,16 +1,13 @@
-"""Pages fit 80 columns where no terminal says otherwise; a spinner shows that work goes on."""
+"""Pages fit 80 columns where no terminal says otherwise."""
 
 from __future__ import annotations
 
-import io
 import json
 from pathlib import Path
-from threading import Event
 
 import pytest
 
 from echelon.cli.main import main
-from echelon.cli.output import spinner
 from echelon.planner.view.text_layout import WIDTH
 
 NAME = "--set=train.run_name=" + "a-long-name-of-an-experiment-" * 4
@@ -71,55 +68,3 @@ def test_the_pages_of_an_import_and_of_a_comparison_fit(
     assert "stage3_gather_16bit_weights_on_model_save" in text
     shown(capsys, "compare", "a.toml", "nano")
     shown(capsys, "compare", "mixtral-8x7b", "llama3-8b-zero3")
-
-
-class _Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
-
-
-def test_a_spinner_turns_on_a_terminal_and_is_taken_away(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    terminal = _Terminal()
-    turned = Event()
-    terminal.flush = turned.set  # type: ignore[method-assign]
-    monkeypatch.setattr("sys.stderr", terminal)
-    with spinner("searching", after_s=0.0):
-        assert turned.wait(60)
-    shown = terminal.getvalue()
-    assert shown.startswith("\r| searching ...")
-    assert shown.endswith("\r\x1b[2K")
-
-
-def test_short_work_a_pipe_json_and_a_dumb_terminal_have_no_spinner(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    for stream, shown, term, after_s in (
-        (_Terminal(), True, "xterm", 3600.0),
-        (io.StringIO(), True, "xterm", 0.0),
-        (_Terminal(), False, "xterm", 0.0),
-        (_Terminal(), True, "dumb", 0.0),
-    ):
-        monkeypatch.setenv("TERM", term)
-        monkeypatch.setattr("sys.stderr", stream)
-        with spinner("searching", shown=shown, after_s=after_s):
-            pass
-        assert stream.getvalue() == ""
-
-
-def test_a_spinner_goes_where_work_fails(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("TERM", "xterm")
-    terminal = _Terminal()
-    monkeypatch.setattr("sys.stderr", terminal)
-    turned = Event()
-    terminal.flush = turned.set  # type: ignore[method-assign]
-
-    def fail() -> None:
-        with spinner("searching", after_s=0.0):
-            assert turned.wait(60)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        fail()
-    assert terminal.getvalue().endswith("\r\x1b[2K")

@@ -162,7 +162,7 @@ def test_data_with_fewer_samples_than_a_batch_starts_no_rank(
     assert "error[data-fills-batch]: batch.global_sequences = 8, and the 41 tokens" in error
     assert "are 3 samples of 16 tokens (3 < 8)" in error
     assert "set by: --set batch.global_sequences=8" in error
-    assert "works here: batch.global_sequences = 3, batch.sequence_length = 5 or less" in error
+    assert "works here: batch.global_sequences = 3 or batch.sequence_length = 5 or less" in error
     assert not run.with_name("nano-2").exists()
     fewer = ["--set", "batch.global_sequences=3", "--set", "train.run_name=few"]
     assert main(["train", "nano", *words, *fewer]) == 0

@@ -74,5 +74,5 @@ def test_one_choice_is_not_made_twice(tmp_path: Path) -> None:
     assert list(found) == ["conflicting-settings"]
     assert "conflicting-settings" in problems_of("nano", ["mesh.tp=1", "mesh.tp=2"])
     assert problems_of("nano", ["mesh.tp=2", "mesh.tp=2"]) == {}
-    found = problems_of("nano", ["data.validation_fraction=0"])
+    found = problems_of("nano", ["data.validation_fraction=0", "train.validate_every=50"])
     assert list(found) == ["conflicting-settings"]

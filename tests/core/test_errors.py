@@ -32,7 +32,7 @@ def test_a_problem_says_what_where_and_what_works() -> None:
     assert SPLIT.render() == (
         "error[tp-divides-kv-heads]: parallel.tp = 8, but llama-tiny has 6 key/value heads"
         " (6 % 8 != 0)\n"
-        "  set by: --set mesh.tp=8      works here: 1, 2, 3, 6      "
+        "  set by: --set mesh.tp=8      works here: 1, 2, 3 or 6      "
         "more: echelon explain tp-divides-kv-heads"
     )
     assert BARE.render() == (

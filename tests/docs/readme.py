@@ -26,6 +26,9 @@ README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 BLOCK = re.compile(r"```console\n\$ ((?:echelon|python) [^\n]*)\n(.*?)```", re.DOTALL)
 
+PROGRESS = re.compile(r"^(?:[a-z ]+ \.\.\.|[^\n]+ \.\.\., \d+ s)\n", re.MULTILINE)
+"""A line about work that takes longer than a second: a slow machine prints more of them."""
+
 _PIPELINE = "echelon plan nano --set mesh.pp=4 --set model.layers=16"
 _CLUSTER = (
     "echelon plan llama3-8b --set cluster.preset=16xh100 --set mesh.pp=2 --set mesh.dp_shard=4 "
@@ -91,7 +94,7 @@ def printed(command: str) -> str:
         code = main(words)
     # A page may show a proof that fails.
     assert words[0] != "prove" or code in (0, 1), output.getvalue()
-    return output.getvalue()
+    return PROGRESS.sub("", output.getvalue())
 
 
 def comparable(text: str) -> str:

@@ -114,10 +114,12 @@ def _continued(decoder: Decoder, tokens: list[int], count: int, end: int | None)
     return written
 
 
-def sequences_of(prompts: Sequence[Sequence[int]]) -> list[CachedSequence]:
-    """Return the sequences that begin with prompts."""
+def sequences_of(
+    prompts: Sequence[Sequence[int]], separator: int | None = None
+) -> list[CachedSequence]:
+    """Return the sequences that begin with prompts, whose documents end with `separator`."""
     return [
-        CachedSequence(number=number, tokens=list(one), prompt_tokens=len(one))
+        CachedSequence(number=number, tokens=list(one), prompt_tokens=len(one), separator=separator)
         for number, one in enumerate(prompts)
     ]
 

@@ -59,7 +59,7 @@ def write(context: RankContext, argument: Any) -> Written:
         block_tokens=argument.get("block_tokens", 4),
     )
     operations.caches = KindCaches(size, dtype, context.device)
-    sequences = sequences_of(prompts)
+    sequences = sequences_of(prompts, argument.get("separator"))
     writing = Writing(
         max_tokens=argument["max_tokens"],
         sampling=Sampling(**argument.get("sampling", {})),

@@ -42,3 +42,12 @@ def test_a_missing_file_and_one_that_is_no_text(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         import_file(path)
     assert caught.value.rules == ("import-syntax",)
+
+
+def test_a_file_without_a_dtype_is_of_fp32_on_any_device(tmp_path: Path) -> None:
+    path = tmp_path / "start.sh"
+    path.write_text("horovodrun -np 8 -H localhost:8 --fusion-threshold-mb 64 python train.py\n")
+    found = import_file(path, sets=["cluster.preset=8xh100"])
+    assert found.job.plan.mathematics.precision.parameters == "fp32"
+    assert found.settings["precision.parameters"].value == "fp32"
+    assert "parameters in fp32: the file names no dtype" in found.assumptions

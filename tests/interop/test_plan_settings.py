@@ -31,8 +31,19 @@ def test_a_preset_is_its_name() -> None:
         "mesh.tp": 8,
         "batch.global_sequences": 2048,
         "batch.sequence_length": 8192,
+        "precision.parameters": "bf16",
         "train.run_name": "llama3.1-405b",
     }
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("cluster", ["8xh100", "8xv100-32gb", "laptop"])
+def test_dtypes_of_a_plan_are_written(dtype: str, cluster: str) -> None:
+    sets = [f"cluster.preset={cluster}", f"precision.parameters={dtype}"]
+    sets += ["precision.loss_scaling=dynamic"] * (dtype == "fp16")
+    plan = load_job("nano", sets).plan
+    again = resolve_settings(needed_settings(plan).settings, Path(), plan.name).plan
+    assert again.mathematics.precision == plan.mathematics.precision
 
 
 @pytest.mark.parametrize(

@@ -34,6 +34,8 @@ def train(context: RankContext, argument: dict[str, Any]) -> dict[str, Any]:
     pids = argument.get("pids")
     if pids:
         Path(pids, str(context.rank)).write_text(str(os.getpid()))
+    if argument.get("answers", True):
+        context.progress.answer_stop()
     for step in range(argument.get("steps", 10_000)):
         context.progress.mark(f"step {step}")
         if context.rank == argument.get("rank") and step == argument.get("step", 3):

@@ -61,6 +61,7 @@ def test_lines_are_the_metrics_of_the_run(tmp_path: Path) -> None:
     assert loss.steps == (1, 2, 3, 4, 5)
     assert loss.series[0].values == (5.0, 2.5, 5 / 3, 1.25, 1.0)
     assert loss.series[1].values == (None, None, None, None, 3.5)
+    assert [one.joined for one in loss.series] == [False, True]
     waits = part(page, "waits").figure
     assert isinstance(waits, LinesFigure)
     assert [one.name for one in waits.series] == ["rank 0", "rank 1"]
@@ -68,6 +69,17 @@ def test_lines_are_the_metrics_of_the_run(tmp_path: Path) -> None:
         "Memory of each rank goes from 1.00 MiB to 1.00 MiB; the least is 1.00 MiB, the most "
         "1.00 MiB."
     )
+
+
+@pytest.mark.parametrize(("cores", "told"), [(1.0, True), (1.5, True), (2, False), (8.0, False)])
+def test_ranks_that_share_cores_are_told(tmp_path: Path, cores: float, *, told: bool) -> None:
+    run = write_run(tmp_path, plan_of(), [{1: stage_times(1.0, 1.5)}]).path
+    assert plan_of().mesh.world_size == 2
+    (run / "metrics.jsonl").write_text(steps(5))
+    (run / "environment.json").write_text(json.dumps({"usable_cores": cores}))
+    step = next(one for one in run_page(run).facts if one.name == "step, median")
+    assert step.note.startswith("planned ")
+    assert ("; 2 ranks share 1" in step.note) == told
 
 
 def test_the_schedule_is_drawn_as_planned_and_as_measured(tmp_path: Path) -> None:
@@ -81,7 +93,10 @@ def test_the_schedule_is_drawn_as_planned_and_as_measured(tmp_path: Path) -> Non
     metrics.write_text("".join(json.dumps(line) + "\n" for line in told))
     figure = part(run_page(run.path), "schedule").figure
     assert isinstance(figure, ScheduleFigure)
-    assert [chart.name for chart in figure.charts] == ["planned", "measured, step 3"]
+    assert [chart.name for chart in figure.charts] == [
+        "simulated with the measured times",
+        "measured, step 3",
+    ]
     planned, measured = figure.charts
     assert measured.span_s == pytest.approx(planned.span_s, rel=1e-6)
 

@@ -13,6 +13,7 @@ from echelon.core.plan import Plan
 from echelon.cost.bytes.sent import bytes_sent_by_axis
 from echelon.launch.local.pool import RankPool
 from echelon.planner.predict.peak_bytes import peak_bytes_by_place
+from echelon.rehearsal.log import Issue
 from echelon.rehearsal.memory import GATHERED, GRADIENTS, OPTIMIZER, PARAMETERS
 from echelon.rehearsal.rank import RankRehearsal, rehearse_rank
 from echelon.rehearsal.run import on_nccl
@@ -51,6 +52,31 @@ DENSE = {
     "zero bubble": ("mesh.pp=2", "pipeline.schedule=zb-h1", "model.layers=4"),
     "offload": ("mesh.dp_shard=2", "zero.stage=1", "zero.optimizer_offload=host", *BF16),
 }
+
+
+TIED = {
+    "interleaved": ("mesh.pp=2", "pipeline.schedule=interleaved-1f1b", "pipeline.virtual_stages=2"),
+    "three ranks": ("mesh.pp=3", "mesh.dp_replicate=2", "batch.global_sequences=24"),
+    "zero 1": ("mesh.pp=2", "mesh.dp_shard=2", "zero.stage=1", "zero.bucket_bytes=40000"),
+}
+"""Pipelines whose ends share an embedding, and whose ranks have several buckets."""
+
+
+@pytest.mark.parametrize("name", TIED)
+def test_members_of_a_group_call_an_operation_by_one_name(name: str) -> None:
+    """Ranks that wait long are compared by these names: others would be a false alarm."""
+    plan = on_nccl(plan_of(*TIED[name], "model.layers=8", "model.tied=true"))
+    calls: dict[tuple[object, ...], list[list[str]]] = {}
+    for rank in range(plan.mesh.world_size):
+        own: dict[tuple[object, ...], list[str]] = {}
+        for entry in rehearse_rank(plan, rank).entries:
+            if isinstance(entry, Issue) and entry.kind not in ("send", "receive"):
+                own.setdefault((entry.communicator, entry.members), []).append(entry.name)
+        for group, names in own.items():
+            calls.setdefault(group, []).append(names)
+    assert any(len(names) > 1 for names in calls.values())
+    assert all(names == first for first, *others in calls.values() for names in others)
+    assert "gradients.tied" in {name for (first, *_) in calls.values() for name in first}
 
 
 def plan_of(*flags: str) -> Plan:

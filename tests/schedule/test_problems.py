@@ -75,7 +75,7 @@ def test_a_handover_on_one_rank_keeps_its_order_too() -> None:
         (schedule_of(*GOOD, num_microbatches=2, stage_ranks=(0, 2)), "stage 1 is on rank 2"),
         (schedule_of(*GOOD, num_microbatches=2, stage_ranks=(0, 2)), "rank 1 owns no stage"),
         (schedule_of(*GOOD, num_microbatches=0), "0 microbatches; each must be at least 1"),
-        (schedule_of(num_microbatches=1, stage_ranks=(0,)), "0 ranks, 1 stages"),
+        (schedule_of(num_microbatches=1, stage_ranks=(0,)), "0 ranks, 1 stage"),
         (
             Schedule(
                 name="short",

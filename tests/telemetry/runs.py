@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import gzip
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from echelon.config.job import Job
 from echelon.config.load import load_job
-from echelon.core.event import Event
 from echelon.telemetry.events import events_path
-from echelon.telemetry.json_lines import read_entries
 from echelon.telemetry.run_directory import RunDirectory, create_run
 from echelon.training.observer import StepFacts
 
@@ -58,10 +56,14 @@ def facts(step: int, loss: float = 2.5) -> StepFacts:
     )
 
 
-def read_events(run_dir: Path, rank: int) -> Iterator[Event]:
-    """Yield the events of a rank, in the order in which they were written."""
-    for entry in read_entries(events_path(run_dir, rank)):
-        yield entry.event(rank)
+def plain_events(run_dir: Path, rank: int) -> Path:
+    """Return the file of the events of a rank, unpacked: as earlier versions wrote it."""
+    packed = events_path(run_dir, rank)
+    plain = packed.with_suffix("")
+    if packed.is_file():
+        plain.write_bytes(gzip.decompress(packed.read_bytes()))
+        packed.unlink()
+    return plain
 
 
 def read_trace(path: Path) -> dict[str, Any]:

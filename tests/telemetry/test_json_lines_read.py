@@ -10,13 +10,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echelon.core.errors import ConfigError
-from echelon.telemetry.events import METRICS_FILE, events_path, ranks_with_events
+from echelon.telemetry.events import METRICS_FILE, ranks_with_events, read_events
 from echelon.telemetry.json_lines import LogEntry, last_of_each_step, read_entries
 from echelon.telemetry.observer import observe_rank
 from echelon.telemetry.schedule_report import read_schedule_report
 from echelon.telemetry.summary import summarize_run
 from tests.telemetry.recorded_runs import plan_of, stage_times, write_run
-from tests.telemetry.runs import facts, make_job, make_run, read_events
+from tests.telemetry.runs import facts, make_job, make_run, plain_events
 
 GOOD = b'{"kind":"start","steps":3}\n'
 TIMES = stage_times(1.0, 1.0)
@@ -124,7 +124,7 @@ def test_a_bad_line_of_the_metrics_ends_no_command_with_a_traceback(
         assert _refused(lambda read=read: read(run.path)).startswith(f"{metrics} line 2: ")
 
 
-@pytest.mark.parametrize("name", [METRICS_FILE, "events.jsonl", "events.rank-0001.jsonl"])
+@pytest.mark.parametrize("name", [METRICS_FILE, "events.jsonl.gz", "events.rank-0001.jsonl.gz"])
 def test_a_file_of_a_run_that_does_not_open_is_named(tmp_path: Path, name: str) -> None:
     run = write_run(tmp_path, plan_of(), [{1: TIMES}])
     path = run.path / name
@@ -135,7 +135,7 @@ def test_a_file_of_a_run_that_does_not_open_is_named(tmp_path: Path, name: str) 
 
 def test_a_line_that_is_no_event_is_named_by_its_number(tmp_path: Path) -> None:
     run = write_run(tmp_path, plan_of(), [{1: TIMES, 2: TIMES}])
-    path = events_path(run.path, 1)
+    path = plain_events(run.path, 1)
     lines = path.read_bytes().splitlines(keepends=True)
     at = next(number for number, line in enumerate(lines) if b'"kind":"F"' in line)
     lines[at] = lines[at].replace(b'"start":', b'"begin":')
@@ -152,7 +152,7 @@ def test_a_line_that_is_no_event_is_named_by_its_number(tmp_path: Path) -> None:
 )
 def test_a_file_of_another_name_is_no_rank(tmp_path: Path, name: str) -> None:
     run = write_run(tmp_path, plan_of(), [{1: TIMES}])
-    (run.path / name).write_bytes(events_path(run.path, 1).read_bytes())
+    (run.path / name).write_bytes(plain_events(run.path, 1).read_bytes())
     assert ranks_with_events(run.path) == (0, 1)
     assert read_schedule_report(run.path).step == 1
 

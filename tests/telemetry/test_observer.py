@@ -14,10 +14,11 @@ from echelon.core.choices.local_sgd import LocalSgd
 from echelon.core.choices.updates import Updates
 from echelon.core.errors import ConfigError
 from echelon.core.event import Event
+from echelon.telemetry.events import read_events
 from echelon.telemetry.json_lines import read_entries
 from echelon.telemetry.observer import observe_rank, peak_flops, telling_ranks
 from echelon.telemetry.summary import summarize_run
-from tests.telemetry.runs import facts, make_job, make_run, read_events
+from tests.telemetry.runs import facts, make_job, make_run
 
 
 def test_observing_imports_no_torch() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +15,13 @@ from hypothesis import strategies as st
 
 from echelon.core.errors import ConfigError
 from echelon.core.event import Event
-from echelon.telemetry.events import METRICS_FILE, EventWriter, events_path, step_mark
+from echelon.telemetry.events import METRICS_FILE, EventWriter, read_events, step_mark
 from echelon.telemetry.observer import observe_rank
 from echelon.telemetry.recorded_steps import RecordedSteps
 from echelon.telemetry.schedule_report import read_schedule_report
+from echelon.telemetry.summary import summarize_run
 from tests.telemetry.recorded_runs import plan_of, stage_times, write_run
-from tests.telemetry.runs import facts, make_job, make_run, read_events
+from tests.telemetry.runs import facts, make_job, make_run, plain_events
 from tests.walks import examples
 
 SLOW, FAST = stage_times(2.0, 2.0), stage_times(1.0, 1.0)
@@ -126,7 +128,7 @@ def test_all_ranks_and_the_metrics_give_a_step_one_mark(tmp_path: Path) -> None:
 
 def test_half_a_mark_and_a_quoted_one_end_no_step(tmp_path: Path) -> None:
     run = write_run(tmp_path, plan_of(), [{1: SLOW, 2: SLOW}])
-    path = events_path(run.path, 1)
+    path = plain_events(run.path, 1)
     whole = path.read_bytes()
     path.write_bytes(whole[:-1])
     assert RecordedSteps(run.path, [0, 1]).numbers == (1,)
@@ -146,3 +148,29 @@ def test_a_run_that_was_recorded_without_marks_is_refused_and_says_why(tmp_path:
         with pytest.raises(ConfigError, match="an earlier version of Echelon") as error:
             read_schedule_report(run.path, step=step)
         assert error.value.rules == ("step-recorded",)
+
+
+def test_ranks_that_leave_steps_out_have_the_same_ones(tmp_path: Path) -> None:
+    run, job = make_run(tmp_path), make_job(steps=600)
+    job = replace(job, observe=replace(job.observe, events_budget_bytes=30_000))
+    observers = [observe_rank(job, run.path, rank) for rank in (0, 1)]
+    rng = random.Random(0)
+    for number in range(1, 601):
+        waits_s = (rng.random(), rng.random())
+        for rank, observer in enumerate(observers):
+            for kind in ("load", *["F"] * (5 + 10 * rank)):
+                start = number + rng.random()
+                event = Event(kind=kind, name=kind, start=start, end=start, rank=rank)
+                observer.sink.record(event)
+            observer.stepped(replace(facts(number), rank_waits_s=waits_s))
+    for observer in observers:
+        observer.close()
+    assert sum(path.stat().st_size for path in run.path.glob("events*")) <= 2 * 30_000
+    both, first, second = (RecordedSteps(run.path, ranks) for ranks in ([0, 1], [0], [1]))
+    assert both.numbers == second.numbers
+    assert {*second.numbers} < {*first.numbers}
+    assert both.numbers[:8] == (1, 2, 3, 4, 5, 6, 7, 8)
+    assert both.numbers[-1] == 600
+    assert len(both.read(600).events[1]) == 16
+    assert both.says().startswith(f"{len(both.numbers)} of 600: steps 1 to 8, ")
+    assert summarize_run(run.path).recorded == first.says()

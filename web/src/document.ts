@@ -184,6 +184,7 @@ export interface LinesFigure {
 export interface LineSeries {
   name: string;
   values: (number | null)[];
+  joined: boolean;
 }
 /**
  * Hold a grid of cells whose darkness is their value, from 0 to `most`.

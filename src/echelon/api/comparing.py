@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from echelon.api.given_plan import GivenPlan, plan_from_given
-from echelon.api.planning import prove_on_ranks, ranks_of
+from echelon.api.planning import ranks_of
 from echelon.config.load import load_job
 from echelon.config.rules.plan import require_trainable
 from echelon.core.choices.strategies import STRATEGIES
@@ -112,5 +112,7 @@ def _deviations(plans: Mapping[str, Plan | ConfigError]) -> Iterator[StrategyDev
                 continue
             if prover is None:
                 run_ranks = stack.enter_context(ranks_of(largest or plan, None))
-                prover = partial(prove_on_ranks, run_ranks=run_ranks, subject=None, late=False)
+                from echelon.proof.whole_run.whole_run import prove_with_whole_run
+
+                prover = partial(prove_with_whole_run, run_ranks=run_ranks)
             yield deviation_of(name, about, plan, prover)

@@ -61,7 +61,7 @@ def import_run(
     allow: Sequence[str] = (),
     settings: Sequence[str] = (),
 ) -> ImportedRun:
-    """Return the run that a configuration of another tool describes: a file, or a command in one.
+    """Return the run that another tool's configuration describes: a file, or a launch line as text.
 
     It builds on `extends` (a preset or a run file: the model and the data, which such a file may
     not have), for `ranks` processes (or as many as a launcher starts, by its line or file), with

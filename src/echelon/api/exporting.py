@@ -105,7 +105,6 @@ def export_weights(  # noqa: PLR0913 - each is one choice of the caller, by its 
     architecture says the model or a trainer has no names for it, CheckpointError and
     EnvironmentProblem; RankFailure for a rank that died.
     """
-    optional_package("torch", extra="train", purpose="writing weights")
     _require_sizes(
         {
             "--file-bytes": file_bytes,
@@ -119,13 +118,16 @@ def export_weights(  # noqa: PLR0913 - each is one choice of the caller, by its 
     _require_effect(to, dtype, model_type, {**sizes, "--adapters": adapters or None})
     from echelon.telemetry.run_directory import run_of
     from echelon.training.checkpoint.folder import find_checkpoint
-    from echelon.training.weights.writers.task import ExportTask, require_ranks
 
     path = run.run if isinstance(run, TrainResult) else Path(run)
     plan = run_of(path).plan()
+    checkpoint = find_checkpoint(path).path
+    optional_package("torch", extra="train", purpose="writing weights")
+    from echelon.training.weights.writers.task import ExportTask, require_ranks
+
     world = _num_ranks(ranks)
     task = ExportTask(
-        checkpoint=str(find_checkpoint(path).path),
+        checkpoint=str(checkpoint),
         folder="",
         to=to,
         shape=plan.model,

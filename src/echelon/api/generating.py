@@ -109,25 +109,29 @@ def generate_texts(
     allow_overcommit: bool = False,
 ) -> Generated:
     """Return what is written after prompts; `say` is told of the cache before the first rank."""
-    optional_package("torch", extra="train", purpose="generating text")
     from echelon.launch.room import require_room
     from echelon.telemetry.run_directory import run_of
     from echelon.training.checkpoint.folder import find_checkpoint
-    from echelon.training.data.mixed_dataset import open_data
-    from echelon.training.inference import GenerateTask, rank_cache_size
 
     path = run.run if isinstance(run, TrainResult) else Path(run)
     directory = run_of(path)
     trained = directory.plan()
     plan = generation_plan(trained, settings)
     checkpoint = find_checkpoint(path).path
+    optional_package("torch", extra="train", purpose="generating text")
+    from echelon.training.data.mixed_dataset import open_data
+    from echelon.training.inference import GenerateTask, rank_cache_size
+
     data = run.data if isinstance(run, TrainResult) else data_of_run(directory.run_file)
-    tokenizer = open_data(data).tokenizer()
+    dataset = open_data(data)
+    tokenizer = dataset.tokenizer()
     ids = tuple(tuple(tokenizer.encode(text)) for text in prompts)
     require_request(plan, request, [len(one) for one in ids])
     say(cache_text(plan, rank_cache_size(plan, 0, request, [len(one) for one in ids])))
-    need = _memory_need(plan, request, [len(one) for one in ids])
+    need = _memory_need(plan, request, [len(tokens) for tokens in ids])
     require_room(plan, need, allow_overcommit=allow_overcommit, say=say)
+    end = tokenizer.description.end_of_document
+    separate = plan.mathematics.documents == "separate" and dataset.shows_ends
     task = GenerateTask(
         plan=plan,
         trained=trained,
@@ -135,7 +139,8 @@ def generate_texts(
         tokenizer_hash=tokenizer.description.hash,
         prompts=ids,
         request=request,
-        end=tokenizer.description.end_of_document,
+        end=end,
+        separator=end if separate else None,
     )
     rank, results = _run(task)
     first = results[0]
@@ -153,7 +158,7 @@ def generate_texts(
 
 
 def _memory_need(plan: Plan, request: Request, lengths: Sequence[int]) -> Need:
-    """Return what the ranks of this host take: weights, and a cache of keys and values."""
+    """Need of the ranks of this host: weights, and a cache of keys and values."""
     from echelon.cost.bytes.generate import generation_weight_bytes
     from echelon.cost.peak.host_memory import PlaceMemory
     from echelon.launch.room import GPU_PROCESS_BYTES, RANK_PROCESS_BYTES, Need, ranks_of_this_host

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
 from echelon.api.given_plan import GivenPlan, plan_from_given
 from echelon.api.keywords import errors_in_keywords
+from echelon.config.files.program import require_subject
 from echelon.config.load import load_job
 from echelon.config.rules.plan import require_trainable
 from echelon.core.errors import ConfigError
@@ -154,8 +155,9 @@ def plan(  # noqa: PLR0913 - each is one choice of the caller, by its name
 
     `trainer` is whose seconds and abilities count, `pins` such as "tp=8" are choices to keep,
     `objective` is "time", "throughput", "cost" (with the `price` of a device for an hour),
-    "devices" or "expected". `batch` is the sequences of a global batch, or settings of the table
-    `[batch]`, as {"global_sequences": 512, "sequence_length": 4096}; `settings` are
+    "devices", "expected" or "longest-sequence". `batch` is the sequences of a global batch, or
+    settings of the table `[batch]`, as {"global_sequences": 512, "sequence_length": 4096};
+    `settings` are
     "table.key=value", as after `--set`. Raises ConfigError with every problem that there is,
     InfeasiblePlan where no plan is legal and fits.
     """
@@ -295,7 +297,9 @@ def prove(
         beside = independent_pass(proof.shrunk_plan, proof.num_steps)
         return replace(proof, independent=beside)
     with ranks_of(plan, subject) as run_ranks:
-        return prove_on_ranks(plan, run_ranks=run_ranks, subject=subject, late=late)
+        from echelon.proof.whole_run.whole_run import prove_with_whole_run
+
+        return prove_with_whole_run(plan, run_ranks=run_ranks, subject=subject, late=late)
 
 
 def bisect(plan: GivenPlan, *, subject: str | None = None, late: bool = False) -> Bisection | None:
@@ -308,37 +312,11 @@ def bisect(plan: GivenPlan, *, subject: str | None = None, late: bool = False) -
     plan = plan_from_given(plan)
     with ranks_of(plan, subject) as run_ranks:
         from echelon.proof.bisect.bisect import bisect as bisect_with
+        from echelon.proof.whole_run.whole_run import prove_with_whole_run
 
         return bisect_with(
-            plan, partial(prove_on_ranks, run_ranks=run_ranks, subject=subject, late=late)
+            plan, partial(prove_with_whole_run, run_ranks=run_ranks, subject=subject, late=late)
         )
-
-
-def prove_on_ranks(
-    plan: Plan,
-    *,
-    run_ranks: RankRunner,
-    subject: str | None,
-    late: bool,
-    own_precision: bool = True,
-) -> Proof:
-    """Prove a plan; of our own engine, where all of it holds, a whole run of the trainer too."""
-    from echelon.proof.independent.optimizers import has_formula
-    from echelon.proof.run import OUR_ENGINE
-    from echelon.proof.run import prove as prove_on
-    from echelon.proof.shrink import shrink
-    from echelon.proof.whole_run.whole_run import whole_run_pass
-
-    engine = subject or OUR_ENGINE
-    proof = prove_on(
-        plan, run_ranks=run_ranks, subject=engine, own_precision=own_precision, late=late
-    )
-    apart = plan.mathematics.updates.is_asynchronous
-    ours = subject is None and has_formula(plan.mathematics.optimizer) and not apart
-    if not ours or not proof.proven:
-        return proof
-    small = shrink(plan, precision="fp64")
-    return replace(proof, whole_run=whole_run_pass(small, run_ranks=run_ranks))
 
 
 @contextmanager
@@ -348,6 +326,8 @@ def ranks_of(plan: Plan, subject: str | None) -> Iterator[RankRunner]:
     Those of our own engine begin at once. What another is called may be wrong: that is told first.
     """
     require_trainable(plan)
+    if subject is not None:
+        require_subject(subject)
     from echelon.config.rules.plan import require_offload_dir
     from echelon.launch.kernels import require_kernels
     from echelon.launch.local.pool import RankPool

@@ -54,6 +54,9 @@ def prepare_run(
     if checkpoint is not None and checkpoint.step == job.train.steps:
         going_on += f" of {job.train.steps}: no step is left to take"
     say(f"training {job.plan.name} in {run.path}{going_on}")
+    if job.observe.events:
+        budget = decimal_bytes(job.observe.events_budget_bytes)
+        say(f"events: {budget} at most; beyond, every k-th step (observe.events_budget_bytes)")
     task = RankTask(
         job=job,
         run_dir=str(run.path),

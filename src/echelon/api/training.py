@@ -71,8 +71,9 @@ def train(
 
     `data` ("stdlib", a path or a URL) takes the place of `data.source`; `settings` are
     "table.key=value". An answer of `ec.plan` stands for its plan, and a plan trains for the steps
-    of its learning-rate schedule. `resume` is a run or a checkpoint to go on from. Ranks that would
-    take more memory than this host has free are an EnvironmentProblem, but with `allow_overcommit`.
+    of its learning-rate schedule. `resume` is a run or a checkpoint to go on from. Raises
+    EnvironmentProblem if the ranks need more memory than this host has free; `allow_overcommit`
+    starts them all the same.
     """
     if not isinstance(run, str | Path):
         if settings:
@@ -135,13 +136,16 @@ def train_job(
 ) -> TrainResult:
     """Train `job` and return how it ended; `say` is told what happens before the ranks speak.
 
-    With `allow_overcommit` the ranks start where this host has not enough free memory for them.
+    With `allow_overcommit` the ranks start even if this host has too little free memory.
     """
     require_trainable(job.plan, job.sources)
     require_yes_to_assumed(job.plan, job.sources)
+    from echelon.launch.environment import is_launched, local_start_note
+
+    if not is_launched():
+        require_paths(job, resume)
     _require_data_and_room(job, allow_overcommit=allow_overcommit, say=say)
     optional_package("torch", extra="train", purpose="training")
-    from echelon.launch.environment import is_launched, local_start_note
     from echelon.launch.kernels import require_kernels
 
     plan = job.plan
@@ -191,8 +195,6 @@ def _train_here(job: Job, resume: Path | None, say: Callable[[str], None]) -> Tr
     require_devices(backend, mesh.world_size, set_by=job.source_of("cluster.preset"))
     require_start_here(backend)  # before the run has a folder
     _require_offload_dir(job, range(mesh.world_size))
-    if resume is None:
-        _require_weights(job)
     run, task = prepare_run(job, resume, say)
     with run.locked():
         try:
@@ -291,6 +293,23 @@ def _train_joined(job: Job, resume: Path | None) -> TrainResult:
     argument = {"job": job.for_ranks(), "resume": None if resume is None else str(resume)}
     outcome = run_launched_rank(JOINED_RANK, argument, labels=_labels(job), options=_options(job))
     return replace(outcome.require()[0], rank=outcome.rank)
+
+
+def require_paths(job: Job, resume: Path | None) -> None:
+    """Refuse files and folders that are not there, before torch is imported."""
+    from echelon.training.checkpoint.folder import find_checkpoint
+    from echelon.training.data.index import INDEX_FILE_NAME
+    from echelon.training.data.sources import require_source
+    from echelon.training.data.tokenizer import require_tokenizer
+
+    if resume is None:
+        _require_weights(job)
+    else:
+        find_checkpoint(resume)
+    if not job.data.mixture:
+        require_source(job.data.source)
+        if not (Path(job.data.source) / INDEX_FILE_NAME).is_file():  # Prepared data has its own.
+            require_tokenizer(job.data.tokenizer)
 
 
 def _require_offload_dir(job: Job, ranks: range) -> None:

@@ -7,6 +7,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from echelon.config.files.program import (
+    DEVICE_FUNCTION,
+    RANK_FUNCTION,
+    require_program,
+    split_program,
+)
 from echelon.core.optional import optional_package
 
 if TYPE_CHECKING:
@@ -30,6 +36,8 @@ def verify(subject: str | Path, *, ranks: int | None = None) -> SubjectProof:
     another and none will come. ConfigError for a mistake in the file, with the line of it;
     RankFailure for a rank that is killed or stuck.
     """
+    file, function = split_program(subject, RANK_FUNCTION)
+    require_program(file, (DEVICE_FUNCTION, function))
     optional_package("torch", extra="train", purpose="proving a program")
     from echelon.launch.environment import is_launched
 

@@ -10,6 +10,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 from cyclopts import App, CycloptsError, Group, Parameter
 from cyclopts.exceptions import (
@@ -26,6 +27,7 @@ from echelon.core.errors import ConfigError, EchelonError, Problem
 from echelon.core.messages import NOTES
 from echelon.core.rulebook import command_line
 from echelon.core.rules import did_you_mean
+from echelon.core.synonyms import SYNONYMS
 from echelon.core.version import __version__
 
 OF_WORDS = frozenset(
@@ -269,6 +271,8 @@ def _usage_problem(error: CycloptsError, arguments: Sequence[str]) -> Problem:
     )
     if isinstance(error, MissingArgumentError) and other and "--out requires" in message:
         return _out_elsewhere(other, arguments)
+    if isinstance(error, CoercionError) and (problem := _wrong_choice(error)):
+        return problem
     if isinstance(error, UnusedCliTokensError):
         message = f"more arguments than the command takes: {' '.join(error.unused_tokens or ())}"
     command = " ".join(["echelon", *(error.command_chain or ())])
@@ -276,6 +280,27 @@ def _usage_problem(error: CycloptsError, arguments: Sequence[str]) -> Problem:
     flag = _default_of(error)
     more = [*([flag] if flag else []), *([example] if example else []), f"{command} --help"]
     return command_line.BAD_ARGUMENT.problem(message, suggestions=more)
+
+
+def _wrong_choice(error: CoercionError) -> Problem | None:
+    """Return the problem of a word that is none of a flag's few; None for another value."""
+    if error.argument is None or error.token is None:
+        return None
+    words = [
+        str(word)
+        for hint in (error.argument.hint, *get_args(error.argument.hint))
+        for word in get_args(hint)
+        if isinstance(word, str)
+    ]
+    words = words or [*getattr(error.argument.hint, "__members__", ())]
+    if not words:
+        return None
+    name, typed = error.argument.name, str(error.token.value)
+    flag = f"{name} " if name.startswith("-") else ""
+    return command_line.BAD_ARGUMENT.problem(
+        f"{flag}{typed} is none of {', '.join(words)}",
+        suggestions=[f"{flag}{word}" for word in did_you_mean(typed, words) or words],
+    )
 
 
 def _default_of(error: CycloptsError) -> str:
@@ -342,7 +367,7 @@ def _as_out(flag: str, value: str) -> str:
 def _settings_called(flag: str) -> tuple[str, ...]:
     """Return how settings are typed that have the name of a flag: ``--tp`` is ``--set mesh.tp=``.
 
-    A table that has its name stands for its first settings.
+    A table that has its name stands for its first settings; another tool's word for one does, too.
     """
     from echelon.config.settings.schema import SETTINGS
 
@@ -350,4 +375,10 @@ def _settings_called(flag: str) -> tuple[str, ...]:
     parts = {key: key.split(".") for key in SETTINGS}
     found = [key for key, names in parts.items() if names[-1] == word]
     found = found or [key for key, names in parts.items() if names[0] == word]
+    found = found or [
+        key
+        for meant in SYNONYMS.get(word, ())
+        for key, names in parts.items()
+        if names[-1] == meant
+    ]
     return tuple(f"--set {key}=..." for key in found[:3])

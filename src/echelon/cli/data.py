@@ -11,8 +11,9 @@ from cyclopts import Parameter
 
 from echelon.cli.flags import Json, read_bytes
 from echelon.cli.output import print_json, print_result
-from echelon.cli.stderr import note
+from echelon.cli.stderr import note, working
 from echelon.core.errors import ConfigError, Problem
+from echelon.core.plurals import in_singular
 from echelon.core.units import binary_bytes, short_count
 
 if TYPE_CHECKING:
@@ -49,14 +50,16 @@ def prepare(
     if isinstance(limit, Problem):
         raise ConfigError(limit)
     options = PrepareOptions(format=format, field=field, split=split, max_bytes=limit)
-    summary = prepare(source, out, tokenizer=tokenizer, options=options)
+    with working("preparing data", lines=not json):
+        summary = prepare(source, out, tokenizer=tokenizer, options=options)
     if json:
         print_json("data prepare", asdict(summary))
         return 0
     print(_dataset_text(summary.dataset), end="")
-    print(f"read        {summary.num_files} files, {binary_bytes(summary.text_bytes)} of text")
+    text = f"read        {summary.num_files} files, {binary_bytes(summary.text_bytes)} of text\n"
     if summary.num_empty:
-        print(f"empty       {summary.num_empty} files or records")
+        text += f"empty       {summary.num_empty} files or records\n"
+    print(in_singular(text), end="")
     for what, count in summary.skipped.items():
         print(f"not read    {count} x {what}")
     note(f"next: echelon train run.toml {' '.join(_flags(out, summary.dataset))}")

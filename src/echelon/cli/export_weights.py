@@ -11,7 +11,7 @@ from cyclopts import Parameter
 from echelon.api.exporting import ExportedWeights, WeightFormat, export_weights
 from echelon.cli.flags import Json
 from echelon.cli.output import print_result
-from echelon.cli.stderr import note
+from echelon.cli.stderr import note, working
 from echelon.core.plan import DType
 from echelon.core.units import decimal_bytes
 
@@ -58,19 +58,20 @@ def weights(
     json: Json = False,
 ) -> int:
     """Write trained weights as a folder that transformers, vLLM, DeepSpeed and others read."""
-    found = export_weights(
-        run,
-        out,
-        to=to,
-        dtype=dtype,
-        model_type=model_type,
-        file_bytes=file_bytes,
-        threads=threads,
-        ranks=ranks,
-        tp=tp,
-        pp=pp,
-        adapters=adapters,
-    )
+    with working("writing weights", lines=not json):
+        found = export_weights(
+            run,
+            out,
+            to=to,
+            dtype=dtype,
+            model_type=model_type,
+            file_bytes=file_bytes,
+            threads=threads,
+            ranks=ranks,
+            tp=tp,
+            pp=pp,
+            adapters=adapters,
+        )
     if found.rank != 0:
         return 0
     print_result("export weights", lambda: _as_json(found), lambda: _as_text(found), as_json=json)

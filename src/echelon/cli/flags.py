@@ -17,7 +17,7 @@ from cyclopts import Parameter
 
 from echelon.config.files.new_file import require_writable
 from echelon.config.settings.value_types import MEMORY_BYTES, NUMBERS, Quantity
-from echelon.core.errors import ConfigError, Problem
+from echelon.core.errors import ConfigError, Problem, either
 from echelon.core.plan import Plan
 from echelon.core.quantities import EXAMPLES, near_quantity
 from echelon.core.rulebook.command_line import BAD_ARGUMENT, NEVER_OVERWRITE
@@ -106,10 +106,8 @@ def ending_problem(path: Path, holds: Mapping[str, str]) -> Problem:
     """
     stem = path.stem if path.suffix.lower() in _ENDINGS else path.name
     stem = stem.removesuffix(".json") or "run"
-    *others, last = holds.values()
-    either = f"{', '.join(others)} or {last}" if others else last
     return argument_problem(
-        f"{OUT} {path} would hold {either}, which its name does not say",
+        f"{OUT} {path} would hold {either(tuple(holds.values()))}, which its name does not say",
         *(
             f"{OUT} {free_path(path.parent, stem, '')}/"
             if ending == "/"

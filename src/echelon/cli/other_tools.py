@@ -20,7 +20,7 @@ from echelon.planner.view.text_layout import wrap_text
 
 
 def import_(
-    file: Annotated[Path, Parameter(help=f"{describe_files()}.")],
+    file: Annotated[str, Parameter(help=f"{describe_files()}; or the line that starts it.")],
     /,
     *,
     tool: Annotated[
@@ -76,15 +76,16 @@ def import_(
         return status
     print("\n".join(_rows(mapping_rows(found))))
     print("\n" + "\n".join(summary_lines(found)))
-    for line in _notes(found, file, out, named=extends is not None):
+    for line in _notes(found, out, named=extends is not None):
         note(line)
     return status
 
 
-def _notes(found: Imported, file: Path, out: Path | None, *, named: bool) -> Iterator[str]:
+def _notes(found: Imported, out: Path | None, *, named: bool) -> Iterator[str]:
     """Yield what is said beside the result: what was assumed, what is missing, what is next."""
     if found.extends is not None and not named:
-        yield f"model and data: {found.extends}, because {file} has none; --extends names yours"
+        here = found.path
+        yield f"model and data: {found.extends}, because {here} has none; --extends names yours"
     yield from (f"assumed: {what}" for what in found.assumptions)
     if found.refused:
         yield f"{len(found.refused)} refused: it would change the mathematics; --allow KEY drops it"

@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TextIO
 
 from echelon.core.errors import EchelonError, EnvironmentProblem
+from echelon.core.plurals import in_singular
 from echelon.core.rulebook.command_line import OUTPUT_WRITABLE
 from echelon.planner.view.text_layout import WIDTH
 
@@ -37,7 +38,7 @@ def print_result(
     if as_json:
         print_json(command, to_json())
     else:
-        print(to_text(), end="")
+        print(in_singular(to_text()), end="")
 
 
 def print_error(error: EchelonError) -> None:

@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from echelon.cli.flags import Json, Settings, bad_argument
 from echelon.cli.output import WIDEST, page_columns, print_result
 from echelon.cli.proof_text import bisection_text, proof_text, subject_text
-from echelon.cli.stderr import note
+from echelon.cli.stderr import note, working
 from echelon.cli.written_files import REPORT, ReportNames, WrittenFiles
 
 PROOF_FILE = "proof.json"
@@ -95,6 +95,10 @@ class _Extras:
 def _prove_run(
     run: str, settings: Sequence[str], subject: str | None, extras: _Extras, *, as_json: bool
 ) -> int:
+    from echelon.config.files.program import require_subject
+
+    if subject is not None:
+        require_subject(subject)
     from echelon.api.planning import bisect as bisect_plan
     from echelon.api.planning import prove as prove_plan
     from echelon.config.load import load_job
@@ -114,7 +118,8 @@ def _prove_run(
             require_yes_to_assumed(plan, job.sources)
     require_memory_for_ranks(plan.mesh.world_size)
     note(f"proving {plan.name} on {plan.mesh.world_size} ranks beside one process ...")
-    proof = prove_plan(plan, subject=subject, independent=extras.independent, late=extras.late)
+    with working("proving", lines=not as_json):
+        proof = prove_plan(plan, subject=subject, independent=extras.independent, late=extras.late)
     if is_run and not settings and subject is None:
         proof.write(folder.path / PROOF_FILE)
     values: dict[str, object] = {"proven": proof.proven, "proof": proof.to_json()}
@@ -126,7 +131,8 @@ def _prove_run(
     text = proof_text(proof, columns=columns)
     if extras.bisect and not proof.proven:
         note("looking for the smallest run that fails so ...")
-        found = bisect_plan(plan, subject=subject, late=extras.late)
+        with working("bisecting", lines=not as_json):
+            found = bisect_plan(plan, subject=subject, late=extras.late)
         values["bisection"] = found and found.to_json()
         text += f"\n{bisection_text(found, columns=columns)}" if found else ""
     print_result("prove", lambda: values, lambda: text, as_json=as_json)
@@ -136,12 +142,16 @@ def _prove_run(
 
 
 def _prove_module(module: str, run: str, settings: Sequence[str], *, as_json: bool) -> int:
+    from echelon.config.files.program import require_module
+
+    require_module(module)
     from echelon.api.modules.proving import prove_module
     from echelon.api.planning import plan as make_plan
 
     plan = make_plan(run, settings=[*settings])
     note(f"proving {module} on {plan.mesh.world_size} ranks beside one process ...")
-    proof = prove_module(module, plan)
+    with working("proving", lines=not as_json):
+        proof = prove_module(module, plan)
     values: dict[str, object] = {"proven": proof.proven, "proof": proof.to_json()}
     text = subject_text(proof, columns=page_columns(WIDEST))
     print_result("prove", lambda: values, lambda: text, as_json=as_json)
@@ -152,17 +162,27 @@ def _prove_module(module: str, run: str, settings: Sequence[str], *, as_json: bo
 
 def _prove_file(subject: str, ranks: int | None, *, bisect: bool, as_json: bool) -> int:
     from echelon.api.verifying import bisect_program, verify
+    from echelon.config.files.program import (
+        DEVICE_FUNCTION,
+        RANK_FUNCTION,
+        require_program,
+        split_program,
+    )
     from echelon.launch.environment import is_first_rank
 
+    file, function = split_program(subject, RANK_FUNCTION)
+    require_program(file, (DEVICE_FUNCTION, function))
     note(f"proving {subject} beside one device ...")
-    proof = verify(subject, ranks=ranks)
+    with working("proving", lines=not as_json):
+        proof = verify(subject, ranks=ranks)
     if is_first_rank():
         values: dict[str, object] = {"proven": proof.proven, "proof": proof.to_json()}
         columns = page_columns(WIDEST)
         text = subject_text(proof, columns=columns)
         if bisect and not proof.proven:
             note("looking for the smallest program that fails so ...")
-            found = bisect_program(subject, ranks=ranks)
+            with working("bisecting", lines=not as_json):
+                found = bisect_program(subject, ranks=ranks)
             values["bisection"] = found and found.to_json()
             text += f"\n{bisection_text(found, columns=columns)}" if found else ""
         print_result("prove", lambda: values, lambda: text, as_json=as_json)

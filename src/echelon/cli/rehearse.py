@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from echelon.cli.flags import OUT, Json, Settings, bad_argument
 from echelon.cli.other_tools import AnyRun
 from echelon.cli.output import page_columns, print_result
-from echelon.cli.stderr import note
+from echelon.cli.stderr import note, working
 from echelon.cli.written_files import REHEARSAL, REPORT, TRACES, Names, WrittenFiles
 from echelon.config.files.new_file import write_new
 from echelon.core.units import binary_bytes, decimal_bytes, short_count
@@ -79,7 +79,8 @@ def rehearse(
     else:
         plan = planned(run, cluster, settings=settings).plan
     note(f"rehearsing {plan.name} on {plan.mesh.world_size:,} ranks ...")
-    found = rehearse_plan(plan, whole=whole, workers=workers, traces=wanted.get(TRACES))
+    with working("rehearsing", lines=not json, forks=True):
+        found = rehearse_plan(plan, whole=whole, workers=workers, traces=wanted.get(TRACES))
     values = {"rehearsal": found.to_json()}
     beside = None if cluster is not None or settings else _in_run_folder(run)
     text = json_module.dumps(values["rehearsal"], indent=2) + "\n"
@@ -190,8 +191,8 @@ def _roofline(found: Roofline, columns: int) -> str:
     longest = table(("kernel", "times", "seconds", "of the step", "bound by"), rows, columns)
     return (
         f"The counted work at the rates of {found.device}, with nothing lost between kernels, "
-        f"takes {found.step_s:.4g} s a step: MFU {100 * found.mfu:.1f}. The plan predicts "
-        f"{found.planned_s:.4g} s, {found.planned_ratio:.2f} times as long: MFU "
+        f"takes {found.step_s:.4g} s a step: MFU {100 * found.mfu:.1f} (full attention). The plan "
+        f"predicts {found.planned_s:.4g} s, {found.planned_ratio:.2f} times as long: MFU "
         f"{100 * found.planned_mfu:.1f}.\n\nbound by: {shares}\n\n{longest}"
     )
 

@@ -13,6 +13,7 @@ from itertools import cycle
 from typing import Literal, TextIO
 
 from echelon.core.messages import NOTES, PROGRESS, is_quiet
+from echelon.core.plurals import in_singular
 
 Loudness = Literal["quiet", "normal", "verbose"]
 LEVELS: dict[Loudness, int] = {
@@ -30,13 +31,14 @@ FLAGS: dict[str, Loudness] = {
 
 SHOWN_AFTER_S = 1.0  # s
 TURN_S = 0.125  # s, of the sign on a terminal
+CLEAR_LINE = "\r\x1b[2K"
 LINE_EVERY_S = 10.0  # s, between two lines where stderr is no terminal
 
 
 def split_loudness(arguments: Sequence[str]) -> tuple[list[str], set[Loudness]]:
     """Return a command without the flags of `FLAGS`, and what they ask for; none behind ``--``."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    asked = {FLAGS[word] for word in arguments[:end] if word in FLAGS}
+    asked: set[Loudness] = {FLAGS[word] for word in arguments[:end] if word in FLAGS}
     return [word for at, word in enumerate(arguments) if at >= end or word not in FLAGS], asked
 
 
@@ -91,70 +93,99 @@ def _peak_text() -> str:
 def note(message: str) -> None:
     """Print a message that is not the result, on stderr; `-q` silences it."""
     if not is_quiet():
-        print(message, file=sys.stderr, flush=True)
+        clear = CLEAR_LINE if _rewrites(sys.stderr) else ""
+        print(f"{clear}{in_singular(message)}", file=sys.stderr, flush=True)
 
 
-class Newest(logging.Handler):
-    """Keep the newest line that long work has logged about itself."""
+def _rewrites(stream: TextIO | None) -> bool:
+    """Return whether a line of this stream can be written again: that of a terminal."""
+    return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
 
-    def __init__(self) -> None:
-        """Start with no line."""
+
+class _Progress(logging.Handler):
+    """Keep the newest line that long work has logged about itself, and show it now and then."""
+
+    def __init__(self, stream: TextIO, words: str, after_s: float) -> None:
+        """Show nothing before `after_s`."""
         super().__init__()
-        self.text = ""
+        self._stream, self._words, self._after_s = stream, words, after_s
+        self._terminal = _rewrites(stream)
+        self._text, self._signs = "", cycle("|/-\\")
+        self._start_s = self._shown_s = time.monotonic()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep the line."""
-        self.text = record.getMessage()
+        """Keep a line."""
+        self._text = record.getMessage()
+
+    @property
+    def wait_s(self) -> float:
+        """Return the seconds until the line is to be shown again."""
+        if self._shown_s == self._start_s:
+            return self._after_s
+        return TURN_S if self._terminal else LINE_EVERY_S
+
+    def show_if_due(self) -> None:
+        """Show the line where the last one was long enough ago."""
+        now_s = time.monotonic()
+        if now_s - self._shown_s < self.wait_s:
+            return
+        first, self._shown_s = self._shown_s == self._start_s, now_s
+        detail = f": {self._text}" if self._text else " ..."
+        passed = "" if first else f", {now_s - self._start_s:.0f} s"
+        with suppress(OSError, ValueError):
+            if self._terminal:
+                self._stream.write(f"{CLEAR_LINE}{next(self._signs)} {self._words}{detail}")
+            else:
+                self._stream.write(in_singular(f"{self._words}{detail}{passed}\n"))
+            self._stream.flush()
+
+    def clear(self) -> None:
+        """Take the line of a terminal away."""
+        if self._terminal and self._shown_s != self._start_s:
+            with suppress(OSError, ValueError):
+                self._stream.write(CLEAR_LINE)
+                self._stream.flush()
+
+
+class _ProgressWithoutThread(_Progress):
+    """Show lines as they are logged: beside a thread, processes could not be forked safely."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep a line, and show it where it is due."""
+        super().emit(record)
+        self.show_if_due()
 
 
 @contextmanager
-def working(words: str, *, as_json: bool = False, after_s: float = SHOWN_AFTER_S) -> Iterator[None]:
+def working(
+    words: str, *, lines: bool = True, forks: bool = False, after_s: float = SHOWN_AFTER_S
+) -> Iterator[None]:
     """Say on stderr that work goes on, and how far it is, once it takes longer than a moment.
 
-    A terminal has one line, rewritten and taken away at the end. Elsewhere a line is printed after
-    the first moment and every ten seconds; none beside `--json`, whose reader is a program.
+    A terminal has one line, rewritten and taken away at the end. Elsewhere `lines` are printed,
+    after the first moment and every ten seconds. Work that `forks` shows a line when it logs one.
     """
     stream = sys.stderr
-    terminal = stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
-    if stream is None or is_quiet() or (as_json and not terminal):
+    silent = is_quiet() or os.environ.get("RANK", "0") != "0"
+    if stream is None or silent or not (lines or _rewrites(stream)):
         yield
         return
-    newest, done = Newest(), threading.Event()
-    show = _rewrite_line if terminal else _print_lines
-    thread = threading.Thread(target=show, args=(stream, words, newest, done, after_s), daemon=True)
-    PROGRESS.addHandler(newest)
-    thread.start()
+    shown = (_ProgressWithoutThread if forks else _Progress)(stream, words, after_s)
+    done = threading.Event()
+    thread = threading.Thread(target=_show_until, args=(shown, done), daemon=True)
+    PROGRESS.addHandler(shown)
+    if not forks:
+        thread.start()
     try:
         yield
     finally:
         done.set()
-        thread.join()
-        PROGRESS.removeHandler(newest)
+        if not forks:
+            thread.join()
+        PROGRESS.removeHandler(shown)
+        shown.clear()
 
 
-def _rewrite_line(
-    stream: TextIO, words: str, newest: Newest, done: threading.Event, after_s: float
-) -> None:
-    if done.wait(after_s):
-        return
-    with suppress(OSError, ValueError):
-        for sign in cycle("|/-\\"):
-            detail = f": {newest.text}" if newest.text else " ..."
-            stream.write(f"\r\x1b[2K{sign} {words}{detail}")
-            stream.flush()
-            if done.wait(TURN_S):
-                break
-        stream.write("\r\x1b[2K")
-        stream.flush()
-
-
-def _print_lines(
-    stream: TextIO, words: str, newest: Newest, done: threading.Event, after_s: float
-) -> None:
-    start_s, wait_s = time.monotonic(), after_s
-    with suppress(OSError, ValueError):
-        while not done.wait(wait_s):
-            passed = f", {time.monotonic() - start_s:.0f} s" if wait_s > after_s else ""
-            detail = f": {newest.text}" if newest.text else " ..."
-            print(f"{words}{detail}{passed}", file=stream, flush=True)
-            wait_s = LINE_EVERY_S
+def _show_until(shown: _Progress, done: threading.Event) -> None:
+    while not done.wait(shown.wait_s):
+        shown.show_if_due()

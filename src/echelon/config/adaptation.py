@@ -11,12 +11,20 @@ from __future__ import annotations
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from heapq import heappop, heappush
+from itertools import count, islice
 from math import log2
+from typing import cast
 
-from echelon.config.entries import DEFAULT
-from echelon.config.rules.suggestions import BrokenRule, SettingChanges, Trial
+from echelon.config.entries import DEFAULT, Entry
+from echelon.config.rules.suggestions import (
+    MOST_NAMED,
+    BrokenRule,
+    SettingChanges,
+    changed_view,
+)
 from echelon.config.rules.violations import RuleViolation, ViolationFinder, find_violations
 from echelon.config.settings.schema import SETTINGS
 from echelon.config.settings.value_types import toml_text
@@ -25,8 +33,10 @@ from echelon.config.view import View
 ADAPTED = "adapted to "
 """Beginning of the origin of a value that gave way."""
 
-MOST_CHANGES = 8  # of one run
-OTHER_WORD = 8.0  # doublings that another word counts as
+MOST_SUGGESTED = 8  # changes of one list
+MOST_TRIED = 160  # sets of changes, for one broken rule
+NOT_NUMBER = 8.0  # doublings that another word counts as
+MATHEMATICS = 64.0  # doublings that a change of what is computed counts as, beside its own
 KEEPS_MATHEMATICS = (
     *("mesh.", "pipeline.", "zero.", "recompute.", "kernels."),
     *("checkpoint.", "observe."),
@@ -39,36 +49,57 @@ KEEPS_MATHEMATICS_KEYS = frozenset(
 
 def adapted_view(view: View, finders: Sequence[ViolationFinder]) -> View:
     """Return the settings with preset values adapted, as far as that mends broken rules."""
+    if not any(entry.gives_way for entry in view.entries.values()):
+        return view
+    unmended: set[BrokenRule] = set()
+    while True:
+        # Ranks are counted last, and come first here: batches are shared out over them.
+        violations = [*find_violations(view, finders)][::-1]
+        violation = next((one for one in violations if one.broken_rule not in unmended), None)
+        if violation is None:
+            return view
+        change = _smallest_change(view, finders, violation.broken_rule)
+        if change is None:
+            unmended.add(violation.broken_rule)
+        else:
+            view = _with_origin(view, change, violation)
+
+
+def _smallest_change(
+    view: View, finders: Sequence[ViolationFinder], mended: BrokenRule
+) -> SettingChanges | None:
+    """Return the changes of preset values that alter least, and mend a rule without breaking one.
+
+    Sets of changes are tried in the order of what they alter (uniform-cost search): each grows by
+    one change that a rule suggests which is broken under it.
+    """
 
     def broken_rules(changed: View) -> Counter[BrokenRule]:
         return Counter(one.broken_rule for one in find_violations(changed, finders))
 
-    for _ in range(MOST_CHANGES):
-        if not any(entry.gives_way for entry in view.entries.values()):
-            return view
-        violations = list(find_violations(view, finders))
-        before = Counter(one.broken_rule for one in violations)
+    before = broken_rules(view)
+    order = count()
+    queue: list[tuple[float, int, dict[str, object]]] = [(0.0, next(order), {})]
+    known = {""}
+    for _ in range(MOST_TRIED):
+        if not queue:
+            return None
+        _, _, change = heappop(queue)
+        changed = changed_view(view, change)
+        violations = list(find_violations(changed, finders))
+        after = Counter(one.broken_rule for one in violations)
+        if change and after < before and after[mended] < before[mended]:
+            return change
         for violation in violations:
-            trial = Trial(
-                view=view, broken_rules=broken_rules, before=before, mended=violation.broken_rule
-            )
-            if change := _smallest_change(trial, violation):
-                view = _with_origin(view, change, violation)
-                break
-        else:
-            return view
-    return view
-
-
-def _smallest_change(trial: Trial, violation: RuleViolation) -> SettingChanges | None:
-    """Return the working change of preset values that alters least; None without one."""
-    entries = trial.view.entries
-    if any(key in entries and not entries[key].source for key in _settings_of(violation)):
-        return None  # A search has chosen one of them, and makes another choice.
-    changes = [change for change in _changes(trial, violation) if _gives_way(trial.view, change)]
-    distances = {at: _distance(trial.view, change) for at, change in enumerate(changes)}
-    nearest = sorted(distances, key=lambda at: distances[at])
-    return next((changes[at] for at in nearest if trial.works(changes[at])), None)
+            if violation.broken_rule != mended and violation.broken_rule in before:
+                continue  # It is mended by itself, before or after this.
+            for more in _changes(changed, violation, view):
+                grown = {**change, **more}
+                name = repr(sorted(grown.items(), key=str))
+                if name not in known and set(more).isdisjoint(change):
+                    known.add(name)
+                    heappush(queue, (_distance(view, grown), next(order), grown))
+    return None
 
 
 def _settings_of(violation: RuleViolation) -> tuple[str, ...]:
@@ -86,31 +117,65 @@ def _written_by_user(view: View, violation: RuleViolation) -> tuple[str, ...]:
     return tuple(
         key
         for key in _settings_of(violation)
-        if (entry := view.entries.get(key)) is not None
-        and not entry.gives_way
-        and entry.source not in ("", DEFAULT)
-        and not entry.source.startswith(("preset ", "derived"))
+        if key in view.entries and _is_written(view.entries[key])
     )
 
 
-def _changes(trial: Trial, violation: RuleViolation) -> Iterator[SettingChanges]:
-    """Yield what the error would suggest, and the default of each preset value in it."""
-    view = trial.view
-    for text in trial.suggestions(violation.suggestions):
-        change = _read_change(text, violation.key)
-        yield {
+def _is_written(entry: Entry) -> bool:
+    """Return whether the user wrote a value."""
+    ours = entry.source in ("", DEFAULT) or entry.source.startswith(("preset ", "derived"))
+    return not (entry.gives_way or ours)
+
+
+def _changes(view: View, violation: RuleViolation, given: View) -> Iterator[SettingChanges]:
+    """Yield changes of values that presets have `given`: of suggestions, defaults, smaller degrees.
+
+    `view` has the changes that were made before.
+    """
+    if any(
+        key in given.entries and not given.entries[key].source for key in _settings_of(violation)
+    ):
+        return  # A search has chosen one of them, and makes another choice.
+    for change in _suggested(violation):
+        moved = {
             key: value
             for key, value in change.items()
             if key not in view.entries or view.entries[key].value != value
         }
+        if _gives_way(given, moved):
+            yield moved
     for key in _settings_of(violation):
-        if key in view.entries and SETTINGS[key].default is not None:
-            yield {key: SETTINGS[key].default}
+        if _gives_way(given, {key: None}):
+            yield from ({key: value} for value in _simpler(key, given.entries[key].value))
+
+
+def _suggested(violation: RuleViolation) -> Iterator[SettingChanges]:
+    """Yield the changes that a rule suggests, of lists the first few; untried."""
+    for way in violation.suggestions:
+        if isinstance(way, str | int):
+            yield _read_change(str(way), violation.key)
+        elif isinstance(way, Mapping):
+            yield cast(SettingChanges, way)
+        elif not callable(way):
+            yield from islice(way, MOST_SUGGESTED)
+
+
+def _simpler(key: str, value: object) -> Iterator[object]:
+    """Yield the default of a setting, and of a degree or count all halves on the way there."""
+    default = SETTINGS[key].default
+    if default is not None and default != value:
+        yield default
+    if key.startswith("mesh.") and isinstance(value, int):
+        while value > 2:
+            value //= 2
+            yield value
 
 
 def _read_change(text: str, key: str) -> SettingChanges:
-    """Return the change that a suggestion is: ``a.b = 1 with c = 2``; nothing for other words."""
+    """Return the change that a suggestion states: ``a.b = 1 with c = 2``, or ``2``; else none."""
     table = key.rpartition(".")[0]
+    if text.isdigit():
+        return {key: int(text)}
     change: dict[str, object] = {}
     for part in text.split(" with "):
         name, equals, value = part.partition(" = ")
@@ -124,26 +189,39 @@ def _read_change(text: str, key: str) -> SettingChanges:
     return change
 
 
-def _distance(view: View, change: SettingChanges) -> tuple[bool, float]:
-    """Return whether a change alters the mathematics, and how far it goes, in doublings."""
-    alters = any(
-        not key.startswith(KEEPS_MATHEMATICS) and key not in KEEPS_MATHEMATICS_KEYS
-        for key in change
+def _distance(view: View, change: SettingChanges) -> float:
+    """Return how much a change alters, in doublings; one of the mathematics counts as far more."""
+    return sum(
+        _doublings(view.entries[key].value, new) + (0.0 if _keeps_mathematics(key) else MATHEMATICS)
+        for key, new in change.items()
     )
-    return alters, sum(_doublings(view.entries[key].value, new) for key, new in change.items())
+
+
+def _keeps_mathematics(key: str) -> bool:
+    return key.startswith(KEEPS_MATHEMATICS) or key in KEEPS_MATHEMATICS_KEYS
 
 
 def _doublings(old: object, new: object) -> float:
-    if isinstance(old, int | float) and isinstance(new, int | float) and old > 0 and new > 0:
-        return abs(log2(new / old))
-    return OTHER_WORD
+    if isinstance(old, int | float) and isinstance(new, int | float) and old > 0 and new >= 0:
+        return abs(log2(max(new, old / 2**NOT_NUMBER / 4) / old))
+    return NOT_NUMBER
+
+
+def _all_written(view: View) -> str:
+    """Return what the user wrote, for a value that a rule names alone."""
+    written = [
+        f"{key} = {toml_text(entry.value)}"
+        for key, entry in view.entries.items()
+        if _is_written(entry)
+    ]
+    return ", ".join(written) if len(written) <= MOST_NAMED else "the run's other settings"
 
 
 def _with_origin(view: View, change: SettingChanges, violation: RuleViolation) -> View:
     reasons = ", ".join(
         f"{key} = {toml_text(view.entries[key].value)}" for key in _written_by_user(view, violation)
     )
-    reasons = reasons or "the other settings"
+    reasons = reasons or _all_written(view)
     entries = dict(view.entries)
     for key, value in change.items():
         before = re.sub(rf"\A{ADAPTED}.*\((.*)\)\Z", r"\1", entries[key].source)

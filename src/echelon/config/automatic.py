@@ -1,4 +1,4 @@
-"""What "auto" means, for ZeRO, recompute, overlap, step lines: a value, and why, its source."""
+"""What nobody set, or "auto", means for dtypes, ZeRO, recompute, overlap, step lines, and why."""
 
 from __future__ import annotations
 
@@ -52,6 +52,24 @@ def default_log_every(steps: int) -> tuple[int, str]:
         if steps <= MOST_LINES * factor * 10**power
     )
     return every, f"derived: {MOST_LINES} lines at most in {steps} steps"
+
+
+def default_precision(view: View, cluster: Cluster) -> tuple[dict[str, object], str]:
+    """Return the dtypes of a run that sets none, and why: bf16 where devices have it.
+
+    Gradients, their sums and the master stay fp32 (Micikevicius et al., Mixed precision training,
+    2018). fp16 needs a loss scale, which parameter servers do not share.
+    """
+    device, said = cluster.device, (*view.entries, *view.wrong)
+    if any(key.startswith("precision.") for key in said):
+        return {}, ""
+    if device.flops("bf16") is not None:
+        return {"precision.parameters": "bf16"}, "parameters in bf16, the rest in fp32"
+    if device.flops("fp16") is not None and "servers.count" not in said:
+        half: dict[str, object] = {"precision.parameters": "fp16"}
+        half["precision.loss_scaling"] = "dynamic"
+        return half, f"parameters in fp16 ({device.name} has no bf16), the rest in fp32"
+    return {}, "everything in fp32"
 
 
 def default_accumulation(stage: int) -> tuple[Accumulation, str]:

@@ -17,6 +17,7 @@ from echelon.config.settings.value_types import Quantity, Setting, toml_text
 from echelon.core.errors import Problem
 from echelon.core.rulebook.config import CONFLICTING_SETTINGS, UNKNOWN_KEY, WRONG_TYPE
 from echelon.core.rules import did_you_mean
+from echelon.core.synonyms import SYNONYMS
 
 DEFAULT = "default"
 
@@ -156,7 +157,9 @@ def _meant(
     names = [known.rpartition(".")[2] for known in siblings]
     if close := did_you_mean(name, names):
         return [f"{prefix}{word}" for word in close]
-    if elsewhere := [known for known in settings if known.rpartition(".")[2] == name]:
-        near = did_you_mean(f"{prefix}{name}", elsewhere)
-        return list(near) or elsewhere
+    lower = name.lower()
+    for word in (lower, *SYNONYMS.get(lower, ())):
+        if elsewhere := [known for known in settings if known.rpartition(".")[2] == word]:
+            near = did_you_mean(f"{prefix}{word}", elsewhere)
+            return list(near) or elsewhere
     return list(did_you_mean(f"{prefix}{name}", settings))

@@ -85,7 +85,7 @@ class CheckpointSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserveSettings:
-    """Say how often a step line is printed and whether ranks write events.jsonl.
+    """Step lines, events and trackers of a run.
 
     `trackers` mirror metrics.jsonl under `tracker_project`; once the run has ended they have
     `tracker_drain_s` seconds for what is left.
@@ -93,6 +93,8 @@ class ObserveSettings:
 
     log_every: int = 1
     events: bool = True
+    events_budget_bytes: int = 50_000_000
+    """Most bytes of the events of all ranks; a longer run leaves steps out."""
     trackers: tuple[str, ...] = ()
     tracker_project: str = "echelon"
     tracker_drain_s: float = 30.0

@@ -15,6 +15,7 @@ from typing import cast
 from echelon.config.adaptation import ADAPTED, adapted_view
 from echelon.config.automatic import (
     default_log_every,
+    default_precision,
     default_resharding,
     read_fp8_gradients,
     read_recompute,
@@ -95,6 +96,11 @@ def resolve(
     if isinstance(cluster, list):
         problems.extend(cluster)
         legal_by_themselves = False
+    elif cluster is not None:
+        dtypes, why = default_precision(view, cluster)
+        source = f"derived: {why}"
+        derived = {key: Entry(value=value, source=source) for key, value in dtypes.items()}
+        view = replace(view, entries=merged | derived)
     started: list[ViolationFinder] = []
     if world_size is not None:
         started.append(world_size_is_product(world_size))

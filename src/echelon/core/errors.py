@@ -20,6 +20,12 @@ from dataclasses import dataclass
 from typing import Self
 
 
+def either(ways: Sequence[str]) -> str:
+    """Return several ways as a choice: ``1, 2 or 4``."""
+    *others, last = ways
+    return f"{', '.join(others)} or {last}" if others else last
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Problem:
     """State one thing that is wrong: the rule, the arithmetic, where it was set, what works."""
@@ -37,7 +43,7 @@ class Problem:
         if self.set_by:
             hints.append(f"set by: {self.set_by}")
         if self.suggestions:
-            hints.append(f"works here: {', '.join(self.suggestions)}")
+            hints.append(f"works here: {either(self.suggestions)}")
         hints.append(f"more: echelon explain {self.rule}")
         lines.append("  " + "      ".join(hints))
         return "\n".join(lines)

@@ -17,6 +17,7 @@ from typing import Literal
 
 from echelon.core.choices.lora import LATENT_GROUPS, LINEAR_GROUPS, LORA_A, LORA_B, Lora
 from echelon.core.model_shape import Experts, LatentAttention, ModelShape
+from echelon.core.units import short_count
 
 Initial = Literal["normal", "residual", "ones", "zeros", "fan-in"]
 
@@ -122,6 +123,14 @@ def num_active_parameters(shape: ModelShape) -> int:
     per_expert = sum(spec.numel for spec in _expert(shape, shape.experts, "expert", 0))
     idle = shape.experts.num_experts - shape.experts.top_k
     return total - moe_layers * idle * per_expert
+
+
+def parameters_text(shape: ModelShape) -> str:
+    """Return the parameters of a model in words, with those that one token meets of a mixture."""
+    text = f"{short_count(num_parameters(shape))} parameters"
+    if shape.experts is None:
+        return text
+    return f"{text} ({short_count(num_active_parameters(shape))} active)"
 
 
 def num_trained_parameters(shape: ModelShape) -> int:

@@ -6,14 +6,16 @@ of them without importing torch, and an error can only name a rule that is expla
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import InitVar, dataclass
-from difflib import get_close_matches
 from inspect import cleandoc
 from math import isqrt
 from textwrap import indent
 
 from echelon.core.errors import Problem
+from echelon.core.plurals import in_singular
+from echelon.core.synonyms import SYNONYMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,10 +41,10 @@ class Rule:
         """Return a problem: `message` states the numbers, `suggestions` what would do."""
         return Problem(
             rule=self.id,
-            message=message,
+            message=in_singular(message),
             key=key,
             set_by=set_by,
-            suggestions=tuple(str(value) for value in suggestions),
+            suggestions=tuple(in_singular(str(value)) for value in suggestions),
         )
 
     def page(self) -> str:
@@ -59,14 +61,63 @@ def nearest_divisors(number: int, wanted: int, *, limit: int = 4) -> tuple[int, 
     return tuple(sorted(nearest))
 
 
-def did_you_mean(word: str, known: Iterable[str]) -> tuple[str, ...]:
-    """Return the known words closest to a misspelt one, best first, and never the word itself.
+MOST_MEANT = 3  # words in a message
 
-    Upper and lower case are the same letters.
+
+def did_you_mean(word: str, known: Iterable[str]) -> tuple[str, ...]:
+    """Return the known words that a typed one may mean, best first, and never the word itself.
+
+    Another tool's word for one of them comes first, then another spelling (case, dashes), the
+    beginning of a longer word, and words a few letters away. No word is near by letters alone
+    where a fifth of it and more differs: it would be another subject.
     """
-    meant: dict[str, str] = {}
-    for one in known:
-        if one != word:
-            meant.setdefault(one.lower(), one)
-    close = get_close_matches(word.lower(), list(meant), n=3, cutoff=0.55)
-    return tuple(meant[one] for one in close)
+    others = [one for one in dict.fromkeys(known) if one != word]
+    meant = [one for one in SYNONYMS.get(word.lower(), ()) if one in others]
+    typed = _plain(word)
+    distances = {
+        one: distance
+        for one in others
+        if one not in meant and (distance := _distance(typed, _plain(one))) is not None
+    }
+    nearest = sorted(distances, key=lambda one: (distances[one], one[:1].lower() != typed[:1]))
+    return (*meant, *nearest)[:MOST_MEANT]
+
+
+def _plain(word: str) -> str:
+    """Return a word in lower case without what stands between its parts, but for dots."""
+    return re.sub(r"[-_ ]", "", word.lower())
+
+
+def _distance(typed: str, known: str) -> int | None:
+    """Return how far a known word is from a typed one; None where it is another word."""
+    if typed == known:
+        return 0
+    shorter, longer = sorted((typed, known), key=len)
+    if len(shorter) >= LEAST_BEGINNING and longer.startswith(shorter):
+        return 1
+    most = max(1, len(typed) // LETTERS_OF_A_SLIP)
+    if len(typed) < LEAST_BEGINNING or len(longer) - len(shorter) > most:
+        return None
+    edits = _edits(typed, known)
+    return 1 + edits if edits <= most else None
+
+
+LEAST_BEGINNING = 3  # letters that are the beginning of a word, and not another word
+OTHER_NUMBER = 99  # edits that another digit counts as
+LETTERS_OF_A_SLIP = 4  # letters for each that may be wrong
+
+
+def _edits(one: str, other: str) -> int:
+    """Return how many letters are added, left out, replaced or swapped with the next."""
+    before, row = list[int](), [*range(len(other) + 1)]
+    for at, letter in enumerate(one):
+        above, row = (before, row), [at + 1]
+        for to, wanted in enumerate(other):
+            number = letter.isdigit() and wanted.isdigit()  # gpt5 is no slip of gpt2
+            other_letter = (letter != wanted) * (OTHER_NUMBER if number else 1)
+            least = min(row[to] + 1, above[1][to + 1] + 1, above[1][to] + other_letter)
+            if at and to and letter == other[to - 1] and one[at - 1] == wanted:
+                least = min(least, above[0][to - 1] + 1)
+            row.append(least)
+        before = above[1]
+    return row[-1]

@@ -22,9 +22,9 @@ def binary_bytes(count: float) -> str:
 
 
 def gib(count: float) -> str:
-    """Return bytes held, in GiB without the unit: ``61.8``, or ``0.29`` where it is less than one.
+    """Return bytes held, in GiB without the unit: ``61.8``, or ``0.29`` below one.
 
-    For columns and sums whose unit stands once.
+    For columns and sums that name the unit once.
     """
     value = count / GIB
     return f"{value:,.1f}" if abs(value) >= 0.95 else f"{value:.2g}"

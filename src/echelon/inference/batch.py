@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -40,7 +41,8 @@ class CacheBatch(TokenBatch):
     positions_N: torch.Tensor
     """The position of each token in its own sequence, int64, on the host."""
     spans: tuple[slice, ...]
-    """The rows of each prompt; none where each row is the next token of a sequence."""
+    """The rows of each document of each prompt; none where each row is the next token of a
+    sequence."""
     last_B: torch.Tensor
     """The row of each sequence whose output says what comes next, int64."""
     places: tuple[CachePlaces, ...]
@@ -56,14 +58,18 @@ def prompt_batch(caches: KindCaches, sequences: Sequence[CachedSequence]) -> Cac
     """Return the batch that reads prompts, each from its beginning to its end."""
     tokens: list[int] = []
     spans: list[slice] = []
+    last: list[int] = []
     for sequence in sequences:
-        spans.append(slice(len(tokens), len(tokens) + len(sequence.tokens)))
+        first = len(tokens)
         tokens += sequence.tokens
+        bounds = [first + start for start in sequence.document_starts()]
+        spans += [slice(*ends) for ends in pairwise([*bounds, len(tokens)])]
+        last.append(len(tokens) - 1)
     positions_N = torch.cat([torch.arange(len(sequence.tokens)) for sequence in sequences])
     return CacheBatch(
         **_rows(tokens, positions_N, caches.device),
         spans=tuple(spans),
-        last_B=torch.tensor([span.stop - 1 for span in spans], device=caches.device),
+        last_B=torch.tensor(last, device=caches.device),
         places=tuple(
             _prompt_places(cache, [one.of_kind(kind) for one in sequences])
             for kind, cache in enumerate(caches.caches)
@@ -108,7 +114,8 @@ def _next_places(cache: PagedCache, sequences: Sequence[CachedSequence]) -> Cach
     for sequence in sequences:
         at = len(sequence.tokens) - 1
         writes.append(cache.slots(sequence, cache.extend(sequence, at + 1)))
-        reads.append(cache.slots(sequence, range(first_kept(at, cache.window), at + 1)))
+        first = max(first_kept(at, cache.window), sequence.document_starts()[-1])
+        reads.append(cache.slots(sequence, range(first, at + 1)))
     longest = max(len(one) for one in reads)
     seen: torch.Tensor | None = None
     if any(len(one) < longest for one in reads):

@@ -40,6 +40,12 @@ class CachedSequence:
     """Positions whose keys have been written."""
     ended: bool = False
     """Whether the token that ends a text has been chosen."""
+    separator: int | None = None
+    """The token that ends a document, where the model was trained on separate ones; else None."""
+    starts: list[int] = field(default_factory=lambda: [0])
+    """Positions where documents start, of the tokens that `document_starts` has seen."""
+    num_seen: int = 1
+    """Tokens that it has seen."""
 
     others: dict[int, CachedSequence] = field(default_factory=dict["int", "CachedSequence"])
     """What caches of other kinds of blocks than the first hold of it, by their number."""
@@ -50,9 +56,25 @@ class CachedSequence:
             return self
         if kind not in self.others:
             self.others[kind] = CachedSequence(
-                number=self.number, tokens=self.tokens, prompt_tokens=self.prompt_tokens
+                number=self.number,
+                tokens=self.tokens,
+                prompt_tokens=self.prompt_tokens,
+                separator=self.separator,
             )
         return self.others[kind]
+
+    def document_starts(self) -> list[int]:
+        """Return the positions where documents start: attention stays inside of each.
+
+        The end of a document belongs to it, and ends in a row start none, as in the data of a run.
+        """
+        if self.separator is not None:
+            for at in range(self.num_seen, len(self.tokens)):
+                before, token = self.tokens[at - 1 : at + 1]
+                if before == self.separator != token:
+                    self.starts.append(at)
+            self.num_seen = len(self.tokens)
+        return self.starts
 
     @property
     def written(self) -> list[int]:

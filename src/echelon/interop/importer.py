@@ -11,18 +11,27 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from echelon.config.entries import Entry, merge
+from echelon.config.files.reading import is_file
 from echelon.config.job import Job
-from echelon.config.load import resolve, run_name_of
+from echelon.config.load import run_name_of
 from echelon.config.setting_layers import SettingLayers, gather_layers, parse_set_flags
 from echelon.core.errors import ConfigError, Problem
+from echelon.core.plan import Precision
 from echelon.core.rulebook.imports import IMPORT_KIND
-from echelon.interop.commands.launcher import after_launcher, assumed_cluster, read_launcher
+from echelon.interop.commands.launcher import (
+    COMMAND,
+    after_launcher,
+    assumed_cluster,
+    launch_line,
+    read_launcher,
+)
 from echelon.interop.echelon_keys import TABLE, recorded_entries, recorded_rows
 from echelon.interop.followed import follow_files
 from echelon.interop.horovod.words import parse_horovod
 from echelon.interop.import_context import import_context
 from echelon.interop.key_reader import KeyOutcome, KeyReader
 from echelon.interop.lenient import read_leniently, unneeded_allowances
+from echelon.interop.one_rank import resolve_import
 from echelon.interop.parsing import (
     command_words,
     flatten_keys,
@@ -36,6 +45,7 @@ from echelon.interop.tools import TOOLS, ToolName, recognition_order
 from echelon.interop.torchtitan.python_config import SIGN as PYTHON_SIGN
 from echelon.interop.torchtitan.python_config import parse_python, split_function
 
+CONFIGURATIONS = (".json", ".yaml", ".yml", ".toml")
 FALLBACK = "nano"
 """The preset whose model and data a run has where its file gives no model that is known."""
 
@@ -90,13 +100,17 @@ def import_file(
 ) -> Imported:
     """Return the run that a configuration of another tool describes, as far as it can be had.
 
+    `path` may also be the line that starts it (`horovodrun -np 4 python train.py --lr 0.1`).
     It builds on `extends` (a preset or run file), with `sets` on top; `ranks` says how many
     processes there are, or is the line or the file of a launcher that does. ConfigError is for a
     file that cannot be read or belongs to no tool, for `extends`, `sets` or `ranks` that cannot be,
     and for `allow` where it names no key that is refused.
     """
+    if line := launch_line(path):
+        named_file = file_of_line(line)
+        path, ranks = named_file or COMMAND, line if ranks is None else ranks
     path, function = split_function(path)
-    text = read_text(path)
+    text = line if path == COMMAND else read_text(path)
     kind = kind or detect_tool(path, text)
     recorded = recorded_entries(path, text)
     named = extends is not None
@@ -130,16 +144,29 @@ def import_file(
     known = gathered.merged() if named else {**recorded, **over}
     assumed = assumed_cluster(known, gathered.merged())
     gathered.add({key: entry for key, (entry, _) in assumed.items()})
-    outcome = _resolve(gathered, path)
+    own = {key: entry for key, entry in taken.items() if key not in over}
+    outcome, own, rows = resolve_import(gathered, own, rows, run_name_of(path))
+    dtypes, why = _dtypes_of_file(gathered, outcome)
+    if dtypes:
+        gathered.add(dtypes)
+        outcome, own, rows = resolve_import(gathered, own, rows, run_name_of(path))
+    taken |= own
     return Imported(
         kind=kind,
         path=path,
         extends=extends,
         rows=rows,
-        settings={**recorded, **taken, **over, **{key: one for key, (one, _) in assumed.items()}},
+        settings={
+            **recorded,
+            **taken,
+            **over,
+            **{key: one for key, (one, _) in assumed.items()},
+            **dtypes,
+        },
         assumptions=(
             *reading.assumptions,
             *(why for _, why in assumed.values()),
+            *why,
             *(outcome.plan.model.assumed if isinstance(outcome, Job) else ()),
         ),
         refused=reading.refused,
@@ -147,11 +174,28 @@ def import_file(
     )
 
 
-def _resolve(gathered: SettingLayers, path: Path) -> Job | ConfigError:
-    try:
-        return resolve(gathered, run_name_of(path), None)
-    except ConfigError as error:
-        return error
+def _dtypes_of_file(
+    gathered: SettingLayers, outcome: Job | ConfigError
+) -> tuple[dict[str, Entry], tuple[str, ...]]:
+    """Return fp32, and why, for a file without a dtype that would follow its devices."""
+    named = any(key.startswith("precision.") for key in gathered.merged())
+    if named or isinstance(outcome, ConfigError):
+        return {}, ()
+    if outcome.plan.mathematics.precision == Precision():
+        return {}, ()
+    why = "parameters in fp32: the file names no dtype"
+    return {"precision.parameters": Entry(value="fp32", source="default")}, (why,)
+
+
+def file_of_line(line: str) -> Path | None:
+    """Return the file of settings that a launch line names; None where its flags say them."""
+    for word in command_words(COMMAND, line):
+        path = Path(word.rpartition("=")[2]).expanduser()
+        if path.suffix in CONFIGURATIONS and is_file(path):
+            text = read_text(path)
+            if any(tool.pattern.search(text) for tool in recognition_order()):
+                return path
+    return None
 
 
 def detect_tool(path: Path, text: str) -> ToolName:

@@ -21,8 +21,7 @@ from echelon.config.load import resolve
 from echelon.config.model.settings import build_model, derive_model, expand_model
 from echelon.config.plan_view import model_settings, plan_settings, settings_under
 from echelon.config.presets import preset_names
-from echelon.config.rules.data import KEY as SOURCE_KEY
-from echelon.config.rules.data import data_is_named
+from echelon.config.rules.data import SOURCE_KEY, data_is_named
 from echelon.config.setting_layers import SettingLayers
 from echelon.config.settings.mixture_list import NO_MIXTURE
 from echelon.config.settings.pipeline import AUTO, FILE, FILE_KEY, SCHEDULE_KEY, VIRTUAL_KEY
@@ -52,6 +51,7 @@ LEFT_TO_US = (
 CHANGED = "-changed"
 NAMED = ("model.preset", "model.name")
 ROUNDS = 4  # attempts
+_OF_HEADS = ("model.kv_heads", "model.head_dim")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,7 +135,18 @@ def _from_preset(name: str, wanted: Mapping[str, object]) -> dict[str, object] |
     # `config/model/settings.py` calls a model so whose preset is overridden.
     if wanted["model.name"] != (f"{name}{CHANGED}" if written.intersection(other) else name):
         other["model.name"] = wanted["model.name"]
-    return {"model.preset": name, **other}
+    found = {"model.preset": name, **other}
+    return found | _derived_otherwise(found, wanted)
+
+
+def _derived_otherwise(
+    found: Mapping[str, object], wanted: Mapping[str, object]
+) -> dict[str, object]:
+    """Return the settings of heads that a run with the settings `found` would derive otherwise."""
+    entries, _ = expand_model({key: Entry(value=value, source="") for key, value in found.items()})
+    entries |= dict(derive_model(View(entries=entries), ""))
+    known = {key: entry.value for key, entry in entries.items()}
+    return {key: wanted[key] for key in _OF_HEADS if known.get(key) != wanted[key]}
 
 
 def _ordered(found: Mapping[str, object]) -> dict[str, object]:
@@ -155,10 +166,10 @@ def _settings_around_plan(job: Job | None) -> dict[str, object]:
     found["observe.trackers"] = list(job.observe.trackers) or "none"
     left = {"train.steps", "train.run_name"}
     left |= {row.key for row in job.sources if row.source.startswith("derived")}
-    kept = {k: v for k, v in found.items() if k not in left and v != SETTINGS[k].default}
-    # What a run reads is named, or training refuses it: it may be the default by choice.
+    changed = {k: v for k, v in found.items() if k not in left and v != SETTINGS[k].default}
+    # Training refuses a run that names no data, so data that is the default by choice is named.
     named = data_is_named(job) and not job.data.mixture
-    return {**kept, SOURCE_KEY: job.data.source} if named else kept
+    return {**changed, SOURCE_KEY: job.data.source} if named else changed
 
 
 def _cluster(plan: Plan, job: Job | None) -> tuple[dict[str, object], dict[str, str]]:

@@ -51,16 +51,16 @@ def find_driver_gpus() -> DriverGpus:
 def free_gpu_bytes(
     num_ranks: int, environment: Mapping[str, str] = os.environ
 ) -> tuple[int | None, ...]:
-    """Return the free bytes of the GPU of each local rank; None where the driver does not tell.
+    """Free bytes of the GPU of each local rank; None if the driver does not know a GPU.
 
-    The driver counts all GPUs; CUDA_VISIBLE_DEVICES says which of them ranks see, and in which
-    order.
+    The driver counts all GPUs of the machine; CUDA_VISIBLE_DEVICES selects and orders the
+    GPUs of the ranks.
     """
     import pynvml
 
     visible = environment.get("CUDA_VISIBLE_DEVICES")
     names = [str(rank) for rank in range(num_ranks)] if visible is None else visible.split(",")
-    found: list[int | None] = []
+    free: list[int | None] = []
     for name in (*names, *[""] * num_ranks)[:num_ranks]:
         try:
             pynvml.nvmlInit()
@@ -69,10 +69,10 @@ def free_gpu_bytes(
                 if name.strip().isdigit()
                 else pynvml.nvmlDeviceGetHandleByUUID(name.strip())
             )
-            found.append(int(pynvml.nvmlDeviceGetMemoryInfo(handle).free))
+            free.append(int(pynvml.nvmlDeviceGetMemoryInfo(handle).free))
         except pynvml.NVMLError:
-            found.append(None)
-    return tuple(found)
+            free.append(None)
+    return tuple(free)
 
 
 def own_cluster() -> OwnCluster:

@@ -39,7 +39,7 @@ _NEVER = 2**31 - 1  # bytes
 
 @dataclass(frozen=True, slots=True)
 class _MemoryFiles:
-    """Name the files of a control group that tell of its memory, and the count of its cache."""
+    """File names of a control group's memory limit and use, and the name of its cache count."""
 
     limit: str
     used: str
@@ -85,7 +85,7 @@ class MemoryLimit:
 def tightest_memory_limit(
     root: Path = CGROUPS, membership: Path = CGROUP_MEMBERSHIP
 ) -> MemoryLimit:
-    """Return the limit that leaves least: of the machine, or of this process's control groups."""
+    """Tightest limit of free memory: the machine, or a control group of this process."""
     machine = psutil.virtual_memory()
     limits = [
         MemoryLimit(
@@ -99,12 +99,11 @@ def tightest_memory_limit(
 def _cgroup_limits(root: Path, membership: Path, machine_bytes: int) -> Iterator[MemoryLimit]:
     """Yield the memory limits of the control groups of this process and of those around them.
 
-    A container may see the names of its host, and its own group at the root alone. Pages of files
-    that nothing maps now are given back when memory is short: they are not in use.
+    A container may see the group names of its host, and its own group at the root only. The kernel
+    reclaims inactive pages of files when memory is short, so these pages do not count as in use.
     """
     for line in _lines(membership):
-        number, _, rest = line.partition(":")
-        controllers, _, name = rest.partition(":")
+        number, controllers, name = (*line.split(":", 2), "", "")[:3]
         if number == "0" and controllers == "":
             names, base = _UNIFIED, root
         elif "memory" in controllers.split(","):
@@ -112,8 +111,8 @@ def _cgroup_limits(root: Path, membership: Path, machine_bytes: int) -> Iterator
         else:
             continue
         folder = base / name.strip("/")
-        around = [one for one in folder.parents if one.is_relative_to(base)]
-        for group in (folder, *around):
+        parents = [parent for parent in folder.parents if parent.is_relative_to(base)]
+        for group in (folder, *parents):
             limit, used = first_words(group / names.limit), first_words(group / names.used)
             if not (limit and used and limit[0].isdigit() and int(limit[0]) < machine_bytes):
                 continue

@@ -1,7 +1,7 @@
-"""Room for ranks: their planned bytes beside the free memory of this host and of its devices.
+"""Room for ranks: planned bytes compared with the free memory of this host and its devices.
 
-The comparison is made before any rank starts. Planned bytes are those of `cost/peak`, which
-`echelon plan` shows; readings of the machine are given, or are those of now.
+The comparison precedes the start of any rank. The planned bytes are the peaks of `cost/peak`, which
+`echelon plan` shows.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from echelon.launch.host import START_BYTES, MemoryLimit, tightest_memory_limit
 from echelon.schedule.plan_problems import pipeline_problems
 
 RANK_PROCESS_BYTES = 2**26
-"""Process of a rank beside its tensors, as measured: 41 to 75 MiB over Gloo."""
+"""Bytes of a rank's process without its tensors; measured: 41 to 75 MiB over Gloo."""
 GPU_PROCESS_BYTES = 2**29
-"""Host memory of a process that drives a GPU, at least."""
+"""Least host memory of a process that drives a GPU."""
 GPU_CONTEXT_BYTES = 2**29
-"""Memory of a GPU that CUDA, its libraries and NCCL take beside tensors, at least."""
+"""Least memory of a GPU that CUDA, its libraries and NCCL take."""
 OVERCOMMIT = "--allow-overcommit"
 _MOST_LEANER = 2
 """Leaner plans that a problem names."""
@@ -36,22 +36,22 @@ _MOST_LEANER = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Room:
-    """Free memory of this host, and of the GPU of each rank where that is known."""
+    """Free memory of this host and of the GPU of each rank."""
 
     host: MemoryLimit
     gpus: Sequence[int | None] = ()
-    """Free bytes of the GPU of each local rank, in order."""
+    """Free bytes of the GPU of each local rank, in order; None for an unknown GPU."""
 
 
 def read_room(backend: Backend, num_ranks: int) -> Room:
-    """Return the room that ranks of this host find now."""
+    """Free memory of this host now."""
     gpus = free_gpu_bytes(num_ranks) if backend == "nccl" else ()
     return Room(host=tightest_memory_limit(), gpus=gpus)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Need:
-    """Bytes that ranks of one host take together."""
+    """Bytes that the ranks of one host need together."""
 
     places: tuple[PlaceMemory, ...]
     process_bytes: int = RANK_PROCESS_BYTES
@@ -59,22 +59,22 @@ class Need:
 
     @property
     def num_ranks(self) -> int:
-        """Return how many ranks there are."""
+        """Number of ranks."""
         return sum(place.num_ranks for place in self.places)
 
     @property
     def overhead_bytes(self) -> int:
-        """Return the bytes of processes beside tensors."""
+        """Bytes of all processes without their tensors."""
         return START_BYTES + self.num_ranks * self.process_bytes
 
     @property
     def host_bytes(self) -> float:
-        """Return all bytes of the host."""
+        """Bytes of the host: tensors and processes."""
         planned = sum(place.num_ranks * place.host_bytes for place in self.places)
         return planned + self.overhead_bytes
 
     def host_sum(self) -> str:
-        """Return the sum of the bytes of the host, term by term."""
+        """Arithmetic of the bytes of the host, term by term."""
         planned = [
             f"{place.num_ranks} x {binary_bytes(place.host_bytes)} ({_terms(place.host)})"
             for place in self.places
@@ -86,33 +86,35 @@ class Need:
 
 
 def ranks_of_this_host(world_size: int) -> range:
-    """Return the ranks that start here, or of a launch those up to this one.
+    """Ranks of this host: all that start here or, under a launcher, the ranks up to this one.
 
-    The last rank of a host then counts all of them, before any has reserved its own.
+    The last rank of a launched host counts all ranks, before any rank has reserved its memory.
     """
     if not is_launched():
         return range(world_size)
     place = read_launched_rank()
-    return range(place.rank - place.local_rank, place.rank + 1)
+    # A launch of another size than the plan is refused by another rule.
+    first, stop = place.rank - place.local_rank, place.rank + 1
+    return range(min(first, world_size), min(stop, world_size))
 
 
 def need_of_plan(plan: Plan, ranks: range) -> Need:
-    """Return what training takes of the host that runs `ranks`."""
+    """Need of training on the host that runs `ranks`."""
     each = RANK_PROCESS_BYTES if plan.cluster.backend == "gloo" else GPU_PROCESS_BYTES
     return Need(places=memory_by_place(plan, ranks), process_bytes=each)
 
 
 def overcommitted(problems: Sequence[Problem], say: Callable[[str], None]) -> list[Problem]:
-    """Say each problem of room that the user accepts; none is left."""
+    """Report each problem of room that the user accepts; no problem remains."""
     for problem in problems:
-        say(f"{problem.message}; {OVERCOMMIT}: the ranks start all the same")
+        say(f"{problem.message}; the ranks start all the same ({OVERCOMMIT})")
     return []
 
 
 def require_room(
     plan: Plan, need: Need, *, allow_overcommit: bool, say: Callable[[str], None]
 ) -> None:
-    """Raise EnvironmentProblem where this host has no room for `need`, or say so and go on."""
+    """Raise EnvironmentProblem if this host has no room for `need`; an overcommit is reported."""
     problems = room_problems(plan, range(need.num_ranks), need=need)
     if allow_overcommit:
         problems = overcommitted(problems, say)
@@ -123,10 +125,12 @@ def require_room(
 def room_problems(
     plan: Plan, ranks: range, room: Room | None = None, need: Need | None = None
 ) -> list[Problem]:
-    """Return why the memory of this host, or of its GPUs, is too small for `ranks` of it.
+    """Problems of the memory of this host and its GPUs, if it is too small for `ranks`.
 
-    `need` is that of training where none is given. Without `room` the machine is read.
+    Without `need` the ranks train `plan`. Without `room` the machine is read.
     """
+    if not ranks:
+        return []
     room = room or read_room(plan.cluster.backend, len(ranks))
     trains, need = need is None, need or need_of_plan(plan, ranks)
     problems = [*_gpu_problems(need, room), *_host_problems(plan, need, room, trains=trains)]
@@ -138,7 +142,7 @@ def room_problems(
 
 
 def _host_problems(plan: Plan, need: Need, room: Room, *, trains: bool) -> Iterator[Problem]:
-    """Yield the problem of a host with less free memory than its ranks take."""
+    """Yield the problem of a host with less free memory than its ranks need."""
     if need.host_bytes <= room.host.free_bytes:
         return
     count = f"{need.num_ranks} rank{'s' * (need.num_ranks > 1)}"
@@ -169,13 +173,13 @@ def _gpu_problems(need: Need, room: Room) -> Iterator[Problem]:
 
 
 def leaner_plans(plan: Plan, ranks: range, room: Room) -> Iterator[str]:
-    """Yield changes with which the same ranks find room here, the smallest change first."""
-    told = 0
+    """Yield settings with which the plan has room here, the smallest change first."""
+    num_named = 0
     for text, leaner in _changes(plan):
         size = leaner.mesh.world_size
-        here = ranks if size == plan.mesh.world_size else range(size)
-        if told < _MOST_LEANER and _is_legal(leaner) and _has_room(leaner, here, room):
-            told += 1
+        local = ranks if size == plan.mesh.world_size else range(size)
+        if num_named < _MOST_LEANER and _is_legal(leaner) and _has_room(leaner, local, room):
+            num_named += 1
             yield text
 
 
@@ -191,24 +195,24 @@ def _is_legal(plan: Plan) -> bool:
 
 
 def _changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
-    """Yield plans that may hold less, by settings that give them: one change, then two."""
+    """Yield settings that may save memory, each with its plan: one change, then two."""
     layout, mesh = plan.layout, plan.mesh
     small = ("batch.microbatch_sequences = 1", replace(layout, microbatch_sequences=1))
-    redone = ('recompute.policy = "full"', replace(layout, recompute=Recompute(policy="full")))
+    recomputed = ('recompute.policy = "full"', replace(layout, recompute=Recompute(policy="full")))
     both = replace(layout, microbatch_sequences=1, recompute=Recompute(policy="full"))
     changes = [
         *([small] if layout.microbatch_sequences > 1 else []),
-        *([redone] if layout.recompute.policy != "full" else []),
-        *([(f"{small[0]} with {redone[0]}", both)] if layout.microbatch_sequences > 1 else []),
+        *([recomputed] if layout.recompute.policy != "full" else []),
+        *([(f"{small[0]} with {recomputed[0]}", both)] if layout.microbatch_sequences > 1 else []),
     ]
     if plan.cluster.backend == "nccl" and layout.zero.optimizer_offload == "none":
         zero = replace(layout.zero, optimizer_offload="host")
         changes.append(('zero.optimizer_offload = "host"', replace(layout, zero=zero)))
     if plan.cluster.backend == "gloo":
-        # On one host every replica has its copy of the model in the same memory.
+        # All replicas of a host hold their copies of the model in the same memory.
         for axis in (Axis.DP_REPLICATE, Axis.CP):
             degree = mesh.degree(axis)
-            for fewer in (one for one in range(degree - 1, 0, -1) if degree % one == 0):
+            for fewer in (number for number in range(degree - 1, 0, -1) if degree % number == 0):
                 changed = replace(layout, mesh=replace(mesh, **{axis.value: fewer}))
                 changes.append((f"mesh.{axis.value} = {fewer}", changed))
     for text, changed in changes:
@@ -216,7 +220,7 @@ def _changes(plan: Plan) -> Iterator[tuple[str, Plan]]:
 
 
 def _smaller_model(plan: Plan, need: Need, room: Room) -> Iterator[str]:
-    """Yield how large a model would find room, with bytes in proportion to its parameters."""
+    """Yield the size of a model that has room, if bytes grow with its parameters."""
     planned = need.host_bytes - need.overhead_bytes
     left = room.host.free_bytes - need.overhead_bytes
     if plan.cluster.backend == "gloo" and left > 0:
@@ -225,6 +229,6 @@ def _smaller_model(plan: Plan, need: Need, room: Room) -> Iterator[str]:
 
 
 def _terms(terms: Mapping[str, float]) -> str:
-    """Return terms, the largest first."""
+    """Terms as text, the largest first."""
     ordered = sorted(terms.items(), key=lambda term: -term[1])
     return ", ".join(f"{name} {binary_bytes(size)}" for name, size in ordered)

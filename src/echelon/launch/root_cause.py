@@ -53,8 +53,8 @@ _FACTS: Mapping[FaultKind, tuple[int, float, Rule]] = {
 
 _WHY_KILLED = {
     "SIGKILL": "kill -9, or the kernel for lack of memory",
-    "SIGBUS": "a file that it reads as memory, of zero.offload_dir or of the data, was cut short or "
-    "its disk failed",
+    "SIGBUS": "a file that it reads as memory, of zero.offload_dir or of the data, was cut short "
+    "or its disk failed",
 }
 
 

@@ -7,10 +7,11 @@ whole process, from before its first import that takes long. What it does depend
     noted       print "interrupted"; the code that starts ranks asks with `check`
     answered    print that the step is ended first; whoever answers stops by itself, with a result
 
-A second Ctrl-C raises KeyboardInterrupt in every phase, and a third one ends the process.
+A further Ctrl-C raises KeyboardInterrupt if none was raised yet, and else ends the process.
 
-KeyboardInterrupt inside of an import is not safe: while libraries load, C++ code may swallow it, or
-call `std::terminate`. So it is raised where one Python module imports the next, or after the import.
+KeyboardInterrupt inside of an import is not safe: while libraries load, C++ code may swallow it
+or call `std::terminate` (of 60 interrupts of `import torch`, one was lost, one aborted). So it is
+raised where one Python module imports the next, or after the import.
 
 Nothing is imported here that takes long.
 """
@@ -31,7 +32,7 @@ if TYPE_CHECKING:
     from types import FrameType
 
 EXIT_INTERRUPTED = 130
-"""Exit code of a command that was asked to stop and keeps nothing: 128 + SIGINT, by any signal."""
+"""Exit code of a command that was asked to stop and keeps nothing: 128 + SIGINT, always."""
 REQUESTS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """The signals that ask for a stop."""
 
@@ -44,9 +45,9 @@ _RETRY_S = 0.05
 
 
 class _Phase:
-    """Say what a request does: the line, and what is called; without it KeyboardInterrupt is raised.
+    """Hold the line of a request, and what it calls; without `obey` it raises KeyboardInterrupt.
 
-    `answers`: the work then ends with a result. Without `repeats` no second request interrupts.
+    `answers`: the work then ends with a result. Without `repeats`, no second request interrupts.
     """
 
     __slots__ = ("answers", "line", "obey", "repeats")
@@ -113,7 +114,7 @@ class StopRequest:
 
     @contextmanager
     def noted(self) -> Iterator[None]:
-        """Only note a request inside: the code there asks with `check`, as the end of the block does."""
+        """Only note a request inside: the code there asks with `check`, and so does the end."""
         with self._in(_NOTED):
             self.check()
             yield

@@ -63,7 +63,7 @@ def curve_sections(
     series = [_series("loss", shown, "loss")]
     if any(value is not None for value in validated.values()):
         values = tuple(validated.get(step.whole("step")) for step in shown)
-        series.append(LineSeries(name="validation loss", values=values))
+        series.append(LineSeries(name="validation loss", values=values, joined=True))
     yield Section(
         id="loss",
         title="Loss",

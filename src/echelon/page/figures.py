@@ -170,6 +170,8 @@ class LineSeries:
 
     name: str
     values: tuple[float | None, ...]
+    joined: bool = False
+    """Whether the line goes on over steps without a value, and does not break there."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from echelon.config.files.new_file import write_new
+from echelon.core.plurals import in_singular
 from echelon.page.document import PageDocument
 from echelon.page.explorer.document import ExplorerDocument
 
@@ -78,6 +79,8 @@ def write_page(document: AnyDocument, path: Path, *, key: str = "--out") -> None
 
 
 def _plain(value: Any) -> Any:
+    if isinstance(value, str):
+        return in_singular(value)
     if isinstance(value, float):
         return value if isfinite(value) else None
     if isinstance(value, dict):

@@ -132,9 +132,10 @@ def _facts(plan: Plan, estimate: Estimate) -> Iterator[Fact]:
         note=f"{tokens.low:,.0f} to {tokens.high:,.0f}",
     )
     yield Fact(
-        name="MFU",
+        name="MFU (full attention)",
         value=f"{100 * mfu.value:.1f} %",
-        note=f"{100 * mfu.low:.1f} to {100 * mfu.high:.1f}",
+        note=f"{100 * mfu.low:.1f} to {100 * mfu.high:.1f}; causal "
+        f"{100 * estimate.causal_mfu:.1f} %",
     )
     yield Fact(
         name="memory of the fullest rank",

@@ -47,7 +47,7 @@ def run_page(path: Path) -> PageDocument:
         subject=subject_of_plan(plan),
         verdict=_verdict(summary),
         good=summary.steps >= summary.total_steps,
-        facts=tuple(_facts(summary, estimate)),
+        facts=tuple(_facts(summary, estimate, _sharing(run, plan))),
         sections=tuple(_sections(run, plan, summary, estimate)),
         made_by=f"Echelon {__version__}",
     )
@@ -74,12 +74,22 @@ def _verdict(summary: RunSummary) -> str:
     return f"The run {done}, {summary.steps:,} of {summary.total_steps:,} steps{learned}."
 
 
-def _facts(summary: RunSummary, estimate: Estimate | None) -> Iterator[Fact]:
+def _sharing(run: RunDirectory, plan: Plan) -> str:
+    """Number of ranks that share the cores of a host; empty with a core for each rank."""
+    cores = _environment(run).get("usable_cores")
+    ranks = -(-plan.mesh.world_size // plan.cluster.nodes)
+    if plan.cluster.backend != "gloo" or not isinstance(cores, int | float) or cores >= ranks:
+        return ""
+    return f"{ranks} ranks share {cores:g} core{'s' * (cores != 1)}"
+
+
+def _facts(summary: RunSummary, estimate: Estimate | None, sharing: str = "") -> Iterator[Fact]:
     if summary.step_s is not None:
         note = ""
         if estimate is not None:
             ratio = summary.step_s / estimate.step_s
-            note = f"predicted {estimate.step_s:.4g} s: {ratio:.2f} times"
+            note = f"planned {estimate.step_s:.4g} s: {ratio:.2f} times"
+            note += f"; {sharing}" if sharing else ""
         yield Fact(name="step, median", value=f"{summary.step_s:.4g} s", note=note)
     if summary.tokens_per_s is not None:
         yield Fact(name="tokens/s", value=short_count(summary.tokens_per_s), note="median")
@@ -94,6 +104,9 @@ def _facts(summary: RunSummary, estimate: Estimate | None) -> Iterator[Fact]:
     if summary.bound is not None:
         share = summary.bound.share(summary.bound.seconds[summary.bound.binds])
         yield Fact(name="bound by", value=summary.bound.binds.value, note=f"{100 * share:.1f} %")
+    if summary.recorded:
+        there, _, which = summary.recorded.partition(": ")
+        yield Fact(name="events", value=f"{there} steps", note=which)
     if summary.starts > 1:
         yield Fact(name="started", value=f"{summary.starts} times")
 
@@ -132,7 +145,7 @@ def _schedule(run: RunDirectory, plan: Plan) -> Section:
         )
     measured = report.measured[report.step][:1]
     charts = [
-        chart_from_timelines("planned", report.planned[:1]),
+        chart_from_timelines("simulated with the measured times", report.planned[:1]),
         chart_from_timelines(f"measured, step {report.step}", measured),
     ]
     return schedule_section(plan, charts)

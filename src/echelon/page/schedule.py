@@ -64,7 +64,7 @@ def chart_from_timelines(name: str, timelines: Sequence[Timeline]) -> ScheduleCh
         name=name,
         lanes=tuple(lanes),
         span_s=max(max(lane.ends, default=0.0) for lane in lanes) if few else whole,
-        span_text=f"{whole:.4g} s",
+        span_text=f"{whole:.4g} s from the first action to the last",
         bubble_text=f"ranks are idle for {100 * bubble.total_fraction:.1f} % of the time{some}",
     )
 

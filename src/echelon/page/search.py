@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from echelon.core.units import binary_bytes
+from echelon.interop.tools import tool_of_trainer
 from echelon.page.document import PageDocument, Section
 from echelon.page.figures import DataTable
 from echelon.page.plan import plan_page
+from echelon.planner.answer.legend import sentence_words, sign_texts
 from echelon.planner.answer.recommend_text import (
     OTHERS_HEADER,
     answer_facts,
+    next_commands,
     other_rows,
+    other_signs,
     percent_of_fit,
     plan_words,
     reasons,
@@ -50,13 +54,21 @@ def _found_sections(
             title="The plan to run, and why",
             summary=" ".join(reasons(found)),
             table=DataTable(head=("", "what"), rows=tuple(answer_facts(found))),
-            commands=(command, f"{command} --out run.toml", "echelon prove run.toml"),
+            commands=(
+                command,
+                *next_commands(command, tool_of_trainer(answer.request.trainer)),
+            ),
         )
         if rows := other_rows(found):
             yield Section(
                 id="others",
                 title="Plans that somebody may prefer",
-                summary="Each is better at something; seconds are beside the recommended plan's.",
+                summary=" ".join(
+                    (
+                        "Each is better at something; seconds are beside the recommended plan's.",
+                        *other_signs(found),
+                    )
+                ),
                 table=DataTable(head=OTHERS_HEADER, rows=tuple(rows), right=(2, 3, 4, 5)),
             )
     yield _ranked(answer)
@@ -79,10 +91,14 @@ def _ranked(answer: SearchResult) -> Section:
     """Return the plans that were ranked, the first one first."""
     memory = answer.request.memory_bytes
     fits = [fit_probability(one.estimate, memory) for one in answer.ranked]
+    signs = sign_texts(
+        [word for ranked in answer.ranked for word in sentence_words(ranked.candidate)]
+    )
+    count = f"{len(answer.ranked)} plans, the best first, of {answer.num_legal:,} legal ones."
     return Section(
         id="rivals",
         title="The plans that come next",
-        summary=f"{len(answer.ranked)} plans, the best first, of {answer.num_legal:,} legal ones.",
+        summary=" ".join((count, *signs)),
         table=DataTable(
             head=("plan", "seconds of a step", "memory of the fullest rank", "fits"),
             rows=tuple(

@@ -284,7 +284,10 @@ class GradientReduction(Reduction):
     def _start_next_sum(self, pending_sum: _PendingSum) -> None:
         group, *rest = pending_sum.next_groups
         wire = pending_sum.target.to(self._dtype)
-        pending = group.all_reduce(wire, name=f"gradients.{pending_sum.bucket.name}", async_op=True)
+        # Both ends of a pipeline sum the tied embedding, each from a bucket of another number.
+        bucket = pending_sum.bucket
+        name = "tied" if bucket.plan.kind == "tied" else bucket.name
+        pending = group.all_reduce(wire, name=f"gradients.{name}", async_op=True)
         self._later.append(
             _PendingSum(pending_sum.bucket, pending, wire, pending_sum.target, rest, add=False)
         )

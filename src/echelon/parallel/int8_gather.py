@@ -59,11 +59,12 @@ class Int8Message:
         pieces = self.whole.view(num_pieces, -1)
         size = self.scale_dtype.itemsize
         num_blocks = pieces.shape[1] // (size + self.block)
-        scales = pieces[:, : num_blocks * size].contiguous().view(self.scale_dtype)
+        # In one dim: of a single piece the row may be no whole number of scales long.
+        scales = pieces[:, : num_blocks * size].reshape(-1).view(self.scale_dtype)
         codes = pieces[:, num_blocks * size :].view(torch.int8)
         torch.mul(
             codes.unflatten(1, (num_blocks, self.block)),
-            scales[:, :, None],
+            scales.view(num_pieces, num_blocks, 1),
             out=values.detach().view(num_pieces, num_blocks, self.block),
         )
 

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 
 from echelon.core.errors import ConfigError
+from echelon.core.messages import PROGRESS
 from echelon.core.plan import Plan
 from echelon.core.rulebook.servers import ASYNCHRONOUS_ORDER_IS_NOT_KNOWN
 from echelon.core.version import __version__
@@ -117,6 +118,8 @@ def prove(
         labels = [plan.mesh.label(rank) for rank in range(plan.mesh.world_size)]
 
         def run_into(folder: Path, late: bool = False) -> None:
+            steps = f"{sum(counts)} steps of {len(shrunk)} small plans"
+            PROGRESS.info(f"{plan.mesh.world_size} ranks run {steps}{', late' * late}")
             told = {**argument, "directory": str(folder), "late": late}
             run_ranks(_TARGET, told, plan.mesh.world_size, labels=labels)
 
@@ -219,6 +222,7 @@ def _judge(
     raced = any(late is not None and late.races for late in late_runs)
     for number, (one, late) in enumerate(zip(variants, late_runs, strict=False)):
         plan, reference, steps = one.plan, one.reference, one.num_steps
+        PROGRESS.info(f"one process runs in {plan.mathematics.precision.parameters}")
         if plan.mathematics.local_sgd.active and not (
             raced and (late is None or not late.observed)
         ):

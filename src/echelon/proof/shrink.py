@@ -16,6 +16,7 @@ from dataclasses import replace
 from math import lcm
 from typing import Any
 
+from echelon.core.choices.kernels import Kernels
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import family_of, parameters
@@ -90,8 +91,17 @@ def shrink(plan: Plan, *, precision: DType | None = None, names_apart: bool = Fa
         tp_overlap="none" if layout.tp_overlap == "none" else "ring",
         # Two chunks at most: any small batch can be cut in them. Nodes stay, for the mesh does.
         experts=replace(layout.experts, chunks=min(layout.experts.chunks, 2)),
+        kernels=_kernels(layout.kernels, mathematics.precision),
     )
     return replace(plan, name=f"{plan.name}, shrunk", mathematics=mathematics, layout=small)
+
+
+def _kernels(kernels: Kernels, precision: Precision) -> Kernels:
+    """Return the kernels without the update, whose kernel is of fp32, where masters are others."""
+    if precision.master == "fp32":
+        return kernels
+    fused = tuple(piece for piece in kernels.fused if piece != "update")
+    return replace(kernels, fused=fused) if fused else Kernels()
 
 
 def same_dtypes(one: Precision, other: Precision) -> bool:

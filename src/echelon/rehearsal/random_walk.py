@@ -129,11 +129,12 @@ def rehearse_random(seed: int, number: int, ranks: int, offload_dir: str) -> dic
     try:
         for _ in range(DRAWS):
             flags = flags_of(draw_settings(random, offload_dir, world_sizes(ranks)))
+            found["world_size"] = 0
             job = load_job(PRESET, flags)
+            found["world_size"] = job.plan.mesh.world_size
             require_trainable(job.plan, job.sources)
             if work_of(job.plan) <= MOST_WORK:
                 break
-        found["world_size"] = job.plan.mesh.world_size
         rehearsal = rehearse(job.plan)
         found["rehearsed"] = len(rehearsal.ranks)
         found["memory_error"] = max(map(rehearsal.memory_error, rehearsal.ranks), key=abs)

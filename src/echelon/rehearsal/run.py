@@ -19,6 +19,7 @@ from typing import Self
 import torch
 
 from echelon.core.errors import InfeasiblePlan
+from echelon.core.messages import PROGRESS
 from echelon.core.plan import Plan
 from echelon.core.rulebook import rehearse as rules
 from echelon.core.rulebook.servers import ASYNCHRONOUS_ORDER_IS_NOT_KNOWN
@@ -91,7 +92,8 @@ def rehearse(
     folder = None if traces is None else TraceFolder.new(traces, plan)
     with _Processes(workers or os.cpu_count() or 1) as processes:
         classes, checked, rehearsed = _in_classes(plan, processes, folder)
-        for one in rehearsed:
+        for number, one in enumerate(rehearsed, 1):
+            PROGRESS.info(f"{number} ranks rehearsed, each for all that are like it")
             log = logs.setdefault(classes.of(one.rank), one.entries)
             if one.rank not in checked:
                 ranks.append(replace(one, entries=()))
@@ -100,6 +102,7 @@ def rehearse(
             if not _alike(log, one.entries):
                 text = f"this rank does other things than its class {classes.of(one.rank)}"
                 found.setdefault((rules.REHEARSE_CLASS, text), []).append(one.rank)
+    PROGRESS.info("checking that the operations of all ranks have one order")
     proof = prove_order(logs, classes.of)
     found |= {(_RULES[fault.rule], fault.text): [] for fault in proof.faults}
     walk = PeakWalk(plan)

@@ -8,7 +8,8 @@ Nothing here imports torch, and nothing below imports this: training names its o
     console.py          the step line and the progress bar
     meters.py           tokens per second, time left, memory
     json_lines.py       files of JSON lines, written and read
-    events.py           events.jsonl: what a rank sent and ran
+    events.py           events.jsonl.gz: what a rank sent and ran
+    sampling.py         the steps whose events are kept, within a budget of bytes
     routing.py          routing.jsonl: the experts that tokens chose, and where they piled up
     summary.py          what became of a run
     recorded_steps.py   single steps found in the events of a run

@@ -8,13 +8,13 @@ needs no repair.
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TextIO
 
 from echelon.core.plan import Plan
 from echelon.core.units import GIB, duration, gib
+from echelon.launch.local.output import stream_of_notes
 from echelon.training.observer import StepFacts
 
 _CLEAR_LINE = "\r\x1b[K"
@@ -92,7 +92,7 @@ class Console:
 
     def __init__(self, *, log_every: int, total_steps: int, stream: TextIO | None = None) -> None:
         """Print to `stream` (stderr by default) a line every `log_every` steps."""
-        self._stream = sys.stderr if stream is None else stream
+        self._stream = stream_of_notes() if stream is None else stream
         self._log_every, self._total = log_every, total_steps
         self._terminal = _terminal_behind(self._stream)
         self._printed = False

@@ -1,32 +1,61 @@
-"""events.jsonl: what a rank sent and ran, one `Event` to a line.
+"""events.jsonl.gz: what a rank sent and ran, one `Event` to a line.
 
-Rank 0 writes events.jsonl and rank 1 events.rank-0001.jsonl: ranks on several machines cannot
-append to one file. Each start of a run begins with an event of kind "start" whose name is the time
-of day; the seconds of the events that follow count from there. A step ends with an event of kind
-"step" whose name, its mark, is the same in the files of all ranks and in metrics.jsonl.
+Rank 0 writes events.jsonl.gz and rank 1 events.rank-0001.jsonl.gz: ranks on several machines cannot
+append to one file. Earlier versions wrote events.jsonl, which is read, too. Each start of a run
+begins with an event of kind "start" whose name is the time of day; the seconds of the events that
+follow count from there. A step ends with an event of kind "step" whose name, its mark, is the same
+in the files of all ranks and in metrics.jsonl. Each step is a separate gzip member, so a killed
+run leaves whole steps.
+
+A long run leaves steps out, so that its events stay within a budget of bytes (`sampling.py`). An
+event of kind "sampled" names the steps that are written from there on.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import cast
 
-from echelon.core.event import Event
+from echelon.core.event import LOST, MEET, THERE, Event
 from echelon.core.serialize import content_hash
-from echelon.telemetry.json_lines import JsonLines
+from echelon.telemetry.json_lines import JsonLines, read_entries
+from echelon.telemetry.sampling import StepSampler
 
-START, STEP = "start", "step"
+START, STEP, SAMPLED = "start", "step", "sampled"
 METRICS_FILE = "metrics.jsonl"
 """What rank 0 writes of every step, with the same marks."""
 
-_OF_A_RANK = re.compile(r"events\.rank-(\d{4,})\.jsonl", re.ASCII)
+_OF_ALL_STEPS = frozenset({START, SAMPLED, LOST, THERE, MEET})
+"""Rare kinds, which are also written of steps that are left out."""
+DECIMALS = 7
+"""Decimals of seconds; further digits are noise of clocks, which does not compress."""
+
+_OF_A_RANK = re.compile(r"events\.rank-(\d{4,})\.jsonl(\.gz)?", re.ASCII)
 
 
 def events_path(run_dir: Path, rank: int) -> Path:
     """Return where a rank writes its events."""
-    return run_dir / ("events.jsonl" if rank == 0 else f"events.rank-{rank:04d}.jsonl")
+    return run_dir / f"{_stem(rank)}.jsonl.gz"
+
+
+def events_files(run_dir: Path, rank: int) -> tuple[Path, ...]:
+    """Return the files of the events of a rank, in order: of an earlier version, and of this."""
+    both = (run_dir / f"{_stem(rank)}.jsonl", events_path(run_dir, rank))
+    return tuple(path for path in both if path.exists())
+
+
+def read_events(run_dir: Path, rank: int) -> Iterator[Event]:
+    """Yield the events of a rank, in the order in which they were written."""
+    for path in events_files(run_dir, rank):
+        for entry in read_entries(path):
+            yield entry.event(rank)
+
+
+def _stem(rank: int) -> str:
+    return "events" if rank == 0 else f"events.rank-{rank:04d}"
 
 
 def step_mark(number: int, rank_waits_s: Sequence[float]) -> str:
@@ -40,13 +69,19 @@ def step_mark(number: int, rank_waits_s: Sequence[float]) -> str:
 
 
 class EventWriter:
-    """Take the events of one rank; they are written by `end_step` and `flush`, once per step."""
+    """Take the events of one rank; they are written by `end_step` and `flush`, once per step.
 
-    def __init__(self, run_dir: Path, rank: int) -> None:
+    A sampler leaves whole steps out. The last step that was left out stays in memory until the next
+    step ends: `close` writes it, because the run may have failed.
+    """
+
+    def __init__(self, run_dir: Path, rank: int, sampler: StepSampler | None = None) -> None:
         """Open the file of `rank` to append to it, and write down the start."""
-        self._rank = rank
+        self._rank, self._sampler = rank, sampler
         self._lines = JsonLines(events_path(run_dir, rank))
         self._pending: list[Event] = []
+        self._left_out: list[Event] = []
+        self._keeps, self._said = True, "" if sampler is None else sampler.says()
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         self.record(Event(kind=START, name=now, rank=rank))
         self.flush()
@@ -55,26 +90,47 @@ class EventWriter:
         """Take one event; cheap, because it happens within a step."""
         self._pending.append(event)
 
-    def end_step(self, mark: str) -> None:
+    def end_step(self, mark: str, step: int | None = None) -> None:
         """Write the events of a step, the last of which says that it ends here."""
         self.record(Event(kind=STEP, name=mark, rank=self._rank))
+        if self._sampler is not None and step is not None:
+            self._keeps = self._sampler.keeps(step)
+            if self._said != (said := self._sampler.says()):
+                self._said = said
+                text = f"{said} from step {step} on"
+                self._pending.insert(0, Event(kind=SAMPLED, name=text, rank=self._rank))
+        self._left_out.clear()
         self.flush()
 
     def flush(self) -> None:
-        """Write the events that were taken since the last time."""
-        for event in self._pending:
-            self._lines.add(event.to_json())
+        """Write the events that were taken since the last time, or leave them out."""
+        if self._keeps:
+            self._write(self._pending)
+        else:
+            self._write(event for event in self._pending if event.kind in _OF_ALL_STEPS)
+            self._left_out += (e for e in self._pending if e.kind not in _OF_ALL_STEPS)
         self._pending.clear()
-        self._lines.flush()
 
     def close(self) -> None:
-        """Write what is left."""
-        self.flush()
+        """Write what is left, and the last step whatever the sampler says."""
+        self._write([*self._left_out, *self._pending])
+        self._left_out.clear()
+        self._pending.clear()
         self._lines.close()
+
+    def _write(self, events: Iterable[Event]) -> None:
+        for event in events:
+            values = event.to_json()
+            for key in ("start", "end", "waited_s"):
+                values[key] = round(cast(float, values[key]), DECIMALS)
+            self._lines.add(values)
+        num_bytes = self._lines.flush()
+        if self._sampler is not None:
+            self._sampler.wrote(num_bytes)
 
 
 def ranks_with_events(run_dir: Path) -> tuple[int, ...]:
     """Return the ranks that wrote events, in order; a file of another name is none of theirs."""
-    named = (_OF_A_RANK.fullmatch(path.name) for path in run_dir.glob("events.rank-*.jsonl"))
+    named = (_OF_A_RANK.fullmatch(path.name) for path in run_dir.glob("events.rank-*.jsonl*"))
     ranks = {0, *(int(found[1]) for found in named if found is not None)}
-    return tuple(rank for rank in sorted(ranks) if events_path(run_dir, rank).exists())
+    return tuple(rank for rank in sorted(ranks) if events_files(run_dir, rank))

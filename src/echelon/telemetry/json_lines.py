@@ -1,18 +1,27 @@
 """Files of JSON lines: one object to a line, appended, readable up to the last whole line.
 
-A kill leaves half a line at the end of a file, which is skipped. Anything else that cannot be read
-was changed or damaged after the run wrote it: a line that is no object, a value that is missing or
-of another kind, a file that does not open. Each is the rule `events-readable`, with file and line.
+A file whose name ends in .gz is compressed: each flush adds a gzip member of whole lines, so that
+`zcat` reads the file while it grows. A place in such a file is one number: the place of the member
+in the file * 2^32 + the place of the line in the member.
+
+A kill leaves half a line, or half a member, at the end of a file, which is skipped. Anything else
+that cannot be read was changed or damaged after the run wrote it: a line that is no object, a value
+that is missing or of another kind, a file that does not open. Each is the rule `events-readable`,
+with file and line.
 """
 
 from __future__ import annotations
 
+import gzip
 import json
 import math
+import mmap
 import os
+import zlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
+from io import BytesIO
 from pathlib import Path
 from typing import Any, NoReturn, cast
 
@@ -26,7 +35,8 @@ from echelon.core.serialize import from_json
 class JsonLines:
     """Append objects to a file: buffered until `flush`, then written at once.
 
-    A kill can leave half a line at the end of the file; opening it to append cuts that off.
+    A kill can leave half a line at the end of the file, or half a member of a compressed one;
+    opening it to append cuts that off.
     """
 
     def __init__(self, path: Path) -> None:
@@ -35,7 +45,7 @@ class JsonLines:
         self._lines: list[str] = []
         with disk_errors(f"to open {path}"):
             path.touch()
-            cut_half_line(path)
+            (_cut_half_member if _is_compressed(path) else cut_half_line)(path)
             self._file = path.open("ab", buffering=0)
 
     def add(self, entry: Mapping[str, object]) -> None:
@@ -43,15 +53,18 @@ class JsonLines:
         finite = {key: _finite(value) for key, value in entry.items()}
         self._lines.append(json.dumps(finite, allow_nan=False, separators=(",", ":")) + "\n")
 
-    def flush(self) -> None:
-        """Write what was added since the last time."""
+    def flush(self) -> int:
+        """Write what was added since the last time; return the bytes that it takes in the file."""
         if not self._lines:
-            return
-        data = memoryview("".join(self._lines).encode())
+            return 0
+        text = "".join(self._lines).encode()
+        packed = gzip.compress(text, _LEVEL, mtime=0) if _is_compressed(self.path) else text
+        data = memoryview(packed)
         self._lines.clear()
         with disk_errors(f"to write {self.path}"):
             while data:
                 data = data[self._file.write(data) :]
+        return len(packed)
 
     def close(self) -> None:
         """Write what is left; nothing can be added after."""
@@ -79,10 +92,84 @@ def cut_half_line(path: Path) -> None:
             file.truncate(position)
 
 
+def _is_compressed(path: Path) -> bool:
+    return path.suffix == ".gz"
+
+
+def _cut_half_member(path: Path) -> None:
+    """Cut off what follows the last whole member of a file; a damaged file stays as it is."""
+    end = 0
+    try:
+        for member in _members(path):
+            end = member.end
+    except zlib.error:
+        return
+    with path.open("r+b") as file:
+        if file.seek(0, os.SEEK_END) != end:
+            file.truncate(end)
+
+
+@dataclass(frozen=True, slots=True)
+class TextPart:
+    """Whole lines of a file, and the place of the first line. A plain file is one part."""
+
+    place: int
+    text: bytes | mmap.mmap
+
+
+@dataclass(frozen=True, slots=True)
+class _Member:
+    begin: int
+    end: int
+    text: bytes
+
+
+def _members(path: Path, begin: int = 0) -> Iterator[_Member]:
+    """Yield the whole members of a compressed file; zlib.error for a damaged member."""
+    with path.open("rb") as file:
+        place = file.seek(begin)
+        unpack, parts, remaining, size = zlib.decompressobj(wbits=_GZIP), list[bytes](), b"", 0
+        while block := remaining or file.read(_BLOCK):
+            parts.append(unpack.decompress(block))
+            remaining, size = unpack.unused_data, size + len(parts[-1])
+            if size > _LARGEST_MEMBER:
+                raise zlib.error(f"more than {_LARGEST_MEMBER} bytes of text")
+            if unpack.eof:
+                end = file.tell() - len(remaining)
+                yield _Member(place, end, b"".join(parts))
+                place, unpack = end, zlib.decompressobj(wbits=_GZIP)
+                parts, size = [], 0
+
+
+def text_parts(path: Path, begin: int = 0) -> Iterator[TextPart]:
+    """Yield the lines of a file from a place on, part by part; ConfigError for a damaged one."""
+    if not _is_compressed(path):
+        with path.open("rb") as file:
+            if file.seek(0, os.SEEK_END):
+                with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+                    yield TextPart(0, text)
+        return
+    read = begin >> _SHIFT
+    try:
+        for member in _members(path, read):
+            yield TextPart(member.begin << _SHIFT, member.text)
+            read = member.end
+    except zlib.error as error:
+        why = f"the gzip member at byte {read} is damaged ({error})"
+        raise unreadable_file_error(path, why) from error
+
+
 def _finite(value: object) -> object:
     return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
+_LEVEL = 6
+"""Level of compression: a step of a hundred events takes 2 ms."""
+_BLOCK = 1 << 16  # bytes
+_SHIFT = 32  # bits
+_LARGEST_MEMBER = 1 << 30  # bytes
+_GZIP = 16 + zlib.MAX_WBITS
+"""Window bits of zlib for members with a gzip header."""
 _SHOWN = 60
 """As many characters of a line are shown as tell it from others."""
 
@@ -151,18 +238,31 @@ def read_entries(path: Path, begin: int = 0, end: int | None = None) -> Iterator
     Nothing where there is no file. ConfigError where it, or a line of it, cannot be read.
     """
     try:
-        with path.open("rb") as file:
-            place = file.seek(begin)
-            while end is None or place < end:
-                line = file.readline()
-                if not line.endswith(b"\n"):
-                    return
-                yield LogEntry(path=path, place=place, values=_values(line, path, place))
-                place += len(line)
+        for place, line in _lines(path, begin):
+            if end is not None and place >= end:
+                return
+            yield LogEntry(path=path, place=place, values=_values(line, path, place))
     except FileNotFoundError:
         return
     except OSError as error:
         raise unreadable_file_error(path, os_error_text(error)) from error
+
+
+def _lines(path: Path, begin: int = 0) -> Iterator[tuple[int, bytes]]:
+    """Yield the place and the bytes of each whole line from `begin` on."""
+    if _is_compressed(path):
+        for part in text_parts(path, begin):
+            place = part.place
+            for line in BytesIO(part.text):
+                if place >= begin:
+                    yield place, line
+                place += len(line)
+        return
+    with path.open("rb") as file:
+        place = file.seek(begin)
+        while (line := file.readline()).endswith(b"\n"):
+            yield place, line
+            place += len(line)
 
 
 def last_of_each_step(entries: Iterable[LogEntry]) -> list[LogEntry]:
@@ -215,6 +315,8 @@ def _refuse(constant: str) -> NoReturn:
 
 def _line_at(path: Path, place: int) -> int:
     """Return which line begins at a place, counted from 1: the file was just read up to there."""
+    if _is_compressed(path):
+        return 1 + sum(1 for at, _ in _lines(path) if at < place)
     newlines = 0
     with suppress(OSError), path.open("rb") as file:
         while place > 0 and (part := file.read(min(place, 1 << 20))):

@@ -19,7 +19,7 @@ from echelon.core.plan import Plan
 from echelon.cost.seconds.flops import model_flops_per_token
 from echelon.layout.islands import islands_of
 from echelon.telemetry.console import Console, StepLine
-from echelon.telemetry.events import METRICS_FILE, START, STEP, EventWriter, step_mark
+from echelon.telemetry.events import METRICS_FILE, START, STEP, EventWriter, events_files, step_mark
 from echelon.telemetry.json_lines import JsonLines, read_entries
 from echelon.telemetry.meters import (
     MemoryReading,
@@ -29,6 +29,7 @@ from echelon.telemetry.meters import (
     process_memory,
 )
 from echelon.telemetry.routing import load_entries, routing_entry, routing_path
+from echelon.telemetry.sampling import StepSampler
 from echelon.training.observer import RunObserver, StepFacts
 
 _TOLD = (
@@ -63,7 +64,10 @@ class RankObserver:
     def __init__(self, job: Job, run_dir: Path, rank: int) -> None:
         """Open the files of `rank` in the run directory."""
         self.job, self.run_dir, self.rank = job, run_dir, rank
-        self._events = EventWriter(run_dir, rank) if job.observe.events else None
+        self._events: EventWriter | None = None
+        if job.observe.events:
+            used = sum(path.stat().st_size for path in events_files(run_dir, rank))
+            self._events = EventWriter(run_dir, rank, StepSampler.of_job(job, used))
         self._routing: JsonLines | None = None
         self._first: int | None = None
         self._closed = False
@@ -80,7 +84,7 @@ class RankObserver:
     def stepped(self, facts: StepFacts) -> None:
         """Write the events of a step, and where a line is due, the loads of its experts."""
         if self._events is not None:
-            self._events.end_step(step_mark(facts.step, facts.rank_waits_s))
+            self._events.end_step(step_mark(facts.step, facts.rank_waits_s), facts.step)
         self._first = self._first or facts.step
         due = facts.step % self.job.observe.log_every == 0
         if facts.loads and (due or facts.step in (self._first, self.job.train.steps)):

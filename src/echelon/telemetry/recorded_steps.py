@@ -5,29 +5,31 @@ agreed on the step it writes its mark: an event of kind "step". Rank 0 writes th
 metrics.jsonl, which says what was taken, and again. So each step is found in each file by itself,
 whatever a kill kept another start, or another rank, from writing. The files of a long run are
 large; they are searched for these lines as bytes, and only the lines of the steps that are asked
-for are parsed.
+for are parsed. A long run writes the events of some of its steps (`sampling.py`).
 """
 
 from __future__ import annotations
 
-import mmap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from echelon.core.event import Event
 from echelon.schedule.action import ActionKind
-from echelon.telemetry.events import METRICS_FILE, START, STEP, events_path
+from echelon.telemetry.events import METRICS_FILE, START, STEP, events_files
 from echelon.telemetry.json_lines import (
     LogEntry,
     last_of_each_step,
     os_error_text,
     read_entries,
+    text_parts,
     unreadable_file_error,
 )
 
 ACTION_KINDS = frozenset(kind.value for kind in ActionKind)
 LOAD = "load"
+_SHOWN_RUNS = 4
+"""Runs of neighbouring steps that are named."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,10 +61,9 @@ class RecordedSteps:
 
     def __init__(self, run_dir: Path, ranks: Sequence[int]) -> None:
         """Look through the files of `ranks`, which are there, for where steps begin and end."""
-        self._run_dir = run_dir
         self.taken = _last_attempts(run_dir)
-        by_rank = {rank: _places(events_path(run_dir, rank)) for rank in ranks}
-        self._found: dict[int, tuple[int, dict[int, tuple[int, int]]]] = {}
+        by_rank = {rank: _places_of_rank(run_dir, rank) for rank in ranks}
+        self._found: dict[int, tuple[int, dict[int, _Place]]] = {}
         for step in self.taken:
             mark = step.mark
             if mark is not None and all(mark in places for places in by_rank.values()):
@@ -74,18 +75,49 @@ class RecordedSteps:
         """Return the numbers of the steps of which all ranks have events, in rising order."""
         return tuple(self._found)
 
+    def says(self) -> str:
+        """Steps that have events: ``34 of 217: steps 1 to 8, 16, ..., 208, 217``."""
+        there = f"{len(self._found)} of {len(self.taken)}"
+        return f"{there}: {step_ranges(self.numbers)}" if self._found else there
+
     def read(self, number: int) -> RecordedStep:
         """Return a step of `numbers`; ConfigError where a line of it is no event."""
         start, places = self._found[number]
         events: dict[int, tuple[Event, ...]] = {}
-        for rank, (begin, end) in places.items():
-            lines = read_entries(events_path(self._run_dir, rank), begin, end)
+        for rank, (path, begin, end) in places.items():
+            lines = read_entries(path, begin, end)
             events[rank] = tuple(line.event(rank) for line in lines)
         return RecordedStep(number=number, start=start, events=events)
 
 
+def step_ranges(numbers: Sequence[int]) -> str:
+    """Return numbers in rising order as text: ``steps 1 to 8, 16, ..., 208, 217``."""
+    runs: list[list[int]] = []
+    for number in numbers:
+        if runs and number == runs[-1][1] + 1:
+            runs[-1][1] = number
+        else:
+            runs.append([number, number])
+    texts = [f"{first} to {last}" if first != last else f"{first}" for first, last in runs]
+    if len(texts) > _SHOWN_RUNS:
+        texts = [*texts[:2], "...", *texts[-2:]]
+    return ("steps " if len(numbers) > 1 else "step ") + ", ".join(texts)
+
+
+_Place = tuple[Path, int, int]
+"""A file, and where a step begins and ends in it."""
+
+
+def _places_of_rank(run_dir: Path, rank: int) -> dict[str, _Place]:
+    """Return where each step of a rank is, by its mark."""
+    places: dict[str, _Place] = {}
+    for path in events_files(run_dir, rank):
+        places |= {mark: (path, *ends) for mark, ends in _places(path).items()}
+    return places
+
+
 def _places(path: Path) -> dict[str, tuple[int, int]]:
-    """Return where each step begins and ends in a file, in bytes, by its mark."""
+    """Return where each step begins and ends in a file, by its mark."""
     places: dict[str, tuple[int, int]] = {}
     begin: int | None = None
     for kind, place, name in _landmarks(path):
@@ -100,9 +132,8 @@ def _landmarks(path: Path) -> list[tuple[str, int, str]]:
     """Return the kind, place and name of each whole line that is a start, a load or a mark."""
     found: list[tuple[str, int, str]] = []
     try:
-        if path.stat().st_size == 0:
-            return []
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as text:
+        for part in text_parts(path):
+            text = part.text
             for kind in (START, LOAD, STEP):
                 head = b'{"kind":"%s","name":"' % kind.encode()
                 place = text.find(head)
@@ -112,7 +143,7 @@ def _landmarks(path: Path) -> list[tuple[str, int, str]]:
                     name = text[begin : max(begin, text.find(b'"', begin, line_end))]
                     # A line that begins so, not one that quotes it, and not half of one.
                     if line_end >= 0 and (place == 0 or text[place - 1 : place] == b"\n"):
-                        found.append((kind, place, name.decode(errors="replace")))
+                        found.append((kind, part.place + place, name.decode(errors="replace")))
                     place = text.find(head, begin)
     except OSError as error:
         raise unreadable_file_error(path, os_error_text(error)) from error

@@ -13,7 +13,7 @@ from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.cost.bytes.local_sgd import mean_outer_bytes, outer_bytes, rejoin_bytes
 from echelon.layout.islands import islands_of
-from echelon.telemetry.events import METRICS_FILE, STEP, events_path
+from echelon.telemetry.events import METRICS_FILE, STEP, events_files
 from echelon.telemetry.json_lines import last_of_each_step, read_entries
 from echelon.telemetry.recorded_steps import RecordedSteps
 
@@ -57,19 +57,18 @@ def summarize_rounds(run_dir: Path, plan: Plan) -> RoundSummary | None:
     local = plan.mathematics.local_sgd
     if local.is_elastic:
         return _rounds_that_count(run_dir, plan)
-    if not local.active or not events_path(run_dir, 0).exists():
+    if not local.active or not events_files(run_dir, 0):
         return None
     recorded = RecordedSteps(run_dir, [0])
-    sent = rounds = 0
+    sent = 0
     for number in recorded.numbers:
         for event in recorded.read(number).events[0]:
             if event.axis == Axis.DP_REPLICATE and event.name.startswith((OUTER, ROUND)):
                 sent += event.bytes
-                rounds += event.name == ROUND
     terms = mean_outer_bytes(plan, 0)
     return RoundSummary(
         every=local.every,
-        rounds=rounds,
+        rounds=sum(step.number % local.every == 0 for step in recorded.taken),
         steps=len(recorded.numbers),
         sent_bytes=sent,
         planned_bytes=sum(term.count * term.each / term.every for term in terms),
@@ -85,7 +84,7 @@ def _rounds_that_count(run_dir: Path, plan: Plan) -> RoundSummary | None:
     ends = [len(islands) for step, islands in met.items() if step % local.every == 0]
     sent: dict[int, int] = {}
     planned = 0.0
-    for rank in (rank for rank in ranks if events_path(run_dir, rank).exists()):
+    for rank in (rank for rank in ranks if events_files(run_dir, rank)):
         recorded = RecordedSteps(run_dir, [rank])
         for number in (one for one in recorded.numbers if one not in sent):
             events = recorded.read(number).events[rank]

@@ -1,6 +1,6 @@
 """The folder of a run: made once, never overwritten, written by one process group at a time.
 
-runs/<name>/  run.toml  plan.json  environment.json  metrics.jsonl  events.jsonl
+runs/<name>/  run.toml  plan.json  environment.json  metrics.jsonl  events.jsonl.gz
               traces/planned.json.gz  traces/measured.json.gz  (`telemetry/trace.py`)
               logs/rank-0000.log  checkpoints/step-000500/
 
@@ -39,6 +39,7 @@ from echelon.core.rulebook.run_directory import (
 )
 from echelon.core.serialize import decode_json
 from echelon.core.version import __version__
+from echelon.launch.host import num_usable_cores
 from echelon.training.checkpoint.folder import CHECKPOINTS, clean_leftovers
 from echelon.training.checkpoint.index import INDEX_FILE
 from echelon.training.data.index import DATA_FOLDER
@@ -314,6 +315,7 @@ def describe_environment(
         "platform": platform.platform(),
         "host": socket.gethostname(),
         "cpus": os.cpu_count(),
+        "usable_cores": num_usable_cores(),
         "memory_bytes": psutil.virtual_memory().total,
         "command": sys.argv,
         "variables": {

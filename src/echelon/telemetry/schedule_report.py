@@ -21,7 +21,7 @@ from echelon.schedule.simulate import Durations
 from echelon.telemetry.bubble import Bubble, bubble_from_timelines
 from echelon.telemetry.clock_alignment import ClockOffsets
 from echelon.telemetry.events import ranks_with_events
-from echelon.telemetry.recorded_steps import RecordedStep, RecordedSteps
+from echelon.telemetry.recorded_steps import RecordedStep, RecordedSteps, step_ranges
 from echelon.telemetry.run_directory import open_run
 from echelon.telemetry.timeline import (
     RunPipeline,
@@ -179,7 +179,9 @@ def read_last_steps(
             (),
         )
     if wanted is not None and wanted not in recorded.numbers:
-        raise _not_recorded(f"step {wanted} of {run_dir} was not recorded", recorded.numbers)
+        raise _not_recorded(
+            f"step {wanted} of {run_dir} was not recorded", recorded.numbers, near=wanted
+        )
     upto = [number for number in recorded.numbers if wanted is None or number <= wanted]
     found: list[RecordedStep] = []
     read = map(recorded.read, upto[-1 : -1 - _LOOKED_BACK : -1])
@@ -218,20 +220,11 @@ def _require_events(run_dir: Path, plan: Plan, ranks: Sequence[int]) -> None:
         )
 
 
-def _not_recorded(message: str, numbers: Sequence[int]) -> ConfigError:
-    there = f"it has {_ranges(numbers)}" if numbers else "it has none"
+def _not_recorded(message: str, numbers: Sequence[int], near: int | None = None) -> ConfigError:
+    """Return the error of a step without events; it suggests those `near` it, or the last."""
+    nearest = numbers if near is None else sorted(numbers, key=lambda n: (-abs(n - near), n))
+    suggestions = sorted(nearest[-3:])
+    there = f"it has {step_ranges(numbers)}" if numbers else "it has none"
     return ConfigError(
-        STEP_RECORDED.problem(f"{message}; {there}", key="--step", suggestions=list(numbers[-3:]))
+        STEP_RECORDED.problem(f"{message}; {there}", key="--step", suggestions=suggestions)
     )
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Return numbers in rising order as text: ``steps 1 to 20, 41 to 60``."""
-    runs: list[list[int]] = []
-    for number in numbers:
-        if runs and number == runs[-1][1] + 1:
-            runs[-1][1] = number
-        else:
-            runs.append([number, number])
-    shown = [f"{first} to {last}" if first != last else f"{first}" for first, last in runs[-4:]]
-    return ("steps " if len(numbers) > 1 else "step ") + ", ".join(shown)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from echelon.core.choices.updates import AppliedGradient
 from echelon.core.event import APPLY
 from echelon.core.plan import Plan
-from echelon.telemetry.events import events_path
+from echelon.telemetry.events import events_files
 from echelon.telemetry.json_lines import read_entries
 
 
@@ -45,8 +46,8 @@ def staleness_of_run(run_dir: Path, plan: Plan) -> tuple[WorkerStaleness, ...]:
         return ()
     found: dict[tuple[int, int, int], int] = {}
     for rank in plan.mesh.server_ranks:
-        path = events_path(run_dir, rank)
-        for entry in read_entries(path) if path.exists() else ():
+        entries = chain.from_iterable(map(read_entries, events_files(run_dir, rank)))
+        for entry in entries:
             if entry.text("kind") != APPLY:
                 continue
             one = AppliedGradient.from_event(entry.text("name"))

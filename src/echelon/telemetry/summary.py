@@ -9,8 +9,9 @@ from statistics import median
 
 from echelon.core.notebook import NOTEBOOK_VIEWS
 from echelon.telemetry.bound import StepBound, read_bound
-from echelon.telemetry.events import METRICS_FILE
+from echelon.telemetry.events import METRICS_FILE, ranks_with_events
 from echelon.telemetry.json_lines import LogEntry, last_of_each_step, read_entries
+from echelon.telemetry.recorded_steps import RecordedSteps
 from echelon.telemetry.rounds import RoundSummary, summarize_rounds
 from echelon.telemetry.run_directory import open_run
 from echelon.telemetry.staleness import WorkerStaleness, staleness_of_run
@@ -69,6 +70,8 @@ class RunSummary:
     """How stale the gradients of each worker of asynchronous servers were."""
     rounds: RoundSummary | None = None
     """How the islands of local SGD met, where there are some."""
+    recorded: str = ""
+    """Steps that have events, if the run left some out; else empty."""
     notes: tuple[str, ...] = ()
     """What else happened: workers or islands that were lost and came back."""
     mirrors: tuple[MirrorStatus, ...] = ()
@@ -123,9 +126,16 @@ def summarize_run(run_dir: Path) -> RunSummary:
         bound=read_bound(run_dir, plan),
         staleness=staleness_of_run(run_dir, plan),
         rounds=summarize_rounds(run_dir, plan),
+        recorded=_recorded(run_dir),
         notes=tuple(entry.text("text") for entry in by_kind.get("note", [])),
         mirrors=mirror_status(run_dir),
     )
+
+
+def _recorded(run_dir: Path) -> str:
+    """Steps with events of the first rank; empty if it wrote all steps, or none."""
+    steps = RecordedSteps(run_dir, ranks_with_events(run_dir)[:1])
+    return steps.says() if 0 < len(steps.numbers) < len(steps.taken) else ""
 
 
 def _numbers(entries: Sequence[LogEntry], key: str) -> list[float]:

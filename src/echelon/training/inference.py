@@ -56,6 +56,8 @@ class GenerateTask:
     """What is written after them."""
     end: int
     """The token that ends a text."""
+    separator: int | None = None
+    """The token that ends a document inside of a prompt, where attention stays inside of each."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,6 +119,7 @@ def generate_rank(context: RankContext, argument: Mapping[str, Any]) -> RankWrit
             number=number,
             tokens=list(task.prompts[number]),
             prompt_tokens=len(task.prompts[number]),
+            separator=task.separator,
         )
         for number in replica_prompts(plan, groups.data.index, task.prompts)
     ]

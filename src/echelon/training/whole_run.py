@@ -3,7 +3,7 @@
 `write_data` prepares documents as a user's data are (on one rank); `train` runs the real loop on
 every rank: the first plan to its end, validating and saving on the way, then the second plan, which
 resumes where the first one stood in the middle; `read_back` (on one rank) reads the last
-checkpoint, and writes on from a prompt: over a cache, as `echelon generate` does, and without one.
+checkpoint, and writes on from prompts: over a cache, as `echelon generate` does, and without one.
 
 What is observed goes into files of the folder that the prover owns: `run-N-rank-RRRR.json` of each
 run, `read-back.safetensors` and `written.json`.
@@ -105,7 +105,7 @@ def train(context: RankContext, argument: Mapping[str, Any]) -> None:
 
 
 def read_back(context: RankContext, argument: Mapping[str, Any]) -> None:
-    """Read the last checkpoint on one device, and write `count` tokens after `prompt`.
+    """Read the last checkpoint on one device, and write `count` tokens after each of `prompts`.
 
     Over a cache a text ends where a document does. A model that looks ahead has no cache, and no
     text is longer than the positions of the model there.
@@ -116,29 +116,26 @@ def read_back(context: RankContext, argument: Mapping[str, Any]) -> None:
     decoder = load_decoder(plan, last, index.tokenizer.hash)
     weights = {name: value.detach().clone() for name, value in decoder.named_parameters()}
     save_file(weights, folder / "read-back.safetensors")
-    separate = plan.mathematics.documents == "separate"
-    written = continue_tokens(
-        decoder,
-        list(argument["prompt"]),
-        argument["count"],
-        temperature=_GREEDY,
-        separator=index.tokenizer.end_of_document if separate else None,
-    )
-    said = {"without a cache": written}
-    if (
-        plan.model.causal
-        and len(argument["prompt"]) + argument["count"] <= plan.model.max_positions
-    ):
+    end, prompts, count = index.tokenizer.end_of_document, argument["prompts"], argument["count"]
+    separator = end if plan.mathematics.documents == "separate" else None
+    said = {
+        "without a cache": [
+            continue_tokens(decoder, prompt, count, temperature=_GREEDY, separator=separator)
+            for prompt in prompts
+        ]
+    }
+    if plan.model.causal and max(map(len, prompts)) + count <= plan.model.max_positions:
         task = GenerateTask(
             plan=generation_plan(plan, ()),
             trained=plan,
             checkpoint=str(last),
             tokenizer_hash=index.tokenizer.hash,
-            prompts=(tuple(argument["prompt"]),),
-            request=Request(max_tokens=argument["count"], sampling=Sampling(temperature=0.0)),
-            end=index.tokenizer.end_of_document,
+            prompts=tuple(map(tuple, prompts)),
+            request=Request(max_tokens=count, sampling=Sampling(temperature=0.0)),
+            end=end,
+            separator=separator,
         )
-        said["over a cache"] = list(generate_rank(context, to_json(task)).written[0])
+        said["over a cache"] = list(map(list, generate_rank(context, to_json(task)).written))
     (folder / "written.json").write_text(json.dumps(said), encoding="utf-8")
 
 

@@ -57,7 +57,10 @@ def test_the_page_says_which_to_take_and_draws_who_meets_whom(
     [
         (["context", "nano"], ["bad-argument"]),
         (["context", "--set", "mesh.cp=2"], ["bad-argument"]),
-        (["context", "nano", "--set", "mesh.cp=3"], ["context-divides-sequence"]),
+        (
+            ["context", "nano", *sets("mesh.cp=3", "batch.sequence_length=128")],
+            ["context-divides-sequence"],
+        ),
         (["context", "--pp", "4"], ["bad-argument"]),
         (["zero", "nano", "--dp", "4"], ["bad-argument"]),
         (["contex"], ["unknown-rule"]),

@@ -14,11 +14,10 @@ import pytest
 from echelon.cli.main import main
 from echelon.cli.observe import command as observe_command
 from echelon.telemetry.bubble import IdleCause
-from echelon.telemetry.events import events_path
 from echelon.telemetry.summary import RunSummary
 from echelon.telemetry.trace import MEASURED, PLANNED, trace_path
 from tests.telemetry.recorded_runs import plan_of, stage_times, write_run
-from tests.telemetry.runs import names_by_track, read_trace
+from tests.telemetry.runs import names_by_track, plain_events, read_trace
 
 TIMES = stage_times(1.0, 1.5, transfer_s=0.125)
 TINY = (
@@ -124,7 +123,7 @@ def test_what_cannot_be_drawn_is_refused(
     alone = write_run(tmp_path / "alone", plan_of(pp=1), [{1: stage_times(1.0)}]).path
     assert "error[run-is-pipelined]" in _refusal([str(alone), "--schedule"], capsys)
     for rank in (0, 1):
-        events_path(run, rank).unlink()
+        plain_events(run, rank).unlink()
     assert "error[run-has-events]" in _refusal([str(run), "--schedule"], capsys)
 
 

@@ -61,7 +61,7 @@ def test_text_shows_every_part(capsys: pytest.CaptureFixture[str]) -> None:
         "2 (n-1)/n G s",
         "Stages: 2 2 blocks, slowest rank 1.09x of the mean (the even split), by modelled times.",
         "and 20.0 % if all stages took equally long.",
-        "Ranks hold activations of at most 2 1 microbatches.",
+        "Most activations on each rank, in microbatches: 2 1.",
         "A pipeline sends 8 messages of 65.54 kB in a step for each tensor rank.",
         # Of the last stage the head is in backward alone.
         "stage 1  .....F0--B0=========F1--B1",
@@ -87,6 +87,6 @@ def test_a_plan_of_many_ranks_stays_readable() -> None:
         "batch.sequence_length=8192",
     )
     lines = plan_text(load_job("llama3.1-405b", settings).plan).splitlines()
-    assert len(lines) <= 110
+    assert len(lines) <= 120
     assert max(map(len, lines)) <= 80
     assert any("(64 of 64 between nodes)" in line for line in lines)

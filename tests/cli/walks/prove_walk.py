@@ -80,9 +80,9 @@ def prove_random(
 
 
 def walk_proofs(
-    seed: int, count: int, results: Path | None, *, late: bool = False
+    seed: int, count: int, results: Path | None, *, first: int = 0, late: bool = False
 ) -> Iterator[Line]:
-    """Yield how each draw went, until `count` were plans.
+    """Yield how each draw from `first` on went, until `count` were plans.
 
     What `results` has of this very code is not run again.
     """
@@ -102,7 +102,7 @@ def walk_proofs(
                 append_line(results, line)
             return line
 
-        yield from until_so_many_ran(walk, count, was_planned)
+        yield from until_so_many_ran(lambda one: walk(first + one), count, was_planned)
 
 
 def was_planned(line: Line) -> bool:
@@ -132,13 +132,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cli.walks.prove_walk")
     parser.add_argument("--plans", type=int, default=20, help="how many plans to prove (20)")
     parser.add_argument("--seed", type=int, default=1, help="of the draws (1)")
+    parser.add_argument("--first", type=int, default=0, help="number of the first draw (0)")
     parser.add_argument("--results", type=Path, help="JSON lines; what is there is not run again")
     parser.add_argument(
         "--late", action="store_true", help="also complete operations as late as they may"
     )
     options = parser.parse_args(arguments)
     lines: list[Line] = []
-    for one in walk_proofs(options.seed, options.plans, options.results, late=options.late):
+    walked = walk_proofs(
+        options.seed, options.plans, options.results, first=options.first, late=options.late
+    )
+    for one in walked:
         lines.append(one)
         told = f"{one['seconds']:.1f} s" if was_planned(one) else ", ".join(one["rules"])
         print(f"{one['number']:4} {one['outcome']:8} {told}")

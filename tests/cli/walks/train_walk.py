@@ -45,7 +45,7 @@ _OF_EXPERT_LAYOUT = tuple(
 _ROUNDED = ("zero.gather", "zero.int8_block")
 """Settings of a layout that round what is computed, and so belong to the mathematics."""
 _LAYOUT_DRAWS = 60
-_NO_NAMES = ("weights-have-architecture", "weights-have-names")
+_NO_NAMES = ("weights-have-architecture", "weights-type-names-shape", "weights-have-names")
 """Rules of an export that no architecture, or no trainer, has names for the parts of a model."""
 _WORLD = 8
 
@@ -64,7 +64,9 @@ def of_steps(drawn: Settings, times: int) -> Settings:
     assert isinstance(every, int)
     assert isinstance(delay, int)
     steps = (every or NUM_STEPS) * times + delay
-    return {"train.steps": steps, "checkpoint.every": steps, "train.validate_every": steps}
+    # Islands that may be lost do not validate.
+    validated = "never" if "local_sgd.min_islands" in drawn else steps
+    return {"train.steps": steps, "checkpoint.every": steps, "train.validate_every": validated}
 
 
 def is_small(drawn: Settings) -> bool:
@@ -73,7 +75,13 @@ def is_small(drawn: Settings) -> bool:
 
 
 def other_layout(random: Random, settings: Settings, offload_dir: str) -> Settings | None:
-    """Return the settings under another layout of any ranks; None where no draw is a plan."""
+    """Return the settings under another layout of any ranks; None where no draw is a plan.
+
+    Of a run with servers it has other servers.
+    """
+    if "servers.count" in settings:
+        # Workers and the order of their pushes are mathematics; servers are not.
+        return settings | {"servers.count": 3 - int(str(settings["servers.count"]))}
     kept = {key: value for key, value in settings.items() if not _of_layout(key)}
     if "local_sgd.every" in settings:
         kept["mesh.dp_replicate"] = settings["mesh.dp_replicate"]
@@ -185,11 +193,7 @@ def _go_on(
 ) -> list[str]:
     """Resume under another layout, and return its settings."""
     longer = settings | of_steps(drawn, 2) | {"train.run_name": "second"}
-    if "servers.count" in drawn:
-        longer |= {"servers.count": 3 - int(str(drawn["servers.count"]))}
-        other: Settings | None = longer
-    else:
-        other = other_layout(random, longer, str(folder / "offload"))
+    other = other_layout(random, longer, str(folder / "offload"))
     if other is None:
         walk.problems.append("no other layout was found")
         return []
@@ -198,8 +202,8 @@ def _go_on(
     return flags_of({key: value for key, value in other.items() if _of_layout(key)})
 
 
-def walk_runs(seed: int, count: int, results: Path | None) -> Iterator[Line]:
-    """Yield how each draw went, until `count` were plans.
+def walk_runs(seed: int, count: int, results: Path | None, *, first: int = 0) -> Iterator[Line]:
+    """Yield how each draw from `first` on went, until `count` were plans.
 
     What `results` has of this very code is not run again.
     """
@@ -220,7 +224,7 @@ def walk_runs(seed: int, count: int, results: Path | None) -> Iterator[Line]:
                 shutil.rmtree(folder)
             return line
 
-        yield from until_so_many_ran(walk, count, was_planned)
+        yield from until_so_many_ran(lambda one: walk(first + one), count, was_planned)
 
 
 def small_text(folder: Path) -> Path:
@@ -254,10 +258,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m tests.cli.walks.train_walk")
     parser.add_argument("--runs", type=int, default=10, help="how many runs to train (10)")
     parser.add_argument("--seed", type=int, default=1, help="of the draws (1)")
+    parser.add_argument("--first", type=int, default=0, help="number of the first draw (0)")
     parser.add_argument("--results", type=Path, help="JSON lines; what is there is not run again")
     options = parser.parse_args(arguments)
     lines: list[Line] = []
-    for one in walk_runs(options.seed, options.runs, options.results):
+    for one in walk_runs(options.seed, options.runs, options.results, first=options.first):
         lines.append(one)
         told = " ".join(f"{name} {seconds:.0f} s" for name, seconds in one["seconds"].items())
         print(f"{one['number']:4} {one['outcome']:8} {told or ', '.join(one['rules'])}")

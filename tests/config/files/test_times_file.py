@@ -120,15 +120,16 @@ def test_times_of_another_kind_of_device_are_refused(tmp_path: Path) -> None:
     cpu = times_file(plan, tmp_path / "cpu.json")
     gpu = times_file(plan, tmp_path / "gpu.json", device="NVIDIA H100 80GB HBM3")
     gpus = "cluster.preset=8xh100"
+    fp32 = "precision.parameters=fp32"
     assert problems_of("nano", ["mesh.pp=2", f"pipeline.times={cpu}"]) == {}
-    assert problems_of("nano", ["mesh.pp=2", gpus, f"pipeline.times={gpu}"]) == {}
-    for path, cluster in ((cpu, [gpus]), (gpu, [])):
+    assert problems_of("nano", ["mesh.pp=2", gpus, fp32, f"pipeline.times={gpu}"]) == {}
+    for path, cluster in ((cpu, [fp32, gpus]), (gpu, [fp32])):
         sets = ["mesh.pp=2", *cluster, f"pipeline.times={path}"]
         found = problems_of("nano", sets)
         assert list(found) == ["unit-times-fit-run"]
         problem = found["unit-times-fit-run"]
         assert f"{path} was measured on " in problem.message
-        assert all(setting in problem.set_by for setting in sets[1:])
+        assert all(setting in problem.set_by for setting in sets[2:])
         assert problems_of("nano", taken(problem.suggestions[0], sets)) == {}
 
 

@@ -10,13 +10,14 @@ from tests.config.problems import problems_of
 
 GPU = "cluster.preset=8xh100"
 BF16 = "precision.parameters=bf16"
+FP32 = "precision.parameters=fp32"
 
 
 @pytest.mark.parametrize(
     ("sets", "said"),
     [
         ((BF16,), "it runs on nccl, and the cluster is gloo"),
-        ((GPU,), "it takes bf16 or fp16, and parameters are fp32"),
+        ((GPU, FP32), "it takes bf16 or fp16, and parameters are fp32"),
         ((GPU, BF16, "model.head_dim=36"), "head_dim is 36 (36 % 8 = 4)"),
         ((GPU, BF16, "model.head_dim=264"), "heads of up to 256 elements, and head_dim is 264"),
         ((GPU, BF16, "model.soft_cap=30"), "it has no cap on scores"),
@@ -54,7 +55,7 @@ def test_kernels_differ_in_the_heads_that_they_take() -> None:
         ((GPU, BF16, "context.attention=flash"), "flash: any window"),
         (("cluster.preset=8xa100-80gb", BF16), "flash: any window"),
         (("cluster.preset=8xmi300x", BF16), "flash, flash-3"),
-        ((GPU,), "memory-efficient"),
+        ((GPU, FP32), "memory-efficient"),
         ((GPU, BF16, "model.soft_cap=30"), "plain"),
         ((GPU, BF16, "model.head_dim=36"), "plain"),
         ((GPU, BF16, "context.attention=cudnn"), "cudnn: full and causal squares"),

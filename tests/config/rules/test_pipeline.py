@@ -37,7 +37,7 @@ def test_a_file_may_put_a_tied_embedding_on_two_ranks_only(tmp_path: Path) -> No
     [
         (["mesh.pp=4"], ["mesh.pp = 2"]),
         (
-            ["batch.global_sequences=32"],
+            ["batch.global_sequences=32", "batch.microbatch_sequences=2"],
             ["batch.global_sequences = 16", "batch.microbatch_sequences = 4"],
         ),
         (["pipeline.virtual_stages=2"], ["pipeline.virtual_stages = 1"]),

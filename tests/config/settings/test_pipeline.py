@@ -45,6 +45,8 @@ def test_what_a_schedule_puts_on_a_rank_is_derived_and_written_out(tmp_path: Pat
     assert resolved_toml(again) == resolved_toml(job)
 
 
+BATCH = ("batch.global_sequences=16", "batch.microbatch_sequences=16")
+
 REFUSED = {
     "virtual stages without a schedule for them": (
         [*DEEP, "mesh.pp=2", "pipeline.virtual_stages=2"],
@@ -59,7 +61,7 @@ REFUSED = {
         "schedule-stages-per-rank",
     ),
     "too few microbatches": (
-        [*DEEP, "mesh.pp=4", "pipeline.schedule=zb-h1", "batch.microbatch_sequences=16"],
+        [*DEEP, *BATCH, "mesh.pp=4", "pipeline.schedule=zb-h1"],
         "schedule-needs-microbatches",
     ),
     "an odd number from both ends": (
@@ -135,7 +137,7 @@ def test_what_a_file_fixes_is_not_suggested_otherwise(tmp_path: Path) -> None:
 
 
 def test_what_measured_times_fix_is_not_suggested_otherwise(tmp_path: Path) -> None:
-    sets = ["mesh.pp=4", "batch.microbatch_sequences=8"]
+    sets = ["mesh.pp=4", "batch.microbatch_sequences=8", "batch.global_sequences=16"]
     path = times_file(load_job("nano", sets[1:]).plan, tmp_path / "times.json")
     sets.append(f"pipeline.times={path}")
     found = problems_of("nano", sets)

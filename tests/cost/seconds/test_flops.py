@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from echelon.core.model_shape import Experts, LatentAttention, ModelShape
-from echelon.cost.seconds.flops import model_flops_per_token
+from echelon.cost.seconds.flops import causal_positions, model_flops_per_token
 
 SHAPE = ModelShape(
     name="x",
@@ -62,3 +62,15 @@ def test_of_a_window_only_what_is_inside_counts() -> None:
     ]
     for shape, positions in zip(shapes, reach, strict=True):
         assert model_flops_per_token(shape, 64) == 6 * WEIGHTS + 12 * 2 * 8 * positions
+
+
+def test_causal_flops_are_those_of_the_pairs_that_a_mask_shows() -> None:
+    for window in (None, 5, 64, 100):
+        shape = replace(SHAPE, window=window)
+        reach = 64 if window is None else window
+        pairs = sum(min(query + 1, reach) for query in range(64))
+        assert causal_positions(shape, 64) == pairs / 64
+        causal = model_flops_per_token(shape, 64, causal=True)
+        assert causal == 6 * WEIGHTS + 12 * 2 * 8 * pairs / 64
+    both = replace(SHAPE, causal=False)
+    assert model_flops_per_token(both, 64, causal=True) == model_flops_per_token(both, 64)

@@ -115,15 +115,17 @@ def raised(rank: int, kind: FaultKind = FaultKind.RAISED, summary: str = "ValueE
 
 def test_results_come_in_the_order_of_ranks(ranks: MadeUpRanks) -> None:
     ranks.ranks[1].said = [Notice.GROUP_JOINED, JobResult("b")]
-    polls: list[None] = []
+    polls: list[bool] = []
 
-    def each_poll() -> None:
-        polls.append(None)
+    def each_poll(answering: bool) -> None:
+        polls.append(answering)
+        if len(polls) == 1:
+            ranks.ranks[0].said = [Notice.ANSWERS_STOP]
         if len(polls) == 2:
             ranks.ranks[0].said = [JobResult("a")]
 
     assert monitor(ranks).results(each_poll) == ["a", "b"]
-    assert len(polls) == 3
+    assert polls == [False, True, True]
     assert not ranks.discarded
 
 
@@ -247,7 +249,7 @@ def test_a_job_that_does_not_begin_or_end(
 ) -> None:
     counts = count()
 
-    def move() -> None:
+    def move(_: bool) -> None:
         for rank in ranks.ranks:
             rank.said.append(Heartbeat(count=next(counts), doing="", waiting=""))
 
@@ -255,7 +257,7 @@ def test_a_job_that_does_not_begin_or_end(
         rank.stacks = ThreadStacks(text="busy", waiting="")
         rank.said = [] if "join_s" in limits else [Notice.GROUP_JOINED]
     with pytest.raises(RankFailure) as caught:
-        monitor(ranks, **limits).results(move if "job_s" in limits else lambda: None)
+        monitor(ranks, **limits).results(move if "job_s" in limits else lambda _: None)
     assert (caught.value.fault.kind, caught.value.fault.summary) == (kind, said)
 
 

@@ -38,8 +38,8 @@ class MadeUpServer:
 
     def serve(self) -> None:
         """Answer until the other side is gone."""
-        self.control.send(ForkServerReady(self.problem))
         with contextlib.suppress(EOFError, OSError):
+            self.control.send(ForkServerReady(self.problem))
             while True:
                 slot, descriptors = self.control.receive_with_descriptors(2)
                 assert isinstance(slot, RankSlot)
@@ -64,6 +64,9 @@ class MadeUpServer:
     def poll(self) -> int | None:
         """Return its exit code, as a process does."""
         return None if self.thread.is_alive() else 0
+
+    def kill(self) -> None:
+        """End by itself: the other side is gone."""
 
     def wait(self, timeout: float | None = None) -> int:
         """Wait for the end of the thread."""
@@ -189,12 +192,42 @@ def test_a_server_that_cannot_fork_says_why(
 def test_a_server_that_ends_ends_the_run(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     serve(monkeypatch, most=1)
     with RankProcesses(2, tmp_path) as processes:
-        with pytest.raises(RunFailed, match="ended with exit code") as caught:
+        with pytest.raises(RunFailed, match="forks ranks exited with code 0") as caught:
             processes.ensure(2)
         assert caught.value.rules == ("launcher-lost",)
-        with pytest.raises(RunFailed, match="and the ranks with it"):
+        with pytest.raises(RunFailed, match="forks ranks exited with code 0"):
             hear_ends(processes)
         os.kill(processes.ranks[0].pid, signal.SIGKILL)
+
+
+def test_a_server_that_ends_before_a_rank_is_asked_for_is_no_broken_pipe(
+    servers: list[MadeUpServer], tmp_path: Path
+) -> None:
+    with RankProcesses(2, tmp_path) as processes:
+        processes.ensure(1)
+        ready = processes._ready_fork_server()  # pyright: ignore[reportPrivateUsage]
+        (server,) = servers
+        with socket.socket(fileno=os.dup(server.control.fileno())) as control:
+            control.shutdown(socket.SHUT_RDWR)
+        server.thread.join()
+        os.kill(processes.ranks[0].pid, signal.SIGKILL)
+        with pytest.raises(RunFailed, match="forks ranks exited with code 0"):
+            processes._spawn(ready, 1, None)  # pyright: ignore[reportPrivateUsage]
+
+
+def test_what_is_raised_while_processes_start_ends_them(
+    monkeypatch: pytest.MonkeyPatch, servers: list[MadeUpServer], tmp_path: Path
+) -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    with (
+        pytest.raises(KeyboardInterrupt),
+        RankProcesses(1, tmp_path, each_wait=stop) as processes,
+    ):
+        processes.ensure(1)
+    (server,) = servers
+    assert server.poll() == 0
 
 
 def test_a_server_that_is_too_slow_is_said_to_be(

@@ -5,7 +5,6 @@ The first test, and all that send signals, start the real fork server; the other
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import socket
@@ -144,20 +143,23 @@ def test_the_supervisor_does_without_torch() -> None:
 class Run:
     """A run in a process of its own, to which signals can be sent."""
 
-    def __init__(self, directory: Path) -> None:
-        argument = {"pids": str(directory), "pause": 0.05}
+    def __init__(self, directory: Path, *, answers: bool = True) -> None:
+        argument = {"pids": str(directory), "pause": 0.05, "answers": answers}
         script = f"""
             import sys
             from echelon.core.errors import EchelonError
             from echelon.launch.local.supervisor import run_ranks
             try:
                 outcome = run_ranks(
-                    "tests.launch.targets:train", {json.dumps(argument)}, world_size=2
+                    "tests.launch.targets:train", {argument!r}, world_size=2
                 )
                 print(outcome.stop_requested, outcome.require())
             except EchelonError as error:
-                print(error.rules)
+                print(error.rules, error)
                 sys.exit(error.exit_code)
+            except KeyboardInterrupt:
+                print("KeyboardInterrupt")
+                sys.exit(130)
         """
         self.directory = directory
         self.process = subprocess.Popen(
@@ -203,9 +205,42 @@ def test_a_second_interrupt_ends_at_once(tmp_path: Path) -> None:
     time.sleep(0.3)
     started.process.send_signal(signal.SIGINT)
     out, err = started.process.communicate(timeout=30)
-    assert started.process.returncode == 4, err
-    assert out == "('run-interrupted',)\n"
+    assert started.process.returncode == 130, err
+    assert out == "KeyboardInterrupt\n"
+    assert err.splitlines()[-1] == "interrupted"
     assert psutil.wait_procs(ranks, timeout=10)[1] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=["SIGINT", "SIGTERM"])
+def test_a_request_that_no_rank_answers_ends_them_at_once(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    started = Run(tmp_path, answers=False)
+    ranks = started.ranks()
+    started.process.send_signal(number)
+    out, err = started.process.communicate(timeout=30)
+    assert started.process.returncode == 130, err
+    assert (out, err) == ("KeyboardInterrupt\n", "interrupted\n")
+    assert psutil.wait_procs(ranks, timeout=10)[1] == []
+
+
+KILLED = (
+    "the process that forks ranks was killed by SIGKILL (kill -9, or the kernel for lack of memory)"
+)
+
+
+@pytest.mark.slow
+def test_a_fork_server_that_is_killed_while_it_imports_is_said_to_be(tmp_path: Path) -> None:
+    started = Run(tmp_path)
+    deadline = time.monotonic() + 60
+    while not (children := psutil.Process(started.process.pid).children()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    os.kill(children[0].pid, signal.SIGKILL)
+    out, _ = started.process.communicate(timeout=30)
+    assert started.process.returncode == 4
+    assert out.startswith(f"('launcher-lost',) error[launcher-lost]: {KILLED}\n")
 
 
 @pytest.mark.quick("supervisor")
@@ -221,4 +256,5 @@ def test_no_rank_outlives_who_started_it(tmp_path: Path, whom: str) -> None:
         os.kill(fork_server.pid, signal.SIGKILL)
     out, _ = started.process.communicate(timeout=30)
     assert psutil.wait_procs(ranks, timeout=10)[1] == []
-    assert out == ("" if whom == "supervisor" else "('launcher-lost',)\n")
+    lost = f"('launcher-lost',) error[launcher-lost]: {KILLED}\n"
+    assert out == "" if whom == "supervisor" else out.startswith(lost)

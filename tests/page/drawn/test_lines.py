@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from math import inf, nan
 
 import pytest
@@ -47,6 +48,13 @@ def test_a_step_without_a_value_breaks_the_line_and_one_alone_is_a_dot() -> None
     path = paths(draw_lines(lines(1.0, None, 2.0, nan, 3.0, 4.0), "Loss", ""))[0].attrib["d"]
     assert [pen for pen, _, _ in points(path)] == ["M", "M", "M", "L"]
     assert path.count("h0.01") == 2
+
+
+def test_a_joined_line_goes_on_over_steps_without_a_value() -> None:
+    found = lines(None, 1.0, None, 2.0, nan, 3.0, None)
+    joined = replace(found, series=(replace(found.series[0], joined=True),))
+    path = paths(draw_lines(joined, "Loss", ""))[0].attrib["d"]
+    assert [pen for pen, _, _ in points(path)] == ["M", "L", "L"]
 
 
 def test_bytes_have_round_numbers_of_one_unit() -> None:

@@ -196,3 +196,17 @@ def test_the_loss_stays_near(rank_pool: RankPool) -> None:
     one, other = (rank_pool.run(train, (plan, 6), 2)[0].losses for plan in (rounded, plain))
     assert one != other
     assert max(abs(a - b) for a, b in zip(one, other, strict=True)) < 0.01
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+@pytest.mark.parametrize("pieces", [1, 2])
+def test_a_piece_need_not_be_whole_scales_long(dtype: torch.dtype, pieces: int) -> None:
+    """Of one rank the row of bytes is what it is: 3 codes behind a scale of 4 or 8 bytes."""
+    values = torch.arange(1.0, 3 * pieces + 1, dtype=dtype)
+    size = pieces * (torch.finfo(dtype).bits // 8 + 3)
+    whole = torch.zeros(size, dtype=torch.uint8)
+    message = Int8Message(whole=whole, memory=OwnedTensorMemory(whole), block=3, dtype=dtype)
+    whole.copy_(torch.cat([message.piece(one) for one in values.view(pieces, 3)]))
+    gathered = torch.zeros_like(values)
+    message.write_values(gathered, pieces)
+    assert torch.allclose(gathered, values, rtol=0.05)

@@ -42,6 +42,11 @@ def test_json_is_one_object_of_the_published_schema(capsys: pytest.CaptureFixtur
         assert one["seconds_bands"].keys() == one["seconds"].keys()
         assert one["bands_rest_on"]["beyond"] == ["its trainer"]
         assert one["price_band"] is None
+        assert 0 < one["causal_mfu"] < one["mfu"]
+    recommended = result["recommended"]
+    plan = Plan.from_json(json.dumps(recommended["plan"]))
+    assert plan.mesh.world_size == recommended["devices"] == 8
+    assert found["plans"][0].keys() < recommended.keys()
 
 
 def test_the_schema_finds_what_is_not_of_it(capsys: pytest.CaptureFixture[str]) -> None:

@@ -18,7 +18,7 @@ SHARDED = (EIGHT, "mesh.dp_shard=8", "zero.stage=3")
         # Parameters, gradients and optimizer of each replica: 128 GB of 85.
         ((EIGHT, "mesh.dp_replicate=8"), False),
         # What is held between steps fits; activations of a microbatch do not.
-        (SHARDED, False),
+        ((*SHARDED, "batch.microbatch_sequences=8"), False),
     ],
 )
 def test_all_that_a_step_needs_must_fit(settings: tuple[str, ...], fits: bool) -> None:

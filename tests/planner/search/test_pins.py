@@ -59,4 +59,5 @@ def test_every_pin_that_is_none_is_told_with_what_would_be() -> None:
     assert "tp" in works[0]
     assert "zb-v" in works[1]
     assert works[2] == ("tp=8",)
-    assert works[3] == ("recompute=full/2",)
+    assert works[3][:2] == ("none", "full (all)")
+    assert works[4] == ("0", "1", "2", "3")

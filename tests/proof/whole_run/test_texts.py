@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
+from echelon.proof.independent.samples import read_row
 from echelon.proof.shrink import shrink
 from echelon.proof.whole_run.one_device import num_samples_of
-from echelon.proof.whole_run.texts import END_OF_DOCUMENT, texts_for
+from echelon.proof.whole_run.texts import END_OF_DOCUMENT, PROMPTS, texts_for
 from tests.proof.layouts import layout
 
 PLAN = shrink(layout(dp=2), precision="fp64")
@@ -31,8 +32,31 @@ def test_the_held_out_part_begins_where_a_document_does() -> None:
     assert wanted == len(texts.validation_tokens)
     ends = list(accumulate(token == END_OF_DOCUMENT for token in every))
     assert ends[len(texts.training_tokens) - 1] == len(texts.training)
-    assert all(texts.training)
-    assert all(texts.validation)
+
+
+def test_ends_of_documents_are_at_both_ends_of_a_sample_and_in_a_row() -> None:
+    """Two documents are empty: of ends in a row only the last starts a document."""
+    texts, length = texts_for(PLAN), PLAN.mathematics.sequence_length
+    for tokens in (texts.training_tokens, texts.validation_tokens):
+        first = [read_row(tokens, sample, length, END_OF_DOCUMENT) for sample in range(2)]
+        assert first[0].tokens[2:4] == [END_OF_DOCUMENT, END_OF_DOCUMENT]
+        assert first[0].documents == (0, 4)
+        assert first[0].tokens[-1] == first[1].tokens[0] == END_OF_DOCUMENT
+        assert first[1].documents[:2] == (0, 1)
+    ends = [[token == END_OF_DOCUMENT for token in prompt] for prompt in PROMPTS]
+    assert any(one[0] for one in ends)
+    assert any(one[-1] for one in ends)
+    assert any((True, True) in pairwise(one) for one in ends)
+
+
+def test_no_two_documents_of_a_sample_begin_alike() -> None:
+    """Else two tokens would have the same scores, and an expert may have room for one of them."""
+    texts, length = texts_for(PLAN), PLAN.mathematics.sequence_length
+    for tokens in (texts.training_tokens, texts.validation_tokens):
+        for sample in range(num_samples_of(PLAN, tokens)):
+            row = read_row(tokens, sample, length, END_OF_DOCUMENT)
+            begin = [row.tokens[start] for start in row.documents]
+            assert len({*begin}) == len(begin)
 
 
 def test_the_seed_decides_the_texts() -> None:

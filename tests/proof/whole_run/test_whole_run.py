@@ -2,12 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
 import pytest
 
+from echelon.config.load import load_job
 from echelon.core.plan import Plan
 from echelon.launch.local.pool import RankPool
 from echelon.proof.shrink import shrink
-from echelon.proof.whole_run.whole_run import OUR_TRAINER, TrainerTargets, whole_run_pass
+from echelon.proof.whole_run.whole_run import (
+    OUR_TRAINER,
+    TrainerTargets,
+    prove_with_whole_run,
+    whole_run_pass,
+)
 from tests.proof.layouts import FP16, Changes, layout
 
 FP8: Changes = {"matmul": "fp8", "fp8_block": 8, "fp8_gradients": "e5m2"}
@@ -62,6 +71,21 @@ def test_a_bug_of_the_trainer_is_named(
     assert found.tensor.startswith(tensor)
 
 
+@pytest.mark.parametrize(
+    ("bug", "how"),
+    [
+        ("each_end_starts_a_document", "without a cache after [105, 116, 256, 256]"),
+        ("documents_of_a_prompt_meet", "over a cache after [97, 256, 256, 98]"),
+    ],
+)
+def test_ends_of_documents_in_a_prompt_are_met(rank_pool: RankPool, bug: str, how: str) -> None:
+    trainer = TrainerTargets(read_back=f"{WRONG}:{bug}")
+    shrunk = shrink(layout(documents="separate"), precision="fp64")
+    found = whole_run_pass(shrunk, run_ranks=rank_pool.run, trainer=trainer).diagnosis
+    assert found is not None
+    assert (found.rule, found.tensor) == ("prove-trainer-text", f"tokens written {how}")
+
+
 @pytest.mark.slow
 def test_a_history_that_is_lost_at_resume_is_named(rank_pool: RankPool) -> None:
     trainer = TrainerTargets(
@@ -73,3 +97,31 @@ def test_a_history_that_is_lost_at_resume_is_named(rank_pool: RankPool) -> None:
     # Before the first step of the run that goes on, its validation says so.
     assert (found.rule, found.step) == ("prove-trainer-resume", 0), found.sentence()
     assert found.tensor.startswith("validation loss")
+
+
+def test_a_whole_run_of_a_proof_loses_no_island_and_rounds_no_sum(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Both are judged apart: by a replay, and by bounds of what is rounded."""
+    told: list[Plan] = []
+
+    @dataclass(frozen=True)
+    class Held:
+        proven: bool = True
+        whole_run: object = None
+
+    def whole_run(plan: Plan, **_: object) -> str:
+        told.append(plan)
+        return "run"
+
+    monkeypatch.setattr("echelon.proof.whole_run.whole_run.prove", lambda plan, **_: Held())
+    monkeypatch.setattr("echelon.proof.whole_run.whole_run.whole_run_pass", whole_run)
+    flags = ["mesh.dp_replicate=2", "local_sgd.every=2", "local_sgd.min_islands=1"]
+    flags += ["train.validate_every=never", "checkpoint.every=2"]
+    plan = load_job("nano", flags).plan
+    zero = replace(plan.layout.zero, reduce="int8")
+    plan = replace(plan, layout=replace(plan.layout, zero=zero))
+    proof = prove_with_whole_run(plan, run_ranks=cast(Any, None))
+    assert cast(Any, proof).whole_run == "run"
+    assert told[0].layout.zero.reduce == "exact"
+    assert told[0].mathematics.local_sgd.min_islands == "all"

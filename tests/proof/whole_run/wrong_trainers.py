@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from echelon.inference.cache import CachedSequence
 from echelon.launch.context import RankContext
 from echelon.parallel.fp8_scales import TensorScales
 from echelon.training import loop, whole_run
@@ -37,7 +38,9 @@ def planted(target: Target) -> Callable[[Callable[[pytest.MonkeyPatch], None]], 
 def same_order_in_every_epoch(patch: pytest.MonkeyPatch) -> None:
     """Read the samples of every epoch in the order of the first."""
 
-    def first_epoch(dataset: Any, layout: Any, *, seed: int, step: int) -> GlobalBatch:
+    def first_epoch(
+        dataset: Any, layout: Any, *, seed: int, step: int, epoch_end: Any
+    ) -> GlobalBatch:
         count = dataset.num_samples(layout.sequence_length)
         order = sample_ids(seed=seed, step=0, num_samples=count, count=count)
         size = layout.global_sequences
@@ -117,3 +120,21 @@ def text_from_the_first_token_only(patch: pytest.MonkeyPatch) -> None:
 def cache_off_by_one_position(patch: pytest.MonkeyPatch) -> None:
     """Leave out the oldest key of the cache."""
     reads_one_position_less(patch)
+
+
+@planted(whole_run.read_back)
+def each_end_starts_a_document(patch: pytest.MonkeyPatch) -> None:
+    """Start a document behind each of several ends in a row."""
+
+    def behind_each(tokens_BT: Any, end: int) -> Any:
+        return tuple(
+            (0, *(int(t) + 1 for t in np.flatnonzero(row[:-1] == end))) for row in tokens_BT
+        )
+
+    patch.setattr("echelon.training.generate.document_starts", behind_each)
+
+
+@planted(whole_run.read_back)
+def documents_of_a_prompt_meet(patch: pytest.MonkeyPatch) -> None:
+    """Read a prompt of separate documents as one, over a cache."""
+    patch.setattr(CachedSequence, "document_starts", lambda self: [0])

@@ -1,6 +1,6 @@
 """Random plans, rehearsed and executed: `python -m tests.rehearsal.walks.executed_walk`.
 
-Each is drawn as `echelon.proof.matrix.random_plans` draws it, shrunk as a proof shrinks it, and run
+Each is drawn by `echelon.proof.matrix.random_settings`, shrunk as a proof shrinks it, and run
 for two steps on Gloo ranks. What each communicator of each rank is given there, from the start of
 the run, must be what a rehearsal says: the same operations, of the same kind, members, bytes and
 dtype, in the same order. `--plans` counts plans that were executed: the walk goes on until it has
@@ -44,10 +44,10 @@ def execute_random(seed: int, number: int, pool: RankPool, offload_dir: str) -> 
     ranks, operations, problem = 0, 0, ""
     try:
         job = load_job(PRESET, flags)
-        require_trainable(job.plan, job.sources)
     except ConfigError as error:
         return found | {"outcome": "refused", "ranks": 0, "operations": 0, "problem": error.rules}
     try:
+        require_trainable(job.plan, job.sources)
         plan = shrink(job.plan)
         ranks = plan.mesh.world_size
         operations, problem = compare(plan, pool)

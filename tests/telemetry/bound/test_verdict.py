@@ -13,12 +13,11 @@ from echelon.core.serialize import to_json
 from echelon.cost.seconds.unit_times import memory_bound_seconds
 from echelon.launch.local.pool import RankPool
 from echelon.telemetry.bound import Bound, read_bound
-from echelon.telemetry.events import events_path
 from echelon.telemetry.run_directory import create_run
 from echelon.telemetry.summary import summarize_run
 from echelon.training.loop import RankTask
 from tests.telemetry.recorded_runs import BATCH_S, TAIL_S, plan_of, stage_times, write_run
-from tests.telemetry.runs import make_run
+from tests.telemetry.runs import make_run, plain_events
 from tests.training.small_runs import small_data, small_job
 
 EVEN = stage_times(1.0, 1.0)
@@ -117,7 +116,7 @@ def test_what_is_not_known_is_not_said(tmp_path: Path) -> None:
     plan = plan_of()
     run = write_run(tmp_path / "old", plan, [{1: EVEN, 2: EVEN}])
     for rank in range(2):
-        path = events_path(run.path, rank)
+        path = plain_events(run.path, rank)
         lines = path.read_text().splitlines()
         older = [{k: v for k, v in json.loads(one).items() if k != "waited_s"} for one in lines]
         path.write_text("".join(json.dumps(one, separators=(",", ":")) + "\n" for one in older))

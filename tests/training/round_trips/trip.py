@@ -151,7 +151,11 @@ def job_of(
             *settings,
         ],
     )
-    require_trainable(job.plan, job.sources)
+    try:
+        require_trainable(job.plan, job.sources)
+    except EchelonError as error:
+        # What loads is a plan: to refuse it later is a fault, and no refusal of a draw.
+        raise AssertionError(f"a plan that loads is refused: {error}") from error
     return job
 
 

@@ -182,10 +182,11 @@ terms = $rt.dict(found.terms);
 return new $Terms({ terms: $rt.or(terms, $rt.dict($rt.iter($rt.items(extra, )).map(([name, size]) => [name, $rt.add($rt.item(terms, name), size)]))) });
 }
 
-function $flops_of_weights(multiplied, shape, sequence_length) {
-let keys;
+function $flops_of_weights(multiplied, shape, sequence_length, causal = false) {
+let keys, met;
 
-keys = $rt.sum($rt.iter($rt.range(shape.layers)).map((layer) => $attended_positions(shape.of_layer(layer), sequence_length)));
+met = (($rt.truth(causal) && $rt.truth(shape.causal)) ? $causal_positions : $attended_positions);
+keys = $rt.sum($rt.iter($rt.range(shape.layers)).map((layer) => met(shape.of_layer(layer), sequence_length)));
 return $rt.add((6.0 * multiplied), $rt.mul((12.0 * $attention_width(shape)), keys));
 }
 
@@ -526,7 +527,7 @@ function $_block(situation) {
 let kept, states;
 states = $model_states(situation.largest_block, 0, 1, situation.precision).total;
 kept = $kept_of_block(situation.inputs(new $GuideSplit({  }), "none"), situation.model);
-return new $GuideAnswer({ yes: ($rt.number($rt.add(states, kept)) <= $rt.number(situation.memory)), why: $rt.join($rt.fixed((states / 1000000000.0), 1, true), " GB of states + ", $rt.fixed((kept / 1000000000.0), 1, true), " of activations = ", $rt.str(situation.against($rt.add(states, kept)))) });
+return new $GuideAnswer({ yes: ($rt.number($rt.add(states, kept)) <= $rt.number(situation.memory)), why: $rt.join($rt.fixed((states / 1073741824), 1, true), " GiB of states + ", $rt.fixed((kept / 1073741824), 1, true), " of activations = ", $rt.str(situation.against($rt.add(states, kept)))) });
 }
 
 function $_node_and_zero(situation) {
@@ -714,10 +715,10 @@ function $_fits_split(situation, split, recompute = null) {
 let held, parts;
 
 held = situation.held(split, recompute);
-parts = [$rt.join($rt.fixed((held.states / 1000000000.0), 1, true), " GB of states")];
-parts = $rt.add(parts, ($rt.truth(held.gathered) ? [$rt.join($rt.fixed((held.gathered / 1000000000.0), 1, true), " of gathered units")] : []));
-$rt.append(parts, $rt.join($rt.fixed((held.activations / 1000000000.0), 1, true), " of activations"));
-$rt.append(parts, $rt.join($rt.fixed((held.rest / 1000000000.0), 1, true), " else"));
+parts = [$rt.join($rt.fixed((held.states / 1073741824), 1, true), " GiB of states")];
+parts = $rt.add(parts, ($rt.truth(held.gathered) ? [$rt.join($rt.fixed((held.gathered / 1073741824), 1, true), " of gathered units")] : []));
+$rt.append(parts, $rt.join($rt.fixed((held.activations / 1073741824), 1, true), " of activations"));
+$rt.append(parts, $rt.join($rt.fixed((held.rest / 1073741824), 1, true), " else"));
 return new $GuideAnswer({ yes: ($rt.number(held.total) <= $rt.number(situation.memory)), why: $rt.join($rt.str($rt.joined(" + ", parts)), " = ", $rt.str(situation.against(held.total))) });
 }
 
@@ -1014,6 +1015,13 @@ cut = $rt.max(1.0, ($rt.mul(layout.tp, layout.shard) / inner));
 largest = $rt.max((shared / layout.shard), (routed / cut));
 each = $rt.mul($rt.mul(2.0, work.software.state_bytes), largest);
 return $rt.where(($rt.number(layout.offload) > $rt.number(0.0)), each, 0.0);
+}
+
+function $causal_positions(shape, sequence_length) {
+let window;
+
+window = $attended_positions(shape, sequence_length);
+return (window - ($rt.mul(window, (window - 1)) / $rt.mul(2, sequence_length)));
 }
 
 function $attended_positions(shape, sequence_length) {
@@ -3524,7 +3532,7 @@ return $rank_memory(self.inputs(split, recompute));
 against(num_bytes) {
 const self = this;
 
-return $rt.join($rt.fixed((num_bytes / 1000000000.0), 1, true), " GB of ", $rt.fixed((self.memory / 1000000000.0), 0, true), " GB");
+return $rt.join($rt.fixed((num_bytes / 1073741824), 1, true), " of ", $rt.fixed((self.memory / 1073741824), 1, true), " GiB");
 }
 }
 

@@ -188,7 +188,7 @@ function say(verdict: HTMLElement, facts: HTMLElement, found: Prediction, asked:
   const rows: [string, string, number][] = [
     ["step", secondsText(found.step_s), found.step_s],
     ["tokens/s of a device", countText(Math.round(found.tokens_per_s_per_device)), found.tokens_per_s_per_device],
-    ["MFU", shareText(found.mfu), found.mfu],
+    ["MFU (full attention)", shareText(found.mfu), found.mfu],
     ["memory of the fullest rank", bytesText(found.bytes_held), found.bytes_held],
     ["ranks", countText(controls.ranks), controls.ranks],
   ];

@@ -2,7 +2,7 @@
 
 import { extent } from "d3-array";
 import { scaleLinear } from "d3-scale";
-import type { LinesFigure } from "../document";
+import type { LineSeries, LinesFigure } from "../document";
 import { bytesTicks } from "../bytes";
 import { drawn, el, svg } from "../dom";
 import { legend, tint } from "./legend";
@@ -38,7 +38,7 @@ function draw(found: LinesFigure, width: number): SVGElement {
   }
   root.append(svg("text", { class: "tick", x: MARGIN.left, y: MARGIN.top + 2 }, bytes?.unit ?? found.unit));
   found.series.forEach((one, place) => {
-    root.append(svg("path", { class: "series", d: path(found.steps, one.values, x, y), stroke: tint(place) }));
+    root.append(svg("path", { class: "series", d: path(found.steps, one, x, y), stroke: tint(place) }));
   });
   if (found.planned !== null) {
     const level = y(found.planned);
@@ -47,22 +47,25 @@ function draw(found: LinesFigure, width: number): SVGElement {
   return root;
 }
 
-// A step without a value breaks the line; one that stands alone is a dot.
+// A step without a value breaks a line that is not joined; one that stands alone is a dot.
 function path(
   steps: number[],
-  values: (number | null)[],
+  series: LineSeries,
   x: (value: number) => number,
   y: (value: number) => number,
 ): string {
+  const points = series.values
+    .map((value, place): [number, number | null] => [steps[place]!, value])
+    .filter(([, value]) => value !== null || !series.joined);
   let text = "";
   let open = false;
-  values.forEach((value, place) => {
+  points.forEach(([step, value], place) => {
     if (value === null) {
       open = false;
       return;
     }
-    text += `${open ? "L" : "M"}${x(steps[place]!).toFixed(1)} ${y(value).toFixed(1)}`;
-    if (!open && (values[place + 1] ?? null) === null) text += "h0.01";
+    text += `${open ? "L" : "M"}${x(step).toFixed(1)} ${y(value).toFixed(1)}`;
+    if (!open && (points[place + 1]?.[1] ?? null) === null) text += "h0.01";
     open = true;
   });
   return text;

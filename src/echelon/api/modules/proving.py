@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from echelon.api.given_plan import GivenPlan, plan_from_given
 from echelon.api.verifying import verify_here
+from echelon.config.files.program import require_module
 from echelon.core.optional import optional_package
 
 if TYPE_CHECKING:
@@ -31,6 +32,7 @@ def prove_module(
     mistake in the file or a module that cannot be split; RunFailed for what the ranks refuse in
     their first step.
     """
+    require_module(factory)
     optional_package("torch", extra="train", purpose="proving a module")
     from echelon.api.modules.subject import OPENER
 

@@ -24,7 +24,7 @@ from echelon.cli.calibrate.text import (
 )
 from echelon.cli.flags import Json, Settings
 from echelon.cli.output import WIDEST, page_columns, print_result
-from echelon.cli.stderr import note
+from echelon.cli.stderr import note, working
 from echelon.config.files.reading import is_folder
 from echelon.config.setting_layers import preset_meant
 from echelon.core.errors import ConfigError
@@ -70,13 +70,15 @@ def calibrate(
         values, text = run_json(refined), run_report(refined, columns=columns)
     elif run is not None:
         note(f"measuring {run} ...")
-        times = calibrate_model(run, settings=settings, out=out or TIMES)
+        with working("measuring the model", lines=not json):
+            times = calibrate_model(run, settings=settings, out=out or TIMES)
         values, text = (
             times_json(times, out or TIMES),
             times_report(times, out or TIMES, columns=columns),
         )
     else:
-        found = calibrate_machine(out=out or CLUSTER, ranks=ranks, say=note)
+        with working("measuring the machine", lines=not json):
+            found = calibrate_machine(out=out or CLUSTER, ranks=ranks, say=note)
         if found.rank > 0:
             return 0  # The first rank prints what all have found.
         values, text = machine_json(found), machine_report(found, columns=columns)

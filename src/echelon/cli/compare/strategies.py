@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from echelon.api.comparing import compare_strategies
 from echelon.cli.output import page_columns, print_result
-from echelon.cli.stderr import note
+from echelon.cli.stderr import note, working
 from echelon.core.choices.strategies import STRATEGIES
 from echelon.planner.view.text_layout import fit_page, table
 
@@ -33,7 +33,8 @@ def compare_with_one_process(
     servers = max((STRATEGIES[name].servers for name in chosen if name in STRATEGIES), default=0)
     require_memory_for_ranks(ranks + servers)
     note(f"proving {', '.join(chosen)} of {run} on {ranks} ranks beside one process ...")
-    found = compare_strategies(run, chosen, ranks=ranks, settings=settings)
+    with working("comparing", lines=not as_json):
+        found = compare_strategies(run, chosen, ranks=ranks, settings=settings)
     from echelon.proof.deviations import all_hold
 
     columns = page_columns()

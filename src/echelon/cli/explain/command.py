@@ -31,6 +31,7 @@ from echelon.cli.explain.experts import ask_experts, experts_page_json, experts_
 from echelon.cli.explain.memory import ask_memory, memory_json, memory_text
 from echelon.cli.explain.pipeline import ask_pipeline, pipeline_json, pipeline_text
 from echelon.cli.explain.units import ask_units, units_json, units_text
+from echelon.cli.explain.words import find_word
 from echelon.cli.explain.zero import ask_zero, zero_json, zero_text
 from echelon.cli.flags import Json, Settings, argument_problem
 from echelon.cli.output import page_columns, print_result
@@ -116,8 +117,9 @@ def _fitted(name: str, text: str, columns: int) -> str:
 
 
 def _explain_id(name: str, *, as_json: bool, columns: int) -> None:
-    """Print what has this id: a rule, a lint or a claim."""
-    found = find_entry(name, columns=WIDTH if as_json else columns)
+    """Print what has this id: a rule, a lint, a claim, or a word of the field."""
+    wide = WIDTH if as_json else columns
+    found = find_entry(name, columns=wide) or find_word(name, columns=wide)
     if found is None:
         near = did_you_mean(name, [*known_ids(), *PAGES])
         raise ConfigError(UNKNOWN_RULE.problem(f"there is no rule {name!r}", suggestions=near))

@@ -12,6 +12,7 @@ from typing import Any
 
 from echelon.cli.explain.zero import PRECISIONS, StatePrecisionName, out_of_range
 from echelon.cli.flags import bad_argument, read_bytes
+from echelon.config.cluster.devices import common_devices
 from echelon.config.load import load_job
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import DTYPE_BYTES, Plan, ZeroStage
@@ -28,6 +29,7 @@ from echelon.cost.bytes.model_states import (
     weights_by_part,
 )
 from echelon.planner.predict.split_memory import block_activations, state_precision
+from echelon.planner.search.request import asks_what_exists
 from echelon.planner.view.text_layout import WIDTH, table, wrap_text
 
 
@@ -53,6 +55,9 @@ def ask_memory(
     if run is None:
         example = "echelon explain memory llama2-7b --dp 4"
         raise bad_argument("the bytes of which model? Name a run, or a preset", example)
+    if asks_what_exists(run, settings):
+        # A model without a cluster is explained on the first common device.
+        settings = (*settings, f"cluster.preset=1x{common_devices()[0]}")
     plan = load_job(run, settings).plan
     shared = plan.mesh.dp_shard * plan.mesh.cp
     problems: list[Problem] = []
@@ -90,6 +95,7 @@ def memory_json(question: MemoryQuestion) -> dict[str, Any]:
         "tp": mesh.tp,
         "pp": mesh.pp,
         "ep": mesh.ep,
+        "device": plan.cluster.device.name,
         "memory_bytes": question.memory_bytes,
         "bytes_a_weight": asdict(question.precision),
         "weights": dict(weights_by_part(plan.model)),
@@ -124,7 +130,8 @@ def _parts(question: MemoryQuestion, *, columns: int) -> Iterator[list[str]]:
         (f"  {name}", f"{count:,}", f"{size} x {short_count(count)} = {_both(size * count)}")
         for name, count in (*parts.items(), ("together", total))
     ]
-    head = f"{model.name}: weights, and their {size} bytes each"
+    device = question.plan.cluster.device.name
+    head = f"{model.name} on {device}: weights, and their {size} bytes each"
     yield [head, table(("", "", ""), rows, columns=columns), "", *_mlp(question, columns=columns)]
     yield ["Model states without ZeRO, the whole model", "", *_derivation(question, total)]
     yield list(_stages(question, columns=columns))

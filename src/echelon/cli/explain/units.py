@@ -51,6 +51,7 @@ def units_json(plan: Plan) -> dict[str, Any]:
             for link in plan.cluster.links
         ],
         "flops_per_token": each,
+        "causal_flops_per_token": _flops_per_token(plan, causal=True),
         "flops_per_step": each * plan.tokens_per_step,
         "utilizations": [
             {"mfu": mfu, "flops": rate, "tokens_per_s": rate / each} for mfu, rate in _rates(plan)
@@ -64,8 +65,8 @@ def units_text(plan: Plan, *, columns: int = WIDTH) -> str:
     return "\n\n".join("\n".join(part) for part in parts) + "\n"
 
 
-def _flops_per_token(plan: Plan) -> float:
-    return model_flops_per_token(plan.model, plan.mathematics.sequence_length)
+def _flops_per_token(plan: Plan, *, causal: bool = False) -> float:
+    return model_flops_per_token(plan.model, plan.mathematics.sequence_length, causal=causal)
 
 
 def _rates(plan: Plan) -> Iterator[tuple[float, float]]:
@@ -116,9 +117,10 @@ def _links(plan: Plan, *, columns: int) -> Iterator[str]:
 def _flops(plan: Plan, *, columns: int) -> Iterator[str]:
     each = _flops_per_token(plan)
     step = each * plan.tokens_per_step
+    causal = _flops_per_token(plan, causal=True)
     yield f"{plan.model.name}: model FLOPs, forward and backward (cost/seconds/flops.py)"
     yield ""
-    yield f"  a token  {each:.4g}"
+    yield f"  a token  {each:.4g} with full attention, which MFU counts; {causal:.4g} causal"
     yield (f"  a step   {plan.tokens_per_step:,} tokens x {each:.4g} = {step:.4g}")
     rows = [
         (

@@ -281,6 +281,8 @@ def summary_text(summary: RunSummary) -> str:
         facts.append(("step", f"{_ms(summary.step_s)} ms, {rate} tokens/s (medians)"))
     if summary.bound is not None:
         facts += _bound_facts(summary.bound)
+    if summary.recorded:
+        facts.append(("events", summary.recorded))
     if summary.peak_bytes is not None:
         facts.append(("memory", f"{binary_bytes(summary.peak_bytes)} at most on a rank"))
     if summary.checkpoints:

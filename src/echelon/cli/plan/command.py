@@ -38,11 +38,11 @@ PinTexts = Annotated[
     ),
 ]
 ObjectiveName = Annotated[
-    Literal["time", "throughput", "cost", "devices", "expected", "front"],
+    Literal["time", "throughput", "cost", "devices", "expected", "longest-sequence", "front"],
     Parameter(
         help="A short step; tokens per device; tokens for a price; few devices; a short step of a "
-        "long run, with interruptions and the risk of memory (expected); or, with front, what no "
-        "other plan beats in time, memory and devices."
+        "long run, with interruptions and the risk of memory (expected); the longest sequence of "
+        "which a plan fits; or, with front, what no other plan beats in time, memory and devices."
     ),
 ]
 Price = Annotated[float | None, Parameter(help="Of a device for an hour, in any currency.")]
@@ -145,18 +145,21 @@ def plan(
 def _show(run: str, settings: tuple[str, ...], *, json: bool, columns: int) -> bool:
     """Print what a run holds and sends, and return whether it fits."""
     from echelon.cli.plan.report import plan_json, plan_text
+    from echelon.config.assumed import assumed_of_job
     from echelon.config.files.times_file import unit_times_from_job
     from echelon.config.load import load_job
     from echelon.config.stage_placement import search_note_of_job
+    from echelon.core.plurals import in_singular
     from echelon.planner.lint.fits import plan_fits
 
-    with working("planning", as_json=json):
+    with working("planning", lines=False):
         job = load_job(run, settings)
         times = unit_times_from_job(job)
-        text = "" if json else plan_text(job.plan, times, search_note_of_job(job), columns=columns)
+        assumed, searched = assumed_of_job(job), search_note_of_job(job)
+        text = "" if json else plan_text(job.plan, times, searched, assumed, columns=columns)
     if json:
-        print_json("plan", plan_json(job.plan, times))
-    print(text, end="")
+        print_json("plan", plan_json(job.plan, times, assumed))
+    print(in_singular(text), end="")
     return plan_fits(job.plan)
 
 

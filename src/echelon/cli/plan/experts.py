@@ -10,7 +10,6 @@ from echelon.core.experts import Balance
 from echelon.core.model_shape import Experts
 from echelon.core.parameters import num_active_parameters
 from echelon.core.plan import Plan
-from echelon.core.units import short_count
 
 LETTERS = (
     "\nOf experts: m rows that a rank dispatches, k experts of a token, E experts, S rows that "
@@ -57,13 +56,6 @@ def sent_letters(plan: Plan) -> str:
         return ""
     route = plan.mathematics.balance.route
     return LETTERS if route == "scores" else f"{LETTERS}\n{OTHER_ROUTE.format(route=route)}"
-
-
-def active_text(plan: Plan) -> str:
-    """Return how many parameters a token meets, where that is not all of them."""
-    if plan.model.experts is None:
-        return ""
-    return f" ({short_count(num_active_parameters(plan.model))} active)"
 
 
 def expert_lines(plan: Plan) -> Iterator[str]:

@@ -102,7 +102,7 @@ def pipeline_json(plan: Plan, times: UnitTimes) -> dict[str, Any]:
 
 def _timing_json(timing: _Timing) -> dict[str, Any]:
     return {
-        "step_s": timing.sent.makespan_s,
+        "makespan_s": timing.sent.makespan_s,
         "bubble_fraction": timing.plain.bubble_fraction,
         "bubble_fraction_with_transfers": timing.sent.bubble_fraction,
         "bubble_fraction_of_equal_stages": timing.even.bubble_fraction,
@@ -139,8 +139,10 @@ def _timing_lines(plan: Plan, timing: _Timing, times: UnitTimes, found: str) -> 
         yield f"The search has found {found}."
     peaks = peak_in_flight_per_rank(timing.schedule)
     what = "stages x microbatches" if max(map(len, _held(plan))) > 1 else "microbatches"
-    most = _shown(peaks if len(set(peaks)) > 1 else peaks[:1])
-    yield f"Ranks hold activations of at most {most} {what}."
+    if len(set(peaks)) > 1:
+        yield f"Most activations on each rank, in {what}: {_shown(peaks)}."
+    else:
+        yield f"Ranks hold activations of at most {peaks[0]} {what}."
     size = decimal_bytes(times.message_bytes)
     each = " for each tensor rank" if plan.mesh.tp > 1 else ""
     yield f"A pipeline sends {timing.num_messages} messages of {size} in a step{each}."

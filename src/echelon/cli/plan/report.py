@@ -11,7 +11,6 @@ from dataclasses import asdict
 from typing import Any
 
 from echelon.cli.plan.experts import (
-    active_text,
     expert_groups,
     expert_lines,
     experts_json,
@@ -30,9 +29,9 @@ from echelon.core.axis import LOSS_AXES, MESH_AXES, SHARD_AXES, Axis
 from echelon.core.choices.collective_algorithms import BACKEND, COLLECTIVE_ALGORITHMS
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.cluster import fast_domain
-from echelon.core.parameters import num_parameters
+from echelon.core.parameters import num_parameters, parameters_text
 from echelon.core.plan import Plan
-from echelon.core.units import decimal_bytes, short_count
+from echelon.core.units import decimal_bytes
 from echelon.cost.bytes.data import EXPERT_SHARD_WITHIN_AXIS, SHARD_WITHIN_AXIS
 from echelon.cost.bytes.gather_tiers import parameter_gather_tiers
 from echelon.cost.bytes.servers import SERVERS_AXIS
@@ -47,7 +46,8 @@ from echelon.layout.muon import STAGE_AXES
 from echelon.layout.secondary import node_groups
 from echelon.planner.answer.estimate import estimate_json, rate_lines, terms_beside
 from echelon.planner.lint.checks import lint, lint_rows
-from echelon.planner.lint.fits import plan_fits
+from echelon.planner.lint.fits import plan_fits, why_not_fit
+from echelon.planner.lint.memory import DOES_NOT_FIT
 from echelon.planner.predict.estimate import estimate_plan
 from echelon.planner.predict.stage_rows import (
     StageRow,
@@ -101,15 +101,17 @@ def groups(plan: Plan) -> dict[str, tuple[tuple[int, ...], ...]]:
     return found | expert_groups(plan) | {axis: ranks for axis, ranks in nodes.items() if ranks}
 
 
-def plan_json(plan: Plan, times: UnitTimes | None = None) -> dict[str, Any]:
-    """Return the plan and its report as JSON values."""
+def plan_json(
+    plan: Plan, times: UnitTimes | None = None, assumed: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Return the plan and its report as JSON values; `assumed` lists defaults."""
     rows = stage_rows(plan)
     memory = plan.cluster.device.memory_bytes
     return {
         "plan": json.loads(plan.to_json()),
         "hash": plan.content_hash(),
         "num_parameters": num_parameters(plan.model),
-        "assumed": list(plan.model.assumed),
+        "assumed": [*plan.model.assumed, *assumed],
         "num_microbatches": plan.num_microbatches,
         "fits": plan_fits(plan),
         "held_bytes_fit": most_held_bytes(plan, rows) <= memory,
@@ -157,18 +159,26 @@ def _row_json(row: StageRow) -> dict[str, Any]:
 
 
 def plan_text(
-    plan: Plan, times: UnitTimes | None = None, found: str = "", *, columns: int = WIDTH
+    plan: Plan,
+    times: UnitTimes | None = None,
+    found: str = "",
+    assumed: Sequence[str] = (),
+    *,
+    columns: int = WIDTH,
 ) -> str:
-    """Return the plan as the page that a person reads.
+    """Return the plan as the page that a person reads; a plan that does not fit begins with that.
 
-    Stages last as `times` say, modelled where there are none; `found` tells of a search.
+    Stages last as `times` say, or as modelled without them; `found` is the note of a
+    search, `assumed` lists defaults that nobody set.
     """
     rows = stage_rows(plan)
     place = place_head(rows)
     runs = group_equal_rows(rows)
     takes = estimate_plan(plan, times)
-    head = "\n".join((*_head(plan), *rate_lines(takes, label=9, columns=columns)))
-    parts = [head, *_assumed(plan, columns=columns)]
+    wrong = why_not_fit(plan)
+    lines = [*_head(plan), *_taken(assumed, columns), *rate_lines(takes, label=9, columns=columns)]
+    parts = [fill_text(wrong, rest="  ", columns=columns)] if wrong else []
+    parts += ["\n".join(lines), *_assumed(plan, columns=columns)]
     parts += memory_parts(plan, rows, runs, columns=columns)
     parts += server_parts(plan, columns=columns)
     if plan.mesh.world_size > 1:
@@ -189,7 +199,7 @@ def plan_text(
         "A step takes, and its fullest rank holds, activations included:\n\n"
         f"{terms_beside(takes, plan.cluster.device.memory_bytes, columns=columns)}"
     )
-    if notes := lint_rows(plan, columns, most=MOST_NOTES):
+    if notes := lint_rows(plan, columns, most=MOST_NOTES, without=(DOES_NOT_FIT,)):
         parts.append("Notes (`echelon explain ID` says more):\n\n" + "\n".join(notes))
     return fit_page("\n\n".join(parts), columns=columns) + "\n"
 
@@ -210,8 +220,7 @@ def _head(plan: Plan) -> Iterator[str]:
         how = "a ring" if layout.tp_overlap == "ring" else "symmetric memory"
         ranks += f", products overlap over {how}"
     yield f"plan     {plan.name}  ({plan.content_hash()})"
-    count = f"{short_count(num_parameters(model))} parameters{active_text(plan)}"
-    yield f"model    {model.name}: {count}, {shape}"
+    yield f"model    {model.name}: {parameters_text(model)}, {shape}"
     yield f"ranks    {ranks}, on {plan.cluster.name} over {plan.cluster.backend}"
     yield (
         f"batch    {numbers.global_sequences} sequences x {numbers.sequence_length} tokens, "
@@ -237,6 +246,12 @@ def _head(plan: Plan) -> Iterator[str]:
     if layout.collectives.algorithm != BACKEND:
         record = COLLECTIVE_ALGORITHMS[layout.collectives.algorithm]
         yield f"sums     {record.name}: {record.sent}"
+
+
+def _taken(assumed: Sequence[str], columns: int) -> Iterator[str]:
+    """Yield the line of defaults that nobody set."""
+    if assumed:
+        yield fill_text(f"assumed  {'; '.join(assumed)}", rest=" " * 9, columns=columns)
 
 
 def _assumed(plan: Plan, *, columns: int) -> Iterator[str]:

@@ -50,21 +50,25 @@ def run_search(
     from echelon.planner.answer.search_text import answer_text
     from echelon.planner.explain.why import explain_result
     from echelon.planner.recommend.recommend import Recommendation, recommend
-    from echelon.planner.search.request import make_request
+    from echelon.planner.search.request import LONGEST_SEQUENCE, make_request
     from echelon.planner.search.search import pareto_front
 
     request = make_request(model, cluster=cluster, settings=settings, pins=pins, aim=wanted)
-    if not shown.json:
+    # The length of sequences is a result of a search for the longest.
+    is_known = request.objective != LONGEST_SEQUENCE
+    if is_known and not shown.json:
         print(heading_text(request, columns=columns), flush=True)
-    with working("searching for plans", as_json=shown.json):
+    with working("searching for plans", lines=not shown.json):
         found = recommend(request)
         answer = found.answer if isinstance(found, Recommendation) else found
         kept = pareto_front(request) if shown.front and not answer.interrupted else ()
+    if not is_known and not shown.json:
+        print(heading_text(answer.request, columns=columns), flush=True)
     if answer.best is None and not answer.interrupted:
         return _tell_no_plan(answer, shown, columns=columns)
     reasons = None
     if shown.why and answer.best is not None:
-        with working("looking at other plans", as_json=shown.json):
+        with working("looking at other plans", lines=not shown.json):
             reasons = explain_result(answer)
     if shown.json:
         told = found_json(found, kept)
@@ -96,7 +100,7 @@ def _tell_no_plan(answer: SearchResult, shown: SearchOutputOptions, *, columns: 
     from echelon.planner.answer.no_plan_view import leanest_json, no_plan_text
     from echelon.planner.explain.no_plan import NothingFits, explain_no_plan
 
-    with working("looking for what would fit", as_json=shown.json):
+    with working("looking for what would fit", lines=not shown.json):
         error = explain_no_plan(answer)
     leanest = error.leanest if isinstance(error, NothingFits) else None
     if leanest is None:

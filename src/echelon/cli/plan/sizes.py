@@ -10,6 +10,7 @@ from echelon.cli.output import print_json
 from echelon.cli.stderr import note, working
 from echelon.core.errors import ConfigError
 from echelon.planner.recommend.sizes import NO_SIZE
+from echelon.planner.search.request import LONGEST_SEQUENCE
 
 if TYPE_CHECKING:
     from echelon.cli.plan.search import SearchOutputOptions
@@ -42,12 +43,12 @@ def plan_on_what_exists(
         return run_search(
             model, wanted, shown, cluster=own.name, settings=settings, pins=pins, columns=columns
         )
-    _require_no_plan_flags(shown)
+    _require_no_plan_flags(shown, wanted.objective)
 
     def request_on(cluster: str) -> SearchRequest:
         return make_request(model, cluster=cluster, settings=settings, pins=pins, aim=wanted)
 
-    with working("searching on four sizes", as_json=shown.json):
+    with working("searching on four sizes", lines=not shown.json):
         # A table has the plan to run of each size, and no other one.
         found = four_sizes(request_on, alone=not shown.json)
     if shown.json:
@@ -59,13 +60,14 @@ def plan_on_what_exists(
     return 0 if found else 1
 
 
-def _require_no_plan_flags(shown: SearchOutputOptions) -> None:
+def _require_no_plan_flags(shown: SearchOutputOptions, objective: str) -> None:
     """Refuse what is about one plan, where there are four."""
     flags = {
         OUT: bool(shown.files.paths),
         "--why": shown.why,
         "--detail": shown.detail,
         "--objective front": shown.front,
+        f"--objective {LONGEST_SEQUENCE}": objective == LONGEST_SEQUENCE,
     }
     if given := [flag for flag, is_given in flags.items() if is_given]:
         problem: ConfigError = bad_argument(

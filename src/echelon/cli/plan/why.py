@@ -66,7 +66,8 @@ def _why_lines(reasons: BestPlanReasons, *, columns: int) -> Iterator[str]:
     yield from _entry(
         "MFU",
         [
-            f"{100 * mfu.value:.1f} % ({100 * mfu.low:.1f} to {100 * mfu.high:.1f}): "
+            f"{100 * mfu.value:.1f} % with full attention ({100 * mfu.low:.1f} to "
+            f"{100 * mfu.high:.1f}): "
             f"{reasons.ideal_s:.4g} s at the peak of all devices, {reasons.work_s:.4g} s of the "
             f"model's own computing, {reasons.step.value - reasons.work_s:.4g} s exposed beside it"
         ],

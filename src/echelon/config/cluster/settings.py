@@ -26,7 +26,7 @@ from echelon.config.setting_layers import entries_from_tables
 from echelon.config.settings.schema import CLUSTER_SOURCES
 from echelon.config.view import Unavailable, View
 from echelon.core.cluster import Cluster
-from echelon.core.errors import ConfigError, Problem
+from echelon.core.errors import ConfigError, Problem, either
 from echelon.core.names import find_name, names_within
 from echelon.core.rulebook.config import UNKNOWN_KEY, UNKNOWN_PRESET
 from echelon.core.rulebook.mesh import WHOLE_NODES
@@ -216,7 +216,7 @@ def _unknown(name: str, parts: _Name, set_by: str) -> Problem:
     suggestions += [] if close else ["a cluster file, FILE.toml"]
     hint = f'; did you mean "{suggestions[0]}"?' if close else ""
     if len(whole) > 1:
-        hint = f": {device} may be {', '.join(whole[:-1])} or {whole[-1]}"
+        hint = f": {device} may be {either(whole)}"
     return UNKNOWN_PRESET.problem(
         f'cluster.preset = "{name}" is neither {" nor ".join(ALIASES)} nor COUNTxDEVICE{hint}',
         key="cluster.preset",

@@ -9,6 +9,7 @@ from __future__ import annotations
 from echelon.config.rules.blocks import BLOCK_FINDERS
 from echelon.config.rules.collectives import COLLECTIVE_FINDERS, COLLECTIVE_PLAN_FINDERS
 from echelon.config.rules.context import CONTEXT_EFFECT_FINDERS, CONTEXT_FINDERS
+from echelon.config.rules.data import MIXTURE_FINDERS
 from echelon.config.rules.experts.balance import (
     BALANCE_EFFECT_FINDERS,
     BALANCE_FINDERS,
@@ -21,7 +22,6 @@ from echelon.config.rules.fp8 import FP8_FINDERS, FP8_RUN_FINDERS
 from echelon.config.rules.int8 import INT8_FINDERS, int8_block_without_effect
 from echelon.config.rules.kernels import KERNEL_FINDERS, fused_pieces
 from echelon.config.rules.mesh import MESH_FINDERS, TENSOR_FINDERS, mesh_settings_without_effect
-from echelon.config.rules.mixture import MIXTURE_FINDERS
 from echelon.config.rules.model import MODEL_FINDERS, experts_enough, gate_is_built
 from echelon.config.rules.model_parts import PART_FINDERS
 from echelon.config.rules.pipeline import PIPELINE_FINDERS, pipeline_settings_without_effect

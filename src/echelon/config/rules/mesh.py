@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from math import gcd
 
 from echelon.config.automatic import MODULE_BUCKET_BYTES
 from echelon.config.cluster.settings import cluster_of
+from echelon.config.rules.suggestions import Trial
 from echelon.config.rules.violations import RuleViolation, setting_without_effect
 from echelon.config.settings.context import (
     CP_KEY,
@@ -37,6 +39,7 @@ from echelon.core.rulebook.mesh import (
     TP_DIVIDES_KV_HEADS,
 )
 from echelon.core.rules import Rule, nearest_divisors
+from echelon.core.units import short_count
 
 OVERLAP_KEY = "mesh.tp_overlap"
 
@@ -142,11 +145,31 @@ def sequence_fits_positions(view: View) -> Iterator[RuleViolation]:
         yield RuleViolation(
             rule=SEQUENCE_FITS_POSITIONS,
             message=f"batch.sequence_length = {length}, but {view.model_name} has {positions} "
-            "positions",
+            f"positions; {_more_positions(view, length - positions)}",
             key="batch.sequence_length",
             set_by=("batch.sequence_length", "model.max_positions"),
-            suggestions=(f"1 to {positions}",),
+            suggestions=(f"1 to {positions}", partial(_longer_positions, length)),
         )
+
+
+def _more_positions(view: View, more: int) -> str:
+    """Return what else changes where a model gets more positions."""
+    if view.word("model.positions") == "learned":
+        values = more * view.integer("model.hidden")
+        return (
+            f"with more, the table of learned positions grows by {more:,} untrained rows, "
+            f"{short_count(values)} parameters"
+        )
+    return (
+        "more rotary positions change no weight; weights that were trained on fewer know only those"
+        ", and model.rope_scaling stretches them"
+    )
+
+
+def _longer_positions(length: int, trial: Trial) -> Iterator[str]:
+    """Yield how a model gets as many positions as a sequence has tokens."""
+    if trial.works({"model.max_positions": length}):
+        yield f"--set model.max_positions={length}"
 
 
 def batch_divides(view: View) -> Iterator[RuleViolation]:

@@ -16,6 +16,7 @@ from echelon.config.settings.schema import SETTINGS
 from echelon.config.settings.value_types import toml_text
 from echelon.config.view import Unavailable, View
 from echelon.core.errors import Problem
+from echelon.core.plurals import in_singular
 from echelon.core.rulebook.config import NO_EFFECT
 from echelon.core.rules import Rule
 
@@ -92,7 +93,7 @@ def find_problems(
         trial = Trial(view=view, broken_rules=broken_rules, before=before, mended=one.broken_rule)
         problem = Problem(
             rule=rule,
-            message=one.message,
+            message=in_singular(one.message),
             key=key,
             set_by=view.set_by(*(one.set_by or (key,))) if one.origin is None else one.origin,
             suggestions=tuple(dict.fromkeys(trial.suggestions(one.suggestions))),

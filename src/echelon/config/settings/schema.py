@@ -16,6 +16,7 @@ from echelon.config.settings.replica_tables import LOCAL_SGD, SERVERS
 from echelon.config.settings.value_types import (
     AT_LEAST_TWO,
     AUTO_BYTES,
+    BYTES,
     COUNT,
     DEGREE,
     DTYPE,
@@ -208,7 +209,12 @@ _MATHEMATICS = (
         "joined",
         "separate: attention stays inside each document",
     ),
-    setting("precision.parameters", DTYPE, "fp32", "in forward and backward"),
+    setting(
+        "precision.parameters",
+        DTYPE,
+        "fp32",
+        "in forward and backward; bf16 if a run sets no dtype and its devices have it",
+    ),
     setting("precision.gradients", DTYPE, "fp32", "as they accumulate"),
     setting("precision.reduction", DTYPE, "fp32", "as they are summed over ranks"),
     setting("precision.master", DTYPE, "fp32", "of the copy that the optimizer updates"),
@@ -281,7 +287,7 @@ _RUN = (
         "data.source",
         Text(),
         "stdlib",
-        "stdlib, text, prepared data or a URL; training asks for one of them",
+        "stdlib, text, prepared data, or a URL; training needs it named",
         path=True,
     ),
     setting(
@@ -338,6 +344,12 @@ _RUN = (
         "steps between step lines; auto: 200 lines a run at most",
     ),
     setting("observe.events", Flag(), True, "whether ranks write what they sent and ran"),
+    setting(
+        "observe.events_budget_bytes",
+        BYTES,
+        50_000_000,
+        "of the events of all ranks; a longer run keeps every k-th step",
+    ),
     setting(
         "observe.trackers",
         ChoiceList(options=tuple(TRACKERS), words=("none",)),

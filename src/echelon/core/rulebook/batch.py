@@ -22,8 +22,11 @@ BATCH_DIVIDES = Rule(
 SEQUENCE_FITS_POSITIONS = Rule(
     id="sequence-fits-positions",
     why="""
-    A sequence may not be longer than the positions that the model has. Learned positions end
-    there; rotary ones go on, but a model is meant up to max_positions.
+    A sequence may not be longer than the positions that the model has. Rotary positions go on:
+    with a larger `model.max_positions` no weight changes, but weights that were trained on fewer
+    positions know only those, and `model.rope_scaling` stretches them. Learned positions are rows
+    of a table: with more of them the model has more parameters, which nobody has trained.
+    `echelon plan MODEL --cluster ... --objective longest-sequence` finds the longest that fits.
     """,
     example="""
     [model]

@@ -65,7 +65,7 @@ EXPERT_TP_DIVIDES_FFN = Rule(
     id="expert-tp-divides-ffn",
     why="""
     expert_tp cuts the inner width of an expert into equal pieces, as tensor parallelism does that
-    of a dense MLP. With expert_tp = 1 experts are whole, and their width is free.
+    of a dense MLP. With expert_tp = 1, experts are whole, and their width is free.
     """,
     example="""
     [mesh]

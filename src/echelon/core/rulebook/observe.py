@@ -5,9 +5,9 @@ from echelon.core.rules import Rule
 RUN_HAS_EVENTS = Rule(
     id="run-has-events",
     why="""
-    A timeline is drawn from what every rank wrote down while it ran: events.jsonl of rank 0 and
-    events.rank-NNNN.jsonl of the others. A run with observe.events = false has none, and ranks on
-    several hosts without a shared folder leave theirs on their own host.
+    A timeline is drawn from what every rank wrote down while it ran: events.jsonl.gz of rank 0 and
+    events.rank-NNNN.jsonl.gz of the others. A run with observe.events = false has none, and ranks
+    on several hosts without a shared folder leave theirs on their own host.
     """,
     example="""
     %s
@@ -51,9 +51,11 @@ STEP_RECORDED = Rule(
     id="step-recorded",
     why="""
     A step can be drawn once all its ranks have written the events of the whole step, which they do
-    when it ends. Steps are counted from 1, as the step lines count them. A step in which ranks ran
-    other actions than the plan's schedule has is not drawn as if it were that schedule. The loads
-    of experts are written with every step line (observe.log_every), not in every step.
+    when it ends. A long run keeps every k-th step, so that its events stay within
+    observe.events_budget_bytes. Steps are counted from 1, as the step lines count them. A step in
+    which ranks ran other actions than the plan's schedule has is not drawn as if it were that
+    schedule. The loads of experts are written with every step line (observe.log_every), not in
+    every step.
     """,
     bad="echelon observe runs/nano --schedule --step 9000     # it had 2000 steps",
     fixed="echelon observe runs/nano --schedule --step 2000",
@@ -64,10 +66,10 @@ EVENTS_READABLE = Rule(
     why="""
     Each line of an events file is one event as JSON: kind, name, axis, stage, microbatch, bytes,
     start, end, rank; each of metrics.jsonl, routing.jsonl and of logs/rank-*.jsonl is one entry.
-    Half a line at the end of a file is what a kill leaves, and is skipped; any other line that
-    cannot be read means that the file was changed or damaged after it was written.
+    A kill leaves half a line, or half a gzip member, at the end of a file, which is skipped; any
+    other line that cannot be read means that the file was changed or damaged after it was written.
     """,
-    bad="a line of runs/nano/events.jsonl edited by hand",
+    bad="zcat runs/nano/events.jsonl.gz | head -c 10000 | gzip > events.jsonl.gz     # put back",
     fixed="the file as the run wrote it",
 )
 

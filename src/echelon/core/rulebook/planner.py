@@ -8,8 +8,11 @@ UNKNOWN_PIN = Rule(
     `--pin key=value` keeps the search to plans with this value, or with one of several
     (`tp=4,8`). Degrees are tp, pp, cp, dp, dp_replicate, dp_shard, ep and expert_tp; the rest is
     zero (0 to 3), schedule, virtual (stages on each pipeline rank), microbatch (sequences),
-    recompute (none, full, or full/2 for every second block), context (how context ranks meet),
-    ulysses (its degree), sequence_parallel, offload (host: optimizer state) and devices.
+    recompute (none, full, full/2 for every second block, selective, operators such as
+    norm+activation, or full/3+norm), context (how context ranks meet), ulysses (its degree),
+    sequence_parallel, offload (host: optimizer state), reshard, secondary and devices. Every word
+    that a page prints of a plan is taken too (`cp=4g`, `zero=1+h`, `schedule=1f1b x6`), alone
+    (`tp2s`) or in a whole line: `--pin "pp2 dp4, ZeRO 1, 1f1b, microbatches of 2"`.
     """,
     bad="echelon plan llama3-8b --cluster 8xh100 --pin tensor=8",
     fixed="echelon plan llama3-8b --cluster 8xh100 --pin tp=8",
@@ -18,8 +21,9 @@ UNKNOWN_PIN = Rule(
 PIN_EXCLUDES_EVERYTHING = Rule(
     id="pin-excludes-everything",
     why="""
-    With what is pinned no plan is legal and fits into memory, and without one of the pins there is
-    one: the error names the pin, and what the best plan without it has in its place.
+    With what is pinned no plan is legal, or none fits into memory, and without one of the pins
+    there is one: the error names what the best plan without it has in its place. Where memory is
+    the reason it has the numbers of the leanest plan, and the page the other changes that fit.
     """,
     bad="echelon plan llama3-8b --cluster 8xh100 --pin tp=3     # 8 devices, 32 heads",
     fixed="echelon plan llama3-8b --cluster 8xh100 --pin tp=4",
@@ -30,9 +34,10 @@ PLAN_FITS_MEMORY = Rule(
     why="""
     A plan is kept where the fullest rank holds no more than the memory of its device: parameters,
     gradients, optimizer state, gathered units, activations in flight, logits, buffers, and what the
-    allocator and the device's context take beside. Where no plan of a cluster is kept, the error
-    names the smallest cluster of the same devices on which one is, with optimizer state on the host
-    and without, the cheapest change of the run that fits here, and common devices with more memory.
+    allocator and the device's context take beside. Where no plan of a cluster is kept, the leanest
+    is told with its bytes by term, and what would fit: the smallest cluster of the same devices,
+    with optimizer state on the host and without, LoRA, the cheapest other change of the run that
+    fits here, and common devices with more memory, each with its time of a token.
     """,
     bad="echelon plan llama2-70b --cluster 8xa100-40gb",
     fixed="echelon plan llama2-70b --cluster 64xa100-40gb",

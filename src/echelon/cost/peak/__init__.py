@@ -7,6 +7,6 @@ weight_order     which gradients of weights each operator of backward writes, an
 gradient_sums    buckets that fill, copies of them on the wire, slices that are added
 whole_units      parameters that are whole at stage 3, from their gather to their release
 messages         what comes from other stages and goes to them
-host_memory      what each rank takes of its device and of its host, place by place
+host_memory      peaks on the device and on the host, place by place
 update           what the optimizer has beside the model state
 """

@@ -1,7 +1,7 @@
-"""What each rank takes of its device and of its host at its peak, place by place of a pipeline.
+"""Peak bytes of each rank on its device and on its host, place by place of a pipeline.
 
-A CPU rank has all of it in the memory of its host. A GPU's host holds slices that are offloaded to
-it, and buffers between a GPU and files.
+All memory of a CPU rank is memory of its host. The host of a GPU holds offloaded slices, and
+buffers between the GPU and files.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ class PlaceMemory:
 
 
 def memory_by_place(plan: Plan, ranks: Iterable[int]) -> tuple[PlaceMemory, ...]:
-    """Return what `ranks` take at their peaks, together by their place; servers come last.
+    """Peak bytes of `ranks` by their place of the pipeline; parameter servers come last.
 
-    The first rank at a place tells of all that are there.
+    The first rank at a place represents all ranks there.
     """
     walk, mesh = PeakWalk(plan), plan.mesh
     counts: dict[int, int] = {}
@@ -50,26 +50,26 @@ def memory_by_place(plan: Plan, ranks: Iterable[int]) -> tuple[PlaceMemory, ...]
         place = mesh.pp if mesh.is_server(rank) else pp_rank_of(*plan_and_rank(plan, rank))
         counts[place] = counts.get(place, 0) + 1
     peaks = walk.by_place()
-    found: list[PlaceMemory] = []
+    memory: list[PlaceMemory] = []
     for place, count in sorted(counts.items()):
         peak = {name: size for name, size in peaks[place].terms.items() if size}
         if plan.cluster.backend == "gloo":
-            found.append(PlaceMemory(num_ranks=count, device={}, host=peak))
+            memory.append(PlaceMemory(num_ranks=count, device={}, host=peak))
         else:
             host = _offloaded(plan, peaks[place].rank)
-            found.append(PlaceMemory(num_ranks=count, device=peak, host=host))
-    return tuple(found)
+            memory.append(PlaceMemory(num_ranks=count, device=peak, host=host))
+    return tuple(memory)
 
 
 def _offloaded(plan: Plan, rank: int) -> dict[str, float]:
-    """Return what the host of a GPU holds of a rank, by term."""
+    """Bytes that a rank offloads from its GPU to the host, by term."""
     plan, rank = plan_and_rank(plan, rank)
     buckets = held_buckets(plan, pp_rank_of(plan, rank))
-    found: dict[str, float] = {}
+    terms: dict[str, float] = {}
     for term in held_terms(plan, buckets, rank):
         if term.pool == "host":
-            found[term.name] = found.get(term.name, 0.0) + term.bytes
+            terms[term.name] = terms.get(term.name, 0.0) + term.bytes
     plans = [bucket.plan for bucket in buckets]
     if buffers := offload_buffer_bytes(plan, plans, JOBS_AT_HAND, {"host"}):
-        found["buffers"] = float(buffers)
-    return found
+        terms["buffers"] = float(buffers)
+    return terms

@@ -1,12 +1,12 @@
 """Floating-point operations of a model: what "model FLOPs utilization" divides by.
 
 Source: Chowdhery et al., PaLM (2022), appendix B. Every weight that a token is multiplied by costs
-2 FLOPs forward and 4 backward; attention costs 12 x layers x width x sequence more. That the causal
-mask hides half is not taken off, and recompute is not added, so that figures compare across
-systems. Of a sliding window only the keys inside count: kernels skip the rest, and so far beyond a
-window a figure for the whole sequence would say more than 100 %. Documents are data: not counted.
-Of routed experts only the k that a token meets count, as they do for a dense model of as many
-active parameters.
+2 FLOPs forward and 4 backward; full attention costs 12 x layers x width x sequence more. Recompute
+is not added. Published figures count full attention, of which a causal mask hides half: pages tell
+both, and `causal` counts only the pairs that a causal model has. Of a sliding window only the keys
+inside count: kernels skip the rest, and so far beyond a window a figure for the whole sequence
+would say more than 100 %. Documents are data: not counted. Of routed experts only the k that a
+token meets count, as they do for a dense model of as many active parameters.
 """
 
 from __future__ import annotations
@@ -27,14 +27,15 @@ EMBEDDING_TABLES = frozenset({EMBEDDING, "positions.weight"})
 
 
 def model_flops_per_token(
-    shape: ModelShape, sequence_length: int, *, all_experts: bool = False
+    shape: ModelShape, sequence_length: int, *, all_experts: bool = False, causal: bool = False
 ) -> float:
     """Return the FLOPs of forward and backward per token of a sequence of `sequence_length`.
 
-    With `all_experts` they are what they would be if each token met every expert.
+    `all_experts` routes each token to every expert; `causal` counts for a query of a causal model
+    the keys up to its own position only.
     """
     multiplied = multiplied_weights(shape, all_experts=all_experts)
-    whole = flops_of_weights(multiplied, shape, sequence_length)
+    whole = flops_of_weights(multiplied, shape, sequence_length, causal=causal)
     if shape.lora is None:
         return whole
     # A frozen weight has no gradient: 2 FLOPs forward, and 2 backward for its input's.
@@ -49,11 +50,12 @@ def multiplied_weights(shape: ModelShape, *, all_experts: bool = False) -> int:
     return met - looked_up + head
 
 
-def flops_of_weights(multiplied: int, shape: ModelShape, sequence_length: int) -> float:
+def flops_of_weights(
+    multiplied: int, shape: ModelShape, sequence_length: int, *, causal: bool = False
+) -> float:
     """Return the FLOPs of a token that is multiplied with so many weights, attention included."""
-    keys = sum(
-        attended_positions(shape.of_layer(layer), sequence_length) for layer in range(shape.layers)
-    )
+    met = causal_positions if causal and shape.causal else attended_positions
+    keys = sum(met(shape.of_layer(layer), sequence_length) for layer in range(shape.layers))
     return 6.0 * multiplied + 12.0 * attention_width(shape) * keys
 
 
@@ -62,6 +64,12 @@ def attended_positions(shape: ModelShape, sequence_length: int) -> int:
     if shape.window is None:
         return sequence_length
     return min(sequence_length, shape.window if shape.causal else 2 * shape.window - 1)
+
+
+def causal_positions(shape: ModelShape, sequence_length: int) -> float:
+    """Mean number of keys that a query of a causal block attends to, its own among them."""
+    window = attended_positions(shape, sequence_length)
+    return window - window * (window - 1) / (2 * sequence_length)
 
 
 def attention_width(shape: ModelShape) -> float:

@@ -17,6 +17,7 @@ from pathlib import Path
 
 from echelon.config.cluster.settings import DEFAULT_CLUSTER, named_cluster, smallest_cluster
 from echelon.config.entries import Entries, Entry
+from echelon.config.files.reading import is_file
 from echelon.config.settings.schema import CLUSTER_SOURCES
 from echelon.core.cluster import Cluster
 from echelon.core.errors import Problem
@@ -27,7 +28,10 @@ from echelon.interop.parsing import command_words
 
 GENERIC_CLUSTER = "8xh100"
 """Whose devices are taken where a run has more ranks than the default cluster has devices."""
+LEAST_WORDS = 2  # of a line
 KEY = "(launcher)"
+COMMAND = Path("(command)")
+"""Where the keys of a line stand that was given as text, and not in a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +50,16 @@ def launchers() -> Mapping[str, Launcher]:
     """Return the launchers by name."""
     rows = tomllib.loads((files("echelon.interop.commands") / "launchers.toml").read_text("utf-8"))
     return {name: Launcher(**row) for name, row in rows.items()}
+
+
+def launch_line(named: str | Path) -> str:
+    """Return the text that was given as a file where it is the line of a launcher; else ""."""
+    line = str(named).strip()
+    words = line.split()
+    starts = {*launchers(), "python", "python3", "llamafactory-cli", "axolotl"}
+    if len(words) < LEAST_WORDS or is_file(Path(line)):
+        return ""
+    return line if any(_name(word) in starts for word in words) else ""
 
 
 _BATCH = re.compile(r"^#SBATCH[ \t]+(.*)$", re.MULTILINE)

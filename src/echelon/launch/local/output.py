@@ -9,6 +9,8 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
+from echelon.core.messages import is_quiet
+
 
 class TerminalAndLog(io.TextIOBase):
     """Write to the terminal and to the log; be the terminal to whoever asks.
@@ -54,6 +56,11 @@ class TerminalAndLog(io.TextIOBase):
             with contextlib.suppress(OSError):
                 log.close()
 
+    @property
+    def log(self) -> TextIO | None:
+        """Return the log, None where it could not be written any more."""
+        return self._log
+
     def isatty(self) -> bool:
         """Return whether the terminal is one."""
         return self._terminal.isatty()
@@ -70,6 +77,14 @@ def say_if_possible(text: str, stream: TextIO | None) -> None:
     """
     with contextlib.suppress(OSError, ValueError):
         print(text, file=stream, flush=True)
+
+
+def stream_of_notes() -> TextIO:
+    """Return stderr, and of a rank whose notes are silenced its log alone."""
+    if not is_quiet():
+        return sys.stderr
+    log = sys.stderr.log if isinstance(sys.stderr, TerminalAndLog) else None
+    return io.StringIO() if log is None else log
 
 
 def log_name(rank: int) -> str:

@@ -21,6 +21,7 @@ import psutil
 
 from echelon.core.cluster import Backend
 from echelon.core.errors import EnvironmentProblem, RunFailed
+from echelon.core.messages import is_quiet
 from echelon.core.rulebook.launch import LAUNCHER_LOST, PORT_IN_USE
 from echelon.launch.environment import (
     LOCAL_HOST,
@@ -303,7 +304,8 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
         if rank == self.store_rank:
             assert listener is not None
             descriptors.append(listener.fileno())
-        log_path, shown = self.log_dir / log_name(rank), self.shown_rank
+        log_path = self.log_dir / log_name(rank)
+        shown = None if is_quiet() else self.shown_rank
         slot = RankSlot(
             rank=rank,
             log_path=str(log_path),

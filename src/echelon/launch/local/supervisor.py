@@ -1,6 +1,6 @@
 """Run one job on local ranks, from the first process to the last, and say how it ended.
 
-Before the ranks take steps, Ctrl-C and SIGTERM end everything; later they become a request to stop at
+Before ranks take steps, Ctrl-C and SIGTERM end everything; later they become a request to stop at
 the next step boundary.
 """
 
@@ -111,8 +111,8 @@ def run_ranks(
     """Call ``target(context, argument)`` on `world_size` local ranks; all end before this returns.
 
     `argument` is JSON. `labels` names the place of each rank in the mesh. Rank r writes to
-    ``log_dir/rank-000r.log``. Ctrl-C, SIGTERM and SIGHUP raise KeyboardInterrupt, with no rank left,
-    until a rank calls `RankProgress.answer_stop`. From there on they become
+    ``log_dir/rank-000r.log``. Ctrl-C, SIGTERM and SIGHUP end all ranks and raise
+    KeyboardInterrupt, until a rank calls `RankProgress.answer_stop`. From there on they become
     `RankContext.stop_requested`, and only a second Ctrl-C raises KeyboardInterrupt.
     """
     names = tuple(labels) or ("",) * world_size

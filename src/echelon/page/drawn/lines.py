@@ -24,7 +24,7 @@ _RIGHT = PAGE - 24  # pixels
 
 
 def draw_lines(found: LinesFigure, name: str, says: str) -> Drawing:
-    """Return the drawing of lines; a step without a value breaks its line."""
+    """Return the drawing of lines; a step without a value breaks a line that is not joined."""
     entries = [(tint(place), one.name) for place, one in enumerate(found.series)]
     if found.planned is not None:
         entries.append((ACCENT, f"planned: {found.planned_text}"))
@@ -41,7 +41,8 @@ def draw_lines(found: LinesFigure, name: str, says: str) -> Drawing:
             up.place(value, bottom, top) if value is not None and can_be_drawn(value) else None
             for value in one.values
         ]
-        if path := _path(zip(x, y, strict=True)):
+        points = [at for at in zip(x, y, strict=True) if at[1] is not None or not one.joined]
+        if path := _path(points):
             line = f'stroke="{tint(place)}" stroke-width="1.8" stroke-linecap="round"'
             body.append(f'<path d="{path}" fill="none" {line}/>')
     if found.planned is not None and can_be_drawn(found.planned):

@@ -129,6 +129,11 @@ class PlanAnswer:
         return self.recommended.idle_devices
 
     @property
+    def longest_sequence(self) -> int | None:
+        """Return the tokens of the longest sequence of which a plan fits; None if nobody asked."""
+        return None if self.found.longest is None else self.found.longest.tokens
+
+    @property
     def why(self) -> str:
         """Return why this plan is recommended, in sentences."""
         return " ".join(reasons(self.found))

@@ -34,7 +34,7 @@ def rate_lines(estimate: Estimate, *, label: int = 10, columns: int = WIDTH) -> 
     yield (
         f"{'rate':<{label}}{tokens.value:.0f} tokens/s of a device "
         f"({tokens.low:.0f} to {tokens.high:.0f}), "
-        f"MFU {100 * mfu.value:.1f} ({100 * mfu.low:.1f} to {100 * mfu.high:.1f})"
+        f"{mfu_text(estimate)}, {100 * mfu.low:.1f} to {100 * mfu.high:.1f}"
     )
     size, unit = held_unit(estimate)
     ends = f"{held.low / size:.1f} to {held.high / size:.1f}"
@@ -58,8 +58,16 @@ def rate_lines(estimate: Estimate, *, label: int = 10, columns: int = WIDTH) -> 
     yield fill_text(f"{'bands':<{label}}{told}. {exact}.", rest=" " * label, columns=columns)
 
 
+def mfu_text(estimate: Estimate) -> str:
+    """Return the model FLOPs utilization, with the FLOPs that it counts, and the causal one."""
+    text = f"MFU {100 * estimate.mfu:.1f} (full attention"
+    if estimate.causal_flops != estimate.model_flops:
+        text += f"; causal {100 * estimate.causal_mfu:.1f}"
+    return f"{text})"
+
+
 def held_unit(estimate: Estimate) -> tuple[int, str]:
-    """Return the bytes and the name of the unit of all its memory: GiB, MiB where it is less."""
+    """Bytes and name of the unit for its memory: GiB, or MiB for less than one."""
     return binary_unit(min(held_bytes_band(estimate).value, GIB))
 
 
@@ -126,6 +134,8 @@ def estimate_json(estimate: Estimate) -> dict[str, Any]:
         "tokens_band": band_json(tokens_per_s_band(estimate)),
         "mfu": estimate.mfu,
         "mfu_band": band_json(mfu_band(estimate)),
+        "mfu_counts": "full attention",
+        "causal_mfu": estimate.causal_mfu,
     }
 
 
@@ -144,7 +154,7 @@ def seconds_shares(estimate: Estimate) -> list[tuple[str, BandedValue, str]]:
 
 
 def bytes_shares(estimate: Estimate, memory_bytes: float) -> list[tuple[str, BandedValue, str]]:
-    """Return what the fullest rank holds by term, in `held_unit`, with shares of its memory."""
+    """Bytes of the fullest rank by term, in `held_unit`, with shares of its memory."""
     size, _ = held_unit(estimate)
     terms = {name: _in_unit(amount, size) for name, amount in byte_term_bands(estimate).items()}
     held = _in_unit(held_bytes_band(estimate), size)

@@ -22,6 +22,7 @@ from echelon.planner.answer.recommend_text import (
     OTHERS_HEADER,
     answer_facts,
     other_rows,
+    other_signs,
     run_facts,
 )
 from echelon.planner.explain.bands import BandedValue
@@ -47,6 +48,8 @@ def answer_html(found: Recommendation) -> str:
     if found.others:
         parts.append("<p>What somebody may prefer, and what that costs:</p>")
         parts.append(table_html(OTHERS_HEADER, other_rows(found)))
+    if signs := " ".join(other_signs(found)):
+        parts.append(f"<p>{escape(signs)}</p>")
     step = _terms(("a step", "s"), seconds_shares(first), _tone_colors(first.seconds))
     held = _terms(
         ("the fullest rank", held_unit(first)[1]),

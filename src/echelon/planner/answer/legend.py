@@ -1,105 +1,159 @@
-"""What the signs of a table of plans mean: of those that stand in it, and of no others."""
+"""The words of a plan on a page, each with what the legend says of its sign.
+
+Tables and legend read the same words: a table explains the signs that it prints, and no others.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 
 from echelon.core.choices.context_kinds import CONTEXT_KINDS
 from echelon.planner.search.candidate import CandidatePlan
+from echelon.planner.search.options import MOST_STAGE
 from echelon.schedule.build import SCHEDULES
 
 
-def mesh_text(choice: CandidatePlan) -> str:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlanWord:
+    """Hold a word of a plan as it is printed, such as ``tp8s``.
+
+    `signs` are its parts that need a legend, each with a meaning: ``tpNs``.
+    """
+
+    text: str
+    signs: tuple[tuple[str, str], ...] = ()
+
+
+def mesh_words(choice: CandidatePlan) -> tuple[PlanWord, ...]:
     """Return the degrees of a mesh that are not 1, such as ``pp16 dp2x32 tp8s``."""
     mesh = choice.mesh
-    words = [f"pp{mesh.pp}"] if mesh.pp > 1 else []
-    words += [f"dp{mesh.dp_text}"] if mesh.dp > 1 else []
-    words += [_context_text(choice)] if mesh.cp > 1 else []
+    words = [PlanWord(text=f"pp{mesh.pp}")] if mesh.pp > 1 else []
+    words += [_data_word(choice)] if mesh.dp > 1 else []
+    words += [_context_word(choice)] if mesh.cp > 1 else []
     if mesh.tp > 1:
-        words.append(f"tp{mesh.tp}{'s' * choice.sequence_parallel}")
+        words.append(_with_suffix("tp", mesh.tp, "s" * choice.sequence_parallel))
     if mesh.ep > 1:
-        words.append(f"ep{mesh.ep}{'t' * (choice.expert_tp > 1)}")
-    return " ".join(words) or "one rank"
+        words.append(_with_suffix("ep", mesh.ep, "t" * (choice.expert_tp > 1)))
+    return tuple(words) or (PlanWord(text="one rank"),)
 
 
-def schedule_text(choice: CandidatePlan) -> str:
+def zero_word(choice: CandidatePlan, name: str = "") -> PlanWord:
+    """Return the ZeRO stage behind a `name`, with what else the stage decides: ``3+s``."""
+    kept_whole = choice.zero == MOST_STAGE and not choice.reshard
+    has = {"+k": kept_whole, "+s": choice.keeps_slices, "+h": choice.offload}
+    signs = tuple((sign, _ZERO_SIGNS[sign]) for sign, is_there in has.items() if is_there)
+    return PlanWord(text=f"{name}{choice.zero}" + "".join(sign for sign, _ in signs), signs=signs)
+
+
+def schedule_word(choice: CandidatePlan) -> PlanWord:
     """Return the schedule of a plan in ten columns; "-" without a pipeline."""
     if choice.mesh.pp == 1:
-        return "-"
+        return PlanWord(text="-")
     short = SCHEDULES[choice.schedule].short_name
-    return f"{short} x{choice.virtual}" if short else choice.schedule
+    if not short:
+        return PlanWord(text=choice.schedule)
+    sign = (f"{short} xV", f"{choice.schedule}, V stages on a rank")
+    return PlanWord(text=f"{short} x{choice.virtual}", signs=(sign,))
 
 
-def recompute_text(choice: CandidatePlan) -> str:
+def recompute_word(choice: CandidatePlan) -> PlanWord:
     """Return what runs forward again: "-", operators' first letters, "all" or one of so many."""
-    signs = "".join(one[:2] for one in choice.operators)
+    operators = tuple((name[:2], name) for name in choice.operators)
+    letters = "".join(sign for sign, _ in operators)
     if choice.recompute == 0:
-        return signs or "-"
-    if signs:
-        return f"1/{choice.recompute}+{signs}"
-    return "all" if choice.recompute == 1 else f"1/{choice.recompute}"
+        return PlanWord(text=letters or "-", signs=operators)
+    blocks = "all" if choice.recompute == 1 else f"1/{choice.recompute}"
+    sign = ("all", "every block") if choice.recompute == 1 else ("1/K", "one of K blocks")
+    text = f"{blocks}+{letters}" if letters else blocks
+    return PlanWord(text=text, signs=(sign, *operators))
 
 
-def sign_texts(choices: Sequence[CandidatePlan]) -> Iterator[str]:
-    """Yield what each sign says that the words of some plans have, of its first plan."""
-    for says in (*_SIGNS, _secondary, _offload):
-        if (text := _first(choices, says)) is not None:
-            yield text
+def plan_cells(choice: CandidatePlan) -> tuple[tuple[PlanWord, ...], ...]:
+    """Return all choices of a plan as cells: mesh, zero, schedule, microbatch, recompute."""
+    return (
+        mesh_words(choice),
+        (zero_word(choice), *_rounding_words(choice)),
+        (schedule_word(choice),),
+        (PlanWord(text=str(choice.microbatch)),),
+        (recompute_word(choice),),
+    )
 
 
-def _first(
-    choices: Iterable[CandidatePlan], says: Callable[[CandidatePlan], str | None]
-) -> str | None:
-    return next((text for one in choices if (text := says(one)) is not None), None)
+def row_words(choice: CandidatePlan, *, devices: bool = False) -> tuple[PlanWord, ...]:
+    """Return all choices of a plan in one cell: two plans never have the same words.
+
+    With `devices`, their number too.
+    """
+    words = [*mesh_words(choice), zero_word(choice, "zero")]
+    if choice.mesh.pp > 1:
+        words.append(schedule_word(choice))
+    if choice.microbatch > 1:
+        sign = ("mbN", "microbatches of N sequences")
+        words.append(PlanWord(text=f"mb{choice.microbatch}", signs=(sign,)))
+    if choice.recompute or choice.operators:
+        words += [PlanWord(text="rec", signs=(("rec", "recomputed"),)), recompute_word(choice)]
+    words += _rounding_words(choice)
+    if devices:
+        words.append(PlanWord(text=f"on {choice.devices:,} devices"))
+    return tuple(words)
 
 
-def _hybrid(choice: CandidatePlan) -> str | None:
-    degrees = choice.mesh.data_degrees
-    if len(degrees) < 2:
-        return None
-    replicas, shards = degrees.values()
-    return f"dp{choice.mesh.dp_text}: {replicas} replicas of {shards} shards."
+def sentence_words(choice: CandidatePlan) -> tuple[PlanWord, ...]:
+    """Words with signs of a plan in a sentence."""
+    return (*mesh_words(choice), schedule_word(choice))
 
 
-def _interleaved(choice: CandidatePlan) -> str | None:
-    if choice.mesh.pp == 1 or not SCHEDULES[choice.schedule].short_name:
-        return None
-    return f"{schedule_text(choice)}: {choice.schedule}, {choice.virtual} stages on a rank."
+def words_text(words: Iterable[PlanWord]) -> str:
+    """Return words as they are printed."""
+    return " ".join(word.text for word in words)
 
 
-def _context_text(choice: CandidatePlan) -> str:
-    record = CONTEXT_KINDS[choice.context]
-    inner = str(choice.ulysses) * (record.exchange == "inner")
-    return f"cp{choice.mesh.cp}{record.symbol}{inner}"
+def sign_texts(words: Iterable[PlanWord]) -> Iterator[str]:
+    """Yield what each sign of some words means, once."""
+    signs = dict.fromkeys(sign for word in words for sign in word.signs)
+    for sign, meaning in signs:
+        yield f"{sign}: {meaning}."
 
 
-def _context(choice: CandidatePlan) -> str | None:
-    record = CONTEXT_KINDS[choice.context]
-    if choice.mesh.cp == 1 or not record.symbol:
-        return None
-    cp, sign = choice.mesh.cp, _context_text(choice)
+_ZERO_SIGNS = {
+    "+k": "parameters stay whole after forward",
+    "+s": "nodes keep slices of gathered units",
+    "+h": "optimizer state on the host",
+}
+_SUFFIXES = {
+    "tpNs": "with sequence parallelism",
+    "epNt": "tensor ranks cut experts too",
+}
+
+
+def _with_suffix(axis: str, degree: int, suffix: str) -> PlanWord:
+    sign = f"{axis}N{suffix}"
+    return PlanWord(
+        text=f"{axis}{degree}{suffix}", signs=((sign, _SUFFIXES[sign]),) if suffix else ()
+    )
+
+
+def _rounding_words(choice: CandidatePlan) -> tuple[PlanWord, ...]:
+    settings = choice.rounding.settings()
+    return tuple(PlanWord(text=f"{key}={value}") for key, value in settings.items())
+
+
+def _data_word(choice: CandidatePlan) -> PlanWord:
+    """Data ranks; with ZeRO, replicas differ from shards in their words."""
+    mesh = choice.mesh
+    if mesh.dp_replicate == 1 or (mesh.dp_shard == 1 and choice.zero == 0):
+        return PlanWord(text=f"dp{mesh.dp}")
+    text = f"dp{mesh.dp_replicate}x{mesh.dp_shard}"
+    return PlanWord(text=text, signs=(("dpRxS", "R replicas of S shards"),))
+
+
+def _context_word(choice: CandidatePlan) -> PlanWord:
+    record, cp = CONTEXT_KINDS[choice.context], choice.mesh.cp
+    if not record.symbol:
+        return PlanWord(text=f"cp{cp}")
     if record.exchange == "inner":
-        return f"{sign}: {choice.ulysses} of {cp} context ranks exchange heads."
-    return f"{sign}: {choice.context} over {cp} context ranks."
-
-
-def _sequence_parallel(choice: CandidatePlan) -> str | None:
-    shown = choice.mesh.tp > 1 and choice.sequence_parallel
-    return f"tp{choice.mesh.tp}s: with sequence parallelism." if shown else None
-
-
-def _experts(choice: CandidatePlan) -> str | None:
-    shown = choice.mesh.ep > 1 and choice.expert_tp > 1
-    return f"ep{choice.mesh.ep}t: tensor ranks cut experts too." if shown else None
-
-
-def _secondary(choice: CandidatePlan) -> str | None:
-    return "+s: nodes keep slices of what ZeRO 3 gathers." if choice.keeps_slices else None
-
-
-def _offload(choice: CandidatePlan) -> str | None:
-    return "+h: optimizer state rests on the host." if choice.offload else None
-
-
-_SIGNS = (_hybrid, _interleaved, _context, _sequence_parallel, _experts)
-"""What says what the signs of a mesh and of its schedule mean."""
+        sign = (f"cpN{record.symbol}U", "U of N context ranks exchange heads")
+        return PlanWord(text=f"cp{cp}{record.symbol}{choice.ulysses}", signs=(sign,))
+    sign = (f"cpN{record.symbol}", f"{choice.context} over N context ranks")
+    return PlanWord(text=f"cp{cp}{record.symbol}", signs=(sign,))

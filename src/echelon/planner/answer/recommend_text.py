@@ -8,23 +8,40 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from echelon.core.parameters import num_parameters
-from echelon.core.units import gib, short_count
-from echelon.interop.tools import tool_of_trainer
-from echelon.planner.answer.estimate import has_driver
+from echelon.core.parameters import parameters_text
+from echelon.core.units import binary_bytes, decimal_bytes, gib
+from echelon.interop.tools import Tool, tool_of_trainer
+from echelon.planner.answer.estimate import has_driver, mfu_text
 from echelon.planner.answer.expected_text import expected_line
-from echelon.planner.answer.legend import mesh_text, recompute_text, schedule_text, sign_texts
+from echelon.planner.answer.legend import (
+    PlanWord,
+    mesh_words,
+    row_words,
+    schedule_word,
+    sentence_words,
+    sign_texts,
+    words_text,
+)
+from echelon.planner.answer.longest_text import longest_facts
 from echelon.planner.explain.bands import (
     band_evidence,
+    fit_probability,
     held_bytes_band,
     price_band,
     step_band,
 )
 from echelon.planner.predict.estimate import Estimate
 from echelon.planner.recommend.device_counts import may_idle
-from echelon.planner.recommend.recommend import SURE, PreferredPlan, Recommendation, noise
+from echelon.planner.recommend.recommend import (
+    SURE,
+    PreferredPlan,
+    Recommendation,
+    WithoutHost,
+    noise,
+)
 from echelon.planner.recommend.simplicity import splitting_axes
 from echelon.planner.search.candidate import CandidatePlan
+from echelon.planner.search.options import MOST_STAGE
 from echelon.planner.search.ranked import expected_of_request
 from echelon.planner.search.request import SearchRequest
 from echelon.planner.view.text_layout import WIDTH, fill_text, fit_page, table
@@ -51,8 +68,7 @@ def advice_text(found: Recommendation, command: str | None, *, columns: int = WI
     lines = [*(_line(*fact, columns=columns) for fact in answer_facts(found)), ""]
     if found.others:
         lines.append(table(OTHERS_HEADER, other_rows(found), columns))
-    shown = [one.ranked.candidate for one in (found.first, *found.others)]
-    signs = " ".join(sign_texts(shown))
+    signs = " ".join(other_signs(found))
     # Signs stand below the table that has them.
     lines += [_line("signs", signs, columns=columns)] if signs else [""] * bool(found.others)
     lines += [_line(*fact, columns=columns) for fact in _next(found, command)]
@@ -61,9 +77,11 @@ def advice_text(found: Recommendation, command: str | None, *, columns: int = WI
 
 def plan_words(choice: CandidatePlan) -> str:
     """Return every choice of a plan that is not plain, as ``pp4 dp2 tp8s, ZeRO 1, 1f1b``."""
-    words = [mesh_text(choice), f"ZeRO {choice.zero}"]
+    words = [words_text(mesh_words(choice)), f"ZeRO {choice.zero}"]
+    if choice.zero == MOST_STAGE and not choice.reshard:
+        words.append("parameters whole after forward")
     if choice.mesh.pp > 1:
-        words.append(schedule_text(choice))
+        words.append(schedule_word(choice).text)
     words.append(f"microbatches of {choice.microbatch}")
     if choice.recompute:
         share = "all" if choice.recompute == 1 else f"1/{choice.recompute} of"
@@ -89,8 +107,8 @@ def run_facts(request: SearchRequest) -> Iterator[tuple[str, str]]:
     model, numbers, cluster = request.model, request.mathematics, request.cluster
     yield (
         "model",
-        f"{model.name}, {short_count(num_parameters(model))} parameters, on {cluster.num_devices:,}"
-        f" x {cluster.device.name}, by {request.trainer}",
+        f"{model.name}, {parameters_text(model)}, on {cluster.num_devices:,} x "
+        f"{cluster.device.name}, by {request.trainer}",
     )
     yield (
         "batch",
@@ -108,6 +126,8 @@ def answer_facts(found: Recommendation) -> Iterator[tuple[str, str]]:
     request, first = found.answer.request, found.first
     choice, estimate = first.ranked.candidate, first.ranked.estimate
     step, held = step_band(estimate), held_bytes_band(estimate)
+    if found.longest is not None:
+        yield from longest_facts(found.longest)
     yield ("run", plan_words(choice))
     idle = request.cluster.num_devices - choice.devices
     if idle > 0 and may_idle(request):
@@ -116,11 +136,14 @@ def answer_facts(found: Recommendation) -> Iterator[tuple[str, str]]:
         if request.objective == "expected":
             reason = "no long run on all of them is done earlier; they are spare"
         yield ("idle", f"{told}: {reason}")
+    elif idle > 0 or request.objective == "devices":
+        fewest = ", the fewest with a plan" * (request.objective == "devices")
+        yield ("devices", f"{choice.devices:,} of {request.cluster.num_devices:,}{fewest}")
     yield (
         "step",
         f"{step.value:.4g} s ({step.low:.4g} to {step.high:.4g}), "
         f"{estimate.tokens_per_s_per_device:.0f} tokens/s of a device, "
-        f"MFU {100 * estimate.mfu:.1f}",
+        f"{mfu_text(estimate)}",
     )
     told = f" allocator's {gib(estimate.allocated_bytes)};" if has_driver(estimate) else ""
     yield (
@@ -150,13 +173,26 @@ def reasons(found: Recommendation) -> Iterator[str]:
         f"The simplest plan within {100 * noise():.0f} % of the fastest, which predictions cannot "
         f"tell apart: {split}."
     )
-    if found.answer.offload:
-        yield (
-            "Optimizer state rests on the host: without, nothing fits, or what fits is slower than "
-            "fewer devices are; over PCIe 4.0, assumed."
-        )
+    if found.without_host is not None:
+        yield _host_reason(found.without_host, found.answer.request)
     if not found.sure:
         yield f"No plan fits with a probability of {100 * SURE:.0f} %: try a short run first."
+
+
+def _host_reason(without: WithoutHost, request: SearchRequest) -> str:
+    """Return why optimizer state rests on the host: what there is without."""
+    rate = decimal_bytes(request.cluster.device.host_bandwidth)
+    text = f"Optimizer state rests on the host, over a link of {rate}/s"
+    if without.time_ratio is not None:
+        return f"{text}: without it a step takes {without.time_ratio:.3g} times as long."
+    if without.leanest is None:
+        return f"{text}: without it no plan is legal."
+    estimate, memory = without.leanest.estimate, request.memory_bytes
+    held = f"the leanest plan holds {binary_bytes(estimate.bytes_held)}"
+    if estimate.bytes_held <= memory:
+        fits = percent_of_fit(fit_probability(estimate, memory))
+        return f"{text}: without it {held}, which fits with a probability of {fits} only."
+    return f"{text}: without it nothing fits: {held}, a device has {binary_bytes(memory)}."
 
 
 def _binds(estimate: Estimate) -> str:
@@ -167,7 +203,7 @@ def _binds(estimate: Estimate) -> str:
     return "of a step " + ", ".join(f"{name} {100 * share:.0f} %" for name, share in told)
 
 
-OTHERS_HEADER = ("preferred", "plan", "step", "GiB", "fits", "tokens/s")
+OTHERS_HEADER = ("preferred", "plan", "step", "GiB", "fits", "tok/s")
 
 
 def other_rows(found: Recommendation) -> list[tuple[str, ...]]:
@@ -176,15 +212,24 @@ def other_rows(found: Recommendation) -> list[tuple[str, ...]]:
     return [_other_row(one, first) for one in found.others]
 
 
+def other_signs(found: Recommendation) -> Iterator[str]:
+    """Yield what the signs mean of the plan to run and of `other_rows`."""
+    first = found.first.ranked
+    words = [*sentence_words(first.candidate)]
+    words += [word for one in found.others for word in _other_words(one, first.estimate)]
+    return sign_texts(words)
+
+
+def _other_words(one: PreferredPlan, first: Estimate) -> tuple[PlanWord, ...]:
+    choice = one.ranked.candidate
+    return row_words(choice, devices=choice.devices != first.devices)
+
+
 def _other_row(one: PreferredPlan, first: Estimate) -> tuple[str, ...]:
-    choice, estimate = one.ranked.candidate, one.ranked.estimate
-    devices = "" if choice.devices == first.devices else f"{choice.devices:,}: "
-    zero = f"zero{choice.zero_text}"
-    redone = choice.recompute or choice.operators
-    again = f" rec {recompute_text(choice)}" if redone else ""
+    estimate = one.ranked.estimate
     return (
         ", ".join(one.preferred_for),
-        f"{devices}{mesh_text(choice)} {zero}{again}",
+        words_text(_other_words(one, first)),
         f"{100 * (estimate.step_s / first.step_s - 1):+.1f} %",
         gib(estimate.bytes_held),
         percent_of_fit(one.fits),
@@ -192,9 +237,20 @@ def _other_row(one: PreferredPlan, first: Estimate) -> tuple[str, ...]:
     )
 
 
+def next_commands(command: str, tool: Tool | None) -> tuple[str, ...]:
+    """Commands after a search: write the run, prove it, train it or export it to a tool.
+
+    A search names no data: text, a folder of prepared data, or stdlib to try a run out.
+    """
+    last = "train run.toml --set data.source=PATH"
+    if tool is not None:
+        last = f"export run.toml --to {tool.name}"
+    return f"{command} --out run.toml", "echelon prove run.toml", f"echelon {last}"
+
+
 def _next(found: Recommendation, command: str | None) -> Iterator[tuple[str, str]]:
+    tool = tool_of_trainer(found.answer.request.trainer)
     if command is None:
-        tool = tool_of_trainer(found.answer.request.trainer)
         run = (
             'ec.train(answer, data="PATH")' if tool is None else f'ec.export(answer, "{tool.name}")'
         )
@@ -203,7 +259,7 @@ def _next(found: Recommendation, command: str | None) -> Iterator[tuple[str, str
     else:
         count = len(found.answer.ranked)
         plans = f"{count} plan{'s' * (count > 1)}"
-        yield "next", f"{command} --out run.toml, then echelon prove run.toml"
+        yield "next", ", then ".join(next_commands(command, tool))
         yield "more", f"--detail: {plans} and every term; --why: what else was looked at"
     yield "searched", f"{found.answer.num_legal:,} legal plans in {found.answer.seconds:.1f} s"
 

@@ -10,8 +10,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from echelon.core.parameters import num_active_parameters, num_parameters
 from echelon.planner.answer.estimate import band_json, estimate_json
 from echelon.planner.answer.expected_text import expected_json
+from echelon.planner.answer.longest_text import longest_json
 from echelon.planner.explain.bands import BandedTerms, price_band
 from echelon.planner.explain.neighbours import Neighbour, NeighbourOutcome
 from echelon.planner.explain.sensitivity import SensitivityResult
@@ -45,6 +47,8 @@ def answer_json(answer: SearchResult, front: Sequence[RankedPlan] = ()) -> dict[
     return {
         "schema": SEARCH_SCHEMA,
         "model": request.model.name,
+        "num_parameters": num_parameters(request.model),
+        "num_active_parameters": num_active_parameters(request.model),
         "cluster": request.cluster.name,
         "devices": request.cluster.num_devices,
         "memory_bytes": int(request.memory_bytes),
@@ -109,14 +113,17 @@ def price_json(request: SearchRequest, estimate: Estimate) -> dict[str, Any]:
 
 
 def recommendation_json(found: Recommendation) -> dict[str, Any]:
-    """Return which plan to run and which others somebody may prefer, as JSON values."""
+    """Return the plan to run, and which others somebody may prefer, as JSON values."""
     request = found.answer.request
     return {
+        **ranked_json(request, found.first.ranked),
         "fits": found.first.fits,
         "sure": found.sure,
         "faster_share": found.faster_share,
         "noise": noise(),
         **_expected(found),
+        **({} if found.longest is None else {"longest_sequence": longest_json(found.longest)}),
+        **_without_host(found),
         "others": [
             {
                 "preferred_for": list(one.preferred_for),
@@ -134,6 +141,15 @@ def _expected(found: Recommendation) -> dict[str, Any]:
     if request.objective != "expected":
         return {}
     return {"expected": expected_json(expected_of_request(request, found.first.ranked.estimate))}
+
+
+def _without_host(found: Recommendation) -> dict[str, Any]:
+    """Return why optimizer state rests on the host, where it does and nobody pinned it."""
+    without = found.without_host
+    if without is None:
+        return {}
+    least = None if without.leanest is None else without.leanest.estimate.bytes_held
+    return {"without_host": {"time_ratio": without.time_ratio, "least_bytes": least}}
 
 
 WHY_SCHEMA = 1  # of the written JSON

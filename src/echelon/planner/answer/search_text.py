@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from echelon.core.axis import MESH_AXES
-from echelon.core.parameters import num_parameters
-from echelon.core.units import gib, short_count
+from echelon.core.parameters import parameters_text
+from echelon.core.units import decimal_bytes, gib
 from echelon.planner.answer.estimate import bytes_table, rate_lines, seconds_table
 from echelon.planner.answer.expected_text import expected_lines
-from echelon.planner.answer.legend import mesh_text, recompute_text, schedule_text, sign_texts
+from echelon.planner.answer.legend import plan_cells, sign_texts, words_text
 from echelon.planner.explain.bands import held_bytes_band, price_band, step_band, tokens_per_s_band
 from echelon.planner.search.ranked import RankedPlan, expected_of_request
 from echelon.planner.search.search import SearchResult
@@ -17,8 +17,8 @@ from echelon.planner.view.text_layout import WIDTH, fill_text, fit_page, table
 
 HEADER = ("mesh", "zero", "schedule", "mb", "rec", "step s", "tok/s", "MFU", "GiB")
 _COLUMNS = (
-    "mb: sequences of a microbatch. rec: blocks that run forward again. tok/s: of a device. "
-    "GiB: of the fullest rank."
+    "mb: sequences of a microbatch. rec: what runs forward again. tok/s: of a device. "
+    "MFU: with full attention. GiB: of the fullest rank."
 )
 _CLOSED_FORM = "~"
 """What stands before seconds that are no events."""
@@ -61,7 +61,8 @@ def plans_table(plans: Sequence[RankedPlan], *, devices: bool = False, columns: 
 
 def _legend(plans: Sequence[RankedPlan]) -> str:
     """Return what the heads and signs of a table of plans mean."""
-    texts = [_COLUMNS, *sign_texts([one.candidate for one in plans])]
+    words = [word for plan in plans for cell in plan_cells(plan.candidate) for word in cell]
+    texts = [_COLUMNS, *sign_texts(words)]
     if any(_is_closed_form(one) for one in plans):
         texts.append(f"{_CLOSED_FORM}: a closed form, no events.")
     return " ".join(texts)
@@ -72,28 +73,25 @@ def _is_closed_form(one: RankedPlan) -> bool:
 
 
 def _row(one: RankedPlan, *, devices: bool) -> tuple[str, ...]:
-    choice, estimate = one.candidate, one.estimate
-    zero = choice.zero_text
+    estimate = one.estimate
+    mesh, zero, *others = map(words_text, plan_cells(one.candidate))
     step = _CLOSED_FORM * _is_closed_form(one) + f"{estimate.step_s:.4g}"
     cells = (
-        schedule_text(choice),
-        str(choice.microbatch),
-        recompute_text(choice),
+        *others,
         step,
         f"{estimate.tokens_per_s_per_device:.0f}",
         f"{100 * estimate.mfu:.1f}",
         gib(estimate.bytes_held),
     )
     if devices:
-        return str(choice.devices), mesh_text(choice), *cells
-    return mesh_text(choice), zero, *cells
+        return str(one.candidate.devices), mesh, *cells
+    return mesh, zero, *cells
 
 
 def _head(answer: SearchResult, *, columns: int) -> Iterator[str]:
     request = answer.request
     model, numbers, cluster = request.model, request.mathematics, request.cluster
-    count = short_count(num_parameters(model))
-    yield f"model     {model.name}: {count} parameters, {model.layers} blocks"
+    yield f"model     {model.name}: {parameters_text(model)}, {model.layers} blocks"
     yield f"cluster   {cluster.name}: {cluster.num_devices:,} x {cluster.device.name}"
     yield (
         f"batch     {numbers.global_sequences:,} sequences x {numbers.sequence_length:,} tokens, "
@@ -129,7 +127,8 @@ def _best(answer: SearchResult, best: RankedPlan, *, columns: int) -> Iterator[s
     if answer.request.objective == "devices" and held.high > answer.request.memory_bytes:
         yield "warning   near the limit: at the end of the band of its memory it does not fit"
     if answer.offload:
-        yield "host      optimizer state rests there: nothing fits else, or slower; PCIe 4.0 taken"
+        rate = decimal_bytes(answer.request.cluster.device.host_bandwidth)
+        yield f"host      optimizer state rests there, over a link of {rate}/s"
 
 
 def _widest(plans: Sequence[RankedPlan]) -> str:

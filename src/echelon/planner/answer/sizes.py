@@ -11,11 +11,11 @@ from html import escape
 from typing import TYPE_CHECKING, Any, cast
 
 from echelon.core.optional import optional_package
-from echelon.core.parameters import num_parameters
-from echelon.core.units import gib, short_count
+from echelon.core.parameters import parameters_text
+from echelon.core.units import gib
 from echelon.planner.answer.answer import PlanAnswer
 from echelon.planner.answer.html import table_html
-from echelon.planner.answer.legend import mesh_text, recompute_text, sign_texts
+from echelon.planner.answer.legend import plan_cells, sign_texts, words_text
 from echelon.planner.answer.recommend_text import percent_of_fit
 from echelon.planner.answer.rows import plan_row
 from echelon.planner.answer.search_json import answer_json, recommendation_json
@@ -25,10 +25,22 @@ from echelon.planner.view.text_layout import WIDTH, fill_text, table
 if TYPE_CHECKING:
     from pandas import DataFrame  # pyright: ignore # an optional package
 
-_HEADER = ("cluster", "mesh", "zero", "mb", "rec", "step s", "tok/s", "MFU", "GiB", "fits")
+_HEADER = (
+    "cluster",
+    "mesh",
+    "zero",
+    "schedule",
+    "mb",
+    "rec",
+    "step s",
+    "tok/s",
+    "MFU",
+    "GiB",
+    "fits",
+)
 _COLUMNS = (
-    "tok/s: of a device. GiB: of the fullest rank. mb: sequences of a microbatch. rec: blocks that "
-    "run forward again."
+    "tok/s: of a device. MFU: with full attention. GiB: of the fullest rank. mb: sequences of a "
+    "microbatch. rec: what runs forward again."
 )
 
 
@@ -137,7 +149,7 @@ def _head(first: Recommendation, unknown_gpus: str) -> Iterator[str]:
         else "this machine has no GPU"
     )
     yield (
-        f"{request.model.name}: {short_count(num_parameters(request.model))} parameters, "
+        f"{request.model.name}: {parameters_text(request.model)}, "
         f"{numbers.global_sequences:,} sequences x {numbers.sequence_length:,} tokens a step, "
         f"by {request.trainer}."
     )
@@ -154,10 +166,7 @@ def _rows(found: Sequence[Recommendation]) -> list[tuple[str, ...]]:
         rows.append(
             (
                 one.answer.request.cluster.name,
-                mesh_text(choice),
-                choice.zero_text,
-                str(choice.microbatch),
-                recompute_text(choice),
+                *map(words_text, plan_cells(choice)),
                 f"{estimate.step_s:.4g}",
                 f"{estimate.tokens_per_s_per_device:.0f}",
                 f"{100 * estimate.mfu:.1f}",
@@ -169,4 +178,6 @@ def _rows(found: Sequence[Recommendation]) -> list[tuple[str, ...]]:
 
 
 def _legend(found: Sequence[Recommendation]) -> str:
-    return " ".join([_COLUMNS, *sign_texts([one.first.ranked.candidate for one in found])])
+    cells = [cell for size in found for cell in plan_cells(size.first.ranked.candidate)]
+    words = [word for cell in cells for word in cell]
+    return " ".join([_COLUMNS, *sign_texts(words)])

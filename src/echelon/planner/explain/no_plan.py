@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import combinations
+from math import isinf
 from typing import Self
 
 from echelon.core.errors import ConfigError, InfeasiblePlan, Problem
@@ -101,8 +102,7 @@ class NothingFits(InfeasiblePlan):
 def explain_no_plan(answer: SearchResult) -> InfeasiblePlan:
     """Return the error that says why an answer has no plan, and what would help."""
     request = answer.request
-    if answer.num_legal:
-        leanest = leanest_plan(answer)
+    if answer.num_legal and (leanest := leanest_plan(answer)) is not None:
         return NothingFits(_problem_of_memory(leanest), leanest)
     blamed = [
         name for name in request.pins.values if best_fitting_anywhere(request.without_pins(name))
@@ -114,10 +114,15 @@ def explain_no_plan(answer: SearchResult) -> InfeasiblePlan:
     return InfeasiblePlan(_not_legal(answer))
 
 
-def leanest_plan(answer: SearchResult) -> LeanestPlan:
-    """Return the leanest plan of an answer in which nothing fits, and what makes one fit."""
+def leanest_plan(answer: SearchResult) -> LeanestPlan | None:
+    """Return the leanest plan of an answer in which nothing fits, and what makes one fit.
+
+    None where it fits, and another rule refused what closed forms let through.
+    """
     request = answer.request
-    ranked = _leanest(request)
+    ranked = leanest_ranked(request)
+    if ranked is None or ranked.estimate.bytes_held <= request.memory_bytes:
+        return None
     return LeanestPlan(
         request=request,
         ranked=ranked,
@@ -126,11 +131,16 @@ def leanest_plan(answer: SearchResult) -> LeanestPlan:
     )
 
 
-def _leanest(request: SearchRequest) -> RankedPlan:
-    """Return the fastest of the plans that hold about the least, with the bytes of its lists."""
+def leanest_ranked(request: SearchRequest) -> RankedPlan | None:
+    """Return the fastest of the plans that hold about the least, None where none is legal.
+
+    Its bytes are those of its lists.
+    """
     pinned = request.pins.values_of("offload") is not None
     least = {offload: _least_bytes(request, offload=offload) for offload in {False, not pinned}}
     offload = min(least, key=lambda one: least[one])
+    if isinf(least[offload]):
+        return None
     choice = _leanest_choice(request, least[offload], offload=offload)
     closed = closed_form_plan(request, choice)
     try:
@@ -191,7 +201,7 @@ def _problem_of_memory(leanest: LeanestPlan) -> Problem:
         f"{binary_bytes(request.memory_bytes)}, {binary_bytes(leanest.over_bytes)} too little; "
         f"most of it is {largest}{note}",
         key="" if freed else "cluster",
-        set_by=" ".join(request.pins.typed.values()) if freed else "",
+        set_by=" ".join(dict.fromkeys(request.pins.typed.values())) if freed else "",
         suggestions=dict.fromkeys(fix.flags for fix in fixes),
     )
 
@@ -221,7 +231,7 @@ def _problem_of_pins(answer: SearchResult, names: Sequence[str]) -> Problem:
     return PIN_EXCLUDES_EVERYTHING.problem(
         f"with {' and '.join(texts)} no plan of {request.model.name} on {request.cluster.name} is "
         f"legal{refused}; without {without} there is one",
-        set_by=" ".join(request.pins.typed[name] for name in names),
+        set_by=" ".join(dict.fromkeys(request.pins.typed[name] for name in names)),
         suggestions=(
             " ".join(f"--pin {name}={choice.pin_value(name)}" for name in names),
             *(_others(request, names[0], choice) if len(names) == 1 else ()),
@@ -235,10 +245,13 @@ def _rules_met(answer: SearchResult) -> str:
 
 
 def _rests(request: SearchRequest) -> Iterator[str]:
-    """Yield what is left of the devices for each pinned degree of which they are no multiple."""
+    """Yield what is left of the devices for each pinned degree, and what a model has none of."""
     if not (counts := world_sizes(request)):
         yield f"{request.cluster.name} has {request.cluster.num_devices:,} devices"
         return
+    pinned_experts = {"ep", "expert_tp"} & {*request.pins.values}
+    if request.model.experts is None and pinned_experts:
+        yield f"{request.model.name} has no experts"
     for name in DEGREES[:-1]:
         pinned = [int(value) for value in request.pins.values.get(name, ())]
         if pinned and all(count % value for count in counts for value in pinned):

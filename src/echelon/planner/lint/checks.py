@@ -6,6 +6,7 @@ all is a rule (`core/rulebook/`).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from textwrap import wrap
 
 from echelon.core.plan import Plan
@@ -36,12 +37,15 @@ def lint(plan: Plan) -> tuple[LintFinding, ...]:
     )
 
 
-def lint_rows(plan: Plan, width: int = _ROW_WIDTH, *, most: int | None = None) -> list[str]:
+def lint_rows(
+    plan: Plan, width: int = _ROW_WIDTH, *, most: int | None = None, without: Sequence[str] = ()
+) -> list[str]:
     """Return findings as lines of at most `width` characters, what to do behind the arrow.
 
-    With `most`, only so many, those that weigh most first, and how many more there are.
+    With `most`, only so many, those that weigh most first, and how many more there are; without
+    the ids of `without`.
     """
-    found = lint(plan)
+    found = [finding for finding in lint(plan) if finding.id not in without]
     if most is None or len(found) <= most:
         return [line for finding in found for line in _lines(finding, width)]
     kept = sorted(found, key=lambda finding: WEIGHT.index(finding.severity))[:most]

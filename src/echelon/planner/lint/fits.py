@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from echelon.core.plan import Plan
+from echelon.core.units import gib
 from echelon.cost.bytes.held import bytes_held
 from echelon.planner.lint.checks import lint
 from echelon.planner.lint.memory import DOES_NOT_FIT
@@ -11,9 +12,22 @@ from echelon.planner.predict.stage_rows import most_held_bytes, stage_rows
 
 def plan_fits(plan: Plan) -> bool:
     """Return whether every rank's device has room for what it holds, activations included."""
+    return not why_not_fit(plan)
+
+
+def why_not_fit(plan: Plan) -> str:
+    """Return the arithmetic of a plan that does not fit, and what would do; "" where it fits."""
+    memory = plan.cluster.device.memory_bytes
+    for finding in lint(plan):
+        if finding.id == DOES_NOT_FIT:
+            return f"{finding.id}: {finding.message} -> {finding.do}"
     held = max(most_held_bytes(plan, stage_rows(plan)), most_held_by_server(plan))
-    too_full = any(finding.id == DOES_NOT_FIT for finding in lint(plan))
-    return held <= plan.cluster.device.memory_bytes and not too_full
+    if held <= memory:
+        return ""
+    return (
+        f"{DOES_NOT_FIT}: {gib(held)} GiB between steps on the fullest rank, its device has "
+        f"{gib(memory)} -> a higher ZeRO stage, more ranks, or offload"
+    )
 
 
 def most_held_by_server(plan: Plan) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 
 from echelon.core.plan import Plan, RecomputedOperator, ZeroStage
-from echelon.core.units import binary_bytes, gib
+from echelon.core.units import GIB, binary_bytes, gib
 from echelon.cost.bytes.model_states import communication_volume
 from echelon.planner.lint.finding import LintMatch, lint_of
 from echelon.planner.predict.estimate import estimate_plan
@@ -54,12 +54,14 @@ def _full(plan: Plan) -> LintMatch | None:
 
     What round figures say is too much is computed moment by moment (`cost/peak`).
     """
-    held = memory_of_plan(plan)
-    if held.total <= _memory(plan) or estimate_plan(plan).bytes_held <= _memory(plan):
+    estimate = estimate_plan(plan)
+    if memory_of_plan(plan).total <= _memory(plan) or estimate.bytes_held <= _memory(plan):
         return None
+    terms = sorted(estimate.bytes.items(), key=lambda term: -term[1])
+    shown = " + ".join(f"{gib(size)} {name}" for name, size in terms if size >= 0.05 * GIB)
     return (
-        f"{gib(held.states)} GiB of states + {gib(held.gathered)} gathered + "
-        f"{gib(held.activations)} of activations: {_against(plan, held)}",
+        f"{gib(estimate.bytes_held)} GiB on the fullest rank, its device has "
+        f"{gib(_memory(plan))}: {shown}",
         "a higher ZeRO stage, recompute, more tensor or pipeline ranks, or offload",
     )
 

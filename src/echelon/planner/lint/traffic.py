@@ -107,10 +107,10 @@ def _no_sequence_parallel(plan: Plan) -> LintMatch | None:
     tp = plan.mesh.tp
     if tp == 1 or plan.layout.sequence_parallel:
         return None
-    kept = 10 * plan.local_tokens * plan.model.hidden * (tp - 1) / tp
+    uncut_bytes = 10 * plan.local_tokens * plan.model.hidden * (tp - 1) / tp
     return (
-        f"norms and residuals are whole on each of {tp} tensor ranks: about {binary_bytes(kept)} a "
-        "block more in 16 bits, for the same bytes sent",
+        f"norms and residuals are whole on each of {tp} tensor ranks: about "
+        f"{binary_bytes(uncut_bytes)} a block more in 16 bits, for the same bytes sent",
         "mesh.sequence_parallel = true",
     )
 

@@ -67,6 +67,9 @@ class Estimate:
     devices: int
     tokens: int
     model_flops: float
+    """FLOPs of the model in a step with full attention, as published figures count them."""
+    causal_flops: float
+    """The same without the pairs that a causal mask hides."""
     peak_flops: float
     by_lists: bool = False
     """Whether bytes are those of the lists that our engine is tested to hold to."""
@@ -106,11 +109,16 @@ class Estimate:
 
     @property
     def mfu(self) -> float:
-        """Return the share of the devices' peak that the model's own FLOPs are.
+        """Return the share of the devices' peak that the model's FLOPs with full attention are.
 
         Chowdhery et al., PaLM (2022), appendix B: recompute does not count.
         """
         return self.model_flops / (self.step_s * self.devices * self.peak_flops)
+
+    @property
+    def causal_mfu(self) -> float:
+        """Return `mfu` without the FLOPs of pairs that a causal mask hides."""
+        return self.mfu * self.causal_flops / self.model_flops
 
     @property
     def step_band(self) -> tuple[float, float]:
@@ -193,7 +201,8 @@ def estimates_from_inputs(
 ) -> list[Estimate]:
     """Return what several plans take, one of each of `parts`, of which `work` has the arrays."""
     tokens = mathematics.global_sequences * mathematics.sequence_length
-    flops = model_flops_per_token(mathematics.model, mathematics.sequence_length)
+    shape, length = mathematics.model, mathematics.sequence_length
+    flops, causal = (model_flops_per_token(shape, length, causal=flag) for flag in (False, True))
     count = len(parts)
     seconds = _each(step_seconds(work).terms, count)
     held = _each(closed_form_bytes(work, trainer).terms, count)
@@ -205,6 +214,7 @@ def estimates_from_inputs(
             devices=round(float(part.layout.devices)),
             tokens=tokens,
             model_flops=flops * tokens,
+            causal_flops=causal * tokens,
             peak_flops=peak_flops(cluster, mathematics.precision.parameters),
         )
         for place, part in enumerate(parts)

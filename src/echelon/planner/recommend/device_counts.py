@@ -74,7 +74,7 @@ class BestCount:
 
 def may_idle(request: SearchRequest) -> bool:
     """Return whether devices may stay idle: a short step is asked for, on no pinned count."""
-    return request.objective in ("time", "expected") and request.pins.values_of("devices") is None
+    return request.on_all_devices and request.pins.values_of("devices") is None
 
 
 def even_counts(cluster: Cluster) -> tuple[int, ...]:

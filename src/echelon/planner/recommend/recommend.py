@@ -21,6 +21,7 @@ from typing import Literal
 
 from echelon.core.units import gib
 from echelon.planner.explain.bands import fit_probability, held_factor
+from echelon.planner.explain.no_plan import leanest_ranked
 from echelon.planner.predict.residuals import PAIRS
 from echelon.planner.recommend.device_counts import (
     KEPT,
@@ -30,6 +31,7 @@ from echelon.planner.recommend.device_counts import (
     on_fewer_that_fit,
     picked,
 )
+from echelon.planner.recommend.longest_sequence import LongestSequence, longest_sequence
 from echelon.planner.recommend.simplicity import (
     SPLITTING_AXES,
     Complexity,
@@ -38,12 +40,19 @@ from echelon.planner.recommend.simplicity import (
 )
 from echelon.planner.search.ranked import (
     RankedPlan,
+    closed_form_plan,
     objective_value,
     timed_plan,
     with_checked_plan,
 )
-from echelon.planner.search.request import SearchRequest
-from echelon.planner.search.search import SearchResult, search, world_sizes
+from echelon.planner.search.request import LONGEST_SEQUENCE, SearchRequest
+from echelon.planner.search.search import (
+    SearchResult,
+    best_fitting_plan,
+    search,
+    world_sizes,
+)
+from echelon.planner.search.smallest import without_host
 
 SURE = 0.95
 """The probability with which a recommended plan fits."""
@@ -71,6 +80,16 @@ class PreferredPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WithoutHost:
+    """Hold what there is with all optimizer state on the devices, where a plan has it on hosts."""
+
+    time_ratio: float | None = None
+    """Seconds of the best plan over those of the recommended one; None where none fits surely."""
+    leanest: RankedPlan | None = None
+    """The plan that holds least where none fits surely; None where none is legal either."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Recommendation:
     """Hold the plan to run, others to prefer, and the answer of the search that it rests on."""
 
@@ -84,6 +103,10 @@ class Recommendation:
     """By what share of its seconds the fastest plan is faster; 0 where it is the first."""
     sure: bool
     """Whether the first fits with the probability that is wanted."""
+    without_host: WithoutHost | None = None
+    """Why optimizer state rests on hosts, where it does without a pin."""
+    longest: LongestSequence | None = None
+    """The longest sequence of which a plan fits, where that was asked for."""
 
 
 def noise() -> float:
@@ -98,6 +121,8 @@ def recommend(request: SearchRequest, *, alone: bool = False) -> Recommendation 
     It was stopped then, or no plan fits. Who shows the plan to run and no other one asks for it
     `alone`: others are not looked for, nor how much faster the fastest one is.
     """
+    if request.objective == LONGEST_SEQUENCE:
+        return _at_longest_sequence(request, alone=alone)
     answer = best_on_devices(surely_fitting(request))
     if answer.interrupted:
         return answer
@@ -110,6 +135,17 @@ def recommend(request: SearchRequest, *, alone: bool = False) -> Recommendation 
         return recommend_from(answer, request, sure=sure, alone=alone)
     except KeyboardInterrupt:
         return replace(answer, interrupted=True)
+
+
+def _at_longest_sequence(request: SearchRequest, *, alone: bool) -> Recommendation | SearchResult:
+    """Return what to run with the longest sequences of which a plan fits as surely as it must."""
+    longest = longest_sequence(surely_fitting(request)) or longest_sequence(request)
+    there = replace(request, objective="time") if longest is None else longest.request
+    found = recommend(replace(there, uncounted_factor=request.uncounted_factor), alone=alone)
+    if not isinstance(found, Recommendation):
+        return found
+    asked = replace(found.answer.request, objective=LONGEST_SEQUENCE)
+    return replace(found, answer=replace(found.answer, request=asked), longest=longest)
 
 
 def surely_fitting(request: SearchRequest, probability: float = SURE) -> SearchRequest:
@@ -153,7 +189,21 @@ def recommend_from(
         answer=replace(answer, ranked=(first, *rest)[: request.top]),
         faster_share=max(0.0, faster),
         sure=sure,
+        without_host=_without_host(request, wanted, first),
     )
+
+
+def _without_host(
+    request: SearchRequest, wanted: SearchRequest, first: RankedPlan
+) -> WithoutHost | None:
+    """Return what there is without hosts, where `first` has its optimizer state there."""
+    if not first.candidate.offload or request.pins.values_of("offload") is not None:
+        return None
+    best = best_fitting_plan(without_host(wanted))
+    if best is None:
+        return WithoutHost(leanest=leanest_ranked(without_host(request)))
+    estimate = closed_form_plan(request, best.candidate()).estimate
+    return WithoutHost(time_ratio=estimate.step_s / first.estimate.step_s)
 
 
 def _near(

@@ -2,6 +2,7 @@
 
 request.py          what is asked: model, cluster, batch, trainer; defaults that were taken
 pins.py             what a search is kept to: `--pin tp=8`, and what a trainer can run
+plan_line.py        the words of a plan on a page, read as pins
 legal_meshes.py     every legal mesh with its microbatch, as columns of numbers, asked of `config/`
 options.py          what a mesh leaves open: ZeRO, schedule, recompute
 world_table.py      what searches of one run on so many ranks have in common
@@ -9,5 +10,4 @@ sweep.py            walks every plan of one world size, by bounds and closed for
 candidate.py        one plan as whole numbers; the best so far
 ranked.py           the best become Plans: timed by events, held to the byte
 search.py           the whole search, and the front of time, memory and devices
-no_plan.py          why nothing was found, and the least that would have to change
 """

@@ -22,7 +22,8 @@ from echelon.planner.search.options import (
     ScheduleOption,
     ZeroOption,
 )
-from echelon.planner.search.pins import NO_RECOMPUTE, SELECTIVE, pin_word
+from echelon.planner.search.pins import NO_RECOMPUTE, pin_word
+from echelon.planner.search.plan_line import recompute_word
 from echelon.planner.search.recompute_options import RecomputeOption, redone_numbers
 from echelon.planner.search.rounding import EXACT, ROUNDED_NUMBERS, Rounding
 
@@ -76,12 +77,6 @@ class CandidatePlan:
         """Return whether nodes have something to keep: of units that are gathered again."""
         return self.secondary and self.zero == MOST_STAGE and self.reshard
 
-    @property
-    def zero_text(self) -> str:
-        """Return the ZeRO stage as tables have it: with ``+s`` for slices in nodes, ``+h`` for
-        optimizer state on hosts."""
-        return f"{self.zero}" + "+s" * self.keeps_slices + "+h" * self.offload
-
     def settings(self, *, has_experts: bool) -> dict[str, object]:
         """Return the settings of a run file that say this; what has no effect is left out."""
         mesh = self.mesh
@@ -120,8 +115,8 @@ class CandidatePlan:
 
     def pin_value(self, name: str) -> str:
         """Return what it has of something that can be pinned, as a pin says it."""
-        if name == "recompute" and self.operators and self.recompute == NO_RECOMPUTE:
-            return SELECTIVE
+        if name == "recompute":
+            return recompute_word(self.recompute, self.operators)
         if hasattr(self.rounding, name):
             return str(getattr(self.rounding, name))
         return pin_word(name, getattr(self.mesh if hasattr(self.mesh, name) else self, name))

@@ -1,21 +1,30 @@
 """What a search is kept to: `--pin tp=8`, `--pin schedule=1f1b,zb-h1`, read and applied.
 
 A pin is a name of `PINS` and the values that it lets through. Degrees and counts are whole numbers,
-recompute is the share of blocks that run forward again, everything else one of a few words.
+recompute is the share of blocks that run forward again or operators, everything else one of a few
+words. Every word that a page prints of a plan is taken too, and its whole line (`plan_line.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from echelon.core.choices.context_kinds import CONTEXT_KINDS
 from echelon.core.errors import ConfigError, Problem
+from echelon.core.plan import RecomputedOperator
 from echelon.core.rulebook.command_line import BAD_ARGUMENT
 from echelon.core.rulebook.config import NO_EFFECT
 from echelon.core.rulebook.planner import UNKNOWN_PIN
 from echelon.core.rules import did_you_mean
 from echelon.interop.abilities import ToolAbilities
+from echelon.planner.search.plan_line import (
+    OPERATORS,
+    read_plan_line,
+    read_printed_value,
+    recompute_of_word,
+    recompute_word,
+)
 from echelon.schedule.build import SCHEDULES, schedules_of_tool
 
 NO_RECOMPUTE = 0
@@ -43,12 +52,13 @@ def _count(word: str) -> int | None:
 
 
 def _recompute(word: str) -> int | str | None:
-    if word == SELECTIVE:
-        return word
-    kind, slash, every = word.partition("/")
-    if kind == "none":
-        return None if slash else NO_RECOMPUTE
-    return (_count(every) if slash else 1) if kind == "full" else None
+    if word in (SELECTIVE, "none", "-"):
+        return word if word == SELECTIVE else NO_RECOMPUTE
+    found = recompute_of_word(word)
+    if found is None:
+        return None
+    every, operators = found
+    return recompute_word(every, operators) if operators else every
 
 
 def _schedule(word: str) -> str | None:
@@ -80,6 +90,7 @@ SETTINGS = {
     "virtual_stages": "virtual",
     "microbatch_sequences": "microbatch",
     "policy": "recompute",
+    "operators": "recompute",
     "kind": "context",
     "ulysses_degree": "ulysses",
     "optimizer_offload": "offload",
@@ -87,18 +98,19 @@ SETTINGS = {
 }
 """Pins by the last word of the setting that they are."""
 
-EXAMPLES = {
-    "zero": "zero=3",
-    "schedule": "schedule=1f1b",
-    "recompute": "recompute=full/2",
-    "context": "context=ring",
-    "sequence_parallel": "sequence_parallel=on",
-    "offload": "offload=host",
-    "reshard": "reshard=never",
-    "secondary": "secondary=true",
-    "gather": "gather=int8",
-    "reduce": "reduce=int8",
+VALUES: Mapping[str, tuple[str, ...]] = {
+    "zero": ("0", "1", "2", "3"),
+    "schedule": tuple(SCHEDULES),
+    "recompute": (
+        *("none", "full (all)", "full/2 (1/2)", SELECTIVE),
+        *(OPERATORS[0], "+".join(OPERATORS[:2]), f"full/3+{OPERATORS[0]}"),
+    ),
+    "context": tuple(CONTEXT_KINDS),
+    **_WORDS,
+    "gather": ("parameters", "fp8", "int8"),
+    "reduce": ("exact", "int8", "int4"),
 }
+"""What pins may be that are no counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -171,10 +183,17 @@ def limits_of_tool(abilities: ToolAbilities, *, experts: bool) -> dict[str, tupl
 def pin_word(name: str, value: int | str) -> str:
     """Return how a value of a pin is written."""
     if name == "recompute":
-        if value == SELECTIVE:
-            return SELECTIVE
-        return "none" if value == NO_RECOMPUTE else "full" if value == 1 else f"full/{value}"
+        return value if isinstance(value, str) else recompute_word(value, ())
     return _WORDS[name][int(value)] if name in _WORDS else str(value)
+
+
+def recompute_of_pin(value: int | str) -> tuple[int, tuple[RecomputedOperator, ...]]:
+    """Return every how many blocks one runs again, and which operators of the others."""
+    if isinstance(value, int):
+        return value, ()
+    found = recompute_of_word(value)
+    assert found is not None, "a pin of operators is read before it is kept"
+    return found
 
 
 def pin_of_setting(key: str) -> str:
@@ -183,66 +202,113 @@ def pin_of_setting(key: str) -> str:
     return SETTINGS.get(word, word)
 
 
+@dataclass(slots=True)
+class _PinReader:
+    """Take one pin after the other, and keep what is wrong with them."""
+
+    pins: Pins = field(default_factory=Pins)
+    implied: dict[str, tuple[int | str, ...]] = field(
+        default_factory=dict[str, tuple[int | str, ...]]
+    )
+    """What whole plans say by leaving it out: other pins win."""
+    problems: list[Problem] = field(default_factory=list[Problem])
+
+    def read(self, flag: str, text: str) -> None:
+        """Take the pins that a text says; what it is not is a problem."""
+        typed = f"{flag} {text}"
+        key, equals, listed = text.partition("=")
+        name = pin_of_setting(key)
+        if name in PINS and " " not in key.strip():
+            self._read_values(typed, name, listed)
+            return
+        line = read_plan_line(text) if flag == "--pin" else None
+        if line is not None:
+            for one, values in line.named.items():
+                self._take(typed, one, values)
+            self.implied |= line.implied
+            return
+        reason = f"there is nothing called {name!r} to pin" if equals else "no word of a plan"
+        near = did_you_mean(name, PINS) or tuple(PINS)
+        problem = UNKNOWN_PIN.problem(f"{typed}: {reason}", set_by=typed, suggestions=near)
+        self.problems.append(problem)
+
+    def _read_values(self, typed: str, name: str, listed: str) -> None:
+        words = [word.strip() for word in listed.split(",")]
+        values = [PINS[name](word) for word in words]
+        if None not in values:
+            found = tuple(value for value in values if value is not None)
+            self._take(typed, name, found, typed.partition(" ")[2])
+            return
+        printed = read_printed_value(name, words[0]) if len(words) == 1 else None
+        if printed is None:
+            self.problems.append(_wrong_value(typed, name))
+            return
+        for one, some in printed.items():
+            self._take(typed, one, some)
+
+    def _take(
+        self, typed: str, name: str, values: tuple[int | str, ...], text: str | None = None
+    ) -> None:
+        pins = self.pins
+        if name in pins.values and (text is not None or pins.values[name] != values):
+            self.problems.append(_pinned_twice(pins.typed[name], typed, name))
+            return
+        if text is None:
+            # Many values are every one but the first: 1.
+            words = ",".join(pin_word(name, value) for value in values)
+            text = f"{name}={words}" if len(values) == 1 else f"{name}>1"
+        self.pins = Pins(
+            values={**pins.values, name: values},
+            texts={**pins.texts, name: text},
+            typed={**pins.typed, name: typed},
+        )
+
+    def result(self) -> Pins:
+        """Return all pins; ConfigError with every problem."""
+        values = self.pins.values
+        if "int8_block" in values and "int8" not in values.get("gather", ()):
+            typed = self.pins.typed["int8_block"]
+            self.problems.append(
+                NO_EFFECT.problem(
+                    f"{typed} changes nothing: no matrix is rounded to int8",
+                    set_by=typed,
+                    suggestions=("--pin gather=int8",),
+                )
+            )
+        if self.problems:
+            raise ConfigError(self.problems)
+        return replace(self.pins, values={**self.implied, **values})
+
+
 def read_pins(texts: Iterable[str], settings: Iterable[str] = ()) -> Pins:
     """Return the pins that words such as ``tp=8`` or ``schedule=1f1b,zb-h1`` say.
 
-    The name of a setting is taken too (``mesh.tp=8``); `settings` were typed after --set.
-    ConfigError names each that is none.
+    The name of a setting is taken too (``mesh.tp=8``), a word of a page (``cp4g``), and the line of
+    a whole plan; `settings` were typed after --set. ConfigError names each that is none.
     """
-    values: dict[str, tuple[int | str, ...]] = {}
-    pinned: dict[str, str] = {}
-    flags: dict[str, str] = {}
-    problems: list[Problem] = []
-    words = [*(("--set", text) for text in settings), *(("--pin", text) for text in texts)]
-    for flag, text in words:
-        typed = f"{flag} {text}"
-        key, _, listed = text.partition("=")
-        name = pin_of_setting(key)
-        if name not in PINS:
-            near = did_you_mean(name, PINS)
-            problems.append(
-                UNKNOWN_PIN.problem(
-                    f"{typed}: there is nothing called {name!r} to pin",
-                    set_by=typed,
-                    suggestions=near or tuple(PINS),
-                )
-            )
-            continue
-        found = [PINS[name](word.strip()) for word in listed.split(",")]
-        if None in found:
-            problems.append(_wrong_value(typed, name))
-            continue
-        if name in pinned:
-            problems.append(_pinned_twice(flags[name], typed, name))
-            continue
-        values[name] = tuple(value for value in found if value is not None)
-        pinned[name], flags[name] = text, typed
-    if "int8_block" in values and "int8" not in values.get("gather", ()):
-        problems.append(
-            NO_EFFECT.problem(
-                f"{flags['int8_block']} changes nothing: no matrix is rounded to int8",
-                set_by=flags["int8_block"],
-                suggestions=("--pin gather=int8",),
-            )
-        )
-    if problems:
-        raise ConfigError(problems)
-    return Pins(values=values, texts=pinned, typed=flags)
+    reader = _PinReader()
+    for flag, some in (("--set", settings), ("--pin", texts)):
+        for text in some:
+            reader.read(flag, text)
+    return reader.result()
 
 
 def _pinned_twice(first: str, second: str, name: str) -> Problem:
-    both = f"{first.partition('=')[2]},{second.partition('=')[2]}"
+    texts = [typed.partition(" ")[2].partition("=") for typed in (first, second)]
+    plain = all(pin_of_setting(key) == name for key, _, _ in texts)
+    both = ",".join(value for _, _, value in texts)
     return BAD_ARGUMENT.problem(
-        f"{first} and {second} pin the same; values that may be are one list",
+        f"{first} and {second} pin the same; values that may be are one list"
+        if plain
+        else f"{first} and {second} both pin {name}",
         set_by=second,
-        suggestions=(f"--pin {name}={both}",),
+        suggestions=(f"--pin {name}={both}",) if plain else (f"one --pin of {name}",),
     )
 
 
 def _wrong_value(typed: str, name: str) -> Problem:
-    words = {"schedule": tuple(SCHEDULES), "context": tuple(CONTEXT_KINDS)}.get(name)
     return UNKNOWN_PIN.problem(
         f"{typed}: that is no value of {name}",
         set_by=typed,
-        suggestions=words or (EXAMPLES.get(name, f"{name}=8"),),
+        suggestions=VALUES.get(name, (f"{name}=8",)),
     )

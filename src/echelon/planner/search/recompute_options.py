@@ -29,7 +29,7 @@ from echelon.cost.seconds.numbers import (
     first_number,
     stacked_layouts,
 )
-from echelon.planner.search.pins import MOST_RECOMPUTE_INTERVAL, SELECTIVE
+from echelon.planner.search.pins import MOST_RECOMPUTE_INTERVAL, SELECTIVE, recompute_of_pin
 from echelon.planner.search.request import SearchRequest
 
 LESS = 0.025
@@ -66,20 +66,22 @@ def recompute_options(request: SearchRequest) -> tuple[RecomputeOption, ...]:
         machine=replace(request.machine_numbers(1), memory_bytes=0.0),
         software=request.software,
     )
+    worth = _worth_trying(block)
     if wanted is None:
-        return _worth_trying(block)
-    plain = {_option(layers, int(one)) for one in wanted if one != SELECTIVE and int(one) <= layers}
-    chosen = [one for one in _worth_trying(block) if one.operators and not one.every]
-    ordered = sorted(plain, key=lambda one: one.share)
-    first = [one for one in ordered if not one.every]
-    return (*first, *(chosen if SELECTIVE in wanted else []), *ordered[len(first) :])
+        return worth
+    found: dict[RecomputeOption, None] = {}
+    for one in wanted:
+        if one == SELECTIVE:
+            found |= {option: None for option in worth if option.operators and not option.every}
+            continue
+        every, operators = recompute_of_pin(one)
+        if every <= layers:
+            found[_option(layers, every, operators)] = None
+    return _leaner_and_leaner(block, [*found])
 
 
 def operator_options(request: SearchRequest) -> tuple[RecomputeOption, ...]:
     """Return the operators alone that may run again, least work first; none for other trainers."""
-    wanted = request.pins.values_of("recompute")
-    if wanted is not None and SELECTIVE not in wanted:
-        return ()
     return tuple(one for one in recompute_options(request) if one.operators and not one.every)
 
 
@@ -110,11 +112,20 @@ def _worth_trying(block: _Block) -> tuple[RecomputeOption, ...]:
         for operators in _operator_sets(block.model)
         for every in intervals
     }
-    kept, seconds = _kept_and_seconds(block, [*found])
+    return _leaner_and_leaner(block, [*found], less=LESS)
+
+
+def _leaner_and_leaner(
+    block: _Block, options: Sequence[RecomputeOption], *, less: float = 0.0
+) -> tuple[RecomputeOption, ...]:
+    """Return the choices, least work first, that keep `less` of a block than all before them."""
+    if not options:
+        return ()
+    kept, seconds = _kept_and_seconds(block, options)
     chosen: list[RecomputeOption] = []
     least = float("inf")
-    for _, held, one in sorted(zip(seconds, kept, found, strict=True)):
-        if held < least - LESS * max(kept):
+    for _, held, one in sorted(zip(seconds, kept, options, strict=True)):
+        if held < least - less * max(kept):
             least = held
             chosen.append(one)
     return tuple(chosen)

@@ -13,11 +13,14 @@ from pathlib import Path
 from shlex import quote
 from typing import Literal, get_args
 
+from echelon.config.assumed import assumed_batch
+from echelon.config.automatic import default_precision
 from echelon.config.cluster.settings import read_cluster, typed_cluster
 from echelon.config.entries import DEFAULT, Entry
 from echelon.config.job import Job
 from echelon.config.load import run_name_of
 from echelon.config.model.settings import derive_model, expand_model
+from echelon.config.presets import read_extendable
 from echelon.config.setting_layers import (
     SettingLayers,
     gather_layers,
@@ -33,7 +36,12 @@ from echelon.core.names import name_parts
 from echelon.core.plan import Mathematics, Plan
 from echelon.core.rulebook.command_line import BAD_ARGUMENT
 from echelon.core.rulebook.config import UNKNOWN_PRESET
-from echelon.core.rulebook.planner import OBJECTIVE_NEEDS_PRICE, TRAINER_RUNS_PIN, UNKNOWN_TRAINER
+from echelon.core.rulebook.planner import (
+    OBJECTIVE_NEEDS_PRICE,
+    TRAINER_RUNS_PIN,
+    UNKNOWN_PIN,
+    UNKNOWN_TRAINER,
+)
 from echelon.core.rules import did_you_mean
 from echelon.cost.seconds.from_plan import constants_for_precision, machine_numbers_from_cluster
 from echelon.cost.seconds.inputs import TrainerConstants
@@ -49,14 +57,28 @@ from echelon.cost.seconds.trainer_generations import (
 from echelon.interop.tools import ALSO_CALLED, abilities_of_trainer
 from echelon.planner.search.gradient_sums import resolve_candidate, resolve_one_rank
 from echelon.planner.search.one_training import require_one_training
-from echelon.planner.search.pins import Pins, limits_of_tool, pin_of_setting, pin_word, read_pins
+from echelon.planner.search.pins import (
+    SELECTIVE,
+    Pins,
+    limits_of_tool,
+    pin_of_setting,
+    pin_word,
+    read_pins,
+    recompute_of_pin,
+)
 
-Objective = Literal["time", "throughput", "cost", "devices", "expected"]
+Objective = Literal["time", "throughput", "cost", "devices", "expected", "longest-sequence"]
 """A short step on all devices; many tokens a second and device, or for a price; few devices; a
-short step of a long run, with its interruptions, restarts and the risk that a plan does not fit."""
+short step of a long run, with its interruptions, restarts and the risk that a plan does not fit;
+the longest sequence of which a plan fits, and its shortest step on all devices."""
 
+LONGEST_SEQUENCE: Objective = "longest-sequence"
+
+LENGTH_KEY, SEQUENCES_KEY = "batch.sequence_length", "batch.global_sequences"
 _TOKENS_OF_A_BATCH = 4 * 2**20
 """Tokens of a global batch where nobody says."""
+_PRESET = "preset "
+"""What the source of a setting of a preset begins with."""
 _LONGEST_SEQUENCE = 8192
 """Tokens of a sequence where nobody says, if the model has so many positions."""
 
@@ -80,6 +102,11 @@ class SearchAim:
     """Plans to return."""
     trainer: str = OURS
     """Whose constants are used."""
+
+    @property
+    def on_all_devices(self) -> bool:
+        """Return whether a short step is wanted, for which plans take every device."""
+        return self.objective in ("time", "expected", LONGEST_SEQUENCE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -167,12 +194,13 @@ def make_request(
     if problems := [*_wrong_aims(aim)]:
         raise ConfigError(problems)
     rest = [text for text in settings if text not in layout]
+    _require_open_length(aim, rest)
     gathered = _gathered(model, cluster, rest)
     require_one_training(gathered.merged())
     defaults_taken = tuple(_complete(gathered, str(model), aim.trainer))
     alone = resolve_one_rank(gathered, run_name_of(model), aim.trainer)
     wanted = _pins_for_trainer(wanted, aim.trainer, typed, experts=alone.model.experts is not None)
-    return SearchRequest(
+    request = SearchRequest(
         one_rank_run=alone,
         layers=tuple(gathered.layers),
         cluster=alone.cluster,
@@ -181,6 +209,29 @@ def make_request(
         defaults_taken=(*alone.model.assumed, *defaults_taken),
         **asdict(aim),
     )
+    _require_recompute(request)
+    return request
+
+
+def _require_recompute(request: SearchRequest) -> None:
+    """Refuse pinned recompute that the model cannot have: a rule says why."""
+    for value in request.pins.values.get("recompute", ()):
+        if value == SELECTIVE:
+            continue
+        every, operators = recompute_of_pin(value)
+        layers, typed = request.model.layers, request.pins.typed["recompute"]
+        if every > layers:
+            raise ConfigError(
+                UNKNOWN_PIN.problem(
+                    f"{typed}: {request.model.name} has {layers} blocks, fewer than {every}",
+                    set_by=typed,
+                    suggestions=[pin_word("recompute", layers)],
+                )
+            )
+        if operators:
+            policy = {"recompute.policy": "full", "recompute.every": every} if every > 0 else {}
+            settings = {"recompute.policy": "selective", **policy}
+            request.job({**settings, "recompute.operators": list(operators)})
 
 
 def trainer_meant(typed: str) -> str | None:
@@ -220,6 +271,20 @@ def _wrong_aims(aim: SearchAim) -> Iterator[Problem]:
         )
 
 
+def _require_open_length(aim: SearchAim, settings: Sequence[str]) -> None:
+    """Refuse a length of sequences where the longest is looked for."""
+    typed = [text for text in settings if text.partition("=")[0].strip() == LENGTH_KEY]
+    if aim.objective == LONGEST_SEQUENCE and typed:
+        objective = f"--objective {LONGEST_SEQUENCE}"
+        raise ConfigError(
+            BAD_ARGUMENT.problem(
+                f"{objective} looks for {LENGTH_KEY}, and --set {typed[0]} says it",
+                set_by=f"{objective} --set {typed[0]}",
+                suggestions=(objective, f"--set {typed[0]}"),
+            )
+        )
+
+
 def _trainer_software(trainer: str, run: Plan) -> TrainerConstants:
     """Return the facts of a trainer with the dtypes of a run, on its devices.
 
@@ -252,14 +317,30 @@ def request_with_settings(request: SearchRequest, settings: Mapping[str, object]
     A batch that nobody asked for follows a new length of sequences, as it does on the command line.
     """
     added = dict(settings)
-    length, count = added.get("batch.sequence_length"), "batch.global_sequences"
-    asked = [one[count] for one in request.layers if count in one]
-    if isinstance(length, int) and asked and asked[-1].source == DEFAULT:
-        added[count] = max(1, _TOKENS_OF_A_BATCH // length)
+    length = added.get(LENGTH_KEY)
+    if isinstance(length, int) and SEQUENCES_KEY not in added and batch_is_default(request):
+        added[SEQUENCES_KEY] = max(1, _TOKENS_OF_A_BATCH // length)
     layer = {key: Entry(value=value, source="") for key, value in added.items()}
     changed = replace(request, layers=(*request.layers, layer))
     alone = replace(changed.job({}).plan, cluster=request.cluster)
     return replace(changed, one_rank_run=alone, software=_trainer_software(request.trainer, alone))
+
+
+def batch_is_default(request: SearchRequest) -> bool:
+    """Return whether nobody has asked for the sequences of a global batch."""
+    return _batch_source(request) == DEFAULT
+
+
+def batch_is_assumed(request: SearchRequest) -> bool:
+    """Return whether the sequences of a global batch are a default, or of a model's preset."""
+    source = _batch_source(request)
+    preset = read_extendable(source.removeprefix(_PRESET)) if source.startswith(_PRESET) else None
+    return source == DEFAULT or (preset is not None and preset.kind == "models")
+
+
+def _batch_source(request: SearchRequest) -> str:
+    asked = [one[SEQUENCES_KEY].source for one in request.layers if SEQUENCES_KEY in one]
+    return asked[-1] if asked else ""
 
 
 def _pins_for_trainer(pins: Pins, trainer: str, typed: str, *, experts: bool) -> Pins:
@@ -359,6 +440,9 @@ def _complete(gathered: SettingLayers, model: str, trainer: str) -> Iterator[str
     expanded = dict(expanded) | dict(derive_model(View(entries=expanded), model))
     view = View(entries=expanded)
     found: dict[str, object] = {}
+    if view.has("batch.sequence_length") and view.has("batch.global_sequences"):
+        sizes = view.integer("batch.global_sequences"), view.integer("batch.sequence_length")
+        yield from assumed_batch({key: one.source for key, one in merged.items()}, *sizes)
     if not view.has("batch.sequence_length") and view.has("model.max_positions"):
         length = min(_LONGEST_SEQUENCE, view.integer("model.max_positions"))
         found["batch.sequence_length"] = length
@@ -387,14 +471,8 @@ def _complete(gathered: SettingLayers, model: str, trainer: str) -> Iterator[str
 
 
 def _precision(view: View) -> tuple[dict[str, object], str]:
-    """Return the dtypes that suit the devices: bf16 where they have it, else fp16, else fp32."""
+    """Return the dtypes that suit the devices, and what is said of them."""
     cluster = read_cluster(view) if any(map(view.has, CLUSTER_SOURCES)) else None
     if isinstance(cluster, Cluster):
-        device = cluster.device
-        if device.flops("bf16") is not None:
-            return {"precision.parameters": "bf16"}, "parameters in bf16, the rest in fp32"
-        if device.flops("fp16") is not None:
-            half: dict[str, object] = {"precision.parameters": "fp16"}
-            half["precision.loss_scaling"] = "dynamic"
-            return half, f"parameters in fp16 ({device.name} has no bf16), the rest in fp32"
+        return default_precision(view, cluster)
     return {}, "everything in fp32"

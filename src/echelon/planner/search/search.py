@@ -184,7 +184,7 @@ def world_sizes(request: SearchRequest) -> tuple[int, ...]:
     pinned = request.pins.values_of("devices")
     if pinned is not None:
         return tuple(int(count) for count in pinned if int(count) <= cluster.num_devices)
-    if request.objective in ("time", "expected"):
+    if request.on_all_devices:
         return (cluster.num_devices,)
     node = cluster.devices_per_node
     counts = {*divisors(node), *(node * nodes for nodes in divisors(cluster.nodes))}

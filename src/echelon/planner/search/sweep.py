@@ -24,6 +24,7 @@ from math import inf
 
 import numpy as np
 
+from echelon.core.messages import PROGRESS
 from echelon.core.rulebook.planner import PLAN_FITS_MEMORY
 from echelon.cost.bytes.fullest_rank import PipelineEnds
 from echelon.cost.seconds.numbers import Array, Num
@@ -45,7 +46,7 @@ from echelon.planner.search.candidate import (
     best_of_groups,
 )
 from echelon.planner.search.options import MOST_VIRTUAL, ScheduleOption, ZeroOption
-from echelon.planner.search.request import SearchRequest
+from echelon.planner.search.request import LONGEST_SEQUENCE, SearchRequest
 from echelon.planner.search.world_table import BytesOfRows, WorldTable, world_table
 
 _ROW_TERMS = (
@@ -73,7 +74,7 @@ class SearchCounts:
 
 def _weight(request: SearchRequest, world: int) -> float:
     """Return what a second of a step on so many devices is worth; of risks nothing counts yet."""
-    if request.objective in ("time", "devices"):
+    if request.objective in ("time", "devices", LONGEST_SEQUENCE):
         return 1.0
     if request.objective == "expected":
         return interruptions_of_run(request.model, request.software, world).slowdown
@@ -102,7 +103,9 @@ class SearchSweep:
 
     def walk(self, world: int) -> None:
         """Walk every plan of `world` ranks; what is found so far stands also when interrupted."""
-        request = self.request
+        request, counts = self.request, self.counts
+        before = f", {counts.computed:,} plans computed of {counts.seen:,}" * (counts.seen > 0)
+        PROGRESS.info(f"plans of {world} ranks{before}")
         weight = _weight(request, world)
         table = world_table(request, world)
         rows, formulas = table.rows, table.formulas

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from textwrap import wrap
 
+from echelon.core.plurals import in_singular
+
 WIDTH = 80  # columns of text
 GAP, WORDS_OF_NUMBER = "  ", 2
 
@@ -22,7 +24,7 @@ def table(
     What is wider than `columns` has its heads and texts in several lines; what there is still no
     room for stands below, behind the first column again.
     """
-    head, body = list(header), [[str(cell) for cell in row] for row in rows]
+    head, body = list(header), [[in_singular(str(cell)) for cell in row] for row in rows]
     right = [
         column > 0 and all(row[column][:1].isdigit() or row[column] == "-" for row in body)
         for column in range(len(head))
@@ -154,7 +156,7 @@ def _cut(word: str, width: int) -> list[str]:
 def wrap_text(text: str, first: str, rest: str, *, columns: int = WIDTH) -> list[str]:
     """Return `text` in lines; `first` stands before the first of them, `rest` before others."""
     lines = wrap(
-        text,
+        in_singular(text),
         columns,
         initial_indent=first,
         subsequent_indent=rest,
@@ -203,7 +205,7 @@ def fit_page(text: str, *, columns: int = WIDTH) -> str:
 
     ``zero     stage 3, ...`` goes on under its third word, a sentence at the margin.
     """
-    return "\n".join(_fit_line(line, columns) for line in text.split("\n"))
+    return "\n".join(_fit_line(in_singular(line), columns) for line in text.split("\n"))
 
 
 def _fit_line(line: str, columns: int) -> str:

@@ -19,7 +19,9 @@ from echelon.proof.asynchronous.record import AsynchronousRank
 from echelon.proof.asynchronous.replay import OrderProblem, Replay
 from echelon.proof.claims.checks import Check, exact_check
 from echelon.proof.claims.claims import ClaimResult, judged
+from echelon.proof.claims.tolerance import FLOOR
 from echelon.proof.oracle.batches import global_batch
+from echelon.proof.oracle.optimizers import global_norm
 
 REPLAY_TOLERANCE = 1e-10
 """Relative, in float64: sums are taken in another order, over a few steps."""
@@ -250,11 +252,15 @@ def _parameters(evidence: AsynchronousEvidence) -> Iterator[Check]:
 
 
 def errors_of(said: AsynchronousRank, right: Mapping[str, torch.Tensor]) -> dict[str, float]:
-    """Return the largest relative error of the pieces of each parameter on a server."""
+    """Return the largest relative error of the pieces of each parameter on a server.
+
+    A bias without effect, such as that of keys without rotary positions, moves by rounding alone.
+    """
+    floor = max(FLOOR * global_norm(right), 1e-30)
     found: dict[str, float] = {}
     for piece in said.pieces:
         wanted = right[piece.name][piece.region]
-        scale = max(float(right[piece.name].norm()), 1e-30)
+        scale = max(float(right[piece.name].norm()), floor)
         error = float((piece.values.double() - wanted).norm()) / scale
         found[piece.name] = max(found.get(piece.name, 0.0), error)
     return found

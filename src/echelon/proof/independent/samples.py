@@ -117,8 +117,15 @@ def read_row(text: Sequence[int], sample: int, length: int, end: int) -> ReadRow
     inputs, labels = tokens[:length], tokens[1:]
     inputs += [end] * (length - len(inputs))
     labels += [_NO_LABEL] * (length - len(labels))
-    starts = [t for t in range(1, length) if inputs[t - 1] == end and inputs[t] != end]
-    return ReadRow(sample=sample, tokens=inputs, labels=labels, documents=(0, *starts))
+    return ReadRow(
+        sample=sample, tokens=inputs, labels=labels, documents=document_starts(inputs, end)
+    )
+
+
+def document_starts(tokens: Sequence[int], end: int) -> tuple[int, ...]:
+    """Return where documents of a text start: behind each end that no other end follows."""
+    starts = [t for t in range(1, len(tokens)) if tokens[t - 1] == end and tokens[t] != end]
+    return (0, *starts)
 
 
 def _permuted(order: str, epoch: int, index: int, num_samples: int) -> int:

@@ -13,13 +13,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import replace
 
 from echelon.config.load import load_job
 from echelon.config.presets import preset_names
 from echelon.config.rules.plan import require_trainable
-from echelon.core.errors import EchelonError
+from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
 from echelon.proof.independent.comparison import TRANSFORMERS
 from echelon.proof.independent.naming import independent_pass
@@ -53,10 +52,13 @@ def space_plans(count: int, seed: int) -> Iterator[Plan]:
     with tempfile.TemporaryDirectory(prefix="echelon-random-") as offload_dir:
         for number in range(count):
             flags = flags_of(settings_of(seed, number, offload_dir))
-            with suppress(EchelonError):
+            try:
                 job = load_job(PRESET, flags)
-                require_trainable(job.plan, job.sources)
-                yield exact_plan(job.plan, f"{number}: {' '.join(flags)}")
+            except ConfigError:
+                continue
+            # What loads is a plan: a refusal from here on ends the walk.
+            require_trainable(job.plan, job.sources)
+            yield exact_plan(job.plan, f"{number}: {' '.join(flags)}")
 
 
 def preset_plans() -> Iterator[Plan]:

@@ -164,6 +164,20 @@ def islands(random: Random, drawn: Settings) -> Settings:
     return found
 
 
+def elastic(random: Random, drawn: Settings) -> Settings:
+    """Return islands that go on where others are lost; they hold dense models."""
+    drawn = _until(random, drawn, lambda one: "mesh.dp_replicate" in one and _is_plain(one))
+    found = _without(islands(random, drawn), "local_sgd.delay", "local_sgd.gradients")
+    every = found["local_sgd.every"]
+    assert isinstance(every, int)
+    return found | {
+        "local_sgd.min_islands": 1,
+        "train.steps": 60 * every,
+        "train.validate_every": "never",
+        "checkpoint.every": 2 * every,
+    }
+
+
 def servers(random: Random, drawn: Settings) -> Settings:
     """Return workers that push gradients to parameter servers."""
     drawn = _until(random, drawn, _is_plain)
@@ -225,6 +239,7 @@ FAMILIES: Mapping[str, Family] = {
     "fp8": fp8,
     "int8": int8,
     "islands": islands,
+    "elastic": elastic,
     "servers": servers,
     "threads": threads,
     "sums": sums,

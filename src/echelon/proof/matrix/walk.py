@@ -31,7 +31,8 @@ from echelon.proof.matrix.expert_cases import expert_cases
 from echelon.proof.matrix.pipeline_cases import pipeline_cases
 from echelon.proof.matrix.recompute_cases import recompute_cases
 from echelon.proof.matrix.zero_cases import zero_cases
-from echelon.proof.run import OUR_ENGINE, RankRunner, prove
+from echelon.proof.run import RankRunner
+from echelon.proof.whole_run.whole_run import prove_with_whole_run
 
 
 def families() -> list[list[MatrixCase]]:
@@ -49,11 +50,11 @@ def every_case() -> list[MatrixCase]:
 
 
 def prove_case(
-    case: MatrixCase, run_ranks: RankRunner, subject: str = OUR_ENGINE, *, late: bool = False
+    case: MatrixCase, run_ranks: RankRunner, subject: str | None = None, *, late: bool = False
 ) -> str:
-    """Return what is wrong with a case; nothing where it is proven."""
+    """Return what is wrong with a case; nothing where it is proven, with a whole run of our own."""
     try:
-        proof = prove(
+        proof = prove_with_whole_run(
             case.plan(), run_ranks=run_ranks, subject=subject, own_precision=False, late=late
         )
         proof.require()

@@ -16,6 +16,12 @@ from typing import Any
 import torch
 from torch import nn
 
+from echelon.config.files.program import (
+    DEVICE_FUNCTION,
+    RANK_FUNCTION,
+    require_program,
+    split_program,
+)
 from echelon.core.errors import ConfigError, EchelonError, EnvironmentProblem, Problem
 from echelon.core.rulebook import verify as rules
 from echelon.proof.verify.case import OneDevice, OnRank, VerifyCase
@@ -82,14 +88,9 @@ class SubjectFile:
 
         `FILE:function` takes another function than `on_rank` for the program of a rank.
         """
-        name, _, function = path.name.partition(":")
-        self.path = path = path.with_name(name)
-        self.function = function or "on_rank"
-        if not path.is_file():
-            near = sorted(other.name for other in path.parent.glob("*.py"))[:3]
-            raise ConfigError(
-                rules.VERIFY_FILE.problem(f"there is no file {path}", suggestions=near)
-            )
+        self.path, self.function = split_program(path, RANK_FUNCTION)
+        path = self.path
+        require_program(path, ())
         self.program = self._load()
         missing = [
             f"{path.name} has no function {name}"
@@ -101,7 +102,7 @@ class SubjectFile:
 
     def required(self) -> tuple[str, ...]:
         """Return the functions that the file must have."""
-        return ("one_device", self.function)
+        return (DEVICE_FUNCTION, self.function)
 
     def _load(self) -> ModuleType:
         folder = str(self.path.resolve().parent)

@@ -15,7 +15,7 @@ from echelon.core.plan import Plan
 from echelon.proof.independent.decoder import HEAD, token_losses
 from echelon.proof.independent.fp8 import Fp8Rules
 from echelon.proof.independent.mixture import RouterState, first_state
-from echelon.proof.independent.samples import read_row, samples_of_step
+from echelon.proof.independent.samples import document_starts, read_row, samples_of_step
 from echelon.proof.independent.sequence import HEAD_UNIT, SequenceRun
 from echelon.proof.independent.training import (
     IndependentStep,
@@ -133,7 +133,6 @@ def continuation(plan: Plan, run: OneDeviceRun, prompt: Sequence[int], count: in
     written = list(prompt)
     for _ in range(count):
         recent = written[-plan.model.max_positions :]
-        starts = [t for t in range(1, len(recent)) if recent[t - 1] == END_OF_DOCUMENT]
         separate = plan.mathematics.documents == "separate"
         sequence = SequenceRun(
             model=plan.model,
@@ -141,7 +140,7 @@ def continuation(plan: Plan, run: OneDeviceRun, prompt: Sequence[int], count: in
             balance=balance,
             biases=run.steps[-1].state_after.biases,
             tokens=recent,
-            documents=(0, *starts) if separate else (0,),
+            documents=document_starts(recent, END_OF_DOCUMENT) if separate else (0,),
             sample=0,
             step=0,
             seed=plan.mathematics.seed,

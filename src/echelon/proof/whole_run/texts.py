@@ -1,7 +1,12 @@
 """Made-up documents for a whole run, of lengths at which every rule of the trainer's data is met.
 
 An epoch ends inside of the second step, and the last sample of either part is not full. A document
-ends where the held-out part begins, so there is one place where a trainer may cut.
+ends where the held-out part begins, so there is one place where a trainer may cut. The first sample
+of either part has two ends of documents in a row and ends with one, and the next sample begins with
+one: two documents are empty. Prompts have ends at such places, too.
+
+No two documents of a sample begin alike. The first tokens of two such documents would have the same
+router scores, and rounding would say which of them an expert has no room for.
 """
 
 from __future__ import annotations
@@ -15,7 +20,17 @@ END_OF_DOCUMENT = 256
 """The token id that the byte tokenizer puts after each document."""
 VOCABULARY = 257
 """Token ids of the byte tokenizer."""
+PROMPTS: tuple[tuple[int, ...], ...] = (
+    (*b"the ",),
+    (*b"a", END_OF_DOCUMENT, END_OF_DOCUMENT, *b"b"),
+    (END_OF_DOCUMENT, *b"of"),
+    (*b"so", END_OF_DOCUMENT),
+    (*b"it", END_OF_DOCUMENT, END_OF_DOCUMENT),
+)
+"""Prompts: of one document, with two ends in a row, with an end first, and with one or two last."""
 _LETTERS = "abcdefghijklmnopqrstuvwxyz "
+_FIRST_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
+"""First letters of documents, in turn; no other letter is one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,15 +75,20 @@ def _num_tokens(length: int, num_samples: int) -> int:
 
 def _documents(num_tokens: int, length: int, generator: random.Random) -> tuple[str, ...]:
     """Return documents that are `num_tokens` with their ends, some longer than a sequence."""
-    found: list[str] = []
-    left = num_tokens
+    sizes = [3, 1, length - 4, 1]
+    left = num_tokens - sum(sizes)
     while left:
         size = min(left, generator.randint(2, 3 * length // 2))
-        # One token is no document: it would be an end and nothing else.
-        size = left if left - size < 2 else size
-        found.append("".join(generator.choices(_LETTERS, k=size - 1)))
-        left -= size
-    return tuple(found)
+        # One token of the rest would be another end alone.
+        sizes.append(left if left - size < 2 else size)
+        left -= sizes[-1]
+    return tuple(_document(number, size - 1, generator) for number, size in enumerate(sizes))
+
+
+def _document(number: int, size: int, generator: random.Random) -> str:
+    """Return a document of `size` letters, none of them its end."""
+    first = _FIRST_LETTERS[number % len(_FIRST_LETTERS)]
+    return (first + "".join(generator.choices(_LETTERS, k=size)))[:size]
 
 
 def _tokens(documents: tuple[str, ...]) -> list[int]:

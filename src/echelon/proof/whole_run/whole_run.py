@@ -20,15 +20,19 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
+from echelon.core.messages import PROGRESS
 from echelon.core.plan import Plan
 from echelon.core.rulebook import prove_trainer as rules
-from echelon.layout.islands import island_of
+from echelon.layout.islands import island_of, without_losses
 from echelon.proof.claims.checks import Check, exact_check, relative_error
 from echelon.proof.claims.claims import ClaimResult, first_failure, judged
-from echelon.proof.claims.proof import ProofPass
+from echelon.proof.claims.proof import Proof, ProofPass
 from echelon.proof.claims.tolerance import FLOAT64_TOLERANCE, FLOOR
 from echelon.proof.diagnose.diagnosis import Diagnosis
-from echelon.proof.run import RankRunner, mesh_text, offloaded_to
+from echelon.proof.independent.optimizers import has_formula
+from echelon.proof.run import OUR_ENGINE, RankRunner, mesh_text, offloaded_to, prove
+from echelon.proof.shrink import shrink
+from echelon.proof.sum_bounds import with_exact_sums
 from echelon.proof.whole_run.islands import run_islands_on_one_device
 from echelon.proof.whole_run.one_device import (
     OneDeviceRun,
@@ -37,7 +41,7 @@ from echelon.proof.whole_run.one_device import (
     run_on_one_device,
 )
 from echelon.proof.whole_run.other_layout import other_layout
-from echelon.proof.whole_run.texts import END_OF_DOCUMENT, VOCABULARY, RunTexts, texts_for
+from echelon.proof.whole_run.texts import END_OF_DOCUMENT, PROMPTS, VOCABULARY, RunTexts, texts_for
 
 _OURS = "echelon.training.whole_run"
 
@@ -59,8 +63,7 @@ SAVED_AFTER = 1
 """Optimizer steps before the save that is resumed from: two more follow it."""
 VALIDATED_AFTER = ((0, NUM_STEPS), (SAVED_AFTER, NUM_STEPS))
 """Optimizer steps before each validation: a run validates where it starts, and at its end."""
-_PROMPT = b"the "
-_WRITTEN = 4  # tokens written after the prompt
+_WRITTEN = 4  # tokens written after each prompt
 _SAID = ("loss", "grad_norm", "learning_rate")
 _STEPS, _VALIDATIONS, _RESUMED = (
     "steps of the trainer over its own data",
@@ -79,16 +82,41 @@ class WholeRun:
     plans: tuple[Plan, Plan]
     told: tuple[list[list[dict[str, Any]]], list[list[dict[str, Any]]]]
     weights: Mapping[str, torch.Tensor]
-    written: Mapping[str, list[int]]
-    """How it was written -> the tokens."""
+    written: Mapping[str, list[list[int]]]
+    """How it was written -> the tokens after each prompt."""
     right: OneDeviceRun
+
+
+def prove_with_whole_run(
+    plan: Plan,
+    *,
+    run_ranks: RankRunner,
+    subject: str | None = None,
+    late: bool = False,
+    own_precision: bool = True,
+) -> Proof:
+    """Prove a plan, as `echelon prove` does; `own_precision` and `late` as in `proof.run.prove`.
+
+    Where all of it holds, and no other engine is the subject, a whole run of the trainer follows.
+    """
+    engine = subject or OUR_ENGINE
+    proof = prove(plan, run_ranks=run_ranks, subject=engine, own_precision=own_precision, late=late)
+    apart = plan.mathematics.updates.is_asynchronous
+    ours = subject is None and has_formula(plan.mathematics.optimizer) and not apart
+    if not ours or not proof.proven:
+        return proof
+    # Rounded sums are judged by their bounds, and a lost island by its replay. The trainer runs
+    # with exact sums, and loses none.
+    small = shrink(with_exact_sums(without_losses(plan)), precision="fp64")
+    PROGRESS.info("a whole run: data, training, resume, text")
+    return replace(proof, whole_run=whole_run_pass(small, run_ranks=run_ranks))
 
 
 def whole_run_pass(
     shrunk: Plan, *, run_ranks: RankRunner, trainer: TrainerTargets = OUR_TRAINER
 ) -> ProofPass:
     """Prove a whole run of a shrunk float64 plan by `trainer`."""
-    first = _with_bytes(shrunk)
+    first = with_bytes(shrunk)
     second = other_layout(first)
     texts = texts_for(first)
     with tempfile.TemporaryDirectory(prefix="echelon-prove-") as folder:
@@ -108,7 +136,7 @@ def whole_run_pass(
     return ProofPass(precision="fp64", claims=claims, diagnosis=_diagnosis(claims))
 
 
-def _with_bytes(plan: Plan) -> Plan:
+def with_bytes(plan: Plan) -> Plan:
     """Return the plan with a vocabulary that has every byte, with the same remainder over `tp`."""
     tp = plan.mesh.tp
     vocab = VOCABULARY + (plan.model.vocab - VOCABULARY) % tp
@@ -133,7 +161,7 @@ def _run(
         "saved_after": SAVED_AFTER,
         "validation_fraction": texts.validation_fraction,
         "validation_batches": -(-samples // first.mathematics.global_sequences),
-        "prompt": list(_PROMPT),
+        "prompts": [list(prompt) for prompt in PROMPTS],
         "count": _WRITTEN,
     }
     labels = [first.mesh.label(rank) for rank in range(first.mesh.world_size)]
@@ -214,13 +242,14 @@ def _weight_checks(run: WholeRun) -> Iterator[Check]:
 
 
 def _text_checks(run: WholeRun) -> Iterator[Check]:
-    whole = continuation(run.plans[0], run.right, list(_PROMPT), _WRITTEN)
-    for how, found in run.written.items():
-        wanted = whole
-        if how == OVER_A_CACHE and END_OF_DOCUMENT in whole:
-            wanted = whole[: whole.index(END_OF_DOCUMENT)]
-        problem = f"{found} instead of {wanted}" * (found != wanted)
-        yield exact_check(NUM_STEPS, f"tokens written {how}", problem)
+    for place, prompt in enumerate(PROMPTS):
+        whole = continuation(run.plans[0], run.right, prompt, _WRITTEN)
+        for how, texts in run.written.items():
+            wanted, found = whole, texts[place]
+            if how == OVER_A_CACHE and END_OF_DOCUMENT in whole:
+                wanted = whole[: whole.index(END_OF_DOCUMENT)]
+            problem = f"{found} instead of {wanted}" * (found != wanted)
+            yield exact_check(NUM_STEPS, f"tokens written {how} after {list(prompt)}", problem)
 
 
 def _close(step: int, subject: str, found: float, wanted: float, rank: int) -> Check:

@@ -114,6 +114,14 @@ class TokenDataset:
             )
         return replace(self, answers_only=train_on == "answers")
 
+    @property
+    def shows_ends(self) -> bool:
+        """Return whether the token that ends a document is at the end of each, and nowhere else.
+
+        Of chats their template decides.
+        """
+        return self.index.answers is None
+
     def num_answers(self) -> int:
         """Return how many labels of this part are of answers; 0 where none are told apart."""
         if self.index.answers is None:
@@ -167,7 +175,7 @@ class TokenDataset:
         Text shows its ends of documents. A template may write that token inside of a chat, or
         nowhere, so where chats end is read from the file of documents.
         """
-        if self.index.answers is None:
+        if self.shows_ends:
             return document_starts(inputs_BT, self.index.tokenizer.end_of_document)
         length = inputs_BT.shape[1]
         ends = self._document_ends()

@@ -100,6 +100,11 @@ class MixedDataset:
             raise DataError(problems)
         return replace(self, parts=tuple(parts))
 
+    @property
+    def shows_ends(self) -> bool:
+        """Return whether each source shows the ends of its documents by their token alone."""
+        return all(part.shows_ends for part in self.parts)
+
     def num_answers(self) -> int:
         """Return how many labels of all sources are of answers."""
         return sum(part.num_answers() for part in self.parts)

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from echelon.core.errors import DataError
+from echelon.core.messages import PROGRESS
 from echelon.core.rulebook.data import DATA_EMPTY
+from echelon.core.units import decimal_bytes
 from echelon.training.data.chats.encoder import ChatEncoder, read_chats
 from echelon.training.data.dataset import TokenDataset
 from echelon.training.data.index import DatasetIndex
@@ -173,6 +175,7 @@ def prepare(
             encoded = encoder.encode_chunks([piece.text for piece in batch])
             for tokens, piece in zip(encoded, batch, strict=True):
                 writer.add(tokens, ends_document=piece.last)
+            PROGRESS.info(f"{decimal_bytes(text.num_bytes)} of text read")
         index = writer.commit()
     return PrepareSummary(
         dataset=_summary(target, index),
@@ -200,6 +203,7 @@ def _prepare_chats(
             num_bytes += chat.num_bytes
             num_empty += not len(chat.tokens)
             writer.add_chat(chat.tokens, chat.answers)
+            PROGRESS.info(f"{decimal_bytes(num_bytes)} of chats read")
         index = writer.commit()
     return PrepareSummary(
         dataset=_summary(target, index),

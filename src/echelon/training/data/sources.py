@@ -109,6 +109,12 @@ def find_files(
     return SourceFiles(files=tuple(files), skipped=dict(sorted(skipped.items())))
 
 
+def require_source(source: str) -> None:
+    """Refuse a path that is not there; "stdlib" and URLs are looked at when they are read."""
+    if source != "stdlib" and "://" not in source and not Path(source).exists():
+        _find_one(Path(source), "auto", "")
+
+
 def _find_one(source: Path, format: SourceFormat, split: str) -> SourceFiles:
     if source.is_file():
         return SourceFiles(files=(_explicit_file(source, format),))

@@ -175,10 +175,8 @@ def train_tokenizer(name: str, texts: Iterator[str]) -> Tokenizer:
     return SubwordTokenizer(inner, name=name, end_of_document=inner.token_to_id(END_OF_DOCUMENT))
 
 
-def load_tokenizer(name: str) -> Tokenizer:
-    """Return the tokenizer "bytes", or the one in a tokenizer.json (or in a folder with one)."""
-    if name == "bytes":
-        return ByteTokenizer()
+def tokenizer_file(name: str) -> Path:
+    """Return the tokenizer.json that a path means; DataError where there is none."""
     path = Path(name)
     file = path / TOKENIZER_FILE_NAME if path.is_dir() else path
     if not file.is_file():
@@ -191,6 +189,20 @@ def load_tokenizer(name: str) -> Tokenizer:
                 suggestions=("bytes", "bpe-4096", "PATH/tokenizer.json"),
             )
         )
+    return file
+
+
+def require_tokenizer(name: str) -> None:
+    """Refuse a name that is neither "bytes", "bpe-N", nor a file that is there."""
+    if name != "bytes" and trained_vocabulary(name) is None:
+        tokenizer_file(name)
+
+
+def load_tokenizer(name: str) -> Tokenizer:
+    """Return the tokenizer "bytes", or the one in a tokenizer.json (or in a folder with one)."""
+    if name == "bytes":
+        return ByteTokenizer()
+    file = tokenizer_file(name)
     package = _tokenizers(f"reading {file}")
     try:
         inner = package.Tokenizer.from_file(str(file))

@@ -18,9 +18,11 @@ from statistics import median, quantiles
 import torch
 
 from echelon.config.files.times_file import BLOCK, PASSES, UNITS, TimesFile, fitted_settings
+from echelon.core.choices.local_sgd import LocalSgd
+from echelon.core.choices.updates import Updates
 from echelon.core.event import EventList
 from echelon.core.mesh import Mesh
-from echelon.core.plan import Context, Pipeline, Plan, Recompute, Zero
+from echelon.core.plan import Layout, Pipeline, Plan
 from echelon.layout.buckets import UNIT_EMBEDDING, UNIT_HEAD
 from echelon.models.batch import TokenBatch
 from echelon.parallel.apply import apply_plan
@@ -94,7 +96,11 @@ def unit_plan(plan: Plan) -> Plan:
 
     The model is what one tensor rank has of the plan's.
     """
-    model, tp = plan.model, plan.mesh.tp
+    model, tp, experts = plan.model, plan.mesh.tp, plan.model.experts
+    if experts is not None:
+        pieces = plan.layout.experts.expert_tp
+        # Blocks of experts are most of a model that has them.
+        experts = replace(experts, ffn=experts.ffn // pieces, first_dense_layers=0)
     one = replace(
         model,
         layers=1,
@@ -102,17 +108,23 @@ def unit_plan(plan: Plan) -> Plan:
         kv_heads=model.kv_heads // tp,
         ffn=model.ffn // tp,
         vocab=-(-model.vocab // tp),
+        experts=experts,
     )
     micro = plan.layout.microbatch_sequences
-    mathematics = replace(plan.mathematics, model=one, global_sequences=micro * MICROBATCHES)
-    layout = replace(
-        plan.layout,
+    mathematics = replace(
+        plan.mathematics,
+        model=one,
+        global_sequences=micro * MICROBATCHES,
+        # Of one rank nothing is gathered, and no replica meets another.
+        precision=replace(plan.mathematics.precision, int8_block=0),
+        local_sgd=LocalSgd(),
+        updates=Updates(),
+    )
+    layout = Layout(
         mesh=Mesh(),
-        sequence_parallel=False,
-        zero=Zero(),
-        recompute=Recompute(),
-        context=Context(),
+        microbatch_sequences=micro,
         pipeline=Pipeline(schedule="file", virtual_stages=3, stages=((), (0,), ())),
+        kernels=plan.layout.kernels,
     )
     return with_rows(replace(plan, mathematics=mathematics, layout=layout), split=True)
 
