@@ -288,9 +288,9 @@ def launcher(environment: Mapping[str, str]) -> MachineCheck:
     try:
         place = read_launched_rank(environment) if is_launched(environment) else None
     except EnvironmentProblem as error:
-        told = ", ".join(f"{name}={value}" for name, value in read.items())
+        text = ", ".join(f"{name}={value}" for name, value in read.items())
         return MachineCheck(
-            name="launcher", text=told, facts={"variables": read}, problem=error.problems[0]
+            name="launcher", text=text, facts={"variables": read}, problem=error.problems[0]
         )
     if place is None:
         note = local_start_note(environment)

@@ -136,7 +136,7 @@ def total_memory_bytes() -> int:
 
 
 def interface_problem(names: str | None) -> Problem | None:
-    """Return that Gloo is told to listen at an interface that this host lacks; None without."""
+    """Return the problem of an interface of Gloo that this host lacks; None without a problem."""
     interfaces = psutil.net_if_addrs()
     if not names or {*names.split(",")} <= {*interfaces}:
         return None

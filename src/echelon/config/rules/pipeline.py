@@ -187,9 +187,9 @@ def suggest_schedules(trial: Trial, names: Collection[str] = SCHEDULES) -> list[
 
 
 def _schedules_or(known: Sequence[str], name: str) -> Way:
-    """Return the schedules that fit, the nearest name first; a file is one of its own."""
+    """Return the schedules that fit, the nearest name first; a file is a schedule, too."""
     files = [{SCHEDULE_KEY: FILE, FILE_KEY: name}] if Path(name).suffix in (".csv", ".json") else []
-    names = [one for one in known if one in SCHEDULES]
+    names = [schedule for schedule in known if schedule in SCHEDULES]
     return lambda trial: [*trial.first(files, 1), *suggest_schedules(trial, names)] or known
 
 
