@@ -160,7 +160,7 @@ def _train_here(job: Job, resume: Path | None, say: Callable[[str], None]) -> Tr
     from echelon.api.observing import trace_plan, trace_run
     from echelon.api.run_setup import prepare_run
     from echelon.core.serialize import to_json
-    from echelon.launch.environment import wanted_port
+    from echelon.launch.environment import require_start_here
     from echelon.launch.local.supervisor import run_ranks
     from echelon.launch.process_group import require_devices
     from echelon.telemetry.observer import telling_ranks
@@ -168,7 +168,7 @@ def _train_here(job: Job, resume: Path | None, say: Callable[[str], None]) -> Tr
 
     mesh, backend = job.plan.mesh, job.plan.cluster.backend
     require_devices(backend, mesh.world_size, set_by=job.source_of("cluster.preset"))
-    wanted_port()  # what is wrong with MASTER_PORT is told before the run has a folder
+    require_start_here(backend)  # before the run has a folder
     _require_offload_dir(job, range(mesh.world_size))
     run, task = prepare_run(job, resume, say)
     with run.locked():

@@ -91,7 +91,13 @@ def require_subject(subject: str) -> None:
         return
     else:
         reason = f"cannot be imported: there is no module {package!r} on PYTHONPATH"
-    raise ConfigError(PROVE_SUBJECT.problem(f"subject {subject!r} {reason}"))
+    raise ConfigError(
+        PROVE_SUBJECT.problem(
+            f"subject {subject!r} {reason}",
+            key="--subject",
+            suggestions=("without --subject", "--subject MODULE:FUNCTION, on PYTHONPATH"),
+        )
+    )
 
 
 def _is_installed(package: str) -> bool:
