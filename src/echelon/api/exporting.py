@@ -289,7 +289,11 @@ def _require_sizes(sizes: Mapping[str, int | None]) -> None:
     """Raise ConfigError for a number that can't be meant."""
     for key, value in sizes.items():
         if value is not None and value < 1:
-            raise ConfigError(BAD_ARGUMENT.problem(f"{key} is {value}, and at least 1", key=key))
+            raise ConfigError(
+                BAD_ARGUMENT.problem(
+                    f"{key} is {value}, and at least 1", key=key, suggestions=(f"{key} 1",)
+                )
+            )
 
 
 def _require_effect(

@@ -43,6 +43,13 @@ def look_at(path: str | Path, *, step: int | None = None, sample: int = 0) -> Da
             )
         whole = open_data(folder, verify=True)
         return DataLook(path=str(folder), hash=whole.index.hash, sources=look_at_sources(whole))
+    if sample and step is None:
+        raise ConfigError(
+            SAMPLE_OF_STEP.problem(
+                f"sample {sample} is of a step, and no step is named",
+                suggestions=(f"--step 1 --sample {max(sample, 0)}", "without --sample"),
+            )
+        )
     run = run_of(folder)
     job, layout = load_job(run.run_file), BatchLayout.from_plan(run.plan())
     dataset = open_data(data_of_run(run.run_file), train_on=job.data.train_on)

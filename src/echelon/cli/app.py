@@ -24,10 +24,10 @@ from cyclopts.exceptions import (
 from echelon.cli.output import give_up, print_error, print_error_json, stdout_refuses
 from echelon.cli.stderr import loudness, split_loudness
 from echelon.core.errors import ConfigError, EchelonError, Problem
-from echelon.core.messages import NOTES
+from echelon.core.messages.notes import NOTES
+from echelon.core.messages.synonyms import SYNONYMS
 from echelon.core.rulebook import command_line
 from echelon.core.rules import did_you_mean
-from echelon.core.synonyms import SYNONYMS
 from echelon.core.version import __version__
 
 OF_WORDS = frozenset(
@@ -238,6 +238,18 @@ _EXAMPLES = {
     "echelon calibrate merge": "echelon calibrate merge A.toml B.toml --out C.toml",
     "echelon compare": "echelon compare nano run.toml",
     "echelon observe": "echelon observe runs/nano",
+    "echelon train": "echelon train nano",
+    "echelon generate": "echelon generate runs/nano --prompt Once",
+    "echelon explore": "echelon explore --out explore.html",
+    "echelon export": "echelon export nano --to run.toml",
+    "echelon export weights": "echelon export weights runs/nano --out weights",
+    "echelon import": "echelon import ds_config.json",
+    "echelon data prepare": "echelon data prepare corpus.txt --out tokens",
+    "echelon data show": "echelon data show tokens",
+    "echelon data look": "echelon data look tokens",
+    "echelon rehearse": "echelon rehearse nano",
+    "echelon schedule show": "echelon schedule show 1f1b -p 4 -m 8",
+    "echelon schedule check": "echelon schedule check schedule.csv",
 }
 """What to type where a command lacks what it needs."""
 
@@ -265,7 +277,8 @@ def _usage_problem(error: CycloptsError, arguments: Sequence[str]) -> Problem:
         message = f"more arguments than the command takes: {' '.join(error.unused_tokens or ())}"
     command = " ".join(["echelon", *(error.command_chain or ())])
     example = _EXAMPLES.get(command)
-    more = (example, f"{command} --help") if example else (f"{command} --help",)
+    flag = _default_of(error)
+    more = [*([flag] if flag else []), *([example] if example else []), f"{command} --help"]
     return command_line.BAD_ARGUMENT.problem(message, suggestions=more)
 
 
@@ -288,6 +301,15 @@ def _wrong_choice(error: CoercionError) -> Problem | None:
         f"{flag}{typed} is none of {', '.join(words)}",
         suggestions=[f"{flag}{word}" for word in did_you_mean(typed, words) or words],
     )
+
+
+def _default_of(error: CycloptsError) -> str:
+    """Return a flag with its default, where its value is none; empty without a default."""
+    if not isinstance(error, CoercionError) or error.argument is None:
+        return ""
+    default = error.argument.field_info.default
+    number = isinstance(default, int | float) and not isinstance(default, bool)
+    return f"{error.argument.name} {default}" if number else ""
 
 
 OUT_ELSEWHERE = frozenset(

@@ -51,6 +51,8 @@ def import_(
     require_run_file(out)
     if launcher and ranks is not None:
         raise bad_argument("--ranks and --launcher both say how many ranks there are", "--ranks N")
+    if ranks is not None and ranks < 1:
+        raise bad_argument(f"--ranks is {ranks}, and at least 1", "--ranks 1")
     started = launcher or ranks
     run = import_run(
         file, kind=tool, extends=extends, ranks=started, allow=allow, settings=settings

@@ -222,7 +222,9 @@ def _sampling_problems(request: Request) -> Iterator[Problem]:
         counts["top-k"] = sampling.top_k
     for flag, value in counts.items():
         if value < 1:
-            yield GENERATE_SAMPLING.problem(f"--{flag} {value} is below 1", suggestions=[1])
+            yield GENERATE_SAMPLING.problem(
+                f"--{flag} {value} is below 1", suggestions=[f"--{flag} 1"]
+            )
     if not 0 <= sampling.temperature < float("inf"):
         yield GENERATE_SAMPLING.problem(
             f"--temperature {sampling.temperature} is not a number from 0 up",

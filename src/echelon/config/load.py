@@ -165,12 +165,18 @@ def _is_word(key: str, value: str) -> bool:
     return trained or value == SETTINGS[key].default
 
 
+_TYPICAL = {"batch.global_sequences": 16, "batch.sequence_length": 128}
+"""Settings without a default, and values of a small run."""
+
+
 def _missing(view: View) -> Iterator[Problem]:
     yield from model_problems(view)
-    for key in ("batch.global_sequences", "batch.sequence_length"):
+    for key, typical in _TYPICAL.items():
         if not view.has(key) and key not in view.wrong:
             yield MISSING_SETTING.problem(
-                f"{key} is not set and has no default: {SETTINGS[key].about}", key=key
+                f"{key} is not set and has no default: {SETTINGS[key].about}",
+                key=key,
+                suggestions=(f"{key} = {typical}",),
             )
 
 

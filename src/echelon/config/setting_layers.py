@@ -21,7 +21,7 @@ from echelon.config.presets import (
 from echelon.config.settings.schema import SETTINGS
 from echelon.config.settings.value_types import Setting, Text
 from echelon.core.errors import Problem
-from echelon.core.names import names_within
+from echelon.core.messages.names import names_within
 from echelon.core.rulebook.config import (
     CONFLICTING_SETTINGS,
     EXTENDS_CYCLE,
@@ -106,6 +106,13 @@ def preset_entries(preset: Preset) -> dict[str, Entry]:
     return entries
 
 
+def _assignments(key: str) -> tuple[str, ...]:
+    """Return flags with a value for a key without one."""
+    meant = (key,) if key in SETTINGS else did_you_mean(key, SETTINGS)
+    found = [f"--set {one}={value}" for one in meant for value in SETTINGS[one].examples()]
+    return tuple(found) or ("--set mesh.tp=2",)
+
+
 def parse_set_flags(
     sets: Sequence[str], typed: Mapping[str, Entry] | None = None
 ) -> tuple[Entries, list[Problem]]:
@@ -120,12 +127,20 @@ def parse_set_flags(
         key, source = key.strip(), f"--set {text}"
         if not equals or not re.fullmatch(r"[A-Za-z0-9_-]+(\.[A-Za-z0-9_-]+)*", key):
             problems.append(
-                SET_SYNTAX.problem(f"--set {text!r} is not table.key=value", set_by=source)
+                SET_SYNTAX.problem(
+                    f"--set {text!r} is not table.key=value",
+                    set_by=source,
+                    suggestions=_assignments(key),
+                )
             )
             continue
         if key == "extends":
             problems.append(
-                SET_SYNTAX.problem("extends stands in a run file, not after --set", set_by=source)
+                SET_SYNTAX.problem(
+                    "extends stands in a run file, not after --set",
+                    set_by=source,
+                    suggestions=(f"echelon init --extends {value.strip()} --out run.toml",),
+                )
             )
             continue
         for name, item in flatten({key: _set_value(key, value.strip())}):
@@ -202,7 +217,12 @@ def _add_file(gathered: SettingLayers, path: Path, *, set_by: str, chain: tuple[
     if here in chain:
         files = " -> ".join(Path(file).name for file in (*chain[chain.index(here) :], here))
         gathered.add_problem(
-            EXTENDS_CYCLE.problem(f"{files}: a file builds on itself", key="extends", set_by=set_by)
+            EXTENDS_CYCLE.problem(
+                f"{files}: a file builds on itself",
+                key="extends",
+                set_by=set_by,
+                suggestions=('extends = "nano"', "no extends"),
+            )
         )
         return
     entries = entries_from_tables(*read, path)

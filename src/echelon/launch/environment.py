@@ -17,7 +17,7 @@ from echelon.core.rulebook.launch import (
     TF_CONFIG_AGREES,
     TF_CONFIG_SERVERS,
 )
-from echelon.launch.host import num_usable_cores
+from echelon.launch.host import interface_problem, num_usable_cores
 from echelon.launch.launchers import (
     LAUNCHER_VARIABLES,
     LOCAL_RANK,
@@ -159,7 +159,7 @@ _LARGEST_PORT = 65535  # of TCP
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedRank:
-    """Say which rank of which launch this process is, as its launcher tells it."""
+    """The rank and the launch of this process, by the variables of its launcher."""
 
     rank: int
     local_rank: int
@@ -207,7 +207,7 @@ def local_start_note(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def is_first_rank(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether this process is rank 0 of its launch, or is in none."""
+    """True if this process is rank 0 of its launch, or in no launch."""
     return not is_launched(environment) or read_launched_rank(environment).rank == 0
 
 
@@ -302,7 +302,7 @@ def _rank_of_variables(
 def _half_a_launch(
     variables: LaunchVariables, missing: Sequence[str], environment: Mapping[str, str]
 ) -> Problem:
-    """Return which variables of a launch are missing, by the names of its launcher."""
+    """Return the problem of missing variables, by the names of the launcher."""
     names = [variables.named(name) for name in variables.values if name in _RANK_VARIABLES]
     said = {name: environment[name] for name in names if name in environment}
     wanted = [
@@ -363,6 +363,14 @@ def wanted_port(environment: Mapping[str, str] = os.environ) -> int:
     if problems:
         raise EnvironmentProblem(problems)
     return port
+
+
+def require_start_here(backend: Backend, environment: Mapping[str, str] = os.environ) -> None:
+    """Raise EnvironmentProblem for variables with which no ranks can start on this host."""
+    wanted_port(environment)
+    problem = interface_problem(environment.get(GLOO_INTERFACE)) if backend == "gloo" else None
+    if problem is not None:
+        raise EnvironmentProblem(problem)
 
 
 def check_world_size(place: LaunchedRank, mesh_world_size: int) -> None:

@@ -89,7 +89,10 @@ class RunDirectory:
             return plan
         except (OSError, ValueError) as error:
             raise ConfigError(
-                RUN_EXISTS.problem(f"{self.plan_file} is not a plan that can be read: {error}")
+                RUN_EXISTS.problem(
+                    f"{self.plan_file} is not a plan that can be read: {error}",
+                    suggestions=[one.path for one in list_runs(self.path.parent) if one != self],
+                )
             ) from error
 
     def remove(self) -> None:
@@ -171,6 +174,7 @@ def open_run(path: Path) -> RunDirectory:
         if run.plan_file.is_file():
             return run
         beside, instead = list_runs(path.parent), list_names(path)
+        near = beside or list_runs(path) or list_runs(path.parent / "runs")
     except OSError as error:
         reason = error.strerror or str(error)
         raise ConfigError(RUN_EXISTS.problem(f"{path} cannot be read: {reason}")) from error
@@ -178,7 +182,7 @@ def open_run(path: Path) -> RunDirectory:
         RUN_EXISTS.problem(
             f"{path} is not a run: {instead}"
             + ("" if beside else f"; there is no run in {path.parent}"),
-            suggestions=[other.path for other in beside],
+            suggestions=[other.path for other in near],
         )
     )
 
@@ -204,7 +208,10 @@ def _claim(runs_dir: Path, name: str, name_was_given: bool) -> Path:
                         RUN_WRITTEN_ONCE.problem(
                             f"{path} is already there: {list_names(path)}{_made_just_now(path)}",
                             key="train.run_name",
-                            suggestions=[f"--resume {path}", _free_name(runs_dir, name)],
+                            suggestions=[
+                                *([f"--resume {path}"] if (path / "plan.json").is_file() else []),
+                                f"train.run_name = {_free_name(runs_dir, name)}",
+                            ],
                         )
                     ) from error
             else:
@@ -213,7 +220,7 @@ def _claim(runs_dir: Path, name: str, name_was_given: bool) -> Path:
 
 
 def _made_just_now(path: Path) -> str:
-    """Return what else makes one folder twice, where the folder is young; empty otherwise."""
+    """Return another cause of a name that is taken, for a young run; empty otherwise."""
     try:
         # The folder itself is younger after each checkpoint.
         age_s = time.time() - (path / "run.toml").stat().st_mtime

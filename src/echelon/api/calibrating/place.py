@@ -165,7 +165,7 @@ def _checked(ranks: int, most: int, what: str) -> int:
             f"--ranks {ranks}: this machine is measured with 1 to {most} {what}",
             key="--ranks",
             set_by=f"--ranks {ranks}",
-            suggestions=sorted({1, most}),
+            suggestions=[f"--ranks {number}" for number in sorted({1, most})],
         )
     )
 

@@ -242,7 +242,9 @@ def _require_fitting_flags(schedule: bool, experts: bool, step: int | None) -> N
         problems.append(argument_problem(message, "--schedule", "--experts"))
     if step is not None and not (schedule or experts):
         message = "--step says which step to show of what --schedule or --experts asks for"
-        problems.append(argument_problem(message, "--schedule --step", "--experts --step"))
+        problems.append(
+            argument_problem(message, f"--schedule --step {step}", f"--experts --step {step}")
+        )
     if problems:
         raise ConfigError(problems)
 

@@ -192,7 +192,10 @@ def _checked(
         if key not in wrong and not view.has(key):
             problems.append(
                 MISSING_SETTING.problem(
-                    f"{prefix}{key} is not set and has no default", key=key, set_by=where
+                    f"{prefix}{key} is not set and has no default",
+                    key=key,
+                    set_by=where,
+                    suggestions=("a file as `echelon calibrate` writes it",),
                 )
             )
     return view, problems

@@ -2,8 +2,8 @@
 
 A preset of clusters describes one node and the network between such nodes; a count of whole nodes,
 or part of one node, makes a cluster of it; 8xH100, 8 x h100 and 8xh100 are one name
-(`core/names.py`), which the cluster has as 8xh100. "+NETWORK" after the name puts them on another
-network, and "+4xNETWORK" gives a node four interfaces that its devices share:
+(`core/messages/names.py`), which the cluster has as 8xh100. "+NETWORK" after the name puts them on
+another network, and "+4xNETWORK" gives a node four interfaces that its devices share:
 1024xa100-80gb+4xhdr. Racks that join several nodes are filled evenly. A file has the same form and
 says `nodes` itself.
 """
@@ -27,7 +27,7 @@ from echelon.config.settings.schema import CLUSTER_SOURCES
 from echelon.config.view import Unavailable, View
 from echelon.core.cluster import Cluster
 from echelon.core.errors import ConfigError, Problem, either
-from echelon.core.names import find_name, names_within
+from echelon.core.messages.names import find_name, names_within
 from echelon.core.rulebook.config import UNKNOWN_KEY, UNKNOWN_PRESET
 from echelon.core.rulebook.mesh import WHOLE_NODES
 from echelon.core.rules import did_you_mean
@@ -37,6 +37,9 @@ DEFAULT_CLUSTER = "laptop"
 RUN_TABLES = frozenset(("extends", "model", "mesh", "batch"))
 """What run files begin with, and no cluster file has."""
 LOOK_ALIKE = str.maketrans("oil", "011")
+
+
+_COUNT = re.compile(r"[1-9]\d{0,6}")  # devices of a cluster
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -106,7 +109,7 @@ def named_cluster(name: str, set_by: str) -> Cluster | list[Problem]:
     """Return the cluster "laptop" or COUNTxDEVICE[+NETWORK], or what is wrong with the name."""
     parts = _parts(name)
     preset = read_preset("clusters", parts.device)
-    if preset is None or not re.fullmatch(r"[1-9]\d{0,6}", parts.count):
+    if preset is None or not _COUNT.fullmatch(parts.count):
         return [_unknown(name, parts, set_by)]
     if parts.network and parts.network not in network_suffixes():
         return [_unknown_network(name, parts, set_by)]
@@ -207,7 +210,7 @@ def _unknown(name: str, parts: _Name, set_by: str) -> Problem:
     spelt = spellings("clusters")
     near = did_you_mean(device, spelt) or did_you_mean(slip, spelt)
     close = (preset.name,) if preset else whole or tuple(dict.fromkeys(spelt[one] for one in near))
-    number = parts.count if parts.count.isdigit() and int(parts.count) else "8"
+    number = parts.count if _COUNT.fullmatch(parts.count) else "8"
     suggestions = [f"{number}x{word}" for word in close] or [f"8x{word}" for word in devices]
     suggestions += [alias for alias in ALIASES if not close or did_you_mean(name, [alias])]
     suggestions += [] if close else ["a cluster file, FILE.toml"]

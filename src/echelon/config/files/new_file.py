@@ -59,7 +59,7 @@ def require_free_names(name: Path, ending: str, *, key: str = "FILE") -> None:
 
 def make_folder(folder: Path, *, key: str = "FOLDER") -> None:
     """Make a folder; ConfigError, with a free name, where something is there."""
-    with _refused(folder, key):
+    with _refused(folder, key, is_folder=True):
         folder.mkdir(parents=True)
 
 
@@ -70,7 +70,7 @@ def new_folder(folder: Path, *, key: str = "FOLDER") -> Generator[Path]:
     ConfigError, with a free name, where something is there. What a process that was killed has left
     of a folder of this name is removed first (see `remove_parts`).
     """
-    with _refused(folder, key):
+    with _refused(folder, key, is_folder=True):
         _require_free(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
         remove_parts(folder)
@@ -84,7 +84,7 @@ def new_folder(folder: Path, *, key: str = "FOLDER") -> Generator[Path]:
                 part.rename(named)
                 part = named
             yield part
-            with _refused(folder, key):
+            with _refused(folder, key, is_folder=True):
                 _require_free(folder)
                 part.rename(folder)
                 flush_folder(folder.parent)
@@ -168,13 +168,15 @@ def _require_free(file: Path) -> None:
 
 
 @contextmanager
-def _refused(file: Path, key: str) -> Generator[None]:
+def _refused(file: Path, key: str, *, is_folder: bool = False) -> Generator[None]:
     """Turn what the system refuses inside into a ConfigError."""
     try:
         yield
     except FileExistsError:
+        # In the place of a file a folder is taken too: the name of a run file goes into it.
+        free = free_name(file if is_folder or not file.is_dir() else file / "run.toml")
         problem = NEVER_OVERWRITE.problem(
-            f"{file} exists and is left as it is", key=key, suggestions=[_free_name(file)]
+            f"{file} exists and is left as it is", key=key, suggestions=[free]
         )
         raise ConfigError(problem) from None
     except (OSError, ValueError) as error:
@@ -204,12 +206,11 @@ def _give_name(part: Path, file: Path) -> None:
             raise
 
 
-def _free_name(file: Path) -> Path:
-    # A folder is taken too, but it is no file: the name of a run file goes into it.
-    taken = file / "run.toml" if file.is_dir() else file
-    if not os.path.lexists(taken):
-        return taken
+def free_name(path: Path) -> Path:
+    """Return the first of NAME, NAME-2, NAME-3 ... that is not there yet; endings stay."""
     number = 2
-    while os.path.lexists(free := taken.with_stem(f"{taken.stem}-{number}")):
+    free = path
+    while os.path.lexists(free):
+        free = path.with_stem(f"{path.stem}-{number}")
         number += 1
     return free

@@ -53,11 +53,12 @@ class ConfigJsonReader:
 
     def need(self, part: str = "", /, **keys: str) -> None:
         """Set each setting of `part` ("experts.") to the value of its key, which must be there."""
+        wanted = {*keys.values()}
         for name, key in keys.items():
             if self.config.get(key) is not None:
                 self.set(f"{part}{name}", self.config[key], key)
                 continue
-            close = did_you_mean(key, self.config)
+            close = did_you_mean(key, [one for one in self.config if one not in wanted])
             hint = f"; did you mean to write {close[0]}?" if close else ""
             kind = self.config["model_type"]
             self.missing(f"{key}, which a {kind} model needs{hint}", str(self.path))

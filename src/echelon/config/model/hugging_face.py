@@ -57,6 +57,9 @@ def read_hf_config(path: Path, set_by: str) -> tuple[dict[str, Entry], list[Prob
         return {}, [_unreadable(path, f"is not JSON: {error}", set_by)]
     if not isinstance(data, dict):
         return {}, [_unreadable(path, "is not a JSON object", set_by)]
+    if "mathematics" in data and (run := path.with_name("run.toml")).is_file():
+        why = "is the plan of a run, whose settings are beside it"
+        return {}, [_unreadable(path, why, set_by, str(run))]
     return config_entries(cast("dict[str, object]", data), path, set_by)
 
 
@@ -110,8 +113,10 @@ def _why_refused(config: Mapping[str, object], path: Path, set_by: str) -> Probl
     )
 
 
-def _unreadable(path: Path, why: str, set_by: str) -> Problem:
-    return HF_CONFIG_UNREADABLE.problem(f"{path} {why}", key="model.hf_config", set_by=set_by)
+def _unreadable(path: Path, why: str, set_by: str, *instead: str) -> Problem:
+    return HF_CONFIG_UNREADABLE.problem(
+        f"{path} {why}", key="model.hf_config", set_by=set_by, suggestions=instead
+    )
 
 
 def _scores(reader: ConfigJsonReader) -> None:

@@ -146,14 +146,26 @@ def model_problems(view: View) -> Iterator[Problem]:
     for name in REQUIRED:
         key = f"model.{name}"
         if not view.has(key) and key not in view.wrong:
-            yield MISSING_SETTING.problem(f"{key} is not set and has no default", key=key)
+            yield MISSING_SETTING.problem(
+                f"{key} is not set and has no default", key=key, suggestions=_ways(view, key)
+            )
     for part, kind in PARTS.items():
         keys = {f"model.{part}.{field.name}" for field in fields(kind)}
         if any(key in view.entries for key in keys):
             for key in sorted(keys - view.wrong):
                 if not view.has(key):
-                    yield MISSING_SETTING.problem(f"{key} is not set and has no default", key=key)
+                    yield MISSING_SETTING.problem(
+                        f"{key} is not set and has no default",
+                        key=key,
+                        suggestions=_ways(view, key),
+                    )
     yield from _missing_of_stretch(view)
+
+
+def _ways(view: View, key: str) -> tuple[str, ...]:
+    """Return a value for a missing setting of a model, by what the model has."""
+    like = {"model.experts.ffn": "model.ffn", "model.kv_heads": "model.heads"}.get(key, "")
+    return (f"{key} = {view.value(like)}",) if like and view.has(like) else (f"{key} = N",)
 
 
 def _missing_of_stretch(view: View) -> Iterator[Problem]:

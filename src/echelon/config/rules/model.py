@@ -148,7 +148,7 @@ def experts_enough(view: View) -> Iterator[RuleViolation]:
             message=f"model.experts.top_k = {top_k} is more than num_experts = {count}",
             key="model.experts.top_k",
             set_by=("model.experts.top_k", "model.experts.num_experts"),
-            suggestions=(f"1 to {count}",),
+            suggestions=(f"model.experts.top_k = {count}", f"model.experts.num_experts = {top_k}"),
         )
     dense, layers = view.integer("model.experts.first_dense_layers"), view.integer("model.layers")
     if dense >= layers:
@@ -158,7 +158,7 @@ def experts_enough(view: View) -> Iterator[RuleViolation]:
             "to experts",
             key="model.experts.first_dense_layers",
             set_by=("model.experts.first_dense_layers", "model.layers"),
-            suggestions=(f"0 to {layers - 1}",),
+            suggestions=(f"model.experts.first_dense_layers = {layers - 1}",),
         )
 
 

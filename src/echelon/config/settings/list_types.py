@@ -14,6 +14,7 @@ from echelon.config.settings.value_types import (
     wrong_type,
 )
 from echelon.core.rulebook.config import UNKNOWN_CHOICE
+from echelon.core.rules import did_you_mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +36,9 @@ class ChoiceList:
         if not wrong and len(known) == len(found):
             return None
         what = f"has {toml_text(wrong[0])}, which is not known" if wrong else "has a word twice"
-        ways = (toml_text(known or self.options),)
+        near = [one for word in wrong for one in did_you_mean(str(word), self.options)[:1]]
+        meant = [one for one in self.options if one in known or one in near]
+        ways = (toml_text(meant),) if meant else tuple(toml_text([one]) for one in self.options)
         return InvalidValue(rule=UNKNOWN_CHOICE, message=what, suggestions=ways)
 
     def describe(self) -> str:

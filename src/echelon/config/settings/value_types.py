@@ -235,7 +235,13 @@ class Text:
             return wrong_type(value, self.describe(), ())
         if re.fullmatch(self.pattern, value):
             return None
-        return InvalidValue(rule=OUT_OF_RANGE, message=f"does not fit; it takes {self.describe()}")
+        # The parts of the value that may stand in a plain name.
+        near = "-".join(re.findall(r"[A-Za-z0-9_.]+", value)).strip(".-")
+        return InvalidValue(
+            rule=OUT_OF_RANGE,
+            message=f"does not fit; it takes {self.describe()}",
+            suggestions=quoted((near,)) if re.fullmatch(self.pattern, near) else (),
+        )
 
     def describe(self) -> str:
         """Return what fits."""
@@ -367,6 +373,12 @@ class Setting:
     def table(self) -> str:
         """Return the dotted name of the table that holds the setting ("" for none)."""
         return self.key.rpartition(".")[0]
+
+    def examples(self) -> tuple[str, ...]:
+        """Return values that fit, as they stand in a TOML file: the default, or the least one."""
+        if self.default is not None:
+            return (toml_text(self.default),)
+        return (str(self.kind.minimum),) if isinstance(self.kind, Integer) else ()
 
 
 def setting(

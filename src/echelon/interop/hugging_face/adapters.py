@@ -111,7 +111,9 @@ def require_adapters(shape: ModelShape) -> Lora:
     if shape.lora is None:
         raise ConfigError(
             EXPORT_ADAPTERS.problem(
-                f"{shape.name} was trained whole: there are no adapters apart", key="--adapters"
+                f"{shape.name} was trained whole: there are no adapters apart",
+                key="--adapters",
+                suggestions=("without --adapters",),
             )
         )
     return shape.lora

@@ -56,6 +56,11 @@ def list_checkpoints(directory: Path) -> tuple[StoredCheckpoint, ...]:
     return tuple(sorted(found, key=lambda checkpoint: checkpoint.step))
 
 
+def other_checkpoints(path: Path) -> list[Path]:
+    """Return the committed checkpoints beside the one at `path`, the newest first."""
+    return [other.path for other in list_checkpoints(path.parent) if other.path != path][::-1]
+
+
 def find_latest(run_dir: Path) -> StoredCheckpoint:
     """Return the newest committed checkpoint of a run; CheckpointError lists what is there."""
     directory = run_dir / CHECKPOINTS
@@ -64,7 +69,8 @@ def find_latest(run_dir: Path) -> StoredCheckpoint:
         seen = list_names(directory if directory.is_dir() else run_dir)
         raise CheckpointError(
             CHECKPOINT_EXISTS.problem(
-                f"{run_dir} has no committed checkpoint: {seen}", suggestions=_runs_near(run_dir)
+                f"{run_dir} has no committed checkpoint: {seen}",
+                suggestions=_runs_near(run_dir) or ("without --resume",),
             )
         )
     return found[-1]

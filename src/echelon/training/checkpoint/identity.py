@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import MISSING, dataclass, fields
+from pathlib import Path
 from typing import Any, cast
 
 from echelon.config.job import DataSettings
@@ -75,7 +76,9 @@ def identity_problems(
     tensors = _other_tensors(index, identity)
     if tensors:
         yield CHECKPOINT_SAME_MODEL.problem(
-            f"{where} is of another model: {shown(tensors)}", key="model"
+            f"{where} is of another model: {shown(tensors)}",
+            key="model",
+            suggestions=_own_run(where),
         )
     if index.tokenizer_hash != identity.tokenizer_hash:
         yield CHECKPOINT_SAME_TOKENIZER.problem(
@@ -89,8 +92,17 @@ def identity_problems(
     if changed:
         differences = [f"{key} was {saved.get(key)!r}, is {wanted.get(key)!r}" for key in changed]
         yield CHECKPOINT_SAME_MATHEMATICS.problem(
-            f"{where} continues other mathematics: {shown(differences)}", key=changed[0]
+            f"{where} continues other mathematics: {shown(differences)}",
+            key=changed[0],
+            suggestions=_own_run(where),
         )
+
+
+def _own_run(where: str) -> tuple[str, ...]:
+    """Return the command that goes on with the run of a checkpoint as it was."""
+    run = Path(where).parent.parent
+    file = run / "run.toml"
+    return (f"echelon train {file} --resume {run}",) if file.is_file() else ()
 
 
 def data_problems(

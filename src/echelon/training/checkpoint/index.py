@@ -244,7 +244,11 @@ def _require_own_files(path: Path, index: CheckpointIndex) -> None:
 
 
 def _damaged(file: Path, reason: str) -> CheckpointError:
-    return CheckpointError(CHECKPOINT_UNDAMAGED.problem(f"{file} cannot be used: {reason}"))
+    others = file.parent.parent.glob(f"step-*/{INDEX_FILE}")
+    near = sorted({one.parent for one in others} - {file.parent}, reverse=True)
+    return CheckpointError(
+        CHECKPOINT_UNDAMAGED.problem(f"{file} cannot be used: {reason}", suggestions=near)
+    )
 
 
 def _table(entries: Mapping[str, Any], depth: int) -> str:

@@ -26,7 +26,7 @@ from echelon.training.checkpoint.communicator import (
     SingleRankCommunicator,
     run_on_all_ranks,
 )
-from echelon.training.checkpoint.folder import list_checkpoints
+from echelon.training.checkpoint.folder import other_checkpoints
 from echelon.training.checkpoint.identity import RunIdentity, identity_problems, shown
 from echelon.training.checkpoint.index import CheckpointIndex, read_index, read_state
 from echelon.training.checkpoint.rectangles import Rectangle
@@ -111,12 +111,12 @@ def file_problems(path: Path, index: CheckpointIndex) -> Iterator[Problem]:
         file = path / name
         if not file.is_file():
             yield CHECKPOINT_COMPLETE.problem(
-                f"{file} is missing: {list_names(path)}", suggestions=_others(path)
+                f"{file} is missing: {list_names(path)}", suggestions=other_checkpoints(path)
             )
         elif file.stat().st_size != entry.size_bytes:
             yield CHECKPOINT_UNDAMAGED.problem(
                 f"{file} has {file.stat().st_size} bytes of {entry.size_bytes}",
-                suggestions=_others(path),
+                suggestions=other_checkpoints(path),
             )
 
 
@@ -138,7 +138,7 @@ def _verify_share(
                 CHECKPOINT_UNDAMAGED.problem(
                     f"{path / name} is damaged: its checksum was {index.files[name].sha256[:12]}..."
                     f" when it was written, and is {found[:12]}...",
-                    suggestions=_others(path),
+                    suggestions=other_checkpoints(path),
                 )
             )
     if problems:
@@ -205,10 +205,6 @@ def _read_all(path: Path, reads: Mapping[str, Sequence[_ShardRead]]) -> None:
         except (OSError, ValueError, KeyError) as error:
             raise CheckpointError(
                 CHECKPOINT_UNDAMAGED.problem(
-                    f"{path / name} cannot be read: {error}", suggestions=_others(path)
+                    f"{path / name} cannot be read: {error}", suggestions=other_checkpoints(path)
                 )
             ) from error
-
-
-def _others(path: Path) -> list[Path]:
-    return [other.path for other in list_checkpoints(path.parent) if other.path != path][::-1]

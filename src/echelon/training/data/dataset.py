@@ -12,6 +12,7 @@ only answers count, it is a sum over the bits of the samples, an eighth of a byt
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -219,6 +220,7 @@ class TokenDataset:
                 DATA_SPLIT_FRACTION.problem(
                     f"validation_fraction = {validation_fraction} is not between 0 and 1",
                     key="data.validation_fraction",
+                    suggestions=("data.validation_fraction = 0.01",),
                 )
             )
         wanted = round(self.num_tokens * validation_fraction)
@@ -229,9 +231,14 @@ class TokenDataset:
                     f"{validation_fraction} of {self.num_tokens} tokens leaves {cut - self.start} "
                     f"for training and {self.stop - cut} for validation",
                     key="data.validation_fraction",
+                    suggestions=(f"data.validation_fraction = {self._least_fraction():g}",),
                 )
             )
         return replace(self, stop=cut), replace(self, start=cut)
+
+    def _least_fraction(self) -> float:
+        """Return the least share of the tokens that leaves some for validation."""
+        return min(0.5, ceil(200 / max(self.num_tokens, 2)) / 100)
 
     def check_vocabulary(self, vocabulary: int) -> None:
         """Raise DataError where the data holds a token id that the model has no row for."""

@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal, cast
 
+from echelon.config.files.new_file import free_name
 from echelon.core.disk import is_plain_name
 from echelon.core.errors import DataError, Problem
 from echelon.core.rulebook.data import DATA_INDEX, DATA_PREPARED, DATA_SCHEMA, DATA_SHARD_SIZE
@@ -117,7 +118,9 @@ def read_index(folder: Path) -> DatasetIndex:
     except OSError as error:
         raise DataError(_not_prepared(folder)) from error
     except ValueError as error:
-        raise DataError(DATA_INDEX.problem(f"{path} is no JSON: {error}")) from error
+        raise DataError(
+            DATA_INDEX.problem(f"{path} is no JSON: {error}", suggestions=(_anew(folder),))
+        ) from error
     schema = data.get("schema") if isinstance(data, dict) else None
     known = (INDEX_SCHEMA, ANSWERS_SCHEMA)
     if isinstance(data, dict) and schema not in known:
@@ -130,7 +133,7 @@ def read_index(folder: Path) -> DatasetIndex:
     try:
         index = from_json(DatasetIndex, data, where=str(path))
     except ValueError as error:
-        raise DataError(DATA_INDEX.problem(str(error))) from error
+        raise DataError(DATA_INDEX.problem(str(error), suggestions=(_anew(folder),))) from error
     names = [index.documents.file, *(shard.file for shard in index.shards)]
     if index.answers is not None:
         names.append(index.answers.file)
@@ -153,12 +156,17 @@ def size_problems(folder: Path, index: DatasetIndex) -> list[Problem]:
     for name, expected in index.sizes().items():
         path = folder / name
         if not path.is_file():
-            problems.append(DATA_SHARD_SIZE.problem(f"{path} is missing ({expected} bytes)"))
+            problems.append(
+                DATA_SHARD_SIZE.problem(
+                    f"{path} is missing ({expected} bytes)", suggestions=(_anew(folder),)
+                )
+            )
         elif (size := path.stat().st_size) != expected:
             change = "truncated" if size < expected else "too long"
             problems.append(
                 DATA_SHARD_SIZE.problem(
-                    f"{path} is {change}: {size} bytes, the index states {expected}"
+                    f"{path} is {change}: {size} bytes, the index states {expected}",
+                    suggestions=(_anew(folder),),
                 )
             )
     if index.tokenizer.name != "bytes" and not (folder / TOKENIZER_FILE_NAME).is_file():
@@ -174,4 +182,25 @@ def _not_prepared(folder: Path) -> Problem:
     else:
         names = sorted(path.name for path in folder.iterdir())
         there = f"there is: {', '.join(names[:6]) or 'nothing'}"
-    return DATA_PREPARED.problem(f"{folder} has no {INDEX_FILE_NAME} ({there})")
+    return DATA_PREPARED.problem(
+        f"{folder} has no {INDEX_FILE_NAME} ({there})", suggestions=_prepared_near(folder)
+    )
+
+
+def _prepared_near(folder: Path) -> list[str]:
+    """Return prepared data in this folder, beside it or in a folder of runs, or how to prepare."""
+    places = (folder, folder.parent, folder.parent / "runs" / "data")
+    found = sorted(
+        {
+            str(one.parent)
+            for place in places
+            if place.is_dir()
+            for one in place.glob(f"*/{INDEX_FILE_NAME}")
+            if not (one.parent / "state.json").is_file()  # a checkpoint
+        }
+    )
+    return found[:6] or [f"echelon data prepare SOURCE --out {free_name(folder)}"]
+
+
+def _anew(folder: Path) -> str:
+    return f"echelon data prepare SOURCE --out {free_name(folder)}"

@@ -110,7 +110,9 @@ def _parse(line: bytes, place: str) -> dict[str, object]:
     except UnicodeDecodeError as error:
         raise DataError(_not_utf8(f"{place}, byte {error.start} of the line", error)) from error
     except ValueError as error:
-        raise DataError(DATA_RECORD.problem(f"{place} is no JSON: {error}")) from error
+        raise DataError(
+            DATA_RECORD.problem(f"{place} is no JSON: {error}", suggestions=("--format text",))
+        ) from error
     if not isinstance(record, dict):
         raise DataError(
             DATA_RECORD.problem(f"{place} is a JSON {type(record).__name__}, not an object")

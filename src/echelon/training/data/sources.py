@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Literal, cast, get_args
 
+from echelon.config.files.new_file import free_name
 from echelon.core.disk import is_plain_name
 from echelon.core.errors import DataError, Problem
 from echelon.core.rulebook.data import (
@@ -21,6 +22,7 @@ from echelon.core.rulebook.data import (
     DATA_SOURCE_UNREADABLE,
     DATA_SPLIT_KNOWN,
 )
+from echelon.core.rules import did_you_mean
 from echelon.core.serialize import decode_json
 from echelon.training.data.urls import is_url, url_files
 
@@ -165,16 +167,22 @@ def _find_url(url: str, format: SourceFormat, split: str) -> SourceFiles:
 def _explicit_file(path: Path, format: SourceFormat) -> SourceFile:
     known = format_of(path) if format == "auto" else format
     if known is None:
+        folder = path.with_suffix("")
         raise DataError(
             DATA_FORMAT_KNOWN.problem(
                 f"the name of {path} does not say what is inside",
-                suggestions=[f"--format {name}" for name in get_args(FileFormat)],
+                suggestions=[
+                    f"echelon data prepare {path} --format {name} --out {free_name(folder)}"
+                    for name in get_args(FileFormat)
+                ],
             )
         )
     if not os.access(path, os.R_OK):
         raise DataError(DATA_SOURCE_UNREADABLE.problem(f"{path} may not be read by this user"))
     if path.stat().st_size == 0:
-        raise DataError(DATA_EMPTY.problem(f"{path} has 0 bytes"))
+        raise DataError(
+            DATA_EMPTY.problem(f"{path} has 0 bytes", suggestions=(*_siblings(path), "stdlib"))
+        )
     return SourceFile(path=path, name=path.name, format=known)
 
 
@@ -209,7 +217,10 @@ def _folder(folder: Path, format: SourceFormat, split: str) -> SourceFiles:
         seen = ", ".join(f"{count} x {suffix}" for suffix, count in skipped.most_common(5))
         wanted = "a known format" if format == "auto" else f"format {format}"
         raise DataError(
-            DATA_EMPTY.problem(f"{folder} has no file of {wanted} (there: {seen or 'nothing'})")
+            DATA_EMPTY.problem(
+                f"{folder} has no file of {wanted} (there: {seen or 'nothing'})",
+                suggestions=(*_siblings(Path(folder)), "stdlib"),
+            )
         )
     return SourceFiles(files=tuple(files), skipped=skipped)
 
@@ -316,8 +327,15 @@ def _unknown_split(folder: Path | str, split: str, splits: Sequence[str]) -> Pro
 
 
 def _siblings(path: Path) -> list[str]:
-    """Return what lies where `path` was looked for, to choose from."""
+    """Return the files of a known format where `path` was looked for, those with a near name first.
+
+    Text comes before JSON: a configuration is JSON, too.
+    """
     parent = path.parent
     if not parent.is_dir():
         return []
-    return [str(parent / name) for name in sorted(os.listdir(parent)) if name[0] != "."][:6]
+    names = [name for name in sorted(os.listdir(parent)) if name[0] != "." and name != path.name]
+    near = did_you_mean(path.name, names)
+    known = [name for name in names if format_of(Path(name)) and (parent / name).stat().st_size]
+    ordered = sorted(known, key=lambda name: (name not in near, name.endswith(".json")))
+    return [str(parent / name) for name in ordered][:6]

@@ -208,7 +208,13 @@ def load_tokenizer(name: str) -> Tokenizer:
         inner = package.Tokenizer.from_file(str(file))
     except Exception as error:  # the package raises bare Exception for what does not parse
         reason = str(error).splitlines()[0] if str(error) else type(error).__name__
-        raise DataError(TOKENIZER_FILE.problem(f"{file} is no tokenizer.json: {reason}")) from error
+        raise DataError(
+            TOKENIZER_FILE.problem(
+                f"{file} is no tokenizer.json: {reason}",
+                key="data.tokenizer",
+                suggestions=("bytes", "bpe-4096"),
+            )
+        ) from error
     end = next((i for text in _END_NAMES if (i := inner.token_to_id(text)) is not None), None)
     if end is None:
         raise DataError(

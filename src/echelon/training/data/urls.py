@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import io
+import re
 import time
 from collections.abc import Callable
 from http import HTTPStatus
@@ -217,12 +218,20 @@ def _system(url: str) -> tuple[Any, str]:
         raise EnvironmentProblem(
             PACKAGE_INSTALLED.problem(
                 f"reading {url} needs a package: {error}",
-                suggestions=(install_command("hf" if url.startswith("hf://") else "data"),),
+                suggestions=(_install(url, str(error)),),
             )
         ) from error
     except ValueError as error:
         raise DataError(DATA_SOURCE_UNREADABLE.problem(f"source {url}: {error}")) from error
     return system, path
+
+
+def _install(url: str, error: str) -> str:
+    """Return the command that installs the package that fsspec names in its error."""
+    named = re.search(r"[Ii]nstall ([A-Za-z0-9_-]+)", error)
+    if url.startswith("hf://") or named is None:
+        return install_command("hf" if url.startswith("hf://") else "data")
+    return f"pip install {named[1]}"
 
 
 def _retried(work: Callable[[], Any], url: str, place: int) -> Any:

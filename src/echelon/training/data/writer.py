@@ -17,6 +17,7 @@ from uuid import uuid4
 import numpy as np
 from numpy.typing import NDArray
 
+from echelon.config.files.new_file import free_name
 from echelon.core.disk import NO_SPACE, flush_folder, write_durably
 from echelon.core.errors import DataError, EnvironmentProblem, Problem
 from echelon.core.rulebook.data import (
@@ -267,7 +268,8 @@ class DatasetWriter:
     def _problem(self, error: OSError) -> Problem:
         if error.errno not in NO_SPACE:
             return DATA_OUTPUT_WRITABLE.problem(
-                f"{self._output} cannot be written: {error.strerror or error}"
+                f"{self._output} cannot be written: {error.strerror or error}",
+                suggestions=("--set train.runs_dir=FOLDER, or --out FOLDER", "a folder of yours"),
             )
         there = next(parent for parent in self._output.absolute().parents if parent.exists())
         free = shutil.disk_usage(there).free
@@ -279,4 +281,7 @@ class DatasetWriter:
 
 
 def _exists(output: Path) -> Problem:
-    return DATA_OUTPUT_EXISTS.problem(f"{output} exists; prepared data is never written over")
+    return DATA_OUTPUT_EXISTS.problem(
+        f"{output} exists; prepared data is never written over",
+        suggestions=(f"--out {free_name(output)}",),
+    )

@@ -55,7 +55,11 @@ def _find_file(path: Path) -> Path:
     if path.is_file():
         if path.suffix in (".safetensors", ".json"):
             return path
-        raise refuse(WEIGHTS_FILE_EXISTS, f"{path} is no safetensors file and no index of some")
+        raise refuse(
+            WEIGHTS_FILE_EXISTS,
+            f"{path} is no safetensors file and no index of some",
+            *_weights_near(path),
+        )
     if path.is_dir():
         for name in (INDEX_NAME, SINGLE_NAME):
             if (path / name).is_file():
@@ -68,10 +72,20 @@ def _find_file(path: Path) -> Path:
         if len(found) == 1:
             return found[0]
         count = f"{len(found)} safetensors files and no index" if found else "no safetensors file"
-        raise refuse(WEIGHTS_FILE_EXISTS, f"{path} has {count}: {list_names(path)}", *found[:4])
+        near = found[:4] or _weights_near(path)
+        raise refuse(WEIGHTS_FILE_EXISTS, f"{path} has {count}: {list_names(path)}", *near)
     raise refuse(
-        WEIGHTS_FILE_EXISTS, f"{path} does not exist: {list_names(path.absolute().parent)}"
+        WEIGHTS_FILE_EXISTS,
+        f"{path} does not exist: {list_names(path.absolute().parent)}",
+        *_weights_near(path),
     )
+
+
+def _weights_near(path: Path) -> list[str]:
+    """Return folders of weights beside a path, and what starts without any."""
+    beside = path.absolute().parent
+    found = {one.parent for one in beside.glob("*/*.safetensors")} if beside.is_dir() else set()
+    return [*(f'train.weights = "{one}"' for one in sorted(found)[:4]), 'train.weights = "none"']
 
 
 def _read_index(file: Path) -> dict[str, str]:
