@@ -25,7 +25,12 @@ from echelon.core.plan import Plan
 from echelon.core.rulebook.command_line import BAD_ARGUMENT
 from echelon.core.rulebook.planner import PLAN_FITS_MEMORY
 from echelon.cost.seconds.trainer_generations import OURS
-from echelon.planner.search.request import SearchAim, asks_what_exists, make_request
+from echelon.planner.search.request import (
+    LONGEST_SEQUENCE,
+    SearchAim,
+    asks_what_exists,
+    make_request,
+)
 
 if TYPE_CHECKING:
     from echelon.planner.answer.answer import PlanAnswer
@@ -157,9 +162,8 @@ def plan(  # noqa: PLR0913 - each is one choice of the caller, by its name
     `objective` is "time", "throughput", "cost" (with the `price` of a device for an hour),
     "devices", "expected" or "longest-sequence". `batch` is the sequences of a global batch, or
     settings of the table `[batch]`, as {"global_sequences": 512, "sequence_length": 4096};
-    `settings` are
-    "table.key=value", as after `--set`. Raises ConfigError with every problem that there is,
-    InfeasiblePlan where no plan is legal and fits.
+    `settings` are "table.key=value", as after `--set`. Raises ConfigError with every problem that
+    there is, InfeasiblePlan where no plan is legal and fits.
     """
     aim = SearchAim(objective=objective, price=_price(price), trainer=str(trainer))
     pins, settings = _texts("pins", pins, "tp=8"), _texts("settings", settings, "mesh.tp=8")
@@ -187,6 +191,15 @@ def _on_what_exists(
     own = own_cluster()
     if own.name is not None:
         return _searched(run, own.name, settings, pins, aim)
+    if aim.objective == LONGEST_SEQUENCE:
+        typed = f"objective={aim.objective!r}"
+        problem = BAD_ARGUMENT.problem(
+            f"{typed} is about one cluster, none is named, and this machine has no GPU that is "
+            "known",
+            set_by=typed,
+            suggestions=('cluster="8xh100"',),
+        )
+        raise ConfigError(problem)
     found = four_sizes(
         lambda name: make_request(run, cluster=name, settings=settings, pins=pins, aim=aim)
     )

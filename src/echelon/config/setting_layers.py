@@ -21,7 +21,7 @@ from echelon.config.presets import (
 from echelon.config.settings.schema import SETTINGS
 from echelon.config.settings.value_types import Setting, Text
 from echelon.core.errors import Problem
-from echelon.core.names import names_within
+from echelon.core.messages.names import names_within
 from echelon.core.rulebook.config import (
     CONFLICTING_SETTINGS,
     EXTENDS_CYCLE,

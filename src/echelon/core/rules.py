@@ -14,8 +14,8 @@ from math import isqrt
 from textwrap import indent
 
 from echelon.core.errors import Problem
-from echelon.core.plurals import in_singular
-from echelon.core.synonyms import SYNONYMS
+from echelon.core.messages.plurals import in_singular
+from echelon.core.messages.synonyms import SYNONYMS
 
 
 @dataclass(frozen=True, slots=True)

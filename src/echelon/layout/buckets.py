@@ -370,7 +370,7 @@ def rounded_to_int8(plan: Plan, spec: ParameterSpec) -> bool:
 
 
 def with_rounding(plan: Plan, layout: Layout) -> Layout:
-    """Return another layout of `plan` that gathers matrices in int8 where those of `plan` are.
+    """Return another layout of `plan` that gathers matrices in int8 if `plan` does.
 
     Only stage 3 gathers them; a layout of another stage would compute with unrounded matrices.
     """

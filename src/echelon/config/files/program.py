@@ -1,4 +1,4 @@
-"""Python files that users name (FILE.py or FILE.py:FUNCTION), looked at without importing them.
+"""Python files that users name (FILE or FILE:FUNCTION), looked at without importing them.
 
 A proof imports the file in every rank, behind torch. A path or a function that is not there is said
 before that.

@@ -21,7 +21,7 @@ import psutil
 
 from echelon.core.cluster import Backend
 from echelon.core.errors import EnvironmentProblem, RunFailed
-from echelon.core.messages import is_quiet
+from echelon.core.messages.notes import is_quiet
 from echelon.core.rulebook.launch import LAUNCHER_LOST, PORT_IN_USE
 from echelon.launch.environment import (
     LOCAL_HOST,

@@ -1,6 +1,6 @@
 """Which plan of an answer to run: not the last percent, but what is simple and surely fits.
 
-simplicity.py         how much a plan asks of its user: axes that split the model, machinery
+simplicity.py         how much a plan asks of its user: axes that split it, kinds of machinery
 longest_sequence.py   the longest sequence of which a plan fits
 recommend.py          the plan to run, and the fastest, leanest, cheapest and safest beside it
 """

@@ -31,8 +31,8 @@ from echelon.config.settings.schema import CLUSTER_SOURCES
 from echelon.config.view import View
 from echelon.core.cluster import Cluster
 from echelon.core.errors import ConfigError, Problem
+from echelon.core.messages.names import name_parts
 from echelon.core.model_shape import ModelShape
-from echelon.core.names import name_parts
 from echelon.core.plan import Mathematics, Plan
 from echelon.core.rulebook.command_line import BAD_ARGUMENT
 from echelon.core.rulebook.config import UNKNOWN_PRESET
@@ -440,9 +440,7 @@ def _complete(gathered: SettingLayers, model: str, trainer: str) -> Iterator[str
     expanded = dict(expanded) | dict(derive_model(View(entries=expanded), model))
     view = View(entries=expanded)
     found: dict[str, object] = {}
-    if view.has("batch.sequence_length") and view.has("batch.global_sequences"):
-        sizes = view.integer("batch.global_sequences"), view.integer("batch.sequence_length")
-        yield from assumed_batch({key: one.source for key, one in merged.items()}, *sizes)
+    yield from assumed_batch({key: entry.source for key, entry in merged.items()})
     if not view.has("batch.sequence_length") and view.has("model.max_positions"):
         length = min(_LONGEST_SEQUENCE, view.integer("model.max_positions"))
         found["batch.sequence_length"] = length

@@ -2,11 +2,12 @@
 
 An epoch ends inside of the second step, and the last sample of either part is not full. A document
 ends where the held-out part begins, so there is one place where a trainer may cut. The first sample
-of either part has two ends of documents in a row and ends with one, and the next sample begins with
-one: two documents are empty. Prompts have ends at such places, too.
+of either part has two ends of documents in a row and a third as its last token, and the next sample
+begins with an end: two documents are empty. Prompts have ends at such places, too.
 
-No two documents of a sample begin alike. The first tokens of two such documents would have the same
-router scores, and rounding would say which of them an expert has no room for.
+No two documents of a sample begin alike, and no letter follows itself. The first tokens of two such
+documents, or of a sample that begins with "aa", would have the same router scores, and rounding
+would decide which of them an expert drops.
 """
 
 from __future__ import annotations
@@ -79,16 +80,18 @@ def _documents(num_tokens: int, length: int, generator: random.Random) -> tuple[
     left = num_tokens - sum(sizes)
     while left:
         size = min(left, generator.randint(2, 3 * length // 2))
-        # One token of the rest would be another end alone.
+        # A document of one token would be another end alone.
         sizes.append(left if left - size < 2 else size)
         left -= sizes[-1]
     return tuple(_document(number, size - 1, generator) for number, size in enumerate(sizes))
 
 
 def _document(number: int, size: int, generator: random.Random) -> str:
-    """Return a document of `size` letters, none of them its end."""
-    first = _FIRST_LETTERS[number % len(_FIRST_LETTERS)]
-    return (first + "".join(generator.choices(_LETTERS, k=size)))[:size]
+    """Return a document of `size` letters, each other than the one before it."""
+    letters = [_FIRST_LETTERS[number % len(_FIRST_LETTERS)]]
+    while len(letters) < size:
+        letters.append(generator.choice(_LETTERS.replace(letters[-1], "")))
+    return "".join(letters[:size])
 
 
 def _tokens(documents: tuple[str, ...]) -> list[int]:
