@@ -26,13 +26,12 @@ from echelon.core.rulebook import machine as rules
 from echelon.core.units import binary_bytes
 from echelon.core.version import __version__
 from echelon.launch.environment import (
-    GPU_DEFAULTS,
     LAUNCH_VARIABLES,
-    gpu_environment,
     is_launched,
     local_start_note,
     read_launched_rank,
 )
+from echelon.launch.gpu_variables import GPU_DEFAULTS, gpu_environment
 from echelon.launch.gpus import find_driver_gpus
 from echelon.launch.host import available_memory_bytes, interface_problem, num_usable_cores
 from echelon.planner.view.text_layout import fill_text

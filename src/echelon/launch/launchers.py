@@ -23,19 +23,14 @@ from dataclasses import dataclass, field
 from echelon.core.errors import Problem
 from echelon.core.rulebook.launch import LAUNCHERS_AGREE, RANK_ENVIRONMENT
 
-RANK = "RANK"
-LOCAL_RANK = "LOCAL_RANK"
-LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
-WORLD_SIZE = "WORLD_SIZE"
-MASTER_ADDR = "MASTER_ADDR"
-MASTER_PORT = "MASTER_PORT"
+RANK, WORLD_SIZE = "RANK", "WORLD_SIZE"
+LOCAL_RANK, LOCAL_WORLD_SIZE = "LOCAL_RANK", "LOCAL_WORLD_SIZE"
+MASTER_ADDR, MASTER_PORT = "MASTER_ADDR", "MASTER_PORT"
 LOOPBACK = "127.0.0.1"
-DEFAULT_PORT = 29500
+DEFAULT_PORT = 29500  # of TCP
 """The port of torchrun, for launches without an id."""
 
-TORCHRUN = "torchrun"
-SLURM = "Slurm"
-KUBERNETES = "Kubernetes"
+TORCHRUN, SLURM, KUBERNETES = "torchrun", "Slurm", "Kubernetes"
 
 JOB_INDEX = "JOB_COMPLETION_INDEX"
 STEP_ID = "SLURM_STEP_ID"
@@ -47,14 +42,14 @@ _LAUNCH_NODE = "SLURM_LAUNCH_NODE_IPADDR"
 _SLURM_IDS = ("SLURM_JOB_ID", STEP_ID)
 # Of mpirun in a job of Slurm only some processes are in a step.
 _MPI_IDS = ("PMIX_NAMESPACE", "PALS_APID", "PBS_JOBID", "SLURM_JOB_ID")
-_SPECIAL_STEPS = 0xFFFFFFF0
-"""Ids of batch scripts, of shells of an allocation and the like are above."""
-_FIRST_PORT, _NUM_PORTS = 15_000, 10_000  # below the ports that Linux gives to outgoing connections
+_SPECIAL_STEPS = 0xFFFFFFF0  # from here on ids of batch scripts, shells of an allocation ...
+_FIRST_PORT = 15_000  # of TCP; Linux gives higher ones to outgoing connections
+_NUM_PORTS = 10_000  # ports
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launcher:
-    """A launcher of processes: its variables by torchrun's names; the first one set counts."""
+class MpiLauncher:
+    """A launcher of MPI: its variables by torchrun's names; the first one set counts."""
 
     name: str
     variables: Mapping[str, tuple[str, ...]]
@@ -63,7 +58,7 @@ class Launcher:
 
 
 MPI_LAUNCHERS = (
-    Launcher(
+    MpiLauncher(
         name="Open MPI",
         variables={
             RANK: ("OMPI_COMM_WORLD_RANK",),
@@ -73,7 +68,7 @@ MPI_LAUNCHERS = (
         },
         start="mpirun -n {}",
     ),
-    Launcher(
+    MpiLauncher(
         name="PALS",
         variables={
             RANK: ("PALS_RANKID",),
@@ -82,7 +77,7 @@ MPI_LAUNCHERS = (
         },
         start="mpiexec -n {}",
     ),
-    Launcher(
+    MpiLauncher(
         name="PMI",
         variables={
             RANK: ("PMI_RANK",),
@@ -92,7 +87,7 @@ MPI_LAUNCHERS = (
         },
         start="mpiexec -n {}",
     ),
-    Launcher(name="PMIx", variables={RANK: ("PMIX_RANK",)}, start="mpirun -n {}"),
+    MpiLauncher(name="PMIx", variables={RANK: ("PMIX_RANK",)}, start="mpirun -n {}"),
 )
 STARTS = {launcher.name: launcher.start for launcher in MPI_LAUNCHERS} | {
     TORCHRUN: "torchrun --nproc-per-node {} -m",
@@ -157,8 +152,8 @@ class _Gathered:
     names: dict[str, str] = field(default_factory=dict[str, str])
 
     def add(self, name: str, variable: str, value: str) -> None:
-        self.values.setdefault(name, value)
-        self.names.setdefault(name, variable)
+        if name not in self.values:
+            self.values[name], self.names[name] = value, variable
 
     @property
     def complete(self) -> bool:
@@ -263,7 +258,7 @@ def _mpi(environment: Mapping[str, str]) -> _Gathered | None:
 
 def _mpi_variables(
     environment: Mapping[str, str],
-) -> Iterator[tuple[Launcher, dict[str, tuple[str, str]]]]:
+) -> Iterator[tuple[MpiLauncher, dict[str, tuple[str, str]]]]:
     for launcher in MPI_LAUNCHERS:
         variables = {
             name: (variable, environment[variable])

@@ -25,11 +25,11 @@ from echelon.core.messages.notes import is_quiet
 from echelon.core.rulebook.launch import LAUNCHER_LOST, PORT_IN_USE
 from echelon.launch.environment import (
     LOCAL_HOST,
-    dump_environment,
     local_environment,
     rank_environment,
     require_start_here,
 )
+from echelon.launch.gpu_variables import dump_environment
 from echelon.launch.local.channel import Channel, channel_pair
 from echelon.launch.local.messages import (
     ForkServerReady,
