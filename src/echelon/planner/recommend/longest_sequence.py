@@ -11,16 +11,12 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
+from echelon.config.assumed import LENGTH_KEY, SEQUENCES_KEY
 from echelon.core.errors import ConfigError
 from echelon.planner.explain.no_plan import leanest_ranked
+from echelon.planner.search.other_requests import batch_is_assumed, request_with_settings
 from echelon.planner.search.ranked import RankedPlan
-from echelon.planner.search.request import (
-    LENGTH_KEY,
-    SEQUENCES_KEY,
-    SearchRequest,
-    batch_is_assumed,
-    request_with_settings,
-)
+from echelon.planner.search.request import SearchRequest
 from echelon.planner.search.search import first_that_fits, world_sizes
 from echelon.planner.search.smallest import something_fits
 
