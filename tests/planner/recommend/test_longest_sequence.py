@@ -39,7 +39,7 @@ def _has_plan(request: SearchRequest) -> bool:
     ("devices", "pins"), [(1, ()), (4, ("tp=1", "pp=1")), (4, ("cp=1",)), (6, ())]
 )
 def test_the_longest_fits_and_the_next_does_not(devices: int, pins: Sequence[str]) -> None:
-    request = _request(devices, memory_gb=3.0 if devices == 1 else 1.9, pins=pins)
+    request = _request(devices, memory_gb=3.0 if devices == 1 else 2.4, pins=pins)
     found = longest_sequence(request)
     assert found is not None
     assert found.too_long is not None

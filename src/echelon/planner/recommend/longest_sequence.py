@@ -23,7 +23,7 @@ from echelon.planner.search.smallest import something_fits
 _LEAST_STEP = 1024  # tokens
 _RESOLUTION = 64
 """Parts of the longest sequence to within one of which it is known."""
-_MOST_TOKENS = 2**40
+_MOST_TOKENS = 2**40  # tokens
 _POSITIONS_KEY = "model.max_positions"
 
 
