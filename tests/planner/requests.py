@@ -35,6 +35,15 @@ SMALL = (
     "batch.sequence_length=1024",
     "batch.global_sequences=24",
 )
+LLAMA_CONFIG = {
+    "model_type": "llama",
+    "num_hidden_layers": 4,
+    "hidden_size": 256,
+    "num_attention_heads": 4,
+    "intermediate_size": 512,
+    "vocab_size": 1000,
+    "max_position_embeddings": 2048,
+}
 MIXTURE = (*SMALL, "model.experts.num_experts=8", "model.experts.top_k=2", "model.experts.ffn=512")
 
 

@@ -16,31 +16,10 @@ from echelon.interop.tools import ALSO_CALLED
 from echelon.planner.search.request import (
     SearchAim,
     make_request,
-    request_with_settings,
     trainer_meant,
 )
 from echelon.planner.search.search import search
-
-LLAMA_CONFIG = {
-    "model_type": "llama",
-    "num_hidden_layers": 4,
-    "hidden_size": 256,
-    "num_attention_heads": 4,
-    "intermediate_size": 512,
-    "vocab_size": 1000,
-    "max_position_embeddings": 2048,
-}
-
-
-def test_what_nobody_says_is_assumed_and_told() -> None:
-    request = make_request("llama2-7b", cluster="8xv100-32gb")
-    numbers = request.mathematics
-    assert numbers.precision.parameters == "fp16"
-    assert numbers.precision.loss_scaling == "dynamic"
-    assert any("fp16" in text for text in request.defaults_taken)
-    own = make_request("nano", cluster="8xh100", settings=["precision.parameters=bf16"])
-    assert own.defaults_taken == ()
-    assert (own.mathematics.global_sequences, own.mathematics.sequence_length) == (16, 128)
+from tests.planner.requests import LLAMA_CONFIG
 
 
 def test_products_may_be_computed_in_another_dtype_than_parameters() -> None:
@@ -168,30 +147,6 @@ def test_other_trainers_keep_the_sums_that_they_have() -> None:
     )
     assert (ours.software.gradient_bytes, ours.software.element_bytes) == (4.0, 2.0)
     assert (other.software.gradient_bytes, other.software.element_bytes) == (2.0, 2.0)
-
-
-def test_other_settings_of_a_run_are_those_of_the_command_line() -> None:
-    request = make_request("llama3-8b", cluster="8xh100")
-    low = {"precision.parameters": "bf16", "precision.gradients": "bf16"}
-    sets = [f"{key}={value}" for key, value in low.items()]
-    typed = make_request("llama3-8b", cluster="8xh100", settings=sets)
-    changed = request_with_settings(request, low)
-    assert (changed.mathematics, changed.software) == (typed.mathematics, typed.software)
-    with pytest.raises(ConfigError, match="gradients-hold-parameters"):
-        request_with_settings(request, {**low, "precision.parameters": "fp32"})
-
-
-def test_a_batch_that_nobody_asked_for_follows_the_length_of_sequences(tmp_path: Path) -> None:
-    (tmp_path / "config.json").write_text(json.dumps(LLAMA_CONFIG))
-    request = make_request(tmp_path, cluster="8xh100")
-    shorter = request_with_settings(request, {"batch.sequence_length": 512})
-    sets = ["batch.sequence_length=512"]
-    typed = make_request(tmp_path, cluster="8xh100", settings=sets)
-    assert shorter.mathematics == typed.mathematics
-    assert shorter.mathematics.global_sequences == 4 * request.mathematics.global_sequences
-    asked = make_request(tmp_path, cluster="8xh100", settings=["batch.global_sequences=7"])
-    shorter = request_with_settings(asked, {"batch.sequence_length": 512})
-    assert shorter.mathematics.global_sequences == 7
 
 
 @pytest.mark.parametrize(

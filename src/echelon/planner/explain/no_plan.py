@@ -48,7 +48,7 @@ LARGEST_TERMS = 3
 """Terms of the leanest plan that an error names."""
 _NEARLY = 1.01
 """Times the least memory in which the fastest plan counts as the leanest."""
-_HALVINGS = 8
+_HALVINGS = 8  # times
 _ENDLESS = 1e18  # bytes
 
 

@@ -23,8 +23,9 @@ from echelon.config.presets import preset_names
 from echelon.core.cluster import Cluster
 from echelon.core.errors import ConfigError
 from echelon.planner.explain.fixes import PlanFix, TriedChanges, fix_cost, price_fix, tried_changes
+from echelon.planner.search.other_requests import request_with_settings
 from echelon.planner.search.ranked import RankedPlan
-from echelon.planner.search.request import SearchRequest, request_with_settings
+from echelon.planner.search.request import SearchRequest
 from echelon.planner.search.search import best_fitting_anywhere
 from echelon.planner.search.smallest import (
     SmallestCluster,

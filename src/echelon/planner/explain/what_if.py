@@ -10,7 +10,8 @@ from echelon.config.entries import Entry
 from echelon.core.cluster import Cluster, Device, Link
 from echelon.planner.explain.plan_changes import with_recounted_microbatches
 from echelon.planner.search.candidate import CandidatePlan
-from echelon.planner.search.request import SearchRequest, request_on_cluster
+from echelon.planner.search.other_requests import request_on_cluster
+from echelon.planner.search.request import SearchRequest
 
 MEMORY = (0.5, 0.9, 1.25)  # times that of a device
 _BANDWIDTH = (0.5, 1.25, 2.0)  # times that of a link

@@ -11,23 +11,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
+from echelon.config.assumed import LENGTH_KEY, SEQUENCES_KEY
 from echelon.core.errors import ConfigError
 from echelon.planner.explain.no_plan import leanest_ranked
+from echelon.planner.search.other_requests import batch_is_assumed, request_with_settings
 from echelon.planner.search.ranked import RankedPlan
-from echelon.planner.search.request import (
-    LENGTH_KEY,
-    SEQUENCES_KEY,
-    SearchRequest,
-    batch_is_assumed,
-    request_with_settings,
-)
+from echelon.planner.search.request import SearchRequest
 from echelon.planner.search.search import first_that_fits, world_sizes
 from echelon.planner.search.smallest import something_fits
 
 _LEAST_STEP = 1024  # tokens
 _RESOLUTION = 64
 """Parts of the longest sequence to within one of which it is known."""
-_MOST_TOKENS = 2**40
+_MOST_TOKENS = 2**40  # tokens
 _POSITIONS_KEY = "model.max_positions"
 
 

@@ -24,10 +24,10 @@ Pinned: TypeAlias = Mapping[str, tuple[PinValue, ...]]
 
 AXES = ("pp", "dp", "cp", "tp", "ep")
 OPERATORS: tuple[RecomputedOperator, ...] = get_args(RecomputedOperator)
-_LETTERS = 2  # of an operator's sign
+_LETTERS = 2  # letters of an operator's sign
 _AS_TENSOR_RANKS = "tp"
 """What stands for as many pieces of each expert as there are tensor ranks."""
-_MOST_TENSOR_RANKS = 128
+_MOST_TENSOR_RANKS = 128  # ranks
 _SEPARATOR = re.compile(r"[\s,]+")
 
 

@@ -13,14 +13,11 @@ from pathlib import Path
 from shlex import quote
 from typing import Literal, get_args
 
-from echelon.config.assumed import assumed_batch
-from echelon.config.automatic import default_precision
-from echelon.config.cluster.settings import read_cluster, typed_cluster
-from echelon.config.entries import DEFAULT, Entry
+from echelon.config.assumed import LENGTH_KEY
+from echelon.config.cluster.settings import typed_cluster
+from echelon.config.entries import Entry
 from echelon.config.job import Job
 from echelon.config.load import run_name_of
-from echelon.config.model.settings import derive_model, expand_model
-from echelon.config.presets import read_extendable
 from echelon.config.setting_layers import (
     SettingLayers,
     gather_layers,
@@ -28,7 +25,6 @@ from echelon.config.setting_layers import (
     preset_meant,
 )
 from echelon.config.settings.schema import CLUSTER_SOURCES
-from echelon.config.view import View
 from echelon.core.cluster import Cluster
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.messages.names import name_parts
@@ -55,6 +51,7 @@ from echelon.cost.seconds.trainer_generations import (
     constants_on_devices,
 )
 from echelon.interop.tools import ALSO_CALLED, abilities_of_trainer
+from echelon.planner.search.defaults import complete_run
 from echelon.planner.search.gradient_sums import resolve_candidate, resolve_one_rank
 from echelon.planner.search.one_training import require_one_training
 from echelon.planner.search.pins import (
@@ -73,14 +70,6 @@ short step of a long run, with its interruptions, restarts and the risk that a p
 the longest sequence of which a plan fits, and its shortest step on all devices."""
 
 LONGEST_SEQUENCE: Objective = "longest-sequence"
-
-LENGTH_KEY, SEQUENCES_KEY = "batch.sequence_length", "batch.global_sequences"
-_TOKENS_OF_A_BATCH = 4 * 2**20
-"""Tokens of a global batch where nobody says."""
-_PRESET = "preset "
-"""What the source of a setting of a preset begins with."""
-_LONGEST_SEQUENCE = 8192
-"""Tokens of a sequence where nobody says, if the model has so many positions."""
 
 LAYOUT_TABLES = ("mesh.", "zero.", "pipeline.", "recompute.", "context.")
 LAYOUT_KEYS = (
@@ -197,7 +186,7 @@ def make_request(
     _require_open_length(aim, rest)
     gathered = _gathered(model, cluster, rest)
     require_one_training(gathered.merged())
-    defaults_taken = tuple(_complete(gathered, str(model), aim.trainer))
+    defaults_taken = tuple(complete_run(gathered, str(model), aim.trainer))
     alone = resolve_one_rank(gathered, run_name_of(model), aim.trainer)
     wanted = _pins_for_trainer(wanted, aim.trainer, typed, experts=alone.model.experts is not None)
     request = SearchRequest(
@@ -205,7 +194,7 @@ def make_request(
         layers=tuple(gathered.layers),
         cluster=alone.cluster,
         pins=wanted,
-        software=_trainer_software(aim.trainer, alone),
+        software=trainer_software(aim.trainer, alone),
         defaults_taken=(*alone.model.assumed, *defaults_taken),
         **asdict(aim),
     )
@@ -285,7 +274,7 @@ def _require_open_length(aim: SearchAim, settings: Sequence[str]) -> None:
         )
 
 
-def _trainer_software(trainer: str, run: Plan) -> TrainerConstants:
+def trainer_software(trainer: str, run: Plan) -> TrainerConstants:
     """Return the facts of a trainer with the dtypes of a run, on its devices.
 
     Ours takes the bytes of gradients and of their sums from the run; others have them fixed.
@@ -294,53 +283,6 @@ def _trainer_software(trainer: str, run: Plan) -> TrainerConstants:
     found = constants_for_precision(software, numbers.precision, numbers.optimizer.kind)
     found = found if trainer == OURS else replace(software, element_bytes=found.element_bytes)
     return constants_on_devices(found, run.cluster, trainer=trainer, kernels=run.layout.kernels)
-
-
-def request_on_cluster(request: SearchRequest, cluster: Cluster) -> SearchRequest:
-    """Return the same request on other devices."""
-    layer = {"cluster.preset": Entry(value=cluster.name, source=f"--cluster {cluster.name}")}
-    kept = tuple(_without(one, CLUSTER_SOURCES) for one in request.layers)
-    alone = replace(request.one_rank_run, cluster=cluster)
-    if cluster.backend != request.cluster.backend:
-        # Devices of another kind may have other kernels.
-        there = replace(request, layers=(*kept, layer)).job({}).plan.layout.kernels
-        alone = replace(alone, layout=replace(alone.layout, kernels=there))
-    software = _trainer_software(request.trainer, alone)
-    return replace(
-        request, cluster=cluster, one_rank_run=alone, layers=(*kept, layer), software=software
-    )
-
-
-def request_with_settings(request: SearchRequest, settings: Mapping[str, object]) -> SearchRequest:
-    """Return the same request with other settings of its run; ConfigError where a rule breaks.
-
-    A batch that nobody asked for follows a new length of sequences, as it does on the command line.
-    """
-    added = dict(settings)
-    length = added.get(LENGTH_KEY)
-    if isinstance(length, int) and SEQUENCES_KEY not in added and batch_is_default(request):
-        added[SEQUENCES_KEY] = max(1, _TOKENS_OF_A_BATCH // length)
-    layer = {key: Entry(value=value, source="") for key, value in added.items()}
-    changed = replace(request, layers=(*request.layers, layer))
-    alone = replace(changed.job({}).plan, cluster=request.cluster)
-    return replace(changed, one_rank_run=alone, software=_trainer_software(request.trainer, alone))
-
-
-def batch_is_default(request: SearchRequest) -> bool:
-    """Return whether nobody has asked for the sequences of a global batch."""
-    return _batch_source(request) == DEFAULT
-
-
-def batch_is_assumed(request: SearchRequest) -> bool:
-    """Return whether the sequences of a global batch are a default, or of a model's preset."""
-    source = _batch_source(request)
-    preset = read_extendable(source.removeprefix(_PRESET)) if source.startswith(_PRESET) else None
-    return source == DEFAULT or (preset is not None and preset.kind == "models")
-
-
-def _batch_source(request: SearchRequest) -> str:
-    asked = [one[SEQUENCES_KEY].source for one in request.layers if SEQUENCES_KEY in one]
-    return asked[-1] if asked else ""
 
 
 def _pins_for_trainer(pins: Pins, trainer: str, typed: str, *, experts: bool) -> Pins:
@@ -371,7 +313,7 @@ def _is_layout(key: str) -> bool:
     return key.startswith(LAYOUT_TABLES) or key in LAYOUT_KEYS
 
 
-def _without(layer: Mapping[str, Entry], keys: Sequence[str]) -> dict[str, Entry]:
+def without_keys(layer: Mapping[str, Entry], keys: Sequence[str]) -> dict[str, Entry]:
     return {key: entry for key, entry in layer.items() if key not in keys}
 
 
@@ -392,7 +334,7 @@ def _gathered(model: str | Path, cluster: str | None, settings: Sequence[str]) -
     if cluster is not None:
         # The run file's own cluster gives way to the one that is asked for.
         *below, last = gathered.layers or [{}]
-        gathered.layers[:] = [*(_without(one, CLUSTER_SOURCES) for one in below), last]
+        gathered.layers[:] = [*(without_keys(one, CLUSTER_SOURCES) for one in below), last]
     gathered.layers[:] = [
         {key: entry for key, entry in layer.items() if not _is_layout(key)}
         for layer in gathered.layers
@@ -425,6 +367,7 @@ def is_hf_config(model: str | Path) -> bool:
     """Return whether a model is named by the path of a config.json, or of a folder with one."""
     path = Path(model)
     return str(model).endswith(".json") or (path.is_dir() and (path / "config.json").is_file())
+<<<<<<< HEAD
 
 
 def _complete(gathered: SettingLayers, model: str, trainer: str) -> Iterator[str]:
@@ -474,3 +417,5 @@ def _precision(view: View) -> tuple[dict[str, object], str]:
     if isinstance(cluster, Cluster):
         return default_precision(view, cluster)
     return {}, "everything in fp32"
+=======
+>>>>>>> s35-no

@@ -25,8 +25,9 @@ from echelon.core.cluster import Cluster
 from echelon.core.parameters import num_parameters
 from echelon.core.plan import DTYPE_BYTES
 from echelon.planner.search.candidate import BestCandidates
+from echelon.planner.search.other_requests import request_on_cluster
 from echelon.planner.search.ranked import RankedPlan
-from echelon.planner.search.request import SearchRequest, request_on_cluster
+from echelon.planner.search.request import SearchRequest
 from echelon.planner.search.search import first_that_fits
 from echelon.planner.search.sweep import SearchSweep
 
