@@ -9,7 +9,7 @@ import json
 
 from echelon.core.choices.collective_algorithms import COLLECTIVE_ALGORITHMS, algorithm_index
 from echelon.core.choices.optimizers import OPTIMIZERS
-from echelon.core.plurals import COUNT, NUMBERED, OPERATORS, VERBS, in_singular
+from echelon.core.messages.plurals import COUNT, NUMBERED, OPERATORS, VERBS, in_singular
 from echelon.cost.seconds import pipeline
 from echelon.cost.seconds.from_plan import num_states
 from echelon.cost.seconds.pipeline import schedule_index

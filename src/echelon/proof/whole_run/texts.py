@@ -4,10 +4,6 @@ An epoch ends inside of the second step, and the last sample of either part is n
 ends where the held-out part begins, so there is one place where a trainer may cut. The first sample
 of either part has two ends of documents in a row and a third as its last token, and the next sample
 begins with an end: two documents are empty. Prompts have ends at such places, too.
-
-No two documents of a sample begin alike, and no letter follows itself. The first tokens of two such
-documents, or of a sample that begins with "aa", would have the same router scores, and rounding
-would decide which of them an expert drops.
 """
 
 from __future__ import annotations
@@ -30,8 +26,6 @@ PROMPTS: tuple[tuple[int, ...], ...] = (
 )
 """Prompts: of one document, with two ends in a row, with an end first, and with one or two last."""
 _LETTERS = "abcdefghijklmnopqrstuvwxyz "
-_FIRST_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-"""First letters of documents, in turn; no other letter is one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,15 +77,7 @@ def _documents(num_tokens: int, length: int, generator: random.Random) -> tuple[
         # A document of one token would be another end alone.
         sizes.append(left if left - size < 2 else size)
         left -= sizes[-1]
-    return tuple(_document(number, size - 1, generator) for number, size in enumerate(sizes))
-
-
-def _document(number: int, size: int, generator: random.Random) -> str:
-    """Return a document of `size` letters, each other than the one before it."""
-    letters = [_FIRST_LETTERS[number % len(_FIRST_LETTERS)]]
-    while len(letters) < size:
-        letters.append(generator.choice(_LETTERS.replace(letters[-1], "")))
-    return "".join(letters[:size])
+    return tuple("".join(generator.choices(_LETTERS, k=size - 1)) for size in sizes)
 
 
 def _tokens(documents: tuple[str, ...]) -> list[int]:
