@@ -45,7 +45,11 @@ def test_a_name_that_was_given_is_never_used_twice(tmp_path: Path) -> None:
     with pytest.raises(ConfigError) as caught:
         make_run(tmp_path)
     assert caught.value.rules == ("run-written-once",)
-    assert caught.value.problems[0].suggestions == (f"--resume {run.path}", "nano-2")
+    assert caught.value.problems[0].suggestions == (
+        f"--resume {run.path}",
+        "train.run_name = nano-2",
+    )
+    assert "maybe by another process of the same launch" in str(caught.value)
     assert {path.name: path.stat().st_mtime_ns for path in run.path.iterdir()} == before
 
 

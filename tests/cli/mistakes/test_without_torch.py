@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from echelon.config.load import load_job
+from echelon.telemetry.run_directory import create_run
+
 BLOCKER = """
 import sys
 
@@ -41,6 +44,17 @@ def without_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder whose `sitecustomize` keeps every process from importing torch."""
     folder = tmp_path_factory.mktemp("without_torch")
     (folder / "sitecustomize.py").write_text(BLOCKER)
+    job = load_job("nano")
+    create_run(
+        folder / "runs",
+        "nano",
+        name_was_given=True,
+        plan=job.plan,
+        run_toml='extends = "nano"\n',
+        environment={},
+    )
+    (folder / "runs/nano/checkpoints/step-000001").mkdir()
+    (folder / "runs/nano/checkpoints/step-000001/index.json").write_text("{}")
     (folder / "model.py").write_text("def make(): ...\n")
     program = "MESH = {}\ndef one_device(): ...\ndef on_rank(): ...\n"
     (folder / "program.py").write_text(program)
@@ -70,7 +84,7 @@ def test_one_error_says_what_to_install(without_torch: Path) -> None:
         assert "error[package-installed]" in one.stderr, (command, one.stderr)
         assert "needs the package torch" in one.stderr
         assert "[train]'" in one.stderr
-    assert not (without_torch / "runs").exists()
+    assert [path.name for path in (without_torch / "runs").iterdir()] == ["nano"]
 
 
 def test_a_plan_needs_none(without_torch: Path) -> None:

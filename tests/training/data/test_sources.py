@@ -137,8 +137,11 @@ def test_all_bad_sources_are_reported_at_once(tmp_path: Path) -> None:
         "data-empty",
         "data-empty",
     )
-    assert str(tmp_path / "empty.txt") in error.problems[0].suggestions
-    assert "--format jsonl" in error.problems[1].suggestions
+    # An empty file would be the next mistake.
+    assert error.problems[0].suggestions == (str(tmp_path / "good.txt"),)
+    dump = tmp_path / "corpus.dump"
+    prepare = f"echelon data prepare {dump} --format jsonl --out {dump.with_suffix('')}"
+    assert prepare in error.problems[1].suggestions
     assert _refused().rules == ("data-empty",)
 
 

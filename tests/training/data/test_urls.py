@@ -237,7 +237,7 @@ def test_a_protocol_without_its_package_is_told(
     with pytest.raises(EnvironmentProblem, match="Install s3fs") as error:
         prepare(["s3://x/a.jsonl"], tmp_path / "out")
     assert error.value.rules == ("package-installed",)
-    assert "[data]" in error.value.problems[0].suggestions[0]
+    assert error.value.problems[0].suggestions == ("pip install s3fs",)
     with pytest.raises(EnvironmentProblem) as error:
         prepare(["hf://datasets/x/a.jsonl"], tmp_path / "out")
     assert "[hf]" in error.value.problems[0].suggestions[0]
