@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 import echelon as ec
-from echelon.api.training import job_of_plan, launched_world_size
+from echelon.api.given_plan import job_of_plan
+from echelon.api.training import launched_world_size
 from echelon.core.errors import EnvironmentProblem
 
 

@@ -94,6 +94,7 @@ def test_exit_codes_follow_the_kind_of_error() -> None:
         "EnvironmentProblem": 3,
         "ProofFailed": 1,
         "RunFailed": 4,
+        "Interrupted": 130,
     }
 
 

@@ -14,7 +14,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from threading import Thread
@@ -136,7 +137,7 @@ class Started:
         code = self.process.wait(LIMIT_S)
         for reader in self._readers:
             reader.join(LIMIT_S)
-        assert psutil.wait_procs(self._left(), timeout=30)[1] == []
+        assert psutil.wait_procs(marked(self.mark), timeout=30)[1] == []
         assert list(self.temporary.glob("echelon*")) == []
         err = "".join(line for _, line in self.lines)
         after = [
@@ -144,23 +145,25 @@ class Started:
         ]
         return Ended(code, "".join(self.out), err, after[0] if after else 0.0)
 
-    def _left(self) -> list[psutil.Process]:
-        left: list[psutil.Process] = []
-        for process in psutil.process_iter():
-            try:
-                if process.environ().get(MARK) == self.mark:
-                    left.append(process)
-            except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
-                continue
-        return left
+
+def marked(beginning: str) -> list[psutil.Process]:
+    """Return the processes whose mark begins so."""
+    processes: list[psutil.Process] = []
+    for process in psutil.process_iter():
+        with suppress(psutil.Error):
+            if process.environ().get(MARK, "").startswith(beginning):
+                processes.append(process)
+    return processes
 
 
 @pytest.fixture
-def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Work in a new folder, with a text to train on."""
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Work in a new folder, with a text to train on; end what a failed test leaves running."""
     (tmp_path / "words.txt").write_text(WORDS)
     monkeypatch.chdir(tmp_path)
-    return tmp_path
+    yield tmp_path
+    for process in marked(str(tmp_path)):
+        process.kill()
 
 
 def training(ranks: int, *settings: str) -> list[str]:
@@ -217,7 +220,8 @@ QUICK = [
 def test_a_run_stops_at_a_named_moment(
     folder: Path, moment: str, ranks: int, number: signal.Signals, whom: str
 ) -> None:
-    codes = (75,) if moment == "line step 2/" else (130,)
+    # The first step may begin before the line of the validation is read here.
+    codes = {"line step 2/": (75,), "line step 0/": (130, 75)}.get(moment, (130,))
     check_run(folder, stopped(training(ranks), moment, number, whom, codes))
 
 
@@ -264,8 +268,8 @@ def test_a_run_stops_at_every_moment_of_its_start(
 
 @pytest.mark.slow
 def test_a_second_ctrl_c_ends_a_run_at_once_and_keeps_its_checkpoints(folder: Path) -> None:
-    started = Started(*training(1, "train.validate_every=1000", "optimizer.warmup_steps=1"))
-    assert started.wait_for(lambda: started.has_said("saved"))
+    started = Started(*training(1))
+    assert started.wait_for(lambda: started.has_said("saved")), started.lines
     (rank,) = [
         rank for server in started.children() for rank in server.children() if "rank" in rank.name()
     ]
@@ -287,7 +291,7 @@ def test_a_resumed_run_that_is_stopped_before_a_step_has_the_checkpoint_it_came_
     assert main(["train", "nano", *settings]) == 0
     resumed = [*training(1), "--set", "train.run_name=other", "--resume", "runs/nano"]
     started = Started(*resumed)
-    assert started.wait_for(lambda: started.has_said("training nano in runs/other"))
+    assert started.wait_for(lambda: started.has_said("in runs/other"))
     assert started.wait_for(started.children)
     started.send(TERM, "group")
     done = started.end()
@@ -326,7 +330,7 @@ OTHERS = [
         "import echelon.training.data.writer",
         TERM,
     ),
-    (["explore", "nano", "--out", "page.html"], "import echelon.page.html", INT),
+    (["explore", "--out", "page.html"], "import echelon.page.html", INT),
     (["doctor"], "import torch", TERM),
 ]
 

@@ -31,7 +31,7 @@ def test_dtypes_follow_the_devices_in_a_run_and_in_a_search(
     request = make_request("llama2-7b", cluster=cluster.partition("=")[2])
     assert request.mathematics.precision == precision
     batch, *dtypes = assumed_of_job(job)
-    assert batch == "a global batch of 1,024 sequences x 4,096 tokens (preset llama2-7b)"
+    assert batch == "the batch (of preset llama2-7b)"
     assert dtypes == ([one for one in request.defaults_taken if text in one][-1:] if text else [])
     assert batch in request.defaults_taken
 
@@ -44,7 +44,7 @@ def test_what_somebody_said_is_not_assumed(tmp_path: Path) -> None:
     assert assumed_of_job(load_job("nano", ())) == ()
     run = tmp_path / "run.toml"
     run.write_text('extends = "llama3-8b"\n[batch]\nglobal_sequences = 64\n')
-    assert assumed_of_job(load_job(run, ())) == ("sequences of 8,192 tokens (preset llama3-8b)",)
+    assert assumed_of_job(load_job(run, ())) == ("the sequence length (of preset llama3-8b)",)
 
 
 def test_parameter_servers_need_no_loss_scale() -> None:

@@ -9,12 +9,9 @@ import pytest
 from echelon.core.errors import EnvironmentProblem
 from echelon.launch import environment
 from echelon.launch.environment import (
-    GPU_DEFAULTS,
     VARIABLES,
     LaunchedRank,
     check_world_size,
-    dump_environment,
-    gpu_environment,
     is_launched,
     local_environment,
     rank_environment,
@@ -23,6 +20,7 @@ from echelon.launch.environment import (
     wanted_port,
     zero_stage_asked_of_accelerate,
 )
+from echelon.launch.gpu_variables import dump_environment
 
 TORCHRUN = {
     "RANK": "5",
@@ -111,28 +109,6 @@ def test_local_ranks_get_defaults_that_the_user_can_overrule(
     assert int(local_environment(2, {})["OMP_NUM_THREADS"]) == 3
     asked = {"OMP_NUM_THREADS": "3", "GLOO_SOCKET_IFNAME": "eth0"}
     assert local_environment(2, asked).keys().isdisjoint(asked)
-
-
-def test_ranks_on_gpus_get_what_the_user_has_not_said_by_any_name() -> None:
-    defaults = gpu_environment({})
-    assert defaults == {one.name: one.value for one in GPU_DEFAULTS}
-    assert defaults["PYTORCH_ALLOC_CONF"] == "expandable_segments:True"
-    for one in GPU_DEFAULTS:
-        for name in (one.name, *one.other_names):
-            assert gpu_environment({name: "mine"}).keys() == defaults.keys() - {one.name}
-    assert local_environment(2, {}).keys().isdisjoint(defaults)
-    asked = {"PYTORCH_CUDA_ALLOC_CONF": "backend:native"}
-    given = local_environment(2, asked, backend="nccl")
-    assert given.keys() >= defaults.keys() - {"PYTORCH_ALLOC_CONF"}
-    assert "PYTORCH_ALLOC_CONF" not in given
-
-
-def test_nccl_dumps_into_the_logs_unless_told_otherwise(tmp_path: Path) -> None:
-    expected = {"TORCH_FR_DUMP_TEMP_FILE": f"{tmp_path}/nccl-rank-"}
-    assert dump_environment(tmp_path, "nccl", {}) == expected
-    assert dump_environment(tmp_path, "gloo", {}) == {}
-    for name in ("TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"):
-        assert dump_environment(tmp_path, "nccl", {name: "/elsewhere/rank"}) == {}
 
 
 def test_everything_written_is_in_the_table() -> None:

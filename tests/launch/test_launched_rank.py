@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from echelon.launch import launched_rank
-from echelon.launch.environment import GPU_DEFAULTS
+from echelon.launch.gpu_variables import GPU_DEFAULTS
 from echelon.launch.local.rank_processes import listen_on_port
 from echelon.launch.local.supervisor import LaunchOptions
 

@@ -14,7 +14,7 @@ from echelon.config.load import load_job
 from echelon.config.rules.plan import require_trainable
 from echelon.core.choices.strategies import STRATEGIES
 from echelon.core.errors import ConfigError, Problem
-from echelon.core.names import names_within
+from echelon.core.messages.names import names_within
 from echelon.core.plan import Plan
 from echelon.core.rulebook.command_line import BAD_ARGUMENT
 

@@ -20,7 +20,7 @@ from echelon.config.load import load_job
 from echelon.core.choices.strategies import STRATEGIES, StrategyRecord
 from echelon.core.choices.strategy_names import find_strategy, known_name
 from echelon.core.errors import ConfigError
-from echelon.core.names import names_within
+from echelon.core.messages.names import names_within
 from echelon.core.optional import optional_package
 from echelon.core.plan import Plan
 from echelon.core.rulebook.strategy import (

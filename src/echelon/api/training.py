@@ -15,12 +15,11 @@ from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from echelon.api.given_plan import GivenPlan, plan_from_given
-from echelon.config.job import DataSettings, Job, ObserveSettings, TrainSettings
+from echelon.api.given_plan import GivenPlan, job_of_plan, plan_from_given
+from echelon.config.job import Job
 from echelon.config.rules.plan import require_trainable, require_yes_to_assumed
 from echelon.core.errors import ConfigError, EchelonError, EnvironmentProblem
 from echelon.core.optional import optional_package
-from echelon.core.plan import Plan
 from echelon.core.rulebook.lost_islands import LOST_ISLANDS_NEED_OUR_LAUNCHER
 from echelon.core.rulebook.servers import LOST_WORKERS_NEED_OUR_LAUNCHER
 
@@ -95,24 +94,6 @@ def train(
     )
 
 
-def job_of_plan(plan: Plan, source: str | None) -> Job:
-    """Return a job that trains `plan` on `source` for the steps of its schedule.
-
-    Without a source nothing names its data, and `train_job` refuses it.
-    """
-    from echelon.config.automatic import default_log_every
-    from echelon.config.rules.data import unnamed_data
-
-    steps = plan.mathematics.optimizer.total_steps
-    return Job(
-        plan=plan,
-        data=DataSettings() if source is None else DataSettings(source=source),
-        sources=unnamed_data() if source is None else (),
-        train=TrainSettings(steps=steps, run_name=plan.name),
-        observe=ObserveSettings(log_every=default_log_every(steps)[0]),
-    )
-
-
 def launched_world_size() -> int | None:
     """Return how many ranks a launcher has started, or None where it has not started us."""
     from echelon.launch.environment import is_launched, read_launched_rank
@@ -134,10 +115,7 @@ def train_job(
     say: Callable[[str], None] = lambda _: None,
     allow_overcommit: bool = False,
 ) -> TrainResult:
-    """Train `job` and return how it ended; `say` is told what happens before the ranks speak.
-
-    With `allow_overcommit` the ranks start even if this host has too little free memory.
-    """
+    """Train `job` and return how it ended; `say` is told what happens before the ranks speak."""
     require_trainable(job.plan, job.sources)
     require_yes_to_assumed(job.plan, job.sources)
     from echelon.launch.environment import is_launched, local_start_note
@@ -166,10 +144,7 @@ def train_job(
 
 
 def _require_data_and_room(job: Job, *, allow_overcommit: bool, say: Callable[[str], None]) -> None:
-    """Raise ConfigError where nothing names the data, EnvironmentProblem where memory is short.
-
-    Where both are so, one EnvironmentProblem has both problems.
-    """
+    """Raise ConfigError if nothing names the data, EnvironmentProblem if memory is short."""
     from echelon.config.rules.data import data_problems
     from echelon.launch.room import overcommitted, ranks_of_this_host, room_problems
 
@@ -185,7 +160,7 @@ def _train_here(job: Job, resume: Path | None, say: Callable[[str], None]) -> Tr
     from echelon.api.observing import trace_plan, trace_run
     from echelon.api.run_setup import prepare_run
     from echelon.core.serialize import to_json
-    from echelon.launch.environment import wanted_port
+    from echelon.launch.environment import require_start_here
     from echelon.launch.local.supervisor import run_ranks
     from echelon.launch.process_group import require_devices
     from echelon.telemetry.observer import telling_ranks
@@ -193,7 +168,7 @@ def _train_here(job: Job, resume: Path | None, say: Callable[[str], None]) -> Tr
 
     mesh, backend = job.plan.mesh, job.plan.cluster.backend
     require_devices(backend, mesh.world_size, set_by=job.source_of("cluster.preset"))
-    wanted_port()  # what is wrong with MASTER_PORT is told before the run has a folder
+    require_start_here(backend)  # before the run has a folder
     _require_offload_dir(job, range(mesh.world_size))
     run, task = prepare_run(job, resume, say)
     with run.locked():

@@ -13,7 +13,7 @@ from echelon.cli.flags import Json, read_bytes
 from echelon.cli.output import print_json, print_result
 from echelon.cli.stderr import note, working
 from echelon.core.errors import ConfigError, Problem
-from echelon.core.plurals import in_singular
+from echelon.core.messages.plurals import in_singular
 from echelon.core.units import binary_bytes, short_count
 
 if TYPE_CHECKING:

@@ -26,15 +26,14 @@ from echelon.core.rulebook import machine as rules
 from echelon.core.units import binary_bytes
 from echelon.core.version import __version__
 from echelon.launch.environment import (
-    GPU_DEFAULTS,
     LAUNCH_VARIABLES,
-    gpu_environment,
     is_launched,
     local_start_note,
     read_launched_rank,
 )
+from echelon.launch.gpu_variables import GPU_DEFAULTS, gpu_environment
 from echelon.launch.gpus import find_driver_gpus
-from echelon.launch.host import available_memory_bytes, num_usable_cores
+from echelon.launch.host import available_memory_bytes, interface_problem, num_usable_cores
 from echelon.planner.view.text_layout import fill_text
 
 
@@ -258,14 +257,7 @@ def gloo_interface(resolve: Callable[[str], str] = socket.gethostbyname) -> Mach
             name="gloo interface",
             text=chosen,
             facts=facts,
-            problem=None
-            if {*chosen.split(",")} <= {*interfaces}
-            else rules.GLOO_INTERFACE.problem(
-                f"GLOO_SOCKET_IFNAME is {chosen}, and there is no such interface",
-                key="GLOO_SOCKET_IFNAME",
-                set_by=f"GLOO_SOCKET_IFNAME={chosen}",
-                suggestions=interfaces,
-            ),
+            problem=interface_problem(chosen),
         )
     host = socket.gethostname()
     try:
@@ -295,9 +287,9 @@ def launcher(environment: Mapping[str, str]) -> MachineCheck:
     try:
         place = read_launched_rank(environment) if is_launched(environment) else None
     except EnvironmentProblem as error:
-        told = ", ".join(f"{name}={value}" for name, value in read.items())
+        text = ", ".join(f"{name}={value}" for name, value in read.items())
         return MachineCheck(
-            name="launcher", text=told, facts={"variables": read}, problem=error.problems[0]
+            name="launcher", text=text, facts={"variables": read}, problem=error.problems[0]
         )
     if place is None:
         note = local_start_note(environment)

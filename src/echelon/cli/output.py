@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping
 from typing import TextIO
 
 from echelon.core.errors import EchelonError, EnvironmentProblem
-from echelon.core.plurals import in_singular
+from echelon.core.messages.plurals import in_singular
 from echelon.core.rulebook.command_line import OUTPUT_WRITABLE
 from echelon.planner.view.text_layout import WIDTH
 

@@ -75,7 +75,8 @@ def prove(
         examples = ("echelon prove nano", "echelon prove --subject verify_ddp.py")
         raise bad_argument("what is to be proven: a run, or the file of a program", *examples)
     if ranks is not None:
-        raise bad_argument("--ranks is for a program: a run has its mesh", "--set mesh.tp=2")
+        example = f"echelon prove {run} --set mesh.tp={max(ranks, 1)}"
+        raise bad_argument("--ranks is for a program: a run has its mesh", example)
     return _prove_run(
         run, settings, subject, _Extras(bisect, independent, late, files), as_json=json
     )

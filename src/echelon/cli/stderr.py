@@ -12,8 +12,8 @@ from contextlib import contextmanager, suppress
 from itertools import cycle
 from typing import Literal, TextIO
 
-from echelon.core.messages import NOTES, PROGRESS, is_quiet
-from echelon.core.plurals import in_singular
+from echelon.core.messages.notes import NOTES, PROGRESS, is_quiet
+from echelon.core.messages.plurals import in_singular
 
 Loudness = Literal["quiet", "normal", "verbose"]
 LEVELS: dict[Loudness, int] = {

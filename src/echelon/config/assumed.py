@@ -16,29 +16,24 @@ _DERIVED = "derived: "
 def assumed_of_job(job: Job) -> tuple[str, ...]:
     """Assumptions about the batch and the dtypes of a run, as sentences."""
     sources = {row.key: row.source for row in job.sources}
-    numbers = job.plan.mathematics
-    batch = assumed_batch(sources, numbers.global_sequences, numbers.sequence_length)
     dtypes = sources[DTYPE_KEY]
     derived = (dtypes.removeprefix(_DERIVED),) if dtypes.startswith(_DERIVED) else ()
-    return (*batch, *derived)
+    return (*assumed_batch(sources), *derived)
 
 
-def assumed_batch(sources: Mapping[str, str], sequences: int, length: int) -> Iterator[str]:
-    """Yield the batch that comes from a preset of a model; `sources` are those of settings."""
+def assumed_batch(sources: Mapping[str, str]) -> Iterator[str]:
+    """Yield the parts of the batch that come from a preset of a model, by sources of settings."""
     presets = {
         key: source
         for key in (SEQUENCES_KEY, LENGTH_KEY)
         if _is_model_preset(source := sources.get(key, ""))
     }
-    each = {
-        SEQUENCES_KEY: f"a global batch of {sequences:,} sequences",
-        LENGTH_KEY: f"sequences of {length:,} tokens",
-    }
-    if len(presets) == len(each):
-        yield f"{each[SEQUENCES_KEY]} x {length:,} tokens ({presets[LENGTH_KEY]})"
+    words = {SEQUENCES_KEY: "the global batch", LENGTH_KEY: "the sequence length"}
+    if len(presets) == len(words):
+        yield f"the batch (of {presets[LENGTH_KEY]})"
         return
     for key, source in presets.items():
-        yield f"{each[key]} ({source})"
+        yield f"{words[key]} (of {source})"
 
 
 def _is_model_preset(source: str) -> bool:

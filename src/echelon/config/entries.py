@@ -15,9 +15,9 @@ from typing import cast
 from echelon.config.settings.schema import CLUSTER_SOURCES, MODEL_SOURCES, SETTINGS, tables
 from echelon.config.settings.value_types import Quantity, Setting, toml_text
 from echelon.core.errors import Problem
+from echelon.core.messages.synonyms import SYNONYMS
 from echelon.core.rulebook.config import CONFLICTING_SETTINGS, UNKNOWN_KEY, WRONG_TYPE
 from echelon.core.rules import did_you_mean
-from echelon.core.synonyms import SYNONYMS
 
 DEFAULT = "default"
 

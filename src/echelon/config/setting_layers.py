@@ -21,7 +21,7 @@ from echelon.config.presets import (
 from echelon.config.settings.schema import SETTINGS
 from echelon.config.settings.value_types import Setting, Text
 from echelon.core.errors import Problem
-from echelon.core.names import names_within
+from echelon.core.messages.names import names_within
 from echelon.core.rulebook.config import (
     CONFLICTING_SETTINGS,
     EXTENDS_CYCLE,
@@ -107,7 +107,7 @@ def preset_entries(preset: Preset) -> dict[str, Entry]:
 
 
 def _assignments(key: str) -> tuple[str, ...]:
-    """Return how settings are set that a key without a value may mean."""
+    """Return flags with a value for a key without one."""
     meant = (key,) if key in SETTINGS else did_you_mean(key, SETTINGS)
     found = [f"--set {one}={value}" for one in meant for value in SETTINGS[one].examples()]
     return tuple(found) or ("--set mesh.tp=2",)

@@ -7,6 +7,7 @@ attention_mask.py           who meets whom, and where positions live
 cluster.py                  devices, links, and what groups of ranks have of them
 event.py                    what a rank did
 errors.py, rules.py         problems, and the rules they name     rulebook/   every rule
+messages/                   loggers, counts in sentences, words of other tools
 choices/                    registries: optimizers, context kinds, plugins
 serialize.py, units.py, svg.py   JSON, numbers for people, drawings
 disk.py, offload_file.py    files that last, files of slices

@@ -14,8 +14,8 @@ from math import isqrt
 from textwrap import indent
 
 from echelon.core.errors import Problem
-from echelon.core.plurals import in_singular
-from echelon.core.synonyms import SYNONYMS
+from echelon.core.messages.plurals import in_singular
+from echelon.core.messages.synonyms import SYNONYMS
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,9 @@ MOST_MEANT = 3  # words in a message
 def did_you_mean(word: str, known: Iterable[str]) -> tuple[str, ...]:
     """Return the known words that a typed one may mean, best first, and never the word itself.
 
-    Another tool's word for one of them comes first, then another spelling (case, dashes), the
-    beginning of a longer word, and words a few letters away. No word is near by letters alone
-    where a fifth of it and more differs: it would be another subject.
+    Another tool's word for one of them comes first, then another spelling (case, dashes), words
+    a few letters away, and words that begin so. Where more than a quarter of the letters differs,
+    it is another subject.
     """
     others = [one for one in dict.fromkeys(known) if one != word]
     meant = [one for one in SYNONYMS.get(word.lower(), ()) if one in others]
@@ -93,13 +93,13 @@ def _distance(typed: str, known: str) -> int | None:
     if typed == known:
         return 0
     shorter, longer = sorted((typed, known), key=len)
-    if len(shorter) >= LEAST_BEGINNING and longer.startswith(shorter):
-        return 1
+    begins = len(shorter) >= LEAST_BEGINNING and longer.startswith(shorter)
     most = max(1, len(typed) // LETTERS_OF_A_SLIP)
-    if len(typed) < LEAST_BEGINNING or len(longer) - len(shorter) > most:
-        return None
-    edits = _edits(typed, known)
-    return 1 + edits if edits <= most else None
+    if len(typed) >= LEAST_BEGINNING and len(longer) - len(shorter) <= most:
+        edits = _edits(typed, known)
+        if edits <= most:
+            return edits
+    return len(longer) if begins and 2 * len(known) >= len(typed) else None
 
 
 LEAST_BEGINNING = 3  # letters that are the beginning of a word, and not another word

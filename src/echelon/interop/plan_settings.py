@@ -135,15 +135,16 @@ def _from_preset(name: str, wanted: Mapping[str, object]) -> dict[str, object] |
     # `config/model/settings.py` calls a model so whose preset is overridden.
     if wanted["model.name"] != (f"{name}{CHANGED}" if written.intersection(other) else name):
         other["model.name"] = wanted["model.name"]
-    found = {"model.preset": name, **other}
-    return found | _derived_otherwise(found, wanted)
+    settings = {"model.preset": name, **other}
+    return settings | _derived_otherwise(settings, wanted)
 
 
 def _derived_otherwise(
-    found: Mapping[str, object], wanted: Mapping[str, object]
+    settings: Mapping[str, object], wanted: Mapping[str, object]
 ) -> dict[str, object]:
-    """Return the settings of heads that a run with the settings `found` would derive otherwise."""
-    entries, _ = expand_model({key: Entry(value=value, source="") for key, value in found.items()})
+    """Return the wanted settings of heads that a run with `settings` would derive otherwise."""
+    given = {key: Entry(value=value, source="") for key, value in settings.items()}
+    entries, _ = expand_model(given)
     entries |= dict(derive_model(View(entries=entries), ""))
     known = {key: entry.value for key, entry in entries.items()}
     return {key: wanted[key] for key in _OF_HEADS if known.get(key) != wanted[key]}

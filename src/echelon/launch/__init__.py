@@ -2,6 +2,7 @@
 
 launchers.py        ranks by MPI, Slurm and Kubernetes, in the names of torchrun
 environment.py      the one table of environment variables
+gpu_variables.py    variables that ranks on GPUs get
 host.py             cores and memory of this host
 context.py          what a target knows of its rank, and how far it is
 process_group.py    the store and the process group of a job

@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from echelon.core.choices.trackers import TRACKER_VARIABLES
 from echelon.core.cluster import Backend
@@ -17,7 +16,17 @@ from echelon.core.rulebook.launch import (
     TF_CONFIG_AGREES,
     TF_CONFIG_SERVERS,
 )
-from echelon.launch.host import num_usable_cores
+from echelon.launch.gpu_variables import (
+    ALLOCATOR,
+    CONNECTIONS,
+    NCCL_CALLS,
+    NCCL_DUMP_FILE,
+    NCCL_DUMPS,
+    NCCL_ERRORS,
+    TF32,
+    gpu_environment,
+)
+from echelon.launch.host import interface_problem, num_usable_cores
 from echelon.launch.launchers import (
     LAUNCHER_VARIABLES,
     LOCAL_RANK,
@@ -44,13 +53,6 @@ GLOO_INTERFACE = "GLOO_SOCKET_IFNAME"
 OMP_THREADS = "OMP_NUM_THREADS"
 OPENBLAS_THREADS = "OPENBLAS_NUM_THREADS"
 NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
-ALLOCATOR = "PYTORCH_ALLOC_CONF"
-CONNECTIONS = "CUDA_DEVICE_MAX_CONNECTIONS"
-NCCL_ERRORS = "TORCH_NCCL_ASYNC_ERROR_HANDLING"
-NCCL_DUMPS = "TORCH_NCCL_DUMP_ON_TIMEOUT"
-NCCL_CALLS = "TORCH_FR_BUFFER_SIZE"
-NCCL_DUMP_FILE = "TORCH_FR_DUMP_TEMP_FILE"
-TF32 = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
 ACCELERATE_FSDP = "ACCELERATE_USE_FSDP"
 ACCELERATE_FSDP_STRATEGY = "FSDP_SHARDING_STRATEGY"
 ACCELERATE_DEEPSPEED = "ACCELERATE_USE_DEEPSPEED"
@@ -90,84 +92,34 @@ VARIABLES: Mapping[str, str] = {
 """Every variable, and what for."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GpuDefault:
-    """State what a rank on a GPU finds in its environment where the user says nothing.
-
-    `other_names` are variables that say the same: a user who has set one of them has said it.
-    """
-
-    name: str
-    value: str
-    why: str
-    other_names: tuple[str, ...] = ()
-
-
-GPU_DEFAULTS = (
-    # Source: torch.cuda, "Optimizing memory usage with PYTORCH_ALLOC_CONF". Parameters that are
-    # gathered and freed leave gaps of many sizes, which segments of fixed size cannot join.
-    GpuDefault(
-        name=ALLOCATOR,
-        value="expandable_segments:True",
-        why="less fragmentation: memory that is freed can be joined",
-        other_names=("PYTORCH_CUDA_ALLOC_CONF",),
-    ),
-    # Source: NVIDIA, "Multi-Process Service", appendix on environment variables: the number of work
-    # queues from the host to the device (32 at most, 8 by default: from memory). Every communicator
-    # has a stream, and the order of their calls is proven for streams that do not wait for one
-    # another, as those of one queue do. What it does to the seconds of a step is not measured.
-    GpuDefault(
-        name=CONNECTIONS,
-        value="32",
-        why="streams of different communicators do not wait in one queue",
-    ),
-    # Source of the next three: torch, "ProcessGroupNCCL Environment Variables"; the values are
-    # those that torchtitan sets in its `init_distributed`.
-    GpuDefault(
-        name=NCCL_ERRORS,
-        value="3",
-        why="an error of NCCL ends the process without waiting for its communicators",
-        other_names=("NCCL_ASYNC_ERROR_HANDLING",),
-    ),
-    GpuDefault(name=NCCL_DUMPS, value="1", why="what NCCL was doing is written where it times out"),
-    GpuDefault(
-        name=NCCL_CALLS,
-        value="2000",
-        why="calls of NCCL that are kept for that",
-        other_names=("TORCH_NCCL_TRACE_BUFFER_SIZE",),
-    ),
-    # Source: torch, "CUDA semantics", TensorFloat-32. Images of containers set it to 1 (from
-    # memory); then what is proven for fp32 would not be what is trained.
-    GpuDefault(
-        name=TF32,
-        value="0",
-        why="products in fp32 have the bits of fp32, as they are proven",
-        other_names=("NVIDIA_TF32_OVERRIDE",),
-    ),
-)
-"""What ranks on GPUs get; what Echelon does not use (Transformer Engine) has no entry."""
 LAUNCH_VARIABLES = (
     *(RANK, LOCAL_RANK, LOCAL_WORLD_SIZE, WORLD_SIZE, MASTER_ADDR, MASTER_PORT, TF_CONFIG),
     *(RUN_ID, RESTART_COUNT, AGENT_STORE),
     *LAUNCHER_VARIABLES,
 )
 """The variables by which a process knows its rank."""
-_DUMP_FILE_NAMES = (NCCL_DUMP_FILE, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 _RANK_VARIABLES = (RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT)
 _LARGEST_PORT = 65535  # of TCP
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchedRank:
-    """Say which rank of which launch this process is, as its launcher tells it."""
+    """The rank and the launch of this process, by the variables of its launcher."""
 
     rank: int
+    """From 0 to `world_size` - 1."""
     local_rank: int
+    """The rank among the ranks of this host, which is the GPU of the rank."""
     world_size: int
+    """Ranks of the launch."""
     master_addr: str
+    """The host of rank 0, where ranks meet."""
     master_port: int
+    """Its TCP port."""
     attempt: str = "0"
+    """The run and the restart of torchrun, which keep the stores of attempts apart."""
     store_is_hosted: bool = False
+    """True if the launcher hosts the store at that port."""
     servers: int | None = None
     """How many of the ranks, the last ones, are parameter servers; None where nobody said."""
     launcher: str = TORCHRUN
@@ -207,7 +159,7 @@ def local_start_note(environment: Mapping[str, str] = os.environ) -> str:
 
 
 def is_first_rank(environment: Mapping[str, str] = os.environ) -> bool:
-    """Return whether this process is rank 0 of its launch, or is in none."""
+    """True if this process is rank 0 of its launch, or in no launch."""
     return not is_launched(environment) or read_launched_rank(environment).rank == 0
 
 
@@ -302,7 +254,7 @@ def _rank_of_variables(
 def _half_a_launch(
     variables: LaunchVariables, missing: Sequence[str], environment: Mapping[str, str]
 ) -> Problem:
-    """Return which variables of a launch are missing, by the names of its launcher."""
+    """Return the problem of missing variables, by the names of the launcher."""
     names = [variables.named(name) for name in variables.values if name in _RANK_VARIABLES]
     said = {name: environment[name] for name in names if name in environment}
     wanted = [
@@ -365,6 +317,14 @@ def wanted_port(environment: Mapping[str, str] = os.environ) -> int:
     return port
 
 
+def require_start_here(backend: Backend, environment: Mapping[str, str] = os.environ) -> None:
+    """Raise EnvironmentProblem for variables with which no ranks can start on this host."""
+    wanted_port(environment)
+    problem = interface_problem(environment.get(GLOO_INTERFACE)) if backend == "gloo" else None
+    if problem is not None:
+        raise EnvironmentProblem(problem)
+
+
 def check_world_size(place: LaunchedRank, mesh_world_size: int) -> None:
     """Raise EnvironmentProblem unless the launcher started as many ranks as the mesh has."""
     if place.world_size != mesh_world_size:
@@ -389,27 +349,6 @@ def check_servers(place: LaunchedRank, servers: int) -> None:
                 suggestions=(f"servers.count = {place.servers}", f"{servers} ps tasks"),
             )
         )
-
-
-def gpu_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return what ranks on GPUs get because the user has not set it, by any of its names."""
-    return {
-        one.name: one.value
-        for one in GPU_DEFAULTS
-        if not any(environment.get(name) for name in (one.name, *one.other_names))
-    }
-
-
-def dump_environment(
-    folder: Path, backend: Backend, environment: Mapping[str, str] = os.environ
-) -> dict[str, str]:
-    """Return what lets a rank over NCCL write its dumps into `folder`, unless the user set it.
-
-    torch puts the rank behind the name.
-    """
-    if backend == "gloo" or any(environment.get(name) for name in _DUMP_FILE_NAMES):
-        return {}
-    return {NCCL_DUMP_FILE: str(folder / "nccl-rank-")}
 
 
 def local_environment(

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import psutil
 
-from echelon.core.errors import EnvironmentProblem
-from echelon.core.rulebook.machine import ENOUGH_MEMORY
+from echelon.core.errors import EnvironmentProblem, Problem
+from echelon.core.rulebook.machine import ENOUGH_MEMORY, GLOO_INTERFACE
 from echelon.core.units import binary_bytes
 
 START_BYTES = 2**28
@@ -133,6 +133,19 @@ def total_memory_bytes() -> int:
     machine = psutil.virtual_memory().total
     limits = _cgroup_limits(CGROUPS, CGROUP_MEMBERSHIP, machine)
     return min([machine, *(limit.total_bytes for limit in limits)])
+
+
+def interface_problem(names: str | None) -> Problem | None:
+    """Return the problem of an interface of Gloo that this host lacks; None without a problem."""
+    interfaces = psutil.net_if_addrs()
+    if not names or {*names.split(",")} <= {*interfaces}:
+        return None
+    return GLOO_INTERFACE.problem(
+        f"GLOO_SOCKET_IFNAME is {names}, and there is no such interface",
+        key="GLOO_SOCKET_IFNAME",
+        set_by=f"GLOO_SOCKET_IFNAME={names}",
+        suggestions=[f"GLOO_SOCKET_IFNAME={name}" for name in interfaces],
+    )
 
 
 def available_memory_bytes() -> int:

@@ -18,10 +18,9 @@ from echelon.launch.desync.ring import new_ring, remove_ring
 from echelon.launch.environment import (
     LaunchedRank,
     check_world_size,
-    dump_environment,
-    gpu_environment,
     read_launched_rank,
 )
+from echelon.launch.gpu_variables import dump_environment, gpu_environment
 from echelon.launch.handshake import check_same_start
 from echelon.launch.host import keep_freed_memory
 from echelon.launch.local.messages import Limits, TargetFunction, find_target, name_target

@@ -1,12 +1,12 @@
 """The rank of this process by MPI, Slurm or Kubernetes, in the names that torchrun uses.
 
-A launcher may start another one: Slurm starts mpirun or torchrun, and their processes inherit its
-variables. So the innermost launcher counts, and an outer one only adds what it leaves out:
+A launcher may start another launcher: Slurm starts mpirun or torchrun, and their processes inherit
+its variables. So the innermost launcher counts, and an outer launcher only completes it:
 
     torchrun < Open MPI, PALS, PMI, PMIx < Slurm < Kubernetes
 
-An inner launcher with rank and world size hides another rank of an outer one. With only one of the
-two, all that both say must agree. Rank 0 of 1 is no launch: its ranks are started here.
+An inner launcher with rank and world size hides another rank of an outer launcher. With half of the
+two it must agree with the outer launcher. Rank 0 of 1 is no launch: its ranks are started here.
 
 Sources: Slurm, srun(1) and sbatch(1), "Output environment variables", and slurm.h for the ids of
 steps that are no tasks; Open MPI 5, "Environment variables set for MPI applications"; HPE PALS,
@@ -23,19 +23,14 @@ from dataclasses import dataclass, field
 from echelon.core.errors import Problem
 from echelon.core.rulebook.launch import LAUNCHERS_AGREE, RANK_ENVIRONMENT
 
-RANK = "RANK"
-LOCAL_RANK = "LOCAL_RANK"
-LOCAL_WORLD_SIZE = "LOCAL_WORLD_SIZE"
-WORLD_SIZE = "WORLD_SIZE"
-MASTER_ADDR = "MASTER_ADDR"
-MASTER_PORT = "MASTER_PORT"
+RANK, WORLD_SIZE = "RANK", "WORLD_SIZE"
+LOCAL_RANK, LOCAL_WORLD_SIZE = "LOCAL_RANK", "LOCAL_WORLD_SIZE"
+MASTER_ADDR, MASTER_PORT = "MASTER_ADDR", "MASTER_PORT"
 LOOPBACK = "127.0.0.1"
-DEFAULT_PORT = 29500
-"""The port of torchrun, for launches without an id of their own."""
+DEFAULT_PORT = 29500  # of TCP
+"""The port of torchrun, for launches without an id."""
 
-TORCHRUN = "torchrun"
-SLURM = "Slurm"
-KUBERNETES = "Kubernetes"
+TORCHRUN, SLURM, KUBERNETES = "torchrun", "Slurm", "Kubernetes"
 
 JOB_INDEX = "JOB_COMPLETION_INDEX"
 STEP_ID = "SLURM_STEP_ID"
@@ -47,14 +42,14 @@ _LAUNCH_NODE = "SLURM_LAUNCH_NODE_IPADDR"
 _SLURM_IDS = ("SLURM_JOB_ID", STEP_ID)
 # Of mpirun in a job of Slurm only some processes are in a step.
 _MPI_IDS = ("PMIX_NAMESPACE", "PALS_APID", "PBS_JOBID", "SLURM_JOB_ID")
-_SPECIAL_STEPS = 0xFFFFFFF0
-"""Ids of batch scripts, of shells of an allocation and the like are above."""
-_FIRST_PORT, _NUM_PORTS = 15_000, 10_000  # below the ports that Linux gives to outgoing connections
+_SPECIAL_STEPS = 0xFFFFFFF0  # from here on ids of batch scripts, shells of an allocation ...
+_FIRST_PORT = 15_000  # of TCP; Linux gives higher ones to outgoing connections
+_NUM_PORTS = 10_000  # ports
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Launcher:
-    """A launcher of processes: its variables by torchrun's names; the first one set counts."""
+class MpiLauncher:
+    """A launcher of MPI: its variables by torchrun's names; the first one set counts."""
 
     name: str
     variables: Mapping[str, tuple[str, ...]]
@@ -63,7 +58,7 @@ class Launcher:
 
 
 MPI_LAUNCHERS = (
-    Launcher(
+    MpiLauncher(
         name="Open MPI",
         variables={
             RANK: ("OMPI_COMM_WORLD_RANK",),
@@ -73,7 +68,7 @@ MPI_LAUNCHERS = (
         },
         start="mpirun -n {}",
     ),
-    Launcher(
+    MpiLauncher(
         name="PALS",
         variables={
             RANK: ("PALS_RANKID",),
@@ -82,7 +77,7 @@ MPI_LAUNCHERS = (
         },
         start="mpiexec -n {}",
     ),
-    Launcher(
+    MpiLauncher(
         name="PMI",
         variables={
             RANK: ("PMI_RANK",),
@@ -92,9 +87,9 @@ MPI_LAUNCHERS = (
         },
         start="mpiexec -n {}",
     ),
-    Launcher(name="PMIx", variables={RANK: ("PMIX_RANK",)}, start="mpirun -n {}"),
+    MpiLauncher(name="PMIx", variables={RANK: ("PMIX_RANK",)}, start="mpirun -n {}"),
 )
-STARTS = {one.name: one.start for one in MPI_LAUNCHERS} | {
+STARTS = {launcher.name: launcher.start for launcher in MPI_LAUNCHERS} | {
     TORCHRUN: "torchrun --nproc-per-node {} -m",
     SLURM: "srun --ntasks {}",
     KUBERNETES: "WORLD_SIZE={}",
@@ -102,8 +97,8 @@ STARTS = {one.name: one.start for one in MPI_LAUNCHERS} | {
 """A command that starts N ranks, for each launcher."""
 
 _SET_BY: Mapping[str, Mapping[str, str]] = {
-    one.name: {name: variables[0] for name, variables in one.variables.items()}
-    for one in MPI_LAUNCHERS
+    launcher.name: {name: variables[0] for name, variables in launcher.variables.items()}
+    for launcher in MPI_LAUNCHERS
 } | {
     SLURM: {
         RANK: PROCESS_ID,
@@ -115,16 +110,16 @@ _SET_BY: Mapping[str, Mapping[str, str]] = {
 }
 """The variable of each launcher for a name of torchrun."""
 LAUNCHER_VARIABLES: Mapping[str, str] = {
-    name: f"read: {what}, as {one.name} sets it"
-    for one in MPI_LAUNCHERS
-    for what, names in one.variables.items()
+    name: f"read: {name_of_torchrun}, as {launcher.name} sets it"
+    for launcher in MPI_LAUNCHERS
+    for name_of_torchrun, names in launcher.variables.items()
     for name in names
 } | {
     PROCESS_ID: "read: RANK, as Slurm sets it for a task of srun",
     "SLURM_LOCALID": "read: LOCAL_RANK of that task",
     **dict.fromkeys(_NUM_TASKS, "read: WORLD_SIZE of the tasks of srun, the first one set"),
     **dict.fromkeys(_TASKS_PER_NODE, "read: LOCAL_WORLD_SIZE, by the number of the node"),
-    "SLURM_NODEID": "read: the number of this node among those of the tasks",
+    "SLURM_NODEID": "read: the number of this node, from 0",
     **dict.fromkeys(_NODE_LISTS, "read: MASTER_ADDR is the first host of the list"),
     _LAUNCH_NODE: "read: MASTER_ADDR, where no list of nodes is set",
     "ENVIRONMENT": "read: BATCH in a script of sbatch, whose process is no task",
@@ -144,7 +139,7 @@ class LaunchVariables:
     problems: tuple[Problem, ...] = ()
 
     def named(self, name: str) -> str:
-        """Return the variable that said `name`, or that of the launcher that should."""
+        """Return the variable that set `name`, or the variable by which the launcher sets it."""
         return self.names.get(name) or _SET_BY.get(self.launcher, {}).get(name, name)
 
 
@@ -157,8 +152,8 @@ class _Gathered:
     names: dict[str, str] = field(default_factory=dict[str, str])
 
     def add(self, name: str, variable: str, value: str) -> None:
-        self.values.setdefault(name, value)
-        self.names.setdefault(name, variable)
+        if name not in self.values:
+            self.values[name], self.names[name] = value, variable
 
     @property
     def complete(self) -> bool:
@@ -172,17 +167,18 @@ class _Gathered:
 
 
 def launch_variables(environment: Mapping[str, str]) -> LaunchVariables | None:
-    """Return what launchers say of this process; None where none has started it as a rank."""
+    """Return the variables of a launch of this process as a rank; None without a launch."""
     own = _torchrun(environment)
     asked = RANK in environment or WORLD_SIZE in environment
-    outer = [one for one in (_mpi(environment), _slurm(environment), _pod(environment)) if one]
+    every = (_mpi(environment), _slurm(environment), _pod(environment))
+    outer = [gathered for gathered in every if gathered]
     if not asked and not outer:
         return None
     problems = [] if own.complete else list(_mpi_problems(environment))
-    launchers = [one.launcher for one in (own, *outer) if one.complete]
-    own.launcher = [*launchers, *(one.launcher for one in outer), TORCHRUN][0]
-    for one in outer:
-        problems += _merge(own, one)
+    complete = [gathered for gathered in (own, *outer) if gathered.complete]
+    own.launcher = next((gathered.launcher for gathered in (*complete, *outer)), TORCHRUN)
+    for gathered in outer:
+        problems += _merge(own, gathered)
     if not asked and not problems and own.is_alone:
         return None
     if own.launcher != TORCHRUN:
@@ -243,69 +239,72 @@ def _closed(node_list: str) -> bool:
 
 
 def _torchrun(environment: Mapping[str, str]) -> _Gathered:
-    found = _Gathered(TORCHRUN)
+    gathered = _Gathered(TORCHRUN)
     for name in (RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR, MASTER_PORT):
         if environment.get(name):
-            found.add(name, name, environment[name])
-    return found
+            gathered.add(name, name, environment[name])
+    return gathered
 
 
 def _mpi(environment: Mapping[str, str]) -> _Gathered | None:
-    """Return what MPI's launchers say together; None without a rank."""
-    found: _Gathered | None = None
-    for one, said in _said_by_mpi(environment):
-        found = found or _Gathered(one.name)
-        for name, (variable, value) in said.items():
-            found.add(name, variable, value)
-    return found if found is not None and RANK in found.values else None
+    """Return the variables of MPI's launchers together; None without a rank."""
+    gathered: _Gathered | None = None
+    for launcher, variables in _mpi_variables(environment):
+        gathered = gathered or _Gathered(launcher.name)
+        for name, (variable, value) in variables.items():
+            gathered.add(name, variable, value)
+    return gathered if gathered is not None and RANK in gathered.values else None
 
 
-def _said_by_mpi(
+def _mpi_variables(
     environment: Mapping[str, str],
-) -> Iterator[tuple[Launcher, dict[str, tuple[str, str]]]]:
-    for one in MPI_LAUNCHERS:
-        said = {
+) -> Iterator[tuple[MpiLauncher, dict[str, tuple[str, str]]]]:
+    for launcher in MPI_LAUNCHERS:
+        variables = {
             name: (variable, environment[variable])
-            for name, variables in one.variables.items()
-            for variable in reversed(variables)
+            for name, candidates in launcher.variables.items()
+            for variable in reversed(candidates)
             if environment.get(variable)
         }
-        if said:
-            yield one, said
+        if variables:
+            yield launcher, variables
 
 
 def _mpi_problems(environment: Mapping[str, str]) -> Iterator[Problem]:
-    """Yield where two of MPI's launchers say different ranks or sizes."""
+    """Yield contradictions between the launchers of MPI."""
     first: dict[str, tuple[str, str]] = {}
-    for _, said in _said_by_mpi(environment):
+    for _, variables in _mpi_variables(environment):
         for name in (RANK, WORLD_SIZE):
-            if name in said and first.setdefault(name, said[name])[1] != said[name][1]:
-                yield _contradiction(name, first[name], said[name])
+            if (
+                name in variables
+                and first.setdefault(name, variables[name])[1] != variables[name][1]
+            ):
+                yield _contradiction(name, first[name], variables[name])
 
 
 def _slurm(environment: Mapping[str, str]) -> _Gathered | None:
-    """Return what Slurm says of a task of srun; None for scripts and shells of an allocation."""
+    """Return the variables of a task of srun; None for scripts and shells of an allocation."""
     size = next((name for name in _NUM_TASKS if environment.get(name)), None)
     if not _is_task(environment, size):
         return None
-    found = _Gathered(SLURM)
-    found.add(RANK, PROCESS_ID, environment[PROCESS_ID])
+    gathered = _Gathered(SLURM)
+    gathered.add(RANK, PROCESS_ID, environment[PROCESS_ID])
     if size is not None:
-        found.add(WORLD_SIZE, size, environment[size])
+        gathered.add(WORLD_SIZE, size, environment[size])
     if environment.get("SLURM_LOCALID"):
-        found.add(LOCAL_RANK, "SLURM_LOCALID", environment["SLURM_LOCALID"])
+        gathered.add(LOCAL_RANK, "SLURM_LOCALID", environment["SLURM_LOCALID"])
     counts = next((name for name in _TASKS_PER_NODE if environment.get(name)), None)
     node = environment.get("SLURM_NODEID", "")
     if counts is not None:
         uniform = environment[counts].isdecimal() and counts == _TASKS_PER_NODE[-1]
         tasks = tasks_on_node(environment[counts], int(node) if node.isdecimal() else 0)
         if tasks is not None and (uniform or node.isdecimal()):
-            found.add(LOCAL_WORLD_SIZE, counts, str(tasks))
-    return found
+            gathered.add(LOCAL_WORLD_SIZE, counts, str(tasks))
+    return gathered
 
 
 def _is_task(environment: Mapping[str, str], size: str | None) -> bool:
-    """Return whether srun has started this process as one of its tasks.
+    """True if srun has started this process as a task.
 
     The script of sbatch and the shell of salloc have the variables of the whole allocation, with
     process 0 of as many tasks as it has room for.
@@ -321,20 +320,20 @@ def _is_task(environment: Mapping[str, str], size: str | None) -> bool:
 
 
 def _pod(environment: Mapping[str, str]) -> _Gathered | None:
-    """Return what an indexed job of Kubernetes says; None where pods do not work together.
+    """Return the variables of an indexed job of Kubernetes; None if its pods work alone.
 
-    The pods of such a job are often whole runs of their own: one rank of many is a pod that knows
-    how many there are, or where they meet.
+    The pods of such a job are often whole runs. A pod with the number of pods, or with the host of
+    the first, is a rank.
     """
     if not environment.get(JOB_INDEX) or not (
         environment.get(WORLD_SIZE) or environment.get(MASTER_ADDR)
     ):
         return None
-    found = _Gathered(KUBERNETES)
-    found.add(RANK, JOB_INDEX, environment[JOB_INDEX])
-    found.add(LOCAL_RANK, JOB_INDEX, "0")
-    found.add(LOCAL_WORLD_SIZE, JOB_INDEX, "1")
-    return found
+    gathered = _Gathered(KUBERNETES)
+    gathered.add(RANK, JOB_INDEX, environment[JOB_INDEX])
+    gathered.add(LOCAL_RANK, JOB_INDEX, "0")
+    gathered.add(LOCAL_WORLD_SIZE, JOB_INDEX, "1")
+    return gathered
 
 
 def _merge(inner: _Gathered, outer: _Gathered) -> list[Problem]:
@@ -347,7 +346,7 @@ def _merge(inner: _Gathered, outer: _Gathered) -> list[Problem]:
         and inner.values[name].strip() != outer.values[name].strip()
     ]
     if differ and inner.complete:
-        return []  # The inner one was started by the outer one, with ranks of its own.
+        return []  # The outer launcher has started the inner one, which has other ranks.
     for name, value in outer.values.items():
         inner.add(name, outer.names[name], value)
     return [
@@ -358,31 +357,31 @@ def _merge(inner: _Gathered, outer: _Gathered) -> list[Problem]:
     ]
 
 
-def _contradiction(name: str, one: tuple[str, str], other: tuple[str, str]) -> Problem:
-    what = {RANK: "the rank of this process", WORLD_SIZE: "the number of ranks"}[name]
+def _contradiction(name: str, inner: tuple[str, str], outer: tuple[str, str]) -> Problem:
+    number = {RANK: "the rank of this process", WORLD_SIZE: "the number of ranks"}[name]
     return LAUNCHERS_AGREE.problem(
-        f"{what} is {one[1]} by {one[0]} and {other[1]} by {other[0]}",
+        f"{number} is {inner[1]} by {inner[0]} and {outer[1]} by {outer[0]}",
         key=name,
-        set_by=f"{one[0]}={one[1]}, {other[0]}={other[1]}",
-        suggestions=(f"unset {one[0]}", f"unset {other[0]}"),
+        set_by=f"{inner[0]}={inner[1]}, {outer[0]}={outer[1]}",
+        suggestions=(f"unset {inner[0]}", f"unset {outer[0]}"),
     )
 
 
-def _add_host(found: _Gathered, environment: Mapping[str, str]) -> list[Problem]:
-    """Add the host where ranks meet, that of rank 0; return the problem of a list without one."""
-    if MASTER_ADDR in found.values:
+def _add_host(gathered: _Gathered, environment: Mapping[str, str]) -> list[Problem]:
+    """Add the host of rank 0; return the problem of a list of nodes without a host."""
+    if MASTER_ADDR in gathered.values:
         return []
-    size = found.values.get(WORLD_SIZE)
-    if size is not None and found.values.get(LOCAL_WORLD_SIZE) == size:
-        found.add(MASTER_ADDR, found.names[LOCAL_WORLD_SIZE], LOOPBACK)
+    size = gathered.values.get(WORLD_SIZE)
+    if size is not None and gathered.values.get(LOCAL_WORLD_SIZE) == size:
+        gathered.add(MASTER_ADDR, gathered.names[LOCAL_WORLD_SIZE], LOOPBACK)
         return []
     nodes = next((name for name in _NODE_LISTS if environment.get(name)), None)
     if nodes is None:
         if environment.get(_LAUNCH_NODE):
-            found.add(MASTER_ADDR, _LAUNCH_NODE, environment[_LAUNCH_NODE])
+            gathered.add(MASTER_ADDR, _LAUNCH_NODE, environment[_LAUNCH_NODE])
         return []
     host = first_host(environment[nodes])
-    found.add(MASTER_ADDR, nodes, host or LOOPBACK)
+    gathered.add(MASTER_ADDR, nodes, host or LOOPBACK)
     if host:
         return []
     wrong = f"{nodes} = {environment[nodes]!r} is no list of hosts"
@@ -390,10 +389,10 @@ def _add_host(found: _Gathered, environment: Mapping[str, str]) -> list[Problem]
     return [RANK_ENVIRONMENT.problem(wrong, key=nodes, suggestions=(instead,))]
 
 
-def _add_port(found: _Gathered, environment: Mapping[str, str]) -> None:
-    """Add a port that is the same for all ranks of a launch, and seldom that of another one."""
-    names = _SLURM_IDS if found.launcher == SLURM else _MPI_IDS
+def _add_port(gathered: _Gathered, environment: Mapping[str, str]) -> None:
+    """Add a port: the same for all ranks of a launch, seldom the same for another launch."""
+    names = _SLURM_IDS if gathered.launcher == SLURM else _MPI_IDS
     ids = [name for name in names if environment.get(name)]
     text = ".".join(environment[name] for name in ids)
     port = _FIRST_PORT + zlib.crc32(text.encode()) % _NUM_PORTS if ids else DEFAULT_PORT
-    found.add(MASTER_PORT, ids[0] if ids else MASTER_PORT, str(port))
+    gathered.add(MASTER_PORT, ids[0] if ids else MASTER_PORT, str(port))

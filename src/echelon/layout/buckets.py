@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from itertools import groupby
 from typing import Literal
@@ -17,7 +17,7 @@ from typing import Literal
 from echelon.core.axis import LOSS_AXES, SHARD_AXES
 from echelon.core.choices.optimizers import PLAIN_OPTIMIZER
 from echelon.core.parameters import EMBEDDING, ROUTER, ParameterSpec
-from echelon.core.plan import DTYPE_BYTES, Layout, Optimizer, OptimizerKind, Plan, ZeroStage
+from echelon.core.plan import DTYPE_BYTES, Optimizer, OptimizerKind, Plan, ZeroStage
 from echelon.layout.fp8_groups import fp8_group_of
 from echelon.layout.stage import (
     RankPart,
@@ -367,21 +367,6 @@ def rounded_to_int8(plan: Plan, spec: ParameterSpec) -> bool:
     """
     plain = spec.name.endswith(ROUTER) or spec.name == "positions.weight"
     return plan.mathematics.precision.int8_block > 0 and len(spec.shape) > 1 and not plain
-
-
-def with_rounding(plan: Plan, layout: Layout) -> Layout:
-    """Return another layout of `plan` that gathers matrices in int8 where those of `plan` are.
-
-    Only stage 3 gathers them; a layout of another stage would compute with unrounded matrices.
-    """
-    if not plan.mathematics.precision.int8_block:
-        return layout
-    stage = 0 if plan.model.experts is None else 3
-    return replace(
-        layout,
-        zero=replace(layout.zero, stage=3, gather="int8"),
-        experts=replace(layout.experts, zero_stage=stage),
-    )
 
 
 def _gathered_in_codes(plan: Plan, spec: ParameterSpec) -> bool:

@@ -6,7 +6,7 @@ microbatches cross the pipeline both ways (DualPipe), a stage and its mirror.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import groupby
 from typing import TypeAlias
@@ -23,7 +23,7 @@ from echelon.core.parameters import (
     is_adapter,
     parameters,
 )
-from echelon.core.plan import Optimizer, OptimizerKind, Plan
+from echelon.core.plan import Layout, Optimizer, OptimizerKind, Plan
 from echelon.schedule.from_plan import num_microbatches_on_stage, stage_placement_from_plan
 
 QK_NORMS = (".q_norm.weight", ".k_norm.weight")
@@ -240,3 +240,18 @@ def decays(optimizer: Optimizer, spec: ParameterSpec) -> bool:
         return True
     matrix = len(spec.shape) > 1
     return matrix and (optimizer.decay == "matrices" or spec.layer is not None)
+
+
+def with_rounding(plan: Plan, layout: Layout) -> Layout:
+    """Return another layout of `plan` that gathers matrices in int8 if `plan` does.
+
+    Only stage 3 gathers them; a layout of another stage would compute with unrounded matrices.
+    """
+    if not plan.mathematics.precision.int8_block:
+        return layout
+    stage = 0 if plan.model.experts is None else 3
+    return replace(
+        layout,
+        zero=replace(layout.zero, stage=3, gather="int8"),
+        experts=replace(layout.experts, zero_stage=stage),
+    )

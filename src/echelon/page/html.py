@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 from echelon.config.files.new_file import write_new
-from echelon.core.plurals import in_singular
+from echelon.core.messages.plurals import in_singular
 from echelon.page.document import PageDocument
 from echelon.page.explorer.document import ExplorerDocument
 

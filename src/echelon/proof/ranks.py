@@ -113,11 +113,7 @@ def find_factory(subject: str) -> Factory:
         factory = getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError, ValueError) as error:
         raise ConfigError(
-            PROVE_SUBJECT.problem(
-                f"subject {subject!r} cannot be imported: {error}",
-                key="--subject",
-                suggestions=("without --subject", "--subject MODULE:FUNCTION, on PYTHONPATH"),
-            )
+            PROVE_SUBJECT.problem(f"subject {subject!r} cannot be imported: {error}")
         ) from error
     if not callable(factory):
         raise ConfigError(PROVE_SUBJECT.problem(f"subject {subject!r} is not a function"))

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from echelon.core.errors import ConfigError
-from echelon.core.messages import PROGRESS
+from echelon.core.messages.notes import PROGRESS
 from echelon.core.plan import Plan
 from echelon.core.rulebook.servers import ASYNCHRONOUS_ORDER_IS_NOT_KNOWN
 from echelon.core.version import __version__

@@ -19,7 +19,7 @@ from typing import Self
 import torch
 
 from echelon.core.errors import InfeasiblePlan
-from echelon.core.messages import PROGRESS
+from echelon.core.messages.notes import PROGRESS
 from echelon.core.plan import Plan
 from echelon.core.rulebook import rehearse as rules
 from echelon.core.rulebook.servers import ASYNCHRONOUS_ORDER_IS_NOT_KNOWN

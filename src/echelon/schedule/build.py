@@ -104,8 +104,9 @@ def builder_of(name: str, *, num_stages: int, num_ranks: int, num_microbatches: 
 def _unknown(name: str) -> Problem:
     close = did_you_mean(name, SCHEDULES)
     hint = f"; did you mean {close[0]!r}?" if close else ""
+    ordered = dict.fromkeys((*close, *SCHEDULES))
     return SCHEDULE_KNOWN.problem(
-        f"{name!r} is not a schedule{hint}", key="pipeline.schedule", suggestions=SCHEDULES
+        f"{name!r} is not a schedule{hint}", key="pipeline.schedule", suggestions=ordered
     )
 
 

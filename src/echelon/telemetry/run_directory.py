@@ -220,7 +220,7 @@ def _claim(runs_dir: Path, name: str, name_was_given: bool) -> Path:
 
 
 def _made_just_now(path: Path) -> str:
-    """Return what else makes one folder twice, where the folder is young; empty otherwise."""
+    """Return another cause of a name that is taken, for a young run; empty otherwise."""
     try:
         # The folder itself is younger after each checkpoint.
         age_s = time.time() - (path / "run.toml").stat().st_mtime

@@ -21,7 +21,7 @@ from echelon.core.mesh import Mesh
 from echelon.core.plan import Layout, Pipeline, Plan
 from echelon.launch.context import RankContext, RankProgress
 from echelon.launch.process_group import device_of
-from echelon.layout.buckets import with_rounding
+from echelon.layout.stage import with_rounding
 from echelon.training.checkpoint.folder import CHECKPOINTS, StoredCheckpoint, list_checkpoints
 from echelon.training.checkpoint.identity import RunIdentity
 from echelon.training.checkpoint.index import PARAMETERS

@@ -196,7 +196,7 @@ def test_a_signal_prints_the_best_so_far() -> None:
     )
     assert done.returncode == 130
     assert "first     64 ranks" in done.stdout
-    line, told = done.stderr.splitlines()
+    *_, line, told = done.stderr.splitlines()  # behind the progress of a slow search
     assert line == "interrupted"
     assert told.endswith("met before the interrupt; there may be better ones")
 

@@ -83,7 +83,7 @@ def test_a_search_keeps_its_limit_and_says_how_good_it_is(
 
 def test_virtual_stages_are_stages_per_rank(capsys: pytest.CaptureFixture[str]) -> None:
     command = ["schedule", "show", "interleaved-1f1b", "-p", "2", "-m", "4", "--json"]
-    assert main([*command, "-v", "3"]) == 0
+    assert main([*command, "--virtual-stages", "3"]) == 0
     assert json.loads(capsys.readouterr().out)["stage_ranks"] == [0, 1, 0, 1, 0, 1]
 
 
@@ -104,7 +104,11 @@ def test_a_file_that_exists_is_left_as_it_is(
         (["1f1b"], "bad-argument", "echelon schedule show 1f1b -p 4 -m 8"),
         (["1f1b", "-p", "2"], "bad-argument", "-p 2 -m 8"),
         (["1f1b", "-p", "4", "-m", "2"], "schedule-needs-microbatches", "-m 4"),
-        (["1f1b", "-p", "2", "-m", "2", "-v", "2"], "schedule-stages-per-rank", "-v 1"),
+        (
+            ["1f1b", "-p", "2", "-m", "2", "--virtual-stages", "2"],
+            "schedule-stages-per-rank",
+            "--virtual-stages 1",
+        ),
         (["1f1b", "-p", "0", "-m", "2"], "schedule-stages-per-rank", "-p 1"),
         (["1f1b", "-p", "2", "-m", "2", "--slots", "1,1"], "bad-argument", "1,1,1,0"),
         (["1f1b", "-p", "2", "-m", "2", "--slots", "1,1,nan,0"], "bad-argument", "1,1,1,0"),

@@ -24,7 +24,7 @@ def retyped(typed: str, works: str) -> list[str]:
         return works.split()[1:]
     words = typed.split()
     for flag, value in zip(works.split()[::2], works.split()[1::2], strict=True):
-        short = {"--pp": "-p", "--microbatches": "-m", "--virtual-stages": "-v"}.get(flag, flag)
+        short = {"--pp": "-p", "--microbatches": "-m"}.get(flag, flag)
         if short in words:
             words[words.index(short) + 1] = value
         else:
@@ -41,8 +41,8 @@ def retyped(typed: str, works: str) -> list[str]:
         ("1f1b -p -4 -m 8", "schedule-stages-per-rank"),
         ("1f1b -p 0 -m 0", "schedule-stages-per-rank"),
         ("interleaved-1f1b -p 4 -m 3", "schedule-needs-microbatches"),
-        ("interleaved-1f1b -p 4 -m 8 -v 1", "schedule-stages-per-rank"),
-        ("zb-v -p 4 -m 8 -v 3", "schedule-stages-per-rank"),
+        ("interleaved-1f1b -p 4 -m 8 --virtual-stages 1", "schedule-stages-per-rank"),
+        ("zb-v -p 4 -m 8 --virtual-stages 3", "schedule-stages-per-rank"),
         ("dualpipe -p 3 -m 8", "schedule-even-ranks"),
         ("dualpipe -p 4 -m 9", "schedule-even-microbatches"),
         ("1f1b -p 100000 -m 100000", "prediction-in-range"),
@@ -50,7 +50,7 @@ def retyped(typed: str, works: str) -> list[str]:
         ("dualpipe -p 900 -m 7000", "prediction-in-range"),
         ("auto -p 100000 -m 100000 --slots 1,1,1,0", "prediction-in-range"),
         ("auto -p 2 -m -3", "prediction-in-range"),
-        ("auto -p 2 -m 4 -v 2 --most-in-flight 1", "schedule-search-has-memory"),
+        ("auto -p 2 -m 4 --virtual-stages 2 --most-in-flight 1", "schedule-search-has-memory"),
         ("gpipe -p 2 -m 4 --most-in-flight 3,4", "schedule-within-memory"),
         ("1f1b -p 2 -m 2 --slots 1e-310,0,0", "bad-argument"),
         ("1f1b -p 2 -m 2 --slots 1,1,inf", "bad-argument"),

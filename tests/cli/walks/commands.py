@@ -1,8 +1,8 @@
 """Commands of Echelon, run in turn as a user runs them, without the seconds that imports take.
 
 Each command is a fork of a process that has imported what commands import: it calls the entry
-point with the words that a user would type, in a folder and with outputs of its own. Its ranks come
-from a fork server, as in any run, which is forked from a template (`tests/fork_template.py`).
+point with the words that a user would type, in a given folder. Its ranks come from a fork server,
+as in any run, which is forked from a template (`tests/fork_template.py`).
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _LAST_LINES = 25
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandEnd:
-    """Say how a command ended."""
+    """The end of a command: its exit code and outputs."""
 
     words: tuple[str, ...]
     """The words after `echelon`."""
@@ -63,7 +63,7 @@ class CommandEnd:
 
     @property
     def command(self) -> str:
-        """Return what a user types to run it again."""
+        """Return the line that a user types to repeat it."""
         return shlex.join(("echelon", *self.words))
 
     @property
@@ -75,17 +75,17 @@ class CommandEnd:
     def rules(self) -> tuple[str, ...]:
         """Return the rules that refused a command with --json; none where it was not refused."""
         try:
-            told: Any = json.loads(self.output)
+            answer: Any = json.loads(self.output)
         except ValueError:
             return ()
-        return tuple(dict.fromkeys(problem["rule"] for problem in told.get("problems", ())))
+        return tuple(dict.fromkeys(problem["rule"] for problem in answer.get("problems", ())))
 
 
 class Commands:
     """Run commands, one after the other."""
 
     def __init__(self, folder: Path) -> None:
-        """Let commands stand in `folder`."""
+        """Run commands in `folder`."""
         self._folder = folder
 
     def run(self, *words: str, timeout_s: float = TIMEOUT_S) -> CommandEnd:
@@ -116,7 +116,7 @@ class Commands:
             os.chdir(self._folder)
             os.dup2(output, 1)
             os.dup2(errors, 2)
-            # Whatever captures the output of this process has no part in that of the command.
+            # pytest may have replaced the outputs of this process.
             sys.stdout = os.fdopen(1, "w", encoding="utf-8", closefd=False)
             sys.stderr = os.fdopen(2, "w", encoding="utf-8", closefd=False)
             signal.signal(signal.SIGINT, signal.default_int_handler)

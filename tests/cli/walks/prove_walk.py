@@ -33,7 +33,7 @@ from tests.cli.walks.commands import CommandEnd, Commands, commands_in
 Line = dict[str, Any]
 
 MIXTURES = 3
-"""Of so many draws one is a mixture with a capacity factor."""
+"""Number of draws of which one is a mixture with a capacity factor."""
 _EXIT_REFUSED = 2
 
 
@@ -51,7 +51,7 @@ def with_settings(settings: Settings) -> list[str]:
 
 
 def is_refused(planned: CommandEnd) -> bool:
-    """Return whether `echelon plan --json` refused settings by rules."""
+    """True if `echelon plan --json` refused settings by rules."""
     return planned.code == _EXIT_REFUSED and bool(planned.rules)
 
 
@@ -62,21 +62,21 @@ def prove_random(
     settings = draw(seed, number, offload_dir)
     words = [PRESET, *with_settings(settings)]
     proof = ["prove", *words, *(["--late"] if late else [])]
-    found: Line = {"seed": seed, "number": number, "late": late}
-    found |= {"mixture": "experts.capacity_factor" in settings, "problem": ""}
+    result: Line = {"seed": seed, "number": number, "late": late}
+    result |= {"mixture": "experts.capacity_factor" in settings, "problem": ""}
     planned = commands.run("plan", *words, "--json")
-    found |= {"command": planned.command.replace(" plan ", " prove ", 1)}
+    result |= {"command": planned.command.replace(" plan ", " prove ", 1)}
     if is_refused(planned):
-        return found | {"outcome": "refused", "rules": planned.rules, "seconds": 0.0}
+        return result | {"outcome": "refused", "rules": planned.rules, "seconds": 0.0}
     if planned.code not in (0, 1):
         problem = f"echelon plan ends with {planned.code}\n{planned.last_lines}"
-        return found | {"outcome": "failed", "rules": (), "seconds": 0.0, "problem": problem}
+        return result | {"outcome": "failed", "rules": (), "seconds": 0.0, "problem": problem}
     proven = commands.run(*proof)
-    found |= {"command": proven.command, "rules": (), "seconds": proven.seconds}
+    result |= {"command": proven.command, "rules": (), "seconds": proven.seconds}
     if proven.code == 0:
-        return found | {"outcome": "proven"}
+        return result | {"outcome": "proven"}
     problem = f"echelon prove ends with {proven.code}\n{proven.last_lines}"
-    return found | {"outcome": "failed", "problem": problem}
+    return result | {"outcome": "failed", "problem": problem}
 
 
 def walk_proofs(
@@ -84,11 +84,13 @@ def walk_proofs(
 ) -> Iterator[Line]:
     """Yield how each draw from `first` on went, until `count` were plans.
 
-    What `results` has of this very code is not run again.
+    Draws that `results` holds for this very code are skipped.
     """
     code = source_hash()[:16]
     known = {
-        (one["seed"], one["number"]): one for one in lines_of(results, code) if one["late"] == late
+        (line["seed"], line["number"]): line
+        for line in lines_of(results, code)
+        if line["late"] == late
     }
     with (
         tempfile.TemporaryDirectory(prefix="echelon-walk-") as folder,
@@ -102,29 +104,29 @@ def walk_proofs(
                 append_line(results, line)
             return line
 
-        yield from until_so_many_ran(lambda one: walk(first + one), count, was_planned)
+        yield from until_so_many_ran(lambda number: walk(first + number), count, was_planned)
 
 
 def was_planned(line: Line) -> bool:
-    """Return whether `echelon plan` took a draw."""
+    """True if `echelon plan` took a draw."""
     return line["outcome"] != "refused"
 
 
 def summary(lines: Sequence[Line]) -> str:
     """Return the figures of a walk."""
-    planned = [one for one in lines if was_planned(one)]
-    proven = [one for one in planned if one["outcome"] == "proven"]
-    seconds = [float(one["seconds"]) for one in proven]
+    planned = [line for line in lines if was_planned(line)]
+    proven = [line for line in planned if line["outcome"] == "proven"]
+    seconds = [float(line["seconds"]) for line in proven]
     slowest = quantiles(seconds, n=10)[-1] if len(seconds) > 1 else sum(seconds)
-    refusals = Counter(rule for one in lines if not was_planned(one) for rule in one["rules"])
-    told = [
-        f"{len(planned)} plans, {sum(one['mixture'] for one in planned)} of them mixtures with a "
+    refusals = Counter(rule for line in lines if not was_planned(line) for rule in line["rules"])
+    text = [
+        f"{len(planned)} plans, {sum(line['mixture'] for line in planned)} of them mixtures with a "
         f"capacity factor: {len(proven)} proven, {len(planned) - len(proven)} failed; "
         f"`echelon plan` refused {len(lines) - len(planned)} more",
         f"seconds of a proof: median {median(seconds or [0.0]):.1f}, "
         f"nine of ten within {slowest:.1f}",
     ]
-    return "\n".join([*told, *(f"{count:6}  {rule}" for rule, count in refusals.most_common())])
+    return "\n".join([*text, *(f"{count:6}  {rule}" for rule, count in refusals.most_common())])
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -133,7 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--plans", type=int, default=20, help="how many plans to prove (20)")
     parser.add_argument("--seed", type=int, default=1, help="of the draws (1)")
     parser.add_argument("--first", type=int, default=0, help="number of the first draw (0)")
-    parser.add_argument("--results", type=Path, help="JSON lines; what is there is not run again")
+    parser.add_argument("--results", type=Path, help="JSON lines; draws in it are skipped")
     parser.add_argument(
         "--late", action="store_true", help="also complete operations as late as they may"
     )
@@ -142,15 +144,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     walked = walk_proofs(
         options.seed, options.plans, options.results, first=options.first, late=options.late
     )
-    for one in walked:
-        lines.append(one)
-        told = f"{one['seconds']:.1f} s" if was_planned(one) else ", ".join(one["rules"])
-        print(f"{one['number']:4} {one['outcome']:8} {told}")
-        if one["problem"]:
-            print(f"{one['command']}\n{one['problem']}")
+    for line in walked:
+        lines.append(line)
+        text = f"{line['seconds']:.1f} s" if was_planned(line) else ", ".join(line["rules"])
+        print(f"{line['number']:4} {line['outcome']:8} {text}")
+        if line["problem"]:
+            print(f"{line['command']}\n{line['problem']}")
         sys.stdout.flush()
     print(f"\n{summary(lines)}")
-    return int(sum(one["outcome"] == "proven" for one in lines) < options.plans)
+    return int(sum(line["outcome"] == "proven" for line in lines) < options.plans)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A walk of proofs: a draw is refused by `plan`, proven, or a failure, whoever refuses it later."""
+"""A walk of proofs: a draw is refused by `plan`, proven, or a failure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ REFUSED = json.dumps({"problems": [{"rule": "tp-divides-heads"}]})
 
 
 class Told:
-    """Stand for commands: each ends as it is told to."""
+    """Commands with given exit codes, without processes."""
 
     def __init__(self, end: Callable[[str], tuple[int, str]]) -> None:
         self._end = end
@@ -62,7 +62,7 @@ def test_a_refusal_by_a_later_command_is_a_failure(
 def test_a_third_of_the_draws_are_mixtures_with_a_capacity() -> None:
     assert draw(1, 7, "/a") == draw(1, 7, "/a") != draw(1, 8, "/a")
     drawn = [draw(3, number, "/a") for number in range(0, 10 * MIXTURES, MIXTURES)]
-    assert all("experts.capacity_factor" in one for one in drawn)
+    assert all("experts.capacity_factor" in settings for settings in drawn)
 
 
 @contextmanager
@@ -72,9 +72,9 @@ def refusing(folder: Path) -> Any:
 
 
 def test_late_completion_is_asked_for_and_told() -> None:
-    told = Told(lambda name: (0, "{}"))
-    line = prove_random(5, 0, cast(Commands, told), "/nowhere", late=True)
-    assert told.words[-1][-1] == "--late"
+    commands = Told(lambda name: (0, "{}"))
+    line = prove_random(5, 0, cast(Commands, commands), "/nowhere", late=True)
+    assert commands.words[-1][-1] == "--late"
     assert line["late"]
     assert line["command"].endswith(" --late")
 
@@ -88,10 +88,10 @@ def test_a_walk_goes_on_where_it_stopped(
     line = {**walked(plan=(0, "{}"), prove=(1, "NOT PROVEN")), "number": 1, "code": code}
     results.write_text(json.dumps(line) + "\n")
     assert main(["--plans", "1", "--seed", "5", "--results", str(results)]) == 1
-    told = capsys.readouterr().out
-    assert "0 refused  tp-divides-heads" in told
-    assert "1 failed   1.0 s" in told
-    assert "1 plans, 1 of them mixtures with a capacity factor: 0 proven, 1 failed" in told
+    text = capsys.readouterr().out
+    assert "0 refused  tp-divides-heads" in text
+    assert "1 failed   1.0 s" in text
+    assert "1 plans, 1 of them mixtures with a capacity factor: 0 proven, 1 failed" in text
     assert len(results.read_text().splitlines()) == 2
 
 

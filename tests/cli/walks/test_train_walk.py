@@ -36,7 +36,7 @@ SERVED: Settings = {
 
 
 class Told:
-    """Stand for commands: those that are named end otherwise than with 0."""
+    """Commands that end with 0, except for the named ones; without processes."""
 
     def __init__(self, **ends: tuple[int, str]) -> None:
         self._ends = ends
@@ -55,9 +55,9 @@ def walked(
 ) -> tuple[dict[str, Any], list[tuple[str, ...]]]:
     """Return the line of a draw of these settings, and the words of its commands."""
     patch.setattr(train_walk, "draw", lambda seed, number, offload: settings)
-    told = Told(**ends)
-    line = train_random(5, 0, cast(Commands, told), folder / "text", folder / "run")
-    return line, told.words
+    commands = Told(**ends)
+    line = train_random(5, 0, cast(Commands, commands), folder / "text", folder / "run")
+    return line, commands.words
 
 
 def test_what_works_and_what_failed_is_told(
@@ -66,7 +66,7 @@ def test_what_works_and_what_failed_is_told(
     works, words = walked(monkeypatch, tmp_path, SMALL)
     assert (works["outcome"], works["export"]) == ("works", "hf")
     names = ["plan", "train", "generate", "generate", "export", "train"]
-    assert [one[0] for one in words] == names
+    assert [command[0] for command in words] == names
     assert "mesh.tp=2" in words[3]
     failed, _ = walked(monkeypatch, tmp_path / "a", SMALL, resume=(2, "error[tp-divides-heads]"))
     assert failed["outcome"] == "failed"
@@ -75,9 +75,9 @@ def test_what_works_and_what_failed_is_told(
     assert (refused["outcome"], refused["rules"]) == ("refused", ("tp-divides-heads",))
     large, words = walked(monkeypatch, tmp_path / "c", {"cluster.preset": "8xh200"})
     assert (large["outcome"], words) == ("refused", [])
-    told = summary([works, failed, refused, large]).splitlines()
-    assert "2 runs, 0 of them mixtures" in told[0]
-    assert "all commands of 1 work, 1 failed; 2 draws" in told[0]
+    figures = summary([works, failed, refused, large]).splitlines()
+    assert "2 runs, 0 of them mixtures" in figures[0]
+    assert "all commands of 1 work, 1 failed; 2 draws" in figures[0]
 
 
 def test_a_model_without_an_architecture_is_exported_for_another_reader(
@@ -102,9 +102,9 @@ def test_a_run_goes_on_with_the_same_mathematics(settings: Settings) -> None:
         assert other is not None
         assert other["servers.count"] == 2
     assert other is not None
-    again = load_job(PRESET, flags_of(other)).plan
-    assert again.same_mathematics(plan)
-    assert again.layout != plan.layout
+    resumed = load_job(PRESET, flags_of(other)).plan
+    assert resumed.same_mathematics(plan)
+    assert resumed.layout != plan.layout
 
 
 @pytest.mark.slow

@@ -35,7 +35,7 @@ from tests.cli.walks.commands import CommandEnd, Commands, commands_in
 from tests.cli.walks.prove_walk import Line, draw, is_refused, was_planned, with_settings
 
 NUM_STEPS = 2
-"""Steps of a run, and of what goes on from it."""
+"""Steps of a run, and of the run that resumes it."""
 TEXT_BYTES = 150_000
 """Bytes of the text that runs read."""
 _OF_LAYOUT = ("mesh.", "zero.", "pipeline.", "context.", "recompute.", "collectives.", "threads.")
@@ -70,7 +70,7 @@ def of_steps(drawn: Settings, times: int) -> Settings:
 
 
 def is_small(drawn: Settings) -> bool:
-    """Return whether a draw is of a model and of ranks that train here."""
+    """True if a draw has a model and ranks that train here."""
     return "model.layers" in drawn and "cluster.preset" not in drawn
 
 
@@ -93,13 +93,13 @@ def other_layout(random: Random, settings: Settings, offload_dir: str) -> Settin
             layout["batch.microbatch_sequences"] = drawn["batch.microbatch_sequences"]
         if "model.experts.num_experts" not in settings:
             layout = {key: value for key, value in layout.items() if not key.startswith(_EXPERTS)}
-        found = layout | kept
+        chosen = layout | kept
         try:
-            job = load_job(PRESET, flags_of(found))
+            job = load_job(PRESET, flags_of(chosen))
         except ConfigError:
             continue
-        if job.plan.mesh.world_size <= _WORLD and set(flags_of(found)) != same:
-            return found
+        if job.plan.mesh.world_size <= _WORLD and set(flags_of(chosen)) != same:
+            return chosen
     return None
 
 
@@ -139,10 +139,10 @@ def train_random(seed: int, number: int, commands: Commands, text: Path, folder:
     offload = str(folder / "offload")
     Path(offload).mkdir(parents=True)
     drawn = draw(seed, number, offload)
-    found: Line = {"seed": seed, "number": number, "outcome": "refused", "rules": (), "export": ""}
-    found |= {"problems": [], "seconds": {}, "mixture": "experts.capacity_factor" in drawn}
+    result: Line = {"seed": seed, "number": number, "outcome": "refused", "rules": (), "export": ""}
+    result |= {"problems": [], "seconds": {}, "mixture": "experts.capacity_factor" in drawn}
     if not is_small(drawn):
-        return found | {"rules": ("large",), "command": ""}
+        return result | {"rules": ("large",), "command": ""}
     place: Settings = {
         "data.source": str(text),
         "train.runs_dir": str(folder),
@@ -151,17 +151,17 @@ def train_random(seed: int, number: int, commands: Commands, text: Path, folder:
     settings = shortened(drawn) | place
     words = [PRESET, *with_settings(settings)]
     planned = commands.run("plan", *words, "--json")
-    found["command"] = planned.command.replace(" plan ", " train ", 1)
+    result["command"] = planned.command.replace(" plan ", " train ", 1)
     if is_refused(planned):
-        return found | {"rules": planned.rules}
+        return result | {"rules": planned.rules}
     walk = _Walk(commands)
     if walk.runs("train", "train", *words):
         run = str(folder / "first")
         _write_texts(walk, settings, run)
-        found["export"] = _export(walk, commands, run, folder)
-        found["onwards"] = _go_on(walk, random, drawn, settings, folder)
+        result["export"] = _export(walk, commands, run, folder)
+        result["onwards"] = _go_on(walk, random, drawn, settings, folder)
     outcome = "failed" if walk.problems else "works"
-    return found | {"outcome": outcome, "problems": walk.problems, "seconds": walk.seconds}
+    return result | {"outcome": outcome, "problems": walk.problems, "seconds": walk.seconds}
 
 
 def _write_texts(walk: _Walk, settings: Settings, run: str) -> None:
@@ -205,10 +205,10 @@ def _go_on(
 def walk_runs(seed: int, count: int, results: Path | None, *, first: int = 0) -> Iterator[Line]:
     """Yield how each draw from `first` on went, until `count` were plans.
 
-    What `results` has of this very code is not run again.
+    Draws that `results` holds for this very code are skipped.
     """
     code = source_hash()[:16]
-    known = {(one["seed"], one["number"]): one for one in lines_of(results, code)}
+    known = {(line["seed"], line["number"]): line for line in lines_of(results, code)}
     with (
         tempfile.TemporaryDirectory(prefix="echelon-walk-") as name,
         commands_in(Path(name)) as commands,
@@ -224,13 +224,13 @@ def walk_runs(seed: int, count: int, results: Path | None, *, first: int = 0) ->
                 shutil.rmtree(folder)
             return line
 
-        yield from until_so_many_ran(lambda one: walk(first + one), count, was_planned)
+        yield from until_so_many_ran(lambda number: walk(first + number), count, was_planned)
 
 
 def small_text(folder: Path) -> Path:
     """Write a text of several documents, and return its file."""
     modules = sorted(Path(argparse.__file__).parent.glob("*.py"))
-    text = "".join(one.read_text(encoding="utf-8", errors="ignore") for one in modules[:20])
+    text = "".join(module.read_text(encoding="utf-8", errors="ignore") for module in modules[:20])
     file = folder / "text.txt"
     file.write_text(text[:TEXT_BYTES], encoding="utf-8")
     return file
@@ -238,13 +238,13 @@ def small_text(folder: Path) -> Path:
 
 def summary(lines: Sequence[Line]) -> str:
     """Return the figures of a walk."""
-    runs = [one for one in lines if was_planned(one)]
-    works = sum(one["outcome"] == "works" for one in runs)
-    exports = Counter(one["export"] for one in runs)
-    refusals = Counter(rule for one in lines if not was_planned(one) for rule in one["rules"])
+    runs = [line for line in lines if was_planned(line)]
+    works = sum(line["outcome"] == "works" for line in runs)
+    exports = Counter(line["export"] for line in runs)
+    refusals = Counter(rule for line in lines if not was_planned(line) for rule in line["rules"])
     return "\n".join(
         [
-            f"{len(runs)} runs, {sum(one['mixture'] for one in runs)} of them mixtures with a "
+            f"{len(runs)} runs, {sum(line['mixture'] for line in runs)} of them mixtures with a "
             f"capacity factor: all commands of {works} work, {len(runs) - works} failed; "
             f"{len(lines) - len(runs)} draws were no plans, or too large",
             "exported: " + ", ".join(f"{name} {n}" for name, n in exports.most_common()),
@@ -259,18 +259,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--runs", type=int, default=10, help="how many runs to train (10)")
     parser.add_argument("--seed", type=int, default=1, help="of the draws (1)")
     parser.add_argument("--first", type=int, default=0, help="number of the first draw (0)")
-    parser.add_argument("--results", type=Path, help="JSON lines; what is there is not run again")
+    parser.add_argument("--results", type=Path, help="JSON lines; draws in it are skipped")
     options = parser.parse_args(arguments)
     lines: list[Line] = []
-    for one in walk_runs(options.seed, options.runs, options.results, first=options.first):
-        lines.append(one)
-        told = " ".join(f"{name} {seconds:.0f} s" for name, seconds in one["seconds"].items())
-        print(f"{one['number']:4} {one['outcome']:8} {told or ', '.join(one['rules'])}")
-        for problem in one["problems"]:
-            print(f"{one['command']}\n{problem}")
+    for line in walk_runs(options.seed, options.runs, options.results, first=options.first):
+        lines.append(line)
+        outcome = " ".join(f"{name} {seconds:.0f} s" for name, seconds in line["seconds"].items())
+        print(f"{line['number']:4} {line['outcome']:8} {outcome or ', '.join(line['rules'])}")
+        for problem in line["problems"]:
+            print(f"{line['command']}\n{problem}")
         sys.stdout.flush()
     print(f"\n{summary(lines)}")
-    return int(sum(one["outcome"] == "works" for one in lines) < options.runs)
+    return int(sum(line["outcome"] == "works" for line in lines) < options.runs)
 
 
 if __name__ == "__main__":

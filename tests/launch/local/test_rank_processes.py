@@ -15,7 +15,7 @@ import pytest
 
 from echelon.core.cluster import Backend
 from echelon.core.errors import EnvironmentProblem, RunFailed
-from echelon.launch.environment import GPU_DEFAULTS
+from echelon.launch.gpu_variables import GPU_DEFAULTS
 from echelon.launch.local import rank_processes
 from echelon.launch.local.channel import Channel, channel_pair
 from echelon.launch.local.messages import ForkServerReady, ProcessExited, RankSlot, RankStarted

@@ -108,7 +108,7 @@ def test_a_rank_that_holds_its_interpreter_is_found(tmp_path: Path) -> None:
 def test_a_rank_that_never_joins_is_named(tmp_path: Path) -> None:
     options = LaunchOptions(limits=Limits(join_s=1.0))
     outcome = run_ranks(
-        "tests.launch.slow_import:target",
+        "tests.launch.local.slow_import:target",
         {},
         world_size=2,
         labels=LABELS,

@@ -30,7 +30,7 @@ def is_shown(page: Page, settings: Settings) -> None:
     assert shown["tokens/s of a device"] == pytest.approx(
         float(wanted.tokens_per_s_per_device), rel=1e-9
     )
-    assert shown["MFU"] == pytest.approx(float(wanted.mfu), rel=1e-9)
+    assert shown["MFU (full attention)"] == pytest.approx(float(wanted.mfu), rel=1e-9)
     assert shown["ranks"] == settings[0].ranks
     verdict = page.inner_text("#verdict")
     fits = float(wanted.bytes_held) <= settings[2]["memory_bytes"]

@@ -201,7 +201,7 @@ def test_the_loss_stays_near(rank_pool: RankPool) -> None:
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
 @pytest.mark.parametrize("pieces", [1, 2])
 def test_a_piece_need_not_be_whole_scales_long(dtype: torch.dtype, pieces: int) -> None:
-    """Of one rank the row of bytes is what it is: 3 codes behind a scale of 4 or 8 bytes."""
+    """The bytes of a single rank are 3 codes behind a scale of 4 or 8 bytes."""
     values = torch.arange(1.0, 3 * pieces + 1, dtype=dtype)
     size = pieces * (torch.finfo(dtype).bits // 8 + 3)
     whole = torch.zeros(size, dtype=torch.uint8)

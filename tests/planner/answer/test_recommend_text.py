@@ -8,8 +8,14 @@ from dataclasses import replace
 import pytest
 
 from echelon.cli.main import main
+from echelon.interop.tools import tool_of_trainer
 from echelon.planner.answer.answer import PlanAnswer
-from echelon.planner.answer.recommend_text import percent_of_fit, plan_words, recommendation_text
+from echelon.planner.answer.recommend_text import (
+    next_commands,
+    percent_of_fit,
+    plan_words,
+    recommendation_text,
+)
 from echelon.planner.recommend.recommend import Recommendation, recommend
 from echelon.planner.search.request import SearchAim, make_request
 from tests.planner.requests import small
@@ -21,7 +27,7 @@ def test_the_page_is_short_and_says_what_to_run(capsys: pytest.CaptureFixture[st
     assert main([*LLAMA, "--pin", "cp=1,2"]) == 0
     page = capsys.readouterr().out
     lines = page.splitlines()
-    assert len(lines) <= 22
+    assert len(lines) <= 23
     assert max(map(len, lines)) <= 80
     labels = [line.split()[0] for line in lines if line[:1].strip()]
     wanted = ["model", "batch", "assumed", "pinned", "run", "step", "memory", "why", "binds"]
@@ -30,6 +36,10 @@ def test_the_page_is_short_and_says_what_to_run(capsys: pytest.CaptureFixture[st
     assert "fastest" in page
     command = " ".join(page[page.index("next") :].split())
     assert "echelon plan llama3-8b --cluster 8xh100 --pin cp=1,2 --out run.toml" in command
+    assert "echelon prove run.toml, then echelon train run.toml --set data.source=PATH" in command
+    mfu = re.search(r"^step .* MFU [\d.]+ \(full\n +attention; causal [\d.]+\)$", page, re.M)
+    assert mfu is not None
+    assert "assumed   the batch (of preset llama3-8b); parameters in bf16, the rest" in page
     assert "legal plans" in page
     assert "sum (step)" not in page
 
@@ -39,6 +49,14 @@ def test_detail_adds_the_plans_and_every_term(capsys: pytest.CaptureFixture[str]
     assert main([*LLAMA, "--detail"]) == 0
     page = capsys.readouterr().out
     assert page.index("binds") < page.index("step s  tok/s") < page.index("sum (step)")
+
+
+def test_a_plan_of_another_tool_is_exported_to_it() -> None:
+    commands = next_commands("echelon plan x", tool_of_trainer("megatron-core"))
+    assert commands[-1] == "echelon export run.toml --to megatron"
+    assert next_commands("echelon plan x", None)[-1].startswith(
+        "echelon train run.toml --set data."
+    )
 
 
 def test_a_probability_is_never_certain() -> None:
@@ -88,7 +106,7 @@ def test_ordinary_pages_have_twenty_lines() -> None:
         )
         assert isinstance(found, Recommendation)
         page = recommendation_text(found, "echelon plan llama3-8b --cluster 8xh100")
-        assert page.count("\n") <= 20
+        assert page.count("\n") <= 22
 
 
 def test_every_choice_that_is_not_plain_is_said() -> None:

@@ -49,15 +49,5 @@ def test_ends_of_documents_are_at_both_ends_of_a_sample_and_in_a_row() -> None:
     assert any((True, True) in pairwise(one) for one in ends)
 
 
-def test_no_two_documents_of_a_sample_begin_alike() -> None:
-    """Else two tokens would have the same scores, and an expert may have room for one of them."""
-    texts, length = texts_for(PLAN), PLAN.mathematics.sequence_length
-    for tokens in (texts.training_tokens, texts.validation_tokens):
-        for sample in range(num_samples_of(PLAN, tokens)):
-            row = read_row(tokens, sample, length, END_OF_DOCUMENT)
-            begin = [row.tokens[start] for start in row.documents]
-            assert len({*begin}) == len(begin)
-
-
 def test_the_seed_decides_the_texts() -> None:
     assert texts_for(PLAN) == texts_for(PLAN)

@@ -387,6 +387,17 @@ export function fixed(value, digits, group) {
   return (value < 0 || Object.is(value, -0) ? "-" : "") + (group ? commas(text) : text);
 }
 
+// As `in_singular` of Python: one of something is not several.
+export function singular(pattern, verbs, names, text) {
+  return text.replace(new RegExp(pattern, "g"), (...found) => {
+    const { before = "", kind, noun, verb } = found[found.length - 1];
+    const word = before.replace(/^[( ]+|[( ]+$/g, "");
+    if (names.includes(word) || /^\d+$/.test(word)) return found[0];
+    const one = noun.slice(0, /(ch|sh|ss)es$/.test(noun) ? -2 : -1);
+    return `${before}1 ${kind}${one}` + (verb ? ` ${verbs[verb.trim()]}` : "");
+  });
+}
+
 export function str(value) {
   if (value === null) return "None";
   if (typeof value === "boolean") return value ? "True" : "False";

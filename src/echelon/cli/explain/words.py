@@ -13,8 +13,8 @@ from typing import Any
 from echelon.config.settings.schema import SETTINGS
 from echelon.config.settings.value_types import toml_text
 from echelon.core.choices.strategy_names import STRATEGY_NAMES
+from echelon.core.messages.synonyms import SYNONYMS
 from echelon.core.rulebook import all_rules
-from echelon.core.synonyms import SYNONYMS
 from echelon.handbook.glossary import glossary_tables
 from echelon.planner.view.text_layout import wrap_text
 

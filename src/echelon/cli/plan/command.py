@@ -149,7 +149,7 @@ def _show(run: str, settings: tuple[str, ...], *, json: bool, columns: int) -> b
     from echelon.config.files.times_file import unit_times_from_job
     from echelon.config.load import load_job
     from echelon.config.stage_placement import search_note_of_job
-    from echelon.core.plurals import in_singular
+    from echelon.core.messages.plurals import in_singular
     from echelon.planner.lint.fits import plan_fits
 
     with working("planning", lines=False):

@@ -105,7 +105,7 @@ def with_working_flags(
     suggestions = [
         *(f"-m {n}" for n in _near(m, lambda n: fits(pp, n, virtual_stages))),
         *(f"-p {n}" for n in _near(p, lambda n: fits(n, microbatches, virtual_stages))),
-        *(f"-v {n}" for n in _near(v, lambda n: fits(pp, microbatches, n))),
+        *(f"--virtual-stages {n}" for n in _near(v, lambda n: fits(pp, microbatches, n))),
     ]
     others = [other for other in SCHEDULES if fits(pp, microbatches, virtual_stages, other)]
     suggestions += [

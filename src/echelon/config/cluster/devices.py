@@ -17,7 +17,7 @@ from typing import Any, cast
 from echelon.config.presets import Preset, preset_names, read_preset
 from echelon.config.settings.value_types import toml_text
 from echelon.core.cluster import Backend, Device, Efficiency
-from echelon.core.names import contains_name
+from echelon.core.messages.names import contains_name
 from echelon.cost.seconds.measured.kernels import replaced_efficiencies
 
 VARIANT = r"-(\d+gb|pcie)$"

@@ -2,8 +2,8 @@
 
 A preset of clusters describes one node and the network between such nodes; a count of whole nodes,
 or part of one node, makes a cluster of it; 8xH100, 8 x h100 and 8xh100 are one name
-(`core/names.py`), which the cluster has as 8xh100. "+NETWORK" after the name puts them on another
-network, and "+4xNETWORK" gives a node four interfaces that its devices share:
+(`core/messages/names.py`), which the cluster has as 8xh100. "+NETWORK" after the name puts them on
+another network, and "+4xNETWORK" gives a node four interfaces that its devices share:
 1024xa100-80gb+4xhdr. Racks that join several nodes are filled evenly. A file has the same form and
 says `nodes` itself.
 """
@@ -27,7 +27,7 @@ from echelon.config.settings.schema import CLUSTER_SOURCES
 from echelon.config.view import Unavailable, View
 from echelon.core.cluster import Cluster
 from echelon.core.errors import ConfigError, Problem, either
-from echelon.core.names import find_name, names_within
+from echelon.core.messages.names import find_name, names_within
 from echelon.core.rulebook.config import UNKNOWN_KEY, UNKNOWN_PRESET
 from echelon.core.rulebook.mesh import WHOLE_NODES
 from echelon.core.rules import did_you_mean

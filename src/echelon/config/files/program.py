@@ -1,4 +1,4 @@
-"""Python files that users name (FILE.py or FILE.py:FUNCTION), looked at without importing them.
+"""Python files that users name (FILE or FILE:FUNCTION), looked at without importing them.
 
 A proof imports the file in every rank, behind torch. A path or a function that is not there is said
 before that.
@@ -91,7 +91,13 @@ def require_subject(subject: str) -> None:
         return
     else:
         reason = f"cannot be imported: there is no module {package!r} on PYTHONPATH"
-    raise ConfigError(PROVE_SUBJECT.problem(f"subject {subject!r} {reason}"))
+    raise ConfigError(
+        PROVE_SUBJECT.problem(
+            f"subject {subject!r} {reason}",
+            key="--subject",
+            suggestions=("without --subject", "--subject MODULE:FUNCTION, on PYTHONPATH"),
+        )
+    )
 
 
 def _is_installed(package: str) -> bool:

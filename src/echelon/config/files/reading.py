@@ -124,9 +124,18 @@ def missing_file(path: Path, error: OSError | ValueError, set_by: str) -> Proble
     )
 
 
+def _is_toml(file: Path) -> bool:
+    try:
+        tomllib.loads(file.read_text(encoding="utf-8-sig"))
+    except (OSError, ValueError, RecursionError):
+        return False
+    return True
+
+
 def _files_beside(path: Path) -> list[Path]:
     try:
         found = [f for f in path.parent.iterdir() if f.is_file()]
-        return [f for f in found if f.suffix == path.suffix or f.stem == path.name]
+        alike = [f for f in found if f.suffix == path.suffix or f.stem == path.name]
+        return [f for f in alike if f.suffix != ".toml" or _is_toml(f)]
     except OSError:
         return []

@@ -1,7 +1,7 @@
 """Presets: runs, models and clusters that come with Echelon, as TOML files in `presets/`.
 
-A preset is known by its file's name, in any spelling that `core/names.py` takes for it, and by
-what its `known_as` lists; families of models and vendors of devices have folders.
+A preset is known by its file's name, in any spelling that `core/messages/names.py` takes for it,
+and by what its `known_as` lists; families of models and vendors of devices have folders.
 A model preset has a [model] table, and the [batch] with which the model was trained where that is
 known; `extends` takes both, `model.preset` the model only.
 """
@@ -16,7 +16,7 @@ from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Literal, cast, get_args
 
-from echelon.core.names import find_name
+from echelon.core.messages.names import find_name
 
 PresetKind = Literal["runs", "models", "clusters"]
 PRESET_KINDS: tuple[PresetKind, ...] = get_args(PresetKind)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import chain, islice, product
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from echelon.config.cluster.settings import read_cluster
@@ -53,7 +54,7 @@ def schedule_fits(view: View) -> Iterator[RuleViolation]:
     if name not in SCHEDULES:
         # The other numbers do not matter: it reports the name alone.
         for problem in schedule_problems(name, num_stages=1, num_ranks=1, num_microbatches=1):
-            ways = [_schedules_or((*problem.suggestions, FILE, AUTO))]
+            ways = [_schedules_or((*problem.suggestions, FILE, AUTO), name)]
             yield RuleViolation.from_problem(problem, SCHEDULE_KEY, suggestions=ways)
         return
     pp = view.integer(PP_KEY)
@@ -180,13 +181,16 @@ def suggest_placements(trial: Trial) -> list[str]:
     return [*by_stages, *by_ranks] or trial.first(both, 1)
 
 
-def suggest_schedules(trial: Trial) -> list[str]:
+def suggest_schedules(trial: Trial, names: Collection[str] = SCHEDULES) -> list[str]:
     """Return the other schedules that have a builder and that these numbers fit."""
-    return trial.first(setting_changes(SCHEDULE_KEY, SCHEDULES), len(SCHEDULES))
+    return trial.first(setting_changes(SCHEDULE_KEY, names), len(names))
 
 
-def _schedules_or(known: Sequence[str]) -> Way:
-    return lambda trial: suggest_schedules(trial) or known
+def _schedules_or(known: Sequence[str], name: str) -> Way:
+    """Return the schedules that fit, the nearest name first; a file is a schedule, too."""
+    files = [{SCHEDULE_KEY: FILE, FILE_KEY: name}] if Path(name).suffix in (".csv", ".json") else []
+    names = [schedule for schedule in known if schedule in SCHEDULES]
+    return lambda trial: [*trial.first(files, 1), *suggest_schedules(trial, names)] or known
 
 
 def _batches_or(counts: Iterable[str], name: str) -> Way:

@@ -16,7 +16,7 @@ from echelon.config.settings.schema import SETTINGS
 from echelon.config.settings.value_types import toml_text
 from echelon.config.view import Unavailable, View
 from echelon.core.errors import Problem
-from echelon.core.plurals import in_singular
+from echelon.core.messages.plurals import in_singular
 from echelon.core.rulebook.config import NO_EFFECT
 from echelon.core.rules import Rule
 

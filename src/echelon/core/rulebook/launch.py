@@ -40,8 +40,8 @@ LAUNCHERS_AGREE = Rule(
     why="""
     A process has one rank. Variables of several launchers may be set, as where a script exports
     WORLD_SIZE and srun sets SLURM_NTASKS. Where one of them says only half, the rank or the number
-    of ranks, the other completes it, and what both say must be the same. A whole launch inside of
-    another one, such as torchrun as a task of srun, counts alone.
+    of ranks, the other completes it, and both must agree. A whole launch inside of another launch,
+    such as torchrun as a task of srun, counts alone.
     """,
     bad="WORLD_SIZE=8 srun --ntasks 4 echelon train run.toml",
     fixed="srun --ntasks 4 echelon train run.toml",

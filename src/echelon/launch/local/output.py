@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
-from echelon.core.messages import is_quiet
+from echelon.core.messages.notes import is_quiet
 
 
 class TerminalAndLog(io.TextIOBase):

@@ -21,14 +21,15 @@ import psutil
 
 from echelon.core.cluster import Backend
 from echelon.core.errors import EnvironmentProblem, RunFailed
-from echelon.core.messages import is_quiet
+from echelon.core.messages.notes import is_quiet
 from echelon.core.rulebook.launch import LAUNCHER_LOST, PORT_IN_USE
 from echelon.launch.environment import (
     LOCAL_HOST,
-    dump_environment,
     local_environment,
     rank_environment,
+    require_start_here,
 )
+from echelon.launch.gpu_variables import dump_environment
 from echelon.launch.local.channel import Channel, channel_pair
 from echelon.launch.local.messages import (
     ForkServerReady,
@@ -180,6 +181,7 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
         if self._control is not None and not self._fork_server_gone():
             return
         self.close()
+        require_start_here(self.backend)
         control, theirs = channel_pair(send_timeout_s=_SEND_TIMEOUT_S)
         environment = local_environment(self.world_size, backend=self.backend)
         self._fork_server = start_fork_server(theirs.fileno(), environment, self.preloaded)

@@ -5,8 +5,11 @@
 
 from __future__ import annotations
 
+import json
+
 from echelon.core.choices.collective_algorithms import COLLECTIVE_ALGORITHMS, algorithm_index
 from echelon.core.choices.optimizers import OPTIMIZERS
+from echelon.core.messages.plurals import COUNT, NUMBERED, OPERATORS, VERBS, in_singular
 from echelon.cost.seconds import pipeline
 from echelon.cost.seconds.from_plan import num_states
 from echelon.cost.seconds.pipeline import schedule_index
@@ -53,6 +56,13 @@ Schedules are timed in the page: their closed forms are of no use there.
 """
 
 
+def _singular() -> str:
+    """The page's own `in_singular`, given the words of Python's: patterns are not compiled."""
+    pattern = COUNT.pattern.replace("(?P<", "(?<")
+    words = (pattern, VERBS, (*NUMBERED, *OPERATORS))
+    return f"$rt.singular.bind(null, {', '.join(map(json.dumps, words))})"
+
+
 def explorer_program() -> CompiledProgram:
     """Return what the page computes."""
     return CompiledProgram(
@@ -68,6 +78,7 @@ def explorer_program() -> CompiledProgram:
             ),
         ),
         dropped=NOT_OF_THE_PAGE,
+        given={in_singular: _singular()},
         tabulated={
             algorithm_index: list(COLLECTIVE_ALGORITHMS),
             num_states: list(OPTIMIZERS),

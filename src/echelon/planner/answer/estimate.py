@@ -31,11 +31,12 @@ def rate_lines(estimate: Estimate, *, label: int = 10, columns: int = WIDTH) -> 
     step, held = step_band(estimate), held_bytes_band(estimate)
     tokens, mfu = tokens_per_s_band(estimate), mfu_band(estimate)
     yield f"{'step':<{label}}{step.value:.4g} s ({step.low:.4g} to {step.high:.4g})"
-    yield (
+    rate = (
         f"{'rate':<{label}}{tokens.value:.0f} tokens/s of a device "
         f"({tokens.low:.0f} to {tokens.high:.0f}), "
         f"{mfu_text(estimate)}, {100 * mfu.low:.1f} to {100 * mfu.high:.1f}"
     )
+    yield fill_text(rate, rest=" " * label, columns=columns)
     size, unit = held_unit(estimate)
     ends = f"{held.low / size:.1f} to {held.high / size:.1f}"
     memory = f"{'memory':<{label}}{held.value / size:.1f} {unit} ({ends})"

@@ -55,22 +55,24 @@ def counted_terms(terms: Iterable[str], *, by_lists: bool) -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
-    """Hold what a step of a plan takes and what its fullest rank holds, by term.
-
-    `inputs` are what the formulas were given: what would be with other numbers can be asked of
-    them.
-    """
+    """Seconds of a step of a plan, and bytes of its fullest rank, by term."""
 
     inputs: CostInputs
+    """Numbers that the formulas were given; an estimate with other numbers starts from them."""
     seconds: Mapping[str, float]
+    """Name of a term -> its seconds in a step."""
     bytes: Mapping[str, float]
+    """Name of a term -> its bytes at the peak of the fullest rank."""
     devices: int
+    """Number of devices of the plan."""
     tokens: int
+    """Tokens of the global batch."""
     model_flops: float
     """FLOPs of the model in a step with full attention, as published figures count them."""
     causal_flops: float
     """The same without the pairs that a causal mask hides."""
     peak_flops: float
+    """FLOP/s of a device at its peak, in the dtype of the parameters."""
     by_lists: bool = False
     """Whether bytes are those of the lists that our engine is tested to hold to."""
 

@@ -27,8 +27,8 @@ from echelon.config.setting_layers import (
 from echelon.config.settings.schema import CLUSTER_SOURCES
 from echelon.core.cluster import Cluster
 from echelon.core.errors import ConfigError, Problem
+from echelon.core.messages.names import name_parts
 from echelon.core.model_shape import ModelShape
-from echelon.core.names import name_parts
 from echelon.core.plan import Mathematics, Plan
 from echelon.core.rulebook.command_line import BAD_ARGUMENT
 from echelon.core.rulebook.config import UNKNOWN_PRESET

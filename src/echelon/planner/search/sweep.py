@@ -24,7 +24,7 @@ from math import inf
 
 import numpy as np
 
-from echelon.core.messages import PROGRESS
+from echelon.core.messages.notes import PROGRESS
 from echelon.core.rulebook.planner import PLAN_FITS_MEMORY
 from echelon.cost.bytes.fullest_rank import PipelineEnds
 from echelon.cost.seconds.numbers import Array, Num

@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from textwrap import wrap
 
-from echelon.core.plurals import in_singular
+from echelon.core.messages.plurals import in_singular
 
 WIDTH = 80  # columns of text
 GAP, WORDS_OF_NUMBER = "  ", 2

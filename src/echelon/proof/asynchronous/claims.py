@@ -254,7 +254,7 @@ def _parameters(evidence: AsynchronousEvidence) -> Iterator[Check]:
 def errors_of(said: AsynchronousRank, right: Mapping[str, torch.Tensor]) -> dict[str, float]:
     """Return the largest relative error of the pieces of each parameter on a server.
 
-    A bias without effect, such as that of keys without rotary positions, moves by rounding alone.
+    A bias without effect, such as a key bias without rotary positions, moves by rounding alone.
     """
     floor = max(FLOOR * global_norm(right), 1e-30)
     found: dict[str, float] = {}

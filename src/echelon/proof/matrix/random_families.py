@@ -27,10 +27,10 @@ def draw_any(random: Random, offload_dir: str) -> Settings:
 
 def draw_family(random: Random, offload_dir: str, family: str) -> Settings:
     """Return the settings of a run of `family`, a name of `FAMILIES`; "" changes nothing."""
-    found = draw_settings(random, offload_dir)
+    chosen = draw_settings(random, offload_dir)
     if family:
-        found = FAMILIES[family](random, found)
-    return found | ({_FOLDER_KEY: offload_dir} if _FOLDER_KEY in found else {})
+        chosen = FAMILIES[family](random, chosen)
+    return chosen | ({_FOLDER_KEY: offload_dir} if _FOLDER_KEY in chosen else {})
 
 
 def _without(drawn: Settings, *prefixes: str) -> Settings:
@@ -47,19 +47,19 @@ def _until(random: Random, drawn: Settings, holds: Callable[[Settings], bool]) -
 
 
 def _is_small(drawn: Settings) -> bool:
-    """Return whether a draw has a small model of its own widths."""
+    """True if the draw has a small model, not a preset."""
     return "model.layers" in drawn
 
 
 def _is_plain(drawn: Settings) -> bool:
-    """Return whether a draw has a small dense model with usual attention."""
+    """True if the draw has a small dense model with usual attention."""
     other = ("model.experts.num_experts", "model.latent.kv_rank")
     return _is_small(drawn) and not any(key in drawn for key in other)
 
 
 def capacity(random: Random, drawn: Settings) -> Settings:
     """Return a mixture whose experts have room for some tokens only."""
-    drawn = _until(random, drawn, lambda one: CAPACITY_KEY in one)
+    drawn = _until(random, drawn, lambda draw: CAPACITY_KEY in draw)
     return drawn | {CAPACITY_KEY: random.choice((0.7, 1.0, 1.25, 1.5))}
 
 
@@ -76,10 +76,10 @@ def kinds(random: Random, drawn: Settings) -> Settings:
     assert isinstance(layers, int)
     period = random.choice((2, 3))
     words = ["global" if place % period == period - 1 else "local" for place in range(layers)]
-    found = drawn | {"model.window": random.choice((9, 33)), "model.layer_kinds": _list(words)}
+    chosen = drawn | {"model.window": random.choice((9, 33)), "model.layer_kinds": _list(words)}
     if "model.positions" not in drawn and random.random() < 0.5:
-        found["model.local_rope_theta"] = 2000.0
-    return found
+        chosen["model.local_rope_theta"] = 2000.0
+    return chosen
 
 
 def parts(random: Random, drawn: Settings) -> Settings:
@@ -110,67 +110,67 @@ def parts(random: Random, drawn: Settings) -> Settings:
 def adapters(random: Random, drawn: Settings) -> Settings:
     """Return a run that trains adapters of low rank."""
     drawn = _without(drawn, "mesh.tp_overlap", "zero.gather", "precision.")
-    found = drawn | {"lora.rank": random.choice((2, 4, 8))}
+    chosen = drawn | {"lora.rank": random.choice((2, 4, 8))}
     targets = ('["q", "v"]', '["q", "k", "v", "o"]')
     if random.random() < 0.5 and "model.latent.kv_rank" not in drawn:
-        found["lora.targets"] = random.choice(targets)
+        chosen["lora.targets"] = random.choice(targets)
     elif "model.experts.num_experts" in drawn and "model.latent.kv_rank" not in drawn:
-        found["lora.targets"] = targets[1]
+        chosen["lora.targets"] = targets[1]
     if random.random() < 0.3:
-        found["lora.rslora"] = True
-    return found
+        chosen["lora.rslora"] = True
+    return chosen
 
 
 def fp8(random: Random, drawn: Settings) -> Settings:
     """Return linear layers that multiply 8-bit numbers."""
     drawn = _until(random, drawn, _is_small)
     drawn = _without(drawn, "mesh.tp_overlap", "precision.")
-    found = drawn | {"precision.matmul": "fp8", "precision.fp8_block": 8}
-    found["precision.parameters"] = random.choice(("bf16", "fp32"))
-    if "model.head_dim" in found:
-        found["model.head_dim"] = random.choice((16, 32))
+    chosen = drawn | {"precision.matmul": "fp8", "precision.fp8_block": 8}
+    chosen["precision.parameters"] = random.choice(("bf16", "fp32"))
+    if "model.head_dim" in chosen:
+        chosen["model.head_dim"] = random.choice((16, 32))
     if random.random() < 0.5:
-        found |= {"precision.fp8_scales": "tensor", "precision.fp8_history": random.choice((2, 4))}
-    elif found.get("zero.stage") == 3 and "zero.parameter_offload" not in found:
-        found["zero.gather"] = "fp8"
+        chosen |= {"precision.fp8_scales": "tensor", "precision.fp8_history": random.choice((2, 4))}
+    elif chosen.get("zero.stage") == 3 and "zero.parameter_offload" not in chosen:
+        chosen["zero.gather"] = "fp8"
     if random.random() < 0.3:
-        found["precision.fp8_gradients"] = "e5m2"
-    return found
+        chosen["precision.fp8_gradients"] = "e5m2"
+    return chosen
 
 
 def int8(random: Random, drawn: Settings) -> Settings:
     """Return matrices that are gathered rounded to int8."""
-    drawn = _until(random, drawn, lambda one: one.get("zero.stage") == 3 and _is_small(one))
+    drawn = _until(random, drawn, lambda draw: draw.get("zero.stage") == 3 and _is_small(draw))
     drawn = _without(drawn, "zero.keep_whole_below", "zero.parameter_offload")
     return drawn | {"zero.gather": "int8", "zero.int8_block": 8}
 
 
 def islands(random: Random, drawn: Settings) -> Settings:
-    """Return replicas that train alone and meet once in a round."""
-    drawn = _until(random, drawn, lambda one: "mesh.dp_replicate" in one)
+    """Return replicas that train alone and synchronize once in a round."""
+    drawn = _until(random, drawn, lambda draw: "mesh.dp_replicate" in draw)
     drawn = _without(drawn, "zero.optimizer_offload", "zero.parameter_offload", "zero.offload")
     drawn = _without(drawn, "precision.")
     every = random.choice((2, 3, 5))
-    found = drawn | {"local_sgd.every": every, "train.steps": 60 * every}
+    chosen = drawn | {"local_sgd.every": every, "train.steps": 60 * every}
     if random.random() < 0.4:
-        found["local_sgd.outer"] = "sgd"
+        chosen["local_sgd.outer"] = "sgd"
     if random.random() < 0.3:
-        found["local_sgd.gradients"] = random.choice(("int8", "fp8"))
+        chosen["local_sgd.gradients"] = random.choice(("int8", "fp8"))
     elif random.random() < 0.5:
         delay = random.randrange(1, every)
-        found |= {"local_sgd.delay": delay, "train.steps": 60 * every + delay}
+        chosen |= {"local_sgd.delay": delay, "train.steps": 60 * every + delay}
     if random.random() < 0.3:
-        found["local_sgd.fragments"] = 2
-    return found
+        chosen["local_sgd.fragments"] = 2
+    return chosen
 
 
 def elastic(random: Random, drawn: Settings) -> Settings:
     """Return islands that go on where others are lost; they hold dense models."""
-    drawn = _until(random, drawn, lambda one: "mesh.dp_replicate" in one and _is_plain(one))
-    found = _without(islands(random, drawn), "local_sgd.delay", "local_sgd.gradients")
-    every = found["local_sgd.every"]
+    drawn = _until(random, drawn, lambda draw: "mesh.dp_replicate" in draw and _is_plain(draw))
+    chosen = _without(islands(random, drawn), "local_sgd.delay", "local_sgd.gradients")
+    every = chosen["local_sgd.every"]
     assert isinstance(every, int)
-    return found | {
+    return chosen | {
         "local_sgd.min_islands": 1,
         "train.steps": 60 * every,
         "train.validate_every": "never",
@@ -185,15 +185,15 @@ def servers(random: Random, drawn: Settings) -> Settings:
     workers = random.choice((1, 2, 3))
     size = drawn.get("batch.microbatch_sequences", 1)
     assert isinstance(size, int)
-    found = drawn | {
+    chosen = drawn | {
         "mesh.dp_replicate": workers,
         "servers.count": random.choice((1, 2)),
         "batch.global_sequences": size * workers * random.choice((1, 2)),
         "optimizer.kind": random.choice(("adamw", "sgd")),
     }
     if random.random() < 0.4:
-        found |= {"servers.updates": "asynchronous", "servers.max_staleness": 1}
-    return found
+        chosen |= {"servers.updates": "asynchronous", "servers.max_staleness": 1}
+    return chosen
 
 
 def threads(random: Random, drawn: Settings) -> Settings:
@@ -210,13 +210,13 @@ def threads(random: Random, drawn: Settings) -> Settings:
 
 def sums(random: Random, drawn: Settings) -> Settings:
     """Return gradients that ranks sum by an algorithm made of messages."""
-    drawn = _until(random, drawn, lambda one: "mesh.dp_replicate" in one and _is_small(one))
+    drawn = _until(random, drawn, lambda draw: "mesh.dp_replicate" in draw and _is_small(draw))
     return drawn | {"collectives.algorithm": random.choice(("ring", "tree", "halving-doubling"))}
 
 
 def gates(random: Random, drawn: Settings) -> Settings:
     """Return experts with biases, and gates that are clamped."""
-    drawn = _until(random, drawn, lambda one: "model.experts.num_experts" in one)
+    drawn = _until(random, drawn, lambda draw: "model.experts.num_experts" in draw)
     choices: tuple[Settings, ...] = (
         {"model.experts.bias": True},
         {"model.experts.limit": 7.0},

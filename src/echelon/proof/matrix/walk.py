@@ -52,7 +52,7 @@ def every_case() -> list[MatrixCase]:
 def prove_case(
     case: MatrixCase, run_ranks: RankRunner, subject: str | None = None, *, late: bool = False
 ) -> str:
-    """Return what is wrong with a case; nothing where it is proven, with a whole run of our own."""
+    """Return the error of a case, "" if it and a whole run of our own engine are proven."""
     try:
         proof = prove_with_whole_run(
             case.plan(), run_ranks=run_ranks, subject=subject, own_precision=False, late=late

@@ -2,11 +2,8 @@
 
 An epoch ends inside of the second step, and the last sample of either part is not full. A document
 ends where the held-out part begins, so there is one place where a trainer may cut. The first sample
-of either part has two ends of documents in a row and ends with one, and the next sample begins with
-one: two documents are empty. Prompts have ends at such places, too.
-
-No two documents of a sample begin alike. The first tokens of two such documents would have the same
-router scores, and rounding would say which of them an expert has no room for.
+of either part has two ends of documents in a row and a third as its last token, and the next sample
+begins with an end: two documents are empty. Prompts have ends at such places, too.
 """
 
 from __future__ import annotations
@@ -29,8 +26,6 @@ PROMPTS: tuple[tuple[int, ...], ...] = (
 )
 """Prompts: of one document, with two ends in a row, with an end first, and with one or two last."""
 _LETTERS = "abcdefghijklmnopqrstuvwxyz "
-_FIRST_LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789"
-"""First letters of documents, in turn; no other letter is one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,16 +74,10 @@ def _documents(num_tokens: int, length: int, generator: random.Random) -> tuple[
     left = num_tokens - sum(sizes)
     while left:
         size = min(left, generator.randint(2, 3 * length // 2))
-        # One token of the rest would be another end alone.
+        # A document of one token would be another end alone.
         sizes.append(left if left - size < 2 else size)
         left -= sizes[-1]
-    return tuple(_document(number, size - 1, generator) for number, size in enumerate(sizes))
-
-
-def _document(number: int, size: int, generator: random.Random) -> str:
-    """Return a document of `size` letters, none of them its end."""
-    first = _FIRST_LETTERS[number % len(_FIRST_LETTERS)]
-    return (first + "".join(generator.choices(_LETTERS, k=size)))[:size]
+    return tuple("".join(generator.choices(_LETTERS, k=size - 1)) for size in sizes)
 
 
 def _tokens(documents: tuple[str, ...]) -> list[int]:

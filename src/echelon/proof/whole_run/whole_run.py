@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file
 
-from echelon.core.messages import PROGRESS
+from echelon.core.messages.notes import PROGRESS
 from echelon.core.plan import Plan
 from echelon.core.rulebook import prove_trainer as rules
 from echelon.layout.islands import island_of, without_losses
@@ -116,13 +116,18 @@ def whole_run_pass(
     shrunk: Plan, *, run_ranks: RankRunner, trainer: TrainerTargets = OUR_TRAINER
 ) -> ProofPass:
     """Prove a whole run of a shrunk float64 plan by `trainer`."""
-    first = with_bytes(shrunk)
+    first = _dropping_by_position(with_bytes(shrunk))
     second = other_layout(first)
     texts = texts_for(first)
     with tempfile.TemporaryDirectory(prefix="echelon-prove-") as folder:
         run = _run(folder, (offloaded_to(first, folder), second), texts, run_ranks, trainer)
     claims = (
-        judged(rules.PROVE_TRAINER_STEPS, _STEPS, list(_step_checks(run, 0))),
+        judged(
+            rules.PROVE_TRAINER_STEPS,
+            _STEPS,
+            list(_step_checks(run, 0)),
+            note="" if first == with_bytes(shrunk) else "experts drop by position here",
+        ),
         judged(rules.PROVE_TRAINER_VALIDATION, _VALIDATIONS, list(_validation_checks(run, 0))),
         judged(
             rules.PROVE_TRAINER_RESUME,
@@ -142,6 +147,20 @@ def with_bytes(plan: Plan) -> Plan:
     vocab = VOCABULARY + (plan.model.vocab - VOCABULARY) % tp
     model = replace(plan.model, vocab=vocab)
     return replace(plan, mathematics=replace(plan.mathematics, model=model))
+
+
+def _dropping_by_position(plan: Plan) -> Plan:
+    """Return the plan whose experts drop tokens by their positions, not by their scores.
+
+    A text repeats itself: a padded end, or "aa" at the start of a sample, has tokens with equal
+    scores, and rounding decides which of them stays. The proof of the ranks, which knows such ties,
+    has the drops by score.
+    """
+    balance = plan.mathematics.balance
+    if balance.drop == "position":
+        return plan
+    balance = replace(balance, drop="position")
+    return replace(plan, mathematics=replace(plan.mathematics, balance=balance))
 
 
 def _run(

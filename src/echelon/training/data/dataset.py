@@ -116,9 +116,9 @@ class TokenDataset:
 
     @property
     def shows_ends(self) -> bool:
-        """Return whether the token that ends a document is at the end of each, and nowhere else.
+        """True if the token that ends a document is at the end of each, and nowhere else.
 
-        Of chats their template decides.
+        For chats the template decides.
         """
         return self.index.answers is None
 

@@ -102,7 +102,7 @@ class MixedDataset:
 
     @property
     def shows_ends(self) -> bool:
-        """Return whether each source shows the ends of its documents by their token alone."""
+        """True if each source shows the ends of its documents by their token alone."""
         return all(part.shows_ends for part in self.parts)
 
     def num_answers(self) -> int:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from echelon.core.errors import DataError
-from echelon.core.messages import PROGRESS
+from echelon.core.messages.notes import PROGRESS
 from echelon.core.rulebook.data import DATA_EMPTY
 from echelon.core.units import decimal_bytes
 from echelon.training.data.chats.encoder import ChatEncoder, read_chats

@@ -227,7 +227,7 @@ def _system(url: str) -> tuple[Any, str]:
 
 
 def _install(url: str, error: str) -> str:
-    """Return what installs the package of a protocol, which fsspec names in its error."""
+    """Return the command that installs the package that fsspec names in its error."""
     named = re.search(r"[Ii]nstall ([A-Za-z0-9_-]+)", error)
     if url.startswith("hf://") or named is None:
         return install_command("hf" if url.startswith("hf://") else "data")

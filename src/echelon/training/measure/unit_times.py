@@ -115,7 +115,7 @@ def unit_plan(plan: Plan) -> Plan:
         plan.mathematics,
         model=one,
         global_sequences=micro * MICROBATCHES,
-        # Of one rank nothing is gathered, and no replica meets another.
+        # One rank gathers nothing, and has no replicas.
         precision=replace(plan.mathematics.precision, int8_block=0),
         local_sgd=LocalSgd(),
         updates=Updates(),

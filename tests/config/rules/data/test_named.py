@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 import echelon as ec
-from echelon.api.training import job_of_plan, train_job
+from echelon.api.given_plan import job_of_plan
+from echelon.api.training import train_job
 from echelon.cli.main import main
 from echelon.config.load import load_job
 from echelon.config.rules.data import WAYS, data_problems

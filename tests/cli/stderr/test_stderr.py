@@ -12,7 +12,7 @@ import pytest
 from echelon.cli import stderr
 from echelon.cli.main import main
 from echelon.cli.stderr import loudness, note, split_loudness, working
-from echelon.core.messages import NOTES, PROGRESS
+from echelon.core.messages.notes import NOTES, PROGRESS
 
 CLEAR = "\r\x1b[2K"
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.core.plurals import NUMBERED, VERBS, WORDS, in_singular
+from echelon.core.messages.plurals import NUMBERED, VERBS, WORDS, in_singular
 from echelon.core.rulebook import all_rules
 from echelon.core.rulebook.mesh import FITS_CLUSTER
 

@@ -16,7 +16,7 @@ from echelon.core.plan import Plan
 from echelon.proof.matrix.random_families import FAMILIES, draw_family
 from echelon.proof.matrix.random_settings import PRESET, flags_of
 from echelon.proof.shrink import shrink
-from tests.proof.derived_plans import broken_rules, derived_plans, exported_again
+from tests.proof.matrix.derived_plans import broken_rules, derived_plans, exported_again
 
 NAMES = ("any", *FAMILIES)
 PLANS = 2000

@@ -72,7 +72,7 @@ def _of_text(plan: Plan) -> Iterator[tuple[str, Plan]]:
 
 
 def broken_rules(plan: Plan) -> list[str]:
-    """Return the rules that a plan breaks, whoever made it, with their messages."""
+    """Return the rules that a plan breaks, with their messages."""
     found = [*plan_problems(plan), *pipeline_problems(plan)]
     return [f"{problem.rule}: {problem.message}" for problem in found]
 

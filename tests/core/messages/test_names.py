@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from echelon.config.presets import PRESET_KINDS, PresetKind, preset_names, spellings
-from echelon.core.names import contains_name, find_name, name_parts, names_within
+from echelon.core.messages.names import contains_name, find_name, name_parts, names_within
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,8 @@ from echelon.cli.app import COMMANDS, GROUPS, LOUDNESS_FLAGS
 from echelon.cli.main import main
 from echelon.core.version import __version__
 
+BAR = "\u2500"
+
 
 def test_every_command_stands_in_one_group() -> None:
     grouped = [first for group in GROUPS.values() for first in group]
@@ -23,7 +25,7 @@ def test_help_shows_groups_in_order_and_the_flags_of_every_command(
 ) -> None:
     assert main(["--help"]) == 0
     shown = capsys.readouterr().out
-    places = [shown.index(f"─ {name} ─") for name in (*GROUPS, "Every command")]
+    places = [shown.index(f"{BAR} {name} {BAR}") for name in (*GROUPS, "Every command")]
     assert places == sorted(places)
     for long, short in (*LOUDNESS_FLAGS, ("--help", "-h"), ("--version", "-V")):
         assert f"{long} ({short})" in shown

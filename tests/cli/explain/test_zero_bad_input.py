@@ -54,7 +54,7 @@ def words(settings: Sequence[str]) -> list[str]:
     [
         (("mesh.dp_shard=2", "zero.stage=4"), "out-of-range", ("from 0 to 3", "3")),
         (("mesh.dp_shard=2", "zero.stage=-1"), "out-of-range", ("from 0 to 3", "0")),
-        (("mesh.dp_shard=2", "zero.stage=2.5"), "wrong-type", ("from 0 to 3", "2, 3")),
+        (("mesh.dp_shard=2", "zero.stage=2.5"), "wrong-type", ("from 0 to 3", "2 or 3")),
         (("mesh.dp_shard=2", "zero.stage=two"), "wrong-type", ("from 0 to 3", "")),
         (
             ("mesh.dp_replicate=2", "zero.optimizer_offload=host"),

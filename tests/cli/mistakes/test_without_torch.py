@@ -41,7 +41,9 @@ def without_torch(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Return a folder whose `sitecustomize` keeps every process from importing torch."""
     folder = tmp_path_factory.mktemp("without_torch")
     (folder / "sitecustomize.py").write_text(BLOCKER)
-    (folder / "program.py").write_text("MESH = {}\n")
+    (folder / "model.py").write_text("def make(): ...\n")
+    program = "MESH = {}\ndef one_device(): ...\ndef on_rank(): ...\n"
+    (folder / "program.py").write_text(program)
     return folder
 
 

@@ -10,8 +10,8 @@ from echelon.cli.app import COMMANDS
 from echelon.config.settings.list_types import ChoiceList
 from echelon.config.settings.schema import SETTINGS
 from echelon.config.settings.value_types import Choice
+from echelon.core.messages.synonyms import SYNONYMS
 from echelon.core.rules import did_you_mean
-from echelon.core.synonyms import SYNONYMS
 from echelon.planner.search.request import Objective
 from echelon.schedule.build import SCHEDULES
 

@@ -1,4 +1,4 @@
-"""A launch line in the place of a file; ZeRO on one rank."""
+"""A launch line in the place of a file of another tool."""
 
 from __future__ import annotations
 
@@ -11,16 +11,7 @@ from echelon.api.converting import import_run
 from echelon.cli.main import main
 from echelon.config.load import load_job
 from echelon.core.errors import ConfigError
-
-HOROVOD = "horovodrun -np 4 -H localhost:4 python pytorch_mnist.py --batch-size 64 --fp16-allreduce"
-MEGATRON = (
-    "torchrun --nproc_per_node {ranks} pretrain_gpt.py --num-layers 4 --hidden-size 512 "
-    "--num-attention-heads 8 --seq-length 1024 --max-position-embeddings 1024 "
-    "--micro-batch-size 1 --global-batch-size 8 --bf16 --attention-dropout 0 "
-    "--vocab-size 32000 --tokenizer-type NullTokenizer --train-iters 10 --lr 1e-4"
-)
-DEEPSPEED = {"zero_optimization": {"stage": 2}, "train_micro_batch_size_per_gpu": 1}
-ACCELERATE = "distributed_type: FSDP\nfsdp_config:\n  fsdp_version: 2\nnum_processes: {ranks}\n"
+from tests.interop.commands.lines import ACCELERATE, DEEPSPEED, HOROVOD, MEGATRON
 
 
 def value(line: str | Path, key: str, ranks: int | None = None) -> object:
@@ -73,34 +64,3 @@ def test_a_line_is_written_as_a_run(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert "hidden = 512" in out.read_text()
     assert load_job(out).plan.mesh.world_size == 2
     capsys.readouterr()
-
-
-@pytest.mark.parametrize("tool", ["megatron", "deepspeed", "stage 3", "accelerate"])
-def test_a_stage_of_one_rank_becomes_0_and_says_so(tool: str, tmp_path: Path) -> None:
-    file, ranks = tmp_path / "file", None
-    if tool == "megatron":
-        file.write_text(f"{MEGATRON.format(ranks=1)} --use-distributed-optimizer\n")
-    elif tool == "accelerate":
-        file.write_text(ACCELERATE.format(ranks=1))
-    else:
-        zero = {"stage": 2}
-        if tool == "stage 3":
-            zero = {"stage": 3, "stage3_prefetch_bucket_size": 5e7, "zero_hpz_partition_size": 1}
-        file.write_text(json.dumps({**DEEPSPEED, "zero_optimization": zero}))
-        ranks = 1
-    run = import_run(file, ranks=ranks)
-    assert run.found.is_whole, run.found.invalid
-    assert run.found.settings["zero.stage"].value == 0
-    told = [row.why for row in run.rows if row.setting == "zero.stage"]
-    stage = {"megatron": 1, "deepspeed": 2}.get(tool, 3)
-    assert told == [f"stage {stage} of one rank shares nothing"]
-    out = tmp_path / "run.toml"
-    run.write(out)
-    assert load_job(out).plan.layout.zero.stage == 0
-
-
-def test_a_stage_that_the_user_sets_is_refused(tmp_path: Path) -> None:
-    file = tmp_path / "ds.json"
-    file.write_text(json.dumps(DEEPSPEED))
-    run = import_run(file, ranks=1, settings=["zero.stage=1"])
-    assert [one.rule for one in run.found.invalid] == ["zero-shares-out"]

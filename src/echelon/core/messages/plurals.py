@@ -165,7 +165,7 @@ NUMBERED = [
 OPERATORS = ("+", "-", "*", "/", "to")
 """Words before a one that is a part of a number: ``p + 1 microbatches``, ``1 to 1 ranks``."""
 
-_COUNT = re.compile(
+COUNT = re.compile(
     rf"(?P<before>\S+ )?(?<![\w.,:/=+*^-])1 (?P<kind>(?:(?:{'|'.join(KINDS)}) )?)"
     rf"(?P<noun>{'|'.join(WORDS)})\b(?P<verb>(?: (?:{'|'.join(VERBS)})\b)?)"
 )
@@ -173,7 +173,7 @@ _COUNT = re.compile(
 
 def in_singular(text: str) -> str:
     """Return a text in which one of something is not several."""
-    return _COUNT.sub(_one, text) if "1 " in text else text
+    return COUNT.sub(_one, text) if "1 " in text else text
 
 
 def _one(match: re.Match[str]) -> str:
