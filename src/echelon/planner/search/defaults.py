@@ -35,9 +35,7 @@ def complete_run(gathered: SettingLayers, model: str, trainer: str) -> Iterator[
     expanded = dict(expanded) | dict(derive_model(View(entries=expanded), model))
     view = View(entries=expanded)
     found: dict[str, object] = {}
-    if view.has("batch.sequence_length") and view.has("batch.global_sequences"):
-        sizes = view.integer("batch.global_sequences"), view.integer("batch.sequence_length")
-        yield from assumed_batch({key: one.source for key, one in merged.items()}, *sizes)
+    yield from assumed_batch({key: entry.source for key, entry in merged.items()})
     if not view.has("batch.sequence_length") and view.has("model.max_positions"):
         length = min(_LONGEST_SEQUENCE, view.integer("model.max_positions"))
         found["batch.sequence_length"] = length

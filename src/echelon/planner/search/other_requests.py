@@ -55,7 +55,7 @@ def batch_is_default(request: SearchRequest) -> bool:
 def batch_is_assumed(request: SearchRequest) -> bool:
     """True if the sequences of a global batch are a default, or of a model's preset."""
     source = _batch_source(request)
-    return source == DEFAULT or any(assumed_batch({SEQUENCES_KEY: source}, 1, 1))
+    return source == DEFAULT or any(assumed_batch({SEQUENCES_KEY: source}))
 
 
 def _batch_source(request: SearchRequest) -> str:
