@@ -149,6 +149,7 @@ class _Processes:
         """Start none before they are needed."""
         self._count = count
         self._executor: ProcessPoolExecutor | None = None
+        self._others: set[int | None] = set()
 
     def __enter__(self) -> Self:
         """Return these processes."""
@@ -160,7 +161,8 @@ class _Processes:
             return
         if any(error):
             for process in multiprocessing.active_children():
-                process.kill()
+                if process.pid not in self._others:
+                    process.kill()
         self._executor.shutdown(cancel_futures=True)
 
     def rehearse(
@@ -172,6 +174,8 @@ class _Processes:
             return
         if self._executor is None:
             fork = multiprocessing.get_context("fork")
+            # Processes of the calling program are not ours to kill.
+            self._others = {process.pid for process in multiprocessing.active_children()}
             one_thread = {"initializer": torch.set_num_threads, "initargs": (1,)}
             self._executor = ProcessPoolExecutor(self._count, fork, **one_thread)
         size = -(-len(ranks) // (self._count * _PARTS_PER_PROCESS))

@@ -208,14 +208,14 @@ def _problem_of_memory(leanest: LeanestPlan) -> Problem:
 
 def _blamed_together(request: SearchRequest) -> tuple[str, ...]:
     """Return the fewest pins that there is a plan without, where it takes more than one of them."""
-    names = tuple(request.pins.values)
-    if len(names) < 2 or not best_fitting_anywhere(request.without_pins(*names)):
+    names, every = tuple(request.pins.texts), tuple(request.pins.values)
+    if len(every) < 2 or not best_fitting_anywhere(request.without_pins(*every)):
         return ()
     for count in range(2, len(names)):
         for some in combinations(names, count):
             if best_fitting_anywhere(request.without_pins(*some)):
                 return some
-    return names
+    return every
 
 
 def _problem_of_pins(answer: SearchResult, names: Sequence[str]) -> Problem:
@@ -224,7 +224,7 @@ def _problem_of_pins(answer: SearchResult, names: Sequence[str]) -> Problem:
     scored = best_fitting_anywhere(request.without_pins(*names))
     assert scored is not None
     choice = scored.candidate()
-    texts = [request.pins.texts[name] for name in names]
+    texts = [request.pins.text(name) for name in names]
     without = "it" if len(names) == 1 else "them"
     because = _rules_met(answer) or ", ".join(_rests(request))
     refused = f" ({because})" if because else ""

@@ -26,7 +26,7 @@ from echelon.planner.explain.fixes import PlanFix, TriedChanges, fix_cost, price
 from echelon.planner.search.other_requests import request_with_settings
 from echelon.planner.search.ranked import RankedPlan
 from echelon.planner.search.request import SearchRequest
-from echelon.planner.search.search import best_fitting_anywhere
+from echelon.planner.search.search import first_that_fits
 from echelon.planner.search.smallest import (
     SmallestCluster,
     planned,
@@ -68,18 +68,18 @@ def changes_that_fit(request: SearchRequest, leanest: RankedPlan) -> Iterator[Pl
 
 
 def _freed(request: SearchRequest) -> Iterator[TriedChanges]:
-    """Yield the best plan without each pin, or without each two where no single one is enough."""
+    """Yield the best plan without each pin, or without each two where no single one is enough.
+
+    Pins that the line of a whole plan implies are freed one by one only.
+    """
     for count in range(1, _MOST_FREED + 1):
-        some = False
-        for names in combinations(request.pins.values, count):
-            scored = best_fitting_anywhere(request.without_pins(*names))
-            if scored is not None:
-                some, choice = True, scored.candidate()
-                pins = [f"{name}={choice.pin_value(name)}" for name in names]
-                changes = tuple(
-                    f"{request.pins.texts[name]} -> {choice.pin_value(name)}" for name in names
-                )
-                flags = " ".join(f"--pin {pin}" for pin in pins)
+        some, pins = False, request.pins
+        for names in combinations(pins.values if count == 1 else pins.texts, count):
+            found = first_that_fits(request.without_pins(*names))
+            if found is not None:
+                some, choice = True, found.candidate
+                changes = tuple(f"{pins.text(name)} -> {choice.pin_value(name)}" for name in names)
+                flags = " ".join(f"--pin {name}={choice.pin_value(name)}" for name in names)
                 yield tried_changes(changes, request, choice, flags)
         if some:
             return
@@ -157,14 +157,11 @@ def _planned_change(request: SearchRequest, settings: Settings, room: float) -> 
 def _cheaper_runs(request: SearchRequest) -> Iterator[Settings]:
     """Yield changes of a run that make it hold less, the cheapest first."""
     yield from _LOW_PRECISION
-    length = request.mathematics.sequence_length // 2
-    while length >= _SHORTEST_SEQUENCE:
-        yield {"batch.sequence_length": length}
-        length //= 2
-    length = request.mathematics.sequence_length // 2
-    while length >= _SHORTEST_SEQUENCE:
-        yield {**_LOW_PRECISION[-1], "batch.sequence_length": length}
-        length //= 2
+    for precision in ({}, _LOW_PRECISION[-1]):
+        length = request.mathematics.sequence_length // 2
+        while length >= _SHORTEST_SEQUENCE:
+            yield {**precision, "batch.sequence_length": length}
+            length //= 2
 
 
 def _changed(request: SearchRequest, settings: Settings) -> SearchRequest | None:

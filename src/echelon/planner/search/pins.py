@@ -117,8 +117,9 @@ VALUES: Mapping[str, tuple[str, ...]] = {
 class Pins:
     """Hold what each pinned name lets through; every other name lets everything through.
 
-    `typed` is what a user wrote of it, `--pin tp=8` or `--set mesh.tp=8`; `limits` are what a
-    trainer can run, whatever is pinned.
+    `texts` are pins by themselves, `tp=8`, without those that the line of a whole plan implies;
+    `typed` is what a user wrote, `--pin tp=8` or `--set mesh.tp=8`. `limits` are what a trainer can
+    run, whatever is pinned.
     """
 
     values: Mapping[str, tuple[int | str, ...]] = field(
@@ -141,6 +142,11 @@ class Pins:
         if pinned is None or limit is None:
             return limit if pinned is None else pinned
         return tuple(value for value in pinned if value in limit)
+
+    def text(self, name: str) -> str:
+        """Return a pin as it is written, also one that the line of a whole plan implies."""
+        words = (pin_word(name, value) for value in self.values[name])
+        return self.texts.get(name) or f"{name}={','.join(words)}"
 
     def without(self, *names: str) -> Pins:
         """Return the other pins."""
@@ -210,7 +216,9 @@ class _PinReader:
     implied: dict[str, tuple[int | str, ...]] = field(
         default_factory=dict[str, tuple[int | str, ...]]
     )
-    """What whole plans say by leaving it out: other pins win."""
+    """Pins that whole plans imply by leaving words out: other pins win."""
+    lines: dict[str, str] = field(default_factory=dict[str, str])
+    """The typed line that implies each of them."""
     problems: list[Problem] = field(default_factory=list[Problem])
 
     def read(self, flag: str, text: str) -> None:
@@ -226,6 +234,7 @@ class _PinReader:
             for one, values in line.named.items():
                 self._take(typed, one, values)
             self.implied |= line.implied
+            self.lines |= dict.fromkeys(line.implied, typed)
             return
         reason = f"there is nothing called {name!r} to pin" if equals else "no word of a plan"
         near = did_you_mean(name, PINS) or tuple(PINS)
@@ -277,7 +286,11 @@ class _PinReader:
             )
         if self.problems:
             raise ConfigError(self.problems)
-        return replace(self.pins, values={**self.implied, **values})
+        return replace(
+            self.pins,
+            values={**self.implied, **values},
+            typed={**self.lines, **self.pins.typed},
+        )
 
 
 def read_pins(texts: Iterable[str], settings: Iterable[str] = ()) -> Pins:
