@@ -59,7 +59,7 @@ def _meanings(words: frozenset[str]) -> Iterator[tuple[str, str]]:
     for table in glossary_tables():
         for row in table.rows:
             names = _names(row[0])
-            if words & names or any(word in names for word in words):
+            if words & names:
                 yield row[0], "; ".join(text for text in row[1:] if text)
 
 

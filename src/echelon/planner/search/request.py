@@ -314,6 +314,7 @@ def _is_layout(key: str) -> bool:
 
 
 def without_keys(layer: Mapping[str, Entry], keys: Sequence[str]) -> dict[str, Entry]:
+    """Return the entries of a layer but those of `keys`."""
     return {key: entry for key, entry in layer.items() if key not in keys}
 
 
