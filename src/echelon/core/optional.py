@@ -22,7 +22,7 @@ def install_command(extra: str) -> str:
 
 
 def checkout_folder() -> Path | None:
-    """Return the folder whose `src/echelon` this package is; None where it is installed."""
+    """Return the folder whose `src/echelon` this package is; None for an installed package."""
     source = Path(__file__).resolve().parents[2]
     folder = source.parent
     return folder if source.name == "src" and (folder / "pyproject.toml").is_file() else None
@@ -61,7 +61,7 @@ def require_package(name: str, *, extra: str, purpose: str) -> None:
 
 
 def is_installed(name: str) -> bool:
-    """Return whether a package or module can be found; it is not imported."""
+    """True if a package or module can be found; it is not imported."""
     try:
         return find_spec(name) is not None
     except (ImportError, ValueError):  # the parent package is missing, or import of it is blocked

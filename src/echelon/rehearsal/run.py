@@ -156,7 +156,7 @@ class _Processes:
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End the processes; at an error, without waiting for what they do."""
+        """End the processes; after an error, without waiting for their work."""
         if self._executor is None:
             return
         if any(error):

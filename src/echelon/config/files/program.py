@@ -1,7 +1,7 @@
 """Python files that users name (FILE or FILE:FUNCTION), looked at without importing them.
 
-A proof imports the file in every rank, behind torch. A path or a function that is not there is said
-before that.
+A proof imports the file in every rank, after torch. A missing path or function is reported before
+that.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def require_program(path: Path, functions: Sequence[str]) -> list[str]:
 
 
 def require_module(named: str | Path) -> None:
-    """Refuse FILE:FUNCTION of a module of one's own where the file or the function is not there."""
+    """Refuse FILE:FUNCTION of a user's module if the file or the function is missing."""
     path, function = split_program(named, "")
     defined = require_program(path, (function,) if function else ())
     if not function:
@@ -84,7 +84,7 @@ def require_module(named: str | Path) -> None:
 
 
 def require_subject(subject: str) -> None:
-    """Refuse ``module:function`` whose package is nowhere on the path of this Python."""
+    """Refuse ``module:function`` if its package is not on the path of this Python."""
     module, _, function = subject.partition(":")
     package = module.partition(".")[0]
     if not function:

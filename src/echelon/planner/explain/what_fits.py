@@ -1,6 +1,6 @@
-"""The changes with which a search has a plan where nothing fits, each priced beside the leanest.
+"""The changes with which a search has a plan where nothing fits, each priced against the leanest.
 
-Each is planned before it is told, as a search plans it:
+Each is planned before it is printed, as a search plans it:
 
 1. a pin is freed, all others stay (pairs of pins where no single one is enough);
 2. the smallest cluster of the same devices that has a plan (`planner/search/smallest.py`), with
@@ -40,7 +40,7 @@ MOST_TIMES = 4
 """Times the devices of the smallest cluster, up to which one that needs no host is looked for."""
 ROOM = 0.95
 """Share of a device's memory in which other devices must have a plan by closed forms, and other
-precision: what fits only just is no advice, and takes long to find."""
+precision: a plan that only just fits is no advice, and takes long to find."""
 ROOM_OF_LARGE_CHANGES = 0.9
 """The same for shorter sequences, and for other precision on other clusters."""
 _SHORTEST_SEQUENCE = 512  # tokens
@@ -49,7 +49,7 @@ _LOW_PRECISION: tuple[Settings, ...] = (
     {"precision.parameters": "bf16"},
     {"precision.parameters": "bf16", "precision.gradients": "bf16"},
 )
-"""What makes a run hold less without a change of its batch, the cheapest first."""
+"""Settings with which a run holds less, without a change of its batch, the cheapest first."""
 _MOST_FREED = 2  # pins
 
 
@@ -70,7 +70,7 @@ def changes_that_fit(request: SearchRequest, leanest: RankedPlan) -> Iterator[Pl
 def _freed(request: SearchRequest) -> Iterator[TriedChanges]:
     """Yield the best plan without each pin, or without each two where no single one is enough.
 
-    Pins that the line of a whole plan implies are freed one by one only.
+    Pins that the line of a whole plan implies are freed singly only.
     """
     for count in range(1, _MOST_FREED + 1):
         some, pins = False, request.pins
@@ -96,7 +96,7 @@ def _on_cluster(one: SmallestCluster, request: SearchRequest) -> TriedChanges:
 
 
 def _as_flags(one: SmallestCluster, request: SearchRequest) -> str:
-    """Return what to type for a cluster; a pinned number of devices becomes that of the cluster."""
+    """Return the flags of a cluster; a pinned number of devices becomes its number."""
     pinned = f" --pin devices={one.num_devices}" if "devices" in request.pins.values else ""
     return f"--cluster {one.name}{pinned}"
 

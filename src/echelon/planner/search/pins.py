@@ -110,7 +110,7 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "gather": ("parameters", "fp8", "int8"),
     "reduce": ("exact", "int8", "int4"),
 }
-"""What pins may be that are no counts."""
+"""Values of pins that are no counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -194,7 +194,7 @@ def pin_word(name: str, value: int | str) -> str:
 
 
 def recompute_of_pin(value: int | str) -> tuple[int, tuple[RecomputedOperator, ...]]:
-    """Return every how many blocks one runs again, and which operators of the others."""
+    """Return the interval of recomputed blocks, and the recomputed operators of other blocks."""
     if isinstance(value, int):
         return value, ()
     found = recompute_of_word(value)
@@ -210,7 +210,7 @@ def pin_of_setting(key: str) -> str:
 
 @dataclass(slots=True)
 class _PinReader:
-    """Take one pin after the other, and keep what is wrong with them."""
+    """Take pins in turn, and keep their problems."""
 
     pins: Pins = field(default_factory=Pins)
     implied: dict[str, tuple[int | str, ...]] = field(
@@ -222,7 +222,7 @@ class _PinReader:
     problems: list[Problem] = field(default_factory=list[Problem])
 
     def read(self, flag: str, text: str) -> None:
-        """Take the pins that a text says; what it is not is a problem."""
+        """Take the pins of a text; a text without any is a problem."""
         typed = f"{flag} {text}"
         key, equals, listed = text.partition("=")
         name = pin_of_setting(key)
