@@ -102,8 +102,8 @@ def _peak_text() -> str:
 
 
 def note(message: str) -> None:
-    """Print a message that is not the result on stderr, once in a launch; `-q` silences it."""
-    if not is_quiet() and not _is_other_rank():
+    """Print a message that is not the result, on stderr; `-q` silences it."""
+    if not is_quiet():
         clear = CLEAR_LINE if _rewrites(sys.stderr) else ""
         print(f"{clear}{in_singular(message)}", file=sys.stderr, flush=True)
 
