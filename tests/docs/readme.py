@@ -26,7 +26,9 @@ README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 BLOCK = re.compile(r"```console\n\$ ((?:echelon|python) [^\n]*)\n(.*?)```", re.DOTALL)
 
-PROGRESS = re.compile(r"^(?:[a-z ]+ \.\.\.|searching for [^\n]*|[^\n]+, \d+ s)\n", re.MULTILINE)
+PROGRESS = re.compile(
+    r"^(?:[a-z ]+ \.\.\.|(?!warning)[a-z]+ing(?: [a-z]+)*: [^\n]*|[^\n]+, \d+ s)\n", re.MULTILINE
+)
 """A line about work that takes longer than a second: a slow machine prints more of them."""
 
 _PIPELINE = "echelon plan nano --set mesh.pp=4 --set model.layers=16"
