@@ -26,8 +26,9 @@ README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 BLOCK = re.compile(r"```console\n\$ ((?:echelon|python) [^\n]*)\n(.*?)```", re.DOTALL)
 
+_WORK = "bisecting|comparing|looking|measuring|preparing|proving|rehearsing|searching|writing"
 PROGRESS = re.compile(
-    r"^(?:[a-z ]+ \.\.\.|(?!warning)[a-z]+ing(?: [a-z]+)*: [^\n]*|[^\n]+, \d+ s)\n", re.MULTILINE
+    rf"^(?:[a-z ]+ \.\.\.|(?:{_WORK})(?: [a-z]+)*: [^\n]*|[^\n]+, \d+ s)\n", re.MULTILINE
 )
 """A line about work that takes longer than a second: a slow machine prints more of them."""
 
