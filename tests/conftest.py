@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import settings
 
+from echelon.cli import stderr
 from echelon.launch.local import rank_processes
 from echelon.launch.local.pool import RankPool
 from tests.file_seconds import begin_with_the_longest
@@ -58,6 +59,14 @@ def same_random_numbers() -> None:
     """Start each test from one seed, so that what it draws does not depend on those before it."""
     if (torch := sys.modules.get("torch")) is not None:
         torch.manual_seed(0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_progress_by_the_clock() -> Iterator[None]:
+    """Show no progress of work that takes over a second, as on a busy machine any may."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(stderr, "SHOWN_AFTER_S", 1e6)
+        yield
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -71,7 +71,7 @@ def test_an_unknown_run_lists_presets_and_files(
     (tmp_path / "cluster.toml").write_text("devices_per_node = 8")
     (tmp_path / "pyproject.toml").write_text("[tool.ruff]")
     found = problems_of("nanoo")
-    assert found["unknown-preset"].suggestions == ("nano", "nano-zero3", "run.toml")
+    assert found["unknown-preset"].suggestions == ("nano", "run.toml")
     found = problems_of("zzz")
     kinds = ("a run.toml", "a preset (echelon config presets)")
     assert found["unknown-preset"].suggestions == (*kinds, "run.toml")

@@ -47,6 +47,7 @@ def test_a_proof_is_its_page() -> None:
         passes=(ProofPass(precision="fp64", claims=(claim,), diagnosis=None),),
     )
     text = made._repr_html_()
+    assert text is not None
     assert text == static_html(proof_page(made.to_json()))
     found = Reader(text)
     assert found.tags <= HARMLESS
@@ -81,5 +82,6 @@ def test_a_run_is_its_page_and_one_that_is_gone_is_none(tmp_path: Path) -> None:
     assert result._repr_html_() is None
     # What was read is still known.
     told = summary._repr_html_()
+    assert told is not None
     assert "5 of 5 steps: loss 5.0000 to 1.0000" in told
     assert "<svg" not in told

@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from echelon.core.errors import ProofFailed
+from echelon.core.messages.plurals import in_singular
 from echelon.launch.local.pool import RankPool
 from echelon.proof.run import prove
 from tests.proof.mutants.planting import Told
@@ -29,4 +30,4 @@ def assert_caught(mutant: str, told: Told, rank_pool: RankPool) -> None:
     with pytest.raises(ProofFailed) as failed:
         proof.require()
     assert told.rule in failed.value.rules
-    assert found.sentence() in str(failed.value)
+    assert in_singular(found.sentence()) in str(failed.value)

@@ -54,11 +54,22 @@ class StderrHandler(logging.Handler):
         """Print a note; progress has a line of its own (`working`)."""
         text = record.getMessage()
         of_progress = record.name == PROGRESS.name and record.levelno > logging.DEBUG
-        other_rank = os.environ.get("RANK", "0") != "0" and record.levelno < logging.ERROR
+        other_rank = record.levelno < logging.ERROR and _is_other_rank()
         if not (of_progress or other_rank or text in self._printed):
             self._printed.add(text)
             with suppress(OSError):
                 print(text, file=sys.stderr, flush=True)
+
+
+def _is_other_rank() -> bool:
+    """True on the ranks of a launcher but the first; a wrong launch is reported elsewhere."""
+    from echelon.core.errors import EchelonError
+    from echelon.launch.environment import is_first_rank
+
+    try:
+        return not is_first_rank()
+    except EchelonError:
+        return os.environ.get("RANK", "0") != "0"
 
 
 @contextmanager
@@ -158,19 +169,21 @@ class _ProgressWithoutThread(_Progress):
 
 @contextmanager
 def working(
-    words: str, *, lines: bool = True, forks: bool = False, after_s: float = SHOWN_AFTER_S
+    words: str, *, lines: bool = True, forks: bool = False, after_s: float | None = None
 ) -> Iterator[None]:
     """Say on stderr that work goes on, and how far it is, once it takes longer than a moment.
 
     A terminal has one line, rewritten and taken away at the end. Elsewhere `lines` are printed,
     after the first moment and every ten seconds. Work that `forks` shows a line when it logs one.
+    The first moment is `after_s`, or SHOWN_AFTER_S.
     """
     stream = sys.stderr
-    silent = is_quiet() or os.environ.get("RANK", "0") != "0"
+    silent = is_quiet() or _is_other_rank()
     if stream is None or silent or not (lines or _rewrites(stream)):
         yield
         return
-    shown = (_ProgressWithoutThread if forks else _Progress)(stream, words, after_s)
+    moment_s = SHOWN_AFTER_S if after_s is None else after_s
+    shown = (_ProgressWithoutThread if forks else _Progress)(stream, words, moment_s)
     done = threading.Event()
     thread = threading.Thread(target=_show_until, args=(shown, done), daemon=True)
     PROGRESS.addHandler(shown)

@@ -47,7 +47,7 @@ def cut(plan: Plan, context: Context, *, length: int = 128, tp: int = 1, cp: int
         (
             cut(RING, Context(kind="ulysses-ring", ulysses_degree=3)),
             "ulysses-divides-cp",
-            ["context.ulysses_degree = 2, context.ulysses_degree = 4"],
+            ["context.ulysses_degree = 2 or context.ulysses_degree = 4"],
         ),
         (
             cut(RING, Context(kind="ulysses", ulysses_degree=8), cp=8),
@@ -99,18 +99,18 @@ def kind_of(word: Any) -> Plan:
 @pytest.mark.parametrize(
     ("plan", "rule", "key", "words"),
     [
-        (shaped(window=0), "out-of-range", "model.window", ["= 0 is below 1", 'here: 1, "none"']),
+        (shaped(window=0), "out-of-range", "model.window", ["= 0 is below 1", 'here: 1 or "none"']),
         (shaped(window=-3), "out-of-range", "model.window", ["= -3 is below 1", 'or "none"']),
         (shaped(window=2.5), "wrong-type", "model.window", ["a number with a fraction"]),
         (shaped(window="wide"), "wrong-type", "model.window", ["is a string"]),
         (shaped(soft_cap=0.0), "out-of-range", "model.soft_cap", ["above 0", 'here: "none"']),
         (shaped(soft_cap=-1.0), "out-of-range", "model.soft_cap", ["= -1.0"]),
         (shaped(soft_cap=float("nan")), "out-of-range", "model.soft_cap", ["= nan"]),
-        (shaped(causal="no"), "wrong-type", "model.causal", ['= "no"', "true, false"]),
+        (shaped(causal="no"), "wrong-type", "model.causal", ['= "no"', "true or false"]),
         (shaped(causal=None), "wrong-type", "model.causal", ["= None"]),
         (kind_of("rings"), "unknown-choice", "context.kind", ['mean "ring"', '"ulysses-ring"']),
         (kind_of(None), "wrong-type", "context.kind", ["= None"]),
-        (documented("apart"), "unknown-choice", "batch.documents", ['"joined", "separate"']),
+        (documented("apart"), "unknown-choice", "batch.documents", ['"joined" or "separate"']),
     ],
 )
 def test_a_value_of_no_setting_is_refused(

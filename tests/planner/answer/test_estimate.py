@@ -61,7 +61,8 @@ def test_lines_begin_with_names_of_one_width_and_fit(estimate: Estimate) -> None
     lines = "\n".join(rate_lines(estimate, label=9)).splitlines()
     names = [line[:9].strip() for line in lines]
     assert [name for name in names if name] == ["step", "rate", "memory", "bands"]
-    assert all(line.startswith(" " * 9) for line in lines[4:])
+    behind = [line for line, name in zip(lines, names, strict=True) if not name]
+    assert all(line.startswith(" " * 9) for line in behind)
     assert f" {100 * estimate.mfu:.1f} (" in lines[1]
     beside = terms_beside(estimate, MEMORY)
     assert max(map(len, [*lines, *beside.splitlines()])) <= 80

@@ -132,7 +132,7 @@ def test_a_saved_step_is_never_overwritten(tmp_path: Path) -> None:
         (lambda shape, *_: [((0,) * len(shape), shape)], "overlap"),
         (
             lambda shape, rank, _: [((0,) * len(shape), (1, *shape[1:]))] if not rank else [],
-            "1 pieces hold",
+            "1 piece holds",
         ),
     ],
 )
