@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from echelon.core.plan import ZeroStage
 from echelon.core.messages.plurals import in_singular
+from echelon.core.plan import ZeroStage
 from echelon.core.units import decimal_bytes
 from echelon.cost.bytes.model_states import (
     MIXED_PRECISION,
