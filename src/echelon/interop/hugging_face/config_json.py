@@ -27,6 +27,8 @@ from echelon.core.rulebook.export_weights import (
 from echelon.core.rules import did_you_mean
 
 KEY = "--model-type"
+OWN_WAY = "--to echelon"
+"""The flag of an export that every model can take."""
 
 _NO_TOKENS: Keys = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 """Where they are not said, transformers takes those of a family's first models: ids that a smaller
@@ -128,12 +130,14 @@ def _refused(
         why = f"no architecture has the parts of {shape.name}"
         if model_type is not None:
             why = f"{model_type} has not the parts of {shape.name}: {_parts(shape)}"
-        return WEIGHTS_TYPE_NAMES_SHAPE.problem(why, key=KEY, suggestions=_fitting(shape))
+        ways = _fitting(shape) or [OWN_WAY]
+        return WEIGHTS_TYPE_NAMES_SHAPE.problem(why, key=KEY, suggestions=ways)
     nearest = min(missed, key=lambda name: len(missed[name]))
     return WEIGHTS_HAVE_ARCHITECTURE.problem(
         f"no architecture that is known says {shape.name}; the nearest is {nearest}, but for "
         f"{'; '.join(missed[nearest])}",
         key="model",
+        suggestions=[OWN_WAY if model_type is None else f"{OWN_WAY}, without {KEY}"],
     )
 
 

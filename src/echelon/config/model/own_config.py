@@ -1,0 +1,65 @@
+"""The config.json beside weights in Echelon's own names: [model] of a run.toml, as JSON.
+
+So a folder of any model says its shape, and `model.hf_config` reads it back. The model_type keeps
+other libraries from taking it for a model of theirs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, cast
+
+from echelon.config.entries import Entry, check_layer, flatten
+from echelon.config.model.config_json import OWN_TABLE, OWN_TYPE
+from echelon.config.plan_view import model_settings
+from echelon.config.settings.schema import MODEL_SOURCES
+from echelon.core.errors import Problem
+from echelon.core.model_shape import ModelShape
+from echelon.core.parameters import base_shape
+from echelon.core.rulebook.model import HF_CONFIG_MISSING_KEY, HF_CONFIG_VALUE
+
+
+def own_config(shape: ModelShape) -> dict[str, object]:
+    """Return the keys of a config.json with every setting of a model, without its adapters."""
+    keys: dict[str, Any] = {"model_type": OWN_TYPE}
+    for key, value in model_settings(base_shape(shape)).items():
+        *tables, name = key.split(".")
+        place = keys
+        for table in tables:
+            place = place.setdefault(table, {})
+        place[name] = value
+    return keys
+
+
+def own_entries(
+    config: Mapping[str, object], path: Path, set_by: str
+) -> tuple[dict[str, Entry], list[Problem]]:
+    """Return the `model.*` entries of such a config.json, `path` in messages."""
+    table = config.get(OWN_TABLE)
+    if not isinstance(table, dict):
+        problem = HF_CONFIG_MISSING_KEY.problem(
+            f"{path} has no table {OWN_TABLE}, which a config.json of model_type {OWN_TYPE} needs",
+            key="model.hf_config",
+            set_by=set_by,
+        )
+        return {}, [problem]
+    found = dict(flatten(cast("dict[str, object]", table), f"{OWN_TABLE}."))
+    entries, problems = check_layer(
+        {
+            key: Entry(value=value, source=f"{path}: {key}", folder=path.parent)
+            for key, value in found.items()
+            if key not in MODEL_SOURCES
+        }
+    )
+    problems += [
+        HF_CONFIG_VALUE.problem(
+            f"{key} names another source of the model; a config.json of model_type {OWN_TYPE} "
+            "holds all settings itself",
+            key="model.hf_config",
+            set_by=f"{path}: {key}",
+        )
+        for key in MODEL_SOURCES
+        if key in found
+    ]
+    return dict(entries), problems
