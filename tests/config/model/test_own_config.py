@@ -41,8 +41,13 @@ def test_models_of_random_plans_are_read_back_as_they_are() -> None:
 
 @pytest.mark.parametrize("name", preset_names("models"))
 def test_presets_are_read_back_as_they_are(name: str) -> None:
-    shape = load_job(None, [f"model.preset={name}"]).plan.model
+    shape = load_job(name).plan.model
     assert shape_of_config(json.loads(json.dumps(own_config(shape))), "other") == shape
+
+
+def test_what_was_assumed_of_a_model_is_no_part_of_it() -> None:
+    trained = replace(NANO, assumed=("model.norm = rmsnorm",), assume=True)
+    assert own_config(trained) == own_config(NANO)
 
 
 def test_adapters_are_no_part_of_it() -> None:
@@ -59,6 +64,7 @@ def test_adapters_are_no_part_of_it() -> None:
         ({"model": {"layer": 3}}, "unknown-key"),
         ({"model": {"layers": "many"}}, "wrong-type"),
         ({"model": {"preset": "nano"}}, "hf-config-value"),
+        ({"model": {"assumed": "none"}}, "hf-config-value"),
     ],
 )
 def test_a_table_that_is_no_model_is_refused(config: dict[str, object], rule: str) -> None:

@@ -12,6 +12,7 @@ from typing import Any, cast
 
 from echelon.config.entries import Entry, check_layer, flatten
 from echelon.config.model.config_json import OWN_TABLE, OWN_TYPE
+from echelon.config.model.unknown import ASSUMED_KEY
 from echelon.config.plan_view import model_settings
 from echelon.config.settings.schema import MODEL_SOURCES
 from echelon.core.errors import Problem
@@ -19,11 +20,16 @@ from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import base_shape
 from echelon.core.rulebook.model import HF_CONFIG_MISSING_KEY, HF_CONFIG_VALUE
 
+_NO_PART = (*MODEL_SOURCES, ASSUMED_KEY, "model.assume")
+"""Settings of [model] that name another source, or tell what is assumed of one."""
+
 
 def own_config(shape: ModelShape) -> dict[str, object]:
     """Return the keys of a config.json with every setting of a model, without its adapters."""
     keys: dict[str, Any] = {"model_type": OWN_TYPE}
     for key, value in model_settings(base_shape(shape)).items():
+        if key in _NO_PART:
+            continue
         *tables, name = key.split(".")
         place = keys
         for table in tables:
@@ -49,17 +55,17 @@ def own_entries(
         {
             key: Entry(value=value, source=f"{path}: {key}", folder=path.parent)
             for key, value in found.items()
-            if key not in MODEL_SOURCES
+            if key not in _NO_PART
         }
     )
     problems += [
         HF_CONFIG_VALUE.problem(
-            f"{key} names another source of the model; a config.json of model_type {OWN_TYPE} "
-            "holds all settings itself",
+            f"{key} has no place in a config.json of model_type {OWN_TYPE}, which holds the whole "
+            "model itself",
             key="model.hf_config",
             set_by=f"{path}: {key}",
         )
-        for key in MODEL_SOURCES
+        for key in _NO_PART
         if key in found
     ]
     return dict(entries), problems

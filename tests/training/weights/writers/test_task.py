@@ -25,7 +25,6 @@ from tests.training.weights.test_export import back, drawn
 from tests.training.weights.trainer_folders import stored_with_moments
 from tests.training.weights.transformers_models import DEEPSEEK
 
-
 NAMELESS = {
     "sinks": replace(NANO, sinks=True, soft_cap=20.0, norm_place="after"),
     "learned, after": replace(GPT2, norm_place="after", window=8),
