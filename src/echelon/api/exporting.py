@@ -86,7 +86,7 @@ def export_weights(  # noqa: PLR0913 - each is one choice of the caller, by its 
     `run` is what `ec.train` returned, the folder of a run (its newest checkpoint is taken) or of a
     checkpoint in one; how it was split does not matter. `to` is "hf" for a folder of Hugging Face;
     "echelon" for the same files in Echelon's own names, which every model has; "dcp" for
-    torch.distributed.checkpoint, with torchtitan's names or, with a `model_type`, those of
+    torch.distributed.checkpoint, with torchtitan's names or, with a `model_type`, names of
     transformers; "deepspeed" for a universal folder, with what Adam keeps; "megatron" for
     Megatron-core's torch_dist; "megatron-legacy" for a file of each of `tp` x `pp` ranks.
 
@@ -238,10 +238,9 @@ def export_joined_rank(context: RankContext, argument: Mapping[str, Any]) -> Exp
 
 def _finish(task: ExportTask, run: Path, data: Path | None, folder: Path) -> str:
     """Write what stands beside weights, and read what was written; return what is said of it."""
-    from echelon.config.model.own_config import own_config
     from echelon.core.parameters import base_shape
     from echelon.interop.hugging_face.adapters import ADAPTER_CONFIG, adapter_config
-    from echelon.interop.hugging_face.config_json import hub_config
+    from echelon.interop.hugging_face.config_json import hub_config, own_config
     from echelon.models.precision import TORCH_DTYPES
     from echelon.telemetry.run_directory import run_of
     from echelon.training.checkpoint.index import read_index
@@ -263,8 +262,8 @@ def _finish(task: ExportTask, run: Path, data: Path | None, folder: Path) -> str
         return beside.said
     dtype = str(TORCH_DTYPES[task.dtype]).removeprefix("torch.")
     own = task.to == "echelon"
-    said = own_config(base) if own else hub_config(base, task.model_type).keys
-    keys = {**said, "torch_dtype": dtype, **beside.config}
+    shape_keys = own_config(base) if own else hub_config(base, task.model_type).keys
+    keys = {**shape_keys, "torch_dtype": dtype, **beside.config}
     text = json.dumps(dict(sorted(keys.items())), indent=2) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")
     find_weights(folder, base)

@@ -25,8 +25,8 @@ def rope_entry(config: Mapping[str, object]) -> tuple[str, object]:
     """Return the key that says how positions turn, and its value, if any."""
     if config.get("model_type") == OWN_TYPE:
         table = config.get(OWN_TABLE)
-        found = cast("dict[str, object]", table) if isinstance(table, dict) else {}
-        return f"{OWN_TABLE}.rope_scaling", found.get("rope_scaling")
+        model = cast("dict[str, object]", table) if isinstance(table, dict) else {}
+        return f"{OWN_TABLE}.rope_scaling", model.get("rope_scaling")
     # transformers 5 keeps both under rope_parameters, before that they were two keys.
     key = "rope_parameters" if "rope_parameters" in config else "rope_scaling"
     return key, config.get(key)

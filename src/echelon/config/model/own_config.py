@@ -1,4 +1,4 @@
-"""The config.json beside weights in Echelon's own names: [model] of a run.toml, as JSON.
+"""The config.json of weights in Echelon's own names: [model] of a run.toml, as JSON.
 
 So a folder of any model says its shape, and `model.hf_config` reads it back. The model_type keeps
 other libraries from taking it for a model of theirs.
@@ -8,34 +8,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from echelon.config.entries import Entry, check_layer, flatten
 from echelon.config.model.config_json import OWN_TABLE, OWN_TYPE
 from echelon.config.model.unknown import ASSUMED_KEY
-from echelon.config.plan_view import model_settings
 from echelon.config.settings.schema import MODEL_SOURCES
 from echelon.core.errors import Problem
-from echelon.core.model_shape import ModelShape
-from echelon.core.parameters import base_shape
 from echelon.core.rulebook.model import HF_CONFIG_MISSING_KEY, HF_CONFIG_VALUE
 
-_NO_PART = (*MODEL_SOURCES, ASSUMED_KEY, "model.assume")
-"""Settings of [model] that name another source, or tell what is assumed of one."""
-
-
-def own_config(shape: ModelShape) -> dict[str, object]:
-    """Return the keys of a config.json with every setting of a model, without its adapters."""
-    keys: dict[str, Any] = {"model_type": OWN_TYPE}
-    for key, value in model_settings(base_shape(shape)).items():
-        if key in _NO_PART:
-            continue
-        *tables, name = key.split(".")
-        place = keys
-        for table in tables:
-            place = place.setdefault(table, {})
-        place[name] = value
-    return keys
+NOT_IN_OWN_CONFIG = (*MODEL_SOURCES, ASSUMED_KEY, "model.assume")
+"""Settings of [model] for another source of the model, and for assumptions about one."""
 
 
 def own_entries(
@@ -50,12 +33,12 @@ def own_entries(
             set_by=set_by,
         )
         return {}, [problem]
-    found = dict(flatten(cast("dict[str, object]", table), f"{OWN_TABLE}."))
+    settings = dict(flatten(cast("dict[str, object]", table), f"{OWN_TABLE}."))
     entries, problems = check_layer(
         {
             key: Entry(value=value, source=f"{path}: {key}", folder=path.parent)
-            for key, value in found.items()
-            if key not in _NO_PART
+            for key, value in settings.items()
+            if key not in NOT_IN_OWN_CONFIG
         }
     )
     problems += [
@@ -65,7 +48,7 @@ def own_entries(
             key="model.hf_config",
             set_by=f"{path}: {key}",
         )
-        for key in _NO_PART
-        if key in found
+        for key in NOT_IN_OWN_CONFIG
+        if key in settings
     ]
     return dict(entries), problems

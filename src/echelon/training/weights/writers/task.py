@@ -92,7 +92,7 @@ class ExportTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenWeights:
-    """Say what was written: whose names, how many tensors and bytes, safetensors files, moments."""
+    """The names of the tensors, their number and bytes, safetensors files, and optimizer state."""
 
     names: str
     tensors: int
