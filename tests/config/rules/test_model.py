@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
 from echelon.config.load import load_job
+from echelon.core.errors import ConfigError
 from tests.config.problems import problems_of
 
 
@@ -63,3 +66,28 @@ def test_longrope_has_a_divisor_for_each_pair_that_turns(tmp_path: Path) -> None
     shape = load_job("nano", [f"model.hf_config={path}", "batch.sequence_length=16"]).plan.model
     assert shape.rope_scaling is not None
     assert (shape.head_dim, shape.rope_scaling.long_factors) == (8, (2.0,) * 3)
+
+
+@pytest.mark.parametrize(
+    ("preset", "length", "facts"),
+    [
+        ("llama3-8b", 131072, ("more rotary positions change no weight", "model.rope_scaling")),
+        ("gpt2", 4096, ("learned positions grows by 3,072", "2.36M parameters")),
+    ],
+)
+def test_a_longer_sequence_may_have_more_positions(
+    preset: str, length: int, facts: tuple[str, ...]
+) -> None:
+    longer = [
+        f"batch.sequence_length={length}",
+        "batch.global_sequences=8",
+        "cluster.preset=8xh100",
+    ]
+    with pytest.raises(ConfigError) as caught:
+        load_job(preset, longer)
+    (problem,) = caught.value.problems
+    assert problem.rule == "sequence-fits-positions"
+    assert f"--set model.max_positions={length}" in problem.suggestions
+    assert all(fact in problem.message for fact in facts)
+    mended = load_job(preset, [*longer, f"model.max_positions={length}"])
+    assert mended.plan.mathematics.sequence_length == length
