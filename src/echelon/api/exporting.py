@@ -330,7 +330,7 @@ def _require_effect(
             if key != "--dtype"
             else f"--dtype is {dtype}, and a universal folder of DeepSpeed has fp32",
             key=key,
-            suggestions=[f"--to {one}" for one in formats],
+            suggestions=[*(f"--to {name}" for name in formats), f"no {key}"],
         )
         for key, (given, formats) in needs.items()
         if given and to not in formats
