@@ -292,8 +292,8 @@ def _usage_problem(error: CycloptsError, arguments: Sequence[str]) -> Problem:
 
 
 def _resumed(arguments: Sequence[str]) -> str:
-    """Return what to type for a command of training that lacks its run or the run to resume."""
-    words = [part for one in arguments for part in one.partition("=")[::2] if part]
+    """Example of a command of training; with the run that `--resume` names."""
+    words = [part for word in arguments for part in word.partition("=")[::2] if part]
     if "--resume" not in words:
         return _EXAMPLES["echelon train"]
     after = words[words.index("--resume") + 1 :]
