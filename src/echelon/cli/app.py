@@ -123,6 +123,9 @@ LOUDNESS_FLAGS = {
 }
 """Flags that `cli/stderr.py` takes out of every command."""
 
+FLAGS_OF_ALL = ("--help", "--version", *(long for long, _ in LOUDNESS_FLAGS))
+"""Flags that need no command."""
+
 
 def build_app() -> App:
     """Return the parser; a command's module is imported when the command is named."""
@@ -260,6 +263,12 @@ def _usage_problem(error: CycloptsError, arguments: Sequence[str]) -> Problem:
     error.verbose = False
     if isinstance(error, UnknownCommandError):
         typed = " ".join([*(error.command_chain or ()), *(error.unused_tokens or ())[:1]])
+        if typed.startswith("-"):
+            near = did_you_mean(typed, FLAGS_OF_ALL) or FLAGS_OF_ALL
+            return command_line.UNKNOWN_FLAG.problem(
+                f"echelon has no flag {typed}",
+                suggestions=[f"echelon {flag}" for flag in near],
+            )
         near = did_you_mean(typed, COMMANDS)
         return command_line.UNKNOWN_COMMAND.problem(
             f"there is no command {typed!r}",
@@ -278,10 +287,21 @@ def _usage_problem(error: CycloptsError, arguments: Sequence[str]) -> Problem:
     if isinstance(error, UnusedCliTokensError):
         message = f"more arguments than the command takes: {' '.join(error.unused_tokens or ())}"
     command = " ".join(["echelon", *(error.command_chain or ())])
-    example = _EXAMPLES.get(command)
+    example = _resumed(arguments) if command == "echelon train" else _EXAMPLES.get(command)
     flag = _default_of(error)
     more = [*([flag] if flag else []), *([example] if example else []), f"{command} --help"]
     return command_line.BAD_ARGUMENT.problem(message, suggestions=more)
+
+
+def _resumed(arguments: Sequence[str]) -> str:
+    """Example of a command of training; with the run that `--resume` names."""
+    words = [part for word in arguments for part in word.partition("=")[::2] if part]
+    if "--resume" not in words:
+        return _EXAMPLES["echelon train"]
+    after = words[words.index("--resume") + 1 :]
+    typed = after[0] if after and not after[0].startswith("-") else "runs/nano"
+    run = typed.rstrip("/").partition("/checkpoints")[0]
+    return f"echelon train {run}/run.toml --resume {typed}"
 
 
 def _wrong_choice(error: CoercionError) -> Problem | None:

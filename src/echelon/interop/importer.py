@@ -205,6 +205,8 @@ def detect_tool(path: Path, text: str) -> ToolName:
     for tool in recognition_order():
         if tool.pattern.search(text):
             return tool.name
+    if path == COMMAND:
+        raise ConfigError(_unread_command(text))
     signs = ", nor ".join(tool.signs for tool in recognition_order())
     raise ConfigError(
         IMPORT_KIND.problem(
@@ -213,6 +215,24 @@ def detect_tool(path: Path, text: str) -> ToolName:
             set_by=str(path),
             suggestions=[f"--from {name}" for name in TOOLS],
         )
+    )
+
+
+def _unread_command(line: str) -> Problem:
+    """Return the problem of a launch line whose flags are of no tool: its settings are in files."""
+    words = [word.rpartition("=")[2] for word in command_words(COMMAND, line)]
+    files = [word for word in words if Path(word).suffix in CONFIGURATIONS]
+    absent = [word for word in files if not is_file(Path(word).expanduser())]
+    reason = "and it names no file of settings"
+    if files:
+        reason = f"and no tool is known by {files[0]}"
+    if absent:
+        reason = f"and there is no file {absent[0]}"
+    signs = ", nor ".join(tool.signs for tool in recognition_order() if tool.form == "command")
+    return IMPORT_KIND.problem(
+        f"(command) is neither {signs}, {reason}",
+        set_by=str(COMMAND),
+        suggestions=["echelon import FILE (the settings of its program)", "echelon init"],
     )
 
 

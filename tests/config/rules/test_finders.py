@@ -34,7 +34,11 @@ def small(tmp_path: Path) -> Path:
             ("heads = 8", "heads = 16"),
         ),
         (["model.kv_heads=5"], "kv-heads-divide-heads", ("3", "4", "6")),
-        (["model.head_dim=5"], "rope-needs-even-head", ("4", "6")),
+        (
+            ["model.head_dim=5"],
+            "rope-needs-even-head",
+            ("model.head_dim = 4", "model.head_dim = 6"),
+        ),
         (["batch.sequence_length=65"], "sequence-fits-positions", ("1 to 64",)),
         (["mesh.pp=8"], "layers-fill-stages", ("mesh.pp = 6",)),
         (

@@ -80,7 +80,7 @@ def rope_needs_even_head(view: View) -> Iterator[RuleViolation]:
                     message=f"{key} = {width} is odd, and rotary positions turn pairs of dims",
                     key=key,
                     set_by=(key,),
-                    suggestions=(width - 1, width + 1),
+                    suggestions=[f"{key} = {width - 1}", f"{key} = {width + 1}"],
                 )
             return
 
