@@ -157,7 +157,8 @@ def _planned_change(request: SearchRequest, settings: Settings, room: float) -> 
 def _cheaper_runs(request: SearchRequest) -> Iterator[Settings]:
     """Yield changes of a run that make it hold less, the cheapest first."""
     yield from _LOW_PRECISION
-    for precision in ({}, _LOW_PRECISION[-1]):
+    precisions: tuple[Settings, ...] = ({}, _LOW_PRECISION[-1])
+    for precision in precisions:
         length = request.mathematics.sequence_length // 2
         while length >= _SHORTEST_SEQUENCE:
             yield {**precision, "batch.sequence_length": length}
