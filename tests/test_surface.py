@@ -17,7 +17,7 @@ from echelon.core import errors
 ROOT = Path(__file__).resolve().parent.parent
 ERRORS = (
     *("CheckpointError", "ConfigError", "DataError", "EchelonError", "EnvironmentProblem"),
-    *("InfeasiblePlan", "ProofFailed", "RunFailed"),
+    *("InfeasiblePlan", "Interrupted", "ProofFailed", "RunFailed"),
 )
 RECORDS = (
     *(

@@ -16,6 +16,7 @@ What goes wrong is one of these; `problems` are all that were found, each with t
     |-- EnvironmentProblem       the machine lacks something                          exit 3
     |-- ProofFailed              the plan was run and is not equal to one device      exit 1
     `-- RunFailed                training started and could not go on                 exit 4
+        `-- Interrupted          ranks were asked to stop, and nothing is kept        exit 130
 
 Everything is loaded when it is first used: importing Echelon takes milliseconds and no torch.
 """
@@ -36,6 +37,7 @@ __all__ = [
     "Fused",
     "Generated",
     "InfeasiblePlan",
+    "Interrupted",
     "Logical",
     "OnRank",
     "OneDevice",
@@ -103,6 +105,7 @@ if TYPE_CHECKING:
         EchelonError,
         EnvironmentProblem,
         InfeasiblePlan,
+        Interrupted,
         ProofFailed,
         RunFailed,
     )
@@ -126,6 +129,7 @@ else:
         "Fused": _CASE,
         "Generated": "echelon.api.generating",
         "InfeasiblePlan": _ERRORS,
+        "Interrupted": _ERRORS,
         "Logical": _CASE,
         "OnRank": _CASE,
         "OneDevice": _CASE,

@@ -26,7 +26,10 @@ README = ROOT / "README.md"
 DOCS = ROOT / "docs"
 BLOCK = re.compile(r"```console\n\$ ((?:echelon|python) [^\n]*)\n(.*?)```", re.DOTALL)
 
-PROGRESS = re.compile(r"^(?:[a-z ]+ \.\.\.|searching for [^\n]*|[^\n]+, \d+ s)\n", re.MULTILINE)
+_WORK = "bisecting|comparing|looking|measuring|preparing|proving|rehearsing|searching|writing"
+PROGRESS = re.compile(
+    rf"^(?:[a-z ]+ \.\.\.|(?:{_WORK})(?: [a-z]+)*: [^\n]*|[^\n]+, \d+ s)\n", re.MULTILINE
+)
 """A line about work that takes longer than a second: a slow machine prints more of them."""
 
 _PIPELINE = "echelon plan nano --set mesh.pp=4 --set model.layers=16"

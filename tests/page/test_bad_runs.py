@@ -302,7 +302,8 @@ def _assert_small(path: Path, *, count: int, ranks: int) -> None:
     assert f"{count:,} of {count:,} steps" in page.verdict
     schedule = part(page, "schedule").figure
     assert isinstance(schedule, ScheduleFigure)
-    assert [chart.name for chart in schedule.charts] == ["planned", f"measured, step {count}"]
+    simulated = "simulated with the measured times"
+    assert [chart.name for chart in schedule.charts] == [simulated, f"measured, step {count}"]
     loss = part(page, "loss").figure
     assert isinstance(loss, LinesFigure)
     assert (loss.steps[0], loss.steps[-1]) == (1, count)

@@ -35,7 +35,7 @@ GROUPS = {
     "Programs for `verify`": ("VerifyCase", "OneDevice", "OnRank", "Logical", "Fused"),
     "Errors": (
         *("EchelonError", "ConfigError", "InfeasiblePlan", "DataError", "CheckpointError"),
-        *("EnvironmentProblem", "ProofFailed", "RunFailed"),
+        *("EnvironmentProblem", "ProofFailed", "RunFailed", "Interrupted"),
     ),
     "Version": ("__version__",),
 }

@@ -29,6 +29,9 @@ def test_what_is_as_it_is_by_itself_is_not_said() -> None:
 
 def test_words_that_stand_for_several_settings_are_these_settings() -> None:
     controls, model, cluster = start()
+    single = tomllib.loads(run_text(replace(controls, precision="fp32"), model, cluster))
+    # Left out, the dtype would be the device's.
+    assert single["precision"] == {"parameters": "fp32"}
     controls = replace(controls, precision="fp8 tensor", recompute="full", every=2)
     controls = replace(controls, operators="norm mlp", context="ulysses-ring", cp=4, ulysses=1)
     said = tomllib.loads(run_text(controls, model, cluster))

@@ -145,11 +145,12 @@ _PRECISION_KEYS = (
 
 
 def _precision_lines(precision: Precision) -> str:
+    """Return the settings of a precision; without `parameters` the device would choose it."""
     plain = asdict(Precision())
     said = {
         key: value
         for key, value in asdict(precision).items()
-        if key in _PRECISION_KEYS and value != plain[key]
+        if key == "parameters" or (key in _PRECISION_KEYS and value != plain[key])
     }
     return "".join(f'{key} = "{value}"\n' for key, value in said.items())
 

@@ -13,7 +13,7 @@ from tests.page.lessons.reading import facts, figure, holds
 def test_copies_store_28b_and_shards_7b() -> None:
     copied, sharded, gathered, freed = sharding().scene(ranks="4").frames
     assert facts(copied) == {"all ranks store": "28.00B", "stored again": "21.00B"}
-    assert copied.facts[1].note == "3 times the model"
+    assert copied.facts[1].note == "3 x the model"
     assert facts(sharded) == {"all ranks store": "7.00B", "stored again": "0"}
     claimed = holds("llm-training-16")
     assert 4 * parameters_of_rank(4, 0) / 1e9 == claimed["total_B"] == 28

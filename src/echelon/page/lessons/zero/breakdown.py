@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from echelon.core.messages.plurals import in_singular
 from echelon.core.plan import ZeroStage
 from echelon.core.units import decimal_bytes
 from echelon.cost.bytes.model_states import (
@@ -102,7 +103,7 @@ def _frame(weights: float, stage: ZeroStage, shown: tuple[str, ...]) -> Frame:
     facts = [
         Fact(
             name="a rank holds",
-            value=decimal_bytes(held.total) if weights > 1 else f"{held.total:g} bytes",
+            value=_bytes(weights, held.total),
             note=f"{states_formula(stage)}, N = {RANKS}",
         ),
         Fact(
@@ -162,7 +163,7 @@ def _cell(weights: float, stage: ZeroStage, value: float) -> str:
 
 
 def _bytes(weights: float, value: float) -> str:
-    return decimal_bytes(value) if weights > 1 else f"{value:g} bytes"
+    return decimal_bytes(value) if weights > 1 else in_singular(f"{value:g} bytes")
 
 
 def _share(share: float) -> str:

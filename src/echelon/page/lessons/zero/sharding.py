@@ -77,7 +77,7 @@ def _copied(ranks: int) -> Frame:
             Fact(
                 name="stored again",
                 value=short_count(again),
-                note=f"{again / WEIGHTS:g} times the model",
+                note=f"{again / WEIGHTS:g} x the model",
             ),
         ),
     )
