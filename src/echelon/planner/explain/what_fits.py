@@ -26,7 +26,7 @@ from echelon.planner.explain.fixes import PlanFix, TriedChanges, fix_cost, price
 from echelon.planner.search.other_requests import request_with_settings
 from echelon.planner.search.ranked import RankedPlan
 from echelon.planner.search.request import SearchRequest
-from echelon.planner.search.search import first_that_fits
+from echelon.planner.search.search import best_fitting_anywhere, first_that_fits
 from echelon.planner.search.smallest import (
     SmallestCluster,
     planned,
@@ -39,8 +39,8 @@ Settings: TypeAlias = Mapping[str, object]
 MOST_TIMES = 4
 """Times the devices of the smallest cluster, up to which one that needs no host is looked for."""
 ROOM = 0.95
-"""Share of a device's memory in which other devices must have a plan by closed forms, and other
-precision: a plan that only just fits is no advice, and takes long to find."""
+"""Share of a device's memory in which other devices, freed pins and other precision must have a
+plan by closed forms: a plan that only just fits is no advice, and takes long to find."""
 ROOM_OF_LARGE_CHANGES = 0.9
 """The same for shorter sequences, and for other precision on other clusters."""
 _SHORTEST_SEQUENCE = 512  # tokens
@@ -75,7 +75,9 @@ def _freed(request: SearchRequest) -> Iterator[TriedChanges]:
     for count in range(1, _MOST_FREED + 1):
         some, pins = False, request.pins
         for names in combinations(pins.values if count == 1 else pins.texts, count):
-            found = first_that_fits(request.without_pins(*names))
+            free = request.without_pins(*names)
+            by_forms = best_fitting_anywhere(free.with_memory(ROOM * free.memory_bytes))
+            found = None if by_forms is None else first_that_fits(free)
             if found is not None:
                 some, choice = True, found.candidate
                 changes = tuple(f"{pins.text(name)} -> {choice.pin_value(name)}" for name in names)
@@ -157,7 +159,8 @@ def _planned_change(request: SearchRequest, settings: Settings, room: float) -> 
 def _cheaper_runs(request: SearchRequest) -> Iterator[Settings]:
     """Yield changes of a run that make it hold less, the cheapest first."""
     yield from _LOW_PRECISION
-    for precision in ({}, _LOW_PRECISION[-1]):
+    precisions: tuple[Settings, ...] = ({}, _LOW_PRECISION[-1])
+    for precision in precisions:
         length = request.mathematics.sequence_length // 2
         while length >= _SHORTEST_SEQUENCE:
             yield {**precision, "batch.sequence_length": length}
