@@ -15,6 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 import echelon as ec
 from echelon.core.errors import ConfigError
+from echelon.telemetry.run_directory import run_of
 from echelon.training.checkpoint.folder import find_checkpoint
 from tests.training.small_runs import trained_run, whole_state
 
@@ -66,6 +67,30 @@ def test_what_left_comes_back_bit_for_bit(run: ec.TrainResult, tmp_path: Path) -
     job += [f"model.hf_config={tmp_path / 'out'}"]
     (tmp_path / "again").mkdir()
     again = trained_run(tmp_path / "again", job)
+    before, after = (whole_state(find_checkpoint(one.run).path) for one in (run, again))
+    names = [name for name in before if name.startswith("parameters/")]
+    assert names
+    for name in names:
+        assert torch.equal(before[name], after[name]), name
+
+
+def test_a_model_without_an_architecture_leaves_and_comes_back(tmp_path: Path) -> None:
+    """In our names: the tokenizer, the shape, and the same bits in a run that begins from them."""
+    shape = ["model.sinks=true", "model.soft_cap=20.0", "model.norm_place=after"]
+    run = trained_run(tmp_path, shape)
+    with pytest.raises(ConfigError, match="--to echelon") as caught:
+        ec.export_weights(run, tmp_path / "out")
+    assert caught.value.rules == ("weights-have-architecture",)
+    found = ec.export_weights(run, tmp_path / "out", to="echelon", dtype="fp32", file_bytes=20_000)
+    assert (found.model_type, found.tokenizer) == ("echelon", "bytes, 257 ids")
+    assert {*found.files, "model.safetensors.index.json", "tokenizer.json", "config.json"} <= {
+        file.name for file in found.folder.iterdir()
+    }
+    assert AutoTokenizer.from_pretrained(found.folder)("line").input_ids
+    (tmp_path / "again").mkdir()
+    job = [f"train.weights={found.folder}", f"model.hf_config={found.folder}"]
+    again = trained_run(tmp_path / "again", [*job, "optimizer.learning_rate=1e-30"])
+    assert run_of(again.run).plan().model == run_of(run.run).plan().model
     before, after = (whole_state(find_checkpoint(one.run).path) for one in (run, again))
     names = [name for name in before if name.startswith("parameters/")]
     assert names

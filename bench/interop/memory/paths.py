@@ -31,6 +31,7 @@ OUT: Mapping[str, Keywords] = {
     "hf": {"to": "hf", "dtype": "fp32", "file_bytes": 100_000_000},
     "hf, bf16": {"to": "hf", "dtype": "bf16"},
     "hf, adapters merged": {"to": "hf", "dtype": "bf16"},
+    "echelon": {"to": "echelon", "dtype": "fp32", "file_bytes": 100_000_000},
     "dcp": {"to": "dcp", "dtype": "fp32"},
     "deepspeed": {"to": "deepspeed"},
     "megatron": {"to": "megatron", "dtype": "fp32"},

@@ -20,8 +20,12 @@ if TYPE_CHECKING:
     from echelon.launch.local.supervisor import LaunchOptions
     from echelon.training.weights.writers.task import ExportTask, WrittenWeights
 
-WeightFormat: TypeAlias = Literal["hf", "dcp", "deepspeed", "megatron", "megatron-legacy"]
+WeightFormat: TypeAlias = Literal[
+    "hf", "echelon", "dcp", "deepspeed", "megatron", "megatron-legacy"
+]
 """Whose folder is written."""
+_FILES = ("hf", "echelon")
+"""Formats of safetensors files, with an index, a config.json and the tokenizer."""
 
 FILE_BYTES = 5_000_000_000  # bytes of a file
 """Of a file, at most: what transformers writes, too."""
@@ -39,7 +43,7 @@ class ExportedWeights:
     to: WeightFormat
     """Whose folder it is."""
     model_type: str
-    """What transformers calls the architecture; torchtitan or Megatron-core with their names."""
+    """What transformers calls the architecture; echelon, torchtitan, Megatron-core for theirs."""
     dtype: DType
     """The dtype of the tensors."""
     tensors: int
@@ -81,13 +85,14 @@ def export_weights(  # noqa: PLR0913 - each is one choice of the caller, by its 
 
     `run` is what `ec.train` returned, the folder of a run (its newest checkpoint is taken) or of a
     checkpoint in one; how it was split does not matter. `to` is "hf" for a folder of Hugging Face;
-    "dcp" for torch.distributed.checkpoint, with torchtitan's names or, with a `model_type`, those
-    of transformers; "deepspeed" for a universal folder, with what Adam keeps; "megatron" for
+    "echelon" for the same files in Echelon's own names, which every model has; "dcp" for
+    torch.distributed.checkpoint, with torchtitan's names or, with a `model_type`, names of
+    transformers; "deepspeed" for a universal folder, with what Adam keeps; "megatron" for
     Megatron-core's torch_dist; "megatron-legacy" for a file of each of `tp` x `pp` ranks.
 
     `dtype` is that of the tensors, by default the one in which the run computed; fp32 keeps every
     bit of master copies in fp32, and is what DeepSpeed has. `model_type` is one of transformers, by
-    default the first that says the model. Files of Hugging Face have at most `file_bytes`.
+    default the first that says the model. Safetensors files have at most `file_bytes`.
 
     `ranks` processes of this machine write it together, or those that torchrun has started, each
     with `threads` threads. What is written is the same however many they are. Each of them holds no
@@ -235,7 +240,7 @@ def _finish(task: ExportTask, run: Path, data: Path | None, folder: Path) -> str
     """Write what stands beside weights, and read what was written; return what is said of it."""
     from echelon.core.parameters import base_shape
     from echelon.interop.hugging_face.adapters import ADAPTER_CONFIG, adapter_config
-    from echelon.interop.hugging_face.config_json import hub_config
+    from echelon.interop.hugging_face.config_json import hub_config, own_config
     from echelon.models.precision import TORCH_DTYPES
     from echelon.telemetry.run_directory import run_of
     from echelon.training.checkpoint.index import read_index
@@ -243,20 +248,22 @@ def _finish(task: ExportTask, run: Path, data: Path | None, folder: Path) -> str
     from echelon.training.weights.files import find_weights
 
     base = base_shape(task.shape)
-    if task.to != "hf":
+    if task.to not in _FILES:
         # What a run would start from is what was written: names, shapes, every file.
         find_weights(folder, base)
         return "none: a checkpoint of a trainer has none"
-    config = hub_config(base, task.model_type)
     wanted = read_index(Path(task.checkpoint)).tokenizer_hash
     beside = files_beside(run_of(run).run_file, data, wanted, task.shape.max_positions)
     beside.write(folder)
     if task.adapters:
-        text = adapter_config(task.shape, config.architecture)
+        architecture = hub_config(base, task.model_type).architecture
+        text = adapter_config(task.shape, architecture)
         (folder / ADAPTER_CONFIG).write_text(text, encoding="utf-8")
         return beside.said
     dtype = str(TORCH_DTYPES[task.dtype]).removeprefix("torch.")
-    keys = {**config.keys, "torch_dtype": dtype, **beside.config}
+    own = task.to == "echelon"
+    shape_keys = own_config(base) if own else hub_config(base, task.model_type).keys
+    keys = {**shape_keys, "torch_dtype": dtype, **beside.config}
     text = json.dumps(dict(sorted(keys.items())), indent=2) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")
     find_weights(folder, base)
@@ -267,7 +274,7 @@ def _exported(
     task: ExportTask, folder: Path, written: WrittenWeights, tokenizer: str, ranks: int
 ) -> ExportedWeights:
     files = written.files
-    if task.to != "hf":
+    if task.to not in _FILES:
         there = [one for one in folder.rglob("*") if one.is_file()]
         files = tuple(sorted(str(one.relative_to(folder)) for one in there))
     return ExportedWeights(
@@ -311,11 +318,11 @@ def _require_effect(
     ranks = ("megatron-legacy",)
     needs: Mapping[str, tuple[bool, tuple[str, ...]]] = {
         "--adapters": (sizes["--adapters"] is not None, ("hf",)),
-        "--file-bytes": (sizes["--file-bytes"] is not None, ("hf",)),
+        "--file-bytes": (sizes["--file-bytes"] is not None, _FILES),
         "--tp": (sizes["--tp"] is not None, ranks),
         "--pp": (sizes["--pp"] is not None, ranks),
         "--model-type": (model_type is not None, ("hf", "dcp", "deepspeed")),
-        "--dtype": (dtype not in (None, "fp32"), ("hf", "dcp", "megatron", "megatron-legacy")),
+        "--dtype": (dtype not in (None, "fp32"), (*_FILES, "dcp", "megatron", *ranks)),
     }
     problems = [
         BAD_ARGUMENT.problem(

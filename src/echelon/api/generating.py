@@ -126,9 +126,10 @@ def generate_texts(
     dataset = open_data(data)
     tokenizer = dataset.tokenizer()
     ids = tuple(tuple(tokenizer.encode(text)) for text in prompts)
-    require_request(plan, request, [len(one) for one in ids])
-    say(cache_text(plan, rank_cache_size(plan, 0, request, [len(one) for one in ids])))
-    need = _memory_need(plan, request, [len(tokens) for tokens in ids])
+    lengths = [len(tokens) for tokens in ids]
+    require_request(plan, request, lengths)
+    say(cache_text(plan, rank_cache_size(plan, 0, request, lengths)))
+    need = _memory_need(plan, request, lengths)
     require_room(plan, need, allow_overcommit=allow_overcommit, say=say)
     end = tokenizer.description.end_of_document
     separate = plan.mathematics.documents == "separate" and dataset.shows_ends

@@ -95,7 +95,7 @@ def train(
 
 
 def launched_world_size() -> int | None:
-    """Return how many ranks a launcher has started, or None where it has not started us."""
+    """Return the number of ranks that a launcher has started; None without a launcher."""
     from echelon.launch.environment import is_launched, read_launched_rank
 
     return read_launched_rank().world_size if is_launched() else None

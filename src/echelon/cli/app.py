@@ -172,7 +172,9 @@ def run(arguments: list[str]) -> int:
         return _report(
             arguments,
             ConfigError(
-                command_line.BAD_ARGUMENT.problem("--quiet and --verbose ask for the opposite")
+                command_line.BAD_ARGUMENT.problem(
+                    "--quiet and --verbose ask for the opposite", suggestions=("-q", "-v")
+                )
             ),
         )
     with loudness(asked.pop() if asked else "normal"):

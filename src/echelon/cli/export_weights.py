@@ -1,4 +1,4 @@
-"""`echelon export weights`: trained weights as a folder of Hugging Face, or of a trainer."""
+"""`echelon export weights`: trained weights as a folder of Hugging Face, Echelon or a trainer."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from echelon.core.units import decimal_bytes
 
 _NEXT: Mapping[WeightFormat, str] = {
     "hf": 'AutoModelForCausalLM.from_pretrained("{folder}")',
+    "echelon": "--set train.weights={folder} --set model.hf_config={folder}",
     "dcp": 'torch.distributed.checkpoint.load(state, checkpoint_id="{folder}")',
     "deepspeed": 'engine.load_checkpoint("{folder}")   # checkpoint.load_universal = true',
     "megatron": "--load {folder} --ckpt-format torch_dist --finetune",
@@ -38,7 +39,7 @@ def weights(
         str | None, Parameter(help="Of transformers; without it, the first that says the model.")
     ] = None,
     file_bytes: Annotated[
-        int | None, Parameter(help="The most bytes of a file of hf; without it, 5 GB.")
+        int | None, Parameter(help="The most bytes of a safetensors file; without it, 5 GB.")
     ] = None,
     threads: Annotated[
         int | None, Parameter(help="Tensors made at a time; without it, one for each core.")

@@ -59,7 +59,7 @@ def print_error_json(
 ) -> None:
     """Print the problems of `error` as the one object on stdout that `--json` promises.
 
-    `more` is what else is known of them.
+    `more` has further values about them.
     """
     problems = [problem.to_json() for problem in error.problems]
     print_json(command, {"error": True, "problems": problems, **(more or {})})

@@ -1,4 +1,4 @@
-"""`echelon help` and `echelon completion`: what a command takes, and what a shell completes."""
+"""`echelon help` and `echelon completion`: flags of a command, and the script of a shell."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages on stderr: notes, what `-v` adds, and the one line that says how far long work is."""
+"""Messages on stderr: notes, details of `-v`, and one line of progress for long work."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ FLAGS: dict[str, Loudness] = {
     "-v": "verbose",
     "--verbose": "verbose",
 }
-"""Flags of every command, which may stand anywhere in it."""
+"""Flags of every command, at any place of it."""
 
 SHOWN_AFTER_S = 1.0  # s
 TURN_S = 0.125  # s, of the sign on a terminal
@@ -36,14 +36,14 @@ LINE_EVERY_S = 10.0  # s, between two lines where stderr is no terminal
 
 
 def split_loudness(arguments: Sequence[str]) -> tuple[list[str], set[Loudness]]:
-    """Return a command without the flags of `FLAGS`, and what they ask for; none behind ``--``."""
+    """Return a command without the flags of `FLAGS`, and their values; flags behind ``--`` stay."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
     asked: set[Loudness] = {FLAGS[word] for word in arguments[:end] if word in FLAGS}
     return [word for at, word in enumerate(arguments) if at >= end or word not in FLAGS], asked
 
 
 class StderrHandler(logging.Handler):
-    """Print notes on stderr, each once in a command, and on one rank of those of a launcher."""
+    """Print notes on stderr, each once in a command, on the first rank of a launch."""
 
     def __init__(self) -> None:
         """Start with nothing printed."""
@@ -51,7 +51,7 @@ class StderrHandler(logging.Handler):
         self._printed = set[str]()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Print a note; progress has a line of its own (`working`)."""
+        """Print a note; progress has a separate line (`working`)."""
         text = record.getMessage()
         of_progress = record.name == PROGRESS.name and record.levelno > logging.DEBUG
         other_rank = record.levelno < logging.ERROR and _is_other_rank()
@@ -89,7 +89,7 @@ def loudness(loud: Loudness) -> Iterator[None]:
 
 
 def _peak_text() -> str:
-    """Return the peak memory of this process, and that of its largest child."""
+    """Return the peak memory of this process and of its largest child."""
     import resource
 
     kib = 1 if sys.platform != "darwin" else 1024  # macOS counts bytes
@@ -109,12 +109,12 @@ def note(message: str) -> None:
 
 
 def _rewrites(stream: TextIO | None) -> bool:
-    """Return whether a line of this stream can be written again: that of a terminal."""
+    """True if a line of this stream can be rewritten, as on a terminal."""
     return stream is not None and stream.isatty() and os.environ.get("TERM") != "dumb"
 
 
 class _Progress(logging.Handler):
-    """Keep the newest line that long work has logged about itself, and show it now and then."""
+    """Show the newest line that long work has logged, now and then."""
 
     def __init__(self, stream: TextIO, words: str, after_s: float) -> None:
         """Show nothing before `after_s`."""
@@ -136,7 +136,7 @@ class _Progress(logging.Handler):
         return TURN_S if self._terminal else LINE_EVERY_S
 
     def show_if_due(self) -> None:
-        """Show the line where the last one was long enough ago."""
+        """Show the line if the last line is old enough."""
         now_s = time.monotonic()
         if now_s - self._shown_s < self.wait_s:
             return
@@ -151,7 +151,7 @@ class _Progress(logging.Handler):
             self._stream.flush()
 
     def clear(self) -> None:
-        """Take the line of a terminal away."""
+        """Clear the line of a terminal."""
         if self._terminal and self._shown_s != self._start_s:
             with suppress(OSError, ValueError):
                 self._stream.write(CLEAR_LINE)
@@ -159,10 +159,10 @@ class _Progress(logging.Handler):
 
 
 class _ProgressWithoutThread(_Progress):
-    """Show lines as they are logged: beside a thread, processes could not be forked safely."""
+    """Show lines as they are logged: a process with a second thread cannot fork safely."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Keep a line, and show it where it is due."""
+        """Keep a line, and show it if it is due."""
         super().emit(record)
         self.show_if_due()
 
@@ -173,7 +173,7 @@ def working(
 ) -> Iterator[None]:
     """Say on stderr that work goes on, and how far it is, once it takes longer than a moment.
 
-    A terminal has one line, rewritten and taken away at the end. Elsewhere `lines` are printed,
+    A terminal has one line, rewritten and cleared at the end. Elsewhere `lines` are printed,
     after the first moment and every ten seconds. Work that `forks` shows a line when it logs one.
     The first moment is `after_s`, or SHOWN_AFTER_S.
     """

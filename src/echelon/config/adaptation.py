@@ -36,7 +36,7 @@ ADAPTED = "adapted to "
 MOST_SUGGESTED = 8  # changes of one list
 MOST_TRIED = 160  # sets of changes, for one broken rule
 NOT_NUMBER = 8.0  # doublings that another word counts as
-MATHEMATICS = 64.0  # doublings that a change of what is computed counts as, beside its own
+MATHEMATICS = 64.0  # doublings that a change of the mathematics counts as, plus its own
 KEEPS_MATHEMATICS = (
     *("mesh.", "pipeline.", "zero.", "recompute.", "kernels."),
     *("checkpoint.", "observe."),
@@ -44,7 +44,7 @@ KEEPS_MATHEMATICS = (
 KEEPS_MATHEMATICS_KEYS = frozenset(
     ("batch.microbatch_sequences", "train.validate_every", "train.validation_batches")
 )
-"""Settings that change the layout or the files of a run, never what is computed: changed first."""
+"""Settings of the layout or the files of a run, not of its mathematics: changed first."""
 
 
 def adapted_view(view: View, finders: Sequence[ViolationFinder]) -> View:
@@ -53,7 +53,7 @@ def adapted_view(view: View, finders: Sequence[ViolationFinder]) -> View:
         return view
     unmended: set[BrokenRule] = set()
     while True:
-        # Ranks are counted last, and come first here: batches are shared out over them.
+        # The rule of the number of ranks is last in order, and first here: batches follow ranks.
         violations = [*find_violations(view, finders)][::-1]
         violation = next((one for one in violations if one.broken_rule not in unmended), None)
         if violation is None:
@@ -68,10 +68,10 @@ def adapted_view(view: View, finders: Sequence[ViolationFinder]) -> View:
 def _smallest_change(
     view: View, finders: Sequence[ViolationFinder], mended: BrokenRule
 ) -> SettingChanges | None:
-    """Return the changes of preset values that alter least, and mend a rule without breaking one.
+    """Return the smallest changes of preset values that mend a rule and break none.
 
-    Sets of changes are tried in the order of what they alter (uniform-cost search): each grows by
-    one change that a rule suggests which is broken under it.
+    Sets of changes are tried in the order of their size (uniform-cost search). A set grows by one
+    change, which a rule suggests that the set breaks.
     """
 
     def broken_rules(changed: View) -> Counter[BrokenRule]:
@@ -122,7 +122,7 @@ def _written_by_user(view: View, violation: RuleViolation) -> tuple[str, ...]:
 
 
 def _is_written(entry: Entry) -> bool:
-    """Return whether the user wrote a value."""
+    """True if the user wrote a value."""
     ours = entry.source in ("", DEFAULT) or entry.source.startswith(("preset ", "derived"))
     return not (entry.gives_way or ours)
 
@@ -190,7 +190,7 @@ def _read_change(text: str, key: str) -> SettingChanges:
 
 
 def _distance(view: View, change: SettingChanges) -> float:
-    """Return how much a change alters, in doublings; one of the mathematics counts as far more."""
+    """Size of a change in doublings; a change of the mathematics counts as far more."""
     return sum(
         _doublings(view.entries[key].value, new) + (0.0 if _keeps_mathematics(key) else MATHEMATICS)
         for key, new in change.items()
@@ -208,7 +208,7 @@ def _doublings(old: object, new: object) -> float:
 
 
 def _all_written(view: View) -> str:
-    """Return what the user wrote, for a value that a rule names alone."""
+    """Settings that the user wrote, as text, for a rule that names a value alone."""
     written = [
         f"{key} = {toml_text(entry.value)}"
         for key, entry in view.entries.items()

@@ -1,4 +1,4 @@
-"""What nobody set, or "auto", means for dtypes, ZeRO, recompute, overlap, step lines, and why."""
+"""Values of dtypes, ZeRO, recompute, overlap and step lines that are "auto" or not set, and why."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""What a notebook shows of a record: views, which a floor above registers.
+"""Views of records in a notebook, which a floor above registers.
 
-A plan, a proof or a rehearsal knows its view by a name. The page, which draws it, stands floors
-above and imports much: `import echelon` says where views come from, and the first question of a
-notebook loads them.
+A plan, a proof or a rehearsal knows its view by a name. The page draws it, is floors above, and
+imports much: `import echelon` says where views come from, and the first record that a notebook
+shows loads them.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class NotebookViews:
         return registered
 
     def html(self, name: str, record: object) -> str | None:
-        """Return the HTML of a record; None, that is, its text, where nothing draws it."""
+        """Return the HTML of a record; None without a view, so that a notebook shows its text."""
         if name not in self._views and self._source is not None:
             self._source()
         view = self._views.get(name)

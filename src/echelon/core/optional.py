@@ -22,7 +22,7 @@ def install_command(extra: str) -> str:
 
 
 def checkout_folder() -> Path | None:
-    """Return the folder whose `src/echelon` this package is; None where it is installed."""
+    """Return the folder whose `src/echelon` this package is; None for an installed package."""
     source = Path(__file__).resolve().parents[2]
     folder = source.parent
     return folder if source.name == "src" and (folder / "pyproject.toml").is_file() else None
@@ -44,7 +44,7 @@ def optional_package(name: str, *, extra: str, purpose: str) -> ModuleType:
 
 def missing_package(name: str, *, extra: str, purpose: str, set_by: str = "") -> Problem | None:
     """Return the problem of a package that is not installed; it is looked for, not imported."""
-    if _is_installed(name):
+    if is_installed(name):
         return None
     return PACKAGE_INSTALLED.problem(
         f"{purpose} needs the package {name}, which is not installed",
@@ -60,7 +60,8 @@ def require_package(name: str, *, extra: str, purpose: str) -> None:
         raise EnvironmentProblem(problem)
 
 
-def _is_installed(name: str) -> bool:
+def is_installed(name: str) -> bool:
+    """True if a package or module can be found; it is not imported."""
     try:
         return find_spec(name) is not None
     except (ImportError, ValueError):  # the parent package is missing, or import of it is blocked

@@ -126,7 +126,7 @@ def num_active_parameters(shape: ModelShape) -> int:
 
 
 def parameters_text(shape: ModelShape) -> str:
-    """Return the parameters of a model in words, with those that one token meets of a mixture."""
+    """Return the number of parameters as text, of a mixture with the active parameters."""
     text = f"{short_count(num_parameters(shape))} parameters"
     if shape.experts is None:
         return text

@@ -67,9 +67,9 @@ MOST_MEANT = 3  # words in a message
 def did_you_mean(word: str, known: Iterable[str]) -> tuple[str, ...]:
     """Return the known words that a typed one may mean, best first, and never the word itself.
 
-    Another tool's word for one of them comes first, then another spelling (case, dashes), words
-    a few letters away, and words that begin so. Where more than a quarter of the letters differs,
-    it is another subject.
+    The words of Echelon for another tool's word come first, then other spellings (case, dashes),
+    words with a few other letters, and words with the same beginning. A word of which more than a
+    quarter of the letters differ is another subject.
     """
     others = [one for one in dict.fromkeys(known) if one != word]
     meant = [one for one in SYNONYMS.get(word.lower(), ()) if one in others]
@@ -84,12 +84,12 @@ def did_you_mean(word: str, known: Iterable[str]) -> tuple[str, ...]:
 
 
 def _plain(word: str) -> str:
-    """Return a word in lower case without what stands between its parts, but for dots."""
+    """Return a word in lower case without dashes, underscores and spaces."""
     return re.sub(r"[-_ ]", "", word.lower())
 
 
 def _distance(typed: str, known: str) -> int | None:
-    """Return how far a known word is from a typed one; None where it is another word."""
+    """Distance of a known word from a typed word; None for an unrelated word."""
     if typed == known:
         return 0
     shorter, longer = sorted((typed, known), key=len)
@@ -108,7 +108,7 @@ LETTERS_OF_A_SLIP = 4  # letters for each that may be wrong
 
 
 def _edits(one: str, other: str) -> int:
-    """Return how many letters are added, left out, replaced or swapped with the next."""
+    """Number of letters that are added, left out, replaced or swapped with the next letter."""
     before, row = list[int](), [*range(len(other) + 1)]
     for at, letter in enumerate(one):
         above, row = (before, row), [at + 1]

@@ -1,7 +1,7 @@
-"""ZeRO settings of another tool on ranks that share nothing out: a smoke test of one process.
+"""ZeRO settings of another tool on one rank, as in a smoke test of one process.
 
-Other tools take a stage of ZeRO for one rank, and share nothing. Here a setting without effect is
-an error: the stage becomes 0, and settings of slices that nobody has get their defaults.
+Other tools accept a ZeRO stage on one rank, which shards nothing. In Echelon a setting without
+effect is an error: the stage becomes 0, and settings of slices get their defaults.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def resolve_import(
     rows: Sequence[KeyOutcome],
     name: str,
 ) -> tuple[Job | ConfigError, dict[str, Entry], tuple[KeyOutcome, ...]]:
-    """Return the run or its error, with the settings and rows as one rank makes them.
+    """Return the run or its error, with the settings and rows that fit one rank.
 
-    `taken` are the settings that the file itself gives: no other is changed.
+    `taken` are the settings of the file itself; no other setting is changed.
     """
     taken, rows = dict(taken), tuple(rows)
     outcome = _resolve(gathered, name)

@@ -55,7 +55,7 @@ class RankProgress:
 
     `mark` at each step (and at anything long: a checkpoint, a validation), `enter` and `leave`
     around each wait for other ranks: a rank that does not move and does not wait is stuck.
-    `answer_stop` where a request to stop gets a result from then on: before, the run just ends.
+    `answer_stop` once a request to stop gets a result: an earlier request just ends the run.
     A GPU waits for other ranks while the host runs on, so `read` marks where the host reads a value
     of the device: that is a wait for whatever operation the device has not come past.
     """
@@ -66,7 +66,7 @@ class RankProgress:
         """Start at nothing done."""
         self._stop = threading.Event()
         self.announce: Callable[[], object] = lambda: None
-        # It tells whoever started this rank that a request to stop is answered.
+        # Reports to the launcher of this rank that a request to stop gets a result.
         self.ring: FingerprintRing | None
         # A thread sets it with each job, and appends to it.
         self.lost: list[LostRank] = []
@@ -147,7 +147,7 @@ class RankProgress:
             self.leave()
 
     def answer_stop(self) -> None:
-        """Say that a request to stop is answered with a result from here on."""
+        """Announce that from now on a request to stop gets a result."""
         self.announce()
 
     def request_stop(self) -> None:

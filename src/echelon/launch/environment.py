@@ -113,7 +113,7 @@ class LaunchedRank:
     world_size: int
     """Ranks of the launch."""
     master_addr: str
-    """The host of rank 0, where ranks meet."""
+    """The host of rank 0, which has the store."""
     master_port: int
     """Its TCP port."""
     attempt: str = "0"
@@ -154,7 +154,7 @@ def is_launched(environment: Mapping[str, str] = os.environ) -> bool:
 
 
 def local_start_note(environment: Mapping[str, str] = os.environ) -> str:
-    """Return why ranks start here although a launcher has set variables; empty without them."""
+    """Reason that all ranks start on this host although a launcher set variables; empty without."""
     return "" if is_launched(environment) else note_of_local_start(environment)
 
 

@@ -78,7 +78,7 @@ _DUMP_FILE_NAMES = (NCCL_DUMP_FILE, "TORCH_NCCL_DEBUG_INFO_TEMP_FILE")
 
 
 def gpu_environment(environment: Mapping[str, str] = os.environ) -> dict[str, str]:
-    """Return what ranks on GPUs get because the user has not set it, by any of its names."""
+    """Return the defaults of ranks on GPUs that the user has set by none of their names."""
     return {
         one.name: one.value
         for one in GPU_DEFAULTS
@@ -89,7 +89,7 @@ def gpu_environment(environment: Mapping[str, str] = os.environ) -> dict[str, st
 def dump_environment(
     folder: Path, backend: Backend, environment: Mapping[str, str] = os.environ
 ) -> dict[str, str]:
-    """Return what lets a rank over NCCL write its dumps into `folder`, unless the user set it.
+    """Return the variables by which a rank over NCCL writes its dumps into `folder`.
 
     torch puts the rank behind the name.
     """

@@ -1,4 +1,4 @@
-"""Join a run whose ranks a launcher has started: torchrun, srun, mpirun or another one."""
+"""Join a run whose ranks a launcher has started: torchrun, srun, mpirun or another launcher."""
 
 from __future__ import annotations
 

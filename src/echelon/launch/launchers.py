@@ -131,7 +131,7 @@ LAUNCHER_VARIABLES: Mapping[str, str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchVariables:
-    """The variables of a launch by torchrun's names, and which variable said each."""
+    """The variables of a launch by torchrun's names, and the origin of each value."""
 
     launcher: str
     values: Mapping[str, str]
@@ -190,7 +190,7 @@ def launch_variables(environment: Mapping[str, str]) -> LaunchVariables | None:
 
 
 def note_of_local_start(environment: Mapping[str, str]) -> str:
-    """Return why a launcher's variables are of no launch, and all ranks start on this host."""
+    """Reason that a launcher's variables are no launch, and all ranks start on this host."""
     tasks = next(((name, text) for name in _NUM_TASKS if (text := environment.get(name))), None)
     if environment.get(PROCESS_ID) and tasks is not None and tasks[1] != "1":
         return (
@@ -337,7 +337,7 @@ def _pod(environment: Mapping[str, str]) -> _Gathered | None:
 
 
 def _merge(inner: _Gathered, outer: _Gathered) -> list[Problem]:
-    """Add what an outer launcher says to what inner ones say; return where they disagree."""
+    """Add the values of an outer launcher to those of inner launchers; return contradictions."""
     differ = [
         name
         for name in (RANK, WORLD_SIZE)

@@ -89,7 +89,7 @@ def open_launch_store(launched: LaunchedRank, timeout_s: float) -> Store:
 
 
 def device_of(backend: Backend, local_rank: int, *, launcher: str = TORCHRUN) -> torch.device:
-    """Return the device that the rank drives; EnvironmentProblem where there are too few.
+    """Return the device that the rank drives; EnvironmentProblem if there are too few.
 
     Slurm (`--gpus-per-task`) and MPI's launchers may show each process its own GPU only.
     """

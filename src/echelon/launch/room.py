@@ -145,9 +145,8 @@ def _host_problems(plan: Plan, need: Need, room: Room, *, trains: bool) -> Itera
     """Yield the problem of a host with less free memory than its ranks need."""
     if need.host_bytes <= room.host.free_bytes:
         return
-    count = f"{need.num_ranks} rank{'s' * (need.num_ranks > 1)}"
     yield ENOUGH_MEMORY.problem(
-        f"{count} on this host would take {need.host_sum()}; {room.host.says()}",
+        f"{need.num_ranks} ranks on this host would take {need.host_sum()}; {room.host.says()}",
         key="mesh",
         suggestions=(
             *(_smaller_model(plan, need, room) if trains else ()),

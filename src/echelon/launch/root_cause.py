@@ -116,7 +116,7 @@ class RankFailure(RunFailed):
 
 
 def exit_text(code: int) -> str:
-    """Return how a process ended, in words; `code` is negative for a signal."""
+    """The end of a process, in words; `code` is negative for a signal."""
     if code >= 0:
         return f"exited with code {code}"
     try:

@@ -5,7 +5,7 @@ whole process, from before its first import that takes long. What it does depend
 
     at work     print "interrupted" and raise KeyboardInterrupt in the main thread
     noted       print "interrupted"; the code that starts ranks asks with `check`
-    answered    print that the step is ended first; whoever answers stops by itself, with a result
+    answered    print that the step is ended first; the code that answers stops with a result
 
 A further Ctrl-C raises KeyboardInterrupt if none was raised yet, and else ends the process.
 
@@ -25,7 +25,7 @@ from _thread import get_ident
 from contextlib import contextmanager, suppress
 from opcode import opmap
 
-TYPE_CHECKING = False  # typing would be most of what importing this costs
+TYPE_CHECKING = False  # the import of typing would take most of the time of this import
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
@@ -86,7 +86,7 @@ class StopRequest:
     def take(self, number: int, frame: FrameType | None) -> None:
         """Take one signal."""
         if os.getpid() != self._pid:
-            os._exit(EXIT_INTERRUPTED)  # A forked copy of this process, whose parent says it.
+            os._exit(EXIT_INTERRUPTED)  # A forked copy of this process; its parent prints the line.
         phase, first = self._phase, self.received is None
         if first:
             self.received = signal.Signals(number)
@@ -153,9 +153,9 @@ class StopRequest:
         self._hook, sys.unraisablehook = sys.unraisablehook, self._ignored
 
     def end_with(self, code: int) -> None:
-        """Have every further request end the process with `code`: what is left to do is to exit.
+        """Have every further request end the process with `code`: only the exit is left.
 
-        KeyboardInterrupt for a request that could not be raised before.
+        KeyboardInterrupt for a request that could not raise it before.
         """
         if self._waiting:
             self._wait(on=False)
@@ -209,7 +209,7 @@ class StopRequest:
 
 
 def _imports(frame: FrameType | None) -> bool:
-    """Return whether an import is under way in the frames from `frame` outwards."""
+    """True if an import is under way in the frames from `frame` outwards."""
     while frame is not None:
         if frame.f_code.co_filename == _BOOTSTRAP:
             return True
@@ -218,7 +218,7 @@ def _imports(frame: FrameType | None) -> bool:
 
 
 def _bears_interrupt(frame: FrameType | None) -> bool:
-    """Return whether all imports in the frames were begun by Python code, none by C or C++."""
+    """True if Python code, and no C or C++ code, began all imports in the frames."""
     while frame is not None:
         code, caller = frame.f_code, frame.f_back
         begins = code.co_filename == _BOOTSTRAP and code.co_name == "_find_and_load"
@@ -250,7 +250,7 @@ def current_request() -> StopRequest | None:
 def stop_request() -> Iterator[StopRequest]:
     """Give the object that takes this process's signals; a new one for the block if there is none.
 
-    Only the main thread can take signals; in another one, the new object takes none.
+    Only the main thread can take signals; in other threads the new object takes none.
     """
     if (current := current_request()) is not None:
         yield current
@@ -272,7 +272,7 @@ def stop_request() -> Iterator[StopRequest]:
 def requests_held_back() -> Iterator[None]:
     """Hold requests back inside; a process that is started there begins without hearing any.
 
-    Its first act is `ignore_requests`. What comes meanwhile is delivered to this process after.
+    Its first act is `ignore_requests`. This process gets the requests of the meantime afterwards.
     """
     before = signal.pthread_sigmask(signal.SIG_BLOCK, REQUESTS)
     try:

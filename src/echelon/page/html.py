@@ -70,7 +70,7 @@ def packed_book(document: ExplorerDocument) -> str:
 
 
 def _json(content: dict[str, Any]) -> str:
-    return json.dumps(_plain(content), ensure_ascii=False, separators=(",", ":"))
+    return json.dumps(page_values(content), ensure_ascii=False, separators=(",", ":"))
 
 
 def write_page(document: AnyDocument, path: Path, *, key: str = "--out") -> None:
@@ -78,13 +78,14 @@ def write_page(document: AnyDocument, path: Path, *, key: str = "--out") -> None
     write_new(path, page_html(document), key=key)
 
 
-def _plain(value: Any) -> Any:
+def page_values(value: Any) -> Any:
+    """Values of a document as its page has them: texts in the singular, no number that is none."""
     if isinstance(value, str):
         return in_singular(value)
     if isinstance(value, float):
         return value if isfinite(value) else None
     if isinstance(value, dict):
-        return {str(name): _plain(one) for name, one in value.items()}
+        return {str(name): page_values(one) for name, one in value.items()}
     if isinstance(value, (list, tuple)):
-        return [_plain(one) for one in value]
+        return [page_values(one) for one in value]
     return value

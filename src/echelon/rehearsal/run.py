@@ -149,18 +149,20 @@ class _Processes:
         """Start none before they are needed."""
         self._count = count
         self._executor: ProcessPoolExecutor | None = None
+        self._others: set[int | None] = set()
 
     def __enter__(self) -> Self:
         """Return these processes."""
         return self
 
     def __exit__(self, *error: object) -> None:
-        """End the processes; at an error, without waiting for what they do."""
+        """End the processes; after an error, without waiting for their work."""
         if self._executor is None:
             return
         if any(error):
             for process in multiprocessing.active_children():
-                process.kill()
+                if process.pid not in self._others:
+                    process.kill()
         self._executor.shutdown(cancel_futures=True)
 
     def rehearse(
@@ -172,6 +174,8 @@ class _Processes:
             return
         if self._executor is None:
             fork = multiprocessing.get_context("fork")
+            # Processes of the calling program are not ours to kill.
+            self._others = {process.pid for process in multiprocessing.active_children()}
             one_thread = {"initializer": torch.set_num_threads, "initargs": (1,)}
             self._executor = ProcessPoolExecutor(self._count, fork, **one_thread)
         size = -(-len(ranks) // (self._count * _PARTS_PER_PROCESS))

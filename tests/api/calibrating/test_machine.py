@@ -158,4 +158,4 @@ def test_ranks_are_counted_first(
     with pytest.raises(ConfigError) as caught:
         calibrate_machine(out=tmp_path / "cluster.toml", ranks=ranks)
     assert caught.value.rules == ("ranks-to-calibrate",)
-    assert caught.value.problems[0].suggestions == ("1", "64")
+    assert caught.value.problems[0].suggestions == ("--ranks 1", "--ranks 64")

@@ -33,12 +33,28 @@ def test_it_says_what_was_written(
     assert set(found["files"]) < {path.name for path in (tmp_path / "two").iterdir()}
 
 
+def test_the_refusal_of_an_architecture_says_a_way_that_works(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run, out = str(trained_run(tmp_path, ["model.sinks=true"]).run), str(tmp_path / "out")
+    assert main(["export", "weights", run, "--out", out]) == 2
+    assert "--to echelon" in capsys.readouterr().err
+    assert main(["export", "weights", run, "--out", out, "--to", "echelon"]) == 0
+    said = capsys.readouterr()
+    assert said.out.startswith(f"{out}: echelon, ")
+    assert f"--set train.weights={out} --set model.hf_config={out}" in said.err
+    assert main(["plan", f"{out}/config.json", "--cluster", "8xh100", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["command"] == "plan"
+
+
 @pytest.mark.parametrize(
     ("flags", "rule"),
     [
         (["--model-type", "bert"], "weights-type-names-shape"),
         (["--model-type", "qwen3"], "weights-have-architecture"),
         (["--file-bytes", "0"], "bad-argument"),
+        (["--to", "echelon", "--adapters"], "bad-argument"),
+        (["--to", "echelon", "--model-type", "llama"], "bad-argument"),
     ],
 )
 def test_what_cannot_be_is_refused(

@@ -80,14 +80,15 @@ def test_what_works_and_what_failed_is_told(
     assert "all commands of 1 work, 1 failed; 2 draws" in figures[0]
 
 
-def test_a_model_without_an_architecture_is_exported_for_another_reader(
+def test_a_model_without_an_architecture_is_exported_in_names_of_its_own(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     line, _ = walked(monkeypatch, tmp_path, SMALL, export=(2, NO_NAMES))
-    assert (line["outcome"], line["export"]) == ("works", "dcp")
-    none = {"export": (2, NO_NAMES), "dcp": (2, NO_NAMES)}
+    assert (line["outcome"], line["export"]) == ("works", "echelon")
+    none = {"export": (2, NO_NAMES), "echelon": (2, NO_NAMES)}
     line, _ = walked(monkeypatch, tmp_path / "a", SMALL, **none)
-    assert (line["outcome"], line["export"]) == ("works", "refused: weights-have-architecture")
+    assert line["outcome"] == "failed"
+    assert "export ends with 2" in line["problems"][0]
     line, _ = walked(monkeypatch, tmp_path / "b", SMALL, export=(2, REFUSED))
     assert line["outcome"] == "failed"
 

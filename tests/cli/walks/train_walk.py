@@ -6,9 +6,8 @@ trained, text is written from the run (on one rank, and on the tensor and pipeli
 training), its weights are exported, and the run goes on under another layout that `echelon plan`
 takes. Each of these commands must end with 0.
 
-A model that no architecture of transformers says is exported for torch.distributed.checkpoint in
-its place; where no names say it either, export refuses by name, and the line says so: that is a
-fact of the model, and no other command depends on it.
+A model that no architecture of transformers says is exported in Echelon's own names in its place
+(`--to echelon`): every model has these, and a refusal there counts as a failure.
 
 `--runs` counts runs that `echelon plan` takes. Each draw leaves one JSON line; with the same
 results the walk goes on where it stopped. Exit 1 where a command failed.
@@ -45,8 +44,8 @@ _OF_EXPERT_LAYOUT = tuple(
 _ROUNDED = ("zero.gather", "zero.int8_block")
 """Settings of a layout that round what is computed, and so belong to the mathematics."""
 _LAYOUT_DRAWS = 60
-_NO_NAMES = ("weights-have-architecture", "weights-type-names-shape", "weights-have-names")
-"""Rules of an export that no architecture, or no trainer, has names for the parts of a model."""
+_NO_ARCHITECTURE = {"weights-have-architecture", "weights-type-names-shape"}
+"""Rules of an export that no architecture of transformers says a model."""
 _WORLD = 8
 
 
@@ -177,15 +176,12 @@ def _write_texts(walk: _Walk, settings: Settings, run: str) -> None:
 def _export(walk: _Walk, commands: Commands, run: str, folder: Path) -> str:
     """Export the weights, and return for whom."""
     end = commands.run("export", "weights", run, "--out", str(folder / "hf"), "--json")
-    if not (end.code and set(end.rules) & set(_NO_NAMES)):
+    if not (end.code and _NO_ARCHITECTURE.intersection(end.rules)):
         walk.ended("export", end)
         return "hf"
-    other = ("--to", "dcp", "--out", str(folder / "dcp"), "--json")
-    end = commands.run("export", "weights", run, *other)
-    if end.code and set(end.rules) & set(_NO_NAMES):
-        return "refused: " + ", ".join(end.rules)
-    walk.ended("export", end)
-    return "dcp"
+    own = ("--to", "echelon", "--out", str(folder / "echelon"), "--json")
+    walk.runs("export", "export", "weights", run, *own)
+    return "echelon"
 
 
 def _go_on(

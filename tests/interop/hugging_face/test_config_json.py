@@ -32,6 +32,7 @@ def test_what_no_architecture_says_is_refused_with_what_would_differ(name: str) 
         hub_config(shape)
     assert caught.value.rules == ("weights-have-architecture",)
     assert words in str(caught.value)
+    assert caught.value.problems[0].suggestions == ("--to echelon",)
 
 
 def test_no_row_of_a_vocabulary_is_padding() -> None:

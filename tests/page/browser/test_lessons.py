@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from echelon.page.figures import ScheduleFigure
-from echelon.page.html import write_page
+from echelon.page.html import page_values, write_page
 from echelon.page.lessons.catalog import lesson_book
 from echelon.page.lessons.diagram import DiagramFigure
 from echelon.page.lessons.lesson import Lesson
@@ -81,7 +81,7 @@ def walk(found: OpenPage, lesson: Lesson, places: range) -> None:
     for place in places:
         for step in range(len(lesson.scenes[place].frames)):
             go(found.page, lesson, place, step)
-            shown, right = found.page.evaluate(READ), wanted(lesson, place, step)
+            shown, right = found.page.evaluate(READ), page_values(wanted(lesson, place, step))
             for part, value in right.items():
                 assert shown[part] == value, (lesson.id, place, step, part)
     assert found.problems == []

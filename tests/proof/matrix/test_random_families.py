@@ -13,10 +13,10 @@ import pytest
 from echelon.config.load import load_job
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
-from echelon.proof.matrix.random_families import FAMILIES, draw_family
 from echelon.proof.matrix.random_settings import PRESET, flags_of
 from echelon.proof.shrink import shrink
 from tests.proof.matrix.derived_plans import broken_rules, derived_plans, exported_again
+from tests.proof.matrix.random_families import FAMILIES, draw_family
 
 NAMES = ("any", *FAMILIES)
 PLANS = 2000

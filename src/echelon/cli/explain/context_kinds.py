@@ -116,7 +116,10 @@ def _kv(*, columns: int) -> str:
         ("80 blocks, 8 of 64 heads (grouped)", 1024, 80),
     )
     rows = [
-        (name, *(_both(kv_bytes(LONG // n, width, count)) for n in (1, 8) for count in (1, layers)))
+        (
+            name,
+            *(_in_gib(kv_bytes(LONG // n, width, count)) for n in (1, 8) for count in (1, layers)),
+        )
         for name, width, layers in shapes
     ]
     return table(("", "a block", "all", "a block, N = 8", "all, N = 8"), rows, columns=columns)
@@ -131,7 +134,7 @@ def _cuts(*, columns: int) -> str:
     return table(("N", "sequence", "that is", "by blocks", "that is"), rows, columns=columns)
 
 
-def _both(count: int) -> str:
+def _in_gib(count: int) -> str:
     return f"{count / GIB:g} GiB"
 
 

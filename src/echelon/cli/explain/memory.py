@@ -127,7 +127,7 @@ def _parts(question: MemoryQuestion, *, columns: int) -> Iterator[list[str]]:
     size = question.precision.parameters
     total = sum(parts.values())
     rows = [
-        (f"  {name}", f"{count:,}", f"{size} x {short_count(count)} = {_both(size * count)}")
+        (f"  {name}", f"{count:,}", f"{size} x {short_count(count)} = {binary_bytes(size * count)}")
         for name, count in (*parts.items(), ("together", total))
     ]
     device = question.plan.cluster.device.name
@@ -166,7 +166,7 @@ def _derivation(question: MemoryQuestion, psi: int) -> Iterator[str]:
         ("together", sizes.total),
     ):
         if size:
-            yield f"  {name:<12}  {size:>2} x {psi:,} = {_both(size * psi)}"
+            yield f"  {name:<12}  {size:>2} x {psi:,} = {binary_bytes(size * psi)}"
 
 
 def _stages(question: MemoryQuestion, *, columns: int) -> Iterator[str]:
@@ -211,16 +211,16 @@ def _keys(plan: Plan) -> Iterator[str]:
     yield f"Keys and values of one sequence of {length:,} positions"
     yield ""
     one, whole = _kv(plan, 1), _kv(plan, model.layers)
-    yield f"  a layer    2 x {length:,} x {model.kv_dim:,} x {size} = {_both(one)}"
-    yield f"  {model.layers} layers  {_both(whole)}"
+    yield f"  a layer    2 x {length:,} x {model.kv_dim:,} x {size} = {binary_bytes(one)}"
+    yield f"  {model.layers} layers  {binary_bytes(whole)}"
     cp, tp = plan.mesh.cp, plan.mesh.tp
     if cp * tp > 1:
-        yield f"  on a rank  {_both(whole / (cp * tp))} (cp {cp} x tp {tp})"
+        yield f"  on a rank  {binary_bytes(whole / (cp * tp))} (cp {cp} x tp {tp})"
     if model.kv_heads < model.heads:
         every = kv_bytes(length, model.query_dim, model.layers, size)
         yield (
             f"  {model.kv_heads} of {model.heads} heads have keys: as many as heads would take "
-            f"{_both(every)}"
+            f"{binary_bytes(every)}"
         )
     yield "  Generation keeps them as a cache; training keeps those that backward needs."
 
@@ -230,7 +230,7 @@ def _block(plan: Plan) -> Iterator[str]:
     yield ""
     yield (
         f"  {plan.layout.microbatch_sequences} x {plan.mathematics.sequence_length:,} positions: "
-        f"{_both(block_activations(plan))} (cost/bytes/fullest_rank.py)"
+        f"{binary_bytes(block_activations(plan))} (cost/bytes/fullest_rank.py)"
     )
 
 
@@ -254,7 +254,3 @@ def _largest(question: MemoryQuestion, stage: ZeroStage, *, offload: bool) -> in
 def _kv(plan: Plan, layers: int) -> int:
     size = DTYPE_BYTES[plan.mathematics.precision.parameters]
     return kv_bytes(plan.mathematics.sequence_length, plan.model.kv_dim, layers, size)
-
-
-def _both(value: float) -> str:
-    return binary_bytes(value)

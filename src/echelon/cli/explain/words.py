@@ -1,4 +1,4 @@
-"""What `echelon explain WORD` shows of a word of the field, a choice, or a setting.
+"""The page of `echelon explain WORD`: a word of the field, a choice, or a setting.
 
 A word is found by its name, by its abbreviation (TP), or by its name in other tools. Its page has
 the meaning that the glossary gives, the settings of that name, and the rules about them.
@@ -22,7 +22,7 @@ MOST_RULES = 12  # on the page of a word
 
 
 def find_word(name: str, *, columns: int) -> tuple[dict[str, Any], str] | None:
-    """Return the page of a word, as JSON values and as text; None where it is no word of ours."""
+    """Return the page of a word, as JSON values and as text; None for an unknown word."""
     words = _spellings(name)
     meanings = [*_meanings(words)]
     named = [key for key in SETTINGS if _plain(key.rpartition(".")[2]) in words]
@@ -38,10 +38,12 @@ def find_word(name: str, *, columns: int) -> tuple[dict[str, Any], str] | None:
 
 
 def _spellings(name: str) -> frozenset[str]:
-    """Return a word as it is compared, with what stands for it here."""
+    """Spellings to compare: the word in lower case, and the words of Echelon with its meaning."""
     plain = _plain(name.rpartition(".")[2] if name in SETTINGS else name)
-    others = [one.ours for one in STRATEGY_NAMES if _plain(one.name) == plain and one.ours]
-    return frozenset((plain, *map(_plain, SYNONYMS.get(name.lower(), ())), *map(_plain, others)))
+    strategies = [name.ours for name in STRATEGY_NAMES if _plain(name.name) == plain and name.ours]
+    return frozenset(
+        (plain, *map(_plain, SYNONYMS.get(name.lower(), ())), *map(_plain, strategies))
+    )
 
 
 def _plain(name: str) -> str:
@@ -50,16 +52,16 @@ def _plain(name: str) -> str:
 
 def _names(word: str) -> set[str]:
     """Return the names in a word of the glossary: ``tensor parallel (`tp`)`` is tensor, and tp."""
-    whole, _, short = word.partition(" (")
-    return {_plain(name) for name in (whole, *re.findall(r"`([^`]+)`", short))}
+    full, _, short = word.partition(" (")
+    return {_plain(name) for name in (full, *re.findall(r"`([^`]+)`", short))}
 
 
 def _meanings(words: frozenset[str]) -> Iterator[tuple[str, str]]:
-    """Yield the words of the glossary that have one of these names, and what each means."""
+    """Yield the words of the glossary with one of these names, each with its meaning."""
     for table in glossary_tables():
         for row in table.rows:
             names = _names(row[0])
-            if words & names or any(word in names for word in words):
+            if words & names:
                 yield row[0], "; ".join(text for text in row[1:] if text)
 
 

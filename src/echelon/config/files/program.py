@@ -1,7 +1,7 @@
 """Python files that users name (FILE or FILE:FUNCTION), looked at without importing them.
 
-A proof imports the file in every rank, behind torch. A path or a function that is not there is said
-before that.
+A proof imports the file in every rank, after torch. A missing path or function is reported before
+that.
 """
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 
 from echelon.config.files.reading import is_file
 from echelon.core.errors import ConfigError
+from echelon.core.optional import is_installed
 from echelon.core.rulebook.prove import PROVE_SUBJECT
 from echelon.core.rulebook.verify import VERIFY_FILE, VERIFY_RAISED
 from echelon.core.rules import did_you_mean
@@ -30,8 +30,11 @@ def split_program(named: str | Path, function: str) -> tuple[Path, str]:
     return path.with_name(name) if name else path, own or function
 
 
-def require_program(path: Path, functions: Sequence[str]) -> None:
-    """Refuse a Python file that is not there, cannot be parsed, or lacks one of `functions`."""
+def require_program(path: Path, functions: Sequence[str]) -> list[str]:
+    """Refuse a Python file that is not there, cannot be parsed, or lacks one of `functions`.
+
+    Return the functions that it defines.
+    """
     if not is_file(path):
         folder = path.parent
         beside = sorted(other.name for other in folder.glob("*.py")) if folder.is_dir() else []
@@ -51,9 +54,9 @@ def require_program(path: Path, functions: Sequence[str]) -> None:
         problem = VERIFY_FILE.problem(f"{path} cannot be read: {error.strerror or error}")
         raise ConfigError(problem) from error
     names = {*_names(tree)}
-    if "*" in names:  # Whatever another module has.
-        return
     defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
+    if "*" in names:  # Whatever another module has.
+        return defined
     missing = [
         VERIFY_FILE.problem(
             f"{path.name} has no function {function}",
@@ -64,15 +67,14 @@ def require_program(path: Path, functions: Sequence[str]) -> None:
     ]
     if missing:
         raise ConfigError(missing)
+    return defined
 
 
 def require_module(named: str | Path) -> None:
-    """Refuse FILE:FUNCTION of a module of one's own where the file or the function is not there."""
+    """Refuse FILE:FUNCTION of a user's module if the file or the function is missing."""
     path, function = split_program(named, "")
-    require_program(path, (function,) if function else ())
+    defined = require_program(path, (function,) if function else ())
     if not function:
-        tree = ast.parse(path.read_bytes())
-        defined = [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]
         raise ConfigError(
             VERIFY_FILE.problem(
                 f"{path} is a file: FILE:FUNCTION names the function that returns a module too",
@@ -82,12 +84,12 @@ def require_module(named: str | Path) -> None:
 
 
 def require_subject(subject: str) -> None:
-    """Refuse ``module:function`` whose package is nowhere on the path of this Python."""
+    """Refuse ``module:function`` if its package is not on the path of this Python."""
     module, _, function = subject.partition(":")
     package = module.partition(".")[0]
     if not function:
         reason = "names no function: an engine is module:function"
-    elif package in sys.modules or _is_installed(package):
+    elif package in sys.modules or is_installed(package):
         return
     else:
         reason = f"cannot be imported: there is no module {package!r} on PYTHONPATH"
@@ -98,13 +100,6 @@ def require_subject(subject: str) -> None:
             suggestions=("without --subject", "--subject MODULE:FUNCTION, on PYTHONPATH"),
         )
     )
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        return find_spec(package) is not None
-    except (ImportError, ValueError):
-        return False
 
 
 def _names(tree: ast.Module) -> Iterator[str]:

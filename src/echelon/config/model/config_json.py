@@ -13,6 +13,8 @@ from echelon.core.errors import Problem
 from echelon.core.rulebook.model import HF_CONFIG_MISSING_KEY, HF_CONFIG_VALUE
 from echelon.core.rules import did_you_mean
 
+OWN_TYPE, OWN_TABLE = "echelon", "model"
+"""The model_type of a config.json in Echelon's own settings, and the table that holds them."""
 PLAIN_ROPE, DYNAMIC_ROPE = "default", "dynamic"
 STRETCHES = ("llama3", "linear", "yarn", "longrope")
 """The kinds of rotary positions that are computed: plain, plain up to the positions of the model,
@@ -21,6 +23,10 @@ and stretched."""
 
 def rope_entry(config: Mapping[str, object]) -> tuple[str, object]:
     """Return the key that says how positions turn, and its value, if any."""
+    if config.get("model_type") == OWN_TYPE:
+        table = config.get(OWN_TABLE)
+        model = cast("dict[str, object]", table) if isinstance(table, dict) else {}
+        return f"{OWN_TABLE}.rope_scaling", model.get("rope_scaling")
     # transformers 5 keeps both under rope_parameters, before that they were two keys.
     key = "rope_parameters" if "rope_parameters" in config else "rope_scaling"
     return key, config.get(key)
@@ -31,7 +37,8 @@ def rope_type(rope: object) -> object:
     if not isinstance(rope, dict):
         return PLAIN_ROPE
     table = cast("dict[str, object]", rope)
-    return table.get("rope_type", table.get("type", PLAIN_ROPE))
+    names = ("rope_type", "type", "kind")  # the last one is Echelon's own
+    return next((table[name] for name in names if name in table), PLAIN_ROPE)
 
 
 @dataclass(slots=True)

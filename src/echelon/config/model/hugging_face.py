@@ -18,7 +18,8 @@ from echelon.config.entries import Entry, check_layer
 from echelon.config.files.reading import is_folder, missing_file
 from echelon.config.model.architectures.common import FULL, SLIDING
 from echelon.config.model.architectures.table import ARCHITECTURES, NOT_COMPUTED
-from echelon.config.model.config_json import ConfigJsonReader
+from echelon.config.model.config_json import OWN_TYPE, ConfigJsonReader
+from echelon.config.model.own_config import own_entries
 from echelon.config.model.unknown import (
     FURTHER_SIZES,
     SIZES,
@@ -68,6 +69,8 @@ def config_entries(
 ) -> tuple[dict[str, Entry], list[Problem]]:
     """Return the `model.*` entries of what stands in a config.json, `path` in messages."""
     kind = config.get("model_type")
+    if kind == OWN_TYPE:
+        return own_entries(config, path, set_by)
     beside = [key for key in _BESIDE_A_DECODER if config.get(key)]
     if beside:
         problem = HF_CONFIG_MODEL_TYPE.problem(

@@ -153,7 +153,7 @@ def sequence_fits_positions(view: View) -> Iterator[RuleViolation]:
 
 
 def _more_positions(view: View, more: int) -> str:
-    """Return what else changes where a model gets more positions."""
+    """Other effects of more positions, as text."""
     if view.word("model.positions") == "learned":
         values = more * view.integer("model.hidden")
         return (
@@ -167,7 +167,7 @@ def _more_positions(view: View, more: int) -> str:
 
 
 def _longer_positions(length: int, trial: Trial) -> Iterator[str]:
-    """Yield how a model gets as many positions as a sequence has tokens."""
+    """Yield the setting that gives a model a position for each token of a sequence."""
     if trial.works({"model.max_positions": length}):
         yield f"--set model.max_positions={length}"
 

@@ -235,7 +235,7 @@ class Text:
             return wrong_type(value, self.describe(), ())
         if re.fullmatch(self.pattern, value):
             return None
-        # The parts of the value that may stand in a plain name.
+        # The parts of the value that a plain name may have.
         near = "-".join(re.findall(r"[A-Za-z0-9_.]+", value)).strip(".-")
         return InvalidValue(
             rule=OUT_OF_RANGE,
@@ -375,7 +375,7 @@ class Setting:
         return self.key.rpartition(".")[0]
 
     def examples(self) -> tuple[str, ...]:
-        """Return values that fit, as they stand in a TOML file: the default, or the least one."""
+        """Return values that fit, in TOML: the default, or the least value."""
         if self.default is not None:
             return (toml_text(self.default),)
         return (str(self.kind.minimum),) if isinstance(self.kind, Integer) else ()

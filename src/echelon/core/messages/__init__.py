@@ -1,1 +1,1 @@
-"""What messages are made of: loggers, counts in sentences, words of other tools."""
+"""Parts of messages: loggers, counts in sentences, words of other tools."""

@@ -17,5 +17,5 @@ PROGRESS = logging.getLogger("echelon.progress")
 
 
 def is_quiet() -> bool:
-    """Return whether notes are silenced."""
+    """True if notes are silenced."""
     return not NOTES.isEnabledFor(logging.WARNING)

@@ -1,7 +1,7 @@
 """Counts in sentences: ``1 ranks are`` is written ``1 rank is``.
 
 Messages are made of numbers and plural words. Every text passes here once on its way to a reader
-(problems of rules, lines of pages, notes), so that none has to ask whether its number is one.
+(problems of rules, lines of pages, notes), so the code that writes a text never tests for one.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Words that users of other tools type, and the words that stand for them here.
+"""Words that users of other tools type, and the words of Echelon with the same meaning.
 
-A word may have several meanings. Those count that are known words at its place: `speed` is an
+A word may have several meanings. Meanings count if they are known words at its place: `speed` is an
 objective behind `--objective`, and nothing in a table of settings.
 """
 

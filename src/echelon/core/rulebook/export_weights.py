@@ -8,10 +8,10 @@ WEIGHTS_HAVE_ARCHITECTURE = Rule(
     Hugging Face's folder names an architecture, and says the model in its keys. One is taken only
     where the keys, read back, give the same shape: a model that none of them can say would compute
     something else there, and is refused with what would differ in the nearest one. What only says
-    how a model was trained (dropout) is not compared.
+    how a model was trained (dropout) is not compared. --to echelon takes every model.
     """,
     bad="echelon export weights runs/capped --out capped     # model.soft_cap = 30.0",
-    fixed="echelon export weights runs/plain --out plain     # a shape of Llama, Qwen, Mixtral ...",
+    fixed="echelon export weights runs/capped --to echelon --out capped",
 )
 
 WEIGHTS_TYPE_NAMES_SHAPE = Rule(
@@ -30,7 +30,8 @@ WEIGHTS_HAVE_NAMES = Rule(
     A trainer has its own names for the weights of the models that it builds: torchtitan for Llama 3
     and Qwen 3, Megatron-core for a GPTModel without experts. A model with a part that has no name
     there could not be loaded, and is refused with the names of what is left over. DeepSpeed wraps
-    any module, and --to dcp --model-type ... writes the names of transformers.
+    any module, --to dcp --model-type ... writes the names of transformers, and --to echelon those
+    of Echelon, which every model has.
     """,
     bad="echelon export weights runs/gpt2 --to dcp --out gpt2     # learned positions",
     fixed="echelon export weights runs/gpt2 --to dcp --model-type gpt2 --out gpt2",

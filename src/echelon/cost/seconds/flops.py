@@ -5,8 +5,8 @@ Source: Chowdhery et al., PaLM (2022), appendix B. Every weight that a token is 
 is not added. Published figures count full attention, of which a causal mask hides half: pages tell
 both, and `causal` counts only the pairs that a causal model has. Of a sliding window only the keys
 inside count: kernels skip the rest, and so far beyond a window a figure for the whole sequence
-would say more than 100 %. Documents are data: not counted. Of routed experts only the k that a
-token meets count, as they do for a dense model of as many active parameters.
+would say more than 100 %. Documents are data: not counted. Of routed experts only the k of a
+token count, as in a dense model with the same number of active parameters.
 """
 
 from __future__ import annotations

@@ -31,7 +31,7 @@ GENERIC_CLUSTER = "8xh100"
 LEAST_WORDS = 2  # of a line
 KEY = "(launcher)"
 COMMAND = Path("(command)")
-"""Where the keys of a line stand that was given as text, and not in a file."""
+"""The file of the keys of a line that was given as text."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,7 +53,7 @@ def launchers() -> Mapping[str, Launcher]:
 
 
 def launch_line(named: str | Path) -> str:
-    """Return the text that was given as a file where it is the line of a launcher; else ""."""
+    """Return the text that was given as a file if it is the line of a launcher; else ""."""
     line = str(named).strip()
     words = line.split()
     starts = {*launchers(), "python", "python3", "llamafactory-cli", "axolotl"}

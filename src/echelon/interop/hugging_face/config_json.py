@@ -9,17 +9,21 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 from echelon.config.entries import Entry
 from echelon.config.model.architectures.record import Architecture, Keys
 from echelon.config.model.architectures.table import ARCHITECTURES
+from echelon.config.model.config_json import OWN_TYPE
 from echelon.config.model.hugging_face import config_entries
+from echelon.config.model.own_config import NOT_IN_OWN_CONFIG
 from echelon.config.model.settings import build_model, derive_model
+from echelon.config.plan_view import model_settings
 from echelon.config.settings.value_types import toml_text
 from echelon.config.view import Unavailable, View
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.model_shape import ModelShape
+from echelon.core.parameters import base_shape
 from echelon.core.rulebook.export_weights import (
     WEIGHTS_HAVE_ARCHITECTURE,
     WEIGHTS_TYPE_NAMES_SHAPE,
@@ -27,6 +31,8 @@ from echelon.core.rulebook.export_weights import (
 from echelon.core.rules import did_you_mean
 
 KEY = "--model-type"
+OWN_WAY = "--to echelon"
+"""The flag of an export that every model can take."""
 
 _NO_TOKENS: Keys = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 """Where they are not said, transformers takes those of a family's first models: ids that a smaller
@@ -75,6 +81,20 @@ def hub_config(shape: ModelShape, model_type: str | None = None) -> HubConfig:
             return HubConfig(model_type=name, architecture=architecture, keys=keys)
         missed[name] = differ
     raise ConfigError(_refused(shape, model_type, missed))
+
+
+def own_config(shape: ModelShape) -> dict[str, object]:
+    """Return the keys of a config.json with every setting of a model, without its adapters."""
+    keys: dict[str, Any] = {"model_type": OWN_TYPE}
+    for key, value in model_settings(base_shape(shape)).items():
+        if key in NOT_IN_OWN_CONFIG:
+            continue
+        *tables, name = key.split(".")
+        place = keys
+        for table in tables:
+            place = place.setdefault(table, {})
+        place[name] = value
+    return keys
 
 
 def shape_of_config(keys: Keys, name: str) -> ModelShape | None:
@@ -128,12 +148,14 @@ def _refused(
         why = f"no architecture has the parts of {shape.name}"
         if model_type is not None:
             why = f"{model_type} has not the parts of {shape.name}: {_parts(shape)}"
-        return WEIGHTS_TYPE_NAMES_SHAPE.problem(why, key=KEY, suggestions=_fitting(shape))
+        ways = _fitting(shape) or [OWN_WAY]
+        return WEIGHTS_TYPE_NAMES_SHAPE.problem(why, key=KEY, suggestions=ways)
     nearest = min(missed, key=lambda name: len(missed[name]))
     return WEIGHTS_HAVE_ARCHITECTURE.problem(
         f"no architecture that is known says {shape.name}; the nearest is {nearest}, but for "
         f"{'; '.join(missed[nearest])}",
         key="model",
+        suggestions=[OWN_WAY if model_type is None else f"{OWN_WAY}, without {KEY}"],
     )
 
 

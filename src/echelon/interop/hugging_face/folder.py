@@ -9,7 +9,7 @@ from math import prod
 
 from echelon.config.model.architectures.record import Architecture
 from echelon.core.model_shape import ModelShape
-from echelon.core.parameters import router_biases
+from echelon.core.parameters import EMBEDDING, router_biases
 from echelon.interop.weight_names.mixtures import ROUTER_BIAS
 from echelon.interop.weight_names.names import WeightNaming, find_naming
 from echelon.interop.weight_names.source import ParameterSource
@@ -43,6 +43,13 @@ def folder_tensors(shape: ModelShape, architecture: Architecture) -> tuple[Folde
     naming = find_naming(shape, keys)
     assert naming is not None, "a tensor of each architecture is known"
     assert not naming.nameless, f"{architecture.name} has no name for {naming.nameless}"
+    return tensors_of(naming)
+
+
+def own_tensors(shape: ModelShape) -> tuple[FolderTensor, ...]:
+    """Return the tensors of a model in Echelon's own names: one for each parameter."""
+    naming = find_naming(shape, {EMBEDDING, *(spec.name for spec in router_biases(shape))})
+    assert naming is not None, "a parameter's own name is known"
     return tensors_of(naming)
 
 

@@ -2,9 +2,9 @@
 
 Importing torch takes seconds of CPU in each interpreter; a fork takes milliseconds and shares the
 memory. That is safe while this process has one thread and has touched no GPU, so it does nothing
-else: it forks what the supervisor asks for, tells which children ended, and ends with it. It hears
-no request to stop (the supervisor obeys them), not even before its first line: it is started with
-them held back.
+else: it forks the ranks that the supervisor asks for, reports which children ended, and ends with
+the supervisor. It ignores requests to stop, which the supervisor obeys; they are held back until
+its first line.
 """
 
 from __future__ import annotations
@@ -83,9 +83,9 @@ def main(control_descriptor: int, modules: Sequence[str] = ()) -> int:
 
 @contextmanager
 def _killed_with_the_other_end(control: Channel) -> Iterator[None]:
-    """Have the kernel end this process if the supervisor goes: imports cannot listen for that.
+    """Have the kernel end this process when the supervisor ends: imports cannot wait for that.
 
-    The supervisor says nothing inside, so any news of the socket is its end.
+    The supervisor sends nothing meanwhile, so any event of the socket is its end.
     """
     before = signal.signal(signal.SIGIO, signal.SIG_DFL)
     flags = fcntl.fcntl(control, fcntl.F_GETFL)

@@ -109,8 +109,8 @@ class JobMonitor:
     def results(self, each_poll: Callable[[bool], None] = lambda _: None) -> list[object]:
         """Return what the ranks returned; RankFailure names the one that failed first.
 
-        After a failure every rank has ended. `each_poll` runs several times a second, and is told
-        whether a rank answers a request to stop.
+        After a failure every rank has ended. `each_poll` runs several times a second; its argument
+        is True once a rank answers a request to stop with a result.
         """
         while True:
             self._read_messages()

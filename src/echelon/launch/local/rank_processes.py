@@ -128,7 +128,7 @@ def start_fork_server(
     `preloaded` before it forks.
     """
     module = "echelon.launch.local.fork_server"
-    # It ignores requests to stop: until it can say so, none reaches it.
+    # It ignores requests to stop; requests are held back until it has said so to the system.
     with requests_held_back():
         return subprocess.Popen(
             [sys.executable, "-m", module, str(descriptor), *preloaded],
@@ -158,7 +158,7 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
     """The rank that hosts the store: one that the others do not go on without. None: this process
     does."""
     each_wait: Callable[[], object] = lambda: None
-    """Called several times a second while processes start; what it raises ends them."""
+    """Called several times a second while processes start; an exception of it ends them."""
     ranks: list[RankProcess] = field(default_factory=list[RankProcess])
     """The processes that live, by rank."""
     store_port: int = 0
@@ -267,7 +267,7 @@ class RankProcesses(AbstractContextManager["RankProcesses"]):
         self._kill_all()
         self._control.close()
         if self._ready is None:
-            self._fork_server.kill()  # It imports, and would not hear of the end before it is done.
+            self._fork_server.kill()  # Its imports would delay its end.
         try:
             self._fork_server.wait(_END_TIMEOUT_S)
         except subprocess.TimeoutExpired:

@@ -1,4 +1,4 @@
-"""The words of a plan on a page, each with what the legend says of its sign.
+"""The words of a plan on a page, each with the meaning of its sign for the legend.
 
 Tables and legend read the same words: a table explains the signs that it prints, and no others.
 """
@@ -39,7 +39,7 @@ def mesh_words(choice: CandidatePlan) -> tuple[PlanWord, ...]:
 
 
 def zero_word(choice: CandidatePlan, name: str = "") -> PlanWord:
-    """Return the ZeRO stage behind a `name`, with what else the stage decides: ``3+s``."""
+    """Return the ZeRO stage behind a `name`, with its signs: ``3+s``."""
     kept_whole = choice.zero == MOST_STAGE and not choice.reshard
     has = {"+k": kept_whole, "+s": choice.keeps_slices, "+h": choice.offload}
     signs = tuple((sign, _ZERO_SIGNS[sign]) for sign, is_there in has.items() if is_there)
@@ -58,7 +58,7 @@ def schedule_word(choice: CandidatePlan) -> PlanWord:
 
 
 def recompute_word(choice: CandidatePlan) -> PlanWord:
-    """Return what runs forward again: "-", operators' first letters, "all" or one of so many."""
+    """Recompute of a plan: "-", first letters of operators, "all", or ``1/K`` of the blocks."""
     operators = tuple((name[:2], name) for name in choice.operators)
     letters = "".join(sign for sign, _ in operators)
     if choice.recompute == 0:

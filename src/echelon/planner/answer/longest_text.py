@@ -11,7 +11,7 @@ from echelon.planner.recommend.longest_sequence import LongestSequence
 
 
 def longest_facts(found: LongestSequence) -> Iterator[tuple[str, str]]:
-    """Yield the longest sequence and its positions: a word, and what is to be said of it."""
+    """Yield the longest sequence and its positions, each as a label and a text."""
     request = found.request
     text = f"{found.tokens:,} tokens in a sequence"
     if found.too_long is None:

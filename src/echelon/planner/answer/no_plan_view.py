@@ -57,7 +57,7 @@ def _facts(leanest: LeanestPlan) -> Iterator[tuple[str, str]]:
 
 
 def fixes_text(fixes: Sequence[PlanFix], device: Device, *, columns: int = WIDTH) -> str:
-    """Return what makes a plan fit as a table; seconds are those of closed forms."""
+    """Return the changes with which a plan fits as a table; seconds are of closed forms."""
     if not fixes:
         return "No change that was tried makes it fit.\n"
     rows = [

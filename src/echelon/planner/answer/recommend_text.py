@@ -180,7 +180,7 @@ def reasons(found: Recommendation) -> Iterator[str]:
 
 
 def _host_reason(without: WithoutHost, request: SearchRequest) -> str:
-    """Return why optimizer state rests on the host: what there is without."""
+    """Reason for optimizer state on the host: the best plan without it."""
     rate = decimal_bytes(request.cluster.device.host_bandwidth)
     text = f"Optimizer state rests on the host, over a link of {rate}/s"
     if without.time_ratio is not None:
@@ -213,7 +213,7 @@ def other_rows(found: Recommendation) -> list[tuple[str, ...]]:
 
 
 def other_signs(found: Recommendation) -> Iterator[str]:
-    """Yield what the signs mean of the plan to run and of `other_rows`."""
+    """Yield the meanings of the signs of the plan to run and of `other_rows`."""
     first = found.first.ranked
     words = [*sentence_words(first.candidate)]
     words += [word for one in found.others for word in _other_words(one, first.estimate)]

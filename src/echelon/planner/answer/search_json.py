@@ -144,7 +144,7 @@ def _expected(found: Recommendation) -> dict[str, Any]:
 
 
 def _without_host(found: Recommendation) -> dict[str, Any]:
-    """Return why optimizer state rests on the host, where it does and nobody pinned it."""
+    """Reason for optimizer state on the host, if a plan has it there without a pin."""
     without = found.without_host
     if without is None:
         return {}

@@ -122,7 +122,7 @@ class PlanFix:
     settings: Mapping[str, object]
     """The changes as settings."""
     flags: str
-    """What to type for them."""
+    """Flags to type for the changes."""
     estimate: Estimate
     """What that plan takes."""
     saved_bytes: float
@@ -130,7 +130,7 @@ class PlanFix:
     lost_s: BandedValue
     """Seconds that a step takes longer."""
     time_ratio: float
-    """Seconds of a token with them, over those of the plan that does not fit."""
+    """Seconds of a token with the changes, over the same of the plan that is too large."""
     devices: int
     """Devices that the plan then takes."""
     untimed: bool
@@ -141,7 +141,7 @@ class PlanFix:
 class TriedChanges:
     """Hold changes that were tried, the plan with them, and what it takes under a request.
 
-    `flags` are what to type for them; nothing where the settings of the plan are.
+    `flags` are the flags to type for the changes; empty if settings of the plan are typed.
     """
 
     changes: tuple[str, ...]
@@ -287,7 +287,7 @@ def price_fix(
     offloaded: bool,
     before: Mapping[str, object] | None = None,
 ) -> PlanFix:
-    """Return what changes save and lose beside a plan that does not fit.
+    """Return the bytes that changes save and the time that they cost, against a plan too large.
 
     Their settings are those that `before` does not have; `offloaded` says whether optimizer state
     was with the host before.
@@ -314,7 +314,7 @@ def price_fix(
 
 
 def _typed(value: object) -> str:
-    """Return a value as it stands behind `--set`."""
+    """Return a value in the form that `--set` takes."""
     return str(value).lower() if isinstance(value, bool) else str(value).replace(" ", "")
 
 

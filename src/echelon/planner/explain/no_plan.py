@@ -1,8 +1,8 @@
 """Why a search found nothing: the leanest plan in numbers, and the cheapest changes that fit.
 
-Where no plan is legal, the pin is named without which one is. Where plans are legal and none fits,
-the leanest of them says how many bytes are too many and which terms they are, and `what_fits.py`
-which changes have a plan.
+If no plan is legal, the error names a pin without which one is. If plans are legal and none fits,
+the leanest plan has the missing bytes and its largest terms, and `what_fits.py` has the changes
+with which a plan fits.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ class LeanestPlan:
 
     @property
     def over_bytes(self) -> float:
-        """Return by how much it is too large for a device."""
+        """Return the bytes that a device lacks for it."""
         return self.estimate.bytes_held - self.request.memory_bytes
 
     @property
     def terms(self) -> tuple[tuple[str, float], ...]:
-        """Return what it holds by term, the largest first."""
+        """Return the bytes of its terms, the largest first."""
         return tuple(sorted(self.estimate.bytes.items(), key=lambda term: -term[1]))
 
 
@@ -134,7 +134,7 @@ def leanest_plan(answer: SearchResult) -> LeanestPlan | None:
 def leanest_ranked(request: SearchRequest) -> RankedPlan | None:
     """Return the fastest of the plans that hold about the least, None where none is legal.
 
-    Its bytes are those of its lists.
+    Its bytes are of lists, not of closed forms.
     """
     pinned = request.pins.values_of("offload") is not None
     least = {offload: _least_bytes(request, offload=offload) for offload in {False, not pinned}}
@@ -176,7 +176,7 @@ def _leanest_choice(request: SearchRequest, least: float, *, offload: bool) -> C
 
 
 def _least_bytes(request: SearchRequest, *, offload: bool) -> float:
-    """Return a bound of what any plan holds; infinite where there is none."""
+    """Return a lower bound of the bytes of any plan; infinite without a plan."""
     sweep = SearchSweep(request.with_memory(1.0), offload=offload, keep=1)
     walk_worlds(sweep)
     return sweep.least_bytes
@@ -207,15 +207,15 @@ def _problem_of_memory(leanest: LeanestPlan) -> Problem:
 
 
 def _blamed_together(request: SearchRequest) -> tuple[str, ...]:
-    """Return the fewest pins that there is a plan without, where it takes more than one of them."""
-    names = tuple(request.pins.values)
-    if len(names) < 2 or not best_fitting_anywhere(request.without_pins(*names)):
+    """Return the fewest pins without which there is a plan, if that takes more than one."""
+    names, every = tuple(request.pins.texts), tuple(request.pins.values)
+    if len(every) < 2 or not best_fitting_anywhere(request.without_pins(*every)):
         return ()
     for count in range(2, len(names)):
         for some in combinations(names, count):
             if best_fitting_anywhere(request.without_pins(*some)):
                 return some
-    return names
+    return every
 
 
 def _problem_of_pins(answer: SearchResult, names: Sequence[str]) -> Problem:
@@ -224,7 +224,7 @@ def _problem_of_pins(answer: SearchResult, names: Sequence[str]) -> Problem:
     scored = best_fitting_anywhere(request.without_pins(*names))
     assert scored is not None
     choice = scored.candidate()
-    texts = [request.pins.texts[name] for name in names]
+    texts = [request.pins.text(name) for name in names]
     without = "it" if len(names) == 1 else "them"
     because = _rules_met(answer) or ", ".join(_rests(request))
     refused = f" ({because})" if because else ""
@@ -245,7 +245,7 @@ def _rules_met(answer: SearchResult) -> str:
 
 
 def _rests(request: SearchRequest) -> Iterator[str]:
-    """Yield what is left of the devices for each pinned degree, and what a model has none of."""
+    """Yield pinned degrees that do not divide the devices, and experts that a model lacks."""
     if not (counts := world_sizes(request)):
         yield f"{request.cluster.name} has {request.cluster.num_devices:,} devices"
         return

@@ -1,6 +1,6 @@
-"""The changes with which a search has a plan where nothing fits, each priced beside the leanest.
+"""The changes with which a search has a plan where nothing fits, each priced against the leanest.
 
-Each is planned before it is told, as a search plans it:
+Each is planned before it is printed, as a search plans it:
 
 1. a pin is freed, all others stay (pairs of pins where no single one is enough);
 2. the smallest cluster of the same devices that has a plan (`planner/search/smallest.py`), with
@@ -26,7 +26,7 @@ from echelon.planner.explain.fixes import PlanFix, TriedChanges, fix_cost, price
 from echelon.planner.search.other_requests import request_with_settings
 from echelon.planner.search.ranked import RankedPlan
 from echelon.planner.search.request import SearchRequest
-from echelon.planner.search.search import best_fitting_anywhere
+from echelon.planner.search.search import first_that_fits
 from echelon.planner.search.smallest import (
     SmallestCluster,
     planned,
@@ -40,7 +40,7 @@ MOST_TIMES = 4
 """Times the devices of the smallest cluster, up to which one that needs no host is looked for."""
 ROOM = 0.95
 """Share of a device's memory in which other devices must have a plan by closed forms, and other
-precision: what fits only just is no advice, and takes long to find."""
+precision: a plan that only just fits is no advice, and takes long to find."""
 ROOM_OF_LARGE_CHANGES = 0.9
 """The same for shorter sequences, and for other precision on other clusters."""
 _SHORTEST_SEQUENCE = 512  # tokens
@@ -49,7 +49,7 @@ _LOW_PRECISION: tuple[Settings, ...] = (
     {"precision.parameters": "bf16"},
     {"precision.parameters": "bf16", "precision.gradients": "bf16"},
 )
-"""What makes a run hold less without a change of its batch, the cheapest first."""
+"""Settings with which a run holds less, without a change of its batch, the cheapest first."""
 _MOST_FREED = 2  # pins
 
 
@@ -68,18 +68,18 @@ def changes_that_fit(request: SearchRequest, leanest: RankedPlan) -> Iterator[Pl
 
 
 def _freed(request: SearchRequest) -> Iterator[TriedChanges]:
-    """Yield the best plan without each pin, or without each two where no single one is enough."""
+    """Yield the best plan without each pin, or without each two where no single one is enough.
+
+    Pins that the line of a whole plan implies are freed singly only.
+    """
     for count in range(1, _MOST_FREED + 1):
-        some = False
-        for names in combinations(request.pins.values, count):
-            scored = best_fitting_anywhere(request.without_pins(*names))
-            if scored is not None:
-                some, choice = True, scored.candidate()
-                pins = [f"{name}={choice.pin_value(name)}" for name in names]
-                changes = tuple(
-                    f"{request.pins.texts[name]} -> {choice.pin_value(name)}" for name in names
-                )
-                flags = " ".join(f"--pin {pin}" for pin in pins)
+        some, pins = False, request.pins
+        for names in combinations(pins.values if count == 1 else pins.texts, count):
+            found = first_that_fits(request.without_pins(*names))
+            if found is not None:
+                some, choice = True, found.candidate
+                changes = tuple(f"{pins.text(name)} -> {choice.pin_value(name)}" for name in names)
+                flags = " ".join(f"--pin {name}={choice.pin_value(name)}" for name in names)
                 yield tried_changes(changes, request, choice, flags)
         if some:
             return
@@ -96,7 +96,7 @@ def _on_cluster(one: SmallestCluster, request: SearchRequest) -> TriedChanges:
 
 
 def _as_flags(one: SmallestCluster, request: SearchRequest) -> str:
-    """Return what to type for a cluster; a pinned number of devices becomes that of the cluster."""
+    """Return the flags of a cluster; a pinned number of devices becomes its number."""
     pinned = f" --pin devices={one.num_devices}" if "devices" in request.pins.values else ""
     return f"--cluster {one.name}{pinned}"
 
@@ -157,14 +157,11 @@ def _planned_change(request: SearchRequest, settings: Settings, room: float) -> 
 def _cheaper_runs(request: SearchRequest) -> Iterator[Settings]:
     """Yield changes of a run that make it hold less, the cheapest first."""
     yield from _LOW_PRECISION
-    length = request.mathematics.sequence_length // 2
-    while length >= _SHORTEST_SEQUENCE:
-        yield {"batch.sequence_length": length}
-        length //= 2
-    length = request.mathematics.sequence_length // 2
-    while length >= _SHORTEST_SEQUENCE:
-        yield {**_LOW_PRECISION[-1], "batch.sequence_length": length}
-        length //= 2
+    for precision in ({}, _LOW_PRECISION[-1]):
+        length = request.mathematics.sequence_length // 2
+        while length >= _SHORTEST_SEQUENCE:
+            yield {**precision, "batch.sequence_length": length}
+            length //= 2
 
 
 def _changed(request: SearchRequest, settings: Settings) -> SearchRequest | None:

@@ -16,7 +16,7 @@ def plan_fits(plan: Plan) -> bool:
 
 
 def why_not_fit(plan: Plan) -> str:
-    """Return the arithmetic of a plan that does not fit, and what would do; "" where it fits."""
+    """Return the arithmetic of a plan that does not fit, and a remedy; "" if it fits."""
     memory = plan.cluster.device.memory_bytes
     for finding in lint(plan):
         if finding.id == DOES_NOT_FIT:

@@ -1,7 +1,7 @@
 """The longest sequence of which a plan fits: lengths double, then the interval is halved.
 
-Lengths are multiples of twice the devices, so that every product of context and tensor degrees that
-divides the devices divides a length too, and a longer one needs more memory under the same splits.
+Lengths are multiples of twice the devices. So context degree times tensor degree divides a length
+wherever it divides the devices, and a longer sequence needs more memory under the same splits.
 Rotary positions grow with the length; learned ones end where the model's table does. A batch that
 nobody asked for keeps about its tokens.
 """
@@ -47,7 +47,7 @@ class LongestSequence:
 
 
 def longest_sequence(request: SearchRequest) -> LongestSequence | None:
-    """Return the longest sequence of which a request has a plan; None where there is none."""
+    """Return the longest sequence with which a request has a plan; None without any."""
     lengths = _Lengths(request)
     low, high = lengths.first, None
     if lengths.fits(low):
@@ -75,7 +75,7 @@ def longest_sequence(request: SearchRequest) -> LongestSequence | None:
 
 
 class _Lengths:
-    """Give the lengths that are tried, and say of which a plan fits."""
+    """The lengths that are tried, and for each whether a plan fits."""
 
     def __init__(self, request: SearchRequest) -> None:
         """Take a request, whose own length is tried first."""
@@ -110,7 +110,7 @@ class _Lengths:
         return request_with_settings(self._request, settings)
 
     def fits(self, length: int) -> bool:
-        """Return whether a search with sequences of a length finds a plan."""
+        """True if a search with sequences of a length finds a plan."""
         try:
             request = self.request(length)
         except ConfigError:

@@ -81,10 +81,10 @@ class PreferredPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WithoutHost:
-    """Hold what there is with all optimizer state on the devices, where a plan has it on hosts."""
+    """The best or the leanest plan with all optimizer state on the devices."""
 
     time_ratio: float | None = None
-    """Seconds of the best plan over those of the recommended one; None where none fits surely."""
+    """Seconds of the best plan over seconds of the recommended plan; None if none fits surely."""
     leanest: RankedPlan | None = None
     """The plan that holds least where none fits surely; None where none is legal either."""
 
@@ -104,7 +104,7 @@ class Recommendation:
     sure: bool
     """Whether the first fits with the probability that is wanted."""
     without_host: WithoutHost | None = None
-    """Why optimizer state rests on hosts, where it does without a pin."""
+    """Plans without optimizer state on hosts, if the first plan has it there without a pin."""
     longest: LongestSequence | None = None
     """The longest sequence of which a plan fits, where that was asked for."""
 
@@ -138,7 +138,7 @@ def recommend(request: SearchRequest, *, alone: bool = False) -> Recommendation 
 
 
 def _at_longest_sequence(request: SearchRequest, *, alone: bool) -> Recommendation | SearchResult:
-    """Return what to run with the longest sequences of which a plan fits as surely as it must."""
+    """Return the plan to run with the longest sequences, which fits as surely as it must."""
     longest = longest_sequence(surely_fitting(request)) or longest_sequence(request)
     there = replace(request, objective="time") if longest is None else longest.request
     found = recommend(replace(there, uncounted_factor=request.uncounted_factor), alone=alone)
@@ -196,7 +196,7 @@ def recommend_from(
 def _without_host(
     request: SearchRequest, wanted: SearchRequest, first: RankedPlan
 ) -> WithoutHost | None:
-    """Return what there is without hosts, where `first` has its optimizer state there."""
+    """Return the plans without hosts, if `first` has its optimizer state there."""
     if not first.candidate.offload or request.pins.values_of("offload") is not None:
         return None
     best = best_fitting_plan(without_host(wanted))

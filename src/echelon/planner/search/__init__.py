@@ -2,7 +2,7 @@
 
 request.py          what is asked: model, cluster, batch, trainer; defaults that were taken
 other_requests.py   a request with other devices or settings
-defaults.py         what a run has where nobody says: its batch, its dtypes
+defaults.py         the batch and the dtypes of a run that sets none
 pins.py             what a search is kept to: `--pin tp=8`, and what a trainer can run
 plan_line.py        the words of a plan on a page, read as pins
 legal_meshes.py     every legal mesh with its microbatch, as columns of numbers, asked of `config/`

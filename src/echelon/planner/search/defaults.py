@@ -17,13 +17,13 @@ from echelon.core.errors import ConfigError
 from echelon.interop.tools import abilities_of_trainer
 
 TOKENS_OF_A_BATCH = 4 * 2**20
-"""Tokens of a global batch where nobody says."""
+"""Tokens of a global batch by default."""
 _LONGEST_SEQUENCE = 8192
-"""Tokens of a sequence where nobody says, if the model has so many positions."""
+"""Tokens of a sequence by default, if the model has the positions."""
 
 
 def complete_run(gathered: SettingLayers, model: str, trainer: str) -> Iterator[str]:
-    """Put defaults under the layers of a run, and yield what they are."""
+    """Put defaults under the layers of a run, and yield each as text."""
     merged = gathered.merged()
     if gathered.incomplete or gathered.problems:
         raise ConfigError(gathered.problems)
@@ -64,7 +64,7 @@ def complete_run(gathered: SettingLayers, model: str, trainer: str) -> Iterator[
 
 
 def _precision(view: View) -> tuple[dict[str, object], str]:
-    """Return the dtypes that suit the devices, and what is said of them."""
+    """Return the dtypes that suit the devices, and their text."""
     cluster = read_cluster(view) if any(map(view.has, CLUSTER_SOURCES)) else None
     if isinstance(cluster, Cluster):
         return default_precision(view, cluster)

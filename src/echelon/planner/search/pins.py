@@ -110,15 +110,16 @@ VALUES: Mapping[str, tuple[str, ...]] = {
     "gather": ("parameters", "fp8", "int8"),
     "reduce": ("exact", "int8", "int4"),
 }
-"""What pins may be that are no counts."""
+"""Values of pins that are no counts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Pins:
     """Hold what each pinned name lets through; every other name lets everything through.
 
-    `typed` is what a user wrote of it, `--pin tp=8` or `--set mesh.tp=8`; `limits` are what a
-    trainer can run, whatever is pinned.
+    `texts` are pins by themselves, `tp=8`, without those that the line of a whole plan implies;
+    `typed` is what a user wrote, `--pin tp=8` or `--set mesh.tp=8`. `limits` are what a trainer can
+    run, whatever is pinned.
     """
 
     values: Mapping[str, tuple[int | str, ...]] = field(
@@ -141,6 +142,11 @@ class Pins:
         if pinned is None or limit is None:
             return limit if pinned is None else pinned
         return tuple(value for value in pinned if value in limit)
+
+    def text(self, name: str) -> str:
+        """Return a pin as it is written, also one that the line of a whole plan implies."""
+        words = (pin_word(name, value) for value in self.values[name])
+        return self.texts.get(name) or f"{name}={','.join(words)}"
 
     def without(self, *names: str) -> Pins:
         """Return the other pins."""
@@ -188,7 +194,7 @@ def pin_word(name: str, value: int | str) -> str:
 
 
 def recompute_of_pin(value: int | str) -> tuple[int, tuple[RecomputedOperator, ...]]:
-    """Return every how many blocks one runs again, and which operators of the others."""
+    """Return the interval of recomputed blocks, and the recomputed operators of other blocks."""
     if isinstance(value, int):
         return value, ()
     found = recompute_of_word(value)
@@ -204,17 +210,19 @@ def pin_of_setting(key: str) -> str:
 
 @dataclass(slots=True)
 class _PinReader:
-    """Take one pin after the other, and keep what is wrong with them."""
+    """Take pins in turn, and keep their problems."""
 
     pins: Pins = field(default_factory=Pins)
     implied: dict[str, tuple[int | str, ...]] = field(
         default_factory=dict[str, tuple[int | str, ...]]
     )
-    """What whole plans say by leaving it out: other pins win."""
+    """Pins that whole plans imply by leaving words out: other pins win."""
+    lines: dict[str, str] = field(default_factory=dict[str, str])
+    """The typed line that implies each of them."""
     problems: list[Problem] = field(default_factory=list[Problem])
 
     def read(self, flag: str, text: str) -> None:
-        """Take the pins that a text says; what it is not is a problem."""
+        """Take the pins of a text; a text without any is a problem."""
         typed = f"{flag} {text}"
         key, equals, listed = text.partition("=")
         name = pin_of_setting(key)
@@ -226,6 +234,7 @@ class _PinReader:
             for one, values in line.named.items():
                 self._take(typed, one, values)
             self.implied |= line.implied
+            self.lines |= dict.fromkeys(line.implied, typed)
             return
         reason = f"there is nothing called {name!r} to pin" if equals else "no word of a plan"
         near = did_you_mean(name, PINS) or tuple(PINS)
@@ -277,7 +286,11 @@ class _PinReader:
             )
         if self.problems:
             raise ConfigError(self.problems)
-        return replace(self.pins, values={**self.implied, **values})
+        return replace(
+            self.pins,
+            values={**self.implied, **values},
+            typed={**self.lines, **self.pins.typed},
+        )
 
 
 def read_pins(texts: Iterable[str], settings: Iterable[str] = ()) -> Pins:

@@ -1,8 +1,8 @@
 """A plan as pages print it, read as pins: ``pp2 dp8, ZeRO 1, 1f1b x3, microbatches of 2``.
 
-Each word of a page is a pin of what it says: ``cp4g`` is `cp=4` and `context=gathered`. A line that
-names a mesh and a ZeRO stage is a whole plan, so what it leaves out is pinned to be absent: degrees
-of 1, no recompute, nothing on the host.
+Each word of a page is one pin or several: ``cp4g`` is `cp=4` and `context=gathered`. A line with a
+mesh and a ZeRO stage is a whole plan, which implies the other pins: degrees of 1, no recompute,
+nothing on the host.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ AXES = ("pp", "dp", "cp", "tp", "ep")
 OPERATORS: tuple[RecomputedOperator, ...] = get_args(RecomputedOperator)
 _LETTERS = 2  # letters of an operator's sign
 _AS_TENSOR_RANKS = "tp"
-"""What stands for as many pieces of each expert as there are tensor ranks."""
+"""A number of pieces of each expert that is the number of tensor ranks."""
 _MOST_TENSOR_RANKS = 128  # ranks
 _SEPARATOR = re.compile(r"[\s,]+")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanLine:
-    """Hold what a line says of a plan, and what it says by leaving it out."""
+    """The pins that a line names, and the pins that it implies."""
 
     named: Pinned
     implied: Pinned = field(default_factory=dict[str, tuple[PinValue, ...]])
 
 
 def read_plan_line(text: str) -> PlanLine | None:
-    """Return what a line says of a plan; None where a word of it is none that pages print."""
+    """Return the pins of a line; None if pages print no such word."""
     named: dict[str, PinValue] = {}
     place, count = 0, 0
     while place < len(text):
@@ -66,33 +66,33 @@ def read_plan_line(text: str) -> PlanLine | None:
 
 
 def _values(name: str, value: PinValue, named: Mapping[str, PinValue]) -> tuple[PinValue, ...]:
-    """Return the values that a word says: pieces of an expert are as many as tensor ranks."""
+    """Return the values of a word; `expert_tp` is the number of tensor ranks."""
     if name == "expert_tp" and value == _AS_TENSOR_RANKS:
         return (named["tp"],) if "tp" in named else tuple(range(2, _MOST_TENSOR_RANKS + 1))
     return (value,)
 
 
 def read_printed_value(name: str, word: str) -> Pinned | None:
-    """Return what a printed word says behind the name of a pin: `4g` of cp, `1+h` of zero."""
+    """Return the pins of a printed value of a pin: `4g` of cp, `1+h` of zero."""
     prefixed = {**dict.fromkeys((*AXES, "zero"), f"{name}{word}"), "recompute": f"rec {word}"}
     line = read_plan_line(prefixed.get(name, word))
     if line is None:
         return None
-    told = line.named
-    if name == "dp" and {"dp_replicate", "dp_shard"} <= {*told}:
-        return told
+    named = line.named
+    if name == "dp" and {"dp_replicate", "dp_shard"} <= {*named}:
+        return named
     # "-" in the column of schedules says that there is no pipeline.
-    return told if name in told or (name, word) == ("schedule", "-") else None
+    return named if name in named or (name, word) == ("schedule", "-") else None
 
 
 def recompute_word(every: int, operators: tuple[str, ...]) -> str:
-    """Return what runs forward again as a pin says it: ``full/3+norm+activation``."""
+    """Return recompute as a pin writes it: ``full/3+norm+activation``."""
     blocks = "full" if every == 1 else f"full/{every}"
     return "+".join([*([blocks] if every else []), *operators]) or "none"
 
 
 def recompute_of_word(word: str) -> tuple[int, tuple[RecomputedOperator, ...]] | None:
-    """Return every how many blocks one runs again, 0 for none, and which operators of the others.
+    """Return the interval of recomputed blocks, 0 for none, and the operators of other blocks.
 
     Blocks are "full", "all", "full/3" or "1/3", operators their names or signs. None where the word
     is none.
@@ -113,7 +113,7 @@ def recompute_of_word(word: str) -> tuple[int, tuple[RecomputedOperator, ...]] |
 
 
 def _operators(part: str) -> tuple[RecomputedOperator, ...] | None:
-    """Return the operator of a name, or those of signs such as ``noac``; None where one is none."""
+    """Return the operator of a name, or the operators of signs such as ``noac``; else None."""
     by_name: dict[str, RecomputedOperator] = {one: one for one in OPERATORS}
     if part in by_name:
         return (by_name[part],)
@@ -129,7 +129,7 @@ _Values: TypeAlias = Callable[[re.Match[str]], PinValues | None]
 
 @cache
 def _words() -> tuple[tuple[re.Pattern[str], _Values], ...]:
-    """Return every word that pages print of a plan, with what it says."""
+    """Return every word that pages print of a plan, with its pins."""
     names = "|".join(sorted(map(re.escape, SCHEDULES), key=len, reverse=True))
     short = {one.short_name: name for name, one in SCHEDULES.items() if one.short_name}
     shorts = "|".join(sorted(map(re.escape, short), key=len, reverse=True))
@@ -179,7 +179,7 @@ def _words() -> tuple[tuple[re.Pattern[str], _Values], ...]:
 
 
 def _context(match: re.Match[str]) -> PinValues | None:
-    """Return what ``cp8u2`` says: context ranks, how they meet, and how many exchange heads."""
+    """Return the pins of ``cp8u2``: context ranks, context kind, and ranks that exchange heads."""
     degree, symbol, inner = int(match[1]), match[2], match[3]
     if not symbol:
         return None if inner else {"cp": degree}
@@ -190,7 +190,7 @@ def _context(match: re.Match[str]) -> PinValues | None:
 
 
 def _zero(match: re.Match[str]) -> PinValues | None:
-    """Return what ``3+s+h`` says: the stage, and what its signs add."""
+    """Return the pins of ``3+s+h``: the stage, and its signs."""
     says = {"h": ("offload", 1), "s": ("secondary", 1), "k": ("reshard", 0)}
     signs = match[2].split("+")[1:]
     if any(sign not in says for sign in signs):
@@ -207,7 +207,7 @@ def _recompute(word: str) -> PinValues | None:
 
 
 def _implied(named: PinValues) -> Iterator[tuple[str, PinValue]]:
-    """Yield what several words say by leaving the rest out: of a mesh, and of a whole plan."""
+    """Yield the pins that several words imply: of a mesh, and of a whole plan."""
     has_mesh = any(axis in named for axis in (*AXES, "dp_shard"))
     if has_mesh:
         for axis in AXES:

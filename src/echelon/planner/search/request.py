@@ -94,7 +94,7 @@ class SearchAim:
 
     @property
     def on_all_devices(self) -> bool:
-        """Return whether a short step is wanted, for which plans take every device."""
+        """True if a short step is wanted, for which plans take every device."""
         return self.objective in ("time", "expected", LONGEST_SEQUENCE)
 
 
@@ -314,6 +314,7 @@ def _is_layout(key: str) -> bool:
 
 
 def without_keys(layer: Mapping[str, Entry], keys: Sequence[str]) -> dict[str, Entry]:
+    """Return the entries of a layer without `keys`."""
     return {key: entry for key, entry in layer.items() if key not in keys}
 
 

@@ -135,7 +135,7 @@ def best_fitting_plan(request: SearchRequest, *, offload: bool = False) -> Score
 def best_fitting_anywhere(request: SearchRequest) -> ScoredCandidate | None:
     """Return the best plan by closed forms, with optimizer state on hosts where nothing fits else.
 
-    That is what a search does, unless pins or its trainer say where that state rests.
+    A search does the same, unless pins or its trainer decide where that state is.
     """
     found = best_fitting_plan(request)
     if found is None and request.pins.values_of("offload") is None:

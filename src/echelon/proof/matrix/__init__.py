@@ -7,7 +7,6 @@ pipeline_cases.py   every pipeline schedule
 context_cases.py    long sequences
 expert_cases.py     experts
 random_settings.py  settings of random plans of the whole space
-random_families.py  of one family: adapters, 8-bit products, islands, servers and others
 bytes_walk.py       a sample in every precision: predicted bytes are those of ranks
 bytes_recorded.py   what ranks record of bytes
 """

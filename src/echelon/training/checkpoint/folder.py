@@ -57,7 +57,7 @@ def list_checkpoints(directory: Path) -> tuple[StoredCheckpoint, ...]:
 
 
 def other_checkpoints(path: Path) -> list[Path]:
-    """Return the committed checkpoints beside the one at `path`, the newest first."""
+    """Return the other committed checkpoints in the folder of `path`, the newest first."""
     return [other.path for other in list_checkpoints(path.parent) if other.path != path][::-1]
 
 

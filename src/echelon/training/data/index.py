@@ -188,7 +188,7 @@ def _not_prepared(folder: Path) -> Problem:
 
 
 def _prepared_near(folder: Path) -> list[str]:
-    """Return prepared data in this folder, beside it or in a folder of runs, or how to prepare."""
+    """Return prepared data in or next to this folder or in a folder of runs, or a command."""
     places = (folder, folder.parent, folder.parent / "runs" / "data")
     found = sorted(
         {

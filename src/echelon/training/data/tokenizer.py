@@ -176,7 +176,7 @@ def train_tokenizer(name: str, texts: Iterator[str]) -> Tokenizer:
 
 
 def tokenizer_file(name: str) -> Path:
-    """Return the tokenizer.json that a path means; DataError where there is none."""
+    """Return the tokenizer.json of a path; DataError without one."""
     path = Path(name)
     file = path / TOKENIZER_FILE_NAME if path.is_dir() else path
     if not file.is_file():

@@ -82,7 +82,7 @@ def _find_file(path: Path) -> Path:
 
 
 def _weights_near(path: Path) -> list[str]:
-    """Return folders of weights beside a path, and what starts without any."""
+    """Return settings: folders of weights next to a path, and a start without weights."""
     beside = path.absolute().parent
     found = {one.parent for one in beside.glob("*/*.safetensors")} if beside.is_dir() else set()
     return [*(f'train.weights = "{one}"' for one in sorted(found)[:4]), 'train.weights = "none"']

@@ -58,6 +58,7 @@ def task_of(run: ec.TrainResult, folder: Path, to: Any, **more: Any) -> ExportTa
 FORMATS: Mapping[str, Mapping[str, Any]] = {
     "hf": {},
     "hf, several files": {"file_bytes": 20_000},
+    "echelon": {"file_bytes": 20_000},
     "dcp": {},
     "deepspeed": {},
     "megatron": {},
@@ -69,12 +70,13 @@ FORMATS: Mapping[str, Mapping[str, Any]] = {
     ("name", "count"),
     [
         ("hf", 2),
+        ("echelon", 2),
         ("dcp", 2),
         *(
             pytest.param(name, count, marks=pytest.mark.slow)
             for name in FORMATS
             for count in (2, 3)
-            if (name, count) not in (("hf", 2), ("dcp", 2), ("megatron-legacy", 3))
+            if (name, count) not in (("hf", 2), ("echelon", 2), ("dcp", 2), ("megatron-legacy", 3))
         ),
     ],
 )

@@ -16,7 +16,7 @@ from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import router_biases
 from echelon.core.plan import DType
 from echelon.core.rulebook.export_weights import WEIGHTS_HAVE_NAMES, WEIGHTS_RANKS_DIVIDE
-from echelon.interop.hugging_face.config_json import hub_config
+from echelon.interop.hugging_face.config_json import OWN_WAY, hub_config
 from echelon.interop.hugging_face.folder import FolderTensor, folder_tensors, tensors_of
 from echelon.interop.weight_names import megatron, torchtitan
 from echelon.interop.weight_names.names import find_naming
@@ -188,7 +188,7 @@ def _megatron_keys(request: TrainerRequest) -> set[str]:
                 f"{shape.name} has experts in {len(with_experts)} of {shape.layers} layers, and "
                 f"--to {request.to} writes models whose layers are all of one kind",
                 key="--to",
-                suggestions=("--to hf", "--to dcp"),
+                suggestions=_ways(request),
             )
         )
     if router_biases(shape):
@@ -214,9 +214,19 @@ def _named(request: TrainerRequest, kind: str, keys: set[str]) -> tuple[FolderTe
                 f"{kind} has no name for {len(naming.nameless)} weights of {request.shape.name}: "
                 f"{shown}" + (f" and {more} more" if more > 0 else ""),
                 key="--to",
+                suggestions=_ways(request),
             )
         )
     return tensors_of(naming)
+
+
+def _ways(request: TrainerRequest) -> list[str]:
+    """Return flags of formats that can take a model which a trainer has no names for."""
+    try:
+        model_type = hub_config(request.shape).model_type
+    except ConfigError:
+        return [OWN_WAY]
+    return ["--to hf", f"--to dcp --model-type {model_type}", OWN_WAY]
 
 
 def _padded(tensor: FolderTensor, tp: int) -> FolderTensor:

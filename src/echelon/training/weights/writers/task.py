@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, TypeAlias
+from typing import Final, Literal, TypeAlias
 
+from echelon.config.model.config_json import OWN_TYPE
 from echelon.core.errors import ConfigError
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import base_shape
@@ -19,6 +20,7 @@ from echelon.interop.hugging_face.folder import (
     FolderTensor,
     folder_tensors,
     index_text,
+    own_tensors,
     share_out,
 )
 from echelon.models.precision import TORCH_DTYPES
@@ -36,7 +38,9 @@ from echelon.training.weights.writers.formats import (
 from echelon.training.weights.writers.hugging_face import Files, write_files
 from echelon.training.weights.writers.shares import Writers
 
-WeightFormat: TypeAlias = Literal["hf"] | TrainerFormat
+WeightFormat: TypeAlias = Literal["hf", "echelon"] | TrainerFormat
+FILE_FORMATS: Final = ("hf", "echelon")
+"""Formats of safetensors files with an index and a config.json; the names of tensors differ."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +60,7 @@ class ExportTask:
     model_type: str | None
     """What transformers calls the architecture; None for the first that says the model."""
     file_bytes: int
-    """The most bytes of a file of Hugging Face."""
+    """The most bytes of a safetensors file."""
     threads: int | None
     """Threads of each rank; None for one on each core, shared out among ranks of a machine."""
     tp: int
@@ -74,7 +78,7 @@ class ExportTask:
     @property
     def request(self) -> TrainerRequest:
         """Return what is asked of a trainer's format."""
-        assert self.to != "hf", "it is a trainer's"
+        assert self.to not in FILE_FORMATS, "it is a trainer's"
         return TrainerRequest(
             to=self.to,
             shape=base_shape(self.shape),
@@ -88,7 +92,7 @@ class ExportTask:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WrittenWeights:
-    """Say what was written: whose names, how many tensors and bytes, files of hf, moments."""
+    """The names of the tensors, their number and bytes, safetensors files, and optimizer state."""
 
     names: str
     tensors: int
@@ -103,8 +107,8 @@ def require_ranks(task: ExportTask, ranks: int) -> None:
     And where it cannot be written at all: before any of them starts.
     """
     index = read_index(Path(task.checkpoint))
-    if task.to == "hf":
-        count = len(_hub_tensors(task)[1])
+    if task.to in FILE_FORMATS:
+        count = len(_file_tensors(task)[1])
     else:
         count = num_parts(task.request, planned(task.request, index))
     if ranks > count:
@@ -126,8 +130,8 @@ def write_weights(task: ExportTask, writers: Writers) -> WrittenWeights:
     """
     checkpoint = Path(task.checkpoint)
     index = check_checkpoint(checkpoint, writers.exchange, writers.begin)
-    if task.to == "hf":
-        return _write_hub(task, checkpoint, index, writers)
+    if task.to in FILE_FORMATS:
+        return _write_files(task, checkpoint, index, writers)
     found = planned(task.request, index)
     write_trainer(task.request, found, checkpoint, index, Path(task.folder), writers)
     elements = sum(tensor.numel for tensor in found.tensors) * len(found.kinds)
@@ -140,18 +144,20 @@ def write_weights(task: ExportTask, writers: Writers) -> WrittenWeights:
     )
 
 
-def _hub_tensors(task: ExportTask) -> tuple[str, tuple[FolderTensor, ...]]:
+def _file_tensors(task: ExportTask) -> tuple[str, tuple[FolderTensor, ...]]:
     base = base_shape(task.shape)
+    if task.to == "echelon":
+        return OWN_TYPE, own_tensors(base)
     config = hub_config(base, task.model_type)
     if task.adapters:
         return config.model_type, tuple(adapter_tensors(task.shape, config.architecture))
     return config.model_type, folder_tensors(base, config.architecture)
 
 
-def _write_hub(
+def _write_files(
     task: ExportTask, checkpoint: Path, index: CheckpointIndex, writers: Writers
 ) -> WrittenWeights:
-    names, tensors = _hub_tensors(task)
+    names, tensors = _file_tensors(task)
     dtype, folder = TORCH_DTYPES[task.dtype], Path(task.folder)
     files: Files = {ADAPTER_WEIGHTS: tensors}
     if not task.adapters:

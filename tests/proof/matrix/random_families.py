@@ -1,7 +1,7 @@
 """Settings of random plans of one family: adapters, 8-bit products, islands, servers and others.
 
 `random_settings.py` draws any run. A family changes such a draw: it adds its own settings, and
-leaves out settings that never go with it. What still does not go together is left for the rules.
+leaves out settings that never go with it. Rules refuse other combinations that are not legal.
 """
 
 from __future__ import annotations
