@@ -128,7 +128,7 @@ def test_a_path_is_the_file_of_a_cluster(tmp_path: Path, monkeypatch: pytest.Mon
     ("words", "rule", "set_by", "works"),
     [
         ({"cluster": "8xh10"}, "unknown-preset", 'cluster="8xh10"', "8xh100"),
-        ({"trainer": "megatorn"}, "unknown-trainer", 'trainer="megatorn"', "megatron-core"),
+        ({"trainer": "megatorn"}, "unknown-trainer", 'trainer="megatorn"', "megatron"),
         ({"objective": "speed"}, "bad-argument", 'objective="speed"', 'objective="time"'),
         ({"objective": "cost"}, "objective-needs-price", 'objective="cost"', "price=2.5"),
         ({"price": -2.5}, "bad-argument", "price=-2.5", "price=2.5"),
