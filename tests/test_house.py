@@ -19,6 +19,7 @@ from echelon.core.rulebook import all_rules
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_LINES = 600
+LICENSE_LINE = "SPDX-License-Identifier: Apache-2.0"
 MAX_FIELDS = 8
 """Fields of a record that one docstring may explain; of more, each is documented under itself."""
 TEXT = {".py", ".ts", ".md", ".toml", ".txt", ".cfg", ".yml", ".yaml", ".json", ".html", ".sh", ""}
@@ -54,11 +55,24 @@ def _run_python(code: str) -> str:
 
 def test_no_file_is_long() -> None:
     lengths = {
-        str(path.relative_to(ROOT)): len(path.read_text(encoding="utf-8").splitlines())
-        for path in _files(".py", ".ts")
+        str(path.relative_to(ROOT)): _length(path) for path in _files(".py", ".ts")
     }
     assert len(lengths) > 20
     assert {name: count for name, count in lengths.items() if count > MAX_LINES} == {}
+
+
+def _length(path: Path) -> int:
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return len(lines) - bool(lines and LICENSE_LINE in lines[0])
+
+
+def test_every_source_file_names_its_license() -> None:
+    """Files that a program writes say instead which one."""
+    files = [path for path in _files(".py", ".ts", ".mjs", ".css") if path.parts[len(ROOT.parts)] in ("src", "web")]
+    first = {path: path.read_text(encoding="utf-8").partition("\n")[0] for path in files}
+    bare = [path for path, line in first.items() if LICENSE_LINE not in line]
+    assert len(files) > 1000
+    assert [str(path.relative_to(ROOT)) for path in bare] == ["web/src/document.ts"]
 
 
 def test_the_order_in_which_a_plan_is_applied_fits_one_look() -> None:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Echelon: a model and a cluster become a parallel training run that you can trust.
 
     import echelon as ec

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run the command line: `python -m echelon`, and so `torchrun -m echelon train run.toml`."""
 
 import sys

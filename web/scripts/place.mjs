@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Put the built page where the Python package has it, with the place for its document.
 import { readFileSync, writeFileSync } from "node:fs";
 

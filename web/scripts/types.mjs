@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Write src/document.ts, the types of a document, from src/document.schema.json.
 import { readFileSync, writeFileSync } from "node:fs";
 import { compile } from "json-schema-to-typescript";

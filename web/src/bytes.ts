@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bytes held as texts, and ticks of an axis at round numbers of the unit that suits its largest.
 
 import { format } from "d3-format";

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Elements from plain values: text is always text, never HTML.
 
 type Child = Node | string | null | undefined;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 import "./styles.css";
 import type { PageDocument } from "./document";
 import { el } from "./dom";

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A report: the verdict, its facts, then one part after the other.
 
 import type { Fact, PageDocument, Section } from "./document";

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Seconds as words, with the digits that a scale of `span` seconds needs.
 
 const UNITS: [number, string][] = [

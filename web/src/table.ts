@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 import type { DataTable } from "./document";
 import { el } from "./dom";
 

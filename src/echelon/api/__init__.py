@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The verbs of the command line as plain typed functions: what `import echelon as ec` gives.
 
     planning.py       ec.plan, compare, prove     observing.py      ec.observe, observe_schedule, ..

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Differentiable collectives over the ranks of `torch.distributed`: `echelon.collectives`.
 
     import echelon as ec

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`ec.compare`: two plans side by side. `ec.compare_strategies`: strategies beside one process."""
 
 from __future__ import annotations

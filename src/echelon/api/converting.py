@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`ec.export` and `ec.import_run`: plans into the configurations of other tools, and from them."""
 
 from __future__ import annotations

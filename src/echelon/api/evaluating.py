@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The evaluator of TF_CONFIG: a process beside the ranks that validates their checkpoints.
 
 It is no rank. It hears from rank 0, through the store of the launch, where the run is, and reads

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`ec.explore`: write the page in which a plan follows its controls."""
 
 from __future__ import annotations

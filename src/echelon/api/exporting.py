@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`ec.export_weights`: the weights of a run as a folder that other libraries and trainers read."""
 
 from __future__ import annotations

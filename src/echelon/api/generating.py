@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`ec.generate`: what a trained model writes after prompts, on one rank or on several.
 
 All that can be known is checked before the first rank starts. One rank is this process; more are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is taken for a plan: a Plan, or what holds one, such as the answer of `ec.plan`."""
 
 from __future__ import annotations

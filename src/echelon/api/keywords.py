@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is wrong in the words of Python: the rules speak of flags, a program gave keywords.
 
 `--cluster 8xh200 --pin tp=4` becomes `cluster="8xh200" with pins=["tp=4"]`, wherever an error says

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon data look`: what a run reads, or what prepared data holds."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`ec.observe`: what a run did, from its folder; its schedule, and where its tokens went."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`ec.parallelize`: your own module and your own loop, under a plan."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`ec.threaded`: your own module on replicas, each in a thread of this process."""
 
 from __future__ import annotations

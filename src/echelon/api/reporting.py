@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`ec.report`: write the page, or the figures, of a plan, a proof, a rehearsal or a run."""
 
 from __future__ import annotations

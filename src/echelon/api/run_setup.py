@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prepare a run before its ranks: data, the checkpoint to go on from, the folder."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`ec.strategy`: a strategy by its name, and a scope in which models are made for it.
 
 A facade over `ec.plan`, `ec.train`, `ec.prove` and `ec.parallelize`: a name becomes the settings of

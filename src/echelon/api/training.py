@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`ec.train`: a job becomes a run: its folder, its data, its ranks.
 
 All that can be known is checked before the first process starts. Started by us, one process

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`ec.verify`: a program in any framework beside one device, tensor by tensor."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line: a small file for each command, which parses, calls and prints.
 
 Results go to stdout and all else to stderr. Nothing here imports torch before a command needs it.

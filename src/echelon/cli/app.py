@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands and their parser, and how anything that goes wrong is said."""
 
 from __future__ import annotations

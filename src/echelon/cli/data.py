@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon data`: turn text into token shards, and say what is in them."""
 
 from __future__ import annotations

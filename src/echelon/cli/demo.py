@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon demo`: plan, prove and train a small language model here, and let it write."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon doctor`: what this machine has, and which of the things that a run needs it lacks.
 
 Each finding reads one thing. It says what is there as text and as JSON, and carries a problem where

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon explore`: a page with controls, in which memory and seconds of a plan follow at once.
 
 Exit codes: 0 the page is written; 2 wrong input.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon export weights`: trained weights as a folder of Hugging Face, Echelon or a trainer."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The flags that several commands share, and what is said of a wrong one.
 
 All files that a command is to write are checked before it writes the first of them.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon generate`: what a trained model writes after prompts."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The entry point: runs one command, and says how an interrupted one ends.
 
 Exit codes: 0 done; 1 ran, and the answer is no; 2 usage or configuration; 3 the environment lacks

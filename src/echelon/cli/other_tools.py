@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon import` and `echelon export`: a plan from the words of another tool, and into them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where output goes: results to stdout, errors to stderr, and `--json` is one versioned object.
 
 How text is laid out, `planner/view/text_layout.py` says.

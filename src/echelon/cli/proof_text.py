@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The words of `echelon prove`: claims as a table, beside what, and what a failure needs."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon prove`: run a plan beside one process, and say of every claim whether it holds."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon rehearse`: what the ranks of a plan would do on GPUs, found out without one."""
 
 from __future__ import annotations

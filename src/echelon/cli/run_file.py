@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon init` and `echelon config`: write a run.toml, show its settings, list the presets."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon help` and `echelon completion`: flags of a command, and the script of a shell."""
 
 from __future__ import annotations

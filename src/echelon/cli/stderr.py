@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Messages on stderr: notes, details of `-v`, and one line of progress for long work."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon train`: train a run on local ranks, or as one rank where torchrun has started us."""
 
 from __future__ import annotations

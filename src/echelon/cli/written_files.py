@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`--out`: what a command writes, by what each name ends in, alike in every command.
 
 FILE.html is the page of what was found. NAME.svg and NAME.png are the figures of that page, each in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """run.toml -> Job -> Plan: settings read, checked and derived, nothing "auto" left.
 
 load.py             load_job: a run file or preset, and --set flags -> a Job

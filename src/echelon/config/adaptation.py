@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Values of a run preset that give way to what the user wrote.
 
 A run preset (`nano`) is a starting point: its batch, warm-up and checkpoints fit each other, not

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Defaults of a run that pages list: the batch of a model's preset, dtypes that follow devices."""
 
 from __future__ import annotations

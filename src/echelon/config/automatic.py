@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Values of dtypes, ZeRO, recompute, overlap and step lines that are "auto" or not set, and why."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings as they were written: value and place of each, layer over layer.
 
 A *layer* is one file, one preset, or all --set flags together. Each layer is checked by itself

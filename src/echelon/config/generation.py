@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plan by which a trained model writes: its mathematics, in another layout.
 
 A checkpoint fits any layout. Settings of training without a meaning here (batch, schedule, ZeRO,

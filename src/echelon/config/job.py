@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Job: a Plan, and the settings of a run that are no part of it.
 
 A Job is resolved and legal, crosses processes as JSON, and keeps for every setting where its value

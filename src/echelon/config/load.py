@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run file or preset, and --set flags -> a Job, or an error that tells everything at once.
 
 Everything is derived and checked: nothing "auto" is left in a Job.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Plan seen as settings: every setting of a run.toml that would give it again.
 
 `config/load.py` goes the other way. So one set of rules is asked of both

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gather the layers of a run: presets, the chain of `extends`, the run file, the --set flags."""
 
 from __future__ import annotations

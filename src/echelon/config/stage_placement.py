@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which blocks each stage holds, and for schedules that no builder makes, what each rank runs.
 
 What was found stands as the source of the setting that asked for it: `echelon config show`.

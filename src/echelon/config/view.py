@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What checks and the resolver read: typed access to settings, and where each was set.
 
 A setting that is missing or was already found wrong raises `Unavailable`, which skips the checks

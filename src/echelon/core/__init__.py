@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The words that everything shares; standard library only, no torch, no NumPy, no other floor.
 
 axis.py, mesh.py            the axes of a mesh, and ranks on it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which keys a query may meet, and where positions live: both as arithmetic on positions.
 
 A rank holds positions in *runs* (start, start + step, ...): a contiguous chunk has step 1, the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The axes of a mesh, outermost (slow links) to innermost (fast links).
 
 *axis* = mesh, *dim* = tensor, *degree* = size of an axis, *group* = ranks that talk to one another.

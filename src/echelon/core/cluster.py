@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a run runs on: devices, how many to a node, and the links between them.
 
 Bandwidths are bytes per second in one direction; vendors' bidirectional and bit figures are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files that must survive a kill or a power cut, and what a disk's refusals mean to a user."""
 
 from __future__ import annotations

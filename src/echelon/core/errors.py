@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every error that Echelon raises on purpose.
 
     EchelonError                 one or more problems, each with a rule id

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One event of a run, planned or measured: the simulator, the rehearsal and the run write the same.
 
 So one renderer draws all of them and one function compares any two.

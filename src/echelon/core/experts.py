@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How experts are kept busy, and how they are laid out: two records of a Plan.
 
 `Balance` changes the numbers of a run, `ExpertLayout` only its speed and memory. None of the

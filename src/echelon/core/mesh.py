@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The mesh: ranks as points of a grid. Pure arithmetic, no processes, no torch.
 
 `parallel/transport/device_mesh.py` lowers a Mesh to process groups; nothing else turns ranks into

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The shape of a decoder: everything about a model but its weights.
 
 Read from a preset, a Hugging Face `config.json` or a table in run.toml. Llama, Mistral, Qwen,

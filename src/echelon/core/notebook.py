@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Views of records in a notebook, which a floor above registers.
 
 A plan, a proof or a rehearsal knows its view by a name. The page draws it, is floors above, and

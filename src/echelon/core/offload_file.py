@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The file in which slices rest: nameless, reserved up front, and what its errors mean to a user.
 
 The file has no name from the start (O_TMPFILE) or from the moment after, so that however a process

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Import a package that only some uses need, or say what to install."""
 
 from __future__ import annotations

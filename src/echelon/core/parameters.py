@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every parameter of a model: canonical name, shape, how tensor parallelism splits it, first value.
 
 This table is the one description of the weights: initialisation, tensor slicing, byte formulas,

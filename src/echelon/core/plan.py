@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The Plan: one frozen value that is planned, proven, trained and compared with reality.
 
 What can change the mathematics (`Mathematics`) and what can only change speed and memory

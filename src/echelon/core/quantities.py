@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Quantities as people write them: ``24 GB``, ``80 GiB``, ``400 Gb/s``, ``8 us``, ``7B``.
 
 One reader for every setting that has a unit; `core/units.py` writes them. GB is 10^9 and GiB 2^30

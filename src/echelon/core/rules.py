@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rule: a stable id, why it exists, a bad and a fixed example, and the problems it reports.
 
 Rules are declared in `core/rulebook/`, one file per area, so that `echelon explain RULE` knows all

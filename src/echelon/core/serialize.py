@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Frozen dataclasses to JSON and back, and a hash of their content.
 
 The type annotations are the schema: an unknown, missing or ill-typed entry is a ValueError that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parts of every SVG figure: boxes, lines and texts, on light and on dark pages.
 
 A figure needs nothing from outside, and names may hold what they like: what XML does not allow is

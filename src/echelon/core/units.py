@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Numbers with units, for people. Memory is in GiB (2^30), what links carry in GB (10^9).
 
 A number that rounds up to the next unit is shown in it: 999,999 is ``1.00M``, not ``1000.00k``.

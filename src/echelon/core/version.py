@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The version of Echelon, and a hash of its source: what a result must say that it came from."""
 
 from __future__ import annotations

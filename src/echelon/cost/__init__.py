@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The only formulas: bytes and seconds of a plan. Each stands once, with its source; no torch.
 
 bytes         what ranks hold and send: equal to what a run holds and sends

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What "auto" means of sums on a cluster: the hierarchy where it is faster than the backend's ring.
 
 Asked once for a cluster, of all its devices and a long message, so that a search and a plan come to

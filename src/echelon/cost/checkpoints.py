@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes that a run writes: of a checkpoint, and once of the frozen weights beside them.
 
 They do not depend on the layout: a checkpoint holds each element of each tensor once, without

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a long run loses to interruptions, and to a plan that does not fit after all.
 
 A run on N devices is interrupted every M = 1 / (N r) seconds, with r interruptions of a device in a

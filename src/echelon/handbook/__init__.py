@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What published guides advise and claim, what of it holds, and what words mean.
 
 sources.py   the guides: author, title, year, and the key by which all else names them

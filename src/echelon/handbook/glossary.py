@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The words of the field as they are used here: in a file, and as records of choices say them.
 
 A schedule, a way of context parallelism, an optimizer or a strategy that is added to the code has a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The guides that are read here: who wrote them, what they are called, and when.
 
 Pages, ids of claims (`distributed-07`) and sources of lints name a guide by its key.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What writes text on ranks: a decoder, a cache of keys and values, and a choice of tokens.
 
 cache        blocks of positions in one pool of each block of the model; which sequence holds which

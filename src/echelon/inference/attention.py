@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention of prompts, and of single tokens, over keys and values: forward only.
 
 Fused attention of PyTorch where nothing stands against it; scores one by one where they are capped,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tokens of a step: whole prompts of any lengths, or the next token of each sequence.
 
 Both are rows side by side, without padding, each with its own position. The decoder sees one

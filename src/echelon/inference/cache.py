@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cache of keys and values: blocks of positions in one pool, taken when they are needed.
 
 Each block of the model has a tensor of `num_blocks x block_tokens` rows; the same rows of all of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The next token of each sequence, from logits of which every tensor rank has a part.
 
 Greedy: each rank tells its likeliest id; of equal logits the lowest id is taken, under every split.

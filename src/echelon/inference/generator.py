@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The loop that writes: prompts first, then one token of each sequence after the other.
 
 Stages of a pipeline work at the same time: the sequences of a rank are dealt out into as many

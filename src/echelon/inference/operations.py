@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The steps of a decoder over a cache of keys, on one of the ranks of a tensor-parallel group.
 
 Split: the weights as in training (`parallel/tensor.py`); the cache by key/value heads, each rank

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rank's part of a model to generate with: weights alone, in the fewest tensors.
 
 Layers that read the same input lie one below the other in one tensor, so that one product makes all

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Configurations of other tools: read into a run.toml, and written from a Plan.
 
     tools.py            the registry: one record a tool, which commands, search and files read

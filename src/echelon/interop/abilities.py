@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a tool can run, to which a search for it keeps; and what it calls the choices that are ours.
 
 What its writer refuses is left out (`tests/planner/search/test_tool_limits.py` exports every plan

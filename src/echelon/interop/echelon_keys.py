@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings that stand in a foreign file for Echelon's eyes only: what its tool has no word for.
 
 `echelon export` writes them: comments `# echelon: table.key = value` where a file may hold

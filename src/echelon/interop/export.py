@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write a plan for a tool: its file, or a refusal of every setting that it cannot say."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Try to write a plan for a tool: it becomes keys, and is read back from them.
 
 The keys are read as `echelon import` would read them. What comes out otherwise is refused; what

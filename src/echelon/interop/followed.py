@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files that a file names: their keys stand below the key that names them, as `deepspeed.KEY`.
 
 So each has a row, can be refused and can be allowed like any other. Paths are meant from where the

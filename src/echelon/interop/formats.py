@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The forms of files: flat keys with dots as JSON, TOML, YAML, or the flags of a command."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a foreign file leaves to others: the model to the script, the processes to the launcher.
 
 It comes from what the imported run builds on, the --set flags, and --ranks.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An import as text: the run.toml, the table of what became of each key, and its sums.
 
 The run.toml always comes out. What is not taken, and what keeps the run from loading, stands at its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A file of another tool -> a run: recognised, every key judged, the whole checked.
 
 No key is lost in silence, and none costs the others: `lenient.py` reads on without those that are

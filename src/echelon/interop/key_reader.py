@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What becomes of each key of a foreign file: a setting, a reason why none is needed, or a refusal.
 
 A tool's `read.py` asks for every key that the tool has. What was given and never asked for is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read a foreign file for all that it gives: a refused key is taken out, and the rest read again.
 
 So what the other keys mean does not depend on it: it is as if the file did not have the key. A key

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ZeRO settings of another tool on one rank, as in a smoke test of one process.
 
 Other tools accept a ZeRO stage on one rank, which shards nothing. In Echelon a setting without

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read a foreign file: JSON, YAML, TOML or a command, into keys with dots and their values.
 
 Of the command line of a training script these are launcher flags, and the flags behind the script;

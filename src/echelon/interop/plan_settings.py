@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Plan -> the settings of a run.toml that gives it again: all of them, or no more than needed.
 
 `config/load.py` goes the other way. What is left out is a default, or what "auto" finds: the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What files of all tools say alike: mesh, data ranks, how a batch is shared out, dtypes."""
 
 from __future__ import annotations

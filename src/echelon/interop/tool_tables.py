@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `keys.toml` of a tool says: its keys that set nothing here, and settings it has no word for.
 
 `sections` are the names of its tables. Below `keys` stand groups of keys that are read together,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a tool writes a plan: the keys that it becomes, their form, and what it has no word for."""
 
 from __future__ import annotations

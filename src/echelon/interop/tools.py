@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tools that plans are exchanged with: one record each, which everything else reads.
 
 A tool is a folder here and an entry below. Its folder has the same four files as every other:

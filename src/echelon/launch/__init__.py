@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Start ranks, watch them, end them together, and say which one failed first.
 
 launchers.py        ranks by MPI, Slurm and Kubernetes, in the names of torchrun

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A process beside a run, which the run never waits for: started before its ranks, ended after.
 
 It reads nothing from us but the end of its standard input, which comes when the run ends, however

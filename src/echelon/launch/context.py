@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a target knows about its rank, and what it tells those who watch it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The one table of environment variables that launching reads and writes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Variables that ranks on GPUs get unless the user has set them, and the reason of each."""
 
 from __future__ import annotations

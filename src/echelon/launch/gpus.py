@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The GPUs of this machine by NVIDIA's driver, which needs no torch, and the cluster they are."""
 
 from __future__ import annotations

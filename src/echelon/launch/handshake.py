@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What all ranks must agree on before the first step; the odd one is named.
 
 Rank 0 reads what every rank says and answers all of them, so a run of n ranks costs n reads.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What this host has for ranks: cores and memory, less in a control group, and freed memory kept.
 
 A training step frees and asks for the same large tensors again and again. By default the C library

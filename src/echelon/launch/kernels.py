@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a machine needs to make the kernels of a plan, asked for before any rank starts."""
 
 from __future__ import annotations

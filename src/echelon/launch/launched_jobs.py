@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Many short jobs on the ranks that torchrun started: what `RankPool` does with ranks of ours.
 
 The first rank drives: it says in the store what the first n ranks are to run, takes part itself,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Join a run whose ranks a launcher has started: torchrun, srun, mpirun or another launcher."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rank of this process by MPI, Slurm or Kubernetes, in the names that torchrun uses.
 
 A launcher may start another launcher: Slurm starts mpirun or torchrun, and their processes inherit

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The store where the ranks of a run meet, and their process group, opened and closed.
 
 This is the only place that calls init_process_group.

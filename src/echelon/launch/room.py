@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Room for ranks: planned bytes compared with the free memory of this host and its devices.
 
 The comparison precedes the start of any rank. The planned bytes are the peaks of `cost/peak`, which

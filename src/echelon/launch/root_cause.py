@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decide which rank failed first. No processes here: faults in, one fault out.
 
 When one rank dies, its neighbours raise "connection closed by peer" milliseconds later, often

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A request to stop a command: said in one line at once, and kept until it is obeyed.
 
 SIGINT (Ctrl-C), SIGTERM and SIGHUP ask for the same thing. One `StopRequest` takes them for the

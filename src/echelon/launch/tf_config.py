@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TF_CONFIG: the JSON by which TensorFlow's launchers tell each process of its cluster.
 
     {"cluster": {"chief": ["h0:2222"], "worker": ["h1:2222", "h2:2222"]},

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The thread that watches a rank under torchrun, where no supervisor of ours sees the processes.
 
 Each rank beats into the store and watches the next rank: four small messages per rank and second,

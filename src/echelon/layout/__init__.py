@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who holds what, and what is sent where: numbers and names, no tensors.
 
 stage                             stages and parameters of a rank, and their update rules

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rectangles of query rows and key columns with their visible band: cut, and joined into fewer.
 
 A band without an upper bound is a full and a causal box. A window is cut into tiles of rows; where

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What of a rectangle of queries and keys is to be computed, as few pieces that kernels do well.
 
 The rows of a tensor hold runs of positions, one run after another. Between two runs a mask is a

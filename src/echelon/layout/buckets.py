@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How the parameters of a rank are cut into flat buckets: names and sizes, no tensors.
 
 The engine builds its buckets from this and the byte formulas add it up, so they cannot differ.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which rows of other places a place of a ring holds, step by step.
 
 Rows of keys (and values) are there from the step before they are worked on, while they travel,

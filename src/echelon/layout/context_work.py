@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How much of attention each context rank computes, and which chunks meet on which rank and when.
 
 The work of a rank is the (query, key) pairs that its queries may meet, times the heads that it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where tokens go: how many rows a rank sends to the experts of others, and gets for its own.
 
 N tokens are a microbatch on a rank of context, n the degree `ep`, E the experts, k those of a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which linear layers share scales of whole tensors: those that read the same input.
 
 A group has one scale for its input, one for the gradient of its outputs side by side, one for its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Islands of local SGD: the plan of each, its ranks, and what of a rank's slices meets when.
 
 To everything inside of it an island is a plan of its own: the same mesh without `dp_replicate`, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans of one kind of attention: what blocks of that kind send, hold and take is said of them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The buckets of any module: names, sizes and padding.
 
 A *unit* is a part of the module that is gathered at a time at stage 3. What no unit owns is the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which rank runs Newton-Schulz on which matrix, and which pieces travel for it: no tensors.
 
 Muon (Jordan et al., 2024) needs whole matrices, but ranks hold pieces: a flat range of the bucket

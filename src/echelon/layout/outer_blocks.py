@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Blocks of outer gradients that share a scale in 8 bits: cut by the model, and by no layout.
 
 A block is `OUTER_BLOCK` consecutive numbers of a row of a parameter, the last one of a row what is

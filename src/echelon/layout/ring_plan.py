@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What one place of a ring holds and passes on: rows of other places, from step to step.
 
 A block is the rows of one owner that are here, in one tensor, of R rows.

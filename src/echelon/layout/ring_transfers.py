@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which keys travel from where to where on a ring of context ranks, and which gradients come back.
 
 At step e of n - 1, place r of a ring works on the keys of place (r + e) mod n. A *visit* is that a

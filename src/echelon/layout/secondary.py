@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Nodes of the ranks that share out: who keeps secondary slices, and who sums gradients first.
 
 n ranks share out the parameters of a bucket, l of them on each of several nodes. The first gather

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who holds what where parameter servers keep the model: a range of every bucket on each server.
 
 Each bucket is cut into as many ranges as there are servers, so all servers have work while one

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where parameters lie in a bucket, and which part of each is in which slice of it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which parameters a rank holds, how often one microbatch uses each, and which rule updates them.
 
 A pipeline rank holds one stage or several: virtual stages, the two arms of a V, or, where

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which ranks sum what a rank has: a bucket, slices of it, and what other axes add to them."""
 
 from __future__ import annotations

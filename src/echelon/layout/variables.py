@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where each parameter is, as a scope tells it: copies that are kept alike, and pieces.
 
 A variable that is whole in several places is mirrored: ranks update their copies alike, and their

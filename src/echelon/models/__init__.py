@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The decoder, written once and unaware of ranks, and the operations that it is made of.
 
 decoder            the model, or a pipeline stage of it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What one forward pass reads: a microbatch in the layout that the decoder computes in.
 
 Shape suffixes: B sequences, T positions on this rank, N = T * B tokens, sequence first: token

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What passes between the parts of a decoder, and who listens to it.
 
 A block reads the residual stream, and each of its parts has an output: a forward pass that goes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random numbers that are a function of (key, index): any rank can make any part of them.
 
 A counter-based generator in the sense of Salmon et al., "Parallel Random Numbers: As Easy as

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One decoder for Llama, Mistral, Qwen, GPT-2, Gemma, DeepSeek and others: settings, not classes.
 
 The decoder is written for one device and unaware of ranks; it asks an `Operations` for every step.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """First values of parameters: a function of (seed, canonical name, global index) only.
 
 Matrices are normal with the model's standard deviation; the matrices that write to the residual

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Multi-head latent attention: queries, and keys with values, come out of two narrow vectors.
 
 A token keeps `kv_rank` numbers that all its keys and values are made of, and one key part of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A mixture of experts on one device, by autograd: every expert in turn, nothing sent.
 
 What the prover's oracle computes with. It notes how each layer routed its tokens

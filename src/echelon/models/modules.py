@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What modules hold of a model: a share of its matrices, weights, linear layers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The mixture-of-experts part of a block: a router, its experts, and those that every token meets.
 
 Source: Shazeer et al., "Outrageously Large Neural Networks", 2017; Jiang et al., "Mixtral of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operations that a decoder is made of: here in plain PyTorch, for one device.
 
 These are the reference: short, derived by autograd, and what the prover's oracle computes with.

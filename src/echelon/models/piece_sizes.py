@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How large the pieces are in which a rank works through what is large, as one record.
 
 No result depends on them but for the order of sums. Training takes the sizes that are fast; a proof

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The dtypes of a plan, and in which norms, softmax, rotations and losses are computed.
 
 These are computed in at least float32. The activations between them have the dtype of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rotary positions (Su et al., RoFormer, section 3.2), and how their frequencies are stretched.
 
     llama3    low ones divided, high ones kept, a blend between (Llama 3, 2024, section 3.4.2)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which experts a token meets, and with which weight: the router's formulas, whatever the layout.
 
 All of them look at one token at a time, but for the loads and the room of an expert, so that a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One HTML file that opens without a network: figures of a plan, a rehearsal, a proof and a run.
 
 What is drawn are the numbers of the planner, of the rehearsal and of the run's own files; the page

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page of two plans, or two runs, side by side: what differs, and what becomes of it.
 
 Where both are folders of runs, what each did at the same step stands on one scale.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The curves of a run: what it wrote of each step, as lines.
 
 Of many steps so many are drawn that the page stays small: those of each stretch of the run with the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The document of a page: what is said, drawn and listed, in order. The page adds no number."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a figure of the page is: plain values, drawn by `web/src/figures/`, one file for each kind.
 
 Each figure has numbers to draw and the words to say them with, made here with the units that the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write a document into the page: one file, nothing loaded, nothing of the data ever run.
 
 The document is JSON in a script element that no browser runs. ``<``, ``>`` and ``&`` are escaped in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The figure of a mesh on a cluster: ranks on nodes, and the links of each axis."""
 
 from __future__ import annotations

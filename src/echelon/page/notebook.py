@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a notebook shows of a plan, a proof, a rehearsal, a comparison and a run: their pages.
 
 Records stand floors below a page: they find these functions by their names in `core/notebook.py`.

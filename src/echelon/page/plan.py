@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page of a plan: where ranks are, what they hold and send, where the seconds of a step go."""
 
 from __future__ import annotations

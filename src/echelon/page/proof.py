@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The part of the page that a proof fills: its claims by precision, and the first wrong tensor.
 
 It is read from the object that `proof.json` holds, so a proof that was just made and one in the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The part of the page that a rehearsal fills: memory by rank beside the plan's, faults, work.
 
 It is read from `rehearsal.json`, as `rehearse` writes it.

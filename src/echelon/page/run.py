@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page of a run, from its folder alone: what it was planned to do, and what it did.
 
 Where the folder has a proof or a rehearsal, they are parts of the page, too. Of many steps so many

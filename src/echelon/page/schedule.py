@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The figure of a pipeline's schedule: what each of its ranks does, planned or measured."""
 
 from __future__ import annotations

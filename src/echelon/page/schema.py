@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The JSON Schema of a page's document, from its records: ``python -m echelon.page.schema``.
 
 `web/src/document.schema.json` is this, and the TypeScript types come from that file; a test

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page of a search: the plan to run, and why; what else there is, and what was refused."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page of a run that goes on, served to this machine alone: ``echelon observe RUN --serve``.
 
 It listens on the loopback address. Who does not know the token in the link gets nothing, nor does a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parallelisms: one file each, on `torch.distributed`; `apply.py` has their order.
 
 apply             a plan applied to a model on one rank

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What activations take on a rank, seen from the memory: after each action, and at most in it.
 
 Every storage that an operator of PyTorch makes in a step is counted from its making to its end.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The order in which a plan is applied to a model on one rank.
 
 tensor / sequence -> context -> experts -> pipeline stage -> recompute -> data / ZeRO.

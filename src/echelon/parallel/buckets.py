@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Flat buckets: where parameters and gradients live.
 
 The parameters of a rank are laid out in a few flat tensors, and their gradients in others of the

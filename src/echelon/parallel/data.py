@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Data parallelism: ranks read other samples; gradients are summed, bucket by bucket.
 
 Split: the samples of the global batch; at ZeRO stages 1 to 3 the sums, too: a slice per rank.

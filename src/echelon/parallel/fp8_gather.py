@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parameters gathered in 8 bits: each rank makes the codes of its slice once a step.
 
 Split: buckets of weights that are multiplied in 8 bits (`fp8_squares` in `layout/buckets.py`), into

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensor-parallel linear layers that multiply 8-bit numbers.
 
 Split: as `parallel/tensor.py` says, whose layers these are with other products. Tiles of 8-bit

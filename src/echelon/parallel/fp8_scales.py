@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Scales of whole tensors in 8 bits, which come from the largest numbers of the steps before.
 
 Split: nothing; every rank holds all scales of the model.

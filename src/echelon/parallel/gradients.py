@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where backward puts gradients: straight into the flat buckets, with nothing copied.
 
 A kernel's backward gives its weight gradient here instead of to autograd: a matrix product writes

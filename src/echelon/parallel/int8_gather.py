@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Matrices gathered in int8: blocks of each slice are rounded, and whole units are what they say.
 
 Split: buckets of matrices, into the slices of ZeRO 3, padded so that no block is in two of them.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operations of a decoder as a rank computes them: split over `tp`, gradients by hand.
 
 Overrides `models.operations.Operations` step by step; with a group of one it is the fast path of a

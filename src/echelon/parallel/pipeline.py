@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pipeline parallelism: the executor of any checked schedule.
 
 Split: the blocks; stage 0 also embeds, the last stage also gives the loss.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recompute: keep only the input of a block or an operator; run forward again in backward.
 
 Split: nothing; it trades compute for memory.

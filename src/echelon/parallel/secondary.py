@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Secondary slices: gathers of one step cross nodes once (hpZ of ZeRO++).
 
 Split: what was gathered over all nodes, into one slice for each rank of a node that shares it out.

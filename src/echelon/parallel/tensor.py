@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensor parallelism: a pair of linear layers, the first split by columns, the second by rows.
 
 Split: q, k, v, gate and up by output column (whole heads), o and down by input row; [out/tp, in]

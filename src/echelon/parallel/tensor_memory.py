@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Flat tensors whose memory comes and goes while their views stay.
 
 A bucket that is not needed gives its memory back. There are two ways. `OwnedTensorMemory` empties

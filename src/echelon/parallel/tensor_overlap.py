@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Async tensor parallelism: products in chunks, each beside the message that brings the next one.
 
 Split: as `tensor.py` splits, under sequence parallelism; the gathered input of a product and the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Vocabulary parallelism: the embedding and the loss, split over the token ids.
 
 Split: rows of the embedding and of the head, [ceil(V/tp), D]; the last rows may be padding.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The weights of a rank: made empty, filled from the seed, and told as shards of canonical tensors.
 
 Each rank computes only its own part of the initial values (`models/initial.py`): its tensor slice,

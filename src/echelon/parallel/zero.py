@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ZeRO: what of the parameters is whole, and when (stages 1 to 3, hybrid sharding).
 
 Split: every bucket into N equal slices over `dp_shard` (x `cp`): optimizer state at stage 1,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The planner: the best plans of a model on a cluster, and what is to be said of any plan.
 
 search/     a request becomes an answer: every legal plan is walked, the best become Plans

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Proof: a plan is run beside one device, tensor by tensor, and every difference is named.
 
 run.py              prove: shrink the plan, run its ranks and the oracle, judge every claim

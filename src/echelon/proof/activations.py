@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What ranks say of the activations between the parts of the model, as it travels to the prover.
 
 Tensors go to a safetensors file, the rest to a table beside it (`proof/ranks.py` writes both).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How far each strategy is from one process: loss, gradients, parameters, in two precisions.
 
 Each strategy is a plan of the same run, proven as `echelon prove` proves it; what is told is the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A proof of local SGD: each island beside a training of its own, and all of them where they meet.
 
 To the claims an island is a plan by itself (`layout/islands.py`): whatever holds of a run must hold

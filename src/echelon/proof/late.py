@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run with late completion beside the run that is proven: what its ranks found, and its bits."""
 
 from __future__ import annotations

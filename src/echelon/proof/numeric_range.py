@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cases in which a narrow number overflows or vanishes: weights much larger, and much smaller.
 
 Normal weights give scores and logits of about 1 and gradients that any dtype holds: a softmax that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the ranks said, put together: whole tensors under canonical names, losses, and routes.
 
 Shape suffixes: B sequences of the global batch, T positions, K experts of a token.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What each rank does in a proof: build the subject, step it, write down everything it says.
 
 Results travel as files in a directory that the parent owns: tensors as safetensors, the rest as

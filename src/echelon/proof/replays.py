@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Proofs of what has no order before it runs: a run, what it recorded, and a replay."""
 
 from __future__ import annotations

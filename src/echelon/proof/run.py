@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prove a plan: shrink it, run it on one device and on its ranks, and judge every claim."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A plan made small enough for a laptop, with everything kept that can go wrong.
 
 The mesh, the schedule, ZeRO (stage, accumulation, resharding, what is cut, where slices rest),

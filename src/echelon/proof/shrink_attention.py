@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The inside of attention of a shrunk model: kinds of blocks, and stretched positions."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The experts of a plan made small: fewer of them, and all that can go wrong with them.
 
 Kept are the expert axis and what it folds over, several experts on a rank where there were several,

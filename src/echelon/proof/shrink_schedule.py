@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The schedule of a run, laid over the few steps of a proof.
 
 A proof has a step on both sides of every change of phase: in warm-up and at its end, before and in

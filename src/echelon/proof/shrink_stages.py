@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The blocks of a plan made few, stage by stage, with every order between them kept."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The thing under proof: what the prover asks of a training engine, and nothing more.
 
 A subject is named "module:function", for ranks are other processes; the function is a `Factory`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sums of gradients that are rounded on the way: how far off they are, and how far they may be.
 
 With `zero.reduce` ranks round what they send each other, and which numbers share a scale depends on

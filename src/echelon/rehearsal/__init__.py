@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run without devices: what every rank would do, on tensors that have shapes and no elements.
 
 run            a whole plan: which ranks, in which processes; `result` is what it has found

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which ranks of a plan do the same, so that one of each class is rehearsed.
 
 What a rank gives its communicators follows from its stages, and from its place among context ranks

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Groups that write down what they are asked for, and send nothing.
 
 What comes from other ranks has the right shape and no elements, so tensors must be on the meta

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory that a collective may still read or write: who touches it before the wait is at fault.
 
 On NCCL a collective runs beside the computation, on a stream of its own, from its issue to the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What operations make of shapes, remembered: most are asked for thousands of times in a step.
 
 On the meta device the result of an operation follows from the shapes, strides and dtypes of its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What one rank gives its communicators in a step, and what it waits for, in the order of its host.
 
 A collective of NCCL is a kernel on the stream of its communicator: it begins when the one before it

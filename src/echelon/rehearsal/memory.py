@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What lives in the memory of a rank, storage by storage, and what each is for.
 
 Every storage that an operation makes is counted from its making to its end, with no rounding: what

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slices that rest on the host or in files, as shapes: only their buffers are on the device.
 
 The device's side of `parallel/offload/copying_store.py`: as many buffers as there, each as large as

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The proof that the ranks' logs fit together: equal operations, in an order that can run.
 
 An operation waits for the one before it on its communicator, and for the streams of all members to

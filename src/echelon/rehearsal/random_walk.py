@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random plans, rehearsed: ``python -m echelon.rehearsal.random_walk --plans 300 --ranks 16
 --seed 1 --results F``.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank of a plan, built and stepped by the engine that trains, on tensors without elements.
 
 A run takes two steps: the first one makes what stays, the second is what every later one does.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a rehearsal has found: ranks, faults, and memory beside that of the plan."""
 
 from __future__ import annotations

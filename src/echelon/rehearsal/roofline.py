@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The seconds of the work that a rehearsal has counted, kernel by kernel, and what binds a step.
 
 Each kernel takes what `cost/seconds/kernels.py` says, and a task no less than its host takes to

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A whole plan, rehearsed: one rank of each class, the order of all, and what the plan said.
 
 The ranks are rehearsed in processes of this machine, a few at a time; none talks to another.

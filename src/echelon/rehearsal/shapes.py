@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Operations on tensors that have no elements: what a device would run, with nothing computed.
 
 What the host reads from the device is written down, and made up: a number is one, a copy holds

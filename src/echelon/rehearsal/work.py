@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a rank gives its device to do: kernels, the bytes that they read and write, and FLOPs.
 
 A kernel is an operation of PyTorch that is no view and makes no memory only. Its bytes are those of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pipeline schedules as data: lists of actions per rank that are built, checked, timed and drawn.
 
 A schedule says what each rank does and in which order; what it sends and receives follows from

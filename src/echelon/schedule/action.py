@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An action, and a schedule: the list of actions that each pipeline rank runs from left to right.
 
 A schedule is complete as it stands: stages may outnumber ranks, a rank may own several stages

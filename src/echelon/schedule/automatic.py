@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Search for a schedule that is faster than every fixed one, for given times and memory.
 
 Three steps, none of which looks at a clock, so that the same times always give the same schedule:

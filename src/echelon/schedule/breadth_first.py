@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Breadth-first: each rank owns several stages and runs all microbatches of one before the next.
 
 Lamy-Poirier, "Breadth-First Pipeline Parallelism" (arXiv 2211.05953), section 4: the looped

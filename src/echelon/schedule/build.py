@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Build a schedule by name. A new schedule is one file with a `Builder`, and one entry here."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every schedule builder offers: the actions, and the facts that the literature states.
 
 A builder is bound to its numbers (stages, ranks, microbatches), so its facts are plain methods:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prove a schedule before any process starts, whoever wrote it.
 
 What is proved, and under which conditions:

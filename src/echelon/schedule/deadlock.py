@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who waits for whom: the shortest circle of a deadlock, and what a transport must grant.
 
 `find_deadlock` looks at a schedule whose sends never wait. `send_window` and `shares_queue` look at

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an action needs before it can run, and one order in which all ranks' lists can run.
 
 The dependencies are those of the mathematics, whoever owns the stages:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draw events as a timeline in text, one row per rank: simulated and measured ones alike.
 
     rank 0  F0--F1--F2--F3--............B0==B0==

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DualPipe: microbatches enter the pipeline from both ends, on two copies of the stages.
 
 DeepSeek-AI, "DeepSeek-V3 Technical Report" (arXiv 2412.19437), section 3.2.1, figure 5 and table 2.

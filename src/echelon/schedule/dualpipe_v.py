@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DualPipeV: DualPipe cut in half, so that one copy of the parameters is enough.
 
 Half of DualPipe's ranks mirror the other half; Sea AI Lab cut them off and folded the pipeline into

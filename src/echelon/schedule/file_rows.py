@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cut a schedule file into rows of words, each with the name of the cell that it stands in.
 
 `ActionCells` names the places of a schedule's actions: what an error calls them.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read a schedule that somebody wrote, from CSV or JSON, and write one as CSV.
 
     # a comment: two ranks, two microbatches, 1F1B

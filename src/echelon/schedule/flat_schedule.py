@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A schedule as flat lists of numbers, timed for many plans: what plans of one order share.
 
 The lists of ranks fix which action comes before which, whatever the durations; so a schedule is put

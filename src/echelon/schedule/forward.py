@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The forward passes alone, for an evaluation on the stages of a training schedule.
 
 The number of microbatches is free: an evaluation may have fewer than the schedule needs for

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The schedule of a plan, and what each pipeline rank holds of the model because of it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GPipe: all forward passes, then all backward passes; and the naive schedule beside it.
 
 Huang et al., "GPipe: Efficient Training of Giant Neural Networks using Pipeline Parallelism"

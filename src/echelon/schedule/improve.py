@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Make a schedule shorter: shift it to its end and back, fuse what need not be split, shake it.
 
 *Justify* (forward-backward improvement: Li and Willis 1992; Valls, Ballestin and Quintanilla 2005,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """List scheduling: whenever a rank is free, it starts the most urgent action that it can.
 
 The same code runs a step forwards and backwards in time: backwards W comes first and takes the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A time that no schedule beats: how far a found one can be from the best.
 
 It holds for every order of actions, fused or split, in the model of `simulate.py`. It is the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What crosses ranks: the sends and receives that a schedule implies, in order.
 
 Nothing about communication is written in a schedule. An activation goes from stage s to stage

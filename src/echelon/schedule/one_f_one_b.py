@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """1F1B: fill the pipeline, then alternate one forward and one backward pass, then drain it.
 
 The synchronous form (PipeDream-Flush): Narayanan et al., "Memory-Efficient Pipeline-Parallel DNN

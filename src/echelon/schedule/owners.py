@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who owns a stage, read from where its actions stand: for schedules that are written as rows."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Everything that is wrong with the pipeline of a plan, whoever made the plan.
 
 What `ec.plan` makes has been checked with its settings. A plan may also be read from a file, or

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is wrong with the lists themselves: stages without a rank, cells not run once, bad order.
 
 Each function returns the problems of one kind, and takes for granted that there are none of the

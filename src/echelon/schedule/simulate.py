@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Time a schedule event by event: when each action and each transfer starts and ends.
 
 The model: a rank runs its list from left to right, one action at a time; an action starts when the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How old the weights are that a pipeline computes gradients with: PipeDream's ways, and a flush.
 
 A pipeline that never drains has no bubble, but microbatches are in flight while weights change.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Draw events as a figure: a row per rank, a box per action, simulated and measured ones alike.
 
 Several panels stand one above the other on one time axis, each from its own first start, so that a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Round times for an axis."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Time many schedules of the same stages: the model of `simulate.py`, without its events.
 
 A search asks for thousands of makespans. So an action is a number here, what it needs and makes is

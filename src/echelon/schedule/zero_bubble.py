@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ZB-H1 and ZB-H2: 1F1B with a split backward pass and a fixed number of microbatches in flight.
 
 Qi et al., "Zero Bubble Pipeline Parallelism" (arXiv 2401.10241), sections 2.1 and 2.2, figure 3.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ZB-V: no rank waits once it has started, with 1F1B's activation memory.
 
 Qi et al., "Zero Bubble Pipeline Parallelism" (arXiv 2401.10241), section 6; the same schedule is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a run leaves behind and shows while it runs: files that need no Echelon to be read.
 
 Nothing here imports torch, and nothing below imports this: training names its observer

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What binds a run: compute, memory, communication, data, or the bubble of its pipeline.
 
 A step of a rank is cut into the five from what the rank wrote down, so that they add up to it:

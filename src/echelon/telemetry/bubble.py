@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Why ranks were idle: the bubble of one pipeline in one step, by cause.
 
 The step of a pipeline is a window from the first start of an action on any of its ranks to when all

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Put the clocks of ranks on one: a message cannot be used before it was sent.
 
 Each rank counts seconds since its own start, so its times mean nothing beside those of another one.

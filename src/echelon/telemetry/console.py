@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The step line, and a progress bar where there is a terminal.
 
 Lines go to stderr: they are not the result of a command. The bar is one line that leaves the

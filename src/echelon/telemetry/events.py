@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """events.jsonl.gz: what a rank sent and ran, one `Event` to a line.
 
 Rank 0 writes events.jsonl.gz and rank 1 events.rank-0001.jsonl.gz: ranks on several machines cannot

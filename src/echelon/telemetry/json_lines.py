@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of JSON lines: one object to a line, appended, readable up to the last whole line.
 
 A file whose name ends in .gz is compressed: each flush adds a gzip member of whole lines, so that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Meters: tokens per second, the time that is left, the memory that is used."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The observer of one rank: training calls it, and it writes files and prints lines.
 
 Every rank writes its events and, when it ends, how much memory it came to use (a line of

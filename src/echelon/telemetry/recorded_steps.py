@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Find single steps in the events of a run, without reading the rest of its files.
 
 A rank loads the batch of a step, an event of kind "load", runs its actions, and when all ranks have

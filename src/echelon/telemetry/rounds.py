@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What islands of local SGD sent each other in a run, from the events of its first rank.
 
 Where islands may be lost, each step is read from the first rank of the island that told of it, and

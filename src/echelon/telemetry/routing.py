@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """routing.jsonl: how many tokens chose each expert, one layer of one step to a line.
 
 One rank of each pipeline stage writes the layers of its stage, every `observe.log_every` steps, the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The folder of a run: made once, never overwritten, written by one process group at a time.
 
 runs/<name>/  run.toml  plan.json  environment.json  metrics.jsonl  events.jsonl.gz

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sampling of steps: a run writes the events of whole steps, within a budget of bytes.
 
 A rank writes the first steps, the last step, steps after which the run saves or validates, and

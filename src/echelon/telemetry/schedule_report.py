@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The schedule of a run as it was planned and as it ran, from its folder alone.
 
 The planned side is the plan's schedule in the simulator. Before the run it is timed by the times

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How stale the gradients of each worker were, from the events of asynchronous servers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What became of a run, read from its folder alone."""
 
 from __future__ import annotations

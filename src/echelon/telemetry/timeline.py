@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One step of a pipeline as a timeline: planned by the simulator, measured by the ranks.
 
 Both are events of the same names on the same ranks, on one clock that starts with the first action.

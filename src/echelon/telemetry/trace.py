@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Timelines as Chrome traces, which chrome://tracing and ui.perfetto.dev open as they are.
 
     {"traceEvents": [...], "displayTimeUnit": "ms", "otherData": {...}}      compressed with gzip

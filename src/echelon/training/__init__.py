@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Training: data, the engine's step, checkpoints, the loop.
 
 loop.py              the loop of one rank: steps, validation, checkpoints, Ctrl-C

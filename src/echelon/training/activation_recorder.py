@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What passed the boundaries of a rank's blocks in a step, token by token, forward and backward.
 
 Shape suffixes: n tokens of this rank, N tokens of a microbatch, W numbers of each (hidden, or

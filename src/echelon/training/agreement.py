@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What all ranks must know of a step: one small all-gather behind its backward pass."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a NaN came from: the first module, microbatch and samples that were not finite.
 
 Every rank takes part, in step, after a step whose loss or norm was not finite and before any

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One optimizer step on one rank: forward and backward, reduction, norm, clip, update.
 
 This is the path that is proven and the path that trains. Losses do not depend on the layout: the

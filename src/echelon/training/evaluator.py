@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Validate the checkpoints of a run as they come, in one process beside it.
 
 The model is whole here, whatever its layout was: one rank, plain kernels, the same mathematics and

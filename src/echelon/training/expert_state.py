@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the next step takes over from how the last ones routed, as checkpoints know it.
 
 The biases of routers and the shares of the last step's loads are no parameters: every rank of a

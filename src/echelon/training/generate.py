@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write with a trained model on one device and without a cache, from a checkpoint of any split.
 
 What the prover reads a run back with (`whole_run.py`), beside the ranks that generate

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ranks that generate: each reads its part of a checkpoint, and writes after its prompts.
 
 A checkpoint holds whole tensors by name, so ranks of any layout read their rectangles from it. They

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The learning rate of a step: a linear warm-up, then constant, linear, cosine or WSD."""
 
 from __future__ import annotations

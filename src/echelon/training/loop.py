@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training loop of one rank, from first weights or a checkpoint to the last step.
 
 Every rank runs this same loop; nothing in it depends on the layout. Ctrl-C and SIGTERM are agreed

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The factor of the loss in fp16, which keeps small gradients from becoming zero.
 
 Micikevicius et al., "Mixed Precision Training", 2018, section 3.2. The loss of each step is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What training tells whoever watches it: `telemetry` implements it, and training imports none.
 
 An observer is named "module:function", because ranks are other processes.

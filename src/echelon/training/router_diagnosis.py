@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokens whose router gives a number that is not finite, though what it reads is finite.
 
 A router is no module that is called, and a sigmoid makes a finite score of an infinite logit, so

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a step says of its experts: how even their load was, what was dropped, and the losses."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a rank sent the tokens of a step, row by row: what the prover asks beside the loads."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The checkpoints of one run: what is written of it, by whom, and how a run goes on from one."""
 
 from __future__ import annotations

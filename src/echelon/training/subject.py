@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Our engine as the thing under proof (`echelon.training.subject:build`)."""
 
 from __future__ import annotations

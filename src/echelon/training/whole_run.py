@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A whole run of the trainer for the prover, which imports no trainer and names these functions.
 
 `write_data` prepares documents as a user's data are (on one rank); `train` runs the real loop on

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The types of what is compiled: only what the explorer calls.
 import type { MeshAxis } from "../document";
 

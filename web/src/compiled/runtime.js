@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What compiled formulas need of Python and NumPy, of one number each: same values, same errors.
 // Python's tuples, lists and deques are arrays here, its dicts are Maps, its None is null.
 

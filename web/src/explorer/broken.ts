@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Rules that are broken: each with its arithmetic, and buttons of the nearest values that work.
 
 import type { Broken } from "../compiled/formulas.js";

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The controls: what can be chosen, in which group, and where a choice has no effect.
 
 import { el } from "../dom";

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The explorer: controls, and what they come to by compiled formulas, at once.
 
 import { broken_rules, controls_of_record, guide_ways, predict, run_text } from "../compiled/formulas.js";

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is computed, as the records that the figures of a report draw.
 
 import { bytesText } from "../bytes";

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What published guides say to the numbers of the controls: each way through a tree, and sizes.
 
 import type { GuideWay } from "../compiled/formulas.js";

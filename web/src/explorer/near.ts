@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is near the state of the controls: changes that mend a rule, and plans one change away.
 
 import { boundsOf, valueOf } from "./state";

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Plans of the same mathematics that are one change away: who fits, who is faster.
 
 import type { Prediction } from "../compiled/formulas.js";

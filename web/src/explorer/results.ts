@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What a plan of the controls holds and takes, and where its ranks are, as figures.
 
 import type { Controls, Prediction, Table } from "../compiled/formulas.js";

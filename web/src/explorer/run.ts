@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The run file of the controls, and a button that copies it.
 
 import { el } from "../dom";

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the controls say: all of it is in the address, so that a link holds the whole state.
 
 export type Value = number | string | boolean;

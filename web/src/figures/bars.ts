@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Bars of parts, one over the other, beside a limit: lengths are shares of the longest.
 
 import type { BarRow, BarsFigure } from "../document";

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 import type { Section } from "../document";
 import { el } from "../dom";
 import { bars } from "./bars";

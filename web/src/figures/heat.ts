@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A grid of cells, darker where the value is larger; each cell says its number.
 
 import type { HeatFigure } from "../document";

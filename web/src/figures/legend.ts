@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 import { el } from "../dom";
 
 const TINTS = 12;

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Values over the steps of a run, one line for each series, and what was planned as a level.
 
 import { extent } from "d3-array";

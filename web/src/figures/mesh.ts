@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Ranks on the devices of nodes; a rank that is chosen shows its group on each axis.
 
 import type { MeshAxis, MeshFigure } from "../document";

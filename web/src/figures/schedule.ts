@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What each rank of a pipeline does in a step: planned and measured on one scale of seconds.
 
 import type { ScheduleChart, ScheduleFigure, ScheduleLane } from "../document";

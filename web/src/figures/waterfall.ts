@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The seconds of a step: each bar starts where the one before it ended.
 
 import type { WaterfallFigure, WaterfallRow } from "../document";

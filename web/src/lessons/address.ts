@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Which lesson, with which values at which step: all of it is in the address.
 
 import type { Lesson } from "../document";

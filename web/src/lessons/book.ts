@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Lessons: a list of them, or the one that the address names.
 
 import type { Lesson } from "../document";

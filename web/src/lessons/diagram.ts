@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Places with tiles, and arrows between tiles over all of it.
 
 import type { DiagramFigure, Place, Tile } from "../document";

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 import type { Frame } from "../document";
 import { el } from "../dom";
 import { figure, type Figure } from "../figures/figure";

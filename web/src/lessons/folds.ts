@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // Results that unfold into the lines that they come from.
 
 import type { FoldsFigure } from "../document";

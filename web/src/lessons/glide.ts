@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A tile that is in two frames glides from where it was, a copy from what it is a copy of; nothing
 // moves where the system says so.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The lessons, as the page has them beside its document: JSON, gzip, base64. They are unpacked once.
 
 import type { Lesson, LessonBook } from "../document";

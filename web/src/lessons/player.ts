@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // One lesson: its controls, its steps (by hand, by keys, or played), what is drawn and said of each.
 
 import type { Correction, Fact, Frame, Lesson } from "../document";

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A tree of questions as nested lists; the path that the numbers take is marked.
 
 import type { TreeFigure } from "../document";

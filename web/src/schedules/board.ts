@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The lists of a schedule as tiles that a pointer or the keyboard moves; every place on the way is shown at once.
 
 import type { Action, ScheduleVerdict } from "../compiled/formulas.js";

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // "Build a schedule": from one of the engine's, or from nothing, by moving actions. What is said of it after
 // each move is said by the engine's own checker and simulator, which are compiled into the page.
 

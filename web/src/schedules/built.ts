@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // A schedule that is being built: tiles in lists, one for each rank and one for what is set aside.
 // Nothing is ever changed in place, so that what was before can come back.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // The circle of a deadlock as arrows over the tiles: from what cannot start to what it waits for, and
 // from there along its rank to what it stands behind.
 

@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What is built, in the address: a link holds all of it. What somebody else wrote there is read strictly.
 
 import type { Kind } from "../compiled/formulas.js";

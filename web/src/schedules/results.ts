@@ -1,3 +1,4 @@
+// SPDX-License-Identifier: Apache-2.0
 // What the engine says of a schedule, in words, as a table, and on an axis of seconds.
 
 import type { ScheduleVerdict, Simulation } from "../compiled/formulas.js";

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`ec.calibrate_machine`, `ec.calibrate_model`, `ec.calibrate_run`: what is measured, as a file.
 
 machine.py     a cluster file of this machine, or of all nodes under torchrun

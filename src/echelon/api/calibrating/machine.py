@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`ec.calibrate_machine`: what the machine at hand does, measured, as a cluster file.
 
 Ranks are started here, or are those of all nodes that torchrun started. Each measurement is written

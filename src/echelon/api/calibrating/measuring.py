@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is measured of a machine, each measurement once: what an earlier attempt made is taken.
 
 Kernels run on all ranks of all nodes at once. Collectives run inside of a node, on its first ranks,

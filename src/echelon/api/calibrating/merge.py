@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`ec.merge_calibrations`: several cluster files that were measured -> the one that they tell."""
 
 from __future__ import annotations

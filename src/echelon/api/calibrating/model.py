@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`ec.calibrate_model`: how long the units of a model take here, as a file for balancing."""
 
 from __future__ import annotations

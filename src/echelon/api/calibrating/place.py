@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is measured with: how many ranks of what device on each of how many nodes.
 
 Ranks are started here, one on each GPU or core, or torchrun has started them on all nodes.

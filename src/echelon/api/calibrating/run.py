@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`ec.calibrate_run`: a run's events -> its cluster, refined, as a file."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Steps of small plans on this machine -> what only steps tell of our trainer and its links.
 
 Two models, a narrow and a wide one, each split in every way that the ranks allow: what kernels and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The proof of a user's own module under a plan.
 
 proving     `ec.prove_module`

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`ec.prove_module`: your own module under a plan beside one process, tensor by tensor."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A user's own module as a subject of a proof: on one device, and by `ec.parallelize` on ranks.
 
     def make():

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon calibrate` and `echelon calibrate merge`: their flags, and what they start."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `echelon calibrate` prints: the constants that were found, and how far each time is off."""
 
 from __future__ import annotations

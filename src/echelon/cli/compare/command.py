@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon compare`: two plans side by side, or with --strategies each way to split one run beside
 one process.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon compare --strategies`: how far each way to split a run is from one process."""
 
 from __future__ import annotations

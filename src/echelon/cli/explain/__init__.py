@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon explain`: what has an id, and pages that compute.
 
 command.py          the flags; list the rules, or show one page: `PAGES` is their table

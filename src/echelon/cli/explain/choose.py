@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon explain choose`: what published guides say of a model and a cluster, and who is right.
 
 Every tree is walked with the reader's own numbers, every row of the size guide that covers them is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon explain`: why a rule exists, with an example that breaks it and one that works.
 
 Some pages are no rules, such as `echelon explain zero`: `PAGES` is their table.

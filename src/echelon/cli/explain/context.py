@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon explain context`: the ways to split a long sequence, and which fits a run.
 
 Without a run: what each kind splits, sends, holds and asks for. With one: every kind with the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The part of `echelon explain context` that needs no run: the kinds, and facts about them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `echelon explain ID` shows: rules, lints, and claims of guides; lists of the last two.
 
 Claims are those of `handbook/errata/claims/*.toml`, with what holds, computed where it can be.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon explain experts`: routers, balance, capacity, dispatch and axes, and what a run pays.
 
 Without a run: what there is to choose (`expert_settings.toml`), and facts of shapes that are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon explain memory`: the bytes of a model, line by line, and the largest model that fits.
 
 Weights by part, model states at each ZeRO stage for N data ranks, keys and values, what a block

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon explain pipeline`: what each schedule waits for and holds, and which to take.
 
 Every number is a closed form of a builder (`schedule/build.py`), every formula is what that

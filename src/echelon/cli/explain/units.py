@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon explain units`: rates of devices and links in all their units, and FLOPs of a run.
 
 GB is 10^9 bytes and GiB 2^30; links are told one way and both ways, in bytes and in bits, because

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The page of `echelon explain WORD`: a word of the field, a choice, or a setting.
 
 A word is found by its name, by its abbreviation (TP), or by its name in other tools. Its page has

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon explain zero`: where the bytes of ZeRO's stages come from, line by line.
 
 Every number is a formula of `cost/bytes/model_states.py`; without a number of parameters the page

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon observe`: what a run did; with --schedule, its pipeline as planned and as measured."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon observe --experts`: which experts the tokens of a step chose, and how unevenly."""
 
 from __future__ import annotations

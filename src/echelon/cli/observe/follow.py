@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon observe RUN --follow`: how a run stands while it trains, until it ends or Ctrl-C.
 
 A terminal has a status line and the curves of loss and tokens/s, drawn again in their place; what

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon observe RUN --mirror TOOL`: give a tracker what it lacks of a run."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon plan`: the page of one run, or a search with its answer.
 
 command.py          the flags; which of the two is asked for

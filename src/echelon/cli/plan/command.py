@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon plan`: check a run by every rule, or search for the best way to split one.
 
 A model without a cluster is searched for on the GPUs of this machine; where it has none, four sizes

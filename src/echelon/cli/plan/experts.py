@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `echelon plan` shows of experts: where they are, how tokens travel, what evens the load."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The part of `echelon plan` about islands of local SGD that may be lost."""
 
 from __future__ import annotations

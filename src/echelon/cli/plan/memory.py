@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The part of `echelon plan` about memory: what rests where, what a step adds, what was decided."""
 
 from __future__ import annotations

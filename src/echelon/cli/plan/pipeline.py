@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The part of `echelon plan` about the pipeline: stages, schedule, and how they lie in time.
 
 Everything is read from `cost/` and `schedule/`. The drawing has free transfers, as the order of the

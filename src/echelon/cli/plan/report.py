@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `echelon plan` shows of a plan: what each rank holds, who talks to whom, and how much.
 
 Every number is read from `cost/` and `schedule/`; nothing is computed here but sums.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon plan MODEL --cluster ...`: search, print the answer, and write the best plan."""
 
 from __future__ import annotations

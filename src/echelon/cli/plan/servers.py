@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The part of `echelon plan` about parameter servers: what each holds, and what goes through it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon plan MODEL` without a cluster, where no GPU of this machine is known: four sizes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pictures of a plan: memory bars, the waterfall of a step, and the mesh map.
 
 In a terminal they are lines of 80 columns, in color where the terminal has it and `NO_COLOR` is not

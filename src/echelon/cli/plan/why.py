@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `echelon plan --why` prints below an answer: reasons, with a band for each number."""
 
 from __future__ import annotations

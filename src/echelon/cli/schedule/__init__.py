@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon schedule`: draw a schedule, or check one that somebody wrote.
 
 command.py          schedule show, schedule check

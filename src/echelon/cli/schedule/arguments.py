@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which schedule `echelon schedule` is asked for: a named one, one from a search, or a file."""
 
 from __future__ import annotations

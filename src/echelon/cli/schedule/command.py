@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon schedule`: draw a schedule with what it costs; prove one, or draw where it is stuck."""
 
 from __future__ import annotations

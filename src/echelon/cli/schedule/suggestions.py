@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How large a pipeline may be asked about, and what to type instead of flags that do not work.
 
 The limits of the numbers are the same for every command; one that goes through all actions limits

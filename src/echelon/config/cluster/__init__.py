@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Clusters: names such as 8xh100+ndr, and files.
 
 settings.py     the settings that name a cluster -> Cluster

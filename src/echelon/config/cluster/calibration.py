@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The [calibration] table of a cluster file: when and with what it was measured, how far off it is.
 
 It tells whoever is given the file, and `echelon calibrate merge`, what it is. No formula reads it;

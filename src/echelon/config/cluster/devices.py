@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Devices: which one of the catalogue a driver's name means, and numbers that look wrong.
 
 Numbers of a cluster file may look like another unit: GB for bytes, TFLOP/s for FLOP/s. A device

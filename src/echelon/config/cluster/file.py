@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A cluster described in TOML -> Cluster, and back: a node, the links in it and beyond it.
 
 A preset of clusters has the same form. A tier of links names one of the catalogue (`link =

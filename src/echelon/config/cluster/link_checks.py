@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Links of a cluster file: whether their tiers fit together, and numbers that look wrong.
 
 A bandwidth may look like bits, or like the sum of both directions; a latency far from what the

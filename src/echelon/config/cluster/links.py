@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The catalogue of links, `presets/links.toml`: rates as vendors print them -> bytes/s each way.
 
 A rate is a value with a unit (Gb/s or GB/s), a direction and a source; this file is the only place

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings of the cluster -> Cluster: "laptop", COUNTxDEVICE, or a file.
 
 A preset of clusters describes one node and the network between such nodes; a count of whole nodes,

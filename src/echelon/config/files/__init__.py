@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files of a run.
 
 reading.py      read what a user names, with the line of each key

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measurements of a machine that are not all made yet: lines beside the file that is to be written.
 
 The first line says which machine they are of, each other one is a measurement and its seconds,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write a file or a folder that is not there yet: what a command makes for its user to keep."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Python files that users name (FILE or FILE:FUNCTION), looked at without importing them.
 
 A proof imports the file in every rank, after torch. A missing path or function is reported before

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Files that a user names: read, or reported missing together with what is there.
 
 Of a TOML file also the line on which each key is set, which the standard parser does not tell: a

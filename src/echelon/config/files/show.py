@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The settings of a job as text: what `echelon config show` prints, and what a run keeps.
 
 A run keeps a run.toml that reads no file of the user's about the split: the schedule that a file

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measured times of a model's units: the file that `echelon calibrate RUN` writes.
 
 Blocks are alike, so the file has one of them, and a run may have any number. B is that of a block

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is taken out of a Hugging Face config.json, key by key, and what is wrong with it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Hugging Face config.json -> settings of the model, for architectures that are computed exactly.
 
 What is read is the shape. Dropout probabilities tell how a checkpoint was trained and are not read:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tables and keys of a model, and of experts, in run.toml.
 
 `config/settings/schema.py` lists all settings.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The config.json of weights in Echelon's own names: [model] of a run.toml, as JSON.
 
 So a folder of any model says its shape, and `model.hf_config` reads it back. The model_type keeps

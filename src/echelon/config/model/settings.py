@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings of the model -> ModelShape: presets and config.json expanded, the rest derived."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A config.json whose model_type is not known: what is assumed of it, or why nothing is.
 
 It is planned as a decoder like Llama where its keys say how large it is. Each thing that is taken

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Presets: runs, models and clusters that come with Echelon, as TOML files in `presets/`.
 
 A preset is known by its file's name, in any spelling that `core/messages/names.py` takes for it,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What must hold between settings: one mechanism, over one View of a run's settings or of a Plan.
 
 The rule that refused is found by its id in one file: a finder reads the View and yields the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What must hold of the parts of a block: of what turns, of factors, of where norms stand."""
 
 from __future__ import annotations

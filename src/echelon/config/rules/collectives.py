@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which algorithm can sum what ranks of a run share: by its backend, its groups and its nodes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What context parallelism needs: parts of a sequence and shares of heads that come out even."""
 
 from __future__ import annotations

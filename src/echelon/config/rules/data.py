@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What must hold of data: a run that trains names it; a mixture has a weight for each source."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All rules between settings, in the order of their telling: the list that everything asks.
 
 A run is checked by all of them (`config/load.py`), a Plan by those without which ranks could

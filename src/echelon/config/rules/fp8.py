@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """When linear layers can multiply 8-bit numbers: which widths, which dtypes, which devices."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """When matrices can be gathered in int8: what is cut, how wide rows are, what else is rounded."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which kernels a run can have: on its devices, and of what its model has."""
 
 from __future__ import annotations

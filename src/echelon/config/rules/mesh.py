@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What must hold between mesh, model and batch: what is cut comes out even."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What must hold of a model: of its heads, positions and vocabulary.
 
 `config/rules/model_parts.py` has the rules of experts and of latent attention.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What must hold of the experts of a model, and of its latent attention."""
 
 from __future__ import annotations

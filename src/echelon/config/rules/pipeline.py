@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What must hold of a schedule: it exists, takes the numbers of the run; in a file it is whole."""
 
 from __future__ import annotations

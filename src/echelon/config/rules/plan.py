@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is asked of a Plan where it is to run, whoever made it.
 
 What `ec.plan` makes has been checked with its settings. A plan may also be read from a file, or

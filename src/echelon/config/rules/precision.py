@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which dtypes go together, and when the loss is scaled.
 
 bf16 has the range of fp32, so its gradients neither vanish nor overflow; fp16 has not. Wherever a

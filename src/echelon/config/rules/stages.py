@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What must hold between stages and blocks: each block once, in order, and a list per stage."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an error suggests: changes of settings, each tried before it is told.
 
 A change is tried by finding the broken rules again in a changed View. It works where it mends what

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What must hold of training: of optimizer, learning rate, recompute, validation, checkpoints."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The one mechanism of validation: finders read a View and yield the rules that it breaks.
 
 A finder tells the arithmetic, and ways to mend it that are not yet tried: so it is cheap to ask,

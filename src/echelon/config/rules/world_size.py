@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many ranks a mesh has: as many as were started, and no more than there are devices."""
 
 from __future__ import annotations

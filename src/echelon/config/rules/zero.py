@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What ZeRO's settings need of each other, of the mesh and of the model."""
 
 from __future__ import annotations

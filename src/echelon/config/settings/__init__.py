@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The settings of run.toml.
 
 schema.py        every setting, in the order of a run file

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings of collectives: which groups sum and gather, and what "auto" means to them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings of context parallelism: their keys, and the numbers that follow from them.
 
 `cp = ulysses_degree x ring_degree`: kinds whose heads all context ranks exchange have the whole of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings of experts: what holds of them, and the two records of a Plan that they become.
 
 `config/rules/experts/` says what must hold.

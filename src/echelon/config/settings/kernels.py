@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings of kernels: what "auto" means, and which pieces a model has."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Types of settings that are lists: words in an order, numbers."""
 
 from __future__ import annotations

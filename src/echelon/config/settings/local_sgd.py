@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings of local SGD: what is derived where it is left to us."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings of adapters -> Lora: which layers have one, by the names that the model has."""
 
 from __future__ import annotations

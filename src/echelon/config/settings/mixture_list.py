@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `data.mixture` takes: tables of a source, its weight, and the step until which it holds."""
 
 from __future__ import annotations

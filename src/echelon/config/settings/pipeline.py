@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings of the pipeline: their keys, and the numbers that follow from them.
 
 A schedule is a name that a builder answers to, or "file" (the actions of each rank stand in a file)

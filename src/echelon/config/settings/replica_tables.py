@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tables of run.toml about replicas that do not sum their gradients in each step."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The tables and keys of run.toml: what each takes, its default, and what it is for.
 
 This table is the only list of settings: loading, checking, `echelon config show` and the resolved

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings of parameter servers: when they update, and what staleness costs."""
 
 from __future__ import annotations

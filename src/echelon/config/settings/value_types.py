@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One setting of run.toml, and kinds of values: what fits, and how a person would say so."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The kernels of attention that a GPU may have, each as one record: what it takes.
 
 Every one of them returns the log-sum-exp of its scores, without which the results of pieces cannot

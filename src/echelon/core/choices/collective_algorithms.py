@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ways in which ranks sum a tensor, scatter a sum and gather slices, each as one record.
 
 n is the size of a group, l how many of its members each node holds, k = n / l its nodes, M the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ways in which context ranks let each query meet each key, each as one record.
 
 `cp = u x n`: u neighbours exchange heads for positions, and n places are on a ring, around which

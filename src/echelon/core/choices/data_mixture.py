@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A mixture of sources: weights that hold until a step, and the places that they are rounded to."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What computes the pieces of a step that are between its products."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Local SGD: islands of ranks that train alone and meet once in a round of H steps.
 
 An island is one coordinate of `dp_replicate`: a whole mesh of the other axes, with parameters and

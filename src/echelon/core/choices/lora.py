@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LoRA: a frozen model, and beside chosen linear layers two narrow matrices that are trained.
 
 A layer y = x W^T becomes y = x W^T + s (x A^T) B^T, with A of `rank` rows and B of `rank` columns

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The optimizers, each as one record: what it keeps and reads, and where its update stands."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Records of the choices that users can make, and the plugins that add to them.
 
 A schedule, an optimizer, a context kind is one record: plain facts, and for what stands on a higher

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ways to split a run that `echelon compare --strategies` and `ec.strategy` take by name.
 
 Each is one record: the settings that make it of any run, on so many ranks. Axes that a strategy

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What other frameworks call a strategy, and which of ours that is, or why it is none.
 
 Names are read in any spelling: `MirroredStrategy`, `mirrored` and `mirrored_strategy` are one.

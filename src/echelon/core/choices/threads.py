@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replicas of a model on threads of one process, and what a plan must be for them.
 
 Named after `torch.nn.DataParallel`, which has the same seven steps: scatter the batch, replicate

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The trackers that can mirror a run, each as one record: its package, and where it writes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How parameter servers update: all workers at once, or each by itself, with a bound and damping.
 
 A worker's clock counts the steps that it has done. Asynchronous servers apply the gradient of each

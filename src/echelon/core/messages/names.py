@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names as people write them: without case, and with spaces, dashes or nothing between the parts.
 
 `RTX 4090`, `rtx-4090` and `RTX4090` are one name; so are `Llama-3-8B` and `llama3-8b`. The parts

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loggers of the package: notes about a run, and the progress of long work.
 
 The command line prints both on stderr, where `-q` silences them; a program that imports the package

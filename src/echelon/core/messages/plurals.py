@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Counts in sentences: ``1 ranks are`` is written ``1 rank is``.
 
 Messages are made of numbers and plural words. Every text passes here once on its way to a reader

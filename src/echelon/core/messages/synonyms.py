@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Words that users of other tools type, and the words of Echelon with the same meaning.
 
 A word may have several meanings. Meanings count if they are known words at its place: `speed` is an

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every rule that an error can name, one file per area.
 
 `echelon explain` reads the rules from here, without torch. A new area is a new file.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about files of adapters that a run starts from."""
 
 from echelon.core.rules import Rule

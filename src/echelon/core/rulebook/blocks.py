@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about the parts of a block: what turns, factors, norms and the way around a branch."""
 
 from echelon.core.rules import Rule

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about checkpoints: what is written, and what a run may be resumed from."""
 
 from echelon.core.rules import Rule

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about clusters: tiers of links, units of a bandwidth, what calibration measures."""
 
 from echelon.core.rules import Rule

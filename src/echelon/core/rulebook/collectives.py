@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about how ranks sum and gather."""
 
 from echelon.core.rules import Rule

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about what is typed: commands, flags and arguments."""
 
 from echelon.core.rules import Rule

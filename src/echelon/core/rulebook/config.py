@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about run files: syntax, names, types, presets, and what one setting means to another."""
 
 from echelon.core.rules import Rule

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about context parallelism: how a sequence, and the heads of attention, are cut over cp."""
 
 from echelon.core.rules import Rule

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about what a prediction needs to know."""
 
 from echelon.core.rules import Rule

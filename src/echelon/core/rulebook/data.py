@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules of text, tokens and the files that hold them."""
 
 from echelon.core.rules import Rule

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules of chats: records of messages, templates that write them as text, answers that count."""
 
 from echelon.core.rules import Rule

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules of mixtures, several sources with weights that may change, and of looking at data."""
 
 from echelon.core.rules import Rule

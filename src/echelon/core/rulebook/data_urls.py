@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules of sources that are read over a network."""
 
 from echelon.core.rules import Rule

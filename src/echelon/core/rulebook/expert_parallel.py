@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about expert parallelism: which ranks hold which experts, and how tokens travel to them."""
 
 from echelon.core.rules import Rule

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about mixtures of experts: which experts a token meets, and what keeps their load even."""
 
 from echelon.core.rules import Rule

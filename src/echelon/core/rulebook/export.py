@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about plans that leave: what is read as a plan, and what another tool has no word for."""
 
 from echelon.core.rules import Rule

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about trained weights that leave for another library."""
 
 from echelon.core.rules import Rule

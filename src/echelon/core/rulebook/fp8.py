@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about products of 8-bit numbers."""
 
 from echelon.core.rules import Rule

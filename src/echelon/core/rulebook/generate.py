@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules of generation: what a prompt may be, how ranks may split it, how tokens are chosen."""
 
 from echelon.core.rules import Rule

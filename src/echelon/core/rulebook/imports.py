@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about configurations of other tools: what is read, mapped, or refused by name."""
 
 from echelon.core.rules import Rule

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules of starting ranks, keeping them together, and ending them together."""
 
 from echelon.core.rules import Rule

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about islands of ranks that train alone between meetings."""
 
 from echelon.core.rules import Rule

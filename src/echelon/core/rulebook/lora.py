@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about adapters that are trained over a frozen model."""
 
 from echelon.core.rules import Rule

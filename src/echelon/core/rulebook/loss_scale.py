@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about the loss scale of a run that has started."""
 
 from echelon.core.rules import Rule

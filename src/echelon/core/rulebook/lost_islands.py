@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about islands of local SGD that may be lost while the others go on."""
 
 from echelon.core.rules import Rule

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about the machine: what a run needs of it. `echelon doctor` checks all of them."""
 
 from echelon.core.rules import Rule

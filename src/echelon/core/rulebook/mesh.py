@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about the mesh: degrees, world size, what a degree divides."""
 
 from echelon.core.rules import Rule

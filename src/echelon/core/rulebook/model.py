@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about the shape of a model, and about Hugging Face config.json files."""
 
 from echelon.core.rules import Rule

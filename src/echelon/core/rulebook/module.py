@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about a module of your own that `parallelize` splits, and about the loop around it."""
 
 from echelon.core.rules import Rule

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about the sequences of a module of your own, cut over context ranks."""
 
 from echelon.core.rules import Rule

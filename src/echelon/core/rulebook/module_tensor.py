@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about tensor and sequence parallelism of a module of your own."""
 
 from echelon.core.rules import Rule

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about looking at a run: what it must have left behind to be drawn."""
 
 from echelon.core.rules import Rule

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about where slices rest when they are not on the device: host memory, files."""
 
 from echelon.core.rules import Rule

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about the stages of a pipeline, and the files that say how they run and how long."""
 
 from echelon.core.rules import Rule

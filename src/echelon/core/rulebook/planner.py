@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about the search for a plan."""
 
 from echelon.core.rules import Rule

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about precision: which dtypes go together, and what fp16 needs."""
 
 from echelon.core.rules import Rule

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules of a proof: the claims that a plan must keep, in the order in which one causes the next."""
 
 from echelon.core.rules import Rule

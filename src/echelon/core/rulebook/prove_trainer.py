@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules that a proof of a whole run of the trainer can break."""
 
 from echelon.core.rules import Rule

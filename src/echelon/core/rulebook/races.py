@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules of a proof with late completion: who may use memory when."""
 
 from echelon.core.rules import Rule

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules of a rehearsal: what NCCL asks of the order of the ranks' calls, and of their memory."""
 
 from echelon.core.rules import Rule

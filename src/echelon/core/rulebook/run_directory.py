@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about the folder that a run writes, and the disk under it."""
 
 from echelon.core.rules import Rule

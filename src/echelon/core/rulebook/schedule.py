@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about pipeline schedules: which exist, what they need, and what a legal one looks like."""
 
 from echelon.core.rules import Rule

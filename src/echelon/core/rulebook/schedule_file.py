@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about a schedule that somebody wrote: the file, and what its ranks may hold."""
 
 from echelon.core.rules import Rule

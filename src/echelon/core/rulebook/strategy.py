@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about strategies by name, and about what is made in their scope."""
 
 from echelon.core.rules import Rule

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about replicas of a model on threads of one process."""
 
 from echelon.core.rules import Rule

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about a run that has started."""
 
 from echelon.core.rules import Rule

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules of `echelon prove --subject FILE`: proof for code that is not ours."""
 
 from echelon.core.rules import Rule

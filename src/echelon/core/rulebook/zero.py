@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules about ZeRO: what a stage needs, and where slices rest."""
 
 from echelon.core.rules import Rule

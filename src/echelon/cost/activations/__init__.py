@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What forward passes keep for backward, operator by operator, and the peak of a step.
 
 numbers              the letters of the formulas

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What attention of a block keeps: projections, positions, scores, and the way to the output.
 
 In the letters of `cost/activations/numbers.py`. Of the projections side by side, [N, (H + 2 K) h],

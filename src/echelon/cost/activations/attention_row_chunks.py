@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which rows of queries and keys a context rank gives to kernels of attention, call by call.
 
 A mask and documents decide that (`layout/attention_tiles.py`). A plan knows its mask; where

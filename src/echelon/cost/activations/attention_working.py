@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What attention of one block works with on a context rank: call by call of a kernel.
 
 In the letters of `cost/bytes/context/memory.py`: O elements of queries, KV of keys and values of a

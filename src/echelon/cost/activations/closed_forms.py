@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a block keeps for backward under any trainer, for numbers or arrays of plans.
 
 It is the formulas of our operators (`attention.py`, `linear.py`, `experts.py`). Of other trainers

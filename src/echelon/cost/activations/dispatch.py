@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a mixture of experts has beside what it keeps: rows on their way, chunk by chunk.
 
 A chunk of rows makes four journeys: to its experts and home, and backward their transposes. Each is

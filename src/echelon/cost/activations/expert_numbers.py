@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The numbers of a mixture of experts on a rank: balanced, or those of a recorded routing."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a mixture of experts keeps of a microbatch: the router, the way of tokens, the experts.
 
 Beside the letters of `cost/activations/numbers.py`: r rows that this rank routes, m that it

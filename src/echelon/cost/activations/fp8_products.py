@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a product of 8-bit numbers works with (`parallel/kernels/fp8.py`), in bytes.
 
 Its weight is cast before it, unless codes of it were gathered. A kernel of a GPU reads the codes,

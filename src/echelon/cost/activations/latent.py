@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What latent attention of a block keeps and works with (DeepSeek-V2, 2024, section 2.1).
 
 In the letters of `cost/activations/numbers.py`; r_q and r_kv are the widths of the narrow vectors,

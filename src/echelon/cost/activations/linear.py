@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What norms, linear layers and the dense MLP of a block keep, and work with.
 
 In the letters of `cost/activations/numbers.py`. A column-parallel layer keeps the rows of its input

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The numbers that formulas of activations read, and what such a formula gives.
 
 Every number is of one rank and one microbatch. Each may be a NumPy array: the formulas add,

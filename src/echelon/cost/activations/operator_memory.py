@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What one operator keeps and works with, and the tensors that it keeps."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a stage holds of one microbatch while it runs forward or backward: operator by operator.
 
 Operators run one after the other. Forward, what they keep adds up; backward, it goes again, and in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a block keeps where operators of it are made again in backward, and what that works with.
 
 Such an operator keeps its input. Its output, and what its backward needs, are there again from the

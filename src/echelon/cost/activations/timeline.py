@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes of activations that a rank keeps, action by action, and the most that it holds at a time.
 
 A microbatch leaves on a stage, after F, what its backward needs; after B (where backward is split)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The units of a stage (embedding, blocks, head) as the operators that they consist of.
 
 In the letters of `cost/activations/numbers.py`. What both ends keep: the lookup of tokens, the last

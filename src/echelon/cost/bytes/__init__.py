@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes that ranks hold and send: equal to what a run holds and sends.
 
 terms           the rows of predictions, and what one collective sends

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes that one member sends to sum a tensor, by algorithm, exact for any size and any member.
 
 And to scatter a sum or to gather slices, which takes the same bytes either way.

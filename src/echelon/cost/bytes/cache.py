@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes of keys and values that generation keeps: blocks of positions, in a pool of each block.
 
 A token keeps, in every block of the model, one key and one value of each key/value head of its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes that data parallelism and ZeRO send in one optimizer step, bucket by bucket.
 
 `G` is the elements of all buckets (padding included), `n` the degree of the axis, `s` the bytes of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes of matrices of 8-bit numbers: a code for each number, a scale for each tile.
 
 A code takes 1 byte. A scale takes 4, of the `block` numbers of a row that share it; of a weight

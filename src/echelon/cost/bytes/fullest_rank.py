@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weights of a rank, and bytes that the fullest one holds, by term, for arrays of plans.
 
 Matrices are cut by tensor parallelism, norms are not; latent attention leads down to vectors that

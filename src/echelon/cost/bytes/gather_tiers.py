@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes of collectives inside of nodes and between them, exact for each rank.
 
 A gather over n ranks is a message of the own piece to each of the n-1 others: of l ranks on the own

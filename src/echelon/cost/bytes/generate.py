@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes of a rank that writes: its weights, and what it sends over `tp` and between stages.
 
 A pass has N tokens of B sequences: whole prompts at first, then one token of each sequence.

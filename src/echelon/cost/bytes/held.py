@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes that each rank holds between steps, by kind and pool: equal to what the run holds.
 
 Parameters, gradients, master copies and optimizer state are exact, padding of buckets and of the

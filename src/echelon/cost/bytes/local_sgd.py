@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes of local SGD: what islands send each other, and what a rank holds to agree with them.
 
 With I islands, n elements of a fragment in the slices of a rank (all fragments together are the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sizes and rates in closed form, without a plan: what calculators and published claims rest on.
 
 A plan's own figures are elsewhere: weights in `core/parameters.py`, bytes sent in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes of model state a weight, by ZeRO stage: formulas for any size and degree, without a plan.
 
 Rajbhandari et al., "ZeRO", 2020, sections 3.1 and 5: psi weights, N data ranks, Adam in mixed

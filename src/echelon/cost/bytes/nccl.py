@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory that NCCL takes on a device for our trainer: outside of any allocator of torch.
 
 None of it is measured on our trainer. The sizes are those of NCCL's code and of what others saw:

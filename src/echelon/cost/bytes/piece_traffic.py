@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the pieces between products of a block move on a GPU, plain and as one kernel each.
 
 Bytes are for each token, and width of `hidden` or of `ffn`, of 2-byte elements, as a rehearsal

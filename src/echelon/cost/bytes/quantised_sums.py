@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes of gradients that are summed in two hops of integers (`zero.reduce`), exact.
 
 A bucket of E numbers is summed over l ranks of each of k nodes; a slice is S = E / (k l) numbers,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes that each rank sends in one optimizer step, by axis: equal to what the run records.
 
 Every function gives the terms of one axis; a term is a count of equal collectives. `b` sequences

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes of parameter servers: what each worker and each server sends in a step, and holds.
 
 G is the elements of all buckets (padding included), G_s those that server s holds: G / S, up to one

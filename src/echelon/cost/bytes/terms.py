@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The rows of which byte predictions consist, and what one rank sends in one collective.
 
 The counts are those of bandwidth-optimal algorithms (Thakur et al., "Optimization of Collective

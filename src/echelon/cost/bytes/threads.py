@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes that go through the primary replica in a step, and what the others hold beside it.
 
 `N` replicas, `G` the elements of all buckets of the model (padding included), `M` microbatches of

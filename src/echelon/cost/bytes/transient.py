@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a rank holds only while a step runs: the most that it can be, by kind and pool.
 
 Not counted: activations, what a communication library keeps for itself, and the inside of a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes that tensor ranks send for norms over all heads together, of which each has a part.
 
 Of each token of a microbatch, per block (N tokens, n tensor ranks, s bytes of an element):

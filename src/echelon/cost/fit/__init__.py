@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Constants of the formulas, fitted to what was measured.
 
 samples   what is measured of a machine, and the shapes that are

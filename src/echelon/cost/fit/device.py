@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measured kernels -> how near to its peaks a device comes.
 
 Predicted seconds are those of `cost/seconds/matmul.py`, so what is fitted here is what a plan is

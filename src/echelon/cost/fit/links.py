@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measured collectives -> latency, bandwidth and half-size message of a tier of links.
 
 Predicted seconds are those of `cost/seconds/links/collectives.py`, so what is fitted is what a plan

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Several measured clusters of the same kind of node -> one: the median of each constant.
 
 A share of a peak means something with its peak only, where each machine took the best that it had

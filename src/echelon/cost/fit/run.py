@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What ranks of a run did -> the constants of their cluster, moved as far as the run says so.
 
 Actions of a pipeline tell of products, memory and attention, collectives of links. Each constant

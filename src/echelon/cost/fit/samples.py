@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is measured of a machine: shapes, bytes, and the seconds that they took.
 
 `cpu_workload` and `gpu_workload` are what `echelon calibrate` measures: shapes that transformers

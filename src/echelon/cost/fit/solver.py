@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fit constants of a machine to measured seconds: bounded, with priors, on relative errors.
 
 What is minimised is the sum over samples of a loss of log(predicted / measured), so that a

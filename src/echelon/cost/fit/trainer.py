@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measured steps of our trainer -> the constants that only a step tells, and what its links reach.
 
 A kernel that runs again and again has its operands in a cache and its code at hand; in a step it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a rank holds at each moment of a step, and the most of it: no bound, the engine's own order.
 
 rank_peak        the highest moment of each rank, by term; ranks that are alike share a walk

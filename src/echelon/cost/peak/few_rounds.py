@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A step of a few rounds of its pipeline, whose ranks are as full as those of the whole step."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients of a rank that are there beside its model state, write by write (`parallel/data.py`).
 
 Where gradients add up in slices, a bucket is whole from the first gradient of a microbatch until

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Peak bytes of each rank on its device and on its host, place by place of a pipeline.
 
 All memory of a CPU rank is memory of its host. The host of a GPU holds offloaded slices, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Messages of a pipeline rank that are in its memory, action by action (`parallel/pipeline.py`).
 
 A receive is posted a few actions before the one that takes it, with memory of its own; a send is

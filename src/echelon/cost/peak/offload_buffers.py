@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Buffers of sets of offloaded tensors: as many as are in use at a time, and they stay.
 
 Each is as large as the largest set of its store, which is one bucket's slices: of the optimizer

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The walk over the actions of a rank: the highest of its moments, beside what always rests there.
 
 An action leaves the sums and the whole units of a rank in some state, and in the state that one

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The most that a rank holds at one time, and what it is then: a walk over the actions of a step.
 
 At each operator of each action these are there together:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The most that a parameter server holds at one time: model state, and what workers are sending.
 
 While it adds up a bucket, those of two more are arriving: of each bucket every worker sends the

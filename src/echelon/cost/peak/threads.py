@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The highest moment of the primary of a model on threads: that of one replica, and the others'.
 
 Each replica does what one process does with its part of a microbatch. Where they share a memory

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the optimizer has beside the model state, once backward is over."""
 
 from __future__ import annotations

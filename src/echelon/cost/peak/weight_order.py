@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """In which order backward writes gradients of weights: by operator, with what is put off.
 
 Over tensor ranks the product of a row-parallel layer waits for the collective of the column layer

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parameters of a rank that are whole at stage 3, unit by unit (`parallel/zero.py`).
 
 A unit is gathered before its forward and before its backward, with those that the plan prefetches;

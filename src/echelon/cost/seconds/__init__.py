@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seconds of a step, the only model of them: over numbers or arrays, fitted to published runs.
 
 Every quantity is a number or an array; arrays of one call have one shape, so a formula serves one

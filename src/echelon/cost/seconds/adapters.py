@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The numbers of a model whose adapters alone are trained (`core/choices/lora.py`)."""
 
 from __future__ import annotations

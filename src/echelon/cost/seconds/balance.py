@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Cut a model into pipeline stages so that the slowest rank is as fast as it can be.
 
 A step lasts at least as long as the slowest rank computes, and the others wait for it (Narayanan et

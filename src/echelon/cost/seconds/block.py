@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seconds of a block and of the ends of a model for one microbatch on one rank: F, B and W.
 
 Every product has its shard's shape: of N tokens on a context rank and tensor degree t, a

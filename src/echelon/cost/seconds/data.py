@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seconds of data parallelism: gradients' travel, gathers of ZeRO, and the update.
 
 Without ZeRO gradients of a rank's weights are all-reduced once a step. At stages 1 and 2 they are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A step of a pipeline timed event by event: its schedule, with stages as they are really cut.
 
 Closed forms take all ranks for as slow as the one with most blocks. Here blocks are cut so that the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seconds that a plan waits for positions and for experts: of one block and microbatch on a rank.
 
 What `exchanges.py` charges a block for, taken apart: what ranks compute meanwhile, how long rows

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Floating-point operations of a model: what "model FLOPs utilization" divides by.
 
 Source: Chowdhery et al., PaLM (2022), appendix B. Every weight that a token is multiplied by costs

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Plan, and the Cluster that it runs on, as the numbers that the formulas read."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All that the formulas read of a plan, and what they come out with: terms that add up.
 
 Beside the numbers of `numbers.py` that is what a trainer does that its plan does not say. Seconds

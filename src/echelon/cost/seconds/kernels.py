@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seconds of one kernel of known sizes, and what binds it: the roofline of counted work.
 
 A kernel takes as long as its FLOPs at the rate that its shape reaches, or as its bytes at the rate

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seconds of local SGD: what a mean step waits for islands, and the outer steps themselves.
 
 A round of H steps sends the slices of a rank once over `dp_replicate`, whose groups are the

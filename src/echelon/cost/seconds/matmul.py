@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seconds of matrix products and of operators that move bytes, by the shape a device really sees.
 
 A product of [m, k] by [k, n] is 2 m n k FLOPs, done in tiles of the result, a tile on each unit

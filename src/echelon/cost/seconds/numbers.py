@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the formulas read: a model, a machine, and the split of a run, as numbers.
 
 Each field is a number, or an array where plans of one call differ in it. Flags are 0.0 or 1.0, so

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Waiting in a pipeline, and what is in flight, by schedule: closed forms for arrays of plans.
 
 F, B, W are the seconds of all layers of a rank for one microbatch: forward, gradients of inputs,

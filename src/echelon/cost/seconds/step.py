@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seconds of a step: the terms, which add up to the whole exactly.
 
 A rank works on m microbatches; the rank with most work sets the pace, and a schedule's closed form

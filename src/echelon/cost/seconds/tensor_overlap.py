@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seconds that tensor ranks wait for rows, where products run beside the messages of their rows.
 
 A gather before a product of s seconds is tp - 1 messages of m seconds each. In chunks the product

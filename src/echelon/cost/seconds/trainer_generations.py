@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Trainers by generation.
 
 The facts are of their code: what they overlap, in which dtype gradients add up and travel, what an

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What trainers hold on a device beside weights and activations, by generation, from their code.
 
 Every number counts tensors of a project's own modules; none was fitted. In bytes a logit (V), or

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seconds of each unit of a model for one microbatch on one rank.
 
 A *unit* is what `layout/buckets.py` names: "embedding", one block ("layers.3"), or "head" (the last

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What published guides claim, what holds, and the functions of the product that show it.
 
 claims.py           the claims as data: a file of claims/ for each guide

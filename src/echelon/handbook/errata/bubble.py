@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What holds of claims about pipelines: builders, their closed forms, and the simulator."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Claims of published guides as data: where, what was said, what holds, and why.
 
 `claims/` has a file for each guide, and one for what differs between guides.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The value that holds of a claim, computed; and whether two values agree to the digits given."""
 
 from __future__ import annotations

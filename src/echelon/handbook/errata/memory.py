@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What holds of claims about memory, by the formulas of `cost/bytes/model_states.py` and others.
 
 psi is a number of weights, N of data ranks; GB is 10^9 bytes. Parameters of functions are the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What holds of claims about meshes, links, batches and rates."""
 
 from __future__ import annotations

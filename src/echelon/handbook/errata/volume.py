@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What holds of claims about what is sent: counts and bytes, by `cost/` and by small plans."""
 
 from __future__ import annotations

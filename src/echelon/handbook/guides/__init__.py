@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What published guides advise, as data: trees, tables of sizes, preferences, best practices.
 
 advice.toml     tables: practices, the size guide, named layouts, kinds of strategies

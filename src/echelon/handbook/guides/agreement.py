@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What all guides say of one situation, and where they differ from one another and from a plan."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The guides' tables of strategies, with the reader's numbers in place of "low" and "high".
 
 Each row is one way to use all devices: what it cuts and sends, what the fullest rank holds, how

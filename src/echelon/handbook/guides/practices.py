@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Best practices and pitfalls of the guides with their lints, and reasons to raise a degree.
 
 Where nothing in a plan can show whether a practice was followed, `instead` says what to do.

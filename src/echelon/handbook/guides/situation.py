@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The reader's situation, what splits of it would hold, and the questions that guides ask of it.
 
 A question is a function of the situation; its answer has the numbers that it rests on.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sizes that the guides name: the size guide, and layouts of models on so many devices.
 
 The size guide (llm-training, section 10) has a row for ranges of parameters and devices. Corners of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A strategy: what a guide says to do, as ranges of degrees, and the split that it comes to."""
 
 from __future__ import annotations

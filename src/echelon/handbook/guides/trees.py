@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The decision trees of published guides, as data, and the way of a situation through one.
 
 A branch changes the strategy and leads on, so a tree whose leaves each name a strategy and a list

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Accelerate: its YAML, read and written.
 
 read.py            type, strategy of FSDP, precision, recompute, the DeepSpeed plugin

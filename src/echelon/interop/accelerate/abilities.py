@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What Accelerate can run, and its words for our choices. 1.15.
 
 FSDP 2 (ZeRO 3) with tensor and context ranks, neither pipelines nor expert ranks. What DDP and

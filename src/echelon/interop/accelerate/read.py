@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An Accelerate YAML -> settings: FSDP 1 and 2, DeepSpeed, plain data parallelism. Accelerate 1.15.
 
 https://huggingface.co/docs/accelerate/usage_guides/fsdp. Its truth values may be strings, and may

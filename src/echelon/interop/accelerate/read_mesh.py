@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The mesh of an Accelerate YAML: its degrees, and how many ranks read different samples.
 
 `cp_size` ranks gather keys and values, or pass them on with an all-to-all by one place at a time,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The units of an Accelerate FSDP configuration: what is gathered together, when, and its rest."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Plan -> an Accelerate YAML: FSDP 2, the DeepSpeed plugin, or plain data parallelism.
 
 Stage 3 is FSDP 2, with tensor and context ranks in parallelism_config; stages 1 and 2 are

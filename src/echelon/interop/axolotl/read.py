@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An Axolotl YAML -> settings. Keys are those of 0.13: `src/axolotl/utils/schemas`.
 
 https://docs.axolotl.ai/docs/config-reference.html. What it leaves open is TrainingArguments' own;

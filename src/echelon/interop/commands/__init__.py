@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Commands: scripts of a shell, and the launchers that start processes.
 
 shell.py        the commands of a script, with its variables filled in

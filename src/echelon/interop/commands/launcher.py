@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How many processes a launcher starts: from its line, its file, or the lines of a batch script.
 
 A file of settings does not say it, and a mesh, a batch and a cluster follow from it. Where no

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The commands of a shell script with its variables filled in, as far as the script gives them.
 
 Read are assignments, arrays, `${NAME:-default}`, `$((sums))`, and `if` with comparisons of words. A

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The words of a shell script: cut apart as a shell does, and their variables filled in."""
 
 from __future__ import annotations

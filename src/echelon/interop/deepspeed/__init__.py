@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DeepSpeed: its JSON, read and written.
 
 read.py            degrees, ranks and batch, clipping, and what is left

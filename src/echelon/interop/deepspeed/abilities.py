@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What DeepSpeed can run, and its words for our choices. 0.19.
 
 docs/pipeline: 1f1b, with ZeRO 0 and 1. AutoTP: ZeRO 0 to 2. ALST: Ulysses.

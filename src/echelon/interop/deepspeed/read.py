@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A DeepSpeed JSON -> settings. Keys and defaults are those of DeepSpeed 0.19 and before.
 
 https://www.deepspeed.ai/docs/config-json; "auto" as Hugging Face's integration resolves it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Expert parallelism of a DeepSpeed configuration (AutoEP): its degrees, and what it overrides.
 
 The section names the modules of a model by patterns; here the model has its experts, and the run

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The optimizer and the scheduler of a DeepSpeed JSON; without them the run's own hold."""
 
 from __future__ import annotations

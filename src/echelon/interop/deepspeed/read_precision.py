@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The dtypes and the loss scale of a DeepSpeed JSON: fp16, bf16, data_types, communication."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The zero_optimization table of a DeepSpeed JSON: stage, buckets, units of stage 3, offload.
 
 What else is kept off the device are stored inputs: activation_checkpointing.

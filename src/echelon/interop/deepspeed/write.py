@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Plan -> a DeepSpeed JSON. DeepSpeed 0.19.
 
 `read.py` reads it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Horovod: a horovodrun command with its script's flags, read.
 
 words.py    the words of the command -> flags, in front of the script and behind it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A horovodrun command -> settings: ranks, batch, sums of gradients, the optimizer. Horovod 0.28.
 
 Horovod averages the gradients of whole replicas; what else a run is, its script says. Of scripts

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The words of a horovodrun command -> its flags: those of the launcher, then those of the script.
 
 `-np`, `-H` and the like are the long flags that they stand for. Variables that Horovod reads may

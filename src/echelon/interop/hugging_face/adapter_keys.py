@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keys of trainers about adapters that PEFT keeps -> [lora]: rank, scale, which layers, dropout."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adapters as PEFT keeps them: `adapter_config.json` and the names of its tensors.
 
 PEFT names the layers of the model that is adapted (`q_proj`, `down_proj`), and a tensor by the path

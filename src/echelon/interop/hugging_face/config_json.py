@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The config.json of a shape: keys of a model_type that, read back, give the same shape.
 
 So no table says which model_type has what: it is tried. Where none gives the shape, the refusal

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A JSON of DeepSpeed that a trainer on top of Hugging Face's Trainer names: what it says here.
 
 https://huggingface.co/docs/transformers/deepspeed. "auto" is what the Trainer says. What the file

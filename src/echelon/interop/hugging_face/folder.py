@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which tensors a folder of Hugging Face has for a model, of what shape, and in which files."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Names of models on the Hugging Face hub -> our presets."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What trainers on top of Hugging Face's Trainer have alike: batch, numbers, schedule, course.
 
 https://huggingface.co/docs/transformers/main_classes/trainer: TrainingArguments, and its defaults.

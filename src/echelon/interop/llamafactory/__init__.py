@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """LLaMA-Factory: its YAML, read.
 
 read.py     the model by its name, mesh, what its Trainer has

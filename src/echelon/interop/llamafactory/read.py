@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A LLaMA-Factory YAML -> settings. Keys are those of 0.9.5: `src/llamafactory/hparams`.
 
 https://github.com/hiyouga/LLaMA-Factory. What it leaves open is TrainingArguments' own; ranks and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Megatron-LM: its command line, read and written.
 
 read.py            mesh, ZeRO stage, ranks, batch

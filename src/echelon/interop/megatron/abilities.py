@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What Megatron-LM can run, and its words for our choices. Core 0.16.
 
 pipeline_parallel/schedules.py: 1f1b, and interleaved with a multiple of pp microbatches.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The command line of Megatron-LM -> settings: its mesh, batch and ZeRO. Megatron-LM core 0.16.
 
 What the command says of its model, experts, pipeline, numbers and course is read by the files

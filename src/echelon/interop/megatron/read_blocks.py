@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What blocks like those of gpt-oss have, of a Megatron-LM command: windows, sinks, gates, biases.
 
 Megatron-LM core 0.16: transformer/utils.py for layers with a window, dot_product_attention.py for

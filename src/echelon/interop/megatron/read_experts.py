@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The experts of a Megatron-LM command: which there are, how they are chosen, who holds them.
 
 Where the command has no --num-experts, what it says counts for the model that it builds on; where

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The model of a Megatron-LM command: what it says, and what Megatron-LM has where it is silent.
 
 Where the run builds on a model (--extends), what the command does not say is that model's.

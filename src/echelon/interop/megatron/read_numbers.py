@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The numbers of a Megatron-LM command, and the course of its run.
 
 Numbers are precision, loss scale, optimizer and learning rate; the course is what backward computes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pipeline of a Megatron-LM command -> settings: virtual stages, and layers of each stage.
 
 Megatron-LM interleaves as soon as a rank has several stages (Narayanan et al. 2021, section 2.2),

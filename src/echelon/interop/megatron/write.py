@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Plan -> a command of Megatron-LM: a shell script with its flags. Megatron-LM core 0.16.
 
 `write_model.py` has the flags of the model and its experts; `read.py` reads all of them.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The flags of Megatron-LM for a model, and those that change numbers.
 
 Of a model: its sizes, norms, positions and experts. Numbers: batch, precision, optimizer, learning

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """nanotron: its YAML, read.
 
 read.py     mesh, batch, precision, learning rate

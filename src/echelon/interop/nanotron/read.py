@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A nanotron YAML -> settings. Keys are those of `src/nanotron/config` in 2025.
 
 https://github.com/huggingface/nanotron. Its model is a Llama or a Qwen 2; its data ranks share out

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A YAML of NeMo's Megatron models -> settings, by the flags of Megatron-LM. NeMo 1, and NeMo 2's.
 
 https://github.com/NVIDIA/NeMo: examples/nlp/language_modeling/conf. Its model, optimizer and mesh

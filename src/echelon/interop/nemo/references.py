@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """References in a YAML of NeMo: `${model.hidden_size}`, `${.hidden_size}`, `${multiply:4, ...}`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read a file whose tool hands its keys on to another: as that other's, under its own names."""
 
 from __future__ import annotations

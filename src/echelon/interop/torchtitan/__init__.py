@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """torchtitan: its TOML, read and written, and its Python, read.
 
 read.py            flavor, degrees, data ranks, FSDP 2, recompute, the run

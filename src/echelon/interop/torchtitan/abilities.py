@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What torchtitan can run, and its words for our choices. 0.2.2.
 
 distributed/pipeline_parallel.py: its schedules. FSDP 2 over all data and context ranks; tensor

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The models that flavors of torchtitan are. Version 0.2.2."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A configuration of torchtitan that is Python -> the keys of its TOML: parsed, and never run.
 
     def llama3_8b() -> Trainer.Config:

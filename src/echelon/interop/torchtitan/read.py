@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A torchtitan configuration (TOML) -> settings. Keys are those of 0.2.2, and older.
 
 https://github.com/pytorch/torchtitan: config/job_config.py. Its mesh is pp x dp_replicate

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What changes the numbers of a torchtitan run: batch, precision, optimizer, learning rate.
 
 What its configuration does not say is written out as torchtitan has it.

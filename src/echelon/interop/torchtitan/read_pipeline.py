@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pipeline of a torchtitan configuration: its schedule, and the blocks of each stage.
 
 Stages are listed by the names of their modules, or follow from the number of layers: the embedding

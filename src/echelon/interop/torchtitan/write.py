@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A Plan -> a torchtitan configuration (TOML), in the keys of 0.2.2, the last that reads TOML.
 
 `read.py` reads it.

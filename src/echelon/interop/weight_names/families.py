@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The names of each family of files, and where a matrix is a part of a larger one.
 
 Llama, Mistral, Qwen, DeepSeek, Gemma, Granite and SmolLM3 share one set of names; Phi-3 and GLM put

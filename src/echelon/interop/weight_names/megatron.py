@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How Megatron-core names the weights of a GPTModel, and how it lays several into one tensor.
 
 The names are those of a layer by itself, `decoder.layers.3.`; in a distributed checkpoint all

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Under which name, and how laid out, files of weights keep the experts of a block.
 
 Files of Qwen and DeepSeek have the matrices of each expert under the names of a dense MLP, those of

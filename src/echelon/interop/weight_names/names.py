@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Under which name, and how laid out, files of weights keep each parameter.
 
 `families.py` has the names of each family; experts are in `mixtures.py`. A base model without a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a file keeps a parameter, and in which order its rows lie there."""
 
 from __future__ import annotations

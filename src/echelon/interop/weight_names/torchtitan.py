@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How torchtitan names the weights of Llama 3 and Qwen 3, and in which order their rows lie.
 
 Experts of a block are stacked: gate (w1), up (w3) and down (w2), each of all of them.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Say which rank is out of step, and with which call, by what all ranks have called.
 
 fingerprint.py   what is known of a call, and of a rank at one time

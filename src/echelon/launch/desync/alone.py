@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Say what a rank knows alone, while its watchdog waits for a store that does not answer.
 
 Where the link to the host of the launcher's store is cut, nobody can be asked any more: a rank

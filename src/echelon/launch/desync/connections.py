@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the TCP connections of a process say: what nobody acknowledges, and what arrives. No torch.
 
 A link that is cut without a word tells its two ends one thing only: what one sends is acknowledged

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Say on which link nothing arrives, where all members have called an operation. No torch.
 
 What connections say counts most: packets that the other end does not acknowledge. Where they say

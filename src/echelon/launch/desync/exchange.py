@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compare the rings of ranks that no supervisor of ours sees, by way of the launcher's store.
 
 Under torchrun each rank has a watchdog, and they share a store and no folder. One whose rank has

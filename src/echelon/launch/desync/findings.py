@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What can be found to be wrong among ranks, and whom it is laid to. No torch."""
 
 from __future__ import annotations

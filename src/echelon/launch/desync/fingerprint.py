@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is known of the operations of ranks: fingerprints, and what each rank does now. No torch."""
 
 from __future__ import annotations

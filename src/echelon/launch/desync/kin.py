@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who may judge: ranks that have made the same calls as another until now. No torch.
 
 Ranks that differ in nothing but their place run one program: operation n of one is operation n of

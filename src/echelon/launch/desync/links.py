@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Find the links that are cut, by what connections say at both of their ends. No torch."""
 
 from __future__ import annotations

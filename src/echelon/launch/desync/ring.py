@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ring of a rank's last fingerprints: a file that is mapped as memory, so it outlives the rank.
 
 A write is a store into memory, never a system call. Texts (names, shapes, lines of code) are kept

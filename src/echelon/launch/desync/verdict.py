@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Decide from the fingerprints of ranks which of them is odd. Evidence in, one verdict out.
 
 No processes, no files and no torch here. First what ranks called is compared: operation n of a

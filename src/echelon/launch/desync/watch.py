@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Compare the rings of the ranks of one host, out of band: their supervisor reads the files.
 
 As soon as a rank has waited for `after_s`, all ranks are asked for their stacks and their rings are

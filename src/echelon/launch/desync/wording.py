@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Say what a verdict found: one sentence for the error, and the two operations below it."""
 
 from __future__ import annotations

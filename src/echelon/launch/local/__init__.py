@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks that we start on this host, and how they are watched.
 
 supervisor.py       run one job, from the first process to the last

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole messages over a stream socket, without ever waiting for the rest of one.
 
 A rank may be stopped in the middle of a message; its supervisor must still hear the others.

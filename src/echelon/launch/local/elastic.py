@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Let a job go on without some of its ranks: drop the one that is lost, and start it again.
 
 The job must be made for it: nobody may wait for such a rank in a collective. Which ranks they are,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which ranks a job goes on without: workers of servers one by one, islands as a whole."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The process that imports torch once and forks every local rank from there.
 
 Importing torch takes seconds of CPU in each interpreter; a fork takes milliseconds and shares the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The thread of a rank that talks to the supervisor while the main thread works.
 
 It sends beats during a job, takes requests, and ends the process when told to or when the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Watch the ranks of one job until all have returned, or say which one failed first."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Find ranks that will never meet: all wait, none computes; or one got bytes of another call.
 
 Time alone says nothing of a slow program. A rank that has returned, waits in a collective or sleeps

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a rank and its supervisor say to each other; every message is one pickled value.
 
 A job names its target, so that another process finds the function. A rank that failed says how

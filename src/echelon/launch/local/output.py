@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where the output of a rank goes: its log, and for a shown rank the terminal as well."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks that stay alive between jobs: for proofs and tests, which run many short ones."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The life of a local rank: take a job, join, call the target, report, wait for the others."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Local ranks as processes: start them, hear them, end them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a supervisor knows of one rank, and what its exit says."""
 
 from __future__ import annotations

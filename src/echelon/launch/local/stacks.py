@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read where the threads of this process are: as text, and which wait for other ranks it is.
 
 Third-party code calls torch.distributed by itself, so nobody has announced its waits: the frames

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run one job on local ranks, from the first process to the last, and say how it ended.
 
 Before ranks take steps, Ctrl-C and SIGTERM end everything; later they become a request to stop at

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The buckets of one pipeline rank of any module: those of each of its stages, the last one first.
 
 No bucket is of two stages, but that of a parameter which the first and the last stage of a rank

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What each tensor rank holds of a module's parameters, and which of its layers send what.
 
 A rule gives a layer a kind:

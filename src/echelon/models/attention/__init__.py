@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention of the queries and keys that are here, in pieces whose results merge exactly.
 
 local           pieces through kernels: forward, backward, on one device

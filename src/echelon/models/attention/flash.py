@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Flash attention of any band, and of many documents in one call: what the kernel is told.
 
 A query of a row i of its segment meets the keys j of its segment where

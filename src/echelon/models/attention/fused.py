@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PyTorch's fused attention, with the log-sum-exp that its public function hides.
 
 On a CPU it takes any floating dtype, and fewer key heads than query heads as they are; its causal

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What every kernel of attention takes and gives, for one piece of queries and keys.
 
 A kernel returns the log-sum-exp of its scores beside its output, so that the results of several

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention of the queries and keys that are here: pieces through kernels, merged exactly.
 
 A ring calls `attend_tiles` once for every block of keys that passes, into the same

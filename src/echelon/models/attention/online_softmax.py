@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The exact merge of attention over several sets of keys: the online softmax, in at least float32.
 
 With the log-sum-exp l of the keys so far and l' of a further piece, the merged output is

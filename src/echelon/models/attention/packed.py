@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Many boxes of attention in one call: documents of any lengths, of all sequences of a batch.
 
 Boxes that a kernel is asked for with the same window become the segments of one call. Where all

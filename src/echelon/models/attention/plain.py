@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention by its formulas, block by block: for a soft cap, and where no fused kernel is.
 
 Memory is bounded by a block of rows and columns, never by all of them; what no query of a block

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention to be read: every score at once, a mask made from positions, gradients by autograd.
 
 Shape suffixes: T queries, S keys, B sequences, H query heads, K key/value heads, hd head_dim.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention sinks: a learned score of each query head that takes its share of the softmax.
 
 A sink is the score of a key whose value is 0. So of an output o and a log-sum-exp l of all keys it

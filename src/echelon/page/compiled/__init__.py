@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small, strict compiler: formulas of `cost/`, rules and schedules as JavaScript for the page.
 
 It reads the source of live functions, from a few entries on, with what they call, and writes one

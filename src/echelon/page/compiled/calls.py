@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Calls: of Python's own functions, of NumPy's on one number, of methods, of what is compiled."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Live values as JavaScript: what a module of Python has at its top is written out."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Expressions of Python as expressions of JavaScript that mean the same for numbers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Functions and methods of Python and of NumPy, by what they are in the page's runtime."""
 
 from __future__ import annotations

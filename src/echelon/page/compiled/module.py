@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The module of the page that is compiled: ``python -m echelon.page.compiled.module``.
 
 A test compares it with `web/src/compiled/formulas.js`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is reached from the entries of the module, and what each thing is called in the page."""
 
 from __future__ import annotations

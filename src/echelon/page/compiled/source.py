@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The syntax tree of a live function or class, and how the compiler refuses what it can't do."""
 
 from __future__ import annotations

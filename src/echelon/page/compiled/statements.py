@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Statements, functions and classes of Python as those of JavaScript."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Figures of the page without a browser: the same records, drawn as SVG, for papers and notebooks.
 
 What is drawn is what the page draws first: nothing is chosen yet. Nothing in a drawing has a color

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Round numbers on an axis: where marks stand, and what they are called."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The drawing of a part of a page, whatever its kind of figure."""
 
 from __future__ import annotations

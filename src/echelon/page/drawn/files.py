@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every figure of a page as a file of its own: SVG, or PNG, in a folder or beside one another."""
 
 from __future__ import annotations

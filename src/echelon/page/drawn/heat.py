@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A grid of cells, darker where the value is larger; a cell that is wide enough says its number."""
 
 from __future__ import annotations

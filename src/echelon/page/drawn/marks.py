@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The parts of drawings: boxes, lines, words and keys, and a drawing as a file or inside of HTML.
 
 Words have the color of the text around them (`currentColor`), faint ones less of it; boxes have the

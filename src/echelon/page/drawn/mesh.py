@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks on the devices of nodes, with the group of rank 0 on the innermost axis, as links go."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A drawing as PNG, by resvg: a package of one wheel, without a browser and without a system's own.
 
 It is an extra, `png`. Where it is missing, or finds no font, PNG is refused before any work.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What each rank of a pipeline does in a step: charts on one scale of seconds."""
 
 from __future__ import annotations

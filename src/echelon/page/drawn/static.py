@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A whole page as HTML without a script: what a notebook shows of a plan, a proof and a run.
 
 It is a piece of a page: it has no style sheet and no ids, so that it changes nothing around it, has

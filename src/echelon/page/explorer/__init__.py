@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The explorer: a page whose numbers follow its controls, by the formulas of a search.
 
 controls.py   what the controls say, and names of settings that go together

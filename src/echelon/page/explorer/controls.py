@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the controls of the explorer say, and the words of them that stand for several settings.
 
 Compiled for the page, as all that reads it. Each control is one setting of a run file, but

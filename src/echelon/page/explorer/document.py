@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the explorer's page is given: tables, and where its controls start."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What published guides say to the model, the batch and the cluster of the controls.
 
 Compiled for the page with the trees, the size guide and their questions (`handbook/guides/`): what

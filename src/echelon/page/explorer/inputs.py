@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The controls of the explorer as the numbers that formulas read, and what these come to.
 
 All of this module runs in the page, too: it is compiled (`page/compiled/`). A record of a table is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The groups of the controls' mesh, and the links that they travel over: compiled for the page.
 
 The same as `planner/view/mesh_map.py` says of a Plan, without an array of ranks: of a group the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is compiled for the explorer, from which entries: `web/src/compiled/formulas.js`.
 
 ``python -m echelon.page.explorer.program`` prints the module; a test compares it.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The run file of the controls: compiled for the page."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Schedules that are built in the page: where one starts, and what the engine says of it.
 
 All of this module runs in the page, too: it is compiled (`page/compiled/`), with the builders, the

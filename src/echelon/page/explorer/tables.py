@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the controls of the explorer choose among, as numbers: models, clusters, kinds.
 
 Models and clusters are presets. What our trainer is on a cluster, and what its devices reach of

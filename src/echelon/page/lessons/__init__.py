@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The figures that explain: each a lesson with controls and steps, from the engine's own numbers.
 
 lesson.py           what a lesson is

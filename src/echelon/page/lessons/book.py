@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All that a page has to explain: what `web/src/lessons/` draws."""
 
 from __future__ import annotations

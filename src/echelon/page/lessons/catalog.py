@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All lessons, in the order of their topics."""
 
 from __future__ import annotations

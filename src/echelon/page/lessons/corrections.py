@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a published guide was wrong: the errata, as lessons show them."""
 
 from __future__ import annotations

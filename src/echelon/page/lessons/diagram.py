@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Figures that only lessons have: tiles on places that move, trees of questions, folded sums."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a lesson is: a figure that is walked through step by step, with the engine's numbers.
 
 A lesson has controls with a few values each. For each combination of values there is a scene, and a

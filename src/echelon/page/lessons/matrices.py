@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small matrices of whole numbers, and their blocks as tiles: what is drawn adds up exactly."""
 
 from __future__ import annotations

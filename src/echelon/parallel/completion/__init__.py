@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """When asynchronous operations complete: as the transport lets them, or as late as they may.
 
 Split: nothing; it decides when a result may be seen, never what it is.

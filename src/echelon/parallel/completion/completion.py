@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The policy of completion: what a rank's groups, stores, pools and streams are made by.
 
 This one completes operations as the transport does. It is asked once for each thing that it makes,

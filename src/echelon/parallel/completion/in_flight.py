@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The ledger of operations that complete late: what runs, what is free, and the races found.
 
 An operation works on private copies from its start. What it reads must be the same when it is

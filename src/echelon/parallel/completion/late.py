@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The policy that completes each operation when somebody waits for it, and not before.
 
 Rearranges nothing: ranks send the same bytes in the same order, and a step gives the same bits. See

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Copies between host and device that are done when somebody waits for their end, in order."""
 
 from __future__ import annotations

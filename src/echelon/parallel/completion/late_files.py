@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slices in a file, of which nothing is there before it is awaited and nothing is free before it
 is written.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Collectives and messages that complete when they are awaited, and not before.
 
 The transport works on private copies in the background, so that nothing waits longer than it would.

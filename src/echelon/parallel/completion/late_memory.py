@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pools and bounded buffers whose free memory is poisoned, and told of by name when it is used."""
 
 from __future__ import annotations

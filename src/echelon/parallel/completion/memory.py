@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory by its addresses, and what fills it while nobody may read it."""
 
 from __future__ import annotations

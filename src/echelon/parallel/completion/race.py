@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A race: memory that one rank used when it was not its to use, and where in the code."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every operation of torch in a step, looked at for memory that is not its to use."""
 
 from __future__ import annotations

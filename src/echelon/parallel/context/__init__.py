@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Context parallelism: each rank holds some positions of every sequence.
 
 Split: the sequence over `cp`; activations, labels and positions of a rank are those of its part

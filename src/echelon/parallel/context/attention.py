@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention over a sequence of which this rank holds some positions, by any kind.
 
 A kind over the ring is found by its registry entry (`core.choices`); it gets a `RingContext`: what

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gathered keys and values: every rank gets them all, layer by layer.
 
 Split: positions, zigzag, so that a causal mask gives every rank the same work.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ring attention: keys and values travel around the ring while attention meets what is there.
 
 Split: positions, zigzag or striped (`core.attention_mask`), so that every place has the same work.

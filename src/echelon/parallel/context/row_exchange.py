@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How rows of other places move from step to step of a ring (`layout/ring_plan.py` says which).
 
 What arrives or leaves in one stretch of the tensor of a block is received into it and sent from it

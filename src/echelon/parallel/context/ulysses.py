@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ulysses: exchange heads for positions around a local attention.
 
 Split: outside, positions; inside, heads: a rank has all positions of its group and 1/u of the

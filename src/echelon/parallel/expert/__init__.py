@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Expert parallelism: routers, loads, and the way of tokens to experts and back.
 
 layer               the mixture of experts of a block on one rank

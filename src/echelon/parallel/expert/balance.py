@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How loads are counted over all ranks, and what follows from them: losses, shares, biases.
 
 Every rank notes how it routed its own tokens. One small all-reduce at the end of a step adds up the

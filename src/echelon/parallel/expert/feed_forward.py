@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the experts of a rank compute of the rows that arrive: one expert after the other.
 
 Where one launch does it for all of them (`grouped_matmul.py`), that is used; how many rows each

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the experts of a rank compute of the rows that arrive, in products of 8-bit numbers.
 
 As in `feed_forward.py`, one expert after the other, with the products of `parallel/fp8_linear.py`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Products of the rows of all experts with the matrix of each, in one launch (CUTLASS, on a GPU).
 
 What `feed_forward.py` does one expert after the other, where that is too little work at a time.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What lies between the matrices of an expert: SwiGLU, or the clamped one, weighted row by row.
 
 The clamped SwiGLU (gpt-oss, 2025) of a gate g and of u, the other columns, with a limit l:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Expert parallelism: the mixture of experts of a block on one rank.
 
 Split: the experts over `ep`, a view folded over dp_shard x cp (x tp where experts are whole); each

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokens on their way to experts and back, padded: every rank sends every other as many rows.
 
 Split: as `token_dispatcher.py` says.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The router on one rank: each tensor rank routes its own rows, and notes what it did.
 
 Sent:  where a loss or a capacity is by sequence, a few whole numbers for each token, among the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokens on their way to experts and back: straight to the ranks of their experts.
 
 Split: the experts, `num_experts / ep` on each rank of the expert group.

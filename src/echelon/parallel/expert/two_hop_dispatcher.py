@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tokens on their way to experts and back in two hops: each crosses to a node at most once.
 
 Split: as `token_dispatcher.py` says; the ranks of an expert group lie on M nodes, ep / M on each.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Islands of local SGD that may be lost: who meets, what counts, and how one comes back.
 
     meetings.py who is at a meeting, and whether it counts: decided once, for all ranks

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What objects the ranks of several islands tell each other through the store: for checkpoints."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who is at a meeting of islands that may be lost, and whether it counts: for all ranks or none.
 
     every rank   counts in the store that it has come

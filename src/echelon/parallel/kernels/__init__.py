@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Operations with their backward written by hand, and in low precision.
 
 fused          norms, SwiGLU and rotations, as autograd functions

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Marks of progress while PyTorch's compiler is at work: a rank that compiles is not stuck.
 
 The first call of each compiled piece takes seconds, on a loaded CPU minutes, in which the main

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels of the loss of a few tokens, whose logits become their gradient in place.
 
 Two passes, both over pieces of the rows that stay in cache (`row_chunks`): one finds the maximum of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The loss's two passes over logits as one kernel each, in Triton: they read 2 + 2 bytes of bf16
 and write 2, where PyTorch's operations move 60.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Numbers of 8 bits with scales: how a matrix becomes such, and products of two of them.
 
 A number is a code of e4m3 (4 significant bits, at most 448) times the scale of its tile. A tile is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Operations with their backward written by hand: fewer passes over memory, less kept for backward.
 
 Each equals the plain formula in `models/operations.py` (the tests compare both in float64). None

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients of the matrices of all experts, each added up where it lies, in one launch.
 
 Where the host does not know how many rows each expert has, it cannot ask for one product after the

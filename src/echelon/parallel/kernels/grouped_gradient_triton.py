@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The gradients of the matrices of all experts as one kernel, in Triton.
 
 A program makes one tile of the gradient of one expert: it goes over the rows of that expert, whose

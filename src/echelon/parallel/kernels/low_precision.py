@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Kernels for bf16 and fp16: computed in float32 a few rows at a time, each result rounded once.
 
 `fused.py` uses them where a tensor is that narrow. What is as large as the input is kept in its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Products with a weight matrix, by the faster of PyTorch's two libraries, and for its gradient.
 
 On a CPU `mm` is MKL, which gives what Intel did not make its AVX2 kernels. oneDNN, which PyTorch

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """RMSNorm as one kernel each way, in Triton, with the sum of the residual stream in it.
 
 Forward reads x (and what is added to it) and writes the sum and its norm; backward reads the

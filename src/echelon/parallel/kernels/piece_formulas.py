@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pieces between products as formulas: each in at least float32, each result rounded once.
 
 They are read three times: a CPU computes them where a plan has kernels for GPUs, PyTorch's compiler

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pieces between products as autograd functions over one kernel each way.
 
 The residual stream and its norm come out of one kernel at the head of a branch (`Branch`): forward

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pieces between products as operators of PyTorch, one kernel each, whoever provides it.
 
 On a GPU an operator is a kernel in Triton (`norm_triton.py` and its neighbours), or what PyTorch's

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Queries and keys, normed and turned by their position, as one kernel each way, in Triton.
 
 The projections lie side by side, [T, B, H + 2 K, h]. Forward reads queries and keys there and

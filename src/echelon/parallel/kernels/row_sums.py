@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sums of rows for each token, of what its experts made: in one order, rounded once.
 
 On a GPU it is a kernel in Triton that reads each row at the speed of memory (`row_sums_triton.py`);

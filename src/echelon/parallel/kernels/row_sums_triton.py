@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sums of rows for each token as one kernel, in Triton.
 
 A program makes some columns of the sum of one token: it goes over the rows of that token, whose

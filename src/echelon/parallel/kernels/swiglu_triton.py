@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SwiGLU as one kernel each way, in Triton; of experts with the weight of each row.
 
 Forward reads gate and up and writes the product; backward reads its gradient, gate and up, and

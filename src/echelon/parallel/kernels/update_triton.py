@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The update of parameters as one kernel, in Triton: AdamW, and SGD with momentum.
 
 An element's gradient is read in its own dtype, times a factor (of clipping, of the loss scale);

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The norm of queries, or of keys, over all heads together, of which a tensor rank has a part.
 
 Split: the width of all heads, and the weight of the norm, as the layers that give the heads are.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adapters beside linear layers: y += s (x A^T) B^T, and the gradients of A and B by hand.
 
 Split: as their layer is: of a column-parallel one B by rows, of a row-parallel one A by columns;

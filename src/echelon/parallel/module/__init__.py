@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Data parallelism and ZeRO for any module, pipelines and context parallelism.
 
 module      `apply_to_module`: what is done to a module, in order

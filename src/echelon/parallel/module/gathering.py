@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """ZeRO stage 3 for any module: what of its parameters is whole, and when.
 
 Split: as in `zero.py`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients of any module: taken from autograd as they come, reduced in one order on every rank.
 
 Split: as in `data.py`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which unit of a module is used when: seen by hooks, noted in the first step, followed after it.
 
 The first step gathers everything at once and notes the forward and the backward of each unit. The

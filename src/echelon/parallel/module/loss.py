@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The loss of one's own module: a sum, and what it is divided by.
 
 The mean of means is not the mean: microbatches and data ranks may count different numbers of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Data parallelism and ZeRO for any module: its parameters move into flat buckets.
 
 Split: nothing of the computation; optimizer state, gradients and parameters as in `zero.py`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The loss of a language model from logits that no tensor rank has whole.
 
 Split: the vocabulary, as the head is: logits [B, T, V/n] of each rank.

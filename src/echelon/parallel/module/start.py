@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What must hold before a module is split, on each rank and among them; and the values they share.
 
 Parameters become those of rank 0, as in DDP, so a seed that differs by rank does no harm. Buffers

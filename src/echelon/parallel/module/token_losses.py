@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The sum of token losses from logits that a module made, without a second table of their size.
 
 `torch.nn.functional.cross_entropy` keeps the logarithm of every probability, and its backward makes

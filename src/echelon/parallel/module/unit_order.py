@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """In which order the units of a module are used, and which of them can be gathered one by one.
 
 No tensors and no ranks: the first step notes what happened, `agree_on_order` makes one order of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The units of a module: the parts whose parameters are gathered at a time at stage 3.
 
     "blocks"                the children of the largest list of modules of one class

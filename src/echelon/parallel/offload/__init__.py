@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where slices rest between uses: on the device, in the memory of the host, or in files.
 
 Split: nothing; ZeRO has cut the slices, this says where they lie (ZeRO-Offload, ZeRO-Infinity).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Activations in the memory of the host, from the forward pass that stores them to its backward.
 
 A tensor is copied down beside the computation, in memory that is used again and again, and copied

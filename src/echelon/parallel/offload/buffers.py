@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory for slices: whole pages, locked where a GPU copies them, in a bounded set of buffers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Copies between host and device beside the computation, one stream for each direction.
 
 What waits for what is said in *marks*: points in the work of a stream or of the computation. On a

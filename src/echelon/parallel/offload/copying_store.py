@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slices that rest on the host side and are computed on by a device: copied there and back.
 
 A set is read to the host, copied up, changed by the device, copied down and written. Copies run

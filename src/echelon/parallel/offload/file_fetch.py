@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A set: what one fetch names, in one buffer, from its first byte read to its last one written."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Slices in a file: read ahead and written behind by a few threads, through bounded buffers.
 
 One file per rank, each key at whole pages of its own, so the threads move bytes between the disk

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A place where named flat tensors rest, the simplest one: memory where the caller computes.
 
 Who computes fetches a few keys at a time (all that one bucket's update reads), changes what it gets

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parameter servers: workers send gradients and get parameters, servers keep and update the model.
 
     worker.py   pushes the gradients of full buckets, pulls parameters after the update

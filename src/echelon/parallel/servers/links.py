@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How a worker and a server of an elastic run meet, part, and agree on what was pushed.
 
     server  says in the store that it looks for workers

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an asynchronous worker and a server tell each other, over a link of their own.
 
     worker -> server    begin: step, version that it has, tokens of the step   3 numbers

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A parameter server: its range of every bucket, with the optimizer state of that range alone.
 
 What workers push is added in the order of workers, so a run gives the same bits every time. The sum

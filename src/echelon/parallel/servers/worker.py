@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A worker of parameter servers: it holds parameters and gradients, and no optimizer state.
 
 Split: every bucket into a range for each server (`layout/servers.py`); samples over workers.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What takes the gradients of a rank of the grid, and what brings its parameters together."""
 
 from __future__ import annotations

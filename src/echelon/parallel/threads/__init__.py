@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Threaded data parallelism: replicas of the model on threads of one process.
 
 Split: the sequences of each microbatch, evenly over N replicas; nothing rests elsewhere.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `ec.threaded` is asked for: how many replicas, where each is, and what is cut."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A module of any kind as each replica has it: the same tree, with tensors of its own.
 
 The tree is copied for every pass, shallowly, so a replica has the modes, hooks and attributes that

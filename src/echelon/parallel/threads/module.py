@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Any module on threads of one process: the seven steps of `torch.nn.DataParallel`.
 
     1. scatter      each replica gets its rows of the arguments              each pass

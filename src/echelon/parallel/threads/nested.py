@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Arguments that are cut for replicas, and outputs that are joined: tensors in tuples and dicts.
 
 Tensors are cut along one dim into the rows of each replica, as `torch.chunk` cuts. What is walked

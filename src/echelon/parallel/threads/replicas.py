@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The replicas of a model of ours, and what is copied between them and the primary.
 
 Replicas keep their buckets between steps: what is in them is written over in the next step, by the

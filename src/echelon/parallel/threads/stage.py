@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The whole model as one stage that all replicas compute, each in its thread.
 
 The seven steps of a microbatch, as `torch.nn.DataParallel` has them:

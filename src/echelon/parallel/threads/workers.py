@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The threads of replicas: one for each, which computes as the thread that asked would.
 
 Whether gradients are computed, inference mode and autocast belong to a thread in PyTorch, and so do

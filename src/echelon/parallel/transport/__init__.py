@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What ranks send one another: the only room that calls `torch.distributed`.
 
 device_mesh     the groups of a rank, made from its mesh

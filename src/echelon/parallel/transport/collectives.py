@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every collective and message of a run: typed, recorded, and checked at the boundary.
 
 Nothing else in Echelon (but its parts, `messages.py` and `symmetric_memory.py`) calls

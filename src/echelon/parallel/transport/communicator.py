@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A communicator: processes that torch has joined, under every group of the same ranks."""
 
 from __future__ import annotations

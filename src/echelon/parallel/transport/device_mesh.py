@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The one place where a Mesh becomes process groups."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Collectives with a gradient: each one's backward is its transpose, another collective.
 
     all-reduce      <->  all-reduce

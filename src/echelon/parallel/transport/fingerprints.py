@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a rank writes into its ring for each operation: a few stores, and the line that called.
 
 Names, shapes, tasks and lines are looked up by what they are, so a text is made the first time

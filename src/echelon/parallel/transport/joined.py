@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Process groups that somebody else has made, as groups of ours."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Collectives that are messages between pairs of members, all of them under way at once.
 
 Over Gloo, all-gather and reduce-scatter are direct exchanges. Gloo's own reduce-scatter sends as

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ranks that meet through the store, whenever all of them are there: no other rank takes part.
 
 A process group of torch is joined by all ranks of the run at once, and cannot be left or joined

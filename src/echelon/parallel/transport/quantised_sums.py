@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients summed in two hops of integers of few bits (qgZ of ZeRO++).
 
 n ranks sum a bucket into a slice each; l of them are on each of k nodes, rank j of node a has slice

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a rank writes down while it runs: one Event per collective, message and action.
 
 A GPU runs what it was given later than the host gives it, so what the host's clock says of an

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of a tensor gathered, scattered and summed over a group, with the gradient sent back.
 
 Each way of `MoveRows` is one collective forward and its transpose backward. Rows are dim 0, equally

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Small sums between ranks of one host, through memory that all of them map.
 
 A message over Gloo wakes four threads, which takes a millisecond where processors sleep between

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """PyTorch's fused products over symmetric memory: memory of one GPU that others read by address.
 
 `symm_mem::fused_all_gather_matmul` and `symm_mem::fused_matmul_reduce_scatter` copy the rows of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The operations that a rank has issued and that its device has not come past, oldest first.
 
 Over Gloo the host waits inside of an operation, and its mark says for what. Over NCCL `wait` only

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a search found, and the views of it that a command prints and Python returns.
 
 estimate.py        a step, memory and rates with their bands: also of a run

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `ec.plan` returns of a model on a cluster: the plan to run, and all that is known of it.
 
 Everything is read from one record, the `Recommendation` that a search ends with: the page, the JSON

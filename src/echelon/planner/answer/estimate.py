@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a plan takes, as the search and the page of a run both print it: a step, memory, terms."""
 
 from __future__ import annotations

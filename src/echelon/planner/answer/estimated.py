@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A plan of an answer: what it takes and how sure that is, each number with its band."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `echelon plan --objective expected` says of a long run: a line, and all its arithmetic."""
 
 from __future__ import annotations

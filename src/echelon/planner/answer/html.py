@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An answer as HTML for a notebook: what to run and why, what else there is, every term as a bar.
 
 It has the font and the color of the notebook, on light and on dark pages: nothing but boxes has a

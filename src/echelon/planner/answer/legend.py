@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The words of a plan on a page, each with the meaning of its sign for the legend.
 
 Tables and legend read the same words: a table explains the signs that it prints, and no others.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The longest sequence of which a plan fits, as facts of a page and as JSON."""
 
 from __future__ import annotations

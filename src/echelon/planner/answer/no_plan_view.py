@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A search in which nothing fits, as a page and as JSON: the leanest plan, and what would fit."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `echelon plan --cluster` prints first: the plan to run, why, what else there is, what next.
 
 It is a page of about twenty lines, and what `print` shows of the answer in Python; `--detail` adds

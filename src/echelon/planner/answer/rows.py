@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plans of an answer as rows of numbers and words: what a table of them is made of.
 
 The columns are the same for every answer, in the same order, and have the names of the JSON where

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The answer of a search, and why it is the best, as JSON values: see `search.schema.json`.
 
 Every number that is estimated has its band.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `echelon plan --cluster` prints: the best plans, what the first takes, what was seen."""
 
 from __future__ import annotations

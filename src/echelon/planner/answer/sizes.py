@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `ec.plan` returns of a model alone, on a machine without a GPU that is known: four sizes.
 
 Each is a whole `PlanAnswer`; the page is what `echelon plan MODEL` prints, and is read from them.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Why a plan is the best of an answer, why its neighbours are not, and what would change that.
 
 why.py              what binds the best plan, and what its step waits for

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Numbers with what is not known of them: seconds and bytes of a plan, and of a difference.
 
 A band is how far predictions were from published runs like the plan (`band_evidence`: four of

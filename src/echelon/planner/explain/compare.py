@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two plans side by side: what differs, whether both compute the same, what ranks hold and send.
 
 Bytes come from `cost/bytes/held.py` and `cost/bytes/sent.py`, which a run equals; seconds are the

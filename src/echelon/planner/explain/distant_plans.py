@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans that may be the best elsewhere: of each pipeline and tensor degree the best few of now.
 
 A question about a large space is searched near the plan only. What is far from it, such as no

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The expected seconds of a step in a long run: interruptions, restarts, and the risk of memory.
 
 A plan that is fastest while it runs is not the one that is done first where it interrupts more, on

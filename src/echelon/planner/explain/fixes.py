@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The cheapest changes with which a plan fits that does not, such as the layout of a run file.
 
 Single changes come first, by the seconds of a step, then those whose seconds are not known (nobody

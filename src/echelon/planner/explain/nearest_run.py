@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The published run that is nearest to a plan, and how far it is from it.
 
 A step is predicted by constants that were fitted to published runs, so it is as good as the runs

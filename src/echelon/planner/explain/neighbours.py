@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Why not the neighbours of the best plan: the rule, the bytes or the seconds against each.
 
 Each neighbour is looked at twice: with one change and nothing else, and as the best of all plans

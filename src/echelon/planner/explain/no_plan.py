@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Why a search found nothing: the leanest plan in numbers, and the cheapest changes that fit.
 
 If no plan is legal, the error names a pin without which one is. If plans are legal and none fits,

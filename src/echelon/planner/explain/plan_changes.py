@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The neighbours of a plan that an engineer asks about: one change, and what pays for it.
 
 Two plans of searches are told apart choice by choice, in words.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """In which order a plan adds up what one process adds up at once.
 
 Floating-point sums depend on their order: this is why a split run differs from one process in the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Search again, for a question about an answer: quickly, and timed as the answer's plans were.
 
 Where the space of the answer is large, only what is near its best plan is walked: degrees and

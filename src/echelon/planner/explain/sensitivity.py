@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What would change the answer: other clusters and batches, each searched for its best plan.
 
 A small space is searched whole for each question. Of a large one what is near the plan is, with

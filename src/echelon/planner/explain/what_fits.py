@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The changes with which a search has a plan where nothing fits, each priced against the leanest.
 
 Each is planned before it is printed, as a search plans it:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Other clusters and batches that are asked about: each a request, and the plan of now on it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Why the best plan of an answer is what it is: what binds it, and what its step waits for.
 
 What binds is asked, not guessed: the same search with memory without end, and with twice the batch,

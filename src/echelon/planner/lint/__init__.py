@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checks of any legal plan for what is seldom wanted.
 
 checks.py       all lints, and what they find in a plan; finding.py: what a lint is

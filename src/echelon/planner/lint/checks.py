@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Look at any legal plan for what is seldom wanted: best practices and pitfalls, as checks.
 
 A lint refuses nothing: it says what it saw, with the numbers, and what would do. What cannot run at

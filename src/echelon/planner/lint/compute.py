@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lints about what is computed: an assumed model, dtypes, matrices too small or too odd."""
 
 from __future__ import annotations

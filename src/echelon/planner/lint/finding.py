@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a lint is: an id, why it looks, where that is from, and a check of one Plan."""
 
 from __future__ import annotations

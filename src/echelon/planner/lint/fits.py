@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whether a plan fits: what every command says of it, and the exit code of `echelon plan`."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lints about what ranks hold, and what is sent or computed again to hold less than is needed."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lints about pipelines: the bubble, what waits in it, and uneven stages."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lints about where ranks lie: which groups leave the fast links, and devices that are left over.
 
 Ranks of one node are consecutive, tensor ranks innermost (`core/mesh.py`), so a group of n ranks

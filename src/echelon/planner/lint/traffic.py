@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lints about messages: how large they are, how often they go, and what hides them."""
 
 from __future__ import annotations

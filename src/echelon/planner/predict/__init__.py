@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a plan takes: seconds of a step and bytes of its fullest rank, by term.
 
 estimate.py         one plan, with the band that the trainer leaves open

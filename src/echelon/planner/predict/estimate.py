@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a plan takes: seconds of a step and bytes of its fullest rank, by term, with a band.
 
 The terms are those of `cost/seconds/` and `cost/bytes/`, and add up to the totals exactly. The band

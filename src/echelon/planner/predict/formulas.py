@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The formulas of `cost/seconds/` over the rows of a search, blocks once for each shard.
 
 What a block takes depends on a mesh and its microbatch only up to what pipeline and data ranks

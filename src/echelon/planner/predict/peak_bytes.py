@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the ranks of a Plan hold at their peak, place by place.
 
 Of our trainer it is the highest moment of a step, all that is there together

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How far off runs are that were not fitted: four in five are no farther.
 
 Written by `python -m bench.accuracy.residuals --write LEFT.csv` from runs that the same command

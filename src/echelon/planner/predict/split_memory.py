@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the fullest rank of a split holds, by the formulas of `cost/bytes/fullest_rank.py`.
 
 Guides speak of splits, not of plans: the rest is what the product would do by itself (1F1B,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What ranks hold and send, as rows of the report of `echelon plan`.
 
 Ranks at one place of their pipelines hold and send the same, so a place is one row; what differs

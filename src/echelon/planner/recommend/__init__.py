@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which plan of an answer to run: not the last percent, but what is simple and surely fits.
 
 simplicity.py         how much a plan asks of its user: axes that split it, kinds of machinery

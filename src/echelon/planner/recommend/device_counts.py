@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Plans on other counts of devices than all: which are walked, the best of each, and of all.
 
 Devices may stay idle where that takes a shorter step. So that a cluster is never slower than a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The longest sequence of which a plan fits: lengths double, then the interval is halved.
 
 Lengths are multiples of twice the devices. So context degree times tensor degree divides a length

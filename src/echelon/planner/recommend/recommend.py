@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The plan to run, and those that somebody may prefer, each with what that costs.
 
 The fastest plan of a search is the first of hundreds that are within a percent, and the prediction

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How much a plan asks of its user: axes that split the model, and kinds of machinery.
 
 Data parallelism and a ZeRO stage are there in every trainer and are one setting. An axis that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model without a cluster: what to run on four sizes of a common device.
 
 The device is the first of the common ones (`presets/common_devices.toml`); the sizes are the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From a request to the best plans of a model on a cluster.
 
 request.py          what is asked: model, cluster, batch, trainer; defaults that were taken

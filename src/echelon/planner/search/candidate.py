@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One plan of a search as whole numbers, the settings that give it, and the best of them so far.
 
 Of each mesh with its microbatch and schedule the best plan is kept.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Defaults of a run that a search is about: its batch, and dtypes that suit the devices."""
 
 from __future__ import annotations

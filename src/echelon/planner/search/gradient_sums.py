@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How plans of a search sum and gather, where a run says so: `collectives.algorithm`.
 
 One rank sums nothing, and neither do the plans of a search whose ranks share nothing, or for a tree

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every legal way to split a run over so many devices, as columns of numbers.
 
 The complete space, before pins, of a world of N ranks is the product of four choices:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a search leaves alone: settings by which another number of ranks is another training."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a mesh leaves open: how ZeRO shares out, and the order of a pipeline.
 
 What is recomputed, `recompute_options.py` says. Each list is small and the same for many rows, so

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A request with other devices, or with other settings of its run."""
 
 from __future__ import annotations

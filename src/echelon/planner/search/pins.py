@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a search is kept to: `--pin tp=8`, `--pin schedule=1f1b,zb-h1`, read and applied.
 
 A pin is a name of `PINS` and the values that it lets through. Degrees and counts are whole numbers,

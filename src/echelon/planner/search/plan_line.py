@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A plan as pages print it, read as pins: ``pp2 dp8, ZeRO 1, 1f1b x3, microbatches of 2``.
 
 Each word of a page is one pin or several: ``cp4g`` is `cp=4` and `context=gathered`. A line with a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A plan of an answer: its choices, what it takes, and the Plan that it becomes.
 
 Closed forms say what a choice takes, events how long its pipeline is, and `config/` makes it a Plan

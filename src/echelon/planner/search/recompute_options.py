@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a search lets run again: operators of every block, and every so many blocks whole.
 
 A set of operators leaves out bytes for seconds, by the formulas of `cost/` for a block of the model

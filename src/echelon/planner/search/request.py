@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is asked of a search: a model, a cluster, a batch, and what is pinned.
 
 A model is a preset, the path of a config.json, or a run file, whose layout is left aside. What

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gathers and sums that round: what changes numbers is never chosen by a search, but may be pinned.
 
 With `zero.gather` or `zero.reduce` pinned every way to share out is looked at with each of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Search: a request becomes an answer, the best plans of a model on a cluster.
 
 `sweep.py` walks every plan by closed forms; the best fifty are then timed event by event, and the

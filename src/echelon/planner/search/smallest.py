@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The smallest cluster of some devices on which a run can be planned.
 
 Counts come in the order of a cluster's name: any number of devices of one node, then whole nodes.

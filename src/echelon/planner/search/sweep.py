@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Walk every plan of one world size: memory first, then by bounds, then by the whole formulas.
 
 A row is a mesh with its microbatch; with its ways to share out, its orders and its recompute it is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What searches of one run on so many ranks have in common, whatever they look for.
 
 A recommendation walks the same meshes many times: with other memory, with another bar, with

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lines for a terminal: spans of text with colors, which no one needs to read them.
 
 A color reads on light and on dark grounds; without any, letters and marks say the same.

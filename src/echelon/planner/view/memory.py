@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory bars: what each rank or stage holds, by kind, beside the memory of its device.
 
     stage 0  PPPGGGOOOOOOOOAAAAAAAAAAAA      |        61.80 GiB   83.0 %

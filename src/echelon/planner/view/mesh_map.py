@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The mesh map: which device of which node is which rank, and what each axis travels over.
 
     +-----+-----+

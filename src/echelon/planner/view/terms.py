@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How terms are shown: rounded so that they sum to the total that is shown, and how they look.
 
 A term has a letter and a hue for bytes, a tone for seconds.

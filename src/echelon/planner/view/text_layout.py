@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How text is laid out: tables and sentences that fit into the columns of a page.
 
 A terminal says how many these are (`cli/output.py`), 80 where nothing does. No number and no word

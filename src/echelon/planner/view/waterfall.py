@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The waterfall of a step: each term is a bar that starts where the last one ended.
 
     products    ==================                          4.321 s   43.2 %

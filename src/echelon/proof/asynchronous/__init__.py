@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The proof of asynchronous servers: a run, the order in which it applied gradients, a replay.
 
     record.py   what each rank does, and writes down

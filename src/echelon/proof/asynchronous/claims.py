@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What must hold of an asynchronous run: nothing lost or applied twice, the bound, the replay."""
 
 from __future__ import annotations

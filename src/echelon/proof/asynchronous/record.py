@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What each rank of an asynchronous proof does: its steps, at its own pace, and what it held then.
 
 Workers wait a random while before each step, seeded by their rank, so that they do part. Where the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One process applies the gradients of an asynchronous run in the order that its servers recorded.
 
 A gradient of worker w in step c is computed from the versions that it had read of each server's

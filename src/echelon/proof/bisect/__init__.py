@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bisection: the smallest run that fails as a given one does, and what of it is needed.
 
 run_settings.py   a plan as the settings of a run.toml, and what may be left out of them

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Find the smallest run that fails as a given one does, by halving.
 
 Which settings a failure needs is a search for a minimal set: QuickXplain (Junker, AAAI 2004), which

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The numbers that a bisection tries instead of a given one."""
 
 from __future__ import annotations

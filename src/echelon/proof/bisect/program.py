@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Find the smallest program of a user's file that fails as the file does, by halving.
 
 What may be made smaller are the numbers that stand at the top of the file: the degrees of its MESH,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A plan as settings of a run.toml: which may be left out, together with what, or made smaller.
 
 Leaving a setting out gives it its default. Some go together: without tensor ranks there is no

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a bisection found: the smallest run that fails, and what happens without each part."""
 
 from __future__ import annotations

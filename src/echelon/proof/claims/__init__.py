@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What must hold of a plan, how far off it may be, and the verdict.
 
 proof.py            the proof as a value: verdict, claims, diagnosis

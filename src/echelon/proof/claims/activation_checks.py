@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The comparisons of what passes between the parts of the model, token by token.
 
 Every rank tells the rows that it has: some positions where a sequence is split, its microbatches,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The comparisons behind each claim: one oracle value beside what the ranks said of it.
 
 Errors are relative and norm-wise: ``|observed - oracle| / max(|oracle|, floor)``, per tensor, the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How far scores must be off for a choice of experts to be the right one.
 
 A token goes to the experts that score highest. Where ranks chose others, some score of theirs was

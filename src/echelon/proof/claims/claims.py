@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The claims of a proof: what must hold, how far off it is, how far off it may be."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What one rounding is worth to a model in float64, where a plan is off by more than is usual.
 
 A narrow model of many blocks that an optimizer moves far in each step may enlarge an error a

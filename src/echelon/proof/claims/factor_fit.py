@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tensor fitted as a factor x the right one + rounding, with how well the factor is known.
 
 Rounding errors of one row, or one column, may go together; so the standard error is that of sums

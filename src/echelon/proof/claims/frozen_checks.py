@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The comparison of what nothing may move: the weights below adapters, bit for bit."""
 
 from __future__ import annotations

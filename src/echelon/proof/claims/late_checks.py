@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The comparisons of a run with late completion: with its own races, and with the other run."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The claims of local SGD: what islands make of their meetings, and that they agree on it."""
 
 from __future__ import annotations

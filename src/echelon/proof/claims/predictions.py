@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a plan promised beside its mathematics: bytes sent, bytes held, the order of actions."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The proof as a value: what was claimed, how far off it was, what it may be, what is wrong."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The claims of a run whose sums are rounded: each within its bound, and the bytes of two hops.
 
 The bound is that of `proof/sum_bounds.py`, which compared the sums on the ranks as they were made.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The comparisons of a model with experts: where tokens went, loads, losses of routers, biases.
 
 Where tokens go is compared bit for bit in float64, but for ties. There, and everywhere in the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A factor told apart from rounding, in a precision whose own errors are as large.
 
 Rounding errs to both sides, so over n elements its mean shrinks with the root of n; a factor of

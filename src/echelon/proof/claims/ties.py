@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ties between 8-bit numbers, decided as the ranks did, where a plan in float64 is off.
 
 A product of 8-bit numbers has few digits, so that another number may lie in the very middle between

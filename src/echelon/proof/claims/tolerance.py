@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How far a correct plan may be from the oracle.
 
 Float64: 1e-10, about 1e5 times what reordering the sums of a shrunk model leaves (1e-15 to 1e-13)

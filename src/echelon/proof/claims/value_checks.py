@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The comparisons of whole tensors: gradients, updates, values, and what is rounded from them.
 
 In the plan's own precision a gradient is rough, and Muon's orthogonalisation magnifies what is

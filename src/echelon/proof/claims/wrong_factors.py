@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Wrong factors that have a name: a degree of the mesh, a count, a ratio of tokens, a sign."""
 
 from __future__ import annotations

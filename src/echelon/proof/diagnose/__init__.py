@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From the first thing that is wrong to a name for it: tensor, place, factor, axis.
 
 diagnose.py             the first failure, and who explains it

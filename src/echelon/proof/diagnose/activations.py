@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where a forward or backward pass goes wrong: between which two places, and in which way.
 
 The first wrong activation in the order of the pass has right ones before it, so what is between

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a wrong gradient looks like where a sequence is split over context ranks.
 
 Sums over context ranks that are missing or weighted, and gradients of keys and values that did not

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A gradient as a sum over context ranks, cut in two ways: by tokens lost, and by rows computed.
 
 The loss of a rank's own positions has a gradient; so have the rows of weights' inputs and outputs

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a diagnosis says: the first wrong thing, its factor, and the axis that it points to.
 
 The axis is the one along which wrong and right ranks have no place in common.

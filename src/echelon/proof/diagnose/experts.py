@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a wrong gradient looks like where tokens go to experts.
 
 An expert's gradient that was summed with that of another one; losses of routers that count too

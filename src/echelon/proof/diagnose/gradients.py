@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a wrong gradient looks like: compared with sums over ranks, parts of microbatches, shards.
 
 The first explanation that fits to rounding is the one that is told; they are tried from the most

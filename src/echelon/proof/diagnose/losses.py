@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What wrong losses look like: another microbatch's, a factor, a known mistake; a wrong scale."""
 
 from __future__ import annotations

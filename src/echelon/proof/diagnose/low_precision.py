@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is wrong in a narrow dtype only: a factor within rounding, a coarse sum, an overflow."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A wrong gradient as a weighted sum of microbatches: the weights say what was done to them.
 
 The right gradient is the sum of the parts of all microbatches of all replicas, each with weight 1.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients that are right elsewhere: of another microbatch, or of another rank's slice.
 
 Where gradients of activations went to the wrong microbatch on their way between stages, what a

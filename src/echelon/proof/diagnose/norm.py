@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a wrong gradient norm is the norm of."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a wrong norm looks like: another epsilon or kind, a weight or rows that are left out.
 
 The input of a norm is right where its output is the first that is wrong, so its formula can be

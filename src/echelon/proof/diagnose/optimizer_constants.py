@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a wrong update looks like whose optimizer has other constants: count, epsilon, decay.
 
 The gradients and the moments before are right, so the formula is run again with each constant

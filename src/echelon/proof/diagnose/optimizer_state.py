@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a wrong update looks like that was made from another state: an older one, another tensor's.
 
 State that rests in slices, buffers and files can be read too early, written too late, or read from

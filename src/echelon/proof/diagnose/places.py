@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which slice of a tensor is wrong, where the rest of it is right: rows, columns, positions.
 
 Loops over pieces, slices of ranks and tiles make mistakes that end at an edge, so where a mistake

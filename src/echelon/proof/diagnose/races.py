@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The first race of a run with late completion: which operation, over which axis, seen where."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What wrong routes, loads, losses and biases of routers look like.
 
 Where a token goes elsewhere, something before its router may be wrong: then the losses say what.

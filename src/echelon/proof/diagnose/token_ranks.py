@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which rank holds each position of a sequence, and which one routes and dispatches each token.
 
 Shape suffixes: B sequences of the global batch, T positions, N = T * B tokens (sequence first).

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a wrong update looks like: a wrong rate, decay or clip, a slice done twice or not at all.
 
 Where slices are updated by different ranks, only what the wrong ranks updated is looked at. Then

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A second, plain implementation of what the oracle and the ranks share, to prove the oracle by.
 
 The decoder, first values, decay groups, learning rates, optimizers and batches are written again

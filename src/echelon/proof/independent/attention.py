@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention of one sequence, as the papers write it: grouped heads, rotary positions, latent keys.
 
 Vaswani et al., 2017, equation 1; Ainslie et al., "GQA", 2023; Su et al., "RoFormer", 2021, section

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The oracle beside the independent implementation: claims, and the part that differs first.
 
 Everything that one device computes in a proof is compared in float64, step by step. Both start from

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A decoder as a function of one sequence: embedding, pre-norm blocks, final norm, cross-entropy.
 
 Touvron et al., "Llama", 2023, section 2.2, and Radford et al., "GPT-2", 2019, section 2.3; GELU is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """8-bit numbers by a table of all of them: the nearest entry, of two the one whose code is even.
 
 The tables are the definitions of e4m3 and e5m2: a code of exponent bits e and mantissa bits m is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Experts of one sequence, and what keeps them busy, token by token from the formulas.
 
 Shazeer et al., 2017, and Jiang et al., "Mixtral", 2024, for gates; DeepSeek-V3, 2024, section

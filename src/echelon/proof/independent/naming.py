@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From the first difference of the oracle and the independent implementation to a name for it."""
 
 from __future__ import annotations

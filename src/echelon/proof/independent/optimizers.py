@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Learning rate, clipping, loss scale and updates: by PyTorch's own optimizers where it has them.
 
 AdamW and SGD are those of `torch.optim`. Muon's iteration is taken to the singular values

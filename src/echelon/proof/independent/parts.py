@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The first part of a forward pass that the shared code computes otherwise, and how.
 
 Both run from the same weights on the same batch and note what every part makes of it; the first

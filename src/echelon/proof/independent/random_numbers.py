@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Random numbers that are a function of (key, index), from their definition.
 
 The key of some words is the first 8 bytes of the BLAKE2b hash of their text, joined by zero bytes,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is read, and by which rate it is learnt: the proof's own batches, and those of the trainer.
 
 The batches of a proof are made up, so they are held to what they must be, not to other made-up

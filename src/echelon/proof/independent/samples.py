@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a step of training reads, from its definition: the order of samples, rows, document starts.
 
 Sample p of a run is entry p mod n of the permutation of epoch p // n; step N takes the next B of

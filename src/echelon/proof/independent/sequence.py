@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One sequence on its way through a model: what is read, and what is noted of every part.
 
 A model is a function of a sequence; batches are loops over them. What each part makes of it is

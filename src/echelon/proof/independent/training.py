@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The steps of a training run, sequence by sequence: loss, gradients, norm, clip, update.
 
 Float64 throughout. The loss is the sum over the counted tokens of the global batch over their

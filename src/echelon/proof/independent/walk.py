@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The oracle beside the independent implementation, for random plans and presets, without ranks.
 
 ``python -m echelon.proof.independent.walk --count=60 --seed=7`` takes plans of the matrix,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The weights of a model: their names, sizes and first values, written down from the documentation.
 
 A matrix is [out, in]. First values are normal with the model's standard deviation; those of the

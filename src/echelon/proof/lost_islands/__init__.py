@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The proof of islands that may be lost: a run that loses one, who met when, a replay.
 
     record.py   what each rank does, and writes down at each meeting

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What must hold of a run that loses an island: who met, what all have then, what was sent."""
 
 from __future__ import annotations

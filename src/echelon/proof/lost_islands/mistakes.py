@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Replays in which something is done wrong: that which gives what islands have is told."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What each rank does in a run that loses an island, and what it held at each meeting.
 
 The last rank of the last island is killed in the middle of a meeting: when it has begun to send,

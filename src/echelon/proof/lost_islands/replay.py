@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One process trains the islands of a run one after another, as those met that were there.
 
     islands that met   d = mean over them of p - p_i;  the outer step;  p_i = p

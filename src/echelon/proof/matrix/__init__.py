@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The combinations of layouts that are proven.
 
 walk.py             every case, or a share of them, proven in float64

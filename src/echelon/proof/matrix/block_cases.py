@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The blocks of other families that are proven: each kind of block in each split.
 
 {Gemma, Granite, heads of which a part turns and blocks of which none does, norms elsewhere, local

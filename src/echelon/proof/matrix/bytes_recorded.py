@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What ranks record of bytes in one step: sent over axes, held by term, kept by activations.
 
 What of a step is data goes with it: tokens, routes, and which pieces of queries and keys a context

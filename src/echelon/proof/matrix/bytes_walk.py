@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Predicted = executed, in bytes: ``python -m echelon.proof.matrix.bytes_walk --plans 200
 --results F``.
 

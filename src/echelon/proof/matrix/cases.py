@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The layouts of data, tensor and pipeline parallelism that are proven, without ZeRO.
 
 Data, tensor and pipeline degrees in {1, 2, 4} up to eight ranks, sequence parallelism, schedule,

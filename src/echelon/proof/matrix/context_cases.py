@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The context parallelism that is proven: every kind, every mask, alone and beside the others.
 
 Kind x cp {2, 4} x mask {causal, full, documents of very unequal length, sliding window} x {as many

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The expert parallelism that is proven: every axis that it folds over, every balance and load.
 
 ep {2, 4} x {alone, twice as many data ranks, replicas, tp2 with and without sequence parallelism,

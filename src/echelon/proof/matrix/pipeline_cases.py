@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The pipelines that are proven: every schedule, alone and beside other parallelisms.
 
 Every schedule, one of a file and one that the search found x pp {2, 4} x {alone, tp2, cp2, dp2 with

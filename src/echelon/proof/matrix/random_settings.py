@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Settings of random plans, over everything that a run file can choose of the mathematics and the
 layout.
 

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The layouts of operators that are made again which are proven.
 
 {every set of operators that is legal} x {alone, ZeRO-2, ZeRO-3, tp2, tp2 + sequence parallelism,

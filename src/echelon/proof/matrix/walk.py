@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every combination of layouts, proven in float64: ``python -m echelon.proof.matrix.walk --all``.
 
 `proof/matrix/cases.py` has those of data, tensor and pipeline parallelism,

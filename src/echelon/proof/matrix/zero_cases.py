@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The layouts of ZeRO that are proven: every stage, optimizer and place where slices rest.
 
 Stage 0 to 3 x {dp 2, dp 4, replicate 2 x shard 2, dp2 x tp2, dp2 x pp2 under GPipe and 1F1B,

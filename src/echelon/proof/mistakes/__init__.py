@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Known mistakes, committed on one device: what gives the observed numbers is what went wrong.
 
 forward.py               blocks, vocabulary, positions, heads, factors of weights

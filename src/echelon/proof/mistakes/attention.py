@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention done wrong on one device: pairs met never or twice, blocks merged wrong, heads moved.
 
 Shape suffixes: T queries, S keys, B sequences, H heads; see `models/operations.py`.

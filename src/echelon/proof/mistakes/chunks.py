@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chunks of rows on a ring of tensor ranks that go wrong, on one device.
 
 A rank multiplies the rows of every tensor rank, chunk by chunk, and adds its part to the sum of

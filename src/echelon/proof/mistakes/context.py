@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention, mostly over a split sequence, done wrong on one device: in all ways that are known.
 
 A mistake is told by how often each query meets each key (once where right; never, or twice), by how

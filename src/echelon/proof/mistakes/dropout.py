@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Dropout done wrong on one device: masks that depend on the layout, or on too little.
 
 What is dropped is a function of the seed, the step, the place in the model and the token. A mask

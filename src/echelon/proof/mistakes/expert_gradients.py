@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Backward passes of experts and routers that are wrong, on one device.
 
 Auxiliary losses whose shares of loads are those of some tokens only; behind a right forward, gates

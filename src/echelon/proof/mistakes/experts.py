@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Wrong mixtures of experts, run on one device: gates, drops, and rows that come back in disorder.
 
 Shape suffixes: N tokens (sequence first), D hidden, E experts, K experts of a token, S assignments.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Wrong forward passes, run on one device: the one that gives the observed losses is the mistake.
 
 A wrong forward leaves every gradient wrong with no clean factor. So the oracle is made to commit

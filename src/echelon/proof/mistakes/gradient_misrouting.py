@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Backward passes whose gradients of keys and values come home wrong, run on one device.
 
 A key meets queries of every context rank; what they give to its gradient travels to the rank that

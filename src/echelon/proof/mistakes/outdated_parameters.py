@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A forward pass on old values: those of a unit, or of one rank's slices, before the last update.
 
 What is gathered before it is used can be gathered too early, or kept too long. One device runs the

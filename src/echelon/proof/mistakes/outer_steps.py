@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a wrong outer step of local SGD looks like: whose weight in the mean, and which momentum.
 
 With what each of I islands moved (d_i) and the momentum before (m), an outer step takes from the

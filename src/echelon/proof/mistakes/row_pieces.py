@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Loops over pieces of rows, and tiles of attention, that go wrong in one of them, on one device.
 
 A kernel takes the rows of a rank a piece at a time, and attention the visible pairs a tile at a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of a split sequence that are taken for others, on one device: positions, labels, heads.
 
 A context rank holds some positions; what is made from a position (its rotation, its vector, its

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parameters of workers that are not those of their servers."""
 
 from __future__ import annotations

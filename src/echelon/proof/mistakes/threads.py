@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What replicas on threads get wrong: old parameters on some, gradients weighted or left out.
 
 Shape suffixes: B sequences of the global batch, T positions.

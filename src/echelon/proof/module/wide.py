@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Float64 all the way: norms and softmaxes that ask for float32 get what they were given.
 
 Many modules compute a norm or a softmax in float32 whatever their dtype is. In a float64 proof that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The oracle: the same training on one device, in plain code.
 
 oracle.py       the steps: loss, gradients, norm, clip, update; what a gradient is a sum of

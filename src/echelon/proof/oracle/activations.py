@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What passes between the parts of the model on one device, forward and backward.
 
 Shape suffixes: B sequences of the global batch, T positions, N = T * B, E experts, K experts of a

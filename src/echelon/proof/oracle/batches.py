@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Made-up global batches, a function of (seed, step): each rank and the oracle make the same.
 
 No two microbatches have the same tokens, and, as far as the lengths allow, no two have the same

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Linear layers of 8-bit numbers on one device, written from the definition alone.
 
 A number x becomes the nearest multiple of its step, of two the even multiple. In a tile with the

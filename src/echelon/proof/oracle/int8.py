@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Matrices of integers of 8 bits on one device, written from the definition alone.
 
 A block is so many neighbours of a row. Its step is its largest number over 127, and each number

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The oracle of local SGD: one process that trains the islands one after another.
 
 Each island is a training of its own (`OracleRun`): its rows of the batch, its parameters, its

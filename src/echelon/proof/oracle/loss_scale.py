@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The loss scale of a proof: overflow happens in known steps, or cannot happen.
 
 A step that overflows must change nothing on any rank, and a dynamic scale must follow. Where a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The loss of a step of the oracle again, in parts: by sequence, by token, and what routers add."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What one device does otherwise than plainly: attention as kernels round, tokens as ranks sent.
 
 Autograd through the plain operations keeps the gradient of the scores in float32 at the least, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """AdamW, SGD and Muon written out as in the papers; what they share: rate, norm, clip, loss scale.
 
 Written apart from the training engine on purpose: a proof that called the engine's own optimizer

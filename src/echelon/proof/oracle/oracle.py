@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The oracle: the same training on one device, plain enough to be believed by reading it.
 
 One process, the plain decoder, autograd, the whole global batch at once; the loss is the sum over

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How one device routes tokens to experts: losses, loads, and what follows for the next step.
 
 Written apart from the engine, from the formulas: Switch Transformer (2021), section 2.2, for the

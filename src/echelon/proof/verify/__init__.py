@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Proof for code that is not ours: a user's file beside one device, whatever framework it runs in.
 
 verify.py           verify: start ranks, capture, judge, and the verdict (verdict.py)

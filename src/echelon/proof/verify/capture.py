@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a rank captures from outside while its program runs: by hooks that are all taken off again.
 
 Before the first step the parameters; in each step the gradients of each backward on this rank and

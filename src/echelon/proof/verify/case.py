@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a user's file gives (`OneDevice`, `OnRank`) and what its functions are given (`VerifyCase`).
 
 MESH = {"dp": 2, "tp": 2}            axes by name, outermost first

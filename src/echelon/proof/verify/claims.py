@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What must hold of a program that is not ours, and how far off it may be.
 
 Errors and tolerances are those of `proof/claims`: norm-wise relative errors, 1e-10 in float64; in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From the first thing that is wrong to a name for it: tensor, factor, axis, cause."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Wrong factors and norms that have a name on the user's mesh; the axis that wrong ranks show."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a wrong gradient of a program looks like, the most telling explanation first.
 
 Beside the gradient that the optimizer takes stand those that each backward of each rank made: with

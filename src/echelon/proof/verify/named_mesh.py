@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A mesh whose axes have the user's names: ranks, coordinates, groups."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What all ranks captured, put together: whole tensors, copies, who holds what."""
 
 from __future__ import annotations

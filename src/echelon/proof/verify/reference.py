@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The training on one device: what every tensor must be, in float64, and how rough a precision is.
 
 The run's own precision is drawn several times, with losses that are 2^(i/8) times as large, as in

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a program was asked to shard beside what its ranks hold: numbers do not tell these apart.
 
 A replica of everything trains as well as shards of it, and takes as many times the memory. What was

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The user's file: read, checked, and its functions called with errors that say where they are."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a wrong update or optimizer state of a program looks like, its gradient being right."""
 
 from __future__ import annotations

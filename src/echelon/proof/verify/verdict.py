@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The verdict on a program that is not ours: claims in each precision, and what is wrong first."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The proof of a user's file: one device, then the ranks in each precision, then the verdict.
 
 Frameworks keep state in their modules, so one device and the ranks of each precision run in

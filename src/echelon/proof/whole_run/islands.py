@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The same run with islands of local SGD on one device: one after another, and where they meet.
 
 Each island is a training of the independent implementation over its part of the samples; how they

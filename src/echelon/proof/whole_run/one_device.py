@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The same run on one device: steps over the trainer's own samples, validation, text.
 
 All of it is the independent implementation (`proof/independent`): which samples a step reads, the

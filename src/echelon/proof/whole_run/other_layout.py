@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Choose the layout under which a run is resumed: the same mathematics on the same ranks."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Made-up documents for a whole run, of lengths at which every rule of the trainer's data is met.
 
 An epoch ends inside of the second step, and the last sample of either part is not full. A document

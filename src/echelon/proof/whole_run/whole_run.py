@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Run the trainer as a user does, in small, and compare every number that it says with one device.
 
 The trainer reads prepared data from files, validates, saves in the middle and at the end; another

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Traces of rehearsed ranks.
 
 step_log   what a rank does in a step, one thing after the other

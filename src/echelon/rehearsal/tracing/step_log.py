@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What one rank does in a step, one thing after the other, for its trace.
 
 Only a rank whose trace is wanted writes this: its log, its memory and its counter of kernels are of

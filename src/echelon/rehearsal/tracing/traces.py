@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The trace of a rehearsed rank: its step on a time axis, for chrome://tracing and ui.perfetto.dev.
 
     {"traceEvents": [...], "displayTimeUnit": "ms", "otherData": {...}}      compressed with gzip

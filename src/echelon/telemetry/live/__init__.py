@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run while it goes on, in a terminal: what it adds to its metrics, and curves in a line.
 
 follow.py      what is new in the metrics of a run, and how it stands

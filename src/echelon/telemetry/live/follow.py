@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A run while it goes on, from its folder alone: what is new in its metrics, and how it stands.
 
 Only what was added since the last look is read. It needs nothing of the run but its files: a run

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Numbers as a row of marks, high for large ones: a curve in one line of a terminal."""
 
 from __future__ import annotations

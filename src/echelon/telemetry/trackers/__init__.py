@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Mirrors of a run in trackers, made from metrics.jsonl alone, in processes of their own.
 
 Training calls nothing here: metrics.jsonl is what happened, and a mirror that hangs or fails is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The process that starts and ends the mirrors of a run: it imports no tracker, so it can't hang.
 
 `python -m echelon.telemetry.trackers.guard RUN PROJECT DRAIN_S TOOL...` runs beside a training run.

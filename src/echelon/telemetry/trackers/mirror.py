@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The loop of one mirror: what is new in the metrics goes into the tracker, and is noted.
 
 The tracker says what it has where it can, so a mirror that was killed between writing and noting

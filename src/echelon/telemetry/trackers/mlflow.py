@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """MLflow: a folder of the run, or the server that MLFLOW_TRACKING_URI names.
 
 What happened (starts, checkpoints, notes) is a tag each, ``event.000017``. Settings are parameters;

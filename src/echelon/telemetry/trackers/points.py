@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lines of metrics.jsonl as what trackers take: a step, numbers and texts under stable names.
 
 Steps that a resumed run took again are there once, as they were taken last.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How far each mirror of a run got, and who writes it: trackers/TOOL.json in the run."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a run does of its trackers: check that they are there, start their guard, tell how it went.
 
 The process that trains does nothing more: no thread, no call, no import of a tracker's package.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """TensorBoard: event files, written without TensorFlow or PyTorch.
 
 A scalar of an event file has 32 bits: what is read back is the number of metrics.jsonl rounded to

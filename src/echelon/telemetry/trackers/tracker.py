@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a tracker can do for a mirror, and what it is told of a run."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """trackio: a database of the run, or where TRACKIO_DIR says; one row for each line.
 
 Its own calls never raise: what they could not write is found by reading the last row back.

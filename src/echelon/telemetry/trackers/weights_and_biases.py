@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weights & Biases: an offline folder of the run, or its server where WANDB_MODE says online.
 
 `wandb sync` sends an offline folder later. Its own count of rows is the line of metrics.jsonl, so

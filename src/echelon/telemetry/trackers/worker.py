@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The process of one mirror: `python -m echelon.telemetry.trackers.worker RUN TOOL PROJECT`.
 
 It follows the run until its standard input ends, mirrors what is left, and ends with 0. What goes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints: sharded, flushed, checksummed, committed by rename, readable in any layout.
 
 save.py           writes one, so that a kill leaves only checkpoints that load

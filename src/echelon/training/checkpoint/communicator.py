@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What checkpoints ask of other ranks: to hear from all of them, and to fail together."""
 
 from __future__ import annotations

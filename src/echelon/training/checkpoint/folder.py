@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The checkpoints folder of a run: what is committed, what is left over, what may go. No torch.
 
 `step-000500` is a committed checkpoint. `.tmp-step-000500-<nonce>` is one that is being written,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whose checkpoint it is: a run may be resumed with the same mathematics and tokenizer only."""
 
 from __future__ import annotations

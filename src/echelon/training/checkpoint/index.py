@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """index.json: which file of a checkpoint holds which rectangle of which tensor, and every checksum.
 
 What never changes in a run stands once beside its checkpoints, in the folder `base`: an index names

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a checkpoint holds of a run, with islands of local SGD or without.
 
 Without islands: the values that the optimizer updates ("parameters"), its state, and that of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read a checkpoint into any layout: each rank reads the rectangles that it holds, from any file.
 
 Everything is checked before the first tensor is touched, and every rank raises what any rank

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Memory for a tensor that goes back to the system as soon as nobody has the tensor.
 
 An allocator keeps what is freed for later, for each thread by itself: whoever makes one large

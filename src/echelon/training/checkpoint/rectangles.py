@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rectangles of a tensor: where two meet, and whether many of them are the whole, each once."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write a checkpoint so that a kill at any moment leaves only checkpoints that load.
 
 1. rank 0 makes a temporary folder                 2. each rank writes and flushes its own file

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One rank's file: its primary shards, in the safetensors format, hashed as they are written.
 
 The format is eight bytes of header length, a JSON header, and the bytes of the tensors. It is

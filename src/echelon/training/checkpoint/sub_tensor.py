@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A part of a stored tensor, read into place a few megabytes at a time.
 
 Only rows that are wanted are read, into one small buffer and from there into the tensor that they

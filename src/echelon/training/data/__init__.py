@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Turn text into memory-mapped token shards, and read the same samples under every layout.
 
 sources.py     the files of a corpus, in their order

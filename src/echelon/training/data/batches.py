@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which samples a step reads, and which of them each rank: nothing depends on the world size.
 
 An epoch is a permutation of all samples without replacement. Sample number `p` of the run is

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What stands beside weights that leave: the tokenizer, its chat template, how text is generated.
 
 A run knows its tokenizer by the hash of its content. Where a folder that the run file names has the

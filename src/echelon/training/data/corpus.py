@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The data of a run: prepared once below the folder of all runs, found again by its content.
 
 `data.source` is "stdlib", text, or data that is prepared already. What has to be prepared goes to

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read samples from prepared data through a memory map.
 
 Shape suffixes: B sequences, T positions.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Give each step its batches, on a GPU copied there while the step before computes.
 
 Two sets of buffers on the device take turns. The host reads the loss at the end of every step, so

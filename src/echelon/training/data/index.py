@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The index of prepared data: every file with its size and hash, and a hash over all of it.
 
 tokens/  shard-00000.bin ...   token ids one after the other, little-endian uint16 or uint32

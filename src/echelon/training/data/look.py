@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is in prepared data: sources, documents, ids in use; and what a step of a run reads of it.
 
 All tokens are read once, a few million at a time, so memory stays bounded.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Prepared data of several sources, read as one: a folder with a mixture.json that names them.
 
 The samples of all sources stand one after the other: sample i of source s has the number

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which source each sequence of a step comes from: weights that may change at given steps.
 
 A phase of a mixture has a weight for each source. Its sequences follow a pattern of 65,536 places,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """`echelon data prepare` and `echelon data show`: text to memory-mapped token shards.
 
 The same sources and options give the same bytes. Memory stays bounded whatever the size of the

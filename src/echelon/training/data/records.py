@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Read the documents of one file as pieces of UTF-8 text, never more than a few MiB at a time.
 
 A text file is one document; a line of jsonl and a row of parquet or arrow is one. A long text comes

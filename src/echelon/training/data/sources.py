@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Find the files of a corpus: what is there, in which order, and in which format each is read.
 
 Files of a folder come sorted by their path, so the same folder gives the same tokens everywhere.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Text to token ids and back: bytes, byte-pair encoding, or a tokenizer.json.
 
 A tokenizer is known by the hash of its content, which goes into the index of the data and into

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A tokenizer as the files that `AutoTokenizer.from_pretrained` reads: the same ids for all text.
 
 The byte tokenizer becomes byte-pair encoding without a pair: each byte is the character that

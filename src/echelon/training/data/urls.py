@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sources behind URLs (https://, s3://, gs://, memory:// ...), read as streams.
 
 HTTP is read with what Python has, all else through fsspec. What breaks off is asked for again from

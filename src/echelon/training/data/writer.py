@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Write prepared data: to a folder beside its final place, flushed, hashed, then renamed.
 
 A reader sees the whole data or none of it. What ends early leaves nothing; only a process that is

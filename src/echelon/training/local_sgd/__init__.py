@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Local SGD: what islands send each other, and what they make of it.
 
 `outer_steps.py`      when fragments meet, and when their outer step is taken

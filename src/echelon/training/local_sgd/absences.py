@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which rounds an island missed that was lost: what it moved in them counts nowhere."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rank of an island that may be lost while the others go on."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Outer steps of islands that may be lost: a meeting counts for all ranks of all, or for none.
 
 Sent:  per meeting of k islands, one all-reduce over the ranks of a place of each run of a fragment,

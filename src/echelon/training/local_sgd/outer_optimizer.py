@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The outer optimizer: a step from the mean of the outer gradients of all islands.
 
 With the mean d of what islands moved away from the outer parameters p, of rate r and momentum u:

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rounds of local SGD on one rank: what islands agreed on, what they send, when they take it over.
 
 Split: the samples; between two rounds each island is a training of its own.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Outer gradients in 8 bits: codes, and a scale for each block of them.
 
 Sent:  per fragment: the largest number of each block over the ranks of a stage (inside of an

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measure kernels, collectives, units and steps on the ranks of this machine.
 
 kernels.py      products, attention, moves and updates, on all ranks at once

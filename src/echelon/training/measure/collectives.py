@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measure collectives of 2 to all ranks, by the same calls as a run makes.
 
 Groups of neighbours are measured one at a time, those of ranks that are apart together with the

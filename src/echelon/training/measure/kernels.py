@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measure kernels on every rank of a pool at the same time: products, attention, moves, updates.
 
 Each kernel runs for a window of time on all ranks at once, so that what ranks share (cores, memory)

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measure the steps of a plan on every rank of a pool, by the engine that trains.
 
 Shape suffixes: B sequences, T positions.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Measure how long the units of a model take on one rank of this machine.
 
 The model is cut into three stages on one rank: the embedding, one block (blocks are alike), the

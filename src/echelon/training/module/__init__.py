@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a module that is split keeps: its optimizer, its state, its agreements.
 
 optimizer.py   the optimizer, for a loop of one's own and torch's schedulers

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the ranks of a split module tell one another in a step, and what they refuse together."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The optimizer of a module that is split over ranks: for your own loop, and torch's schedulers.
 
 model, optimizer = ec.parallelize(model, plan)

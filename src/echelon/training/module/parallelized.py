@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What `ec.parallelize` does: which cuts a plan asks for, and the optimizer that fits them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Reading, writing, saving and loading the parameters and the optimizer state of a split module."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Whole tensors of a split module, out and in: data slices, tensor pieces, stages of a pipeline.
 
 Split: nothing; every layout gives and takes the same tensors, under the same names.

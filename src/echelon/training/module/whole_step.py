@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A step that takes a global batch: microbatches, one denominator, forward and backward.
 
 batch = {"input_ids": ids, "labels": ids}       # the same on every rank

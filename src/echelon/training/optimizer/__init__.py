@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Optimizers on slices: AdamW, SGD and Muon, each equal to that of one device; the gradient norm.
 
 step.py             the update of a rank's slices, and the norm of its gradients

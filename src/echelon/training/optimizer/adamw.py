@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """AdamW (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019), fused."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Muon (Jordan et al., 2024) on slices: momentum where the slices are, Newton-Schulz at one owner.
 
 Every holder of a slice updates its momentum; the pieces of a matrix go to its owner, which makes it

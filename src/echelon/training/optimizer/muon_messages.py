@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which message carries which piece of Muon's matrices, from the view of one rank: no tensors.
 
 `layout/muon.py` says which pieces travel; here the pieces of one bucket are packed into one message

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An update in one pass over memory, as an operator of PyTorch for each rule that has one.
 
 On a GPU, where what is updated is float32, it is a kernel in Triton

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """SGD with momentum and coupled weight decay, fused: what `torch.optim.SGD` computes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The update of a rank's slices: whatever the ZeRO stage, the optimizer, and where state rests.
 
 Every rank updates its slice of each bucket: all of it at stage 0. The values that are updated are

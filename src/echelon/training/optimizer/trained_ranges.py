@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fused updates of a slice: which of its elements are trained, and in which calls.
 
 Where a plan asks for it an update is one pass (`one_pass.py`), a call for each range: gradients are

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The order of an update: which bucket when, what is read ahead, what is written behind.
 
 Buckets are updated in the order of the next forward pass. Those of Muon take three jobs; a few of

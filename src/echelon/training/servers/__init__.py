@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parameter servers that do not wait for all workers: the engines of both, and their record.
 
     engine.py   which engine a rank of a plan takes

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which steps a worker missed that was lost: its rows of their global batches nobody read."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A server of a run that goes on without a lost worker, and takes it in when it is back.
 
 Threads are those of workers that may not be there: each waits for its worker, meets it in a pair,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A worker of a run that goes on without it: it comes in where the servers let it, at any time."""
 
 from __future__ import annotations

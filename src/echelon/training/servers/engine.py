@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which engine a rank of a plan takes."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The state of one server of an elastic run: which workers are there, and where all of them meet.
 
 A worker that is lost is counted no longer: the bound is over those that are there. One that was

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The state of one asynchronous server: clocks of workers, versions, and how a push is applied.
 
 Threads, one for each worker, bring pushes; a lock lets one of them update at a time. With a bound

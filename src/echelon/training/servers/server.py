@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A server that applies pushes as they come: a thread for each worker, and one update at a time.
 
 The step of the training loop is one of all workers: it ends when each of them has done it. So what

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A worker that waits for servers only, and for other workers as far as the bound says."""
 
 from __future__ import annotations

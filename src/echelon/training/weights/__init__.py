@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weights to start from: safetensors files with the names of transformers, or our own.
 
 files.py    which files hold weights, and whether they are this model's: from headers alone

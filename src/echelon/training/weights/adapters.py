@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which adapters a folder of PEFT holds, and whether they are those of a run: read from headers.
 
 No torch here: all of it is known before a rank starts. What is found is read as weights are, each

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensors of a folder, made one at a time from a checkpoint, whatever its layout.
 
 A tensor is allocated, filled from the pieces of the checkpoint that lie in it through one small

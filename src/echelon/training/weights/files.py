@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which files hold weights, what is in them, and whether that is this model: read from headers.
 
 No torch here: all of it is known before a rank starts.

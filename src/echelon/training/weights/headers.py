@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Headers of safetensors files: which tensors a file or a folder holds, and at which bytes.
 
 No torch here: all of it is known before a rank starts.

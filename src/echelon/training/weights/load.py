@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Fill a rank's shards from files of weights, a few megabytes at a time (`sub_tensor.py`).
 
 Values are converted on the way, so a rank never holds more than its shards and one small buffer.

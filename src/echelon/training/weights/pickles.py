@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What torch.save wrote, without running any of it: plain values, and where tensors lie.
 
 A pickle names functions and classes, and who unpickles it calls them: so it may run anything. Here

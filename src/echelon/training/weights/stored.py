@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where tensors lie in files: rectangles of them, each a run of bytes of some file.
 
 A tensor of a safetensors file is one such block. In checkpoints of trainers it is in several: the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Architectures of transformers: how a config.json of each is read, and how a shape is said in it.
 
 record.py      what is known of one          common.py    what many have in common

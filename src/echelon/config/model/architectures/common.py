@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the config.json of most architectures has in common, read and written."""
 
 from __future__ import annotations

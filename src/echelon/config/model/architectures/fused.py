@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models whose files put matrices together: Phi-3 and Phi-4, GLM 4."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gemma 2 and the text models of Gemma 3: local and global blocks, norms around branches, caps.
 
 Gemma 2, 2024, section 2; Gemma 3, 2025, section 2.1: local blocks turn with a base of their own,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models with layer norms and MLPs without a gate: GPT-2, StarCoder2, GPT-NeoX, Falcon."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Llama and what differs from it in little: Mistral, Qwen 2 and 3, SmolLM3, Granite, Gemma."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Models with experts: Mixtral, Qwen3-MoE, DeepSeek-V2 and V3, gpt-oss."""
 
 from __future__ import annotations

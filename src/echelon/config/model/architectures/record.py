@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is known of an architecture: how its config.json is read, and how it says a shape."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How rotary positions, and what stretches them, stand in a config.json of transformers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All architectures by model_type, the plainest first: the first that says a shape is taken."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What keeps experts busy: what must hold of capacity and balance, and what has no effect."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How tokens travel to their experts: what must hold of two hops, chunks and padding."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which ranks hold which experts: what must hold of mesh.ep, experts.expert_tp and the tokens."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """When adapters can be trained over a frozen model: which layers, and beside what."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What islands that train alone need of a mesh, of a round, and of what they hold."""
 
 from __future__ import annotations

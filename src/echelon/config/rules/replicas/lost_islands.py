@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What islands that may be lost need, so that the others go on."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What parameter servers need of the mesh, of the optimizer and of the model."""
 
 from __future__ import annotations

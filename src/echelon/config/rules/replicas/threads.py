@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What replicas on threads need: one process, an even microbatch, a model that computes alone."""
 
 from __future__ import annotations

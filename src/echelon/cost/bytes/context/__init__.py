@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Attention over context ranks: what it sends, and what it holds.
 
 sent      bytes on the ring, of gathers, and of heads against positions

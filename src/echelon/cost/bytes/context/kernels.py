@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which kernel computes attention, as `models/attention/local.py` chooses: their bytes differ.
 
 The plain kernel holds blocks of scores; a GPU's memory-efficient kernel repeats key heads, and

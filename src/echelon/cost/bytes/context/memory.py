@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What attention over context ranks holds, by kind: until backward, and while it runs.
 
 Of one block and one microbatch on one rank. B sequences of T positions, c context ranks, u in a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes that context parallelism sends, by kind: equal to what the run records.
 
 B sequences are a microbatch, T positions a sequence, c the degree `cp`, u that of Ulysses and

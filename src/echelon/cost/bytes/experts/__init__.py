@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rows of tokens on their way to experts.
 
 dispatch   which terms each way of dispatch has

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes of tokens on their way to experts and back, by kind of dispatch: one function for each.
 
 A hop is an exchange of rows over one axis, of which S leave a rank and R arrive. Per block with

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a rank holds of rows that meet experts: until backward, and while they travel.
 
 Of one block and one microbatch on one rank. It dispatches m rows with k experts each; S of the m k

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes that mixtures of experts send: equal to what the run records.
 
 N tokens are a microbatch on a rank of context, m of them the rows that a rank dispatches; D is the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a module of one's own sends, beside its data ranks' gradients and parameters.
 
 pipeline    what a rank sends in a step, by axis: stages, and data ranks in them

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a context rank sends for the attention of a module of one's own."""
 
 from __future__ import annotations

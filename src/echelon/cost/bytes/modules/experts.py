@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes that stacks of experts of a module send over its tensor ranks, for each call of them.
 
 Letters: N tokens of the call on all ranks, D their width, K experts of a token, E experts, n tensor

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a rank sends to train a module of one's own that is cut into pipeline stages."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Bytes that a module sends over its tensor ranks: N tokens of a microbatch, s bytes an element.
 
 Letters: N tokens, n tensor ranks, I inputs, O outputs, D the width of the stream, l bytes of what

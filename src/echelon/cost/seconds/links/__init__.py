@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seconds of what goes over links.
 
 collectives  one collective over the tiers of a cluster, sums by algorithm

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seconds of collectives over the tiers of a cluster.
 
 A group of `degree` ranks, `stride` apart, uses the fastest tier that joins all of its ranks. Where

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Seconds in which a block's rows travel between ranks: over tensor, context and expert groups.
 
 Sent by a block, forward and again backward: two all-reduces of N h over tp (with sequence

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What kernels of our trainer were measured to reach on a generation of devices.
 
 The shares in presets of devices were fitted to published runs together with the constants of other

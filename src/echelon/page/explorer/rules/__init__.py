@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which rules the controls of the explorer break, with their arithmetic: compiled for the page.
 
 The rules themselves are finders over the settings of a run (`config/rules/`). These are what the

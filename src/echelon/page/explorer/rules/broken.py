@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rule that is broken: its id, and the arithmetic."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What ways to meet over context ranks need, and settings of recompute that change nothing."""
 
 from __future__ import annotations

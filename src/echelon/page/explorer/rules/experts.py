@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What experts need of the ranks that share them out, and of how rows travel."""
 
 from __future__ import annotations

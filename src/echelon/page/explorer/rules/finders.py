@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """All rules that the controls can break, in the order of their telling."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What tensor ranks, data ranks, servers and devices need of the model and of each other."""
 
 from __future__ import annotations

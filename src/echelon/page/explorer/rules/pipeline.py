@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a schedule needs of ranks, stages and microbatches, and stages of blocks."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What products and gathers in 8 bits need: of widths, of devices, and of each other."""
 
 from __future__ import annotations

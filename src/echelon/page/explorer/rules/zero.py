@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What ZeRO needs of ranks, of homes for its slices, and of nodes."""
 
 from __future__ import annotations

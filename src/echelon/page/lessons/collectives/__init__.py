@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lessons about what ranks send one another.
 
 four.py             all-reduce, all-gather, reduce-scatter and all-to-all, round by round

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One all-reduce by four algorithms, as four ranks recorded their messages."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What ranks have after a round of messages, as tiles: one for each place of each rank."""
 
 from __future__ import annotations

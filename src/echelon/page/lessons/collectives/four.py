@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Four collectives on four ranks, round by round, as the ranks recorded them."""
 
 from __future__ import annotations

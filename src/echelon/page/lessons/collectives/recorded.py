@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Collectives as ranks recorded them: their messages, and what each had after each round."""
 
 from __future__ import annotations

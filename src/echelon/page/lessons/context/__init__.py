@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lessons about long sequences.
 
 ring.py             keys and values go around a ring, as four ranks recorded it

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ring attention as four ranks recorded it: who sends which keys to whom, and which pairs meet."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Keys and values of a long sequence, cut along the sequence or by layers: what a rank holds."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lessons about ranks that read different samples.
 
 flow.py             a step of data parallelism, phase by phase

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """32 samples on four ranks: own gradients, their mean, and one update, as recorded."""
 
 from __future__ import annotations

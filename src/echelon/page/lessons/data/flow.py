@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A step of data parallelism in six phases, as four ranks recorded it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Two steps of data parallelism as four ranks recorded them: a model of six weights."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Expert parallelism as four ranks recorded it: experts move once, tokens twice in each layer."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lessons that are guides: which split, how bytes come about, what was said wrong, what words mean.
 
 expand.py           a decision tree as a figure, with the path that was taken

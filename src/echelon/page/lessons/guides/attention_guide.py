@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What attention needs: every key for every query, the bytes of keys, and why a cut won't do."""
 
 from __future__ import annotations

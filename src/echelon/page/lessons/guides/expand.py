@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A decision tree as a figure: every way through it, and the path that was taken."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How parameters become gigabytes: every byte of model state, unfolded line by line."""
 
 from __future__ import annotations

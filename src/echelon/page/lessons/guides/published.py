@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Every claim of published guides that is wrong, or holds only at times, with what holds."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How weights are stored: a neuron is a column, a layer a rectangle, and columns can be shared."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which split first: the tree of questions by its answers, and models that go through all trees."""
 
 from __future__ import annotations

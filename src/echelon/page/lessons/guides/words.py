@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The words of the field, as they are used here: a table for each kind of word."""
 
 from __future__ import annotations

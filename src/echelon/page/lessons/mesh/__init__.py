@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lessons about several splits at once: ranks as a grid.
 
 three_dimensions.py the batch, each matrix, or the layers: what a rank has of them

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small model and its data, cut three times: by layers, by matrices, by samples."""
 
 from __future__ import annotations

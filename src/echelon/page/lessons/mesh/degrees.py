@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Degrees to choose, and the grid of ranks that they make."""
 
 from __future__ import annotations

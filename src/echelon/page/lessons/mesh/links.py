@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sixteen ranks, 2 x 4 x 2: which axis travels over which links, by the order of ranks."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Three ways to share out a model that trains: its batch, each of its matrices, or its layers."""
 
 from __future__ import annotations

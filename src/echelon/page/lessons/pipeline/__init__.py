@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lessons about pipelines.
 
 stages.py           a model cut into consecutive stages

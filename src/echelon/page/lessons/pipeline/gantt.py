@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The chart of a simulated schedule, in slots, as far as it is told."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """GPipe beside 1F1B: how long a step takes, what is idle by both definitions, what is held."""
 
 from __future__ import annotations

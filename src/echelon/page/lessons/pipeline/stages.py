@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model of 32 blocks, cut into consecutive stages: who holds which blocks, and what is sent."""
 
 from __future__ import annotations

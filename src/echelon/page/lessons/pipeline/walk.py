@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The naive schedule, GPipe and 1F1B slot by slot: what runs, what is idle, what is held."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lessons about matrices that are cut over tensor ranks.
 
 splits.py           shapes and collectives of both cuts, at the size of a model

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A linear layer cut by columns, in five steps, with numbers that add up."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An MLP of whole numbers: on one device, and cut over tensor ranks in either order."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """An MLP over tensor ranks: columns, then rows, and nothing is sent in the middle."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A linear layer cut by rows, in five steps: every rank has one summand of each number."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A matrix at the size of a model, cut by columns or by rows: shapes, bytes and the collective."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What lessons about tensor ranks have in common: ranks as boxes, weights and bytes as facts."""
 
 from __future__ import annotations

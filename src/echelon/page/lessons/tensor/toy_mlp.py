@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A small MLP, 4 wide and 8 inside, on one rank and on two, side by side."""
 
 from __future__ import annotations

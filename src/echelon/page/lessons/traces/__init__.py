@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What ranks recorded, for lessons that show it: JSON files, read by name.
 
 `tests/page/lessons/record.py` writes them with real ranks, and a test records them again.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Lessons about shares of model state.
 
 sharding.py         parameters stored again on each rank, or once over all

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where each byte of a rank comes from: five kinds of model state, at each stage of ZeRO."""
 
 from __future__ import annotations

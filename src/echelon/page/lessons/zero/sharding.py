@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What sharding is: parameters stored again on each rank, or once over all of them."""
 
 from __future__ import annotations

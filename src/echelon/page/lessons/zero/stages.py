@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What one rank holds of the model state at each stage of ZeRO, and what it sends in a step."""
 
 from __future__ import annotations

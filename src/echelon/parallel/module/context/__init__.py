@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Context parallelism for any module that calls `scaled_dot_product_attention`.
 
 attention   the call, seen in the whole module and replaced in the cut one

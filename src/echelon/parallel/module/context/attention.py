@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The attention of a module: its calls are seen once, and replaced by ours from then on.
 
 Split: the positions of every sequence, as in `parallel/context`.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The order in which the sequences of a module are cut over context ranks.
 
 see the attention of the whole module -> replace it -> compare the cut module with the whole one.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which positions of a batch a context rank has, and what it is told of them."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers of a module that compute what their class says, in another way.
 
 own_forward  a forward of one module, and which calls it may answer

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weight gradients of a module's linear layers, written where the buckets are.
 
 Autograd makes a tensor for each gradient, which is copied into its bucket and thrown away. Here the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Root-mean-square norms of a module in fewer passes over memory.
 
 Such a norm, written with tensor operations, keeps two tensors of the size of its input and reads or

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A forward that one module has instead of its class's, and the calls that it must not answer.
 
 A layer keeps its class, its hooks and its parameters; only where its values come from is ours. So a

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Pipeline parallelism for any module whose blocks are a chain.
 
 build     `apply_pipeline`: what is done to a module, in order

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The order in which a pipeline is made of a module on one rank.
 
 follow its forward -> which stage uses what -> check each stage alone -> cut sequences -> buckets

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The blocks of a module as a chain: its own forward, with a hand on the call of each block.
 
 Nothing of the module is rewritten. Its forward runs as it is, on every stage; only the call of a

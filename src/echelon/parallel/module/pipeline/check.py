@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What was seen of a module is not believed: each stage is run alone, and compared.
 
 A stage gets the stream that the whole module had there, and all parameters that are not its own

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weight gradients of a module's linear layers in a pipeline, put off where a schedule says so.
 
 The layer stays what it is; only its forward goes through a function whose backward gives the input

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Gradients and parameters of the stages of a module, action by action of a schedule.
 
 Split: as in `data.py` and `zero.py`.

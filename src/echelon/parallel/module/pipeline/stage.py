@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One stage of a module: its own forward, entered at one block and left at another.
 
 Split: the blocks; the first stage also has what comes before them, the last one what comes after.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """One forward of a module, followed: which blocks it calls, and where each parameter is used.
 
 Every rank runs `example` through the whole module once, without gradients of the blocks. What is

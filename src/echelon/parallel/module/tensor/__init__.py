@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tensor and sequence parallelism for any module.
 
 rules       the words of rules, and what of a module they name

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """How tensor ranks split a module, from what its user says: the rules, then the layers."""
 
 from __future__ import annotations

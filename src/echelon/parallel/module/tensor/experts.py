@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Stacks of experts in any module: each tensor rank has some of them, whole.
 
 Split: dim 0 of every parameter of the module that holds the experts: E/n of them on each rank.

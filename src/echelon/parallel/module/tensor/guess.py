@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules from one forward pass: which linear layer feeds which, seen as it runs.
 
 A tensor remembers the linear layers whose outputs reached it through no other one. Where all that

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Rules that a model of transformers says of itself (`_tp_plan`), and those of two that say less.
 
 GPT-2 says nothing; Phi-3 and its kin gather what a fused layer gives, as their code cuts it by the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Layers of any module on their pieces, and the stream of its blocks along the sequence.
 
 Split: as the rules say; a linear layer by its outputs or its inputs, a vocabulary by its rows, and

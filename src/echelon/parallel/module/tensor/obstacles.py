@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is in the way of a split: sizes, heads, shared parameters, buffers, random numbers."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What tensor ranks must agree on, looked at in the first step: batches, gradients, buffers."""
 
 from __future__ import annotations

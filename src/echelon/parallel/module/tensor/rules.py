@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The words of rules, and what of a module each of them names.
 
     {"layers.*.attn.qkv": ("column", 3)}         a linear layer of three parts, each of which is cut

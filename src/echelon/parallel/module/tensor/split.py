@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """From what rules name to what each tensor rank holds: every reason why a module cannot be cut."""
 
 from __future__ import annotations

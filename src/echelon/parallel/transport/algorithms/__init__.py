@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Collectives from messages: each algorithm makes the steps of one member, and one loop runs them.
 
 Of an all-reduce, and but for the tree of a reduce-scatter and an all-gather, too.

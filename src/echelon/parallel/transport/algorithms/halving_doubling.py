@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Recursive halving and doubling: pairs exchange halves of what is left, and go the way back.
 
 Split:       the tensor, into n chunks, of which a pair that is d places apart halves 2 d.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Sums inside of nodes, then across them, and back: few bytes on the slow links.
 
 Split:       an all-reduce: the tensor, into l parts among the l members of a node; each part into k

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Ring all-reduce: two phases, each of n-1 steps to the next member, or one of them alone.
 
 Split:       the tensor, into n chunks; their sizes differ by one element at most.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The loop that runs the steps of a collective, in a thread beside the one that trains.
 
 Over Gloo a message goes on without its host, a step that adds does not. So each communicator has

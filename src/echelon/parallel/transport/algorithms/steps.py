@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What an algorithm is made of: steps, in each of which a member sends and receives elements.
 
 Steps are plain numbers, so their bytes and their sums can be checked without a process.

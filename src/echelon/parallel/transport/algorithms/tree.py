@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Tree all-reduce: sums go up a binomial tree to place 0, and the total comes down again.
 
 Split:       nothing: each message is the whole tensor.

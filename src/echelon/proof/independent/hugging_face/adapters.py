@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Adapters beside a model that has none: merged into its weights, and gradients by the chain rule.
 
 With W' = W + s B A, the gradient of A is s B^T dW' and that of B is s dW' A^T.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The oracle's decoder beside the same model of transformers: every token's loss, every gradient.
 
 Both have the oracle's weights before a step and its global batch; the gradients are those of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A plan's model as a class of transformers and its settings, or why no class computes it.
 
 Llama, Mistral, Qwen and DeepSeek differ in few parts (biases, norms of heads, a window, experts,

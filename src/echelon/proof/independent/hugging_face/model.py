@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A model of transformers in float64, with given weights: token losses, gradients, its parts.
 
 transformers rounds some things to float32 whatever the dtype of the model: rotary tables and their

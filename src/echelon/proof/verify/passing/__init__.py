@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What passes through a program, where a claim that fails has no cause yet.
 
 watch.py            outputs of modules, gradients with respect to them, and labels, seen by hooks

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Between which modules a pass of a program goes wrong, forward or backward, and how.
 
 It says where a mistake begins that claims have found; it is no claim. What lies at no known place

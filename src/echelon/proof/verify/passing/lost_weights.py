@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Why a weight of a program has no gradient, where the backward pass did come to its module.
 
 Either the model has another tensor in its place, which gets the gradient, or what modules make of

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where what passed on a rank lies in what passed on one device, found by comparing.
 
 A tensor of a rank is all of it, or a slice along some of its dims, which one the values say. A

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What a wrong loss is of, label by label: which labels count, over which classes.
 
 The loss of each label on one device says which label of the batch a label of a rank is: in float64

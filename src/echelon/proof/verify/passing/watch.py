@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What passes between the modules of a program, and what its loss is of, seen by hooks.
 
 On one device and on each rank alike: the output of every named module, the gradient with respect to

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which part of which parameter a rank holds, read from what each framework knows.
 
 registry.py         the frameworks that are known, and which of them a program is

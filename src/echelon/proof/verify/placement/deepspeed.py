@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """DeepSpeed, ZeRO 0 to 3 and its pipeline engine: values by its own safe-get functions.
 
 These gather what ranks have shared out, so every rank is seen with whole tensors; a slice that is

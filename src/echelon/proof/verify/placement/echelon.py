@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Echelon's own `parallelize`: slices of flat buckets, and pieces of tensor ranks.
 
 Gradients are read when the optimizer is about to update: summed, before they are clipped.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """FSDP1 (`FullyShardedDataParallel`): slices of flat parameters, read from its handles.
 
 A handle keeps the parameters of one wrapped module in one flat tensor, of which each rank holds an

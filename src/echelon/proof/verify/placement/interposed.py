@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A call put before a method of one object, and taken off again: the class stays as it is."""
 
 from __future__ import annotations

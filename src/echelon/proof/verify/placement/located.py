@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Where each element of a rank's tensor lies in a parameter of one device.
 
 A placement is what happens to an arange: the numbers 0, 1, 2, ... of a parameter's elements are

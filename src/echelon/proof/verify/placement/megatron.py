@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Megatron-core: tensor-parallel attributes, main gradients, shards of its distributed optimizer.
 
 A parameter says itself over which dim its ranks split it (`tensor_model_parallel`, `partition_dim`,

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the parameters of a program are on one device: the user's table, or the same name."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rank's program with its wrappers taken off: modules, and parameters under plain names."""
 
 from __future__ import annotations

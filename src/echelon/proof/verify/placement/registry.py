@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The frameworks that are known: which of them a program is, and what reads its values.
 
 A framework is one entry. The first that knows a program reads it; torch reads what is left.

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Values of programs whose parameters are tensors of their own: plain modules, DDP, DTensor.
 
 What a DTensor holds (tensor-parallel plans, FSDP2, torchtitan) is read from its placements and

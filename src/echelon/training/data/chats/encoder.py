@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Chats as tokens, each of them told whether it is of an answer.
 
 A record is a list of messages, or a prompt with its completion: text or messages. Ids and answers

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The chat template of a tokenizer: messages to text, and which of its characters are of answers.
 
 Templates are Jinja (jinja.palletsprojects.com) with the names that Hugging Face's

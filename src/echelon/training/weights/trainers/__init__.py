@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Checkpoints of other trainers, read where they lie: which tensors they hold, and at which bytes.
 
 contents.py       what a reader finds: weights, moments of the optimizer, the step

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What the checkpoint of a trainer holds."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Folders of DeepSpeed: ZeRO of every stage, the values in fp32 that its optimizer updates first.
 
 A folder holds one tag for each save, and `latest` says which is the newest. In a tag are the states

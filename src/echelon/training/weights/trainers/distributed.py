@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Folders of torch.distributed.checkpoint: torchtitan, FSDP2, and Megatron-core's torch_dist.
 
 `.metadata` is a pickle that says of each tensor which chunks it is cut into, and of each chunk in

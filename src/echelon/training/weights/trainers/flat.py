@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Parameters in flat buffers that data ranks share out: where each lies in all parts."""
 
 from __future__ import annotations

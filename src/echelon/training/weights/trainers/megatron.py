@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Older folders of Megatron-core: a file for each tensor rank and pipeline stage.
 
 `mp_rank_01_002/model_optim_rng.pt` is of tensor rank 1 in stage 2, `mp_rank_01` where there are no

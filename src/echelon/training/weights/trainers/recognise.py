@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Which trainer wrote a folder, by what is in it, and which of its saves is meant: the newest."""
 
 from __future__ import annotations

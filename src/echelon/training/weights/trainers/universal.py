@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Universal folders of DeepSpeed, which ds_to_universal makes: a folder for each parameter.
 
 `zero/NAME/fp32.pt` holds a parameter, `exp_avg.pt` and `exp_avg_sq.pt` beside it what Adam keeps of

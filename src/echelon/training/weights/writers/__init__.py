@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weights of a checkpoint as the folders of other trainers, a tensor at a time.
 
 task.py          what is asked for, by one rank or several

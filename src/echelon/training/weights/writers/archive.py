@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A file of torch.save whose tensors are written one at a time, after all that is around them.
 
 torch leaves room for the bytes of tensors and writes none (`skip_data`); where that room is, the

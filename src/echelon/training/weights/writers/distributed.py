@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weights as a folder of torch.distributed.checkpoint, a tensor at a time.
 
 torch's own writer holds a tensor while it asks for the next one, and its files are those of the

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """The formats of trainers by name: under which names their tensors are, and who writes them."""
 
 from __future__ import annotations

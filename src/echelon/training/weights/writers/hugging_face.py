@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weights as safetensors files of Hugging Face, each tensor into its place in a file.
 
 Where a tensor goes is known before any is made. So files are made with their headers first, and

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weights as a folder of Megatron-core: distributed (torch_dist), or a file for each rank.
 
 The first has no layout: all layers of a kind stand in one tensor, a chunk for each. The older one

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """A rank of several that write a folder together: the target of a launcher."""
 
 from __future__ import annotations

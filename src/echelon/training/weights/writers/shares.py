@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Who writes what: ranks share out the parts of a folder, and each has some threads.
 
 What is written does not depend on how many write it: parts are the same, and each goes to its own

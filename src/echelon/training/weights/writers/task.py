@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """What is asked for when weights leave, and how one rank or several do it."""
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# SPDX-License-Identifier: Apache-2.0
 """Weights as a universal folder of DeepSpeed: a folder for each parameter of the module.
 
 With what Adam keeps of each, where a checkpoint has it, an engine of any ZeRO stage goes on from it
