@@ -54,9 +54,7 @@ def _run_python(code: str) -> str:
 
 
 def test_no_file_is_long() -> None:
-    lengths = {
-        str(path.relative_to(ROOT)): _length(path) for path in _files(".py", ".ts")
-    }
+    lengths = {str(path.relative_to(ROOT)): _length(path) for path in _files(".py", ".ts")}
     assert len(lengths) > 20
     assert {name: count for name, count in lengths.items() if count > MAX_LINES} == {}
 
@@ -68,7 +66,11 @@ def _length(path: Path) -> int:
 
 def test_every_source_file_names_its_license() -> None:
     """Files that a program writes say instead which one."""
-    files = [path for path in _files(".py", ".ts", ".mjs", ".css") if path.parts[len(ROOT.parts)] in ("src", "web")]
+    files = [
+        path
+        for path in _files(".py", ".ts", ".mjs", ".css")
+        if path.parts[len(ROOT.parts)] in ("src", "web")
+    ]
     first = {path: path.read_text(encoding="utf-8").partition("\n")[0] for path in files}
     bare = [path for path, line in first.items() if LICENSE_LINE not in line]
     assert len(files) > 1000
