@@ -13,6 +13,7 @@ from echelon.cli.main import main
 GOOD = "rank 0, F0.0, F0.1, BW0.0, BW0.1\nrank 1, F1.0, F1.1, BW1.0, BW1.1\n"
 TWO = ["batch.global_sequences=4", "batch.microbatch_sequences=2"]
 """Two microbatches, as the file has."""
+ONE_MICROBATCH = ["batch.global_sequences=2", "batch.microbatch_sequences=2"]
 
 
 @pytest.fixture(autouse=True)
@@ -72,7 +73,7 @@ def test_a_file_over_its_memory_limit_is_refused_in_a_run(
 @pytest.mark.parametrize(
     ("sets", "rules"),
     [
-        (["batch.global_sequences=2"], ["schedule-needs-microbatches"]),
+        ([*ONE_MICROBATCH], ["schedule-needs-microbatches"]),
         (["mesh.pp=8"], ["layers-fill-stages"]),
         (["pipeline.stages=[[0,1],[2]]"], ["stages-cover-layers"]),
         (["pipeline.stages=[[0,1],[1,2,3]]"], ["stages-cover-layers"]),
@@ -84,12 +85,16 @@ def test_a_file_over_its_memory_limit_is_refused_in_a_run(
             [
                 "pipeline.schedule=interleaved-1f1b",
                 "pipeline.virtual_stages=2",
-                "batch.global_sequences=2",
+                *ONE_MICROBATCH,
             ],
             ["schedule-needs-microbatches"],
         ),
         (
-            ["pipeline.schedule=dualpipe", "batch.global_sequences=10"],
+            [
+                "pipeline.schedule=dualpipe",
+                "batch.global_sequences=10",
+                "batch.microbatch_sequences=2",
+            ],
             ["schedule-even-microbatches"],
         ),
         (["mesh.pp=3", "pipeline.schedule=dualpipe"], ["schedule-even-ranks"]),
