@@ -31,7 +31,14 @@ def test_one_is_singular(text: str, shown: str) -> None:
     "text",
     [
         *("11 ranks", "1,001 ranks", "0.1 seconds", "2.1 tokens", "2 1 microbatches", "1F1B"),
-        *("p + 1 microbatches", "1 to 1 ranks", "1 of 4 ranks", "step 1/3 tokens", "x=1 steps"),
+        *(
+            "p + 1 microbatches",
+            "1 to 1 ranks",
+            "k > 1 nodes",
+            "1 of 4 ranks",
+            "step 1/3 tokens",
+            "x=1 steps",
+        ),
         *(f"{word} 1 runs" for word in NUMBERED),
     ],
 )

@@ -163,8 +163,8 @@ NUMBERED = [
 ]
 """Words before a one that is a name: ``rank 1 runs`` counts nothing."""
 
-OPERATORS = ("+", "-", "*", "/", "to")
-"""Words before a one that is a part of a number: ``p + 1 microbatches``, ``1 to 1 ranks``."""
+OPERATORS = ("+", "-", "*", "/", "to", ">", ">=")
+"""Words before a one that counts nothing: ``p + 1 stages``, ``1 to 1 ranks``, ``k > 1 nodes``."""
 
 COUNT = re.compile(
     rf"(?P<before>\S+ )?(?<![\w.,:/=+*^-])1 (?P<kind>(?:(?:{'|'.join(KINDS)}) )?)"
