@@ -39,7 +39,7 @@ def test_each_precision_has_a_column_and_a_failure_its_mark() -> None:
         ),
     )
     text = subject_text(proof)
-    assert text.startswith("ddp.py: dp2 beside one device, 3 steps, seed 0; 1 parameters of 4")
+    assert text.startswith("ddp.py: dp2 beside one device, 3 steps, seed 0; 1 parameter of 4")
     rows = [line.split() for line in text.splitlines()[2:5]]
     assert rows[0] == ["claim", "compared", "fp64", "fp32"]
     assert rows[1] == ["prove-loss", "1", "1.0e-03", "of", "1.0e-10", "FAILS", "-"]

@@ -30,7 +30,7 @@ def test_the_prompt_comes_with_what_was_written(
     assert main(["generate", run, "--prompt", "line 1", *GREEDY]) == 0
     said = capsys.readouterr()
     assert said.out == expected.text + "\n"
-    size = "1 blocks x 16 positions x 2 layers x 2 x 2 x 8 numbers x 4 bytes"
+    size = "1 block x 16 positions x 2 layers x 2 x 2 x 8 numbers x 4 bytes"
     assert f"cache: 4.00 KiB a rank = {size}" in said.err
     assert "6 tokens in" in said.err
 

@@ -22,7 +22,8 @@ def test_a_wrong_world_size_lists_the_nearest_meshes_that_work(small: Path, rank
     found = problems_of(small, sets, world_size=ranks)
     assert list(found) == ["world-size-is-product"]
     problem = found["world-size-is-product"]
-    assert f"{ranks} ranks were started" in problem.message
+    started = "1 rank was" if ranks == 1 else f"{ranks} ranks were"
+    assert f"{started} started" in problem.message
     assert problem.message.endswith("= 8")
     *meshes, last = problem.suggestions
     assert last == "8 ranks"

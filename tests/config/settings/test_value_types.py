@@ -15,8 +15,8 @@ from tests.config.problems import SMALL, problems_of, write
     [
         ('"2"', "wrong-type", ("2",)),
         ("1.5", "wrong-type", ("1", "2")),
-        ("true", "wrong-type", ()),
-        ("[2]", "wrong-type", ()),
+        ("true", "wrong-type", ("1",)),
+        ("[2]", "wrong-type", ("1",)),
         ("0", "degree-at-least-one", ("1",)),
         ("-2", "degree-at-least-one", ("1",)),
         ("1_000_000_000_000", "out-of-range", ("1048576",)),

@@ -12,7 +12,7 @@ from echelon.layout.stage import part_of
 
 def plan_of(*flags: str) -> Plan:
     gpus = ("cluster.preset=8xh100", "mesh.dp_shard=2", "zero.stage=3", "mesh.dp_replicate=4")
-    return load_job("nano", (*gpus, *flags)).plan
+    return load_job("nano", (*gpus, "precision.parameters=fp32", *flags)).plan
 
 
 def found(plan: Plan, reads: int = 0) -> int:
