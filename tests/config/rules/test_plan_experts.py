@@ -66,13 +66,17 @@ def with_experts(**changes: Any) -> Plan:
         (balanced(kind="bias"), "bias-balance-has-bias", "model.experts.router_bias = true"),
         (balanced(kind="sinkhorn"), "unknown-choice", '"aux"'),
         (with_experts(groups=3), "groups-divide-experts", "model.experts.groups = 2"),
-        (with_experts(top_k=9), "experts-enough", "top_k = 8"),
+        (with_experts(top_k=9), "experts-enough", "model.experts.top_k = 8"),
         (
             with_experts(groups=4, top_k=4),
             "top-groups-hold-top-k",
             "model.experts.top_groups = 2",
         ),
-        (with_experts(first_dense_layers=4), "experts-enough", "first_dense_layers = 3"),
+        (
+            with_experts(first_dense_layers=4),
+            "experts-enough",
+            "model.experts.first_dense_layers = 3",
+        ),
         (
             with_experts(top_k=1),
             "renormalised-gates-differ",
