@@ -84,7 +84,7 @@ def test_a_handover_on_one_rank_keeps_its_order_too() -> None:
                 stage_ranks=(0, 1),
                 actions=((Action(ActionKind.F, 0, 0),),),
             ),
-            "1 lists of actions for 2 ranks",
+            "1 list of actions for 2 ranks",
         ),
     ],
 )

@@ -219,5 +219,5 @@ def test_a_step_that_was_left_out_is_refused_with_its_neighbours(tmp_path: Path)
         read_schedule_report(run.path, step=9)
     text = _refused(error, "step-recorded")
     assert "it has steps 1 to 2, 8, 16, 24" in text
-    assert "works here: 2, 8, 16" in text
+    assert "works here: 2, 8 or 16" in text
     assert read_schedule_report(run.path).step == 24

@@ -121,8 +121,7 @@ def _wrong_stages(wanted: Builder) -> Problem:
     nearest = sorted(sorted(fitting, key=lambda stages: abs(stages - num_stages))[:2])
     several = wanted.default_virtual_stages > 1
     return SCHEDULE_STAGES_PER_RANK.problem(
-        f"{wanted.name} places {wanted.places}, but there are {num_stages} stages for {num_ranks} "
-        "ranks",
+        f"{wanted.name} places {wanted.places}, but got {num_stages} stages for {num_ranks} ranks",
         key="pipeline.virtual_stages",
         suggestions=[
             *(
