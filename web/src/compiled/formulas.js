@@ -1273,7 +1273,7 @@ let fitting, nearest, num_ranks, num_stages, several;
 fitting = $rt.iter($rt.range(1, 64)).filter((virtual) => (($rt.number(num_ranks) >= $rt.number(1)) && $rt.truth(wanted.fits_virtual_stages(virtual)))).map((virtual) => wanted.stages_for(num_ranks, virtual));
 nearest = $rt.sorted($rt.slice($rt.sorted(fitting, ((stages) => (Math.abs((stages - num_stages)))), false), 0, 2), null, false);
 several = ($rt.number(wanted.default_virtual_stages) > $rt.number(1));
-return $Rule_3.problem($rt.join($rt.str(wanted.name), " places ", $rt.str(wanted.places), ", but there are ", $rt.str(num_stages), " stages for ", $rt.str(num_ranks), " ranks"), "pipeline.virtual_stages", undefined, [...$rt.iter($rt.iter(nearest).map((n) => $rt.add($rt.join($rt.str(n), " stages"), ($rt.truth(several) ? $rt.join(" (virtual_stages = ", $rt.str($rt.floordiv(n, num_ranks)), ")") : "")))), ...$rt.iter($_other_schedules(wanted))]);
+return $Rule_3.problem($rt.join($rt.str(wanted.name), " places ", $rt.str(wanted.places), ", but got ", $rt.str(num_stages), " stages for ", $rt.str(num_ranks), " ranks"), "pipeline.virtual_stages", undefined, [...$rt.iter($rt.iter(nearest).map((n) => $rt.add($rt.join($rt.str(n), " stages"), ($rt.truth(several) ? $rt.join(" (virtual_stages = ", $rt.str($rt.floordiv(n, num_ranks)), ")") : "")))), ...$rt.iter($_other_schedules(wanted))]);
 }
 
 function $_too_few_microbatches(wanted) {
