@@ -26,7 +26,8 @@ MODULE = PREDICT / "residuals.py"
 MEASURED = PREDICT / FILE
 SHARE = 0.8
 """The share of runs in a band."""
-HEAD = '''"""How far off runs are that were not fitted: four in five are no farther.
+HEAD = '''# SPDX-License-Identifier: Apache-2.0
+"""How far off runs are that were not fitted: four in five are no farther.
 
 Written by `python -m bench.accuracy.residuals --write LEFT.csv` from runs that the same command
 left out of its fits. STEP: of dense models and of mixtures of experts, by trainer and device, how
