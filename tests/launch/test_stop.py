@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import textwrap
+from collections.abc import Iterator
 from threading import Thread
 
 import pytest
@@ -44,6 +45,15 @@ def child(script: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.fixture
+def heeded() -> Iterator[None]:
+    """Heed SIGHUP, which tests inherit as ignored where nohup has started them."""
+    before = signal.signal(signal.SIGHUP, signal.SIG_DFL)
+    yield
+    signal.signal(signal.SIGHUP, before)
+
+
+@pytest.mark.usefixtures("heeded")
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_at_work_a_request_is_one_line_and_an_interrupt(
     number: signal.Signals, capfd: pytest.CaptureFixture[str]
