@@ -8,8 +8,7 @@ activations.py      what ranks say of activations, as it travels
 numeric_range.py    weights much larger and smaller, where a narrow dtype ends
 observed.py         what the ranks said, put together: whole tensors, losses, routes
 late.py             the run with late completion beside it
-shrink.py           a plan made small, with all kept that can go wrong; shrink_experts.py,
-                    shrink_stages.py (its blocks), shrink_schedule.py (the steps of a proof) too
+shrink.py           a plan made small, with all kept that can go wrong, and the steps of its proof
 
 oracle/             the same training on one device, in plain code
 claims/             what must hold, how far off it may be, and the verdict (proof.py)

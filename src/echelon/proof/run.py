@@ -45,8 +45,7 @@ from echelon.proof.oracle.loss_scale import (
 from echelon.proof.oracle.oracle import OracleStep, run_oracle
 from echelon.proof.ranks import find_factory, read_results
 from echelon.proof.replays import RankRunner, replayed, run_with_a_lost_island
-from echelon.proof.shrink import same_dtypes, shrink, without_8_bits
-from echelon.proof.shrink_schedule import num_rounded_steps, num_steps
+from echelon.proof.shrink import num_rounded_steps, num_steps, same_dtypes, shrink, without_8_bits
 from echelon.proof.sum_bounds import NUM_STEPS as ROUNDED_STEPS
 from echelon.proof.sum_bounds import with_exact_sums, with_rounded_sums
 
@@ -74,7 +73,7 @@ def prove(
 
     `subject` names the engine under proof. `own_precision` False leaves the second part out (the
     matrix of all layouts proves the mathematics only). Ranks are started by `run_ranks`, and take
-    as many steps as `proof/shrink_schedule.py` says. Offloaded slices lie in a temporary folder.
+    as many steps as `proof/shrink.py` says. Offloaded slices lie in a temporary folder.
     ConfigError, before any rank starts, where there is no such subject. With `late` all is run once
     more, before, with operations that complete when they are awaited; where that finds a race, it
     is what is judged.
