@@ -12,7 +12,7 @@ from echelon.config.files.program import require_module
 from echelon.core.optional import optional_package
 
 if TYPE_CHECKING:
-    from echelon.proof.verify.verdict import SubjectProof
+    from echelon.proof.verdict import SubjectProof
 
 NUM_STEPS = 3
 """Optimizer steps where nobody says how many."""
