@@ -39,11 +39,11 @@ def test_an_island_has_its_own_ranks_samples_and_oracle(
         assert evidence.plan == island_plan(plan, index)
         assert evidence.rounds is not None
         assert evidence.rounds.island.index == index
-        assert len(evidence.observed.reports(0)) == 2
-        read = {i for report in evidence.observed.reports(0) for i in report.samples}
+        assert len(evidence.run.reports(0)) == 2
+        read = {i for report in evidence.run.reports(0) for i in report.samples}
         assert read == set(whole[index * share : (index + 1) * share])
         assert evidence.changed_outside(0) == ()
         assert "embedding.weight" in evidence.changed_outside(1)
         assert all(result.holds for result in judge(evidence))
-    apart = [evidence.oracle[0].loss for evidence in found]
+    apart = [evidence.steps[0].loss for evidence in found]
     assert apart[0] != apart[1]

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from echelon.core.plan import Plan
 from echelon.layout.islands import Island, island_plan, islands_of
-from echelon.proof.claims.checks import Evidence, RoundsEvidence
-from echelon.proof.claims.tolerance import FACTORS, float64_tolerance, own_tolerance
+from echelon.proof.claims.plan_evidence import PlanEvidence, RoundsEvidence
+from echelon.proof.claims.tolerance import FACTORS, own_tolerance
+from echelon.proof.evidence.tolerance import float64_tolerance
 from echelon.proof.late import LateRun
 from echelon.proof.observed import ObservedRun, routing_from_ranks
 from echelon.proof.oracle.local_sgd import IslandOracle, run_islands
@@ -33,7 +34,7 @@ class IslandRun:
     directory: Path
 
 
-def island_evidence(run: IslandRun, late: LateRun | None) -> list[Evidence]:
+def island_evidence(run: IslandRun, late: LateRun | None) -> list[PlanEvidence]:
     """Return the two sides of the proof of each island.
 
     In the plan's own precision, of every number but the first, tokens go where ranks sent them.
@@ -52,18 +53,18 @@ def island_evidence(run: IslandRun, late: LateRun | None) -> list[Evidence]:
     rough: list[IslandOracle] = []
     if run.number:
         rough = [run_islands(plan, run.num_steps, factor=f, forced=forced) for f in FACTORS]
-    evidence: list[Evidence] = []
+    evidence: list[PlanEvidence] = []
     for one, own, seen in zip(found, plans, observed, strict=True):
         oracle, tolerance = exact.islands[one.index], float64_tolerance()
         rounded = [each.islands[one.index] for each in rough]
         if rounded:
             tolerance = own_tolerance(own, oracle, rounded, has_masters=seen.has_masters)
         evidence.append(
-            Evidence(
+            PlanEvidence(
                 plan=own,
                 reference_plan=island_plan(run.reference, one.index),
-                oracle=oracle,
-                observed=seen,
+                steps=oracle,
+                run=seen,
                 tolerance=tolerance,
                 late=_late_of_island(run, late, own, one),
                 rounded=rounded,

@@ -9,7 +9,6 @@ import torch
 
 from echelon.core.plan import Plan
 from echelon.layout.islands import island_plan, islands_of
-from echelon.proof.claims.checks import Evidence, RoundsEvidence
 from echelon.proof.claims.claims import CLAIMS
 from echelon.proof.claims.outer_checks import (
     OUTER_MOMENTUM,
@@ -17,7 +16,8 @@ from echelon.proof.claims.outer_checks import (
     islands_agree,
     outer_steps,
 )
-from echelon.proof.claims.tolerance import float64_tolerance
+from echelon.proof.claims.plan_evidence import PlanEvidence, RoundsEvidence
+from echelon.proof.evidence.tolerance import float64_tolerance
 from echelon.proof.observed import ObservedRun
 from echelon.proof.oracle.local_sgd import OuterStep, run_islands
 from echelon.proof.ranks import ObservedShard, RankResult
@@ -29,17 +29,17 @@ Say = Callable[[int, OuterStep, str], torch.Tensor]
 """From island, step and name to the outer parameters that a rank tells."""
 
 
-def evidence_of(say: Say, **local: Any) -> list[Evidence]:
+def evidence_of(say: Say, **local: Any) -> list[PlanEvidence]:
     """Return the evidence of two islands of one rank, which tell what `say` says."""
     plan: Plan = shrink(with_islands(layout(accumulation=1), **local), precision="fp64")
     found = run_islands(plan, 4)
     observed = [ObservedRun(island_plan(plan, i), [_result(i, found.outer, say)]) for i in range(2)]
     return [
-        Evidence(
+        PlanEvidence(
             plan=island_plan(plan, i),
             reference_plan=island_plan(plan, i),
-            oracle=found.islands[i],
-            observed=observed[i],
+            steps=found.islands[i],
+            run=observed[i],
             tolerance=float64_tolerance(),
             rounds=RoundsEvidence(
                 plan=plan, island=islands_of(plan)[i], outer=found.outer, observed=observed

@@ -7,15 +7,16 @@ from collections.abc import Iterator, Mapping
 
 import torch
 
-from echelon.proof.claims.checks import Check, Evidence, exact_check, tensor_error
-from echelon.proof.claims.factor_fit import FLOOR
+from echelon.proof.claims.checks import Check, exact_check, tensor_error
+from echelon.proof.claims.plan_evidence import PlanEvidence
+from echelon.proof.evidence.fits import FLOOR
 from echelon.proof.oracle.optimizers import global_norm
 
 OUTER_PARAMETERS, OUTER_MOMENTUM = "outer.parameters", "outer.momentum"
 """Kinds of tensors that a subject with islands tells."""
 
 
-def outer_steps(evidence: Evidence) -> Iterator[Check]:
+def outer_steps(evidence: PlanEvidence) -> Iterator[Check]:
     """Compare outer parameters, and in float64 their momentum, with the formula's after each step.
 
     A momentum is a sum of differences of values: in a precision of few digits their rounding is
@@ -31,12 +32,12 @@ def outer_steps(evidence: Evidence) -> Iterator[Check]:
 
 
 def _kind(
-    evidence: Evidence, kind: str, step: int, oracle: Mapping[str, torch.Tensor]
+    evidence: PlanEvidence, kind: str, step: int, oracle: Mapping[str, torch.Tensor]
 ) -> Iterator[Check]:
     total = global_norm(oracle)
     for position, (name, right) in enumerate(oracle.items()):
         scale = max(float(right.double().norm()), FLOOR * total)
-        error = tensor_error(evidence.observed, kind, step, name, right)
+        error = tensor_error(evidence.run, kind, step, name, right)
         yield Check(
             step,
             name,
@@ -47,7 +48,7 @@ def _kind(
         )
 
 
-def islands_agree(evidence: Evidence) -> Iterator[Check]:
+def islands_agree(evidence: PlanEvidence) -> Iterator[Check]:
     """Compare the outer state of an island with that of the first, bit for bit."""
     rounds = evidence.rounds
     if rounds is None:
@@ -55,9 +56,9 @@ def islands_agree(evidence: Evidence) -> Iterator[Check]:
     first = rounds.observed[0]
     for one in rounds.outer:
         for kind in (OUTER_PARAMETERS, OUTER_MOMENTUM):
-            for position, name in enumerate(evidence.observed.specs):
-                mine = evidence.observed.shards(kind, one.step, name)
-                theirs = first.shards(kind, one.step, name)
+            for position, name in enumerate(evidence.run.specs):
+                mine = evidence.run.parts(kind, one.step, name)
+                theirs = first.parts(kind, one.step, name)
                 same = len(mine) == len(theirs) and all(
                     torch.equal(a.tensor, b.tensor) for a, b in zip(mine, theirs, strict=True)
                 )

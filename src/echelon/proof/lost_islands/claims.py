@@ -17,7 +17,7 @@ from echelon.cost.bytes.local_sgd import outer_bytes, rejoin_bytes
 from echelon.layout.islands import islands_of
 from echelon.proof.claims.checks import Check, exact_check
 from echelon.proof.claims.claims import ClaimResult, judged
-from echelon.proof.claims.factor_fit import FLOOR
+from echelon.proof.evidence.fits import FLOOR
 from echelon.proof.lost_islands.record import (
     BACK_IN_ROUND,
     LOST_IN_ROUND,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from echelon.proof.causes.forward.threads import replica_of_rows
-from echelon.proof.causes.gradients.threads import gradients_of_replicas
+from echelon.proof.causes.gradients.gradients import gradients_of_replicas
 from echelon.proof.oracle.oracle import run_oracle
 from echelon.proof.shrink import shrink
 from tests.proof.mutants.threads import threaded

@@ -13,7 +13,7 @@ import torch
 from echelon.core.choices.threads import THREADS_AXIS
 from echelon.core.plan import Plan
 from echelon.proof.causes.finding import ProofFinding
-from echelon.proof.claims.checks import Evidence
+from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.oracle import (
     MicrobatchKey,
@@ -34,18 +34,18 @@ def replica_of_rows(plan: Plan) -> torch.Tensor:
 
 
 def outdated_replica(
-    evidence: Evidence, oracle: OracleStep, observed: Mapping[MicrobatchKey, float]
+    evidence: PlanEvidence, oracle: OracleStep, observed: Mapping[MicrobatchKey, float]
 ) -> ProofFinding | None:
     """Find replicas whose losses are those of the parameters before the last update."""
     plan = evidence.reference_plan
     replicas = plan.layout.threads.replicas
-    if replicas == 1 or not oracle.step or evidence.oracle[oracle.step - 1].skipped:
+    if replicas == 1 or not oracle.step or evidence.steps[oracle.step - 1].skipped:
         return None
     batch, of_B = global_batch(plan, oracle.step), replica_of_rows(plan)
     with torch.no_grad():
         new_BT, old_BT = (
             token_losses(plan, build_decoder(plan, values), batch, oracle.step)
-            for values in (oracle.before, evidence.oracle[oracle.step - 1].before)
+            for values in (oracle.before, evidence.steps[oracle.step - 1].before)
         )
     others = [*range(1, replicas)]
     for stale in (*([one] for one in others), others):

@@ -19,16 +19,12 @@ from itertools import combinations
 import torch
 
 from echelon.core.axis import SHARD_AXES, Axis
+from echelon.core.choices.threads import THREADS_AXIS
 from echelon.core.plan import Plan
 from echelon.layout.buckets import shard_degree, slice_index
 from echelon.proof.causes.factors import known_factors, name_factor
-from echelon.proof.causes.finding import (
-    ProofFinding,
-    group_of,
-    named_groups,
-    shard_axis,
-    with_distinguishing_axis,
-)
+from echelon.proof.causes.finding import ProofFinding, with_distinguishing_axis
+from echelon.proof.causes.forward.threads import replica_of_rows
 from echelon.proof.causes.gradients.context import (
     attribute_to_head_copies,
     context_rank_weights,
@@ -43,23 +39,35 @@ from echelon.proof.causes.gradients.microbatch_weights import (
     sum_of,
 )
 from echelon.proof.causes.gradients.norm_layers import missing_rows
-from echelon.proof.causes.gradients.threads import weighted_replicas
 from echelon.proof.causes.places import describe_slice, told_by_slice, wrong_elements
-from echelon.proof.claims.checks import Check, Evidence, dp_rank_of
-from echelon.proof.claims.factor_fit import EXPLAINED, fit_basis, fit_factor, relative_residual
+from echelon.proof.claims.checks import Check, dp_rank_of
+from echelon.proof.claims.plan_evidence import PlanEvidence
+from echelon.proof.evidence.fits import (
+    EXPLAINED,
+    fit_basis,
+    fit_factor,
+    nearly_equal,
+    relative_residual,
+)
+from echelon.proof.evidence.groups import group_of, named_groups, shard_axis
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.losses import whole_loss
-from echelon.proof.oracle.oracle import OracleStep, build_decoder, contributions
+from echelon.proof.oracle.oracle import (
+    OracleStep,
+    build_decoder,
+    contributions,
+    token_losses,
+)
 from echelon.proof.ranks import ObservedShard
 
 
-def explain_gradient(evidence: Evidence, failure: Check) -> ProofFinding:
+def explain_gradient(evidence: PlanEvidence, failure: Check) -> ProofFinding:
     """Return what is wrong with a gradient, and the ranks that hold it wrong."""
     step, name = failure.step, failure.subject
-    oracle, observed = evidence.oracle[step], evidence.observed
+    oracle, observed = evidence.steps[step], evidence.run
     right = oracle.gradients[name]
     expert = observed.specs[name].expert is not None
-    pieces = observed.shards("gradients", step, name)
+    pieces = observed.parts("gradients", step, name)
     allowed = evidence.tolerance.allowed("gradients", step, name) * float(right.norm())
     wrong = [p for p in pieces if not float((p.tensor - right[p.region]).norm()) <= allowed / 2]
     # A slice may be a few elements of a row, from which little can be told.
@@ -80,7 +88,7 @@ def explain_gradient(evidence: Evidence, failure: Check) -> ProofFinding:
         odd = wrong_elements(observed.whole("gradients", step, name), right, share)
         finding = told_by_slice(ProofFinding("none", says), describe_slice(odd))
     holders = {piece.rank for piece in pieces}
-    told = with_distinguishing_axis(evidence.plan, finding, ranks, holders, expert=expert)
+    told = with_distinguishing_axis(evidence.axes(name), finding, ranks, holders)
     return replace(told, ranks=ranks)
 
 
@@ -152,7 +160,7 @@ def _microbatch_mixture(gradient: WrongGradient) -> Iterator[ProofFinding]:
     for piece in gradient.wrong[:4]:
         before = None
         if step:
-            before = evidence.oracle[step - 1].gradients[gradient.name][piece.region]
+            before = evidence.steps[step - 1].gradients[gradient.name][piece.region]
         own = {slot: part[gradient.name][piece.region] for slot, part in parts.items()}
         mixture = fit_microbatch_weights(piece.tensor, own, before)
         if mixture is None or mixture.right:
@@ -321,7 +329,7 @@ def _owners(gradient: WrongGradient, piece: ObservedShard) -> set[int]:
     start = piece.tensor.reshape(-1)[: 2 * _LEAST].double()
     if start.numel() < _LEAST or not float(start.norm()):
         return set()
-    observed, oracle = gradient.evidence.observed, gradient.oracle
+    observed, oracle = gradient.evidence.run, gradient.oracle
     for name, right in oracle.gradients.items():
         flat = right.double().reshape(-1)
         if flat.numel() < start.numel():
@@ -331,6 +339,42 @@ def _owners(gradient: WrongGradient, piece: ObservedShard) -> set[int]:
             whose = torch.zeros(flat.numel(), dtype=torch.bool)
             whose[at] = True
             first = whose.view(right.shape)
-            others = observed.shards("gradients", oracle.step, name)
+            others = observed.parts("gradients", oracle.step, name)
             return {other.rank for other in others if bool(first[other.region].any())}
     return set()
+
+
+def weighted_replicas(gradient: WrongGradient) -> Iterator[ProofFinding]:
+    """Find the weights with which the gradients of replicas are summed onto the primary."""
+    plan = gradient.evidence.reference_plan
+    if plan.layout.threads.replicas == 1:
+        return
+    parts = gradients_of_replicas(plan, gradient.oracle, gradient.name)
+    for piece in gradient.wrong:
+        weights, residual = fit_basis(piece.tensor, [part[piece.region] for part in parts])
+        if residual >= EXPLAINED or all(nearly_equal(weight, 1.0) for weight in weights):
+            continue
+        lost = [place for place, weight in enumerate(weights) if nearly_equal(weight, 0.0)]
+        rest = [weight for place, weight in enumerate(weights) if place not in lost]
+        if lost and all(nearly_equal(weight, 1.0) for weight in rest):
+            says = f"the gradients of replica {', '.join(map(str, lost))} are not in the sum"
+            yield ProofFinding("missing sum", says, THREADS_AXIS, residual=residual)
+            return
+        told = ", ".join(f"{weight:.4g}" for weight in weights)
+        says = f"the gradients of replicas are averaged onto the primary with weights {told}: "
+        says += "they are to be summed"
+        yield ProofFinding("replicas weighted", says, THREADS_AXIS, residual=residual)
+        return
+
+
+def gradients_of_replicas(plan: Plan, oracle: OracleStep, name: str) -> list[torch.Tensor]:
+    """Return the part of a gradient that each replica gives; all parts add up to the whole."""
+    model, of_B = build_decoder(plan, oracle.before), replica_of_rows(plan)
+    losses_BT = token_losses(plan, model, global_batch(plan, oracle.step), oracle.step)
+    parameter = dict(model.named_parameters())[name]
+    return [
+        torch.autograd.grad(
+            losses_BT[of_B == index].sum() / oracle.tokens, parameter, retain_graph=True
+        )[0]
+        for index in range(plan.layout.threads.replicas)
+    ]
