@@ -58,9 +58,6 @@ _TARGET = "echelon.proof.ranks:run_subject"
 LEAST_REPLAYED_STEPS = 4
 """Steps of each worker in an asynchronous run: enough for them to part."""
 
-STEPS_WITH_A_LOSS = 16
-"""Steps of a run in which a worker is lost: enough for it to be started again, and to come back."""
-
 
 def prove(
     plan: Plan,
@@ -93,8 +90,7 @@ def prove(
                 )
             )
         exact = shrink(plan, precision="fp64", names_apart=True)
-        elastic = plan.mathematics.updates.is_elastic
-        steps = max(STEPS_WITH_A_LOSS if elastic else LEAST_REPLAYED_STEPS, num_steps(exact))
+        steps = max(LEAST_REPLAYED_STEPS, num_steps(exact))
         one = replayed(exact, steps, run_ranks=run_ranks, subject=subject)
         return _proof(plan, exact, subject, steps, (one,))
     lost: tuple[ProofPass, ...] = ()

@@ -24,7 +24,6 @@ from echelon.core.serialize import from_json
 from echelon.launch.context import RankContext
 from echelon.launch.handshake import check_same_state
 from echelon.models.batch import TokenBatch
-from echelon.parallel.completion.completion import LoneCompletion
 from echelon.parallel.offload.copy_streams import make_copy_streams
 from echelon.parallel.transport.recorder import Recorder, clock_of
 from echelon.parallel.weights import Shard
@@ -48,9 +47,6 @@ from echelon.training.local_sgd.absences import AbsentIsland
 from echelon.training.local_sgd.elastic_engine import ElasticIsland
 from echelon.training.observer import ObserverFactory, RunObserver
 from echelon.training.run_checkpoints import RunCheckpoints
-from echelon.training.servers.absences import Absence
-from echelon.training.servers.elastic_server import ElasticServer
-from echelon.training.servers.elastic_worker import ElasticWorker
 from echelon.training.servers.engine import make_engine
 from echelon.training.servers.server import AsynchronousServer
 from echelon.training.servers.worker import AsynchronousWorker
@@ -86,8 +82,8 @@ class TrainSummary:
     last_validation: float | None
     num_validations: int
     checkpoint: str | None
-    absences: tuple[Absence | AbsentIsland, ...] = ()
-    """What workers or islands missed that were lost, where the run went on without them."""
+    absences: tuple[AbsentIsland, ...] = ()
+    """What islands missed that were lost, where the run went on without them."""
 
 
 class TrainLoop:
@@ -108,9 +104,7 @@ class TrainLoop:
         self.identity = RunIdentity.from_plan(plan, dataset.index.tokenizer.hash)
         clock = clock_of(context.device)
         recorder = Recorder(context.rank, observer.sink, context.progress, clock)
-        lone = context.attempt and plan.mathematics.updates.is_elastic
-        completion = LoneCompletion() if lone else None
-        self.engine = make_engine(plan, recorder, context.device, completion)
+        self.engine = make_engine(plan, recorder, context.device)
         if isinstance(self.engine, AsynchronousWorker):
             self.engine.tokens_of_step = self._tokens
         self.exchange = self.engine.groups.everyone
@@ -166,10 +160,6 @@ class TrainLoop:
                 self._save(step)
             for text in () if island is None else island.meets.news():
                 self.observer.noted(step, text)
-            if isinstance(self.engine, ElasticServer):
-                ends = stopped or step == job.train.steps
-                for text in self.engine.go_on(step, ends=ends):
-                    self.observer.noted(step, text)
             if outer is not None and (stopped or step == job.train.steps):
                 loss = outer.mean_loss(result.loss, result.tokens)
                 if island is not None:
@@ -188,13 +178,9 @@ class TrainLoop:
     def _start(self) -> int | None:
         """Be ready for the first step, and return the steps that are done.
 
-        In a run that goes on without lost workers, servers begin and workers come to them. None on
-        an island that was started again, and comes back when the run is over.
+        None on an island that was started again, and comes back when the run is over.
         """
         engine, context, limit = self.engine, self.context, self.job.train.step_timeout_s
-        if isinstance(engine, ElasticWorker):
-            done = engine.join(context, limit)
-            return self.job.train.steps if done is None else done
         if isinstance(engine, ElasticIsland):
             engine.connect(context, limit, self.job.train.steps)
             if context.attempt:
@@ -205,9 +191,6 @@ class TrainLoop:
         if isinstance(engine, ElasticIsland):
             engine.meets.meetings.begin(step)
             self.observer.speaks(engine.meets.speaks_of(step))
-        if isinstance(engine, ElasticServer):
-            engine.connect(context, limit, self._meets)
-            engine.begin(step)
         return step
 
     def _num_islands(self, step: int) -> int:
@@ -216,17 +199,9 @@ class TrainLoop:
             return self.engine.meets.num_there(step)
         return self.engine.groups.islands.size
 
-    def _absences(self, steps: int) -> tuple[Absence | AbsentIsland, ...]:
+    def _absences(self, steps: int) -> tuple[AbsentIsland, ...]:
         engine = self.engine
-        if isinstance(engine, ElasticIsland):
-            return tuple(engine.meets.absences(steps))
-        return tuple(engine.absent(steps)) if isinstance(engine, ElasticServer) else ()
-
-    def _meets(self, step: int) -> bool:
-        """Return whether something is done after `step` steps while no gradient is under way."""
-        job = self.job
-        ends = step == job.train.steps
-        return ends or job.checkpoint.saves_after(step) or job.train.validates_after(step)
+        return tuple(engine.meets.absences(steps)) if isinstance(engine, ElasticIsland) else ()
 
     def _begin(self) -> int:
         """Start from the seed, a file or a checkpoint; return the steps that are done."""
@@ -254,8 +229,7 @@ class TrainLoop:
             adapters = run_on_all_ranks(self.exchange, lambda: find_adapters(folder, shape))[0]
             load_weights(adapters, self._held(adapters), self.exchange)
             self.engine.refresh()
-        numbers = self.job.plan.mathematics
-        if not (numbers.updates.is_elastic or numbers.local_sgd.is_elastic):
+        if not self.job.plan.mathematics.local_sgd.is_elastic:
             mesh = self.job.plan.mesh
             labels = tuple(mesh.label(rank) for rank in range(mesh.world_size))
             check_same_state(self.context, digests(shared_state(self.engine)), labels)
@@ -312,8 +286,6 @@ class TrainLoop:
         return total / max(1.0, tokens)
 
     def _save(self, step: int) -> None:
-        if isinstance(self.engine, ElasticWorker):
-            return  # servers hold all that is saved, and wait for no worker
         self.context.progress.mark(f"checkpoint after step {step}")
         self.saved = self.checkpoints.save(step)
         self.observer.saved(step, self.saved)

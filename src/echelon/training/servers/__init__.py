@@ -6,12 +6,5 @@
     server.py   a server: a thread for each worker, and the step as the loop sees it
     served.py   the state that these threads share: clocks, versions, the update, the bound
 
-Where a run goes on without a lost worker (`servers.min_workers`):
-
-    elastic_worker.py  a worker that may come at any time
-    elastic_server.py  a server: a thread for each worker that may be there
-    members.py  who is there, and the steps after which all meet and others come in
-    absences.py what a lost worker missed
-
 Synchronous servers take the steps of `training/engine.py`.
 """

@@ -9,8 +9,6 @@ from echelon.core.plan import Plan
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.engine import TrainEngine
 from echelon.training.local_sgd.elastic_engine import ElasticIsland
-from echelon.training.servers.elastic_server import ElasticServer
-from echelon.training.servers.elastic_worker import ElasticWorker
 from echelon.training.servers.server import AsynchronousServer
 from echelon.training.servers.worker import AsynchronousWorker
 
@@ -21,8 +19,6 @@ def make_engine(plan: Plan, recorder: Recorder, *args: Any, **named: Any) -> Tra
     server = plan.mesh.is_server(recorder.rank)
     if plan.mathematics.local_sgd.is_elastic:
         kind = ElasticIsland
-    elif updates.is_elastic:
-        kind = ElasticServer if server else ElasticWorker
     elif updates.is_asynchronous:
         kind = AsynchronousServer if server else AsynchronousWorker
     return kind(plan, recorder, *args, **named)
