@@ -8,7 +8,7 @@ import pytest
 
 from echelon.core.choices.collective_algorithms import BACKEND, HIERARCHICAL
 from echelon.core.cluster import Cluster, Device, Link
-from echelon.cost.automatic_sums import automatic_algorithm
+from echelon.cost.seconds.automatic_sums import automatic_algorithm
 
 TWO_BOXES = Cluster(
     name="boxes",

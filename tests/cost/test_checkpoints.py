@@ -9,7 +9,7 @@ import pytest
 from echelon.core.choices.lora import LINEARS, Lora
 from echelon.core.parameters import num_parameters, num_trained_parameters
 from echelon.core.plan import Mathematics, Optimizer, Precision
-from echelon.cost.checkpoints import StoredBytes, stored_bytes
+from echelon.cost.bytes.checkpoints import StoredBytes, stored_bytes
 from tests.parallel.layouts import NANO
 
 ADAPTED = replace(NANO, lora=Lora(rank=4, alpha=8.0, targets=LINEARS))

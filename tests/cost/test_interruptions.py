@@ -8,7 +8,7 @@ from statistics import mean, stdev
 
 import pytest
 
-from echelon.cost.interruptions import (
+from echelon.cost.seconds.interruptions import (
     RESTART_S,
     RETRIED_SLOWER,
     Interruptions,

@@ -11,9 +11,9 @@ from echelon.config.load import load_job
 from echelon.core.experts import ExpertLayout
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Plan
-from echelon.cost.bytes.fullest_rank import fullest_rank_bytes
 from echelon.cost.bytes.held import bytes_held
 from echelon.cost.bytes.model_sizes import block_weights, embedding_weights, head_weights
+from echelon.cost.peak.fullest_rank import fullest_rank_bytes
 from echelon.cost.seconds.from_plan import (
     cost_inputs_from_plan,
 )

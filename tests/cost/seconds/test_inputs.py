@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from echelon.cost.seconds.inputs import Terms
+from echelon.cost.inputs.cost_inputs import Terms
 from tests.cost.seconds.small_work import small_work, with_trainer
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from echelon.cost.seconds.numbers import LayoutNumbers, ceil_div, stacked_layouts, take_entries
+from echelon.cost.inputs.numbers import LayoutNumbers, ceil_div, stacked_layouts, take_entries
 from tests.cost.seconds.small_work import INSIDE, MACHINE, MIXTURE, MODEL
 
 

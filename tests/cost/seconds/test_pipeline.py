@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from echelon.cost.seconds.numbers import LayoutNumbers
-from echelon.cost.seconds.pipeline import (
+from echelon.cost.inputs.numbers import LayoutNumbers
+from echelon.cost.inputs.pipeline import (
     bubble_seconds,
     crosses_itself,
     has_both_ends,

@@ -231,7 +231,7 @@ def _block(plan: Plan) -> Iterator[str]:
     yield ""
     yield (
         f"  {plan.layout.microbatch_sequences} x {plan.mathematics.sequence_length:,} positions: "
-        f"{binary_bytes(block_activations(plan))} (cost/bytes/fullest_rank.py)"
+        f"{binary_bytes(block_activations(plan))} (cost/peak/fullest_rank.py)"
     )
 
 

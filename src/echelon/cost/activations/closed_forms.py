@@ -42,9 +42,9 @@ from echelon.cost.activations.numbers import (
 )
 from echelon.cost.activations.operator_memory import total_saved_bytes
 from echelon.cost.activations.units import loss_backward_bytes, loss_waiting_bytes
-from echelon.cost.seconds.inputs import CostInputs
-from echelon.cost.seconds.numbers import LayoutNumbers, ModelNumbers, Num
-from echelon.cost.seconds.pipeline import microbatches_that_wait
+from echelon.cost.inputs.cost_inputs import CostInputs
+from echelon.cost.inputs.numbers import LayoutNumbers, ModelNumbers, Num
+from echelon.cost.inputs.pipeline import microbatches_that_wait
 
 SIZE = 2
 """Bytes of a 16-bit value."""

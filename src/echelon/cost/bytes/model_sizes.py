@@ -15,7 +15,7 @@ from math import ceil, cos, exp, log, sin
 
 import numpy as np
 
-from echelon.cost.seconds.numbers import LayoutNumbers, ModelNumbers, Num
+from echelon.cost.inputs.numbers import LayoutNumbers, ModelNumbers, Num
 
 ALL_REDUCES_PER_PASS = 2
 """Sums over tensor ranks in a forward pass of a block: behind attention and behind the MLP

@@ -17,6 +17,7 @@ import numpy as np
 from echelon.core.cluster import Cluster, Device, Link, cluster_under_load
 from echelon.cost.fit.samples import Collective, TimedCollective
 from echelon.cost.fit.solver import Array, Constant, ConstantValues, fit, relative_errors
+from echelon.cost.inputs.numbers import MachineNumbers
 from echelon.cost.seconds.from_plan import machine_numbers_from_cluster
 from echelon.cost.seconds.links.collectives import (
     all_gather_seconds,
@@ -25,7 +26,6 @@ from echelon.cost.seconds.links.collectives import (
     group_link_numbers,
     point_to_point_seconds,
 )
-from echelon.cost.seconds.numbers import MachineNumbers
 
 _DEVICE = Device(name="any", memory_bytes=1, memory_bandwidth=1.0)
 

@@ -22,7 +22,8 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from echelon.cost.bytes.piece_traffic import HEAD_WIDTHS
-from echelon.cost.seconds.inputs import CostInputs
+from echelon.cost.inputs.cost_inputs import CostInputs
+from echelon.cost.inputs.numbers import LayoutNumbers, ModelNumbers, Num, first_number
 from echelon.cost.seconds.links.collectives import all_reduce_seconds, sum_seconds
 from echelon.cost.seconds.links.exchanges import (
     NOTHING,
@@ -36,7 +37,6 @@ from echelon.cost.seconds.matmul import (
     matmul_seconds,
     memory_seconds,
 )
-from echelon.cost.seconds.numbers import LayoutNumbers, ModelNumbers, Num, first_number
 from echelon.cost.seconds.tensor_overlap import LayerPair, chunk_kernels, tensor_seconds
 
 BACKWARD_KERNELS = 1.5  # times those of forward

@@ -28,7 +28,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from echelon.cost.seconds.inputs import CostInputs
+from echelon.cost.inputs.cost_inputs import CostInputs
+from echelon.cost.inputs.numbers import Num
 from echelon.cost.seconds.links.collectives import (
     GroupLinkNumbers,
     all_gather_seconds,
@@ -43,7 +44,6 @@ from echelon.cost.seconds.links.exchanges import (
     slices_seconds,
 )
 from echelon.cost.seconds.matmul import memory_seconds
-from echelon.cost.seconds.numbers import Num
 
 HOST_UPDATE_BYTES_PER_S = 60e9
 """What the processors of a node reach of their memory while they update."""

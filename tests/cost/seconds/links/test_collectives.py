@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from echelon.core.choices.collective_algorithms import algorithm_index
+from echelon.cost.inputs.numbers import Num
 from echelon.cost.seconds.links.collectives import (
     GroupLinkNumbers,
     all_gather_seconds,
@@ -19,7 +20,6 @@ from echelon.cost.seconds.links.collectives import (
     point_to_point_seconds,
     sum_seconds,
 )
-from echelon.cost.seconds.numbers import Num
 from tests.cost.seconds.small_work import MACHINE
 
 MB = 1e6

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from echelon.core.choices.collective_algorithms import HIERARCHICAL, algorithm_index
-from echelon.cost.seconds.numbers import MachineNumbers, Num
+from echelon.cost.inputs.numbers import MachineNumbers, Num
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from echelon.cost.activations.numbers import STATISTICS_BYTES
-from echelon.cost.seconds.inputs import CostInputs
+from echelon.cost.inputs.cost_inputs import CostInputs
+from echelon.cost.inputs.numbers import Num
 from echelon.cost.seconds.links.collectives import (
     GroupLinkNumbers,
     all_gather_seconds,
@@ -28,7 +29,6 @@ from echelon.cost.seconds.links.collectives import (
     point_to_point_seconds,
     sum_seconds,
 )
-from echelon.cost.seconds.numbers import Num
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -39,15 +39,15 @@ from echelon.cost.bytes.model_sizes import (
     head_weights,
 )
 from echelon.cost.bytes.nccl import nccl_bytes
-from echelon.cost.seconds.data import node_slice_weights
-from echelon.cost.seconds.inputs import CostInputs, Terms
-from echelon.cost.seconds.numbers import LayoutNumbers, Num, ceil_div
-from echelon.cost.seconds.pipeline import (
+from echelon.cost.inputs.cost_inputs import CostInputs, Terms
+from echelon.cost.inputs.numbers import LayoutNumbers, Num, ceil_div
+from echelon.cost.inputs.pipeline import (
     crosses_itself,
     has_both_ends,
     microbatches_in_flight,
     microbatches_that_wait,
 )
+from echelon.cost.seconds.data import node_slice_weights
 
 WHOLE_STAGE = 3.0
 """The stage of ZeRO that cuts parameters, too."""

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from echelon.cost.seconds.numbers import LayoutNumbers, MachineNumbers, ModelNumbers, Num
+from echelon.cost.inputs.numbers import LayoutNumbers, MachineNumbers, ModelNumbers, Num
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -29,7 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echelon.core.choices.registry import load_reference
-from echelon.cost.seconds.numbers import LayoutNumbers, Num
+from echelon.cost.inputs.numbers import LayoutNumbers, Num
 from echelon.schedule.build import SCHEDULES
 
 
