@@ -34,14 +34,10 @@ from echelon.cost.activations.linear import (
     dropout_saved,
     mlp_saved,
 )
-from echelon.cost.activations.numbers import (
-    CACHE_ELEMENTS,
-    GPU_CHUNK_ELEMENTS,
-    STATISTICS_BYTES,
-    ActivationNumbers,
-)
+from echelon.cost.activations.numbers import CACHE_ELEMENTS, GPU_CHUNK_ELEMENTS, ActivationNumbers
 from echelon.cost.activations.operator_memory import total_saved_bytes
 from echelon.cost.activations.units import loss_backward_bytes, loss_waiting_bytes
+from echelon.cost.bytes.terms import STATISTICS_BYTES
 from echelon.cost.inputs.cost_inputs import CostInputs
 from echelon.cost.inputs.numbers import LayoutNumbers, ModelNumbers, Num
 from echelon.cost.inputs.pipeline import microbatches_that_wait

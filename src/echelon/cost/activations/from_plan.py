@@ -9,15 +9,11 @@ from echelon.core.model_shape import ModelShape
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.activations.attention_row_chunks import AttentionRowChunks
 from echelon.cost.activations.attention_working import attention_working_bytes
-from echelon.cost.activations.numbers import (
-    CACHE_ELEMENTS,
-    GPU_CHUNK_ELEMENTS,
-    STATISTICS_BYTES,
-    ActivationNumbers,
-)
+from echelon.cost.activations.numbers import CACHE_ELEMENTS, GPU_CHUNK_ELEMENTS, ActivationNumbers
 from echelon.cost.bytes.context.kernels import on_gpu, output_is_by_head
 from echelon.cost.bytes.context.sent import kv_copies
 from echelon.cost.bytes.fp8 import widened_element_bytes
+from echelon.cost.bytes.terms import STATISTICS_BYTES
 
 
 def activation_numbers_from_plan(

@@ -20,15 +20,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from echelon.cost.activations.fp8_products import fp8_product_bytes
-from echelon.cost.activations.numbers import (
-    STATISTICS_BYTES,
-    ActivationNumbers,
-    Num,
-    elementwise_max,
-    holds,
-)
+from echelon.cost.activations.numbers import ActivationNumbers, Num, elementwise_max, holds
 from echelon.cost.activations.operator_memory import OperatorMemory, SavedTensor, saved_tensors
 from echelon.cost.bytes.fp8 import CODE_BYTES
+from echelon.cost.bytes.terms import STATISTICS_BYTES
 
 ATTENTION_IN, ATTENTION_OUT, MLP_IN, MLP_OUT, LATENT_DOWN, LATENT_QUERIES, LATENT_KEYS = range(7)
 """Places of the layers of a block in `LINEAR_GROUPS` and, behind them, `LATENT_GROUPS`."""

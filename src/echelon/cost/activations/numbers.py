@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 
 from echelon.cost.bytes.fp8 import CODE_BYTES, SCALE_BYTES
 from echelon.cost.bytes.piece_traffic import num_partial_sums
+from echelon.cost.bytes.terms import STATISTICS_BYTES
 
 Num: TypeAlias = "int | float | NDArray[Any]"
 
-INDEX_BYTES = 8  # int64: token ids, positions and places of rows
 
 CACHE_ELEMENTS = 1 << 18
 """Elements of a tensor that are widened at a time (`kernels/low_precision.py`, on a CPU)."""
@@ -35,8 +35,6 @@ LOSS_ROWS = 2048
 
 PRODUCT_ROWS = 256
 """Rows that are widened at a time for a product (`product_rows` in the same file)."""
-
-STATISTICS_BYTES = 4  # at least float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -30,9 +30,7 @@ from echelon.cost.activations.linear import (
     post_norm_operator,
 )
 from echelon.cost.activations.numbers import (
-    INDEX_BYTES,
     LOSS_ROWS,
-    STATISTICS_BYTES,
     ActivationNumbers,
     Num,
     elementwise_max,
@@ -46,6 +44,7 @@ from echelon.cost.activations.operator_memory import (
     total_saved_bytes,
 )
 from echelon.cost.activations.remade import remade_operators, with_frozen_inputs
+from echelon.cost.bytes.terms import INDEX_BYTES, STATISTICS_BYTES
 from echelon.layout.buckets import UNIT_EMBEDDING, UNIT_HEAD
 from echelon.layout.expert_load import ExpertLoad
 from echelon.layout.stage import StagePart

@@ -11,5 +11,5 @@ experts         rows on their way to experts: what they send, and what is held o
 model_states    bytes of a weight by ZeRO stage, without a plan
 model_sizes     messages, caches and rates, without a plan
 nccl            what a process and its communicators take on a GPU, outside of an allocator
-fullest_rank    weights and bytes of the fullest rank, for arrays of plans
+checkpoints     what a run writes of itself
 """

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 from echelon.core.axis import Axis
 from echelon.core.plan import DTYPE_BYTES, Plan
-from echelon.cost.activations.numbers import STATISTICS_BYTES
 from echelon.cost.bytes.all_reduce import slices_sent, sums_sent
+from echelon.cost.bytes.terms import STATISTICS_BYTES
 from echelon.cost.bytes.width_norm import normed_together
 from echelon.layout.stage import StagePart, held_parameters, part_of, pieces_of
 

@@ -15,6 +15,10 @@ from math import ceil, cos, exp, log, sin
 
 import numpy as np
 
+from echelon.cost.inputs.cost_inputs import CostInputs
+from echelon.cost.inputs.group_links import (
+    data_group_links,
+)
 from echelon.cost.inputs.numbers import LayoutNumbers, ModelNumbers, Num
 
 ALL_REDUCES_PER_PASS = 2
@@ -164,3 +168,16 @@ def embedding_and_head_weights(model: ModelNumbers, layout: LayoutNumbers) -> Nu
     norm = model.hidden * model.norm_weights
     head = np.where(np.asarray(model.tied) > 0, norm, head_weights(model, layout))
     return embedding_weights(model, layout) + head
+
+
+def node_slice_weights(work: CostInputs, shared: Num, routed: Num) -> Num:
+    """Return how many weights a rank keeps for its node of so many, and of routed experts."""
+    layout = work.layout
+    if not np.any(np.asarray(layout.secondary) > 0.0):
+        return 0.0
+    ways, found = data_group_links(work), 0.0
+    for way, weights in ((ways.shared, shared), (ways.routed, routed)):
+        local = np.asarray(way.ranks_per_node)
+        keeps = (local > 1.0) & (local < way.degree)
+        found = found + np.where(keeps, weights / np.maximum(local, 1.0), 0.0)
+    return np.where(np.asarray(layout.secondary) > 0.0, found, 0.0)

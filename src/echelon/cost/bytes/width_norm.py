@@ -19,9 +19,8 @@ from collections.abc import Iterator
 from echelon.core.axis import Axis
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import DTYPE_BYTES, Plan
-from echelon.cost.activations.numbers import STATISTICS_BYTES
 from echelon.cost.bytes.all_reduce import sums_sent
-from echelon.cost.bytes.terms import SentTerm, pass_terms
+from echelon.cost.bytes.terms import STATISTICS_BYTES, SentTerm, pass_terms
 from echelon.layout.stage import RankPart
 
 

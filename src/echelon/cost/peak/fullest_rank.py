@@ -37,6 +37,7 @@ from echelon.cost.bytes.model_sizes import (
     embedding_and_head_weights,
     embedding_weights,
     head_weights,
+    node_slice_weights,
 )
 from echelon.cost.bytes.nccl import nccl_bytes
 from echelon.cost.inputs.cost_inputs import CostInputs, Terms
@@ -47,7 +48,6 @@ from echelon.cost.inputs.pipeline import (
     microbatches_in_flight,
     microbatches_that_wait,
 )
-from echelon.cost.seconds.data import node_slice_weights
 
 WHOLE_STAGE = 3.0
 """The stage of ZeRO that cuts parameters, too."""

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 from echelon.core.choices.collective_algorithms import BACKEND, HIERARCHICAL, algorithm_index
 from echelon.core.cluster import Cluster
+from echelon.cost.inputs.group_links import group_link_numbers
 from echelon.cost.seconds.from_plan import machine_numbers_from_cluster
-from echelon.cost.seconds.links.collectives import group_link_numbers, sum_seconds
+from echelon.cost.seconds.links.collectives import sum_seconds
 
 LONG_BYTES = 64e6  # of gradients
 

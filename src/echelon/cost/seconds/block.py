@@ -23,14 +23,10 @@ import numpy as np
 
 from echelon.cost.bytes.piece_traffic import HEAD_WIDTHS
 from echelon.cost.inputs.cost_inputs import CostInputs
+from echelon.cost.inputs.group_links import library_group_links
 from echelon.cost.inputs.numbers import LayoutNumbers, ModelNumbers, Num, first_number
 from echelon.cost.seconds.links.collectives import all_reduce_seconds, sum_seconds
-from echelon.cost.seconds.links.exchanges import (
-    NOTHING,
-    context_exchange,
-    expert_exchange,
-    library_group_links,
-)
+from echelon.cost.seconds.links.exchanges import NOTHING, context_exchange, expert_exchange
 from echelon.cost.seconds.matmul import (
     alignment_efficiency,
     attention_rates,

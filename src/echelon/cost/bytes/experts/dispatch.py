@@ -24,7 +24,7 @@ from dataclasses import dataclass
 
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
-from echelon.cost.bytes.terms import SentTerm, all_to_all_bytes, element_bytes
+from echelon.cost.bytes.terms import INDEX_BYTES, SentTerm, all_to_all_bytes, element_bytes
 from echelon.layout.expert_load import (
     BlockPass,
     ExpertLoad,
@@ -41,9 +41,6 @@ from echelon.layout.stage import RankPart
 
 GATE_LEAST_BYTES = 4
 """Scores are computed in at least fp32, and gates travel in that dtype."""
-
-INDEX_BYTES = 8
-"""Counts, choices and keys are int64; what a step notes is float64."""
 
 CHOICE_BYTES = 4
 """Choices that cross nodes are int32."""

@@ -31,8 +31,9 @@ from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.cost.bytes.all_reduce import slices_sent, sums_sent
 from echelon.cost.bytes.data import STAGE_AXIS
-from echelon.cost.bytes.experts.dispatch import INDEX_BYTES, dispatch_bytes, gate_bytes
+from echelon.cost.bytes.experts.dispatch import dispatch_bytes, gate_bytes
 from echelon.cost.bytes.terms import (
+    INDEX_BYTES,
     SentBytes,
     SentTerm,
     all_gather_bytes,

@@ -21,8 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from echelon.cost.bytes.experts.dispatch import INDEX_BYTES
-from echelon.cost.bytes.terms import all_reduce_bytes, all_to_all_bytes
+from echelon.cost.bytes.terms import INDEX_BYTES, all_reduce_bytes, all_to_all_bytes
 from echelon.layout.modules.tensor import StackedExperts
 
 
