@@ -22,7 +22,7 @@ from echelon.core.plan import Plan
 from echelon.core.units import binary_bytes
 
 if TYPE_CHECKING:
-    from echelon.cost.bytes.cache import KindCacheSizes
+    from echelon.cost.bytes.generate import KindCacheSizes
     from echelon.launch.room import Need
     from echelon.training.inference import GenerateTask, RankWriting
 

@@ -22,7 +22,7 @@ from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import family_of, parameters
 from echelon.core.plan import DTYPE_BYTES, DType, Mathematics, Optimizer, Plan, Precision, Zero
-from echelon.cost.bytes.context.sent import kv_copies
+from echelon.cost.bytes.context_sent import kv_copies
 from echelon.proof.shrink_attention import small_kinds, small_stretch
 from echelon.proof.shrink_experts import (
     elements_of_a_rank,

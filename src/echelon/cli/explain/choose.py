@@ -203,7 +203,7 @@ def _parts(question: ChooseQuestion, *, columns: int) -> Iterator[list[str]]:
     for advice in advised.advice:
         yield list(_advice(advice, advised.situation, question.seconds(advice), columns=columns))
     rows = compare_strategies(advised.situation, question.software)
-    head = "Strategies side by side, on all devices (2 psi: cost/bytes/model_states.py)"
+    head = "Strategies side by side, on all devices (2 psi: cost/bytes/model_sizes.py)"
     yield [
         head,
         "",

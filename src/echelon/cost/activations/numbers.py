@@ -17,9 +17,9 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from echelon.cost.bytes.fp8 import CODE_BYTES, SCALE_BYTES
 from echelon.cost.bytes.piece_traffic import num_partial_sums
-from echelon.cost.bytes.terms import STATISTICS_BYTES
+from echelon.cost.bytes.quantised import CODE_BYTES, SCALE_BYTES
+from echelon.cost.bytes.terms import WIDE_BYTES
 
 Num: TypeAlias = "int | float | NDArray[Any]"
 
@@ -274,7 +274,7 @@ class ActivationNumbers:
         It widens a few of the rows of both matrices at a time, of `width` elements together.
         """
         piece = -elementwise_max(-rows, -PRODUCT_ROWS)
-        return self.mixed * self.widens * piece * width * STATISTICS_BYTES
+        return self.mixed * self.widens * piece * width * WIDE_BYTES
 
     def sum_bytes(self, rows: Num, width: Num) -> Num:
         """Return the partial sums that a kernel gives of rows, beside their sum."""

@@ -23,8 +23,9 @@ Pool = Literal["device", "host", "nvme"]
 INDEX_BYTES = 8
 """Bytes of an index or a count (int64): token ids, positions, places of rows."""
 
-STATISTICS_BYTES = 4
-"""Bytes of a statistic, at least: float32."""
+WIDE_BYTES = 4
+"""Bytes of a sum, statistic, score or scale, at least: these are computed in fp32 or wider."""
+
 
 SentBytes = int | tuple[int, int]
 """What is sent; or that, and how much of it to other nodes."""

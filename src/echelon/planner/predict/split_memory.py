@@ -19,7 +19,7 @@ from echelon.core.plan import (
     ZeroStage,
 )
 from echelon.cost.activations.closed_forms import saved_bytes_of_block
-from echelon.cost.bytes.model_states import StatePrecision
+from echelon.cost.bytes.model_sizes import StatePrecision
 from echelon.cost.inputs.cost_inputs import CostInputs, TrainerConstants
 from echelon.cost.inputs.numbers import LayoutNumbers
 from echelon.cost.inputs.pipeline import schedule_index

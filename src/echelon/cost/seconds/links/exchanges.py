@@ -17,7 +17,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from echelon.cost.bytes.terms import STATISTICS_BYTES
+from echelon.cost.bytes.terms import WIDE_BYTES
 from echelon.cost.inputs.cost_inputs import CostInputs
 from echelon.cost.inputs.group_links import (
     group_link_numbers,
@@ -64,7 +64,7 @@ def _width_norm_seconds(work: CostInputs) -> tuple[Num, Num]:
     """Return the seconds in which norms over all heads are summed: of queries and keys at once
     forward, one after the other backward."""
     way, sums = library_group_links(work, work.layout.tp, 1.0), work.layout.sums
-    row = work.tokens * np.maximum(STATISTICS_BYTES, work.element)
+    row = work.tokens * np.maximum(WIDE_BYTES, work.element)
     there = np.asarray(work.model.width_norms) > 0
     both, each = sum_seconds(way, 2.0 * row, sums), sum_seconds(way, row, sums)
     return np.where(there, both, 0.0), np.where(there, 2.0 * each, 0.0)

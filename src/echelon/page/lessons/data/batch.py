@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from echelon.core.units import decimal_bytes
-from echelon.cost.bytes.model_states import communication_volume, model_states
+from echelon.cost.bytes.model_sizes import communication_volume, model_states
 from echelon.page.document import Fact
 from echelon.page.lessons.corrections import corrections
 from echelon.page.lessons.data.recorded import (

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from echelon.core.units import binary_bytes, decimal_bytes, short_count
-from echelon.cost.bytes.model_states import (
+from echelon.cost.bytes.model_sizes import (
     MIXED_PRECISION,
     STAGES,
     model_states,

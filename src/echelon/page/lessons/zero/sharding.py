@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from echelon.core.plan import ZeroStage
 from echelon.core.units import short_count
-from echelon.cost.bytes.model_states import MIXED_PRECISION, model_states
+from echelon.cost.bytes.model_sizes import MIXED_PRECISION, model_states
 from echelon.page.document import Fact
 from echelon.page.figures import DataTable
 from echelon.page.lessons.corrections import corrections

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from echelon.core.plan import ZeroStage
 from echelon.core.units import decimal_bytes
-from echelon.cost.bytes.model_states import (
+from echelon.cost.bytes.model_sizes import (
     MIXED_PRECISION,
     STAGES,
     communication_volume,

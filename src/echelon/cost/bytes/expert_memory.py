@@ -27,7 +27,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from echelon.core.plan import Plan
-from echelon.cost.bytes.experts.dispatch import gate_bytes
+from echelon.cost.bytes.expert_sent import gate_bytes
 from echelon.cost.bytes.terms import HeldTerm, element_bytes
 from echelon.layout.expert_load import (
     balanced_pairs,

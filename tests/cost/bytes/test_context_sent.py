@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from echelon.core.plan import Context, ContextKind, Plan, Recompute
-from echelon.cost.bytes.context.sent import (
+from echelon.cost.bytes.context_sent import (
     block_bytes,
     context_bytes,
     gathers_whole,

@@ -26,6 +26,7 @@ from functools import partial
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.cost.bytes.terms import (
+    WIDE_BYTES,
     SentTerm,
     all_gather_bytes,
     all_to_all_bytes,
@@ -36,9 +37,6 @@ from echelon.cost.bytes.terms import (
 from echelon.layout.layer_kinds import plan_of_layer
 from echelon.layout.ring_transfers import RingTransfers, direct_transfers, num_rows, ring_transfers
 from echelon.layout.stage import RankPart, StagePart
-
-GRADIENT_LEAST_BYTES = 4
-"""Gradients of keys and values are added up in at least fp32, on their way too."""
 
 
 def kv_copies(heads: int, kv_heads: int, degree: int) -> int:
@@ -131,7 +129,7 @@ def _ulysses(plan: Plan, blocks: int, again: int) -> Iterator[SentTerm]:
 def _ring(plan: Plan, counts: tuple[int, int], place: int, of_kind: str) -> Iterator[SentTerm]:
     """Yield what blocks of one kind of attention send: `counts` in all, and made again."""
     elements, size = kv_row_elements(plan), element_bytes(plan)
-    wide = max(size, GRADIENT_LEAST_BYTES)
+    wide = max(size, WIDE_BYTES)
     if gathers_whole(plan):
         degree = plan.placement.ring_degree
         piece = plan.mathematics.sequence_length // degree * elements

@@ -10,7 +10,7 @@ import pytest
 from echelon.core.experts import Balance, ExpertLayout
 from echelon.core.model_shape import Experts
 from echelon.core.plan import Plan
-from echelon.cost.bytes.experts.memory import balanced_memory, worst_memory
+from echelon.cost.bytes.expert_memory import balanced_memory, worst_memory
 from echelon.cost.bytes.transient import transient_terms
 from echelon.launch.local.pool import RankPool
 from echelon.layout.buckets import plan_buckets

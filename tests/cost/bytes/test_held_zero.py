@@ -12,7 +12,7 @@ from echelon.core.axis import SHARD_AXES, Axis
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.plan import DTYPE_BYTES, Plan, Zero, ZeroStage
 from echelon.cost.bytes.held import bytes_held, bytes_held_by_pool
-from echelon.cost.bytes.model_states import FP32_PRECISION, MIXED_PRECISION, model_states
+from echelon.cost.bytes.model_sizes import FP32_PRECISION, MIXED_PRECISION, model_states
 from echelon.cost.bytes.terms import HeldTerm
 from echelon.layout.buckets import accumulates_slices, plan_buckets, shard_degree
 from echelon.layout.slots import slice_parts, slot_ranges
