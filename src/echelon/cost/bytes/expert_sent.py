@@ -22,7 +22,8 @@ capacity the keys and choices of all tokens (gates too, where the score decides)
 On "stage", all ranks of a stage, once per step: counts, probabilities and three sums of each layer.
 
 To experts and back, by kind of dispatch: a hop is an exchange of rows over one axis, of which S
-leave a rank and R arrive. Its four motions send, with rows of r bytes, and d where gates ride along:
+leave a rank and R arrive. Its four motions send, with rows of r bytes, and d where gates ride
+along:
 
     dispatch forward   S d        combine forward   R r
     combine backward   S r        dispatch backward R d

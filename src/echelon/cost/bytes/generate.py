@@ -8,8 +8,8 @@ The cache: a token keeps, in every block of the model, one key and one value of 
 of its rank: 2 x kv_heads / tp x head_dim numbers (Ainslie et al., "GQA", 2023, section 2). Under
 latent attention it keeps the narrow vector and the shared key part instead, kv_rank + rope_dim
 numbers, which all heads read and so every tensor rank has whole (DeepSeek-V2, 2024, section 2.1.2).
-The pool is cut into blocks of `block_tokens` positions (Kwon et al., "PagedAttention", 2023, section
-4.1).
+The pool is cut into blocks of `block_tokens` positions (Kwon et al., "PagedAttention", 2023,
+section 4.1).
 """
 
 from __future__ import annotations

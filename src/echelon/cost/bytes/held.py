@@ -14,10 +14,11 @@ What exists only while a step runs is bounded by `cost/bytes/transient.py`.
 `zero_choices` puts what a plan decided about ZeRO beside what it did not choose: bytes sent against
 bytes held.
 
-Bytes that a run writes (`stored_bytes`) do not depend on the layout: a checkpoint holds each element
-of each tensor once, without padding, in the dtypes that ranks keep. Trained weights take the values
-that the optimizer updates and its state of each (12 bytes with AdamW in fp32); frozen ones take the
-dtype of parameters, once in a run. Headers and indexes come on top, and the numbers of routers.
+Bytes that a run writes (`stored_bytes`) do not depend on the layout: a checkpoint holds each
+element of each tensor once, without padding, in the dtypes that ranks keep. Trained weights take
+the values that the optimizer updates and its state of each (12 bytes with AdamW in fp32); frozen
+ones take the dtype of parameters, once in a run. Headers and indexes come on top, and the numbers
+of routers.
 """
 
 from __future__ import annotations

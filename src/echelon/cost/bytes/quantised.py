@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """Bytes of numbers held or sent as codes: fp8 products, int8 gathers, sums of integers.
 
-A code of a matrix in 8 bits takes 1 byte. A scale takes 4, of the `block` numbers of a row that share it; of a weight
-block x block numbers do. A scale of a whole tensor is known on every rank: it is not kept beside
-codes, nor sent with them. In their place, at the end of a step, all ranks find the largest numbers
-of the model in one all-reduce: three of each group of layers.
+A code of a matrix in 8 bits takes 1 byte. A scale takes 4, of the `block` numbers of a row that
+share it; of a weight block x block numbers do. A scale of a whole tensor is known on every rank: it
+is not kept beside codes, nor sent with them. In their place, at the end of a step, all ranks find
+the largest numbers of the model in one all-reduce: three of each group of layers.
 
 Gradients that are summed in two hops of integers (`zero.reduce`): a bucket of E numbers is summed
-over l ranks of each of k nodes; a slice is S = E / (k l) numbers, ceil(S / 128) blocks of codes with
-a scale each:
+over l ranks of each of k nodes; a slice is S = E / (k l) numbers, ceil(S / 128) blocks of codes
+with a scale each:
 
     m(S)    = blocks x (4 + 128 bits / 8)        8 in place of 4 where sums are in float64
     inside  (l - 1) k m(S)

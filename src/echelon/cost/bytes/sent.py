@@ -30,8 +30,8 @@ microbatch, per block:
     backward   the same                  what pulls their gradients, an all-reduce for each
 
 and forward once more where attention is made again in backward. It is no tensor of the width of the
-model: with 4,096 wide heads in bf16 it is a thousandth of what a block sends for its layers. Source:
-OLMo 2, 2024, section 2.2, split by heads (`parallel/kernels/width_norm.py`).
+model: with 4,096 wide heads in bf16 it is a thousandth of what a block sends for its layers.
+Source: OLMo 2, 2024, section 2.2, split by heads (`parallel/kernels/width_norm.py`).
 
 Inside of nodes and between them (`collective_tiers`), exact for each rank: a gather over n ranks is
 a message of the own piece to each of the n-1 others: of l ranks on the own node, l-1 go inside, n-l
