@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from echelon.core.errors import ConfigError
-from echelon.core.rulebook.data_mixture import SAMPLE_OF_STEP
+from echelon.core.rulebook.data import SAMPLE_OF_STEP
 from echelon.training.data.batches import BatchLayout
 from echelon.training.data.look import SampleLook, SourceLook, look_at_sample, look_at_sources
 from echelon.training.data.mixed_dataset import open_data

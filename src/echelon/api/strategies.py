@@ -24,7 +24,7 @@ from echelon.core.errors import ConfigError
 from echelon.core.messages.names import names_within
 from echelon.core.optional import optional_package
 from echelon.core.plan import Plan
-from echelon.core.rulebook.strategy import (
+from echelon.core.rulebook.module import (
     STRATEGY_KNOWN,
     STRATEGY_RANKS,
     STRATEGY_SCOPE,

@@ -21,7 +21,7 @@ from echelon.config.job import Job
 from echelon.config.rules.plan import require_trainable, require_yes_to_assumed
 from echelon.core.errors import ConfigError, EchelonError, EnvironmentProblem
 from echelon.core.optional import optional_package
-from echelon.core.rulebook.lost_islands import LOST_ISLANDS_NEED_OUR_LAUNCHER
+from echelon.core.rulebook.islands import LOST_ISLANDS_NEED_OUR_LAUNCHER
 from echelon.core.rulebook.servers import LOST_WORKERS_NEED_OUR_LAUNCHER
 
 if TYPE_CHECKING:

@@ -15,7 +15,7 @@ from echelon.config.rules.suggestions import change_text
 from echelon.config.settings.value_types import toml_text
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import Plan
-from echelon.core.rulebook.export import EXPORT_NOT_EXPRESSIBLE
+from echelon.core.rulebook.interop import EXPORT_NOT_EXPRESSIBLE
 from echelon.interop.export_attempt import ExportAttempt, ExportNote, attempt_export, header_lines
 from echelon.interop.importer import import_file
 from echelon.interop.plan_settings import RunSettings, needed_settings, resolve_settings, run_toml

@@ -18,7 +18,7 @@ from echelon.config.load import run_name_of
 from echelon.config.setting_layers import SettingLayers, gather_layers, parse_set_flags
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import Precision
-from echelon.core.rulebook.imports import IMPORT_KIND
+from echelon.core.rulebook.interop import IMPORT_KIND
 from echelon.interop.commands.launcher import (
     COMMAND,
     after_launcher,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from echelon.config.entries import Entry
 from echelon.core.errors import Problem
-from echelon.core.rulebook.imports import IMPORT_ALLOW
+from echelon.core.rulebook.interop import IMPORT_ALLOW
 from echelon.core.rules import did_you_mean
 from echelon.interop.key_reader import KeyOutcome, KeyReader, Refusal, json_text
 

@@ -15,7 +15,7 @@ from echelon.core.cluster import Cluster
 from echelon.core.errors import ConfigError
 from echelon.core.event import Event
 from echelon.core.mesh import Mesh
-from echelon.core.rulebook.observe import RUN_HAS_EVENTS
+from echelon.core.rulebook.run import RUN_HAS_EVENTS
 from echelon.cost.fit.run import COMPUTED, GroupCollective, ObservedTime, StageAction, fit_run
 from echelon.cost.fit.samples import Collective, CollectiveKind
 from echelon.telemetry.events import ranks_with_events

@@ -29,7 +29,7 @@ from echelon.cli.stderr import note, working
 from echelon.config.files.reading import is_folder
 from echelon.config.setting_layers import preset_meant
 from echelon.core.errors import ConfigError
-from echelon.core.rulebook.command_line import BAD_ARGUMENT
+from echelon.core.rulebook.config import BAD_ARGUMENT
 from echelon.launch.environment import is_launched
 
 TIMES = Path("times.json")

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from echelon.config.settings.value_types import Text
-from echelon.core.rulebook.imports import IMPORT_KIND
+from echelon.core.rulebook.interop import IMPORT_KIND
 from echelon.interop.accelerate.abilities import TABLES
 from echelon.interop.accelerate.read_mesh import (
     MEGATRON_TABLE,

@@ -25,10 +25,7 @@ from echelon.config.view import Unavailable, View
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import base_shape
-from echelon.core.rulebook.export_weights import (
-    WEIGHTS_HAVE_ARCHITECTURE,
-    WEIGHTS_TYPE_NAMES_SHAPE,
-)
+from echelon.core.rulebook.weights import WEIGHTS_HAVE_ARCHITECTURE, WEIGHTS_TYPE_NAMES_SHAPE
 from echelon.core.rules import did_you_mean
 
 KEY = "--model-type"

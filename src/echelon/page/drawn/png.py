@@ -10,7 +10,7 @@ from typing import Any, cast
 
 from echelon.core.errors import EnvironmentProblem
 from echelon.core.optional import optional_package
-from echelon.core.rulebook.command_line import FONT_INSTALLED
+from echelon.core.rulebook.config import FONT_INSTALLED
 from echelon.page.drawn.marks import Drawing, svg_file
 
 ZOOM = 2.0
