@@ -10,8 +10,16 @@ from echelon.cost.bytes.model_sizes import expert_message_bytes
 from echelon.page.document import Fact
 from echelon.page.figures import DataTable
 from echelon.page.lessons.corrections import corrections
-from echelon.page.lessons.diagram import DiagramFigure, Move, Place, Tile
-from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene
+from echelon.page.lessons.lesson import (
+    DiagramFigure,
+    Frame,
+    Lesson,
+    LessonControl,
+    Move,
+    Place,
+    Scene,
+    Tile,
+)
 from echelon.page.lessons.traces import read_trace
 
 DISPATCH, COMBINE = "experts.dispatch", "experts.combine"

@@ -11,8 +11,17 @@ from echelon.cost.bytes.model_sizes import kv_bytes
 from echelon.page.document import Fact
 from echelon.page.figures import BarRow, BarsFigure, DataTable
 from echelon.page.lessons.corrections import corrections
-from echelon.page.lessons.diagram import DiagramFigure, Move, Place, Tile
-from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene, choices
+from echelon.page.lessons.lesson import (
+    DiagramFigure,
+    Frame,
+    Lesson,
+    LessonControl,
+    Move,
+    Place,
+    Scene,
+    Tile,
+    choices,
+)
 
 # A model of 70B parameters at 128k positions.
 POSITIONS = 131_072

@@ -19,8 +19,16 @@ from echelon.layout.context_work import pairs_by_place
 from echelon.page.document import Fact
 from echelon.page.figures import BarRow, BarsFigure, DataTable, HeatFigure, HeatRow
 from echelon.page.lessons.corrections import corrections
-from echelon.page.lessons.diagram import DiagramFigure, Move, Place, Tile
-from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene
+from echelon.page.lessons.lesson import (
+    DiagramFigure,
+    Frame,
+    Lesson,
+    LessonControl,
+    Move,
+    Place,
+    Scene,
+    Tile,
+)
 from echelon.page.lessons.traces import read_trace
 
 # The model of which the last step tells bytes: a Llama 7B, and 128k positions.

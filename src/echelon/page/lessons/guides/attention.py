@@ -11,8 +11,7 @@ from echelon.layout.context_work import pairs_between
 from echelon.page.document import Fact
 from echelon.page.figures import HeatFigure, HeatRow
 from echelon.page.lessons.corrections import corrections
-from echelon.page.lessons.diagram import Fold, FoldsFigure
-from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene
+from echelon.page.lessons.lesson import Fold, FoldsFigure, Frame, Lesson, LessonControl, Scene
 
 TOKENS = 16  # of the example
 RANKS = 4  # that share it out

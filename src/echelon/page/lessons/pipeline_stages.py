@@ -15,8 +15,17 @@ from echelon.layout.stage import RankPart, held_parameters, rank_part
 from echelon.page.document import Fact
 from echelon.page.figures import DataTable
 from echelon.page.lessons.corrections import corrections
-from echelon.page.lessons.diagram import DiagramFigure, Move, Place, Tile
-from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene, choices
+from echelon.page.lessons.lesson import (
+    DiagramFigure,
+    Frame,
+    Lesson,
+    LessonControl,
+    Move,
+    Place,
+    Scene,
+    Tile,
+    choices,
+)
 
 MODEL = "llama2-7b"
 RANKS = (4, 8)  # pipeline ranks
