@@ -53,6 +53,29 @@ _USED = {
 }
 
 
+_RECORDED = {
+    "ring": "all-reduce",
+    "halving-doubling": "halving-doubling",
+    "tree": "tree",
+    "hierarchical": "hierarchical",
+}
+"""What the recording of each algorithm is called."""
+ALGORITHMS = tuple(_RECORDED)
+_ALGORITHM_CONTROLS = (
+    LessonControl(name="algorithm", label="algorithm", values=ALGORITHMS, start=1),
+)
+_DOES = {
+    "ring": "A quarter at a time goes around: first to be added, then to be kept. Every link is "
+    "busy in every round.",
+    "halving-doubling": "Pairs exchange halves of what is left and add; then they go the way back. "
+    "Few rounds, and as many bytes as a ring.",
+    "tree": "Whole tensors go up a tree to rank 0, which has the sum, and down again. Few rounds, "
+    "many bytes: for small tensors.",
+    "hierarchical": "First inside of a node, then between nodes with what is left, then inside "
+    "again. Few bytes on the slow links.",
+}
+
+
 def four_collectives() -> Lesson:
     """Return the lesson: a scene for each collective, a frame for each round of messages."""
     return Lesson(
@@ -221,29 +244,6 @@ def _gone(run: RecordedCollective, rank: int, target: int) -> Tile:
         state="gone",
         row=target,
     )
-
-
-_RECORDED = {
-    "ring": "all-reduce",
-    "halving-doubling": "halving-doubling",
-    "tree": "tree",
-    "hierarchical": "hierarchical",
-}
-"""What the recording of each algorithm is called."""
-ALGORITHMS = tuple(_RECORDED)
-_ALGORITHM_CONTROLS = (
-    LessonControl(name="algorithm", label="algorithm", values=ALGORITHMS, start=1),
-)
-_DOES = {
-    "ring": "A quarter at a time goes around: first to be added, then to be kept. Every link is "
-    "busy in every round.",
-    "halving-doubling": "Pairs exchange halves of what is left and add; then they go the way back. "
-    "Few rounds, and as many bytes as a ring.",
-    "tree": "Whole tensors go up a tree to rank 0, which has the sum, and down again. Few rounds, "
-    "many bytes: for small tensors.",
-    "hierarchical": "First inside of a node, then between nodes with what is left, then inside "
-    "again. Few bytes on the slow links.",
-}
 
 
 def all_reduce_algorithms() -> Lesson:

@@ -44,6 +44,12 @@ _DID = {
 }
 
 
+WEIGHTS = 7e9  # weights of the model whose memory is told
+_NAME = "output.weight"
+_COLUMNS = 4  # samples in a row of a rank
+_MEAN = "all-reduce"
+
+
 def ddp_flow() -> Lesson:
     """Return the lesson: load, forward, backward, all-reduce, update, and again."""
     run = recorded_run()
@@ -253,12 +259,6 @@ def _sums(run: RecordedRun) -> tuple[Move, ...]:
         for rank, one in enumerate(run.steps[0])
         for other in sorted(set(one.messages[name]))
     )
-
-
-WEIGHTS = 7e9  # weights of the model whose memory is told
-_NAME = "output.weight"
-_COLUMNS = 4  # samples in a row of a rank
-_MEAN = "all-reduce"
 
 
 def batch_on_ranks() -> Lesson:

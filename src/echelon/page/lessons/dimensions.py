@@ -40,6 +40,27 @@ _KINDS = ("samples", "columns of each matrix", "layers")
 _CONTROLS = (LessonControl(name="ranks", label="ranks N", values=("2", "4"), start=1),)
 
 
+STEP_LAYERS = 4  # layers of the model, each of two matrices
+STEP_HIDDEN = 4  # its width
+STEP_FFN = 8  # neurons of a layer
+STEP_SAMPLES = 8  # samples of the batch
+MESH = Mesh(pp=2, dp_replicate=2, tp=2)
+"""Two of each: eight ranks."""
+_CUTS = (Mesh(), Mesh(pp=2), Mesh(pp=2, tp=2), MESH, MESH)
+"""The mesh after each step."""
+_CAPTIONS = (
+    "Step 1: one model of four layers and one batch of eight samples, on one rank.",
+    "Step 2, pipeline: cut between layers. The front half is stage 0, the back half stage 1, and "
+    "activations go from one to the other.",
+    "Step 3, tensor: cut each matrix in two. A rank has half of the weights of each layer of its "
+    "stage, and the two halves of a stage sum their activations.",
+    "Step 4, data: copy all of it, and give each copy half of the samples. The copies sum "
+    "gradients.",
+    "Step 5: eight ranks, each with its coordinates. The number of a rank counts tensor places "
+    "first, then replicas, then stages.",
+)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
     """Say what one way of splitting cuts, when it sends, and how much a rank sends in a step."""
@@ -187,26 +208,7 @@ def _part(cut: int, rank: int, kind: int, part: int, degree: int) -> Tile:
     )
 
 
-STEP_LAYERS = 4  # layers of the model, each of two matrices
-STEP_HIDDEN = 4  # its width
-STEP_FFN = 8  # neurons of a layer
-STEP_SAMPLES = 8  # samples of the batch
-MESH = Mesh(pp=2, dp_replicate=2, tp=2)
-"""Two of each: eight ranks."""
 _STEP_KINDS = ("samples", *(f"layer {layer}" for layer in range(STEP_LAYERS)))
-_CUTS = (Mesh(), Mesh(pp=2), Mesh(pp=2, tp=2), MESH, MESH)
-"""The mesh after each step."""
-_CAPTIONS = (
-    "Step 1: one model of four layers and one batch of eight samples, on one rank.",
-    "Step 2, pipeline: cut between layers. The front half is stage 0, the back half stage 1, and "
-    "activations go from one to the other.",
-    "Step 3, tensor: cut each matrix in two. A rank has half of the weights of each layer of its "
-    "stage, and the two halves of a stage sum their activations.",
-    "Step 4, data: copy all of it, and give each copy half of the samples. The copies sum "
-    "gradients.",
-    "Step 5: eight ranks, each with its coordinates. The number of a rank counts tensor places "
-    "first, then replicas, then stages.",
-)
 
 
 def baby_steps() -> Lesson:

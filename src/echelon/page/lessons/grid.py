@@ -39,6 +39,24 @@ _CONTROLS = (
 )
 
 
+DP = 2  # data ranks
+TP = 4  # tensor ranks
+PP = 2  # pipeline ranks
+HIDDEN = 4096  # width of the model
+FFN = 16384  # columns of the matrix that is told of
+PIPELINE_FIRST, DATA_FIRST = "pipeline outermost", "data outermost"
+CLUSTERS = ("16xh100", "16xgb200")
+_LINKS_CONTROLS = (
+    LessonControl(name="order", label="order of ranks", values=(DATA_FIRST, PIPELINE_FIRST)),
+    LessonControl(name="cluster", label="cluster", values=CLUSTERS),
+)
+_AXES = (
+    (Axis.TP, "tensor", "sum activations in each layer"),
+    (Axis.PP, "pipeline", "hand activations on, and gradients back"),
+    (Axis.DP_REPLICATE, "data", "sum gradients once a step"),
+)
+
+
 def three_degrees() -> Lesson:
     """Return the lesson: a scene for each choice of the three degrees."""
     return Lesson(
@@ -137,24 +155,6 @@ def _replica(mesh: Mesh, dp: int) -> Place:
                 )
             )
     return Place(label=f"replica {dp}", note="", tiles=tuple(tiles))
-
-
-DP = 2  # data ranks
-TP = 4  # tensor ranks
-PP = 2  # pipeline ranks
-HIDDEN = 4096  # width of the model
-FFN = 16384  # columns of the matrix that is told of
-PIPELINE_FIRST, DATA_FIRST = "pipeline outermost", "data outermost"
-CLUSTERS = ("16xh100", "16xgb200")
-_LINKS_CONTROLS = (
-    LessonControl(name="order", label="order of ranks", values=(DATA_FIRST, PIPELINE_FIRST)),
-    LessonControl(name="cluster", label="cluster", values=CLUSTERS),
-)
-_AXES = (
-    (Axis.TP, "tensor", "sum activations in each layer"),
-    (Axis.PP, "pipeline", "hand activations on, and gradients back"),
-    (Axis.DP_REPLICATE, "data", "sum gradients once a step"),
-)
 
 
 def mesh_of(order: str) -> Mesh:

@@ -40,6 +40,19 @@ _LOOKS = {
 }
 
 
+NAMES = {"naive": "Naive", "gpipe": "GPipe", "1f1b": "1F1B"}
+"""How the schedules of the lessons are called, by their names in a plan."""
+KINDS = ("forward", "backward")
+_NUMBERS = {ActionKind.F.value: 0, ActionKind.BW.value: 1}
+SCHEDULES = ("gpipe", "1f1b")
+COMPARED_RANKS = (2, 4, 8)  # pipeline ranks
+COMPARED_MICROBATCHES = (4, 8, 16)  # of a step
+TABLED = (4, 8, 16, 32, 64)
+"""Microbatches of the table."""
+_LONGER = ActionTimes(forward_s=1, input_gradient_s=1, weight_gradient_s=1)
+"""A backward pass of two slots."""
+
+
 def pipeline_walk() -> Lesson:
     """Return the lesson: three schedules of four ranks, each in five steps."""
     control = LessonControl(name="schedule", label="schedule", values=tuple(NAMES.values()))
@@ -137,12 +150,6 @@ def _table(runs: list[SlotRun]) -> DataTable:
     )
 
 
-NAMES = {"naive": "Naive", "gpipe": "GPipe", "1f1b": "1F1B"}
-"""How the schedules of the lessons are called, by their names in a plan."""
-KINDS = ("forward", "backward")
-_NUMBERS = {ActionKind.F.value: 0, ActionKind.BW.value: 1}
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SlotRun:
     """Hold a schedule that was simulated with a forward pass of one slot."""
@@ -225,19 +232,11 @@ def _lane(run: SlotRun, rank: int, until: int) -> ScheduleLane:
     )
 
 
-SCHEDULES = ("gpipe", "1f1b")
-COMPARED_RANKS = (2, 4, 8)  # pipeline ranks
-COMPARED_MICROBATCHES = (4, 8, 16)  # of a step
-TABLED = (4, 8, 16, 32, 64)
-"""Microbatches of the table."""
-
 _CONTROLS = (
     LessonControl(name="schedule", label="schedule", values=tuple(NAMES[one] for one in SCHEDULES)),
     LessonControl(name="p", label="ranks p", values=tuple(map(str, COMPARED_RANKS)), start=1),
     LessonControl(name="m", label="microbatches m", values=tuple(map(str, COMPARED_MICROBATCHES))),
 )
-_LONGER = ActionTimes(forward_s=1, input_gradient_s=1, weight_gradient_s=1)
-"""A backward pass of two slots."""
 _BY_TITLE = {NAMES[one]: one for one in SCHEDULES}
 
 

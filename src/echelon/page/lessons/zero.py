@@ -50,6 +50,36 @@ _CUT = (
 )
 
 
+WEIGHTS = {"7B": 7e9, "70B": 70e9}
+STAGE_RANKS = (1, 2, 4, 8, 64)  # data ranks
+_KINDS = ("parameters", "gradients", "optimizer")
+_STAGE_CONTROLS = (
+    LessonControl(name="weights", label="weights", values=tuple(WEIGHTS)),
+    LessonControl(
+        name="ranks",
+        label="data ranks N",
+        values=tuple(map(str, STAGE_RANKS)),
+        start=STAGE_RANKS.index(4),
+    ),
+)
+_SHARED = (
+    "Every rank holds everything: parameters, gradients and optimizer state.",
+    "Stage 1: each rank keeps 1/N of the optimizer state, and updates that share of the weights.",
+    "Stage 2: gradients are reduced to the rank whose share they are, and held by it alone.",
+    "Stage 3: parameters are shared out, too, and gathered for a layer while it is computed.",
+)
+SHARDING_WEIGHTS = 7e9  # parameters
+LAYERS = 32  # of the model; each is gathered by itself
+SHARDING_RANKS = (2, 4, 8)  # data ranks
+_SHARDING_KINDS = ("parameters", "one layer, gathered")
+_CONTROL = LessonControl(
+    name="ranks",
+    label="data ranks N",
+    values=tuple(map(str, SHARDING_RANKS)),
+    start=SHARDING_RANKS.index(4),
+)
+
+
 def zero_breakdown() -> Lesson:
     """Return the lesson: a bar of five kinds for each stage."""
     return Lesson(
@@ -181,26 +211,6 @@ def _share(share: float) -> str:
     return f"{100 * share:.1f} % of it"
 
 
-WEIGHTS = {"7B": 7e9, "70B": 70e9}
-STAGE_RANKS = (1, 2, 4, 8, 64)  # data ranks
-_KINDS = ("parameters", "gradients", "optimizer")
-_STAGE_CONTROLS = (
-    LessonControl(name="weights", label="weights", values=tuple(WEIGHTS)),
-    LessonControl(
-        name="ranks",
-        label="data ranks N",
-        values=tuple(map(str, STAGE_RANKS)),
-        start=STAGE_RANKS.index(4),
-    ),
-)
-_SHARED = (
-    "Every rank holds everything: parameters, gradients and optimizer state.",
-    "Stage 1: each rank keeps 1/N of the optimizer state, and updates that share of the weights.",
-    "Stage 2: gradients are reduced to the rank whose share they are, and held by it alone.",
-    "Stage 3: parameters are shared out, too, and gathered for a layer while it is computed.",
-)
-
-
 def zero_stages() -> Lesson:
     """Return the lesson: a bar for each stage, and one frame after the other."""
     return Lesson(
@@ -278,18 +288,6 @@ def _stage_bar(weights: float, ranks: int, stage: ZeroStage) -> BarRow:
 def _stage_held(weights: float, ranks: int, stage: ZeroStage) -> tuple[float, ...]:
     states = model_states(weights, stage, ranks)
     return states.parameters, states.gradients, states.optimizer
-
-
-SHARDING_WEIGHTS = 7e9  # parameters
-LAYERS = 32  # of the model; each is gathered by itself
-SHARDING_RANKS = (2, 4, 8)  # data ranks
-_SHARDING_KINDS = ("parameters", "one layer, gathered")
-_CONTROL = LessonControl(
-    name="ranks",
-    label="data ranks N",
-    values=tuple(map(str, SHARDING_RANKS)),
-    start=SHARDING_RANKS.index(4),
-)
 
 
 def sharding() -> Lesson:

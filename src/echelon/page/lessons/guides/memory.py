@@ -46,6 +46,21 @@ _PARTS = (
 )
 
 
+# The MLP of a 7B model as guides draw it: D, 4 D, blocks, bytes of a 16-bit value.
+HIDDEN = 4096
+INNER = 16_384
+LAYERS = 32
+SIZE = 2
+GATED_INNER = 11_008
+"""The inner width of the gated MLP of a Llama 2 7B."""
+NEURONS = 8
+"""Columns of the drawing."""
+WEIGHTS_RANKS = (2, 4)  # tensor ranks
+_CONTROL = LessonControl(
+    name="ranks", label="tensor ranks N", values=tuple(map(str, WEIGHTS_RANKS))
+)
+
+
 def memory_guide() -> Lesson:
     """Return the guide: parts of model state, and what each stage of ZeRO leaves."""
     return Lesson(
@@ -142,21 +157,6 @@ def _stage(weights: int, ranks: int, place: int) -> Fold:
         result=decimal_bytes(states.total),
         lines=(*lines, f"{shown} = {decimal_bytes(states.total)}."),
     )
-
-
-# The MLP of a 7B model as guides draw it: D, 4 D, blocks, bytes of a 16-bit value.
-HIDDEN = 4096
-INNER = 16_384
-LAYERS = 32
-SIZE = 2
-GATED_INNER = 11_008
-"""The inner width of the gated MLP of a Llama 2 7B."""
-NEURONS = 8
-"""Columns of the drawing."""
-WEIGHTS_RANKS = (2, 4)  # tensor ranks
-_CONTROL = LessonControl(
-    name="ranks", label="tensor ranks N", values=tuple(map(str, WEIGHTS_RANKS))
-)
 
 
 def weights_guide() -> Lesson:

@@ -32,6 +32,10 @@ SITUATIONS = {
 }
 
 
+Answers = tuple[tuple[str, bool], ...]
+"""Questions by their ids, with their answers, in the order in which they are asked."""
+
+
 def decision_tree() -> Lesson:
     """Return the lesson: a tree, and one path through it question by question."""
     paths = tree_paths(TREE)
@@ -134,10 +138,6 @@ def _model_scene(situation: PlanSituation, tree: DecisionTree) -> Scene:
     )
     head = ("question", "answer", "why")
     return Scene(frames=(frame,), table=DataTable(head=head, rows=rows))
-
-
-Answers = tuple[tuple[str, bool], ...]
-"""Questions by their ids, with their answers, in the order in which they are asked."""
 
 
 @dataclass(frozen=True, slots=True)
