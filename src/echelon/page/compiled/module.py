@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The module of the page that is compiled: its statements, functions and classes.
 
-``python -m echelon.page.explorer.program`` prints it; a test compares `web/src/compiled/formulas.js`.
+``python -m echelon.page.explorer.program`` prints it, and a test compares it with
+`web/src/compiled/formulas.js`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -38,7 +38,10 @@ from echelon.proof.verify.case import OneDevice, OnRank, VerifyCase
 from echelon.proof.verify.subject_file import NUM_STEPS, SubjectFile, SubjectSettings
 from echelon.training.learning_rate import learning_rate
 
-OPENER = "echelon.api.modules.subject:open_module"
+if TYPE_CHECKING:
+    pass
+
+OPENER = "echelon.api.module_subject:open_module"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
