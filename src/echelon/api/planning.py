@@ -40,8 +40,8 @@ if TYPE_CHECKING:
     from echelon.planner.answer.sizes import SizesAnswer
     from echelon.planner.search.request import Objective
     from echelon.proof.bisect.verdict import Bisection
-    from echelon.proof.claims.proof import Proof
     from echelon.proof.run import RankRunner
+    from echelon.proof.verdict import Proof
 
 _MODULES_OF_PROOFS = (
     "echelon.proof.ranks",
