@@ -17,8 +17,13 @@ from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import router_biases
 from echelon.core.plan import DType
 from echelon.core.rulebook.export_weights import WEIGHTS_HAVE_NAMES, WEIGHTS_RANKS_DIVIDE
-from echelon.interop.hugging_face.config_json import OWN_WAY, hub_config
-from echelon.interop.hugging_face.folder import FolderTensor, folder_tensors, tensors_of
+from echelon.interop.hugging_face.folder import (
+    OWN_WAY,
+    FolderTensor,
+    folder_tensors,
+    hub_config,
+    tensors_of,
+)
 from echelon.interop.weight_names import megatron, torchtitan
 from echelon.interop.weight_names.names import find_naming
 from echelon.models.precision import TORCH_DTYPES
