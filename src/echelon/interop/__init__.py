@@ -24,8 +24,8 @@ weight_names/: under which names files and models of transformers keep parameter
 
 Imports go down these floors; a tool that others stand on is below them:
     export, import_report, llamafactory, axolotl > importer, accelerate, hugging_face
-    > followed, nemo > tools and the other folders of tools > formats, launcher, lenient, ranks > key_reader, parsing
-    > abilities, import_context, plan_settings, shell, weight_names
+    > followed, nemo > tools and the other folders of tools > formats, launcher, lenient, ranks
+    > key_reader, parsing > abilities, import_context, plan_settings, shell, weight_names
 
 accelerate/, deepspeed/, megatron/ and torchtitan/ have the same four parts each: keys.toml, read,
 write, abilities. A new tool is a folder with them, and an entry in tools.py.
