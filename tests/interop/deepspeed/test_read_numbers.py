@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from echelon.interop.deepspeed.abilities import TABLES
-from echelon.interop.deepspeed.read_optimizer import REFUSED_SCHEDULES
+from echelon.interop.deepspeed.read_numbers import REFUSED_SCHEDULES
 from echelon.interop.formats import nest_keys
 from tests.interop.imports import Imports, rows_of
 

@@ -49,7 +49,7 @@ class Launcher:
 @cache
 def launchers() -> Mapping[str, Launcher]:
     """Return the launchers by name."""
-    rows = tomllib.loads((files("echelon.interop.commands") / "launchers.toml").read_text("utf-8"))
+    rows = tomllib.loads((files("echelon.interop") / "launchers.toml").read_text("utf-8"))
     return {name: Launcher(**row) for name, row in rows.items()}
 
 

@@ -11,7 +11,7 @@ from echelon.api.converting import import_run
 from echelon.cli.main import main
 from echelon.config.load import load_job
 from echelon.core.errors import ConfigError
-from tests.interop.commands.lines import ACCELERATE, DEEPSPEED, HOROVOD, MEGATRON
+from tests.interop.launcher.launch_lines import ACCELERATE, DEEPSPEED, HOROVOD, MEGATRON
 
 
 def value(line: str | Path, key: str, ranks: int | None = None) -> object:

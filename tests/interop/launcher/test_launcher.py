@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.interop.commands.launcher import after_launcher, read_launcher
+from echelon.interop.launcher import after_launcher, read_launcher
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from echelon.interop.hugging_face.adapter_keys import AdapterKeys, read_adapters
+from echelon.interop.hugging_face.trainer_keys import AdapterKeys, read_adapters
 from echelon.interop.key_reader import KeyReader
 
 KEYS = AdapterKeys(rank="r", alpha="a", targets="t", dropout="d", rslora="s", every="e")

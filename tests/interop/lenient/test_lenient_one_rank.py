@@ -9,7 +9,7 @@ import pytest
 
 from echelon.api.converting import import_run
 from echelon.config.load import load_job
-from tests.interop.commands.lines import ACCELERATE, DEEPSPEED, MEGATRON
+from tests.interop.launcher.launch_lines import ACCELERATE, DEEPSPEED, MEGATRON
 
 
 @pytest.mark.parametrize("tool", ["megatron", "deepspeed", "stage 3", "accelerate"])
