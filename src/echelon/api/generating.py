@@ -20,7 +20,7 @@ from echelon.core.cluster import Backend
 from echelon.core.errors import ConfigError
 from echelon.core.optional import optional_package
 from echelon.core.plan import Plan
-from echelon.core.rulebook.data_mixture import SAMPLE_OF_STEP
+from echelon.core.rulebook.data import SAMPLE_OF_STEP
 from echelon.core.units import binary_bytes
 from echelon.training.data.batches import BatchLayout
 from echelon.training.data.look import SampleLook, SourceLook, look_at_sample, look_at_sources
