@@ -19,17 +19,12 @@ from itertools import count
 from typing import Any
 
 from echelon.core.errors import EnvironmentProblem
-from echelon.core.rulebook.lost_islands import LOST_ISLANDS_NEED_OUR_LAUNCHER
+from echelon.core.rulebook.islands import LOST_ISLANDS_NEED_OUR_LAUNCHER
 from echelon.launch.context import RankContext
 from echelon.launch.environment import read_launched_rank, read_node_size
 from echelon.launch.launched_rank import JoinedLaunch, run_joined, wait_for_ranks
 from echelon.launch.local.elastic_ranks import ElasticRanks
-from echelon.launch.local.messages import (
-    TargetFunction,
-    TargetReference,
-    find_target,
-    name_target,
-)
+from echelon.launch.local.messages import TargetFunction, TargetReference, find_target, name_target
 from echelon.launch.local.pool import JOB_TIMEOUT_S
 from echelon.launch.local.rank import call_target
 from echelon.launch.local.supervisor import LaunchOptions, RunOutcome
