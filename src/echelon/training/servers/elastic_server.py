@@ -22,12 +22,12 @@ from echelon.parallel.servers.links import PairLinks, WorkerLost, broken_pairs
 from echelon.parallel.servers.messages import BEGIN, LEAVES, WORKER, receive_numbers
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.device_mesh import EventQueue
-from echelon.training.engine import StepResult
-from echelon.training.learning_rate import learning_rate
+from echelon.training.optimizer.learning_rate import learning_rate
 from echelon.training.servers.absences import Absence, AbsenceLog
 from echelon.training.servers.members import ElasticServed
 from echelon.training.servers.served import Answer, Push
 from echelon.training.servers.server import AsynchronousServer
+from echelon.training.steps.part import StepResult
 
 _LOOKS_EVERY_S = 0.05
 
