@@ -12,7 +12,7 @@ from typing import Any, cast
 from echelon.config.job import Job
 from echelon.core.errors import CheckpointError
 from echelon.core.parameters import parameters
-from echelon.core.rulebook.checkpoint import CHECKPOINT_UNDAMAGED
+from echelon.core.rulebook.run import CHECKPOINT_UNDAMAGED
 from echelon.training.checkpoint.communicator import (
     ExchangeBroken,
     ObjectCommunicator,
@@ -20,12 +20,7 @@ from echelon.training.checkpoint.communicator import (
 )
 from echelon.training.checkpoint.folder import checkpoint_path
 from echelon.training.checkpoint.identity import RunIdentity, data_problems
-from echelon.training.checkpoint.index import (
-    PARAMETERS,
-    STATE_FILE,
-    BaseReference,
-    base_of,
-)
+from echelon.training.checkpoint.index import PARAMETERS, STATE_FILE, BaseReference, base_of
 from echelon.training.checkpoint.load import load_checkpoint
 from echelon.training.checkpoint.save import Snapshot, save_checkpoint
 from echelon.training.engine import TrainEngine
