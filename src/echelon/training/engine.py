@@ -20,7 +20,6 @@ from echelon.core.axis import Axis
 from echelon.core.choices.registry import load_reference
 from echelon.core.choices.step_parts import STEP_PARTS
 from echelon.core.plan import Plan
-from echelon.layout.islands import plan_and_rank
 from echelon.models.batch import TokenBatch
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.apply import apply_plan
@@ -81,7 +80,7 @@ class TrainEngine:
         self._compiling = CompileMarks.of_plan(plan, recorder.mark)
         whole = plan
         self.groups: RankGroups = rank_groups(plan, recorder, completion)
-        plan, _ = plan_and_rank(plan, recorder.rank)
+        plan = self.groups.plan
         self.plan, self.device = plan, device
         has_master = plan.mathematics.precision.has_master
         self.model = self._build(initial=self.updates and not has_master)
@@ -134,11 +133,11 @@ class TrainEngine:
     @property
     def data_rank(self) -> int:
         """Return which share of the samples of all ranks this one reads."""
-        return self.groups.islands.index * self.plan.mesh.dp + self._share
+        return self.groups.data_rank
 
     @property
     def _share(self) -> int:
-        """Return which share of the samples of its island it reads."""
+        """Return which share it reads of the samples of a step that ranks take together."""
         return self.groups.data.index // self.plan.mesh.cp
 
     def runs_for(self, length: int) -> tuple[PositionRun, ...]:

@@ -65,7 +65,7 @@ class RankTask:
 class TrainSummary:
     """Say how a run ended, the same on every rank. `stopped`: before its last step, on request.
 
-    Of asynchronous workers each has the loss of its own last step.
+    Ranks that do not wait for each other have the loss of their own last step.
 
     A run that was validated once has that loss as its first and as its last.
     """
@@ -78,7 +78,7 @@ class TrainSummary:
     num_validations: int
     checkpoint: str | None
     absences: tuple[Absence, ...] = ()
-    """What workers or islands missed that were lost, where the run went on without them."""
+    """What lost ranks missed, where the run went on without them."""
 
 
 class TrainLoop:

@@ -22,9 +22,9 @@ class StepPartRecord:
     """"module:function" that takes a plan and a rank, and returns the class of the engine of that
     rank; None under a plan without the mode. Empty where any engine will do."""
     oracle: str = ""
-    """"module:function" for a proof: takes a plan, the initial values and the values after each
-    step by name, and returns by kind what the part keeps after the last step (`StepPart.proven`).
-    Empty where the part keeps nothing, or has claims of its own."""
+    """"module:function" for a proof: takes a plan, and the values of all parameters by name before
+    the first step and after each; returns the values that the part keeps after the last one, by
+    kind and name (`StepPart.proven`). Empty where it keeps none, or has claims of its own."""
     tool_names: Mapping[str, str] = field(default_factory=dict[str, str])
     """Its names in other tools, by the names of the tools."""
 
