@@ -24,7 +24,6 @@ from echelon.core.serialize import from_json
 from echelon.launch.context import RankContext
 from echelon.launch.handshake import check_same_state
 from echelon.models.batch import TokenBatch
-from echelon.parallel.completion.completion import LoneCompletion
 from echelon.parallel.offload.copy_streams import make_copy_streams
 from echelon.parallel.transport.recorder import Recorder, clock_of
 from echelon.parallel.weights import Shard
@@ -43,8 +42,6 @@ from echelon.training.diagnosis import explain_not_finite
 from echelon.training.engine import make_engine
 from echelon.training.observer import Absence, ObserverFactory, RunObserver
 from echelon.training.run_checkpoints import RunCheckpoints
-from echelon.training.servers.elastic_server import ElasticServer
-from echelon.training.servers.elastic_worker import ElasticWorker
 from echelon.training.weights.adapters import find_adapters
 from echelon.training.weights.files import WeightFiles, find_weights, require_optimizer
 from echelon.training.weights.load import load_moments, load_weights
@@ -99,9 +96,7 @@ class TrainLoop:
         self.identity = RunIdentity.from_plan(plan, dataset.index.tokenizer.hash)
         clock = clock_of(context.device)
         recorder = Recorder(context.rank, observer.sink, context.progress, clock)
-        lone = context.attempt and plan.mathematics.updates.is_elastic
-        completion = LoneCompletion() if lone else None
-        self.engine = make_engine(plan, recorder, context.device, completion)
+        self.engine = make_engine(plan, recorder, context.device)
         self.engine.tokens_of_step = self._tokens
         self.exchange = self.engine.groups.everyone
         self.checkpoints = RunCheckpoints(
@@ -147,10 +142,6 @@ class TrainLoop:
                 self._save(step)
             for text in parts.news():
                 self.observer.noted(step, text)
-            if isinstance(self.engine, ElasticServer):
-                ends = stopped or step == job.train.steps
-                for text in self.engine.go_on(step, ends=ends):
-                    self.observer.noted(step, text)
             if stopped or step == job.train.steps:
                 loss = parts.mean_loss(result.loss, result.tokens)
                 parts.end()
@@ -162,20 +153,16 @@ class TrainLoop:
             last_validation=last,
             num_validations=num_validations,
             checkpoint=None if self.saved is None else str(self.saved),
-            absences=self._absences(step),
+            absences=tuple(parts.absences(step)),
         )
 
     def _start(self) -> int | None:
         """Be ready for the first step, and return the steps that are done.
 
-        In a run that goes on without lost workers, servers begin and workers come to them. None on
-        a rank that comes late, when the run is over.
+        None on a rank that comes late, when the run is over.
         """
-        engine, context, limit = self.engine, self.context, self.job.train.step_timeout_s
-        if isinstance(engine, ElasticWorker):
-            done = engine.join(context, limit)
-            return self.job.train.steps if done is None else done
-        engine.parts.connect(context, limit, self.job.train.steps)
+        engine, train = self.engine, self.job.train
+        engine.parts.connect(self.context, train.step_timeout_s, train.steps)
         if engine.parts.comes_late:
             done = engine.come_in()
             self.observer.speaks(False)
@@ -183,9 +170,6 @@ class TrainLoop:
         step = self._begin()
         engine.parts.begin(step)
         self._say_who_speaks(step)
-        if isinstance(engine, ElasticServer):
-            engine.connect(context, limit, self._meets)
-            engine.begin(step)
         return step
 
     def _say_who_speaks(self, step: int) -> None:
@@ -193,18 +177,6 @@ class TrainLoop:
         now = self.engine.parts.speaks(step)
         if now is not None:
             self.observer.speaks(now)
-
-    def _absences(self, steps: int) -> tuple[Absence, ...]:
-        engine = self.engine
-        if isinstance(engine, ElasticServer):
-            return tuple(engine.absent(steps))
-        return tuple(engine.parts.absences(steps))
-
-    def _meets(self, step: int) -> bool:
-        """Return whether something is done after `step` steps while no gradient is under way."""
-        job = self.job
-        ends = step == job.train.steps
-        return ends or job.checkpoint.saves_after(step) or job.train.validates_after(step)
 
     def _begin(self) -> int:
         """Start from the seed, a file or a checkpoint; return the steps that are done."""
@@ -230,7 +202,7 @@ class TrainLoop:
             load_weights(adapters, self._held(adapters), self.exchange)
             self.engine.refresh()
         mesh, engine = self.job.plan.mesh, self.engine
-        if engine.parts.begins_together and not self.job.plan.mathematics.updates.is_elastic:
+        if engine.parts.begins_together:
             labels = tuple(mesh.label(rank) for rank in range(mesh.world_size))
             check_same_state(self.context, digests(engine.shared_state()), labels)
         return step
@@ -286,8 +258,6 @@ class TrainLoop:
         return total / max(1.0, tokens)
 
     def _save(self, step: int) -> None:
-        if isinstance(self.engine, ElasticWorker):
-            return  # servers hold all that is saved, and wait for no worker
         self.context.progress.mark(f"checkpoint after step {step}")
         self.saved = self.checkpoints.save(step)
         self.observer.saved(step, self.saved)

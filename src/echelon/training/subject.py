@@ -14,7 +14,7 @@ from typing import Protocol
 import torch
 
 from echelon.core.attention_mask import DocumentStarts, PositionRun
-from echelon.core.choices.updates import AppliedGradient, WorkerChange
+from echelon.core.choices.updates import AppliedGradient
 from echelon.core.event import EventList
 from echelon.core.plan import Plan
 from echelon.cost.bytes.threads import REPLICA_GRADIENTS, REPLICA_PARAMETERS
@@ -22,10 +22,9 @@ from echelon.launch.context import RankContext
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.models.piece_sizes import PROOF_PIECES, TRAINING_PIECES, PieceSizes
 from echelon.parallel.buckets import Bucket
-from echelon.parallel.completion.completion import Completion, LoneCompletion
+from echelon.parallel.completion.completion import Completion
 from echelon.parallel.islands.meetings import Meeting
 from echelon.parallel.offload.store import storage_bytes
-from echelon.parallel.servers.messages import END, SERVER, send_numbers
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.recorder import Recorder, clock_of
 from echelon.parallel.weights import Shard
@@ -34,8 +33,6 @@ from echelon.training.activation_recorder import ActivationRecorder, RecordedAct
 from echelon.training.engine import TrainEngine, make_engine
 from echelon.training.local_sgd.elastic_steps import ElasticOuterSteps
 from echelon.training.routing_recorder import RecordedRouting, RoutingRecorder
-from echelon.training.servers.elastic_server import ElasticServer
-from echelon.training.servers.elastic_worker import ElasticWorker
 from echelon.training.servers.server import AsynchronousServer
 
 
@@ -64,7 +61,7 @@ class BatchRows(Protocol):
 
 
 MESSAGE_S = 120.0
-"""Seconds for which a message between a worker that may be lost and a server is waited for."""
+"""Seconds for which a message between islands that may be lost is waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,8 +114,6 @@ class EngineSubject:
         self.events = EventList()
         clock = clock_of(place.device)
         recorder = Recorder(place.rank, self.events, place.progress, clock)
-        lone = place.attempt and plan.mathematics.updates.is_elastic
-        completion = completion or (LoneCompletion() if lone else None)
         self.engine = make_engine(plan, recorder, place.device, completion, pieces=pieces)
         self.engine.on_gradients = self._keep_gradients
         self._islands = self.engine.parts.find(ElasticOuterSteps)
@@ -209,31 +204,15 @@ class EngineSubject:
         return self.engine.applied if isinstance(self.engine, AsynchronousServer) else ()
 
     def begin(self, place: RankContext, num_steps: int) -> int:
-        """Begin a run that goes on without lost workers, or come into it; return the steps done."""
-        engine = self.engine
-        if self._islands is not None:
-            engine.parts.connect(place, MESSAGE_S, num_steps)
-            if not engine.parts.comes_late:
-                engine.parts.begin(0)
-                return 0
-            done = engine.come_in()
+        """Begin a run that goes on without lost islands, or come into it; return the steps done."""
+        assert self._islands is not None, "another run begins with its first step"
+        parts = self.engine.parts
+        parts.connect(place, MESSAGE_S, num_steps)
+        if parts.comes_late:
+            done = self.engine.come_in()
             return num_steps if done is None else done
-        if isinstance(engine, ElasticWorker):
-            done = engine.join(place, MESSAGE_S)
-            return num_steps if done is None else done
-        assert isinstance(engine, ElasticServer), "another run begins with its first step"
-        engine.connect(place, MESSAGE_S, lambda step: step == num_steps)
-        engine.begin(0)
+        parts.begin(0)
         return 0
-
-    def go_on(self, step: int) -> None:
-        """Let workers go on after so many steps."""
-        if isinstance(self.engine, ElasticServer):
-            self.engine.go_on(step, ends=self.engine.served.loop_meets(step))
-
-    def changes(self) -> Sequence[WorkerChange]:
-        """Return who came and was lost on a server; nobody in a run that ends with the first."""
-        return self.engine.changes if isinstance(self.engine, ElasticServer) else ()
 
     def met(self, step: int) -> tuple[list[int], list[int], int] | None:
         """Return which islands met after so many steps, which came in, and how often it failed.
@@ -267,22 +246,6 @@ class EngineSubject:
             return time.monotonic() - began[0] < limit_s
 
         self._islands.meetings.holds = holds
-
-    def die_when_pushed(self) -> None:
-        """Have this worker killed in its next step, at the end of its push.
-
-        Of several servers the first has its whole gradient then, and the others have not.
-        """
-        engine = self.engine
-        assert isinstance(engine, ElasticWorker), "the run goes on without it"
-
-        def end(loss: float, norm_squared: float, stop_after: int) -> None:
-            first, *others = engine.messages.pairs
-            if others:
-                send_numbers(first, SERVER, END, loss, norm_squared, stop_after).wait()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        engine.messages.end = end
 
     def close(self) -> dict[str, int]:
         """Give back what rests outside of the device; return the bytes sent since the last step."""

@@ -69,20 +69,8 @@ class MutantSubject:
         return self._subject.applied()
 
     def begin(self, place: RankContext, num_steps: int) -> int:
-        """Begin a run that goes on without lost workers."""
+        """Begin a run that goes on without lost islands."""
         return self._subject.begin(place, num_steps)
-
-    def go_on(self, step: int) -> None:
-        """Let workers go on."""
-        self._subject.go_on(step)
-
-    def changes(self) -> Any:
-        """Return who came and was lost."""
-        return self._subject.changes()
-
-    def die_when_pushed(self) -> None:
-        """Have this worker killed in its next step."""
-        self._subject.die_when_pushed()
 
     def met(self, step: int) -> Any:
         """Return which islands met."""

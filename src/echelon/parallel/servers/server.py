@@ -84,8 +84,6 @@ class SentParameters(ParameterGathering):
 
     def updated(self, bucket: Bucket) -> None:
         """Send the range of a bucket."""
-        if self._servers.size == 1:
-            return  # workers that come and go ask for parameters when they come
         values = bucket.value_slice
         sends = dict.fromkeys(self._workers, values) if values.numel() else {}
         self._sent.append(self._servers.exchange(sends, {}, name=f"parameters.{bucket.name}"))

@@ -97,8 +97,6 @@ class PulledParameters(ParameterGathering):
     def end_update(self) -> None:
         """Receive all parameters from the servers, and return when they are there."""
         pulls: list[Pending] = []
-        if self._servers.size == 1:
-            return  # a worker that comes and goes asks for them when it comes
         for bucket in self._all[::-1]:
             receives: dict[int, torch.Tensor] = {
                 self._first + server: bucket.values[part.start : part.stop]

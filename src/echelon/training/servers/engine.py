@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from echelon.core.plan import Plan
 from echelon.training.engine import TrainEngine
-from echelon.training.servers.elastic_server import ElasticServer
-from echelon.training.servers.elastic_worker import ElasticWorker
 from echelon.training.servers.server import AsynchronousServer
 from echelon.training.servers.synchronous import ParameterServer, ServedWorker
 from echelon.training.servers.worker import AsynchronousWorker
@@ -17,8 +15,6 @@ def engine_of(plan: Plan, rank: int) -> type[TrainEngine] | None:
     updates, is_server = plan.mathematics.updates, plan.mesh.is_server(rank)
     if not plan.mesh.servers:
         return None
-    if updates.is_elastic:
-        return ElasticServer if is_server else ElasticWorker
     if updates.is_asynchronous:
         return AsynchronousServer if is_server else AsynchronousWorker
     return ParameterServer if is_server else ServedWorker

@@ -8,7 +8,7 @@ the loop does between steps (validation, checkpoints) finds every worker at the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from math import isfinite
 from threading import Thread
 from typing import Any, ClassVar
@@ -65,7 +65,7 @@ class AsynchronousServer(ParameterServer):
         self.keeps_order = False
         self._order: list[AppliedGradient] = []
         self._wire = TORCH_DTYPES[self.plan.mathematics.precision.reduction]
-        self.quiet_events: deque[Event] = self.groups.server_links.events
+        self._quiet_events: deque[Event] = self.groups.server_links.events
 
     @property
     def applied(self) -> Sequence[AppliedGradient]:
@@ -123,11 +123,8 @@ class AsynchronousServer(ParameterServer):
         super().close()
 
     def _start(self) -> None:
-        self._start_threads((self._serve, one) for one in enumerate(self._pairs))
-
-    def _start_threads(self, work: Iterable[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
-        for function, arguments in work:
-            thread = Thread(target=function, args=arguments, daemon=True)
+        for worker, pair in enumerate(self._pairs):
+            thread = Thread(target=self._serve, args=(worker, pair), daemon=True)
             thread.start()
             self._threads.append(thread)
 
@@ -232,8 +229,8 @@ class AsynchronousServer(ParameterServer):
     def _tell(self) -> None:
         """Write down what threads have sent and applied since the last step."""
         sink = self.groups.recorder.sink
-        while self.quiet_events:
-            sink.record(self.quiet_events.popleft())
+        while self._quiet_events:
+            sink.record(self._quiet_events.popleft())
         now = self.groups.recorder.now()
         while self.served.applied:
             one = self.served.applied.popleft()

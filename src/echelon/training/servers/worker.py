@@ -69,7 +69,7 @@ class AsynchronousWorker(ServedWorker):
         asks = ASKS_TO_STOP if stop_requested else 0
         self.messages.end(own, float(squares), self._stop_after or asks)
         answers = self.messages.pull(model.buckets)
-        self._hear(answers[0].stop_after)
+        self._stop_after = self._stop_after or answers[0].stop_after
         self.num_updates += times
         self.groups.recorder.settle()
         return StepResult(
@@ -92,10 +92,6 @@ class AsynchronousWorker(ServedWorker):
     def begin_validation(self, step: int) -> None:
         """Pull the parameters with the pushes of all workers in them: those a checkpoint has."""
         self.messages.pull_newest(self.model.buckets, step)
-
-    def _hear(self, news: int) -> None:
-        """Learn from the first server after which step to stop, if any."""
-        self._stop_after = self._stop_after or news
 
     def resume(self, position: Any) -> None:
         """Go on from `position`."""
