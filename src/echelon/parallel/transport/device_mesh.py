@@ -49,6 +49,8 @@ class ServerLinks:
 class RankGroups:
     """Hold the groups of one rank."""
 
+    plan: Plan
+    """The plan of the ranks that take a step together."""
     rank: int
     """This rank, of its island where there are islands of local SGD."""
     recorder: Recorder
@@ -115,6 +117,12 @@ class RankGroups:
     sequence: Group
     """cp x tp: has the tokens of the same sequences."""
 
+    @property
+    def data_rank(self) -> int:
+        """The share of the samples of the whole run that this rank reads."""
+        mesh = self.plan.mesh
+        return self.islands.index * mesh.dp + self.data.index // mesh.cp
+
     def tensor_group_for(self, spec: ParameterSpec) -> Group:
         """Return the ranks that hold the pieces of a parameter, where it has a dim to cut."""
         return self.tensor if spec.expert is None else self.expert_tensor
@@ -175,6 +183,7 @@ def rank_groups(plan: Plan, recorder: Recorder, completion: Completion | None = 
     all_ranks, server_ranks = [tuple(range(mesh.world_size))], [tuple(mesh.server_ranks)]
     world = over("world", all_ranks)
     groups = RankGroups(
+        plan=plan,
         rank=rank,
         recorder=recorder,
         completion=completion,

@@ -11,16 +11,10 @@ from typing import Any
 
 from echelon.launch.process_group import Store
 from echelon.parallel.transport.recorder import Recorder
+from echelon.training.checkpoint.communicator import ExchangeBroken
 
 ASKS_FOR_S = 0.5
 """Seconds for which the store is asked for an object before losses are looked at."""
-
-
-class ExchangeBroken(Exception):
-    """Say that a rank was lost before it told what others wait for; never seen by users.
-
-    It is the same exchange that breaks for all who are left: an object is in the store or is not.
-    """
 
 
 class StoreExchange:

@@ -24,12 +24,16 @@ class ToldByRank:
     """Whether it was asked to stop."""
     used_bytes: int = 0
     """Memory that it uses."""
-    routing: Sequence[float] = ()
-    """How experts were used, as `routing_row` writes it; of dense models nothing."""
+    by_parts: Sequence[float] = ()
+    """Numbers that step parts tell."""
+
+
+TOLD_BY_ALL = 5
+"""Numbers of a row before those of step parts."""
 
 
 def agree(told: ToldByRank, groups: RankGroups, device: torch.device) -> torch.Tensor:
-    """Return a row of each rank [ranks, 5 + routing]: loss, squares, stop, seconds waited, bytes.
+    """Return a row of each rank [ranks, 5 + by_parts]: loss, squares, stop, seconds waited, bytes.
 
     Losses are summed over everything but the tensor ranks (they hold the same loss), squares over
     one replica: whole gradients on one data rank, slices on those of one replica. A copy adds
@@ -40,7 +44,7 @@ def agree(told: ToldByRank, groups: RankGroups, device: torch.device) -> torch.T
             float(told.stop_requested),
             groups.recorder.waited_s,
             float(told.used_bytes),
-            *told.routing,
+            *told.by_parts,
         ],
         dtype=torch.float64,
     )

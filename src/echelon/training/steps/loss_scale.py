@@ -17,6 +17,10 @@ from typing import Any
 from echelon.core.errors import RunFailed
 from echelon.core.plan import Precision
 from echelon.core.rulebook.precision import LOSS_SCALE_EXHAUSTED
+from echelon.training.steps.part import StepPart, StepResult
+
+LOSS_SCALE = "loss_scale"
+"""Key of its history, in a position of a checkpoint."""
 
 FIXED_PATIENCE = 20
 """Overflows in a row after which a fixed scale is given up: each of them skipped a step."""
@@ -30,7 +34,7 @@ Only gradients that are all zero let it come here.
 _REMEMBERED = 8  # overflows
 
 
-class LossScale:
+class LossScale(StepPart):
     """Follow the overflows of a run; `value` is the factor for the next step.
 
     A dynamic scale halves (never below `loss_scale_min`) once `loss_scale_hysteresis` overflows
@@ -64,6 +68,19 @@ class LossScale:
             self._overflowed()
         else:
             self._went_well()
+
+    def end_step(self, result: StepResult) -> StepResult:
+        """Take note of a step."""
+        self.after(overflowed=result.skipped)
+        return result
+
+    def position(self) -> Mapping[str, Any]:
+        """Return the history of the scale."""
+        return {LOSS_SCALE: self.state()}
+
+    def resume(self, position: Mapping[str, Any]) -> None:
+        """Go on from the history of a run."""
+        self.load(position[LOSS_SCALE])
 
     def state(self) -> dict[str, Any]:
         """Return what `load` needs to go on from here, as JSON."""

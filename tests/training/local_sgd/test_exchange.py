@@ -8,8 +8,9 @@ import pytest
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
 from echelon.core.event import NoEvents
-from echelon.parallel.islands.exchange import ExchangeBroken, StoreExchange
 from echelon.parallel.transport.recorder import Recorder
+from echelon.training.checkpoint.communicator import ExchangeBroken
+from echelon.training.local_sgd.exchange import StoreExchange
 
 
 def exchange(store: HashStore, rank: int, lost: set[int]) -> StoreExchange:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from echelon.core.errors import RunFailed
 from echelon.core.plan import Precision
 from echelon.proof.oracle.optimizers import OracleLossScale
-from echelon.training.loss_scale import FIXED_PATIENCE, LARGEST, LossScale
+from echelon.training.steps.loss_scale import FIXED_PATIENCE, LARGEST, LossScale
 
 DYNAMIC = Precision(parameters="fp16", loss_scaling="dynamic", loss_scale=64.0, loss_scale_window=3)
 FIXED = replace(DYNAMIC, loss_scaling="fixed")

@@ -8,10 +8,10 @@ from echelon.config.load import load_job
 from echelon.core.event import NoEvents
 from echelon.parallel.transport.device_mesh import rank_groups
 from echelon.parallel.transport.recorder import Recorder
-from echelon.training.agreement import ToldByRank, agree, sum_of
+from echelon.training.steps.agreement import ToldByRank, agree, sum_of
 
 
-def test_a_row_has_loss_squares_stop_wait_bytes_and_routing() -> None:
+def test_a_row_has_loss_squares_stop_wait_bytes_and_what_parts_tell() -> None:
     recorder = Recorder(0, NoEvents())
     recorder.waited_s = 0.25
     groups = rank_groups(
@@ -22,7 +22,7 @@ def test_a_row_has_loss_squares_stop_wait_bytes_and_routing() -> None:
         norm_squared=4.0,
         stop_requested=True,
         used_bytes=7,
-        routing=(0.5, 2.0),
+        by_parts=(0.5, 2.0),
     )
     rows = agree(told, groups, torch.device("cpu"))
     assert rows.dtype == torch.float64

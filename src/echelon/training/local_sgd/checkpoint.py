@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a checkpoint holds of a run, with islands of local SGD or without.
+"""What a checkpoint holds of a run with islands of local SGD.
 
 Without islands: the values that the optimizer updates ("parameters"), its state, and that of
 routers. With them "parameters" are what all islands agreed on last: what is exported, and what
@@ -19,57 +19,40 @@ from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.parallel.weights import Shard
 from echelon.training.checkpoint.communicator import ObjectCommunicator
 from echelon.training.checkpoint.index import PARAMETERS, CheckpointIndex
-from echelon.training.engine import TrainEngine
-from echelon.training.local_sgd.outer_steps import PARAMETERS as OUTER_PARAMETERS
+from echelon.training.steps.part import NamedShards, ShardsByKind
 
-CheckpointState = Mapping[str, Mapping[str, list[Shard]]]
-"""Shards by kind, then by canonical name."""
+OPTIMIZER = "optimizer."
+"""How kinds of the optimizer's state begin."""
+
+OUTER_PARAMETERS = "outer.parameters"
+"""The kind of the parameters that islands agree on, before it is written."""
 
 ISLANDS_KEY = "islands"
 """Where a state says the position of each island."""
 
 
-def checkpoint_state(engine: TrainEngine, first: int = 0) -> CheckpointState:
-    """Return the tensors of a rank that the next step depends on, as views.
+def islands_state(
+    own: ShardsByKind, outer: ShardsByKind, island: int, *, is_first: bool
+) -> ShardsByKind:
+    """Return what an island writes: its `own` tensors, and the `outer` ones that all agree on.
 
-    Island `first` writes what all of them hold.
+    The first island writes those.
     """
-    kinds = {f"optimizer.{kind}": shards for kind, shards in engine.state().items()}
-    own = {PARAMETERS: engine.masters(), **kinds, **engine.expert_state()}
-    if engine.outer is None:
-        return own
-    island = engine.groups.islands.index
     agreed = {
-        PARAMETERS if kind == OUTER_PARAMETERS else kind: _of_first(shards, island == first)
-        for kind, shards in engine.outer_state().items()
+        PARAMETERS if kind == OUTER_PARAMETERS else kind: _of_first(shards, is_first)
+        for kind, shards in outer.items()
     }
     # Who reads a model without its islands takes the routers' biases of the first.
-    routers = engine.expert_state() if island == first else {}
+    parts = {
+        kind: shards
+        for kind, shards in own.items()
+        if is_first and kind != PARAMETERS and not kind.startswith(OPTIMIZER)
+    }
     return {
         **agreed,
-        **routers,
+        **parts,
         **{f"island-{island}.{kind}": shards for kind, shards in own.items()},
     }
-
-
-def shared_state(engine: TrainEngine) -> dict[str, list[Shard]]:
-    """Return what ranks that hold the same must agree on: within an island, and what islands share.
-
-    What is of one island is called so.
-    """
-    # A parameter server holds pieces of its own.
-    held = {} if engine.is_server else dict(engine.parameters())
-    for shards in engine.expert_state().values():
-        held |= shards
-    if engine.outer is None:
-        return held
-    island = engine.groups.islands.index
-    agreed = {
-        f"{kind} {name}": one
-        for kind, shards in engine.outer_state().items()
-        for name, one in shards.items()
-    }
-    return {**agreed, **{f"island {island}: {name}": one for name, one in held.items()}}
 
 
 def told_position(position: Mapping[str, Any], groups: RankGroups) -> Mapping[str, Any]:
@@ -87,7 +70,7 @@ def positions_told(
     return {ISLANDS_KEY: [said.get(island) for island in range(groups.islands.size)]}
 
 
-def held_in(state: CheckpointState, index: CheckpointIndex) -> CheckpointState:
+def held_in(state: ShardsByKind, index: CheckpointIndex) -> ShardsByKind:
     """Return the tensors to read from a checkpoint: all, or what islands agreed on alone.
 
     That is where the island of this rank was not there when it was written.
@@ -107,7 +90,7 @@ def position_of(told: Any, groups: RankGroups) -> Any:
     return cast("list[Any]", found)[groups.islands.index]
 
 
-def _of_first(shards: Mapping[str, list[Shard]], is_first: bool) -> dict[str, list[Shard]]:
+def _of_first(shards: Mapping[str, list[Shard]], is_first: bool) -> NamedShards:
     """Return shards of which those of the first island are written: all hold the same."""
     return {
         name: [replace(one, primary=one.primary and is_first) for one in held]

@@ -8,13 +8,8 @@ import torch
 
 from echelon.core.event import NoEvents
 from echelon.parallel.transport.recorder import Recorder
-from echelon.training.checkpoint.islands import (
-    checkpoint_state,
-    position_of,
-    shared_state,
-    told_position,
-)
 from echelon.training.engine import TrainEngine
+from echelon.training.local_sgd.checkpoint import position_of, told_position
 from tests.parallel.layouts import plan_of
 
 
@@ -24,11 +19,15 @@ def engine() -> TrainEngine:
 
 def test_without_islands_it_is_what_the_optimizer_keeps() -> None:
     one = engine()
-    assert set(checkpoint_state(one)) == {"parameters", "optimizer.exp_avg", "optimizer.exp_avg_sq"}
-    assert set(shared_state(one)) == set(one.parameters())
+    assert set(one.checkpoint_state()) == {
+        "parameters",
+        "optimizer.exp_avg",
+        "optimizer.exp_avg_sq",
+    }
+    assert set(one.shared_state()) == set(one.parameters())
     position = one.position()
-    assert told_position(position, one.groups) is position
-    assert position_of(position, one.groups) is position
+    assert one.parts.told_position(position, one.groups.world) is position
+    assert one.parts.position_of(position) is position
 
 
 class _Two:
