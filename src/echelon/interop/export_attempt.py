@@ -18,7 +18,7 @@ from echelon.config.plan_view import plan_settings
 from echelon.config.settings.pipeline import EVEN, SCHEDULE_KEY, STAGES_KEY, VIRTUAL_KEY
 from echelon.config.settings.value_types import toml_text
 from echelon.core.plan import Plan
-from echelon.cost.seconds.balance import split_layers
+from echelon.cost.seconds.stages import split_layers
 from echelon.interop.import_context import import_context
 from echelon.interop.key_reader import KeyReader
 from echelon.interop.plan_settings import RunSettings, written_out

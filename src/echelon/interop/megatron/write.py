@@ -10,7 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
 from echelon.core.plan import DTYPE_BYTES, Plan
-from echelon.cost.seconds.balance import split_layers
+from echelon.cost.seconds.stages import split_layers
 from echelon.interop.formats import as_command, nodes_and_ranks_per_node, without_none
 from echelon.interop.megatron.abilities import NAMES
 from echelon.interop.megatron.write_model import model_flags, number_flags, unsupported_by_model

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from echelon.core.axis import Axis
 from echelon.core.mesh import Mesh
-from echelon.cost.seconds.balance import split_layers
+from echelon.cost.seconds.stages import split_layers
 from echelon.page.document import Fact
 from echelon.page.lessons.corrections import corrections
 from echelon.page.lessons.diagram import DiagramFigure, Place, Tile
