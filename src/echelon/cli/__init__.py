@@ -13,7 +13,7 @@ Results go to stdout and all else to stderr. Nothing here imports torch before a
     plan/               echelon plan: the page of a run, and searches
     prove.py            echelon prove; proof_text.py (its words)
     train.py            echelon train
-    observe.py          echelon observe
+    observe/            echelon observe
     calibrate/          echelon calibrate, calibrate merge
     demo.py             echelon demo
     explain/            echelon explain: rules, and pages that compute

@@ -26,7 +26,7 @@ from echelon.cost.seconds.step import step_seconds
 from echelon.cost.seconds.trainers import our_constants
 
 STEPS: dict[str, Any] = tomllib.loads(
-    (Path(__file__).parent / "steps.toml").read_text(encoding="utf-8")
+    (Path(__file__).parent / "measured_steps.toml").read_text(encoding="utf-8")
 )
 NEAR = 0.12
 """How far off the seconds of a measured step may be."""

@@ -11,8 +11,7 @@ from cyclopts import App, Parameter
 
 from echelon.api.calibrating.machine import calibrate_machine
 from echelon.api.calibrating.merge import merge_calibrations
-from echelon.api.calibrating.model import calibrate_model
-from echelon.api.calibrating.run import calibrate_run
+from echelon.api.calibrating.run import calibrate_model, calibrate_run
 from echelon.cli.calibrate.text import (
     machine_json,
     machine_report,
@@ -29,7 +28,7 @@ from echelon.cli.stderr import note, working
 from echelon.config.files.reading import is_folder
 from echelon.config.setting_layers import preset_meant
 from echelon.core.errors import ConfigError
-from echelon.core.rulebook.command_line import BAD_ARGUMENT
+from echelon.core.rulebook.config import BAD_ARGUMENT
 from echelon.launch.environment import is_launched
 
 TIMES = Path("times.json")

@@ -38,7 +38,7 @@ from echelon.cli.flags import Json, Settings, argument_problem
 from echelon.cli.output import page_columns, print_result
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook import areas
-from echelon.core.rulebook.command_line import UNKNOWN_RULE
+from echelon.core.rulebook.config import UNKNOWN_RULE
 from echelon.core.rules import did_you_mean
 from echelon.planner.view.text_layout import WIDTH, fit_page, wrap_text
 

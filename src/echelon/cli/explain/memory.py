@@ -17,7 +17,7 @@ from echelon.config.cluster.devices import common_devices
 from echelon.config.load import load_job
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import DTYPE_BYTES, Plan, ZeroStage
-from echelon.core.rulebook.cost import ZERO_NEEDS_DEGREE
+from echelon.core.rulebook.planner import ZERO_NEEDS_DEGREE
 from echelon.core.units import binary_bytes, short_count
 from echelon.cost.bytes.model_sizes import (
     STAGES,

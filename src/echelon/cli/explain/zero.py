@@ -14,7 +14,7 @@ from typing import Any, Literal
 from echelon.cli.flags import read_bytes, read_number
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import ZeroStage
-from echelon.core.rulebook.cost import PREDICTION_IN_RANGE, ZERO_NEEDS_DEGREE
+from echelon.core.rulebook.planner import PREDICTION_IN_RANGE, ZERO_NEEDS_DEGREE
 from echelon.core.units import binary_bytes, decimal_bytes, short_count
 from echelon.cost.bytes.model_sizes import (
     FP32_PRECISION,

@@ -15,8 +15,8 @@ from dataclasses import replace
 from math import isqrt, prod
 
 from echelon.core.errors import ConfigError, InfeasiblePlan
-from echelon.core.rulebook.cost import PREDICTION_IN_RANGE
-from echelon.core.rulebook.schedule_file import SCHEDULE_WITHIN_MEMORY
+from echelon.core.rulebook.pipeline import SCHEDULE_WITHIN_MEMORY
+from echelon.core.rulebook.planner import PREDICTION_IN_RANGE
 from echelon.schedule.action import Schedule
 from echelon.schedule.build import SCHEDULES, schedule_problems
 from echelon.schedule.check import peak_in_flight_per_rank

@@ -31,8 +31,7 @@ from echelon.core.errors import ConfigError, Problem
 from echelon.core.messages.names import name_parts
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Mathematics, Plan
-from echelon.core.rulebook.command_line import BAD_ARGUMENT
-from echelon.core.rulebook.config import UNKNOWN_PRESET
+from echelon.core.rulebook.config import BAD_ARGUMENT, UNKNOWN_PRESET
 from echelon.core.rulebook.planner import (
     OBJECTIVE_NEEDS_PRICE,
     TRAINER_RUNS_PIN,

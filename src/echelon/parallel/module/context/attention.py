@@ -23,7 +23,7 @@ from echelon.core.attention_mask import AttentionMask, Placement
 from echelon.core.choices.registry import load_reference
 from echelon.core.errors import ConfigError, RunFailed
 from echelon.core.plan import Plan
-from echelon.core.rulebook.module_context import MODULE_ATTENTION
+from echelon.core.rulebook.module import MODULE_ATTENTION
 from echelon.models.attention.local import AttentionRule, LocalAttention, takes_any_band
 from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.context.attention import RingContext

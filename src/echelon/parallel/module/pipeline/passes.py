@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from echelon.core.errors import RunFailed
-from echelon.core.rulebook.module_pipeline import MODULE_BATCH
+from echelon.core.rulebook.module import MODULE_BATCH
 from echelon.parallel.buckets import Bucket, Slot
 from echelon.parallel.data import GradientReduction
 from echelon.parallel.gradients import GradientStore, Reduction

@@ -29,7 +29,7 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from echelon.core.errors import RunFailed
-from echelon.core.rulebook.module_tensor import MODULE_SEQUENCE
+from echelon.core.rulebook.module import MODULE_SEQUENCE
 from echelon.layout.modules.tensor import CUT_INPUTS, CUT_OUTPUTS, SequenceRegion, TensorPiece
 from echelon.parallel.module.tensor.experts import SplitExperts
 from echelon.parallel.module.tensor.obstacles import LayerSplit
