@@ -28,8 +28,14 @@ from echelon.config.settings.pipeline import (
 from echelon.config.view import View
 from echelon.core.errors import InfeasiblePlan
 from echelon.core.plan import Pipeline, Plan
-from echelon.cost.seconds.balance import Stages, balance, imbalance, split_layers
-from echelon.cost.seconds.events import PipelineOrder, balanced_stages
+from echelon.cost.seconds.stages import (
+    PipelineOrder,
+    Stages,
+    balance,
+    balanced_stages,
+    imbalance,
+    split_layers,
+)
 from echelon.cost.seconds.unit_times import UnitTimes, durations_from_stages
 from echelon.schedule.action import Schedule
 from echelon.schedule.from_plan import schedule_from_rows, stage_placement_from_plan

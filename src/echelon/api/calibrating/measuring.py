@@ -32,7 +32,7 @@ from echelon.cost.fit.trainer import (
     fit_trainer,
     plan_label,
 )
-from echelon.cost.seconds.trainer_generations import our_constants
+from echelon.cost.seconds.trainers import our_constants
 from echelon.planner.search.request import make_request
 
 JOB_TIMEOUT_S = 1800.0

@@ -22,7 +22,7 @@ from echelon.core.units import binary_bytes, decimal_bytes, duration
 from echelon.cost.bytes.context_memory import AttentionMemory, most_attention_memory
 from echelon.cost.bytes.context_sent import block_bytes
 from echelon.cost.bytes.model_sizes import kv_bytes
-from echelon.cost.seconds.exposed import ExposedSeconds, context_seconds
+from echelon.cost.seconds.block import ExposedSeconds, context_seconds
 from echelon.layout.context_resident import gathered_chunks, resident_chunks
 from echelon.layout.context_work import ChunkPair, attention_imbalance, chunk_pairs, chunk_runs
 from echelon.planner.view.text_layout import WIDTH, table

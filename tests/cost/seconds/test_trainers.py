@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from echelon.cost.bytes.nccl import nccl_facts
-from echelon.cost.seconds.trainer_generations import (
+from echelon.cost.seconds.trainers import (
     FRAMEWORKS,
     OVERLAPS,
     UNFITTED_FRAMEWORKS,

@@ -77,7 +77,7 @@ class MeasuredKernels:
 @cache
 def measured_tables() -> Mapping[str, MeasuredKernels]:
     """Return what was measured, by the names that presets of devices give."""
-    text = (files("echelon.cost.seconds.measured") / "kernels.toml").read_text(encoding="utf-8")
+    text = (files("echelon.cost.seconds") / "measured_kernels.toml").read_text(encoding="utf-8")
     return {name: _table(table) for name, table in tomllib.loads(text).items()}
 
 

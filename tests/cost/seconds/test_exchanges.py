@@ -1,27 +1,116 @@
-"""What tensor ranks wait for where products run in chunks beside the messages of their rows."""
+"""What a block sends over tensor, context and expert ranks, and what of it shows."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echelon.cost.inputs.group_links import group_link_numbers
-from echelon.cost.seconds.links.collectives import point_to_point_seconds
-from echelon.cost.seconds.links.exchanges import tensor_exchange
-from echelon.cost.seconds.matmul import matmul_seconds
-from echelon.cost.seconds.tensor_overlap import (
+from echelon.cost.inputs.group_links import (
+    group_link_numbers,
+    library_group_links,
+    pairwise_group_links,
+)
+from echelon.cost.seconds.collectives import (
+    all_gather_seconds,
+    all_reduce_seconds,
+    point_to_point_seconds,
+)
+from echelon.cost.seconds.exchanges import (
     EXCHANGES,
     LEAST_SHOWN,
     STEP_KERNELS,
     chunk_kernels,
+    context_exchange,
+    expert_exchange,
     shown_in_chunks,
+    tensor_exchange,
     tensor_seconds,
 )
-from tests.cost.seconds.small_work import MACHINE, small_work, with_trainer
+from echelon.cost.seconds.kernels import matmul_seconds
+from tests.cost.seconds.small_work import MACHINE, MIXTURE, small_work, with_trainer
 from tests.walks import examples
+
+STREAM = 2.0 * 128 * 64
+"""Bytes of the residual stream of a microbatch."""
+
+
+def test_tensor_ranks_sum_twice_or_gather_and_scatter() -> None:
+    way = group_link_numbers(MACHINE, 4.0, 1.0)
+    sums = pytest.approx(2 * float(all_reduce_seconds(way, STREAM)))
+    assert tensor_exchange(small_work(tp=4.0)) == (sums, sums)
+    # A library's own collectives are taken for sums; messages by pairs gather inputs once more.
+    cut = small_work(tp=4.0, sequence_parallel=1.0)
+    assert tensor_exchange(cut) == (sums, sums)
+    once = float(all_gather_seconds(way, STREAM))
+    found = tensor_exchange(with_trainer(cut, by_pairs=1.0))
+    assert found == (pytest.approx(4 * once), pytest.approx(6 * once))
+
+
+def test_norms_over_all_heads_add_two_numbers_of_each_token() -> None:
+    work = small_work(tp=4.0)
+    normed = replace(work, model=replace(work.model, width_norms=96.0))
+    way = group_link_numbers(MACHINE, 4.0, 1.0)
+    plain, found = tensor_exchange(work), tensor_exchange(normed)
+    row = 4.0 * 128
+    once, each = (float(all_reduce_seconds(way, size)) for size in (2 * row, row))
+    assert found[0] - plain[0] == pytest.approx(once)
+    assert found[1] - plain[1] == pytest.approx(2 * each)
+
+
+def test_hops_of_a_library_and_of_pairs() -> None:
+    work = with_trainer(small_work(), own_hops=3.0)
+    assert library_group_links(work, 4.0, 1.0).node_latency_s == pytest.approx(3e-5)
+    # All three others are spoken to at once: each but the first adds a fifth of a hop.
+    pairs = with_trainer(small_work(), by_pairs=1.0, pair_hops=0.2)
+    assert pairwise_group_links(pairs, 4.0, 1.0).node_latency_s == pytest.approx(1.4e-5 / 3)
+    rings = with_trainer(small_work(), pair_hops=0.2)
+    assert pairwise_group_links(rings, 4.0, 1.0).node_latency_s == pytest.approx(1e-5)
+
+
+def test_keys_hide_behind_attention_and_gathered_ones_do_not() -> None:
+    work = small_work(cp=4.0)
+    # Three messages of the keys and values of 32 tokens.
+    round_trip = 3 * (1e-5 + 2.0 * 32 * 64 / 1e9)
+    slow = context_exchange(work, 0.0, 0.0)
+    assert (slow.forward, slow.backward) == pytest.approx((round_trip, 2 * round_trip))
+    assert (slow.shown_forward, slow.shown_backward) == pytest.approx((round_trip, 2 * round_trip))
+    quick = context_exchange(work, 1.0, 1.0)
+    assert (quick.forward, quick.shown_forward, quick.shown_backward) == (slow.forward, 0.0, 0.0)
+    gathered = context_exchange(small_work(cp=4.0, gathered=1.0), 1.0, 1.0)
+    whole = 3e-5 + 0.75 * 2.0 * 128 * 64 / 1e9
+    assert (gathered.shown_forward, gathered.shown_backward) == pytest.approx((whole, 2 * whole))
+
+
+def test_rows_to_experts_in_a_node_and_in_two_hops() -> None:
+    flat = expert_exchange(small_work(model=MIXTURE, ep=4.0), (0.0, 0.0))
+    # Each way: two rows of a token, three quarters of which leave.
+    near = STREAM * 2 * 3 / 4 / 1e9
+    assert flat.forward == pytest.approx(2 * (2e-5 + near))
+    assert flat.shown_forward == flat.forward
+    hidden = with_trainer(small_work(model=MIXTURE, ep=4.0), expert_overlap=0.75)
+    assert expert_exchange(hidden, (0.0, 0.0)).shown_forward == pytest.approx(flat.forward / 4)
+    alone = expert_exchange(small_work(model=MIXTURE), (0.0, 0.0))
+    assert (alone.forward, alone.shown_backward) == (0.0, 0.0)
+    over = {hops: small_work(model=MIXTURE, ep=8.0, two_hop=hops) for hops in (0.0, 1.0)}
+    straight, twice = (float(expert_exchange(one, (0.0, 0.0)).forward) for one in over.values())
+    start = 1e-4 * 8**0.5 + 1000 / 2e8
+    assert straight == pytest.approx(2 * (start + STREAM / 5e7))
+    # A token reaches 2 (1 - (1/2)^2) of two nodes, half of them elsewhere; then rows go on.
+    assert twice == pytest.approx(2 * (2 * start + 0.75 * STREAM / 5e7 + near))
+
+
+def test_in_chunks_the_first_way_there_and_the_last_way_back_show() -> None:
+    work = small_work(model=MIXTURE, ep=4.0, chunks=4.0)
+    quick = expert_exchange(work, (0.0, 0.0))
+    each = float(quick.forward) / 2
+    assert quick.shown_forward == pytest.approx(quick.forward)
+    slow = expert_exchange(work, (1.0, 1.0))
+    assert slow.shown_forward == pytest.approx(2 * each / 4)
+
 
 HIDDEN = 64.0
 """Width of the stream of the small model, of which a microbatch has 128 tokens."""

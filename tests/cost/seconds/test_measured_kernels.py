@@ -17,16 +17,16 @@ from echelon.core.cluster import NOT_MEASURED, Cluster
 from echelon.core.plan import Plan
 from echelon.cost.inputs.cost_inputs import CostInputs
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
-from echelon.cost.seconds.measured.kernels import (
+from echelon.cost.seconds.measured_kernels import (
     IN_COMPANY,
     measured_attention_kernel,
     measured_tables,
 )
 from echelon.cost.seconds.step import step_seconds
-from echelon.cost.seconds.trainer_generations import our_constants
+from echelon.cost.seconds.trainers import our_constants
 
 STEPS: dict[str, Any] = tomllib.loads(
-    (Path(__file__).parent / "steps.toml").read_text(encoding="utf-8")
+    (Path(__file__).parent / "measured_steps.toml").read_text(encoding="utf-8")
 )
 NEAR = 0.12
 """How far off the seconds of a measured step may be."""

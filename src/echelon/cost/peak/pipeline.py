@@ -1,15 +1,33 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A step of a few rounds of its pipeline, whose ranks are as full as those of the whole step."""
+"""Steps of few rounds that are as full as whole ones, and messages that a rank holds meanwhile.
+
+Rounds of a pipeline are alike: the walk of a step of few rounds gives the peak of the whole step.
+
+Messages of a pipeline rank are in its memory, action by action (`parallel/pipeline.py`): a receive
+is posted a few actions before the one that takes it, with memory of its own; a send is kept until
+the window of its channel has gone on. A message to a stage on the same rank is kept until that
+stage takes it. Inputs and outputs of an action count with the action.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Iterator
 from dataclasses import replace
+from functools import lru_cache
 from math import lcm
 
 from echelon.core.plan import Plan
 from echelon.schedule.action import ActionKind, Schedule
-from echelon.schedule.build import SCHEDULES
+from echelon.schedule.build import SCHEDULES, build_schedule
+from echelon.schedule.deadlock import send_window
 from echelon.schedule.from_plan import schedule_from_plan
+from echelon.schedule.messages import (
+    RECEIVES_AHEAD,
+    SENDS_SPARE,
+    Channel,
+    ScheduleMessages,
+)
 
 ROUNDS = 2
 """Rounds of a pipeline that tell of all."""
@@ -80,3 +98,46 @@ def _with_microbatches(plan: Plan, count: int) -> Plan:
         return plan
     sequences = plan.mathematics.global_sequences // whole * count
     return replace(plan, mathematics=replace(plan.mathematics, global_sequences=sequences))
+
+
+def message_counts(plan: Plan) -> tuple[tuple[int, ...], ...]:
+    """Return how many messages each pipeline rank holds beside each of its actions."""
+    pipeline = plan.layout.pipeline
+    if pipeline.rows:
+        return _counts(schedule_from_plan(plan))
+    return _built(pipeline.schedule, plan.num_stages, plan.mesh.pp, plan.num_microbatches)
+
+
+@lru_cache(maxsize=64)
+def _built(name: str, stages: int, ranks: int, microbatches: int) -> tuple[tuple[int, ...], ...]:
+    """Return those of a schedule that a builder makes: many plans of a search have the same."""
+    schedule = build_schedule(
+        name, num_stages=stages, num_ranks=ranks, num_microbatches=microbatches
+    )
+    return _counts(schedule)
+
+
+def _counts(schedule: Schedule) -> tuple[tuple[int, ...], ...]:
+    traffic = ScheduleMessages.from_schedule(schedule)
+    window = send_window(traffic) + SENDS_SPARE
+    return tuple(tuple(_of_rank(traffic, window, rank)) for rank in range(schedule.num_ranks))
+
+
+def _of_rank(traffic: ScheduleMessages, window: int, pp_rank: int) -> Iterator[int]:
+    steps, receives = traffic.steps[pp_rank], traffic.receives[pp_rank]
+    posted = arriving = local = 0
+    leaving: Counter[Channel] = Counter()
+    for position, step in enumerate(steps):
+        while posted < len(steps) and posted <= position + RECEIVES_AHEAD:
+            arriving += len(receives[posted])
+            posted += 1
+        if step.receive is not None:
+            arriving -= 1
+        elif step.local_input and step.action.kind is not ActionKind.W:
+            local -= 1
+        yield arriving + local + sum(leaving.values())
+        if step.send is not None:
+            channel = step.send.channel
+            leaving[channel] = min(leaving[channel] + 1, window)
+        elif step.local_output:
+            local += 1
