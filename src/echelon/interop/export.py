@@ -11,7 +11,7 @@ from tempfile import TemporaryDirectory
 from echelon.config.files.show import describe_same_run
 from echelon.config.job import Job
 from echelon.config.load import load_job
-from echelon.config.rules.suggestions import change_text
+from echelon.config.rules.violations import change_text
 from echelon.config.settings.value_types import toml_text
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import Plan

@@ -13,9 +13,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from textwrap import wrap
 
+from echelon.config.derived.pipeline import EVEN, SCHEDULE_KEY, STAGES_KEY, VIRTUAL_KEY
 from echelon.config.entries import Entry
 from echelon.config.plan_view import plan_settings
-from echelon.config.settings.pipeline import EVEN, SCHEDULE_KEY, STAGES_KEY, VIRTUAL_KEY
 from echelon.config.settings.value_types import toml_text
 from echelon.core.plan import Plan
 from echelon.cost.seconds.balance import split_layers

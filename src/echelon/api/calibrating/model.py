@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from echelon.config.files.new_file import require_writable, write_new
-from echelon.config.files.reading import is_file, is_folder
 from echelon.config.files.times_file import TimesFile
 from echelon.config.load import load_job
+from echelon.config.reading import is_file, is_folder
 from echelon.config.rules.plan import require_trainable
 from echelon.core.errors import ConfigError
 from echelon.core.optional import optional_package

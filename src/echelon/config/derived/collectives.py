@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from echelon.config.settings.experts import (
+from echelon.config.derived.experts import (
     expert_stage,
     expert_tp,
     has_experts,
