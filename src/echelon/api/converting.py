@@ -15,8 +15,7 @@ from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import Plan
 from echelon.core.rulebook.config import UNKNOWN_PRESET
 from echelon.core.rulebook.interop import EXPORT_NEEDS_OUT, PLAN_SOURCE
-from echelon.interop.export import ExportedFiles, export_plan
-from echelon.interop.export_attempt import ExportNote
+from echelon.interop.export import ExportedFiles, ExportNote, export_plan
 from echelon.interop.import_report import imported_toml
 from echelon.interop.importer import Imported, import_file
 from echelon.interop.key_reader import KeyOutcome

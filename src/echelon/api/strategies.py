@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from echelon.layout.variables import Variable
-    from echelon.proof.claims.proof import Proof
+    from echelon.proof.verdict import Proof
     from echelon.training.module.optimizer import ModuleOptimizer
 
 Module = TypeVar("Module", bound="nn.Module")

@@ -146,8 +146,8 @@ def _prove_module(module: str, run: str, settings: Sequence[str], *, as_json: bo
     from echelon.config.files.program import require_module
 
     require_module(module)
-    from echelon.api.modules.proving import prove_module
     from echelon.api.planning import plan as make_plan
+    from echelon.api.verifying import prove_module
 
     plan = make_plan(run, settings=[*settings])
     note(f"proving {module} on {plan.mesh.world_size} ranks beside one process ...")

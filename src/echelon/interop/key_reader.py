@@ -33,7 +33,7 @@ from echelon.core.rulebook.interop import (
     IMPORT_UNKNOWN_KEY,
 )
 from echelon.core.rules import Rule, did_you_mean
-from echelon.interop.tool_tables import KeyRule
+from echelon.interop.abilities import KeyRule
 
 AUTO = "auto"
 _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")

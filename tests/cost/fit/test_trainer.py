@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from echelon.api.calibrating.trainer import SPLITS, plan_of_split
+from echelon.api.calibrating.measuring import SPLITS, plan_of_split
 from echelon.config.load import load_job
 from echelon.core.cluster import Cluster
 from echelon.cost.fit.trainer import TimedStep, fit_trainer, plan_label, predicted_steps

@@ -11,8 +11,7 @@ from cyclopts import App, Parameter
 
 from echelon.api.calibrating.machine import calibrate_machine
 from echelon.api.calibrating.merge import merge_calibrations
-from echelon.api.calibrating.model import calibrate_model
-from echelon.api.calibrating.run import calibrate_run
+from echelon.api.calibrating.run import calibrate_model, calibrate_run
 from echelon.cli.calibrate.text import (
     machine_json,
     machine_report,

@@ -19,8 +19,8 @@ from echelon.core.choices.context_kinds import CONTEXT_KINDS
 from echelon.core.errors import ConfigError
 from echelon.core.plan import DTYPE_BYTES, ContextKind, Plan
 from echelon.core.units import binary_bytes, decimal_bytes, duration
-from echelon.cost.bytes.context.memory import AttentionMemory, most_attention_memory
-from echelon.cost.bytes.context.sent import block_bytes
+from echelon.cost.bytes.context_memory import AttentionMemory, most_attention_memory
+from echelon.cost.bytes.context_sent import block_bytes
 from echelon.cost.bytes.model_sizes import kv_bytes
 from echelon.cost.seconds.exposed import ExposedSeconds, context_seconds
 from echelon.layout.context_resident import gathered_chunks, resident_chunks

@@ -11,14 +11,10 @@ from echelon.config.derived.experts import (
 )
 from echelon.config.view import View, mesh_of
 from echelon.core.axis import LOSS_AXES, SHARD_AXES, Axis
-from echelon.core.choices.collective_algorithms import (
-    BACKEND,
-    COLLECTIVE_ALGORITHMS,
-    fits_group,
-)
+from echelon.core.choices.collective_algorithms import BACKEND, COLLECTIVE_ALGORITHMS, fits_group
 from echelon.core.cluster import Cluster
 from echelon.core.plan import Collectives
-from echelon.cost.automatic_sums import automatic_algorithm
+from echelon.cost.seconds.automatic_sums import automatic_algorithm
 
 ALGORITHM_KEY = "collectives.algorithm"
 Ranks = tuple[int, ...]

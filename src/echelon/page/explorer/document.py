@@ -17,8 +17,8 @@ from echelon.page.document import SCHEMA
 from echelon.page.explorer.controls import PLAIN, Controls
 from echelon.page.explorer.rules.finders import broken_rules
 from echelon.page.explorer.tables import explorer_tables
-from echelon.page.lessons.book import LessonBook
 from echelon.page.lessons.catalog import lesson_book
+from echelon.page.lessons.lesson import LessonBook
 
 COUNTS = (8, 64, 1024, 16384)  # devices
 DEVICES = ("a100-80gb", "h100", "h200", "b200", "mi300x")

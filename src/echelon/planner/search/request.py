@@ -38,11 +38,11 @@ from echelon.core.rulebook.planner import (
     UNKNOWN_TRAINER,
 )
 from echelon.core.rules import did_you_mean
+from echelon.cost.inputs.cost_inputs import TrainerConstants
+from echelon.cost.inputs.numbers import MachineNumbers
 from echelon.cost.seconds.from_plan import constants_for_precision, machine_numbers_from_cluster
-from echelon.cost.seconds.inputs import TrainerConstants
 from echelon.cost.seconds.matmul import product_dtype
 from echelon.cost.seconds.measured.kernels import with_measured_kernels
-from echelon.cost.seconds.numbers import MachineNumbers
 from echelon.cost.seconds.trainer_generations import (
     FRAMEWORKS,
     OURS,
