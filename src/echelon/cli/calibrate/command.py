@@ -25,7 +25,7 @@ from echelon.cli.calibrate.text import (
 from echelon.cli.flags import Json, Settings
 from echelon.cli.output import WIDEST, page_columns, print_result
 from echelon.cli.stderr import note, working
-from echelon.config.files.reading import is_folder
+from echelon.config.reading import is_folder
 from echelon.config.setting_layers import preset_meant
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook.config import BAD_ARGUMENT

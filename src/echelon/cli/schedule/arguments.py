@@ -19,8 +19,8 @@ from echelon.cli.schedule.suggestions import (
     with_working_flags,
     with_working_limits,
 )
-from echelon.config.files.reading import is_file
-from echelon.config.stage_placement import stage_placements
+from echelon.config.automatic import stage_placements
+from echelon.config.reading import is_file
 from echelon.core.errors import InfeasiblePlan
 from echelon.schedule.action import Schedule
 from echelon.schedule.automatic import find_schedule

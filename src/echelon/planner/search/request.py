@@ -14,10 +14,9 @@ from pathlib import Path
 from shlex import quote
 from typing import Literal, get_args
 
-from echelon.config.assumed import LENGTH_KEY
 from echelon.config.cluster.settings import typed_cluster
 from echelon.config.entries import Entry
-from echelon.config.job import Job
+from echelon.config.job import LENGTH_KEY, Job
 from echelon.config.load import run_name_of
 from echelon.config.setting_layers import (
     SettingLayers,

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from echelon.config.rules.violations import RuleViolation, setting_without_effect
-from echelon.config.settings.experts import has_experts
-from echelon.config.settings.lora import (
+from echelon.config.derived.experts import has_experts
+from echelon.config.model.settings import (
     ALPHA_KEY,
     DROPOUT_KEY,
     RANK_KEY,
@@ -17,6 +16,7 @@ from echelon.config.settings.lora import (
     lora_linears,
     lora_targets,
 )
+from echelon.config.rules.violations import RuleViolation, setting_without_effect
 from echelon.config.settings.value_types import toml_text
 from echelon.config.view import View
 from echelon.core.choices.lora import ALL_LINEAR, MLP_LINEARS

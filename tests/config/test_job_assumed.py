@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.config.assumed import assumed_of_job
+from echelon.config.job import assumed_of_job
 from echelon.config.load import load_job
 from echelon.planner.search.request import make_request
 

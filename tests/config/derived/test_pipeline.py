@@ -65,7 +65,10 @@ REFUSED = {
         "schedule-needs-microbatches",
     ),
     "an odd number from both ends": (
-        [*DEEP, "mesh.pp=2", "pipeline.schedule=dualpipe", "batch.global_sequences=14"],
+        [
+            *(*DEEP, "mesh.pp=2", "pipeline.schedule=dualpipe"),
+            *("batch.microbatch_sequences=2", "batch.global_sequences=14"),
+        ],
         "schedule-even-microbatches",
     ),
     "an odd number of ranks": (

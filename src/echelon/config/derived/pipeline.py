@@ -3,7 +3,7 @@
 
 A schedule is a name that a builder answers to, or "file" (the actions of each rank stand in a file)
 or "auto" (a search finds them). `config/rules/pipeline.py` says what must hold between them,
-`config/stage_placement.py` makes the stages and the rows of a plan.
+`config/automatic.py` makes the stages and the rows of a plan.
 """
 
 from __future__ import annotations

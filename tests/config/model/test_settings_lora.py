@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from echelon.config.entries import Entry
-from echelon.config.settings.lora import has_lora, lora_targets, read_lora
+from echelon.config.model.settings import has_lora, lora_targets, read_lora
 from echelon.config.view import View
 
 

@@ -6,7 +6,7 @@ import tomllib
 from inspect import cleandoc
 
 from echelon.config.entries import flatten
-from echelon.config.files.reading import key_lines, line_of
+from echelon.config.reading import key_lines, line_of
 
 TEXT = cleandoc(
     '''

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from echelon.config.settings.experts import (
+from echelon.config.derived.experts import (
     expert_stage,
     expert_tp,
     has_experts,
@@ -11,11 +11,7 @@ from echelon.config.settings.experts import (
 )
 from echelon.config.view import View, mesh_of
 from echelon.core.axis import LOSS_AXES, SHARD_AXES, Axis
-from echelon.core.choices.collective_algorithms import (
-    BACKEND,
-    COLLECTIVE_ALGORITHMS,
-    fits_group,
-)
+from echelon.core.choices.collective_algorithms import BACKEND, COLLECTIVE_ALGORITHMS, fits_group
 from echelon.core.cluster import Cluster
 from echelon.core.plan import Collectives
 from echelon.cost.seconds.collectives import automatic_algorithm

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.config.plan_view import view_from_plan
-from echelon.config.settings.collectives import (
+from echelon.config.derived.collectives import (
     EXPERT_SLICES,
     SLICES,
     groups_of_algorithm,
     read_collectives,
     summing_groups,
 )
+from echelon.config.plan_view import view_from_plan
 from echelon.core.experts import ExpertLayout
 from tests.parallel.layouts import MIXTRAL, plan_of
 from tests.proof.layouts import layout

@@ -6,11 +6,16 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from echelon.config.cluster.settings import cluster_of
-from echelon.config.rules.suggestions import by_distance, near_divisors, setting_changes
-from echelon.config.rules.violations import RuleViolation, ViolationFinder
-from echelon.config.rules.world_size import MESH_KEYS, mesh_product_text
-from echelon.config.settings.experts import has_experts
-from echelon.config.settings.pipeline import SCHEDULE_KEY, VIRTUAL_KEY, stages_per_rank
+from echelon.config.derived.experts import has_experts
+from echelon.config.derived.pipeline import SCHEDULE_KEY, VIRTUAL_KEY, stages_per_rank
+from echelon.config.rules.mesh import MESH_KEYS, mesh_product_text
+from echelon.config.rules.violations import (
+    RuleViolation,
+    ViolationFinder,
+    by_distance,
+    near_divisors,
+    setting_changes,
+)
 from echelon.config.settings.value_types import toml_text
 from echelon.config.view import View, mesh_of
 from echelon.core.rulebook.threads import (

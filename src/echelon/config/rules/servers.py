@@ -6,14 +6,17 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from echelon.config.cluster.settings import cluster_of
-from echelon.config.rules.violations import RuleViolation, setting_without_effect
-from echelon.config.settings.experts import has_experts
-from echelon.config.settings.servers import (
+from echelon.config.derived.experts import has_experts
+from echelon.config.derived.servers import (
     COUNT_KEY,
     DAMPING_KEY,
+    MIN_WORKERS_KEY,
+    RESTARTS_KEY,
     STALENESS_KEY,
     UPDATES_KEY,
+    min_workers_of,
 )
+from echelon.config.rules.violations import RuleViolation, setting_without_effect
 from echelon.config.view import View, mesh_of
 from echelon.core.axis import Axis
 from echelon.core.choices.optimizers import OPTIMIZERS
