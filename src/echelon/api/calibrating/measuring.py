@@ -40,7 +40,6 @@ LEAST_ALONE_FLOPS = 1e6
 """FLOPs of a product from which on running it alone tells how many cores ranks share."""
 DEGREES = (2, 4, 8, 16, 32)  # ranks, or nodes
 
-
 NARROW: Mapping[str, object] = {
     "model.layers": 4,
     "model.hidden": 192,
