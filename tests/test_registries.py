@@ -19,9 +19,9 @@ from echelon.core.choices.registry import plugins
 from echelon.core.plan import Documents, Optimizer, Plan
 from echelon.launch.local.pool import RankPool
 from echelon.parallel.context.ring import RingAttention
-from echelon.proof.claims.proof import Proof
 from echelon.proof.oracle.optimizers import OptimizerState, TensorUpdate
 from echelon.proof.run import prove
+from echelon.proof.verdict import Proof
 from echelon.schedule.action import Action, ActionKind
 from echelon.schedule.build import SCHEDULES
 from echelon.schedule.builder import EQUAL_TIMES, ActionTimes, Builder

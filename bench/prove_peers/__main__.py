@@ -21,8 +21,8 @@ from echelon.core.plan import Layout, Mathematics, Optimizer, Pipeline, Plan
 from echelon.cost.seconds.balance import split_layers
 from echelon.launch.local.pool import RankPool
 from echelon.proof.claims.claims import ClaimResult
-from echelon.proof.claims.proof import Proof
 from echelon.proof.run import prove
+from echelon.proof.verdict import Proof
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

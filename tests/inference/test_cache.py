@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from echelon.cost.bytes.cache import CacheSize
+from echelon.cost.bytes.generate import CacheSize
 from echelon.inference.cache import CachedSequence, PagedCache
 
 

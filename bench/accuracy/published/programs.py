@@ -19,7 +19,7 @@ from bench.accuracy.published.memory_settings import (
 )
 from bench.accuracy.published.rows import Row
 from bench.accuracy.published.trainer_defaults import with_named_settings
-from echelon.cost.seconds.inputs import TrainerConstants
+from echelon.cost.inputs.cost_inputs import TrainerConstants
 from echelon.cost.seconds.trainer_generations import FRAMEWORKS
 from echelon.cost.seconds.trainer_memory import BY_NAME, COMPILED
 

@@ -14,7 +14,7 @@ from echelon.config.files.new_file import holding, new_folder
 from echelon.core.errors import ConfigError
 from echelon.core.optional import optional_package
 from echelon.core.plan import DType
-from echelon.core.rulebook.command_line import BAD_ARGUMENT
+from echelon.core.rulebook.config import BAD_ARGUMENT
 
 if TYPE_CHECKING:
     from echelon.launch.context import RankContext
@@ -241,7 +241,7 @@ def _finish(task: ExportTask, run: Path, data: Path | None, folder: Path) -> str
     """Write what stands beside weights, and read what was written; return what is said of it."""
     from echelon.core.parameters import base_shape
     from echelon.interop.hugging_face.adapters import ADAPTER_CONFIG, adapter_config
-    from echelon.interop.hugging_face.config_json import hub_config, own_config
+    from echelon.interop.hugging_face.folder import hub_config, own_config
     from echelon.models.precision import TORCH_DTYPES
     from echelon.telemetry.run_directory import run_of
     from echelon.training.checkpoint.index import read_index

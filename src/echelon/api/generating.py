@@ -17,21 +17,19 @@ from typing import TYPE_CHECKING
 from echelon.api.training import TrainResult
 from echelon.config.generation import Request, Sampling, generation_plan, require_request
 from echelon.core.cluster import Backend
+from echelon.core.errors import ConfigError
 from echelon.core.optional import optional_package
 from echelon.core.plan import Plan
+from echelon.core.rulebook.data import SAMPLE_OF_STEP
 from echelon.core.units import binary_bytes
-
-if TYPE_CHECKING:
-    from echelon.cost.bytes.cache import KindCacheSizes
-    from echelon.launch.room import Need
-    from echelon.training.inference import GenerateTask, RankWriting
-
-
-from echelon.core.errors import ConfigError
-from echelon.core.rulebook.data_mixture import SAMPLE_OF_STEP
 from echelon.training.data.batches import BatchLayout
 from echelon.training.data.look import SampleLook, SourceLook, look_at_sample, look_at_sources
 from echelon.training.data.mixed_dataset import open_data
+
+if TYPE_CHECKING:
+    from echelon.cost.bytes.generate import KindCacheSizes
+    from echelon.launch.room import Need
+    from echelon.training.inference import GenerateTask, RankWriting
 
 GENERATE_RANK = "echelon.training.inference:generate_rank"
 

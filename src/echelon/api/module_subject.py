@@ -32,8 +32,8 @@ from echelon.core.plan import Optimizer, Plan
 from echelon.core.rulebook.verify import VERIFY_OPTIMIZER, VERIFY_RETURNED
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.module.loss import ModuleLoss, loss_of
+from echelon.proof.claims.numeric_range import in_float64
 from echelon.proof.module.wide import StayWide
-from echelon.proof.numeric_range import in_float64
 from echelon.proof.verify.case import OneDevice, OnRank, VerifyCase
 from echelon.proof.verify.subject_file import NUM_STEPS, SubjectFile, SubjectSettings
 from echelon.training.learning_rate import learning_rate

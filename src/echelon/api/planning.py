@@ -8,10 +8,13 @@ what it takes.
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
@@ -19,10 +22,10 @@ from echelon.api.given_plan import GivenPlan, plan_from_given
 from echelon.config.files.program import require_subject
 from echelon.config.load import load_job
 from echelon.config.rules.plan import require_trainable
-from echelon.core.errors import ConfigError
+from echelon.core.errors import ConfigError, Problem
 from echelon.core.optional import optional_package, require_package
 from echelon.core.plan import Plan
-from echelon.core.rulebook.command_line import BAD_ARGUMENT
+from echelon.core.rulebook.config import BAD_ARGUMENT
 from echelon.core.rulebook.planner import PLAN_FITS_MEMORY
 from echelon.cost.seconds.trainer_generations import OURS
 from echelon.planner.search.request import (
@@ -37,14 +40,8 @@ if TYPE_CHECKING:
     from echelon.planner.answer.sizes import SizesAnswer
     from echelon.planner.search.request import Objective
     from echelon.proof.bisect.verdict import Bisection
-    from echelon.proof.claims.proof import Proof
     from echelon.proof.run import RankRunner
-
-import re
-import shlex
-from itertools import product
-
-from echelon.core.errors import Problem
+    from echelon.proof.verdict import Proof
 
 _MODULES_OF_PROOFS = (
     "echelon.proof.ranks",

@@ -17,7 +17,7 @@ from echelon.planner.answer.answer import PlanAnswer
 from echelon.planner.explain.compare import PlanComparison
 
 if TYPE_CHECKING:
-    from echelon.proof.claims.proof import Proof
+    from echelon.proof.verdict import Proof
     from echelon.rehearsal.result import Rehearsal
 
 Reported: TypeAlias = "GivenPlan | Proof | Rehearsal | PlanComparison | TrainResult | str | Path"
@@ -66,7 +66,7 @@ def _page_of_ranks(found: GivenPlan | Proof | Rehearsal) -> PageDocument:
     from echelon.page.plan import plan_page
     from echelon.page.proof import proof_page
     from echelon.page.rehearsal import rehearsal_page
-    from echelon.proof.claims.proof import Proof
+    from echelon.proof.verdict import Proof
     from echelon.rehearsal.result import Rehearsal
 
     if isinstance(found, Proof):

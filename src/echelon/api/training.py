@@ -21,24 +21,18 @@ from echelon.config.job import Job
 from echelon.config.rules.plan import require_trainable, require_yes_to_assumed
 from echelon.core.errors import ConfigError, EchelonError, EnvironmentProblem
 from echelon.core.optional import optional_package
-from echelon.core.rulebook.lost_islands import LOST_ISLANDS_NEED_OUR_LAUNCHER
+from echelon.core.rulebook.islands import LOST_ISLANDS_NEED_OUR_LAUNCHER
+from echelon.core.rulebook.launch import RANK_NEVER_JOINED
 from echelon.core.rulebook.servers import LOST_WORKERS_NEED_OUR_LAUNCHER
 
 if TYPE_CHECKING:
     from echelon.launch.context import RankContext
-    from echelon.launch.local.supervisor import LaunchOptions
-    from echelon.telemetry.run_directory import RunDirectory
-    from echelon.training.loop import RankTask, TrainSummary
-
-from typing import TYPE_CHECKING
-
-from echelon.core.rulebook.launch import RANK_NEVER_JOINED
-
-if TYPE_CHECKING:
     from echelon.launch.environment import LaunchedRank
+    from echelon.launch.local.supervisor import LaunchOptions
     from echelon.launch.process_group import Store
+    from echelon.telemetry.run_directory import RunDirectory
     from echelon.training.evaluator import CheckpointLoss
-    from echelon.training.loop import RankTask
+    from echelon.training.loop import RankTask, TrainSummary
 
 
 JOINED_RANK = "echelon.api.training:train_joined_rank"

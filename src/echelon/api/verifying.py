@@ -20,7 +20,7 @@ from echelon.core.optional import optional_package
 
 if TYPE_CHECKING:
     from echelon.proof.bisect.verdict import Bisection
-    from echelon.proof.verify.verdict import SubjectProof
+    from echelon.proof.verdict import SubjectProof
 
 RANK_LIMIT_S = 300.0
 """How long the ranks of one precision may take: frameworks are imported in this time too."""

@@ -27,7 +27,7 @@ from echelon.cli.stderr import loudness, split_loudness
 from echelon.core.errors import ConfigError, EchelonError, Problem
 from echelon.core.messages.notes import NOTES
 from echelon.core.messages.synonyms import SYNONYMS
-from echelon.core.rulebook import command_line
+from echelon.core.rulebook import config as command_line
 from echelon.core.rules import did_you_mean
 from echelon.core.version import __version__
 

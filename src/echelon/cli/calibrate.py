@@ -22,7 +22,7 @@ from echelon.config.files.times_file import TimesFile
 from echelon.config.setting_layers import preset_meant
 from echelon.core.cluster import Cluster, Device, Efficiency, Link
 from echelon.core.errors import ConfigError
-from echelon.core.rulebook.command_line import BAD_ARGUMENT
+from echelon.core.rulebook.config import BAD_ARGUMENT
 from echelon.cost.fit.device import DeviceFit
 from echelon.cost.fit.links import LinkFit
 from echelon.cost.fit.merge import is_inside

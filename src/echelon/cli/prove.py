@@ -19,8 +19,7 @@ from echelon.planner.view.text_layout import fill_text, fit_page, table
 if TYPE_CHECKING:
     from echelon.proof.bisect.verdict import Bisection
     from echelon.proof.claims.claims import ClaimResult
-    from echelon.proof.claims.proof import Proof, ProofPass
-    from echelon.proof.verify.verdict import SubjectProof
+    from echelon.proof.verdict import Proof, ProofPass, SubjectProof
 
 PROOF_FILE = "proof.json"
 

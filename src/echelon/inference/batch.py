@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from echelon.cost.bytes.cache import first_kept
+from echelon.cost.bytes.generate import first_kept
 from echelon.inference.cache import CachedSequence, KindCaches, PagedCache
 from echelon.models.batch import TokenBatch
 

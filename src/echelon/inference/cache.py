@@ -5,7 +5,7 @@ Each block of the model has a tensor of `num_blocks x block_tokens` rows; the sa
 them belong to the same positions. A sequence names its blocks in order, wherever they lie. Blocks
 that are out of a window, and those of a sequence that has ended, go back to the pool.
 Blocks of the model with a window, and those without, have pools apart (`KindCaches`).
-Bytes: `kind_cache_sizes` in `cost/bytes/cache.py`, exactly.
+Bytes: `kind_cache_sizes` in `cost/bytes/generate.py`, exactly.
 Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
 PagedAttention", 2023, section 4.
 
@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from echelon.cost.bytes.cache import CacheSize, KindCacheSizes, first_kept
+from echelon.cost.bytes.generate import CacheSize, KindCacheSizes, first_kept
 
 
 @dataclass(slots=True, kw_only=True)

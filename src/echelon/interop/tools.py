@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
     from echelon.interop.abilities import ToolAbilities, ToolNames
+    from echelon.interop.formats import ToolWriter
     from echelon.interop.import_context import ImportContext
     from echelon.interop.key_reader import KeyReader
-    from echelon.interop.tool_writer import ToolWriter
 
 WrittenToolName = Literal["megatron", "deepspeed", "torchtitan", "accelerate"]
 """Tools that plans are written for, too."""

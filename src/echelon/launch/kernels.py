@@ -12,7 +12,7 @@ from importlib.util import find_spec
 from echelon.core.choices.kernels import Kernels
 from echelon.core.cluster import Backend
 from echelon.core.errors import EnvironmentProblem
-from echelon.core.rulebook.kernels import KERNELS_CAN_BE_MADE
+from echelon.core.rulebook.model import KERNELS_CAN_BE_MADE
 from echelon.launch.environment import COMPILER
 
 

@@ -16,7 +16,7 @@ from echelon.core.cluster import Backend
 from echelon.core.errors import EnvironmentProblem, Problem
 from echelon.core.parameters import num_parameters
 from echelon.core.plan import Plan, Recompute
-from echelon.core.rulebook.machine import ENOUGH_MEMORY
+from echelon.core.rulebook.launch import ENOUGH_MEMORY
 from echelon.core.units import binary_bytes, short_count
 from echelon.cost.peak.host_memory import PlaceMemory, memory_by_place
 from echelon.launch.environment import is_launched, read_launched_rank

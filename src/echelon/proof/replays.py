@@ -13,12 +13,12 @@ from echelon.launch.local.elastic_ranks import ElasticRanks, elastic_ranks
 from echelon.proof.asynchronous.claims import evidence_of, judge_asynchronous, losses_text
 from echelon.proof.asynchronous.mistakes import diagnose_asynchronous
 from echelon.proof.asynchronous.record import read_rank
-from echelon.proof.claims.proof import ProofPass
 from echelon.proof.lost_islands.claims import judge_lost_island, lost_island_evidence
 from echelon.proof.lost_islands.mistakes import diagnose_lost_island
 from echelon.proof.lost_islands.record import LOST_IN_ROUND, NUM_ROUNDS, read_records
 from echelon.proof.shrink import shrink
 from echelon.proof.sum_bounds import with_exact_sums
+from echelon.proof.verdict import ProofPass
 
 _LOST_ISLAND = "echelon.proof.lost_islands.record:run_with_a_loss"
 _ASYNCHRONOUS = "echelon.proof.asynchronous.record:run_asynchronous"

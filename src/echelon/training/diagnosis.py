@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from echelon.core.errors import RunFailed
-from echelon.core.rulebook.train import LOSS_NOT_FINITE
+from echelon.core.rulebook.run import LOSS_NOT_FINITE
 from echelon.models.batch import TokenBatch
 from echelon.parallel.buckets import Bucket, Slot
 from echelon.parallel.data import GradientReduction

@@ -21,7 +21,7 @@ from echelon.core.event import EventList
 from echelon.core.parameters import router_bias_name, router_biases
 from echelon.core.plan import Plan
 from echelon.core.serialize import from_json
-from echelon.cost.bytes.cache import KindCacheSizes, kind_cache_sizes
+from echelon.cost.bytes.generate import KindCacheSizes, kind_cache_sizes
 from echelon.inference.cache import CachedSequence, KindCaches
 from echelon.inference.generator import Generator, Writing
 from echelon.inference.operations import CacheOperations

@@ -16,7 +16,7 @@ from typing import Any
 
 from echelon.core.errors import RunFailed
 from echelon.core.plan import Precision
-from echelon.core.rulebook.loss_scale import LOSS_SCALE_EXHAUSTED
+from echelon.core.rulebook.precision import LOSS_SCALE_EXHAUSTED
 
 FIXED_PATIENCE = 20
 """Overflows in a row after which a fixed scale is given up: each of them skipped a step."""

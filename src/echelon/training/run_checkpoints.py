@@ -11,7 +11,7 @@ from typing import Any, cast
 from echelon.config.job import Job
 from echelon.core.errors import CheckpointError
 from echelon.core.parameters import parameters
-from echelon.core.rulebook.checkpoint import CHECKPOINT_UNDAMAGED
+from echelon.core.rulebook.run import CHECKPOINT_UNDAMAGED
 from echelon.parallel.islands.exchange import ExchangeBroken
 from echelon.training.checkpoint.communicator import ObjectCommunicator, run_on_all_ranks
 from echelon.training.checkpoint.folder import checkpoint_path

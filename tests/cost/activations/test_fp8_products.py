@@ -7,7 +7,7 @@ from dataclasses import replace
 from echelon.core.plan import Plan, Precision
 from echelon.cost.activations.fp8_products import ExpertProducts, Fp8Products, fp8_product_bytes
 from echelon.cost.activations.from_plan import activation_numbers_from_plan
-from echelon.cost.bytes.fp8 import widened_element_bytes
+from echelon.cost.bytes.quantised import widened_element_bytes
 from echelon.rehearsal.run import on_nccl
 from tests.parallel.layouts import MIXTRAL, plan_of
 

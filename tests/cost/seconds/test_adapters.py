@@ -8,7 +8,7 @@ import pytest
 
 from echelon.core.choices.lora import LINEARS, Lora
 from echelon.core.parameters import num_parameters, num_trained_parameters
-from echelon.cost.bytes.fullest_rank import pipeline_ends
+from echelon.cost.peak.fullest_rank import pipeline_ends
 from echelon.cost.seconds.adapters import with_adapters
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan, model_numbers_from_shape
 from tests.parallel.layouts import NANO, plan_of

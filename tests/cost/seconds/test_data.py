@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
+from echelon.cost.inputs.group_links import data_group_links
 from echelon.cost.seconds.data import (
     REACHED,
     SUM_SHARE,
     HeldWeights,
     accumulation_seconds,
-    data_group_links,
     offload_seconds,
     step_collective_seconds,
     unit_gather_seconds,

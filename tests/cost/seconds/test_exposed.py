@@ -9,7 +9,7 @@ import pytest
 from echelon.config.load import load_job
 from echelon.core.cluster import Link
 from echelon.core.plan import Plan
-from echelon.cost.bytes.context.sent import block_bytes
+from echelon.cost.bytes.context_sent import block_bytes
 from echelon.cost.seconds.exposed import (
     ExposedSeconds,
     context_seconds,

@@ -9,6 +9,7 @@ import numpy as np
 from echelon.config.cluster.settings import named_cluster
 from echelon.core.cluster import Cluster, Device, Link
 from echelon.core.plan import Context, Recompute
+from echelon.cost.inputs.cost_inputs import TrainerConstants
 from echelon.cost.seconds.from_plan import (
     constants_for_precision,
     layout_numbers_from_plan,
@@ -16,7 +17,6 @@ from echelon.cost.seconds.from_plan import (
     mean_keys_per_query,
     model_numbers_from_shape,
 )
-from echelon.cost.seconds.inputs import TrainerConstants
 from echelon.schedule.build import SCHEDULES
 from tests.cost.layouts import MIXED, SINGLE
 from tests.parallel.layouts import NANO, plan_of

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from echelon.cost.seconds.links.collectives import group_link_numbers, point_to_point_seconds
+from echelon.cost.inputs.group_links import group_link_numbers
+from echelon.cost.seconds.links.collectives import point_to_point_seconds
 from echelon.cost.seconds.links.exchanges import tensor_exchange
 from echelon.cost.seconds.matmul import matmul_seconds
 from echelon.cost.seconds.tensor_overlap import (

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from echelon.core.plan import ContextKind, Plan
-from echelon.cost.bytes.context.sent import context_bytes
+from echelon.cost.bytes.context_sent import context_bytes
 from echelon.launch.local.pool import RankPool
 from echelon.layout.stage import rank_part
 from echelon.models.attention.interface import band_visible

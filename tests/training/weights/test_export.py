@@ -14,10 +14,10 @@ from transformers import AutoModelForCausalLM
 from echelon.core.errors import CheckpointError
 from echelon.core.model_shape import Experts, ModelShape, RopeScaling
 from echelon.core.parameters import parameters, router_biases
-from echelon.interop.hugging_face.config_json import hub_config
 from echelon.interop.hugging_face.folder import (
     INDEX_NAME,
     folder_tensors,
+    hub_config,
     index_text,
     share_out,
 )

@@ -20,8 +20,8 @@ from echelon.core.errors import ConfigError
 from echelon.core.event import Event
 from echelon.core.mesh import Mesh
 from echelon.core.optional import optional_package
-from echelon.core.rulebook.observe import RUN_HAS_EVENTS
 from echelon.core.rulebook.pipeline import UNIT_TIMES_WRITTEN_ONCE
+from echelon.core.rulebook.run import RUN_HAS_EVENTS
 from echelon.cost.fit.run import COMPUTED, GroupCollective, ObservedTime, StageAction, fit_run
 from echelon.cost.fit.samples import Collective, CollectiveKind
 from echelon.launch.host import num_usable_cores

@@ -42,7 +42,7 @@ from echelon.core.choices.strategy_names import STRATEGY_NAMES
 from echelon.core.errors import ConfigError
 from echelon.core.messages.synonyms import SYNONYMS
 from echelon.core.rulebook import all_rules, areas
-from echelon.core.rulebook.command_line import UNKNOWN_RULE
+from echelon.core.rulebook.config import UNKNOWN_RULE
 from echelon.core.rules import did_you_mean
 from echelon.handbook.glossary import glossary_tables
 from echelon.planner.view.text_layout import WIDTH, fit_page, wrap_text

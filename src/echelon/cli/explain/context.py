@@ -20,8 +20,8 @@ from echelon.core.errors import ConfigError
 from echelon.core.plan import DTYPE_BYTES, ContextKind, Plan
 from echelon.core.units import GIB, binary_bytes, decimal_bytes, duration
 from echelon.cost.activations.closed_forms import gpt_block_bytes
-from echelon.cost.bytes.context.memory import AttentionMemory, most_attention_memory
-from echelon.cost.bytes.context.sent import block_bytes
+from echelon.cost.bytes.context_memory import AttentionMemory, most_attention_memory
+from echelon.cost.bytes.context_sent import block_bytes
 from echelon.cost.bytes.model_sizes import attention_merge_errors, kv_bytes
 from echelon.cost.seconds.exposed import ExposedSeconds, context_seconds
 from echelon.layout.context_resident import gathered_chunks, resident_chunks

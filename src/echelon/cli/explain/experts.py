@@ -24,8 +24,8 @@ from echelon.core.model_shape import Experts
 from echelon.core.parameters import num_active_parameters, num_parameters
 from echelon.core.plan import Plan
 from echelon.core.units import binary_bytes, decimal_bytes, short_count
-from echelon.cost.bytes.experts.dispatch import dispatch_bytes
-from echelon.cost.bytes.experts.memory import balanced_memory, worst_memory
+from echelon.cost.bytes.expert_memory import balanced_memory, worst_memory
+from echelon.cost.bytes.expert_sent import dispatch_bytes
 from echelon.cost.bytes.terms import all_to_all_bytes
 from echelon.cost.seconds.exposed import dispatch_seconds
 from echelon.cost.seconds.flops import model_flops_per_token

@@ -16,8 +16,8 @@ from echelon.cli.flags import bad_argument
 from echelon.config.files.reading import is_file
 from echelon.config.stage_placement import stage_placements
 from echelon.core.errors import ConfigError, InfeasiblePlan
-from echelon.core.rulebook.cost import PREDICTION_IN_RANGE
-from echelon.core.rulebook.schedule_file import SCHEDULE_WITHIN_MEMORY
+from echelon.core.rulebook.pipeline import SCHEDULE_WITHIN_MEMORY
+from echelon.core.rulebook.planner import PREDICTION_IN_RANGE
 from echelon.schedule.action import Schedule
 from echelon.schedule.automatic import find_schedule
 from echelon.schedule.build import SCHEDULES, build_schedule, schedule_problems

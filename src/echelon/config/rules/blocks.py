@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from echelon.config.rules.violations import RuleViolation
 from echelon.config.view import View
-from echelon.core.rulebook.blocks import (
+from echelon.core.rulebook.model import (
     BLOCK_FORMS_COMPOSE,
     FACTOR_WITHOUT_DROPOUT,
     HEADS_TURN,

@@ -20,7 +20,7 @@ from echelon.core.choices.collective_algorithms import (
     fits_group,
     members_per_node,
 )
-from echelon.core.rulebook.collectives import (
+from echelon.core.rulebook.mesh import (
     HALVING_NEEDS_POWER_OF_TWO,
     HIERARCHY_NEEDS_EVEN_NODES,
     OWN_SUMS_NEED_GLOO,

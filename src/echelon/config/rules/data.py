@@ -15,8 +15,7 @@ from echelon.config.view import View
 from echelon.core.choices.data_mixture import phases_of, places_of, sources_of
 from echelon.core.errors import Problem
 from echelon.core.rulebook.config import CONFLICTING_SETTINGS, NO_EFFECT
-from echelon.core.rulebook.data import DATA_IS_NAMED
-from echelon.core.rulebook.data_mixture import MIXTURE_PARTS, MIXTURE_SCHEDULE
+from echelon.core.rulebook.data import DATA_IS_NAMED, MIXTURE_PARTS, MIXTURE_SCHEDULE
 
 KEY = "data.mixture"
 SOURCE_KEY = "data.source"

@@ -19,7 +19,7 @@ from echelon.config.settings.experts import (
 )
 from echelon.config.settings.value_types import toml_text
 from echelon.config.view import View
-from echelon.core.rulebook.fp8 import (
+from echelon.core.rulebook.precision import (
     FP8_BLOCK_DIVIDES,
     FP8_BLOCK_OF_KERNELS,
     FP8_DEVICE,

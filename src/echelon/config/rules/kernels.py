@@ -17,7 +17,7 @@ from echelon.config.settings.kernels import (
 from echelon.config.settings.value_types import toml_text
 from echelon.config.view import View
 from echelon.core.rulebook.config import NO_EFFECT
-from echelon.core.rulebook.kernels import RESIDUAL_NEEDS_NORM, TRITON_NEEDS_GPU
+from echelon.core.rulebook.model import RESIDUAL_NEEDS_NORM, TRITON_NEEDS_GPU
 
 
 def triton_needs_gpu(view: View) -> Iterator[RuleViolation]:

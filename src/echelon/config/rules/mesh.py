@@ -31,8 +31,9 @@ from echelon.config.settings.experts import (
 )
 from echelon.config.view import View, data_ranks, gradient_ranks, mesh_of
 from echelon.core.cluster import domain_text, fast_domain
-from echelon.core.rulebook.batch import BATCH_DIVIDES, SEQUENCE_FITS_POSITIONS
 from echelon.core.rulebook.mesh import (
+    BATCH_DIVIDES,
+    SEQUENCE_FITS_POSITIONS,
     SEQUENCE_PARALLEL_DIVIDES_SEQUENCE,
     SYMMETRIC_MEMORY_REACHES_RANKS,
     TP_DIVIDES_FFN,

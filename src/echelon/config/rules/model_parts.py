@@ -17,7 +17,7 @@ from echelon.core.rulebook.experts import (
     RENORMALISED_GATES_DIFFER,
     TOP_GROUPS_HOLD_TOP_K,
 )
-from echelon.core.rulebook.latent import (
+from echelon.core.rulebook.model import (
     LATENT_ATTENTION_IS_PLAIN,
     LATENT_HEAD_HAS_TWO_PARTS,
     LATENT_HEADS_HAVE_KEYS,

@@ -34,8 +34,11 @@ from echelon.config.settings.pipeline import (
 from echelon.config.view import View, data_ranks, mesh_of
 from echelon.core.errors import EchelonError
 from echelon.core.rulebook.config import MISSING_SETTING
-from echelon.core.rulebook.pipeline import SCHEDULE_FILE_FITS_RUN
-from echelon.core.rulebook.schedule import SCHEDULE_EVEN_RANKS, SCHEDULE_STAGES_PER_RANK
+from echelon.core.rulebook.pipeline import (
+    SCHEDULE_EVEN_RANKS,
+    SCHEDULE_FILE_FITS_RUN,
+    SCHEDULE_STAGES_PER_RANK,
+)
 from echelon.core.rules import nearest_divisors
 from echelon.schedule.build import SCHEDULES, schedule_problems
 from echelon.schedule.check import check_schedule

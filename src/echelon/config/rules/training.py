@@ -14,8 +14,8 @@ from echelon.config.view import View
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.choices.trackers import TRACKERS
 from echelon.core.model_shape import RopeKind, RopeScaling
-from echelon.core.rulebook.batch import DECAY_FITS_NORM_OFFSET, LEARNING_RATE_FITS_STEPS
 from echelon.core.rulebook.config import CONFLICTING_SETTINGS, NO_EFFECT
+from echelon.core.rulebook.mesh import DECAY_FITS_NORM_OFFSET, LEARNING_RATE_FITS_STEPS
 
 
 def recompute_settings_without_effect(view: View) -> Iterator[RuleViolation]:

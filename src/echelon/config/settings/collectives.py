@@ -18,7 +18,7 @@ from echelon.core.choices.collective_algorithms import (
 )
 from echelon.core.cluster import Cluster
 from echelon.core.plan import Collectives
-from echelon.cost.automatic_sums import automatic_algorithm
+from echelon.cost.seconds.automatic_sums import automatic_algorithm
 
 ALGORITHM_KEY = "collectives.algorithm"
 Ranks = tuple[int, ...]

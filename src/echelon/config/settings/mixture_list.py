@@ -11,7 +11,7 @@ from typing import cast
 from echelon.config.settings.value_types import InvalidValue
 from echelon.core.choices.data_mixture import MixturePart
 from echelon.core.rulebook.config import WRONG_TYPE
-from echelon.core.rulebook.data_mixture import MIXTURE_PARTS
+from echelon.core.rulebook.data import MIXTURE_PARTS
 
 NO_MIXTURE = "none"
 _KEYS = ("path", "weight", "until_step")

@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 from echelon.core.attention_mask import DocumentStarts, PositionRun, cut_position_runs
 from echelon.core.plan import Plan
-from echelon.cost.bytes.context.kernels import flash_kernel_runs
-from echelon.cost.bytes.context.memory import AttentionSizes
-from echelon.cost.bytes.context.sent import gathers_whole
+from echelon.cost.bytes.context_memory import AttentionSizes, flash_kernel_runs
+from echelon.cost.bytes.context_sent import gathers_whole
 from echelon.layout.attention_tiles import tiles_between
 from echelon.layout.ring_plan import RingPlan, ring_plan
 

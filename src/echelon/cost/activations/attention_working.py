@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What attention of one block works with on a context rank: call by call of a kernel.
 
-In the letters of `cost/bytes/context/memory.py`: O elements of queries, KV of keys and values of a
+In the letters of `cost/bytes/context_memory.py`: O elements of queries, KV of keys and values of a
 place of the ring (of own heads, with their copies), L log-sum-exps; s bytes of an element, w of a
 sum. What kernels make inside is not seen. Queries of a rank meet keys in pieces (full, causal, or
 with a mask of their own): `RowChunkSteps` are those of each step of the ring.
@@ -17,7 +17,7 @@ with a mask of their own): `RowChunkSteps` are those of each step of the ring.
 Weight gradients that were put off run while keys or heads travel: until then what they keep is
 there beside attention, which is why its backward is told in parts.
 
-Sources: as in `cost/bytes/context/memory.py`.
+Sources: as in `cost/bytes/context_memory.py`.
 """
 
 from __future__ import annotations
@@ -32,15 +32,15 @@ from echelon.cost.activations.attention_row_chunks import (
     RowChunkSteps,
     row_chunks,
 )
-from echelon.cost.bytes.context.kernels import efficient_kernel_runs
-from echelon.cost.bytes.context.memory import (
+from echelon.cost.bytes.context_memory import (
     EDGE_BYTES,
     MAX_SCORES,
     POSITION_BYTES,
     SINK_COPIES,
     AttentionSizes,
+    efficient_kernel_runs,
 )
-from echelon.cost.bytes.context.sent import gathers_whole
+from echelon.cost.bytes.context_sent import gathers_whole
 from echelon.layout.context_resident import resident_rows
 
 _SCORES = 3  # copies

@@ -37,19 +37,14 @@ from echelon.cost.activations.linear import (
     norm_saved,
     weight_gradient_bytes,
 )
-from echelon.cost.activations.numbers import (
-    INDEX_BYTES,
-    ActivationNumbers,
-    Num,
-    elementwise_max,
-    is_positive,
-)
+from echelon.cost.activations.numbers import ActivationNumbers, Num, elementwise_max, is_positive
 from echelon.cost.activations.operator_memory import (
     OperatorMemory,
     SavedTensor,
     saved_tensors,
     total_saved_bytes,
 )
+from echelon.cost.bytes.terms import INDEX_BYTES
 
 ROUTER, DISPATCH, EXPERTS, SHARED = "router", "dispatch", "experts", "shared experts"
 

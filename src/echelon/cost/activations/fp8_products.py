@@ -13,8 +13,8 @@ from dataclasses import dataclass
 
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.activations.numbers import ActivationNumbers, Num, elementwise_max, is_positive
-from echelon.cost.bytes.context.kernels import on_gpu
-from echelon.cost.bytes.fp8 import CODE_BYTES, fp8_row_bytes, widened_element_bytes
+from echelon.cost.bytes.context_memory import on_gpu
+from echelon.cost.bytes.quantised import CODE_BYTES, fp8_row_bytes, widened_element_bytes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -20,15 +20,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from echelon.cost.activations.fp8_products import fp8_product_bytes
-from echelon.cost.activations.numbers import (
-    STATISTICS_BYTES,
-    ActivationNumbers,
-    Num,
-    elementwise_max,
-    holds,
-)
+from echelon.cost.activations.numbers import ActivationNumbers, Num, elementwise_max, holds
 from echelon.cost.activations.operator_memory import OperatorMemory, SavedTensor, saved_tensors
-from echelon.cost.bytes.fp8 import CODE_BYTES
+from echelon.cost.bytes.quantised import CODE_BYTES
+from echelon.cost.bytes.terms import WIDE_BYTES
 
 ATTENTION_IN, ATTENTION_OUT, MLP_IN, MLP_OUT, LATENT_DOWN, LATENT_QUERIES, LATENT_KEYS = range(7)
 """Places of the layers of a block in `LINEAR_GROUPS` and, behind them, `LATENT_GROUPS`."""
@@ -123,7 +118,7 @@ def weight_gradient_bytes(x: ActivationNumbers, outputs: Num, inputs: Num, rows:
     width = outputs + inputs
     turned = x.fp8_whole * (1 - x.widens)
     numbers = (1 - turned) * rows * width * x.size
-    codes = turned * (rows * width * CODE_BYTES + outputs * inputs * STATISTICS_BYTES)
+    codes = turned * (rows * width * CODE_BYTES + outputs * inputs * WIDE_BYTES)
     return x.widened_bytes(width, rows) + x.in_fp8 * (numbers + codes)
 
 

@@ -17,12 +17,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from echelon.cost.bytes.fp8 import CODE_BYTES, SCALE_BYTES
 from echelon.cost.bytes.piece_traffic import num_partial_sums
+from echelon.cost.bytes.quantised import CODE_BYTES, SCALE_BYTES
+from echelon.cost.bytes.terms import WIDE_BYTES
 
 Num: TypeAlias = "int | float | NDArray[Any]"
 
-INDEX_BYTES = 8  # int64: token ids, positions and places of rows
 
 CACHE_ELEMENTS = 1 << 18
 """Elements of a tensor that are widened at a time (`kernels/low_precision.py`, on a CPU)."""
@@ -35,8 +35,6 @@ LOSS_ROWS = 2048
 
 PRODUCT_ROWS = 256
 """Rows that are widened at a time for a product (`product_rows` in the same file)."""
-
-STATISTICS_BYTES = 4  # at least float32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,7 +274,7 @@ class ActivationNumbers:
         It widens a few of the rows of both matrices at a time, of `width` elements together.
         """
         piece = -elementwise_max(-rows, -PRODUCT_ROWS)
-        return self.mixed * self.widens * piece * width * STATISTICS_BYTES
+        return self.mixed * self.widens * piece * width * WIDE_BYTES
 
     def sum_bytes(self, rows: Num, width: Num) -> Num:
         """Return the partial sums that a kernel gives of rows, beside their sum."""

@@ -30,9 +30,7 @@ from echelon.cost.activations.linear import (
     post_norm_operator,
 )
 from echelon.cost.activations.numbers import (
-    INDEX_BYTES,
     LOSS_ROWS,
-    STATISTICS_BYTES,
     ActivationNumbers,
     Num,
     elementwise_max,
@@ -46,6 +44,7 @@ from echelon.cost.activations.operator_memory import (
     total_saved_bytes,
 )
 from echelon.cost.activations.remade import remade_operators, with_frozen_inputs
+from echelon.cost.bytes.terms import INDEX_BYTES, WIDE_BYTES
 from echelon.layout.buckets import UNIT_EMBEDDING, UNIT_HEAD
 from echelon.layout.expert_load import ExpertLoad
 from echelon.layout.stage import StagePart
@@ -73,7 +72,7 @@ def embedding_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
                 name, ("ids and gradients", trains * rows, "N (8 + D s)")
             ),
             forward=ids + x.whole + x.scattered * x.stream,
-            backward=work + trains * x.mixed * x.tokens * x.hidden * STATISTICS_BYTES,
+            backward=work + trains * x.mixed * x.tokens * x.hidden * WIDE_BYTES,
             backward_split=work,
         ),
         OperatorMemory(
@@ -81,7 +80,7 @@ def embedding_operators(x: ActivationNumbers) -> tuple[OperatorMemory, ...]:
             saved=saved_tensors("positions", places),
             kept_for_weight_gradient=saved_tensors("positions", waited, waiting),
             forward=x.learned * (2 * places[1] + 3 * x.stream),
-            backward=gradient + x.learned * x.mixed * x.rows * x.hidden * STATISTICS_BYTES,
+            backward=gradient + x.learned * x.mixed * x.rows * x.hidden * WIDE_BYTES,
             backward_split=gradient,
         ),
         dropout_operator(x, "embedding dropout", adds=0),
@@ -143,7 +142,7 @@ def _loss_backward(x: ActivationNumbers, rows: Num, chunks: Num, *, split: bool)
     wide = (1 - x.low_precision) * (1 - x.fused_loss) * (1 - x.capped_logits)
     numbers = x.tokens * (INDEX_BYTES + 2 * BOOL_BYTES + (3 + 3 * x.shared) * x.statistics_bytes)
     logits, stream = rows * x.vocab * x.size, rows * x.hidden * x.size
-    width = x.capped_logits * x.statistics_bytes + (1 - x.capped_logits) * STATISTICS_BYTES
+    width = x.capped_logits * x.statistics_bytes + (1 - x.capped_logits) * WIDE_BYTES
     piece_rows = x.chunk_rows(rows, x.vocab)
     row = by_pieces * x.vocab * width
     piece = piece_rows * row

@@ -17,15 +17,15 @@ import numpy as np
 from echelon.core.cluster import Cluster, Device, Link, cluster_under_load
 from echelon.cost.fit.samples import Collective, TimedCollective
 from echelon.cost.fit.solver import Array, Constant, ConstantValues, fit, relative_errors
+from echelon.cost.inputs.group_links import group_link_numbers
+from echelon.cost.inputs.numbers import MachineNumbers
 from echelon.cost.seconds.from_plan import machine_numbers_from_cluster
 from echelon.cost.seconds.links.collectives import (
     all_gather_seconds,
     all_reduce_seconds,
     all_to_all_seconds,
-    group_link_numbers,
     point_to_point_seconds,
 )
-from echelon.cost.seconds.numbers import MachineNumbers
 
 _DEVICE = Device(name="any", memory_bytes=1, memory_bandwidth=1.0)
 

@@ -9,5 +9,6 @@ gradient_sums    buckets that fill, copies of them on the wire, slices that are 
 whole_units      parameters that are whole at stage 3, from their gather to their release
 messages         what comes from other stages and goes to them
 host_memory      peaks on the device and on the host, place by place
+fullest_rank     weights and bytes of the fullest rank, for arrays of plans
 update           what the optimizer has beside the model state
 """

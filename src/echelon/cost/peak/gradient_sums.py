@@ -20,7 +20,7 @@ from typing import TypeAlias
 
 from echelon.core.parameters import EMBEDDING
 from echelon.core.plan import DTYPE_BYTES, Plan
-from echelon.cost.bytes.quantised_sums import (
+from echelon.cost.bytes.quantised import (
     encoding_bytes,
     ending_bytes,
     quantised_sum_copies,

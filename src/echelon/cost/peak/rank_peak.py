@@ -27,8 +27,7 @@ from echelon.core.choices.collective_algorithms import BACKEND
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.activations.from_plan import activation_numbers_from_plan
-from echelon.cost.activations.numbers import INDEX_BYTES, ActivationNumbers
-from echelon.cost.bytes.fp8 import first_step
+from echelon.cost.activations.numbers import ActivationNumbers
 from echelon.cost.bytes.held import held_buckets, held_terms
 from echelon.cost.bytes.local_sgd import (
     OUTER_GRADIENTS,
@@ -37,7 +36,8 @@ from echelon.cost.bytes.local_sgd import (
     outer_held,
     outer_step_bytes,
 )
-from echelon.cost.bytes.terms import Pool
+from echelon.cost.bytes.quantised import first_step
+from echelon.cost.bytes.terms import INDEX_BYTES, Pool
 from echelon.cost.bytes.threads import REPLICA_GRADIENTS, REPLICA_PARAMETERS
 from echelon.cost.bytes.transient import arriving_row_bytes
 from echelon.cost.peak.few_rounds import with_as_full_ranks

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.bytes.servers import held_by_server
+from echelon.cost.bytes.terms import WIDE_BYTES
 from echelon.cost.bytes.transient import BUCKETS_IN_FLIGHT
-from echelon.cost.peak.update import UPDATE_ELEMENTS, WIDE_BYTES
+from echelon.cost.peak.update import UPDATE_ELEMENTS
 from echelon.layout.servers import plan_server_ranges, server_of_rank
 
 

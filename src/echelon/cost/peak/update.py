@@ -9,7 +9,8 @@ from math import prod
 
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.plan import DTYPE_BYTES, Plan
-from echelon.cost.bytes.fp8 import CODE_BYTES
+from echelon.cost.bytes.quantised import CODE_BYTES
+from echelon.cost.bytes.terms import WIDE_BYTES
 from echelon.layout.buckets import BucketPlan, slice_elements
 from echelon.layout.muon import MuonExchange, MuonMatrix, muon_exchange
 from echelon.layout.stage import expert_index_of, pp_rank_of
@@ -19,9 +20,6 @@ UPDATE_ELEMENTS = 1 << 24
 
 NORM_ELEMENTS = 1 << 16
 """Gradients whose squares a CPU adds up at a time (`norm_elements` in the same file)."""
-
-WIDE_BYTES = 4
-"""Codes are made of values in at least float32, and squares added up in that."""
 
 MUON_BUCKETS = 4
 """Buckets of Muon whose pieces travel at a time (`models/piece_sizes.py`)."""

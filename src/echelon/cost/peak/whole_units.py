@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import TypeAlias
 
 from echelon.core.plan import Plan
-from echelon.cost.bytes.fp8 import gathered_element_bytes, int8_message_bytes
+from echelon.cost.bytes.quantised import gathered_element_bytes, int8_message_bytes
 from echelon.layout.buckets import UNIT_EMBEDDING, BucketPlan, stage_units
 from echelon.layout.secondary import secondary_elements
 from echelon.layout.stage import RankPart

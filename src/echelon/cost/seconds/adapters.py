@@ -14,7 +14,7 @@ from echelon.core.parameters import (
     parameters,
 )
 from echelon.cost.activations.from_plan import adapter_rows
-from echelon.cost.seconds.numbers import ModelNumbers
+from echelon.cost.inputs.numbers import ModelNumbers
 
 
 def with_adapters(numbers: ModelNumbers, shape: ModelShape) -> ModelNumbers:

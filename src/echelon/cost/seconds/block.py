@@ -22,21 +22,17 @@ from dataclasses import dataclass, fields, replace
 import numpy as np
 
 from echelon.cost.bytes.piece_traffic import HEAD_WIDTHS
-from echelon.cost.seconds.inputs import CostInputs
+from echelon.cost.inputs.cost_inputs import CostInputs
+from echelon.cost.inputs.group_links import library_group_links
+from echelon.cost.inputs.numbers import LayoutNumbers, ModelNumbers, Num, first_number
 from echelon.cost.seconds.links.collectives import all_reduce_seconds, sum_seconds
-from echelon.cost.seconds.links.exchanges import (
-    NOTHING,
-    context_exchange,
-    expert_exchange,
-    library_group_links,
-)
+from echelon.cost.seconds.links.exchanges import NOTHING, context_exchange, expert_exchange
 from echelon.cost.seconds.matmul import (
     alignment_efficiency,
     attention_rates,
     matmul_seconds,
     memory_seconds,
 )
-from echelon.cost.seconds.numbers import LayoutNumbers, ModelNumbers, Num, first_number
 from echelon.cost.seconds.tensor_overlap import LayerPair, chunk_kernels, tensor_seconds
 
 BACKWARD_KERNELS = 1.5  # times those of forward

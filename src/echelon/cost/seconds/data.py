@@ -28,22 +28,21 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from echelon.cost.seconds.inputs import CostInputs
-from echelon.cost.seconds.links.collectives import (
+from echelon.cost.inputs.cost_inputs import CostInputs
+from echelon.cost.inputs.group_links import (
     GroupLinkNumbers,
+    data_group_links,
+    group_link_numbers,
+)
+from echelon.cost.inputs.numbers import Num
+from echelon.cost.seconds.links.collectives import (
     all_gather_seconds,
     gather_seconds,
-    group_link_numbers,
     point_to_point_seconds,
     sum_seconds,
 )
-from echelon.cost.seconds.links.exchanges import (
-    library_group_links,
-    pairwise_group_links,
-    slices_seconds,
-)
+from echelon.cost.seconds.links.exchanges import slices_seconds
 from echelon.cost.seconds.matmul import memory_seconds
-from echelon.cost.seconds.numbers import Num
 
 HOST_UPDATE_BYTES_PER_S = 60e9
 """What the processors of a node reach of their memory while they update."""
@@ -62,39 +61,6 @@ class HeldWeights:
     blocks: Num
     routed: Num
     ends: Num
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DataGroupLinks:
-    """Give what the groups of ranks have of the links that weights are cut or repeated over.
-
-    `shared` are those of most weights, `routed` those of routed experts: as gathers and scatters
-    use them, and as an all-reduce does (`*_sum`). `replicate` repeats both.
-    """
-
-    shared: GroupLinkNumbers
-    shared_sum: GroupLinkNumbers
-    routed: GroupLinkNumbers
-    routed_sum: GroupLinkNumbers
-    replicate: GroupLinkNumbers
-
-
-def data_group_links(work: CostInputs) -> DataGroupLinks:
-    """Return the groups over which weights are cut and repeated, and those of experts."""
-    layout = work.layout
-    inner, cut = layout.ep * layout.expert_tp, layout.expert_shard
-    return DataGroupLinks(
-        shared=pairwise_group_links(work, layout.shard, layout.tp),
-        shared_sum=library_group_links(work, layout.shard, layout.tp),
-        routed=pairwise_group_links(work, cut, inner),
-        routed_sum=library_group_links(work, cut, inner),
-        replicate=library_group_links(
-            work,
-            # Islands of local SGD sum nothing in a step (`local_sgd.py`).
-            np.where(layout.apart, 1.0, layout.dp_replicate),
-            layout.tp * layout.shard,
-        ),
-    )
 
 
 def step_collective_seconds(work: CostInputs, held: HeldWeights) -> tuple[Num, Num]:
@@ -239,19 +205,6 @@ def node_gather_seconds(work: CostInputs, shared: Num, routed: Num, *, far: Num)
         whole = _slices_seconds(work, way, whole_way, element * weights)
         found = found + np.where(np.asarray(weights) > 0.0, np.where(kept, each, whole), 0.0)
     return np.where(np.asarray(layout.secondary) > 0.0, found, far)
-
-
-def node_slice_weights(work: CostInputs, shared: Num, routed: Num) -> Num:
-    """Return how many weights a rank keeps for its node of so many, and of routed experts."""
-    layout = work.layout
-    if not np.any(np.asarray(layout.secondary) > 0.0):
-        return 0.0
-    ways, found = data_group_links(work), 0.0
-    for way, weights in ((ways.shared, shared), (ways.routed, routed)):
-        local = np.asarray(way.ranks_per_node)
-        keeps = (local > 1.0) & (local < way.degree)
-        found = found + np.where(keeps, weights / np.maximum(local, 1.0), 0.0)
-    return np.where(np.asarray(layout.secondary) > 0.0, found, 0.0)
 
 
 def accumulation_seconds(work: CostInputs, held: HeldWeights) -> Num:

@@ -12,10 +12,10 @@ from dataclasses import dataclass
 
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
+from echelon.cost.inputs.numbers import first_number
 from echelon.cost.seconds.block import attention_seconds, routed_matmuls
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
 from echelon.cost.seconds.links.exchanges import ExchangeSeconds, context_exchange, expert_exchange
-from echelon.cost.seconds.numbers import first_number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

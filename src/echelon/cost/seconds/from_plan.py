@@ -13,16 +13,17 @@ from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
 from echelon.core.cluster import Cluster, Efficiency, Link, cluster_under_load, shared_bandwidth
 from echelon.core.model_shape import ModelShape, of_layer_kind
 from echelon.core.plan import DTYPE_BYTES, OptimizerKind, Plan, Precision, ReduceKind
-from echelon.cost.bytes.experts.memory import balanced_memory
-from echelon.cost.bytes.fp8 import CODE_BYTES, largest_number_bytes
+from echelon.cost.bytes.expert_memory import balanced_memory
 from echelon.cost.bytes.local_sgd import sent_element_bytes
-from echelon.cost.bytes.quantised_sums import REDUCE_BLOCK, message_bytes, scale_bytes
-from echelon.cost.seconds.adapters import with_adapters
-from echelon.cost.seconds.flops import attention_width
-from echelon.cost.seconds.inputs import CostInputs, TrainerConstants
-from echelon.cost.seconds.matmul import product_dtype
-from echelon.cost.seconds.measured.kernels import with_measured_kernels
-from echelon.cost.seconds.numbers import (
+from echelon.cost.bytes.quantised import (
+    CODE_BYTES,
+    REDUCE_BLOCK,
+    largest_number_bytes,
+    message_bytes,
+    scale_bytes,
+)
+from echelon.cost.inputs.cost_inputs import CostInputs, TrainerConstants
+from echelon.cost.inputs.numbers import (
     LayoutNumbers,
     MachineNumbers,
     ModelNumbers,
@@ -30,7 +31,11 @@ from echelon.cost.seconds.numbers import (
     TierNumbers,
     ceil_div,
 )
-from echelon.cost.seconds.pipeline import schedule_index
+from echelon.cost.inputs.pipeline import schedule_index
+from echelon.cost.seconds.adapters import with_adapters
+from echelon.cost.seconds.flops import attention_width
+from echelon.cost.seconds.matmul import product_dtype
+from echelon.cost.seconds.measured.kernels import with_measured_kernels
 from echelon.cost.seconds.trainer_generations import our_constants
 from echelon.layout.expert_load import dispatched_tokens
 

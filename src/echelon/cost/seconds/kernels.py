@@ -11,9 +11,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from echelon.cost.seconds.inputs import CostInputs
+from echelon.cost.inputs.cost_inputs import CostInputs
+from echelon.cost.inputs.numbers import MachineNumbers, first_number
 from echelon.cost.seconds.matmul import attention_rates, matmul_seconds, memory_seconds
-from echelon.cost.seconds.numbers import MachineNumbers, first_number
 
 Binds = Literal["matmul", "attention", "memory"]
 """What a kernel spends its seconds on."""

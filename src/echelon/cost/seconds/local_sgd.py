@@ -14,12 +14,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from echelon.cost.inputs.cost_inputs import CostInputs
+from echelon.cost.inputs.group_links import library_group_links, pairwise_group_links
+from echelon.cost.inputs.numbers import Num
 from echelon.cost.seconds.data import HeldWeights
-from echelon.cost.seconds.inputs import CostInputs
 from echelon.cost.seconds.links.collectives import all_gather_seconds, sum_seconds
-from echelon.cost.seconds.links.exchanges import library_group_links, pairwise_group_links
 from echelon.cost.seconds.matmul import memory_seconds
-from echelon.cost.seconds.numbers import Num
 
 _NUMBERS_MOVED = 6.0  # of 4 bytes, a weight
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from echelon.core.cluster import Cluster
 from echelon.core.plan import Precision
-from echelon.cost.seconds.numbers import MachineNumbers, Num, ceil_div
+from echelon.cost.inputs.numbers import MachineNumbers, Num, ceil_div
 
 HIDDEN_OF_WAVE = 0.5
 """Share of the idle units of a last wave that kernels which split the depth put to work."""

@@ -17,11 +17,12 @@ from typing import TypeAlias
 
 import numpy as np
 
-from echelon.cost.seconds.inputs import CostInputs
+from echelon.cost.inputs.cost_inputs import CostInputs
+from echelon.cost.inputs.group_links import pairwise_group_links
+from echelon.cost.inputs.numbers import Num
 from echelon.cost.seconds.links.collectives import point_to_point_seconds
-from echelon.cost.seconds.links.exchanges import pairwise_group_links, tensor_exchange
+from echelon.cost.seconds.links.exchanges import tensor_exchange
 from echelon.cost.seconds.matmul import matmul_seconds
-from echelon.cost.seconds.numbers import Num
 
 LayerPair: TypeAlias = "tuple[Num, Num]"
 """Columns that a rank has of a layer which reads the stream, and those that go back into it."""

@@ -18,7 +18,7 @@ from echelon.core.choices.kernels import Kernels
 from echelon.core.cluster import Cluster
 from echelon.cost.bytes.nccl import nccl_facts
 from echelon.cost.bytes.piece_traffic import kernel_facts
-from echelon.cost.seconds.inputs import TrainerConstants
+from echelon.cost.inputs.cost_inputs import TrainerConstants
 from echelon.cost.seconds.measured.kernels import measured_facts
 from echelon.cost.seconds.trainer_memory import MEMORY
 

@@ -10,8 +10,7 @@ from typing import Any, Literal
 from echelon.config.cluster.settings import read_typed_cluster
 from echelon.config.presets import preset_names
 from echelon.core.errors import ConfigError
-from echelon.core.rulebook.command_line import BAD_ARGUMENT
-from echelon.core.rulebook.config import UNKNOWN_PRESET
+from echelon.core.rulebook.config import BAD_ARGUMENT, UNKNOWN_PRESET
 from echelon.core.rules import did_you_mean
 from echelon.core.version import __version__
 from echelon.page.document import SCHEMA

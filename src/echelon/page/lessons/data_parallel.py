@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from echelon.core.units import decimal_bytes
-from echelon.cost.bytes.model_states import communication_volume, model_states
+from echelon.cost.bytes.model_sizes import communication_volume, model_states
 from echelon.page.document import Fact
 from echelon.page.figures import DataTable
 from echelon.page.lessons.corrections import corrections

@@ -10,8 +10,7 @@ from echelon.core.axis import Axis
 from echelon.core.mesh import Mesh
 from echelon.core.plan import DTYPE_BYTES
 from echelon.core.units import decimal_bytes
-from echelon.cost.bytes.model_sizes import tensor_message_bytes
-from echelon.cost.bytes.model_states import communication_volume
+from echelon.cost.bytes.model_sizes import communication_volume, tensor_message_bytes
 from echelon.cost.bytes.terms import all_reduce_bytes
 from echelon.cost.seconds.balance import split_layers
 from echelon.page.document import Fact

@@ -13,8 +13,7 @@ from typing import Any
 from echelon.config.cluster.settings import read_typed_cluster
 from echelon.core.attention_mask import AttentionMask, Placement
 from echelon.core.units import decimal_bytes
-from echelon.cost.bytes.model_sizes import kv_bytes
-from echelon.cost.bytes.model_states import model_states
+from echelon.cost.bytes.model_sizes import kv_bytes, model_states
 from echelon.layout.context_work import pairs_by_place
 from echelon.page.document import Fact
 from echelon.page.figures import BarRow, BarsFigure, DataTable, HeatFigure, HeatRow

@@ -6,7 +6,7 @@ from __future__ import annotations
 from echelon.core.messages.plurals import in_singular
 from echelon.core.plan import ZeroStage
 from echelon.core.units import decimal_bytes, short_count
-from echelon.cost.bytes.model_states import (
+from echelon.cost.bytes.model_sizes import (
     MIXED_PRECISION,
     STAGES,
     ModelStates,

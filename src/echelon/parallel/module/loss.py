@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 
 from echelon.core.errors import ConfigError
-from echelon.core.rulebook.module_pipeline import MODULE_LOSS
+from echelon.core.rulebook.module import MODULE_LOSS
 from echelon.parallel.module.token_losses import token_loss_sum
 
 Batch: TypeAlias = Mapping[str, Any]

@@ -22,9 +22,9 @@ from typing import TypeAlias
 
 import numpy as np
 
+from echelon.cost.inputs.cost_inputs import CostInputs, TrainerConstants
+from echelon.cost.inputs.numbers import MachineNumbers
 from echelon.cost.seconds.events import COMPUTED
-from echelon.cost.seconds.inputs import CostInputs, TrainerConstants
-from echelon.cost.seconds.numbers import MachineNumbers
 from echelon.cost.seconds.step import step_seconds
 from echelon.cost.seconds.trainer_generations import FITTED, OURS, OVERLAPS, UNFITTED_FRAMEWORKS
 from echelon.planner.explain.nearest_run import nearest_run

@@ -18,8 +18,8 @@ from echelon.config.settings.collectives import ALGORITHM_KEY
 from echelon.core.choices.collective_algorithms import BACKEND
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
-from echelon.core.rulebook.collectives import OWN_SUMS_NEED_GLOO
 from echelon.core.rulebook.config import NO_EFFECT
+from echelon.core.rulebook.mesh import OWN_SUMS_NEED_GLOO
 from echelon.cost.seconds.trainer_generations import OURS
 
 Layers = Sequence[Mapping[str, Entry]]

@@ -51,13 +51,13 @@ from echelon.core.choices.context_kinds import (
 )
 from echelon.core.mesh import Mesh
 from echelon.core.plan import Plan
-from echelon.core.rulebook.batch import BATCH_DIVIDES
-from echelon.core.rulebook.context import (
+from echelon.core.rulebook.experts import EP_DIVIDES_RANKS, TP_DIVIDES_TOKENS
+from echelon.core.rulebook.mesh import (
+    BATCH_DIVIDES,
     CONTEXT_DIVIDES_SEQUENCE,
     ULYSSES_DIVIDES_CP,
     ULYSSES_DIVIDES_HEADS,
 )
-from echelon.core.rulebook.expert_parallel import EP_DIVIDES_RANKS, TP_DIVIDES_TOKENS
 from echelon.core.rulebook.pipeline import LAYERS_FILL_STAGES
 from echelon.core.rules import Rule, nearest_divisors
 from echelon.planner.search.pins import TENSOR_SEQUENCE_PARALLEL, Pins

@@ -31,8 +31,7 @@ from echelon.core.errors import ConfigError, Problem
 from echelon.core.messages.names import name_parts
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Mathematics, Plan
-from echelon.core.rulebook.command_line import BAD_ARGUMENT
-from echelon.core.rulebook.config import UNKNOWN_PRESET
+from echelon.core.rulebook.config import BAD_ARGUMENT, UNKNOWN_PRESET
 from echelon.core.rulebook.planner import (
     OBJECTIVE_NEEDS_PRICE,
     TRAINER_RUNS_PIN,
@@ -40,11 +39,11 @@ from echelon.core.rulebook.planner import (
     UNKNOWN_TRAINER,
 )
 from echelon.core.rules import did_you_mean
+from echelon.cost.inputs.cost_inputs import TrainerConstants
+from echelon.cost.inputs.numbers import MachineNumbers
 from echelon.cost.seconds.from_plan import constants_for_precision, machine_numbers_from_cluster
-from echelon.cost.seconds.inputs import TrainerConstants
 from echelon.cost.seconds.matmul import product_dtype
 from echelon.cost.seconds.measured.kernels import with_measured_kernels
-from echelon.cost.seconds.numbers import MachineNumbers
 from echelon.cost.seconds.trainer_generations import (
     FRAMEWORKS,
     OURS,

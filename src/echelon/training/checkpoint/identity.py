@@ -13,12 +13,12 @@ from echelon.core.errors import Problem
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import parameters
 from echelon.core.plan import Mathematics, Plan
-from echelon.core.rulebook.checkpoint import (
+from echelon.core.rulebook.run import (
     CHECKPOINT_SAME_MATHEMATICS,
     CHECKPOINT_SAME_MODEL,
     CHECKPOINT_SAME_TOKENIZER,
+    RESUME_SAME_DATA,
 )
-from echelon.core.rulebook.train import RESUME_SAME_DATA
 from echelon.core.serialize import content_hash, to_json
 from echelon.training.checkpoint.index import PARAMETERS, CheckpointIndex, TensorEntry
 

@@ -21,7 +21,7 @@ import torch
 
 from echelon.core.errors import RunFailed
 from echelon.core.rulebook.module import FROZEN_CHANGED, LEARNING_RATE_OWNER, LOSS_NOT_SCALED
-from echelon.core.rulebook.train import LOSS_NOT_FINITE
+from echelon.core.rulebook.run import LOSS_NOT_FINITE
 from echelon.parallel.module.loss import Batch
 from echelon.parallel.module.module import RankModule, UnitSummary
 from echelon.parallel.module.tensor.ranks import check_equal_buffers, check_equal_gradients

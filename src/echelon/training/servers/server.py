@@ -18,7 +18,7 @@ import torch
 from echelon.core.choices.updates import AppliedGradient
 from echelon.core.errors import RunFailed
 from echelon.core.event import APPLY, Event
-from echelon.core.rulebook.train import LOSS_NOT_FINITE
+from echelon.core.rulebook.run import LOSS_NOT_FINITE
 from echelon.models.batch import TokenBatch
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.buckets import Bucket

@@ -19,7 +19,7 @@ from echelon.core.choices.lora import LORA_LINEARS, Lora
 from echelon.core.disk import list_names
 from echelon.core.errors import CheckpointError, Problem
 from echelon.core.model_shape import ModelShape
-from echelon.core.rulebook.adapters import ADAPTERS_FIT, ADAPTERS_PLAIN, ADAPTERS_READABLE
+from echelon.core.rulebook.weights import ADAPTERS_FIT, ADAPTERS_PLAIN, ADAPTERS_READABLE
 from echelon.core.rules import Rule
 from echelon.core.serialize import decode_json
 from echelon.interop.hugging_face.adapters import (

@@ -18,7 +18,7 @@ import torch
 
 from echelon.core.choices.lora import LORA_A, LORA_B
 from echelon.core.errors import CheckpointError
-from echelon.core.rulebook.checkpoint import (
+from echelon.core.rulebook.run import (
     CHECKPOINT_COVERS_TENSORS,
     CHECKPOINT_SAME_MODEL,
     CHECKPOINT_UNDAMAGED,

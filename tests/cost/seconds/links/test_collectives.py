@@ -9,17 +9,16 @@ import numpy as np
 import pytest
 
 from echelon.core.choices.collective_algorithms import algorithm_index
+from echelon.cost.inputs.group_links import GroupLinkNumbers, group_link_numbers
+from echelon.cost.inputs.numbers import Num
 from echelon.cost.seconds.links.collectives import (
-    GroupLinkNumbers,
     all_gather_seconds,
     all_reduce_seconds,
     all_to_all_seconds,
     gather_seconds,
-    group_link_numbers,
     point_to_point_seconds,
     sum_seconds,
 )
-from echelon.cost.seconds.numbers import Num
 from tests.cost.seconds.small_work import MACHINE
 
 MB = 1e6

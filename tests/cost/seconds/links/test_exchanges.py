@@ -6,18 +6,13 @@ from dataclasses import replace
 
 import pytest
 
-from echelon.cost.seconds.links.collectives import (
-    all_gather_seconds,
-    all_reduce_seconds,
+from echelon.cost.inputs.group_links import (
     group_link_numbers,
-)
-from echelon.cost.seconds.links.exchanges import (
-    context_exchange,
-    expert_exchange,
     library_group_links,
     pairwise_group_links,
-    tensor_exchange,
 )
+from echelon.cost.seconds.links.collectives import all_gather_seconds, all_reduce_seconds
+from echelon.cost.seconds.links.exchanges import context_exchange, expert_exchange, tensor_exchange
 from tests.cost.seconds.small_work import MACHINE, MIXTURE, small_work, with_trainer
 
 STREAM = 2.0 * 128 * 64

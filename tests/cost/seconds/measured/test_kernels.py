@@ -15,8 +15,8 @@ from echelon.config.cluster.settings import named_cluster
 from echelon.config.load import load_job
 from echelon.core.cluster import NOT_MEASURED, Cluster
 from echelon.core.plan import Plan
+from echelon.cost.inputs.cost_inputs import CostInputs
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
-from echelon.cost.seconds.inputs import CostInputs
 from echelon.cost.seconds.measured.kernels import (
     IN_COMPANY,
     measured_attention_kernel,

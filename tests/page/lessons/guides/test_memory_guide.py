@@ -7,7 +7,7 @@ import re
 import pytest
 
 from echelon.core.units import decimal_bytes
-from echelon.cost.bytes.model_states import STAGES, model_states
+from echelon.cost.bytes.model_sizes import STAGES, model_states
 from echelon.page.lessons.guides.memory import WEIGHTS, memory_guide
 from echelon.page.lessons.lesson import FoldsFigure, Scene, choices
 from tests.page.lessons.reading import facts, holds

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from echelon.core.plan import Context, Zero
-from echelon.cost.bytes.modules.context import module_context_bytes
+from echelon.cost.bytes.modules import module_context_bytes
 from echelon.launch.local.pool import RankPool
 from echelon.layout.stage import part_of
 from tests.parallel.module.context import context_targets

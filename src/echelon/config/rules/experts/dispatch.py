@@ -25,7 +25,7 @@ from echelon.config.settings.experts import (
 )
 from echelon.config.view import Unavailable, View, mesh_of
 from echelon.core.mesh import Mesh
-from echelon.core.rulebook.expert_parallel import (
+from echelon.core.rulebook.experts import (
     CHUNKS_DIVIDE_TOKENS,
     PADDED_NEEDS_CAPACITY,
     PADDED_TRAVELS_FLAT,

@@ -28,7 +28,7 @@ from echelon.config.settings.experts import (
 )
 from echelon.config.view import View, mesh_of
 from echelon.core.axis import Axis
-from echelon.core.rulebook.expert_parallel import (
+from echelon.core.rulebook.experts import (
     EP_DIVIDES_EXPERTS,
     EP_DIVIDES_RANKS,
     EXPERT_TP_DIVIDES_FFN,

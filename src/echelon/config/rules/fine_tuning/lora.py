@@ -20,7 +20,7 @@ from echelon.config.settings.lora import (
 from echelon.config.settings.value_types import toml_text
 from echelon.config.view import View
 from echelon.core.choices.lora import ALL_LINEAR, MLP_LINEARS
-from echelon.core.rulebook.lora import (
+from echelon.core.rulebook.weights import (
     LORA_DROPOUT,
     LORA_FULL_PRECISION,
     LORA_MODEL,

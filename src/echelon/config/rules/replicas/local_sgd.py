@@ -10,7 +10,7 @@ from echelon.config.rules.violations import RuleViolation, setting_without_effec
 from echelon.config.settings.local_sgd import EVERY_KEY, ISLANDS_KEY, MOMENTUM_KEY
 from echelon.config.settings.schema import SETTINGS
 from echelon.config.view import View, mesh_of
-from echelon.core.rulebook.local_sgd import (
+from echelon.core.rulebook.islands import (
     LOCAL_SGD_CODES_SAVE_BYTES,
     LOCAL_SGD_DELAY_FITS,
     LOCAL_SGD_ENDS_WITH_A_ROUND,

@@ -15,7 +15,7 @@ from echelon.config.settings.local_sgd import (
     min_islands_of,
 )
 from echelon.config.view import View
-from echelon.core.rulebook.lost_islands import (
+from echelon.core.rulebook.islands import (
     LOCAL_SGD_MIN_ISLANDS,
     LOST_ISLANDS_HOLD_DENSE_MODELS,
     LOST_ISLANDS_LEAVE_NO_VALIDATION,

@@ -1,81 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Seconds of collectives over the tiers of a cluster.
 
-A group of `degree` ranks, `stride` apart, uses the fastest tier that joins all of its ranks. Where
-that is a network, its nodes hold several ranks of it each, whose ways into the network it uses
-together; the groups beside it use the others at the same time: each rank has its share of its
-node's interfaces. n bytes are what every rank has at the end of an all-gather, or hands to an
-all-reduce or reduce-scatter. With bus bandwidth B and latency a of a hop:
+What a group of ranks has of the links is in `inputs/group_links.py`. n bytes are what every rank
+has at the end of an all-gather, or hands to an all-reduce or reduce-scatter. With bus bandwidth B
+and latency a of a hop:
 
     all-gather, reduce-scatter  (g - 1) a + n (g - 1) / (g B)
     all-reduce                  twice that, with hops by trees where that is shorter
     all-to-all                  n (g - l) / (g F) over the network, n (l - 1) / (g N) in the node
     message                     a + n / F
 
-Bus bandwidth is that of the slowest part: the tier inside of nodes, or the l interfaces of the
-ranks of one node together. A message of half_bytes reaches half of it. Source: NCCL tests,
+The ranks of a node are l. A message of half_bytes reaches half of it. Source: NCCL tests,
 PERFORMANCE.md ("bus bandwidth"); Thakur et al., Optimization of Collective Communication (2005).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 
 from echelon.core.choices.collective_algorithms import HIERARCHICAL, algorithm_index
-from echelon.cost.seconds.numbers import MachineNumbers, Num
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class GroupLinkNumbers:
-    """Give what a group of `degree` ranks gets of its links.
-
-    `local` of its ranks are in one node (or all). `near` and `far` are bytes/s of one rank inside
-    of nodes and between them, `bus` those of a ring, `latency_s` a hop's, `half_bytes` the message
-    that reaches half of the bandwidth.
-    """
-
-    degree: Num
-    ranks_per_node: Num
-    node_bandwidth: Num
-    network_bandwidth: Num
-    bus_bandwidth: Num
-    node_latency_s: Num
-    latency_s: Num
-    half_bytes: Num
-
-
-def group_link_numbers(machine: MachineNumbers, degree: Num, stride: Num) -> GroupLinkNumbers:
-    """Return what a group of `degree` ranks that are `stride` apart gets."""
-    keys_per_query = degree * stride
-    first = machine.tiers[0]
-    near, near_latency = first.bandwidth * first.efficiency, first.latency_s
-    far, latency, half, local = near, near_latency, first.half_bytes, degree
-    within = first.degree
-    for tier in machine.tiers[1:]:
-        beyond = keys_per_query > within
-        local = np.where(
-            beyond & (np.asarray(within) >= machine.node),
-            np.minimum(degree, np.maximum(1.0, machine.node / stride)),
-            local,
-        )
-        far = np.where(beyond, tier.bandwidth * tier.efficiency, far)
-        latency = np.where(beyond, tier.latency_s, latency)
-        half = np.where(beyond, tier.half_bytes, half)
-        within = tier.degree
-    crosses = local < degree
-    bus = np.where(crosses, np.minimum(near, local * far), far)
-    return GroupLinkNumbers(
-        degree=degree,
-        ranks_per_node=local,
-        node_bandwidth=near,
-        network_bandwidth=far,
-        bus_bandwidth=np.where((np.asarray(local) == 1.0) & crosses, far, bus),
-        node_latency_s=near_latency,
-        latency_s=latency,
-        half_bytes=half,
-    )
+from echelon.cost.inputs.group_links import GroupLinkNumbers
+from echelon.cost.inputs.numbers import Num
 
 
 def all_gather_seconds(way: GroupLinkNumbers, num_bytes: Num) -> Num:

@@ -13,22 +13,25 @@ the chunk before.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
-from echelon.cost.activations.numbers import STATISTICS_BYTES
-from echelon.cost.seconds.inputs import CostInputs
+from echelon.cost.bytes.terms import WIDE_BYTES
+from echelon.cost.inputs.cost_inputs import CostInputs
+from echelon.cost.inputs.group_links import (
+    group_link_numbers,
+    library_group_links,
+    pairwise_group_links,
+)
+from echelon.cost.inputs.numbers import Num
 from echelon.cost.seconds.links.collectives import (
-    GroupLinkNumbers,
     all_gather_seconds,
     all_to_all_seconds,
     gather_seconds,
-    group_link_numbers,
     point_to_point_seconds,
     sum_seconds,
 )
-from echelon.cost.seconds.numbers import Num
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +64,7 @@ def _width_norm_seconds(work: CostInputs) -> tuple[Num, Num]:
     """Return the seconds in which norms over all heads are summed: of queries and keys at once
     forward, one after the other backward."""
     way, sums = library_group_links(work, work.layout.tp, 1.0), work.layout.sums
-    row = work.tokens * np.maximum(STATISTICS_BYTES, work.element)
+    row = work.tokens * np.maximum(WIDE_BYTES, work.element)
     there = np.asarray(work.model.width_norms) > 0
     both, each = sum_seconds(way, 2.0 * row, sums), sum_seconds(way, row, sums)
     return np.where(there, both, 0.0), np.where(there, 2.0 * each, 0.0)
@@ -72,21 +75,6 @@ def slices_seconds(work: CostInputs, degree: Num, stride: Num, num_bytes: Num) -
     direct = all_gather_seconds(pairwise_group_links(work, degree, stride), num_bytes)
     way = library_group_links(work, degree, stride)
     return gather_seconds(way, num_bytes, work.layout.sums, direct=direct)
-
-
-def library_group_links(work: CostInputs, degree: Num, stride: Num) -> GroupLinkNumbers:
-    """Return what a collective of the library's own has of the links of a group."""
-    way, hops = pairwise_group_links(work, degree, stride), work.software.own_hops
-    return replace(way, node_latency_s=hops * way.node_latency_s, latency_s=hops * way.latency_s)
-
-
-def pairwise_group_links(work: CostInputs, degree: Num, stride: Num) -> GroupLinkNumbers:
-    """Return what a group has of its links: in a ring, or with all pairs of ranks at once."""
-    way, more = group_link_numbers(work.machine, degree, stride), work.software.pair_hops
-    ring = np.maximum(way.ranks_per_node - 1.0, 1.0)
-    share = (1.0 + more * (ring - 1.0)) / ring
-    share = np.where(np.asarray(work.software.by_pairs) > 0, share, 1.0)
-    return replace(way, node_latency_s=share * way.node_latency_s)
 
 
 def context_exchange(work: CostInputs, attention: Num, attention_back: Num) -> ExchangeSeconds:

@@ -20,7 +20,7 @@ from typing import Any
 from echelon.core.choices.attention_kernels import cudnn_takes_squares
 from echelon.core.cluster import NOT_MEASURED, Cluster, Device
 from echelon.core.plan import Plan
-from echelon.cost.seconds.numbers import MachineNumbers
+from echelon.cost.inputs.numbers import MachineNumbers
 
 IN_COMPANY = 0.95
 """What of these rates a device keeps where others compute beside it: power and cooling that servers

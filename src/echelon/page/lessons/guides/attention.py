@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from echelon.core.attention_mask import AttentionMask, Placement
 from echelon.core.units import binary_bytes, decimal_bytes
-from echelon.cost.bytes.model_sizes import attention_merge_errors, kv_bytes
-from echelon.cost.bytes.model_states import model_states
+from echelon.cost.bytes.model_sizes import attention_merge_errors, kv_bytes, model_states
 from echelon.layout.context_work import pairs_between
 from echelon.page.document import Fact
 from echelon.page.figures import HeatFigure, HeatRow

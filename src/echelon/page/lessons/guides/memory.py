@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from echelon.core.parameters import ParameterSpec
 from echelon.core.units import binary_bytes, decimal_bytes, short_count
-from echelon.cost.bytes.model_sizes import mlp_weights
-from echelon.cost.bytes.model_states import (
+from echelon.cost.bytes.model_sizes import (
     MIXED_PRECISION,
     STAGES,
+    mlp_weights,
     model_states,
     states_formula,
 )

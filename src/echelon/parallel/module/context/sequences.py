@@ -11,8 +11,7 @@ from torch import nn
 
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
-from echelon.core.rulebook.module_context import MODULE_ATTENTION
-from echelon.core.rulebook.module_pipeline import MODULE_BATCH
+from echelon.core.rulebook.module import MODULE_ATTENTION, MODULE_BATCH
 from echelon.parallel.module.loss import Batch
 
 POSITIONS, PADDING = "position_ids", "attention_mask"

@@ -17,7 +17,7 @@ from torch import nn
 from echelon.core.axis import Axis
 from echelon.core.errors import ConfigError, Problem, RunFailed
 from echelon.core.plan import Plan
-from echelon.core.rulebook.module_pipeline import MODULE_CHAIN, MODULE_SHARED
+from echelon.core.rulebook.module import MODULE_CHAIN, MODULE_SHARED
 from echelon.parallel.module.loss import Batch, ModuleLoss
 from echelon.parallel.module.pipeline.chain import BlockChain
 from echelon.parallel.module.pipeline.stage import ModuleMicrobatch, ModuleStage, hide, show

@@ -18,7 +18,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
 from echelon.core.errors import ConfigError
-from echelon.core.rulebook.module_pipeline import MODULE_CHAIN
+from echelon.core.rulebook.module import MODULE_CHAIN
 from echelon.parallel.module.loss import Batch, ModuleLoss
 from echelon.parallel.module.pipeline.chain import BlockCall, BlockChain
 

@@ -13,7 +13,7 @@ from typing import Any
 from torch import nn
 
 from echelon.core.errors import ConfigError
-from echelon.core.rulebook.module_tensor import MODULE_TENSOR_RULES
+from echelon.core.rulebook.module import MODULE_TENSOR_RULES
 from echelon.layout.modules.tensor import Kind
 from echelon.parallel.module.tensor.rules import RuleWord
 

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from echelon.core.errors import Problem
-from echelon.core.rulebook.module_tensor import MODULE_TENSOR_SPLIT
+from echelon.core.rulebook.module import MODULE_TENSOR_SPLIT
 from echelon.layout.modules.tensor import SplitLayer, TensorPiece
 from echelon.parallel.module.tensor.rules import NamedTargets
 

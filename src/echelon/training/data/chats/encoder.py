@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echelon.core.errors import DataError
-from echelon.core.rulebook.data_chats import DATA_CHAT_RECORD, DATA_CHAT_TEMPLATE
+from echelon.core.rulebook.data import DATA_CHAT_RECORD, DATA_CHAT_TEMPLATE
 from echelon.core.serialize import content_hash
 from echelon.training.data.chats.template import ChatTemplate, Message, Span
 from echelon.training.data.records import read_records

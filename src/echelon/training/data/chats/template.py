@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from echelon.core.errors import DataError
 from echelon.core.optional import optional_package
-from echelon.core.rulebook.data_chats import DATA_CHAT_PREFIX, DATA_CHAT_TEMPLATE
+from echelon.core.rulebook.data import DATA_CHAT_PREFIX, DATA_CHAT_TEMPLATE
 from echelon.core.serialize import decode_json
 from echelon.training.data.tokenizer import TEMPLATE_FILE_NAME
 

@@ -12,14 +12,14 @@ from echelon.core.errors import ConfigError
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import base_shape
 from echelon.core.plan import DType
-from echelon.core.rulebook.command_line import BAD_ARGUMENT
+from echelon.core.rulebook.config import BAD_ARGUMENT
 from echelon.interop.hugging_face.adapters import ADAPTER_WEIGHTS, adapter_tensors
-from echelon.interop.hugging_face.config_json import hub_config
 from echelon.interop.hugging_face.folder import (
     INDEX_NAME,
     SINGLE_NAME,
     FolderTensor,
     folder_tensors,
+    hub_config,
     index_text,
     own_tensors,
     share_out,
