@@ -50,7 +50,6 @@ _MODULES_OF_PROOFS = (
 )
 """What the ranks of a proof import: once, before they are forked."""
 
-
 ModelName = Literal[
     "deepseek-v3",
     "gpt2",

@@ -1,31 +1,38 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`echelon observe`: what a run did; with --schedule, its pipeline as planned and as measured."""
+"""`echelon observe`: a run and its pipeline; its experts, its progress, its copy in a tracker."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated
+from shutil import get_terminal_size
+from time import sleep
+from typing import Annotated, TextIO
 
 from cyclopts import Parameter
 
+from echelon.api.observing import mirror_run, observe_experts, observe_schedule
 from echelon.api.observing import observe as observe_run
-from echelon.api.observing import observe_schedule
 from echelon.cli.flags import OUT, Json, argument_problem, bad_argument
-from echelon.cli.observe.experts import show_experts
-from echelon.cli.observe.mirror import mirror_in
 from echelon.cli.output import WIDEST, page_columns, print_result
 from echelon.cli.stderr import note
 from echelon.cli.written_files import DRAWING, REPORT, Names, WrittenFiles
 from echelon.config.files.new_file import write_new
+from echelon.core.choices.trackers import TRACKERS
 from echelon.core.errors import ConfigError, Problem
+from echelon.core.rules import did_you_mean
 from echelon.core.units import binary_bytes, short_count
 from echelon.planner.view.text_layout import fit_page, table
 from echelon.schedule.draw import draw_timeline
 from echelon.schedule.svg import panels_svg
 from echelon.telemetry.bound import Bound, StepBound
 from echelon.telemetry.bubble import Bubble, IdleCause
+from echelon.telemetry.live.follow import RunFollower
+from echelon.telemetry.live.sparkline import ASCII, UNICODE
+from echelon.telemetry.routing import ExpertHotspots, RecordedLoad
 from echelon.telemetry.schedule_report import TimelineReport
 from echelon.telemetry.summary import RunSummary
 from echelon.telemetry.timeline import Timeline
@@ -33,6 +40,11 @@ from echelon.telemetry.trace import MEASURED, PLANNED, trace_path
 
 _NOTES_SHOWN = 8  # notes
 _PIPED = 100  # columns of a drawing that no terminal shows
+
+_SHOWN = 16
+"""Experts that have a column each; of more, those with most and fewest tokens are named."""
+_LOAD_FACTS = ("layer", "counts", "imbalance", "busiest", "dropped", "aux_loss", "z_loss")
+LOOK_S = 1.0  # s between two looks
 
 
 def observe(
@@ -95,7 +107,7 @@ def observe(
     if serve:
         return _serve(run)
     if follow:
-        from echelon.cli.observe.follow import follow as follow_run
+        from echelon.cli.observe import follow as follow_run
 
         return follow_run(run)
     if experts:
@@ -329,3 +341,144 @@ def _ms(seconds: float) -> str:
 
 def _list(numbers: tuple[int, ...] | list[int]) -> str:
     return ", ".join(str(number) for number in numbers)
+
+
+def show_experts(run: Path, step: int | None, json: bool) -> int:
+    """Print where the tokens of a step of a run went."""
+    spots = observe_experts(run, step=step)
+    print_result(
+        "observe",
+        lambda: hotspots_json(spots),
+        lambda: hotspots_text(spots, columns=page_columns(WIDEST)),
+        as_json=json,
+    )
+    return 0
+
+
+def hotspots_text(spots: ExpertHotspots, *, columns: int = WIDEST) -> str:
+    """Return the tokens of each expert by layer, then what stands out."""
+    experts = spots.plan.model.experts
+    assert experts is not None, "a run without experts is refused before"
+    each = experts.num_experts <= _SHOWN
+    loads = range(experts.num_experts) if each else ("most", "fewest")
+    header = ("layer", "imbalance", "busiest", *(str(one) for one in loads), "dropped")
+    worst, mean = spots.worst, spots.layers[0].mean
+    lines = [
+        f"step {spots.step} of {spots.run.name}: tokens that chose each expert "
+        f"({mean:.0f} where all have as many)",
+        "",
+        table(header, [_row(load, each=each) for load in spots.layers], columns),
+        "",
+        f"hottest     expert {worst.busiest} of layer {worst.layer}: {max(worst.counts)} tokens, "
+        f"{worst.imbalance:.2f} times the mean",
+    ]
+    idle = [
+        f"{load.layer}.{expert}"
+        for load in spots.layers
+        for expert, count in enumerate(load.counts)
+        if count == 0
+    ]
+    if idle:
+        more = f" and {len(idle) - _SHOWN} more" if len(idle) > _SHOWN else ""
+        lines.append(f"idle        layer.expert {', '.join(idle[:_SHOWN])}{more}")
+    share = 100 * spots.dropped / max(1, spots.assignments)
+    lines.append(f"dropped     {spots.dropped} of {spots.assignments} assignments, {share:.1f} %")
+    lines.append(f"received    {_received(spots)}")
+    return fit_page("\n".join(lines), columns=columns) + "\n"
+
+
+def hotspots_json(spots: ExpertHotspots) -> dict[str, object]:
+    """Return the same as JSON."""
+    return {
+        "run": str(spots.run),
+        "step": spots.step,
+        "layers": [{name: getattr(load, name) for name in _LOAD_FACTS} for load in spots.layers],
+        "received_bytes": {str(rank): count for rank, count in spots.received_bytes.items()},
+    }
+
+
+def _row(load: RecordedLoad, *, each: bool) -> tuple[object, ...]:
+    counts = load.counts if each else (max(load.counts), min(load.counts))
+    return (load.layer, f"{load.imbalance:.2f}", load.busiest, *counts, load.dropped)
+
+
+def _received(spots: ExpertHotspots) -> str:
+    if spots.plan.mesh.ep == 1:
+        return "nothing: every rank has all experts"
+    if not spots.received_bytes:
+        return "not known: the run has no events of this step"
+    by_rank = spots.received_bytes
+    rank, most = max(by_rank.items(), key=lambda item: item[1])
+    mean = sum(by_rank.values()) / len(by_rank)
+    return (
+        f"{binary_bytes(most)} at most at once, by rank {rank} "
+        f"(one microbatch of one layer; the mean of ranks is {binary_bytes(round(mean))})"
+    )
+
+
+def mirror_in(run: Path, tracker: str, json: bool) -> int:
+    """Mirror a run in a tracker, and print how it stands."""
+    if tracker not in TRACKERS:
+        known = did_you_mean(tracker, TRACKERS) or tuple(TRACKERS)
+        raise bad_argument(
+            f"--mirror {tracker}: no such tracker", *(f"--mirror {one}" for one in known)
+        )
+    status = mirror_run(run, tracker)
+    print_result(
+        "observe",
+        lambda: {"run": str(run), **asdict(status)},
+        lambda: f"{status.says()}\n",
+        as_json=json,
+    )
+    return 0
+
+
+def follow(path: Path, *, wait: Callable[[float], None] = sleep) -> int:
+    """Show how the run at `path` stands until its last step is done; Ctrl-C ends it before.
+
+    ConfigError where there is no run, or its metrics cannot be read.
+    """
+    follower, screen = RunFollower(path), _Screen(sys.stdout)
+    while True:
+        new = follower.look()
+        now = follower.now()
+        if new or not screen.shown:
+            screen.show([now.status(), *now.curves(screen.columns, screen.marks)])
+        if now.finished:
+            return 0
+        wait(LOOK_S)
+
+
+class _Screen:
+    """Lines that are drawn over the ones before on a terminal; elsewhere the first of them."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self.shown = False
+        self._stream = stream
+        self._over = stream.isatty() and os.environ.get("TERM") != "dumb"
+        self._lines = 0
+
+    @property
+    def columns(self) -> int:
+        """Return the columns of a line: a terminal must not wrap it, or it can't be drawn over."""
+        return min(get_terminal_size().columns, WIDEST) - 1
+
+    @property
+    def marks(self) -> str:
+        """Return the marks of curves that the stream can write."""
+        try:
+            UNICODE.encode(self._stream.encoding or "ascii")
+        except (UnicodeEncodeError, LookupError):
+            return ASCII
+        return ASCII if os.environ.get("TERM") in ("dumb", "linux") else UNICODE
+
+    def show(self, lines: list[str]) -> None:
+        """Draw lines; what was there before is gone."""
+        self.shown = True
+        if not self._over:
+            print(lines[0], file=self._stream, flush=True)
+            return
+        back = f"\x1b[{self._lines}F\x1b[J" if self._lines else ""
+        cut = [line[: self.columns] for line in lines]
+        print(back + "\n".join(cut), file=self._stream, flush=True)
+        self._lines = len(cut)
