@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from echelon.core.rulebook import races as rules
 from echelon.core.rules import Rule
-from echelon.parallel.completion.race import Race, RaceKind
+from echelon.parallel.completion.in_flight import Race, RaceKind
 from echelon.proof.claims.claims import ClaimResult, first_failure
 from echelon.proof.diagnose.diagnosis import Diagnosis
 from echelon.proof.late import LateRun
