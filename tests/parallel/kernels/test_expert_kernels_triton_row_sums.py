@@ -11,7 +11,10 @@ import pytest
 import torch
 
 from tests.parallel.kernels.interpreted import DEVICE, load_kernels
-from tests.parallel.kernels.test_row_sums import one_after_the_other, rows_of_tokens
+from tests.parallel.kernels.test_expert_kernels_row_sums import (
+    one_after_the_other,
+    rows_of_tokens,
+)
 
 DTYPES = [
     *(torch.float16, torch.float32, torch.float64),
@@ -22,7 +25,7 @@ DTYPES = [
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Return the kernels."""
-    return load_kernels(monkeypatch, "row_sums")
+    return load_kernels(monkeypatch, "expert_kernels")
 
 
 @pytest.mark.parametrize("width", [64, 200, 2500])

@@ -15,7 +15,7 @@ from echelon.core.plan import Zero
 from echelon.layout.module_buckets import ROOT, ModuleParameter, plan_module_buckets
 from echelon.parallel.buckets import BucketRule, make_buckets
 from echelon.parallel.gradients import Reduction
-from echelon.parallel.module.pipeline.linear import defer_weights
+from echelon.parallel.module.forwards.linear import defer_weights
 from echelon.parallel.module.pipeline.passes import StageGradientStore
 from tests.parallel.module.pipeline.targets import plan
 

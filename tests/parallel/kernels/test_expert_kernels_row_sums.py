@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from echelon.models.precision import at_least_fp32
-from echelon.parallel.kernels.row_sums import row_sums
+from echelon.parallel.kernels.expert_kernels import row_sums
 
 COUNTS = (2, 0, 3, 1, 8, 0, 0, 2, 0)
 """Rows of each token: of the last, too, there may be none."""

@@ -16,7 +16,7 @@ from echelon.models.operations import AttentionHeads, Operations
 from echelon.models.rotary import rotary_tables
 from echelon.parallel.context import ContextAttention
 from echelon.parallel.gradients import GradientStore
-from echelon.parallel.kernels.piece_functions import (
+from echelon.parallel.kernels.piece_operators import (
     Branch,
     FusedHeads,
     FusedNorm,

@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gradients of the matrices of all experts as one kernel, in Triton.
+"""The kernels of experts in Triton: gradients of the matrices of all, and sums of rows.
 
 A program makes one tile of the gradient of one expert: it goes over the rows of that expert, whose
 ends it reads itself, and adds in float32. So nothing is rounded before it is added to the sum, the
 order of a sum is always the same, and an expert without rows costs a load. Programs that run at a
 time make tiles that share rows of dy and x, which stay in the second cache.
 
-Shape suffixes: see `grouped_gradient.py`.
+A program makes some columns of the sum of one token: it goes over the rows of that token, whose
+places it reads itself, and adds them in at least float32. PyTorch's `embedding_bag` does the same
+with a number for each thread; here it is 16 bytes.
+
+Shape suffixes: see `expert_kernels.py`.
 Source: Gale et al., "MegaBlocks", 2022, section 5.1 (the products of a mixture of experts whose
         sizes only the device knows).
 """
@@ -22,8 +26,15 @@ from typing import Any
 
 import torch
 
+from echelon.models.precision import at_least_fp32
+
 triton: Any = import_module("triton")
 tl: Any = import_module("triton.language")
+
+MOST_COLUMNS = 2048
+"""Columns that a program takes at most."""
+
+_WIDE: Any = {torch.float32: tl.float32, torch.float64: tl.float64}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,3 +133,50 @@ def add_grouped_gradient(
         num_warps=tile.warps,
         num_stages=tile.stages,
     )
+
+
+@triton.jit
+def row_sums_kernel(
+    rows_RD,
+    order_S,
+    starts_n,
+    sums_nD,
+    num_tokens,
+    num_places,
+    width,
+    row_stride,
+    WIDE: tl.constexpr,
+    COLUMNS: tl.constexpr,
+) -> None:
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * COLUMNS + tl.arange(0, COLUMNS)
+    inside = column < width
+    start = tl.load(starts_n + token)
+    end = tl.load(starts_n + token + 1, mask=token + 1 < num_tokens, other=num_places)
+    total = tl.zeros((COLUMNS,), dtype=WIDE)
+    place = order_S + start
+    for _ in range((end - start).to(tl.int32)):
+        row = tl.load(place).to(tl.int64)
+        total += tl.load(rows_RD + row * row_stride + column, mask=inside, other=0.0).to(WIDE)
+        place += 1
+    tl.store(sums_nD + token * width + column, total.to(sums_nD.dtype.element_ty), mask=inside)
+
+
+def row_sums(rows_RD: torch.Tensor, order_S: torch.Tensor, starts_n: torch.Tensor) -> torch.Tensor:
+    """Return the sum of the rows of each token, [n, D]."""
+    num_tokens, width = len(starts_n), rows_RD.shape[1]
+    if rows_RD.stride(1) != 1:
+        rows_RD = rows_RD.contiguous()
+    sums_nD = rows_RD.new_empty((num_tokens, width))
+    if not sums_nD.numel():
+        return sums_nD
+    columns = min(triton.next_power_of_2(width), MOST_COLUMNS)
+    row_sums_kernel[(num_tokens, triton.cdiv(width, columns))](
+        *(rows_RD, order_S.contiguous(), starts_n.contiguous(), sums_nD),
+        *(num_tokens, len(order_S), width, rows_RD.stride(0)),
+        WIDE=_WIDE[at_least_fp32(rows_RD.dtype)],
+        COLUMNS=columns,
+        num_warps=4,
+        num_stages=1,
+    )
+    return sums_nD

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from echelon.parallel.kernels.grouped_gradient import add_grouped_gradient, adds_grouped_gradients
+from echelon.parallel.kernels.expert_kernels import add_grouped_gradient, adds_grouped_gradients
 
 COUNTS = (0, 70, 0, 3, 130)
 TAIL = 9

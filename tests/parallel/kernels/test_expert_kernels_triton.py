@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 import torch
 
-from tests.parallel.kernels.test_grouped_gradient import (
+from tests.parallel.kernels.test_expert_kernels import (
     COUNTS,
     GAP,
     INPUTS,
@@ -34,7 +34,7 @@ def kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
         pytest.skip("Triton is not installed")
     if DEVICE.type == "cpu":
         monkeypatch.setenv("TRITON_INTERPRET", "1")
-    return import_module("echelon.parallel.kernels.grouped_gradient_triton")
+    return import_module("echelon.parallel.kernels.expert_kernels_triton")
 
 
 @pytest.mark.parametrize("fresh", [True, False])
