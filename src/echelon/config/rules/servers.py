@@ -10,11 +10,8 @@ from echelon.config.derived.experts import has_experts
 from echelon.config.derived.servers import (
     COUNT_KEY,
     DAMPING_KEY,
-    MIN_WORKERS_KEY,
-    RESTARTS_KEY,
     STALENESS_KEY,
     UPDATES_KEY,
-    min_workers_of,
 )
 from echelon.config.rules.violations import RuleViolation, setting_without_effect
 from echelon.config.view import View, mesh_of
