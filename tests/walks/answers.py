@@ -55,7 +55,10 @@ VOLATILE: Mapping[str, tuple[str, str]] = {
     "version": (r"\b([Ee]chelon[ /]v?)\d+\.\d+\.\d+[\w.+]*", r"\1VERSION"),
     "version, as JSON": (r'("(?:echelon_)?version": )"\d+\.\d+[^"]*"', r'\1"VERSION"'),
     "time of day": (r"\b20\d\d-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d)?\S*", "TIME"),
-    "a line of code in a traceback": (r'File "[^"]*", line \d+', 'File "FILE", line N'),
+    "the way of a traceback": (
+        r"Traceback \(most recent call last\):\n(?: .*\n)+",
+        "Traceback\n",
+    ),
 }
 """What differs between two recordings of one tree, by name: a pattern, and what stands for it."""
 PROGRESS = re.compile(
