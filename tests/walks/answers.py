@@ -62,7 +62,10 @@ VOLATILE: Mapping[str, tuple[str, str]] = {
 }
 """What differs between two recordings of one tree, by name: a pattern, and what stands for it."""
 PROGRESS = re.compile(
-    r"^(?:searching|looking|planning|comparing|rehearsing)\b[^\n]*(?:\.\.\.|: [^\n]*)\n", re.M
+    r"^(?:searching for plans|searching on four sizes|looking at other plans"
+    r"|looking for what would fit|planning|comparing|rehearsing|measuring the (?:model|machine))"
+    r"(?: \.\.\.|: )[^\n]*\n",
+    re.M,
 )
 """Lines on stderr that long work shows, and short work does not."""
 INTERRUPTED = 130
