@@ -167,6 +167,7 @@ def asked() -> Mapping[str, Any]:
 def questions() -> list[Question]:
     """Return everything that is asked, in the same order each time."""
     found = [*_of_file(), *_explained(), *_presets(), *_examples()]
+    found = [one for one in found if one.path.as_posix() not in asked()["left_out"]]
     twice = [path for path, times in Counter(one.path for one in found).items() if times > 1]
     if twice:
         raise ValueError(f"more than one answer is called {', '.join(map(str, twice))}")
