@@ -29,7 +29,6 @@ from echelon.parallel.expert import LayerLoad
 from echelon.parallel.kernels.compile_marks import CompileMarks
 from echelon.parallel.rank_model import RankModel
 from echelon.parallel.servers.server import server_model
-from echelon.parallel.threads.stage import with_replicas
 from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
 from echelon.parallel.transport.recorder import Recorder
 from echelon.parallel.weights import (
@@ -106,8 +105,6 @@ class TrainEngine:
         self.model: RankModel = build(
             plan, self.groups, device, pieces=pieces, initial=self._updates and not has_master
         )
-        if plan.layout.threads.on:
-            self.model = with_replicas(plan, self.model, self.groups, device, pieces)
         mine = self.model.trained if self._updates else ()
         self.optimizer = SliceOptimizer(
             mine, plan, groups=self.groups, device=device, pieces=pieces

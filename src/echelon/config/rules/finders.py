@@ -33,7 +33,6 @@ from echelon.config.rules.replicas.lost_islands import (
     LOST_ISLAND_PLAN_FINDERS,
 )
 from echelon.config.rules.replicas.servers import SERVER_FINDERS, SERVER_PLAN_FINDERS
-from echelon.config.rules.replicas.threads import THREAD_FINDERS
 from echelon.config.rules.stages import STAGE_FINDERS
 from echelon.config.rules.training import (
     OPTIMIZER_FINDERS,
@@ -76,7 +75,6 @@ FINDERS: tuple[ViolationFinder, ...] = (
     *MIXTURE_FINDERS,
     *EXPERT_FINDERS,
     *BALANCE_EFFECT_FINDERS,
-    *THREAD_FINDERS,
     mesh_fits_cluster,
 )
 """Every rule between the settings of a run."""
@@ -96,7 +94,6 @@ PLAN_FINDERS: tuple[ViolationFinder, ...] = (
     expert_settings_of_dense_model,
     *CONTEXT_FINDERS,
     *FP8_FINDERS,
-    *THREAD_FINDERS,
     *INT8_FINDERS,
     *LORA_FINDERS,
 )

@@ -66,7 +66,7 @@ def machine_numbers_from_plan(plan: Plan, *, measured: bool) -> MachineNumbers:
     """Return the rates of the devices of a plan; `measured`: those that our kernels reach."""
     precision = plan.mathematics.precision
     dtype = product_dtype(plan.cluster, precision)
-    ranks = plan.mesh.num_workers * plan.layout.threads.replicas
+    ranks = plan.mesh.num_workers
     machine = machine_numbers_from_cluster(
         plan.cluster, dtype, attention_dtype=precision.parameters, ranks=ranks
     )
@@ -161,7 +161,7 @@ def layout_numbers_from_plan(plan: Plan) -> LayoutNumbers:
         tp_overlap=float(layout.tp_overlap != "none"),
         ulysses=float(context.ulysses_degree),
         gathered=float(context.record.gathers_keys),
-        microbatch=float(layout.microbatch_sequences / layout.threads.replicas),
+        microbatch=float(layout.microbatch_sequences),
         microbatches=float(plan.num_microbatches),
         virtual=max(1.0, len(pipeline.stages) / mesh.pp),
         schedule=schedule_index(pipeline.schedule),
@@ -181,8 +181,6 @@ def layout_numbers_from_plan(plan: Plan) -> LayoutNumbers:
         summed_bytes=summed_weight_bytes(zero.reduce, plan.mathematics.precision),
         sums=float(algorithm_index(layout.collectives.algorithm)),
         servers=float(mesh.servers),
-        replicas=float(layout.threads.replicas),
-        one_memory=float(plan.cluster.backend == "gloo"),
         round_steps=float(local.every),
         fragments=float(local.fragments),
         delay=float(local.delay),

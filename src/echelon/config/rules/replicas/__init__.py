@@ -1,2 +1,2 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules about replicas that do not sum gradients over ranks: islands, servers, threads."""
+"""Rules about replicas that do not sum gradients over ranks: islands, servers."""
