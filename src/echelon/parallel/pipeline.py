@@ -97,7 +97,7 @@ class StepState:
 
 
 class StageModel(Protocol):
-    """What computes a stage."""
+    """What computes a stage, as a `Decoder` does."""
 
     first: bool
     last: bool

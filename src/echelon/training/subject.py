@@ -30,12 +30,10 @@ from echelon.parallel.weights import Shard
 from echelon.schedule.action import ActionKind
 from echelon.training.activation_recorder import ActivationRecorder, RecordedActivation
 from echelon.training.engine import TrainEngine
-from echelon.training.local_sgd.elastic_engine import ElasticIsland
-from echelon.training.local_sgd.outer_steps import GRADIENTS
+from echelon.training.local_sgd.elastic_steps import ElasticOuterSteps
 from echelon.training.routing_recorder import RecordedRouting, RoutingRecorder
-from echelon.training.servers.engine import make_engine
 from echelon.training.servers.server import AsynchronousServer
-from echelon.training.servers.worker import AsynchronousWorker
+from tests.training.engine_targets import make_engine
 
 
 class BatchRows(Protocol):
@@ -118,6 +116,7 @@ class EngineSubject:
         recorder = Recorder(place.rank, self.events, place.progress, clock)
         self.engine = make_engine(plan, recorder, place.device, completion, pieces=pieces)
         self.engine.on_gradients = self._keep_gradients
+        self._islands = self.engine.parts.find(ElasticOuterSteps)
         if isinstance(self.engine, AsynchronousServer):
             self.engine.keeps_order = True
         self._routes = RoutingRecorder(self.engine)
@@ -127,11 +126,10 @@ class EngineSubject:
 
     def step(self, batch: BatchRows, step: int) -> EngineReport:
         """Take one optimizer step on this rank's rows of `batch`."""
-        if isinstance(self.engine, AsynchronousWorker):
-            counted = int((batch.labels_BT != IGNORED_LABEL).sum())
-            self.engine.tokens_of_step = lambda _: counted
+        counted = int((batch.labels_BT != IGNORED_LABEL).sum())
+        self.engine.tokens_of_step = lambda _: counted
         batches: list[TokenBatch] = []
-        if not self.engine.is_server:
+        if self.engine.computes:
             runs = self.engine.runs_for(batch.inputs_BT.shape[1])
             batches = rank_batches(self.engine.plan, batch, self.engine.data_rank, step, runs=runs)
         ran: dict[int, None] = {}
@@ -197,10 +195,9 @@ class EngineSubject:
         """Return the state of the optimizer, by kind."""
         return self.engine.state()
 
-    def outer(self) -> Mapping[str, Mapping[str, Sequence[Shard]]]:
-        """Return the outer parameters and momentum of local SGD, by kind."""
-        kinds = self.engine.outer_state().items()
-        return {kind: shards for kind, shards in kinds if kind != GRADIENTS}
+    def parts(self) -> Mapping[str, Mapping[str, Sequence[Shard]]]:
+        """Return the proven values of the step parts, by kind."""
+        return self.engine.parts.proven()
 
     def applied(self) -> Sequence[AppliedGradient]:
         """Return the gradients that an asynchronous server applied, in order; others none."""
@@ -208,39 +205,38 @@ class EngineSubject:
 
     def begin(self, place: RankContext, num_steps: int) -> int:
         """Begin a run that goes on without lost islands, or come into it; return the steps done."""
-        engine = self.engine
-        assert isinstance(engine, ElasticIsland), "another run begins with its first step"
-        engine.connect(place, MESSAGE_S, num_steps)
-        if not place.attempt:
-            engine.meets.meetings.begin(0)
-            return 0
-        done = engine.come_in()
-        return num_steps if done is None else done
+        assert self._islands is not None, "another run begins with its first step"
+        parts = self.engine.parts
+        parts.connect(place, MESSAGE_S, num_steps)
+        if parts.comes_late:
+            done = self.engine.come_in()
+            return num_steps if done is None else done
+        parts.begin(0)
+        return 0
 
     def met(self, step: int) -> tuple[list[int], list[int], int] | None:
         """Return which islands met after so many steps, which came in, and how often it failed.
 
         None where none met, or none may be lost.
         """
-        engine = self.engine
-        met = engine.meets.met_after(step) if isinstance(engine, ElasticIsland) else None
+        met = None if self._islands is None else self._islands.met_after(step)
         if met is None:
             return None
         return sorted(met.members), sorted(met.joins), int(met.key.rsplit("/", 1)[1])
 
     def die_at_meeting(self, step: int) -> None:
         """Have this rank killed in the meeting after so many steps, when it has begun to send."""
-        assert isinstance(self.engine, ElasticIsland), "the run goes on without it"
+        assert self._islands is not None, "the run goes on without it"
 
         def end(done: int) -> None:
             if done == step:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        self.engine.meets.on_sums = end
+        self._islands.on_sums = end
 
     def wait_for_return(self, step: int, islands: int, limit_s: float) -> None:
         """Let the meeting after so many steps wait for all `islands`, at most so long."""
-        assert isinstance(self.engine, ElasticIsland), "islands come back"
+        assert self._islands is not None, "islands come back"
         began: list[float] = []
 
         def holds(meeting: Meeting) -> bool:
@@ -249,7 +245,7 @@ class EngineSubject:
             began.append(time.monotonic())
             return time.monotonic() - began[0] < limit_s
 
-        self.engine.meets.meetings.holds = holds
+        self._islands.meetings.holds = holds
 
     def close(self) -> dict[str, int]:
         """Give back what rests outside of the device; return the bytes sent since the last step."""
@@ -350,8 +346,8 @@ def held_bytes(engine: TrainEngine) -> dict[str, int]:
     found[CODES_TERM] = storage_bytes(part for one in fp8 for part in (one.codes, one.scales))
     found[SECONDARY_TERM] = storage_bytes(engine.model.gathering.secondary.tensors)
     found |= {MASTER_PARAMETERS_TERM: 0, OPTIMIZER_STATE_TERM: 0}
-    for kind, flats in ({} if engine.outer is None else engine.outer.state()).items():
-        found[kind.replace(".", " ")] = storage_bytes(flats.values())
+    for term, tensors in engine.parts.held().items():
+        found[term] = storage_bytes(tensors)
     for kind, flats in engine.optimizer.state().items():
         found[MASTER_PARAMETERS_TERM if kind == "master" else OPTIMIZER_STATE_TERM] += (
             storage_bytes(flats.values())

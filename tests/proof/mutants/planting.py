@@ -56,9 +56,9 @@ class MutantSubject:
         """Return the values that the optimizer updates."""
         return self._subject.masters()
 
-    def outer(self) -> Any:
-        """Return the outer state of local SGD."""
-        return self._subject.outer()
+    def parts(self) -> Any:
+        """Return the proven values of the step parts."""
+        return self._subject.parts()
 
     def activations(self) -> Any:
         """Return what passed the boundaries of blocks in the last step."""

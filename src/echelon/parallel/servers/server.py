@@ -24,7 +24,6 @@ from echelon.models.piece_sizes import PieceSizes
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.buckets import Bucket, Slot
 from echelon.parallel.data import MAX_IN_FLIGHT, GradientReduction
-from echelon.parallel.fp8_gather import SliceCodes
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.pipeline import PipelineExecutor, StreamShape
 from echelon.parallel.rank_model import RankModel
@@ -124,7 +123,6 @@ def server_model(
         store=store,
         reduction=reduction,
         gathering=SentParameters(plan, groups, buckets),
-        codes=SliceCodes(buckets, (groups.shard, groups.expert_shard), pieces),
         parameter_store=None,
         executor=PipelineExecutor(
             {},
@@ -133,8 +131,6 @@ def server_model(
             store=store,
             stream=StreamShape.from_plan(plan, like, scattered=False),
         ),
-        balancer=None,
-        scales=None,
     )
 
 

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Sequence
 from math import isfinite
 from threading import Thread
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -33,17 +33,20 @@ from echelon.parallel.servers.messages import (
     send_numbers,
 )
 from echelon.parallel.transport.collectives import Group
-from echelon.training.engine import StepResult, TrainEngine
-from echelon.training.learning_rate import learning_rate
 from echelon.training.optimizer import local_norm_squared
+from echelon.training.optimizer.learning_rate import learning_rate
 from echelon.training.servers.served import Answer, Push, Served
+from echelon.training.servers.synchronous import ParameterServer
+from echelon.training.steps.part import StepResult
 
 ENDS_WITHIN_S = 10.0
 """How long a server that ends waits for its workers to say that no step follows."""
 
 
-class AsynchronousServer(TrainEngine):
+class AsynchronousServer(ParameterServer):
     """Hold a server's ranges, and update them with what each worker pushes."""
+
+    judges_step: ClassVar[bool] = False
 
     def __init__(self, *args: Any, **named: Any) -> None:
         """Build the server as any rank is built; its threads begin with the first step."""
@@ -81,6 +84,7 @@ class AsynchronousServer(TrainEngine):
         del batches
         recorder, served = self.groups.recorder, self.served
         if not self._threads:
+            served.clocks = [step] * self.plan.mesh.num_workers
             self._start()
         if stop_requested:
             served.request_stop()
@@ -103,8 +107,6 @@ class AsynchronousServer(TrainEngine):
             stop_requests=int(served.stop_after == step + 1),
             rank_waits_s=(),
             rank_used_bytes=(used_bytes,),
-            routing=None,
-            loads={},
             microbatch_losses={},
         )
 
