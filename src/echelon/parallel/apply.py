@@ -20,13 +20,7 @@ from echelon.parallel.expert import expert_parallel
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor, StreamShape
-from echelon.parallel.rank_model import (
-    AMONG_DATA_RANKS,
-    GradientExchange,
-    RankModel,
-    empty_stages,
-    named_parameters,
-)
+from echelon.parallel.rank_model import GradientExchange, RankModel, empty_stages, named_parameters
 from echelon.parallel.tensor import tensor_split
 from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.parallel.weights import fill_initial, install, stored_values
@@ -40,11 +34,12 @@ def apply_plan(
     *,
     pieces: PieceSizes = TRAINING_PIECES,
     initial: bool = True,
-    exchange: GradientExchange = AMONG_DATA_RANKS,
+    exchange: GradientExchange | None = None,
 ) -> RankModel:
     """Build this rank's part of the plan's model, with `initial` weights or with zeros."""
     zero, part = plan.layout.zero, part_of(plan, groups.rank)
     specs = held_parameters(plan, part)
+    exchange = exchange or GradientExchange()
     reduction = exchange.reduction(plan, groups)
     store = GradientStore(reduction, pieces)
     split = tensor_split(plan, groups.tensor, store, device, pieces)

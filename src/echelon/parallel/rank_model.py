@@ -43,10 +43,6 @@ class GradientExchange:
     ] = make_gathering
 
 
-AMONG_DATA_RANKS = GradientExchange()
-"""The exchange of plain data parallelism, and of ZeRO."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankModel:
     """Hold the stages of the model that one rank trains, and what runs and reduces them."""

@@ -26,7 +26,7 @@ from echelon.parallel.apply import apply_plan
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.kernels.compile_marks import CompileMarks
-from echelon.parallel.rank_model import AMONG_DATA_RANKS, GradientExchange, RankModel
+from echelon.parallel.rank_model import GradientExchange, RankModel
 from echelon.parallel.threads.stage import with_replicas
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
@@ -59,7 +59,7 @@ class TrainEngine:
     """Whether the rank updates parameters; else it is given new ones."""
     judges_step: ClassVar[bool] = True
     """Whether all ranks see the same loss and norm, and so whether the run may go on."""
-    exchange: ClassVar[GradientExchange] = AMONG_DATA_RANKS
+    exchange: ClassVar[GradientExchange] = GradientExchange()
     """Where its gradients go, and its parameters come from."""
 
     def __init__(
