@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.cli.observe.command import summary_text
+from echelon.cli.observe import summary_text
 from echelon.core.choices.local_sgd import LocalSgd
 from echelon.core.errors import ConfigError
 from echelon.core.event import Event

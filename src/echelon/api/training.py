@@ -149,7 +149,7 @@ def train_job(
 
 def _require_data_and_room(job: Job, *, allow_overcommit: bool, say: Callable[[str], None]) -> None:
     """Raise ConfigError if nothing names the data, EnvironmentProblem if memory is short."""
-    from echelon.config.rules.data import data_problems
+    from echelon.config.rules.training import data_problems
     from echelon.launch.room import overcommitted, ranks_of_this_host, room_problems
 
     unnamed = data_problems(job)

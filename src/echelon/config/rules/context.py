@@ -6,9 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from echelon.config.cluster.settings import cluster_of
-from echelon.config.rules.suggestions import SettingChanges, Trial, by_distance, setting_changes
-from echelon.config.rules.violations import RuleViolation, setting_without_effect
-from echelon.config.settings.context import (
+from echelon.config.derived.context import (
     ATTENTION_KEY,
     CP_KEY,
     DEGREE_KEY,
@@ -21,6 +19,14 @@ from echelon.config.settings.context import (
     query_heads,
     ring_degree,
     ulysses_degree,
+)
+from echelon.config.rules.violations import (
+    RuleViolation,
+    SettingChanges,
+    Trial,
+    by_distance,
+    setting_changes,
+    setting_without_effect,
 )
 from echelon.config.settings.value_types import toml_text
 from echelon.config.view import View

@@ -6,11 +6,15 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import groupby, product
+from typing import cast
+
+import torch.distributed as dist
 
 from echelon.core.axis import LOSS_AXES, SHARD_AXES, Axis
 from echelon.core.choices.optimizers import OPTIMIZERS
-from echelon.core.event import Event
+from echelon.core.event import Event, NoEvents
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Plan
 from echelon.cost.bytes.all_reduce import sum_group
@@ -396,3 +400,16 @@ def _expert_groups(plan: Plan, maker: GroupMaker) -> dict[str, Group]:
             EXPERT_SHARD_ACROSS_AXIS, across_groups(plan, expert=True)
         ),
     }
+
+
+def joined_group(group: dist.ProcessGroup | None) -> Group:
+    """Return a process group, or that of all ranks, as a group that records nothing."""
+    found = group or cast("dist.ProcessGroup", dist.group.WORLD)
+    communicator, rank = _communicator(found), dist.get_rank()
+    return Group("", communicator.ranks, rank, communicator, Recorder(rank, NoEvents()))
+
+
+@cache
+def _communicator(group: dist.ProcessGroup) -> Communicator:
+    """Return the one communicator of a process group, which numbers its exchanges."""
+    return Communicator(dist.get_process_group_ranks(group), group, group.group_name)

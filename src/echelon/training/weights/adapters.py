@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from echelon.config.settings.lora import ALPHA_KEY, RANK_KEY, RSLORA_KEY, TARGETS_KEY
+from echelon.config.model.settings import ALPHA_KEY, RANK_KEY, RSLORA_KEY, TARGETS_KEY
 from echelon.config.settings.value_types import toml_text
 from echelon.core.choices.lora import LORA_LINEARS, Lora
 from echelon.core.disk import list_names
