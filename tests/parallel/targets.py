@@ -15,9 +15,9 @@ from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Block
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.apply import apply_plan
+from echelon.parallel.device_mesh import RankGroups, rank_groups
 from echelon.parallel.rank_model import RankModel
 from echelon.parallel.transport.collectives import Group
-from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
 from echelon.parallel.transport.recorder import Recorder
 from echelon.parallel.weights import Shard, bucket_shards
 from echelon.training.engine import TrainEngine

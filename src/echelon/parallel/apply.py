@@ -16,13 +16,13 @@ from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.buckets import make_buckets
 from echelon.parallel.context import ContextAttention
 from echelon.parallel.data import bucket_rule
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.expert import expert_parallel
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor, StreamShape
 from echelon.parallel.rank_model import GradientExchange, RankModel, empty_stages, named_parameters
 from echelon.parallel.tensor import tensor_split
-from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.parallel.weights import fill_initial, install, stored_values
 from echelon.parallel.zero import make_parameter_store
 

@@ -24,9 +24,9 @@ from math import prod
 import torch
 
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
-from echelon.models.precision import at_least_fp32
+from echelon.models.precision import E4M3, at_least_fp32
 from echelon.parallel.buckets import Bucket
-from echelon.parallel.kernels.fp8 import E4M3, power_of_two_scales, rounded_to_fp8
+from echelon.parallel.kernels.fp8 import power_of_two_scales, rounded_to_fp8
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.weights import range_as_rectangles
 

@@ -17,6 +17,7 @@ from echelon.models.piece_sizes import PieceSizes
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.data import GradientReduction
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.expert import Balancer
 from echelon.parallel.fp8_scales import TensorScales
 from echelon.parallel.gradients import GradientStore
@@ -25,7 +26,6 @@ from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor
 from echelon.parallel.recompute import RecomputingRunner
 from echelon.parallel.threads.replicas import Replicas
-from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.parallel.weights import stored_values
 from echelon.parallel.zero import ParameterGathering, make_gathering
 

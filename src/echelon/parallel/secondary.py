@@ -24,8 +24,8 @@ import torch
 from echelon.core.plan import Plan
 from echelon.layout.secondary import secondary_elements
 from echelon.parallel.buckets import Bucket
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.transport.collectives import Group, Pending
-from echelon.parallel.transport.device_mesh import RankGroups
 
 
 class SecondarySlices:

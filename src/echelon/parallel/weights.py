@@ -20,8 +20,8 @@ from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Plan
 from echelon.models.initial import initial_values
 from echelon.parallel.buckets import Bucket, Slot
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.transport.collectives import Group
-from echelon.parallel.transport.device_mesh import RankGroups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -31,11 +31,11 @@ from echelon.layout.buckets import stage_units
 from echelon.layout.stage import RankPart
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.buckets import Bucket
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.fp8_gather import SliceCodes
 from echelon.parallel.offload import OffloadStore, PendingFetch
 from echelon.parallel.secondary import SecondarySlices, secondary_slices
 from echelon.parallel.transport.collectives import Group, Pending
-from echelon.parallel.transport.device_mesh import RankGroups
 
 
 class _UnitBoundary(torch.autograd.Function):

@@ -25,11 +25,11 @@ from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.apply import apply_plan
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.completion.completion import Completion
+from echelon.parallel.device_mesh import RankGroups, rank_groups
 from echelon.parallel.kernels.compile_marks import CompileMarks
 from echelon.parallel.rank_model import GradientExchange, RankModel
 from echelon.parallel.threads.stage import with_replicas
 from echelon.parallel.transport.collectives import Group
-from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
 from echelon.parallel.transport.recorder import Recorder
 from echelon.parallel.weights import (
     Shard,

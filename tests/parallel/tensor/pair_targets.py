@@ -11,9 +11,9 @@ from torch import nn
 from echelon.core.event import Event, NoEvents
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
+from echelon.parallel.device_mesh import rank_groups
 from echelon.parallel.gradients import GradientStore, Reduction
 from echelon.parallel.tensor import ColumnLinear, RowLinear, TensorSplit
-from echelon.parallel.transport.device_mesh import rank_groups
 from echelon.parallel.transport.recorder import Recorder
 from echelon.parallel.weights import Shard
 from echelon.training.engine import TrainEngine

@@ -14,11 +14,11 @@ from echelon.models.batch import TokenBatch
 from echelon.parallel import data
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.data import GradientReduction
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.pipeline import PipelineExecutor
 from echelon.parallel.tensor import RowLinear
 from echelon.parallel.transport.collectives import Group, Pending
-from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.training.engine import TrainEngine
 from echelon.training.optimizer import local_norm_squared
 from echelon.training.steps.agreement import ToldByRank, agree

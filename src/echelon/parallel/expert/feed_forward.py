@@ -43,7 +43,7 @@ from echelon.parallel.gradients import GradientStore
 from echelon.parallel.kernels.fp8 import multiply
 from echelon.parallel.kernels.fused import weighted_swiglu, weighted_swiglu_backward
 from echelon.parallel.kernels.low_precision import row_chunks
-from echelon.parallel.kernels.matmul import matmul
+from echelon.parallel.matmul import matmul
 from echelon.parallel.tensor import TensorSplit, input_gradient
 
 

@@ -24,9 +24,9 @@ import torch
 
 from echelon.core.plan import Plan
 from echelon.parallel.buckets import Bucket
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.servers.worker import GradientPush
 from echelon.parallel.transport.collectives import Group, Pending
-from echelon.parallel.transport.device_mesh import RankGroups
 
 WORKER = 0
 """The place of a worker in a pair."""

@@ -26,8 +26,8 @@ from echelon.layout.stage import RankPart
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.data import MAX_IN_FLIGHT, GradientReduction
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.transport.collectives import Pending
-from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.parallel.zero import ParameterGathering
 
 

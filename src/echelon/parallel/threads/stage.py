@@ -31,11 +31,11 @@ from echelon.models.batch import TokenBatch
 from echelon.models.piece_sizes import PieceSizes
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.apply import apply_plan
+from echelon.parallel.device_mesh import RankGroups, rank_groups
 from echelon.parallel.pipeline import PipelineExecutor
 from echelon.parallel.rank_model import RankModel
 from echelon.parallel.threads.replicas import Replica, Replicas
 from echelon.parallel.threads.workers import num_bytes, replica_devices
-from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
 from echelon.parallel.transport.recorder import Recorder
 from echelon.schedule.action import Schedule
 

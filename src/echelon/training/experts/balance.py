@@ -15,8 +15,8 @@ import torch
 
 from echelon.core.parameters import router_bias_name
 from echelon.parallel.buckets import Bucket
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.expert import Balancer, LayerLoad
-from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.parallel.weights import Shard
 from echelon.training.observer import RoutingSummary
 from echelon.training.steps.part import (
