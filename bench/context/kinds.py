@@ -25,7 +25,7 @@ from echelon.launch.context import RankProgress
 from echelon.models.batch import TokenBatch, positions_of
 from echelon.parallel.context import ContextAttention
 from echelon.parallel.device_mesh import rank_groups
-from echelon.parallel.gradients import GradientStore, Reduction
+from echelon.parallel.storage.gradients import GradientStore, Reduction
 from echelon.parallel.transport.recorder import Recorder
 
 CPU = torch.device("cpu")

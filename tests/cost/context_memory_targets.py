@@ -17,7 +17,7 @@ from echelon.models.batch import TokenBatch
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.context import ContextAttention
 from echelon.parallel.device_mesh import rank_groups
-from echelon.parallel.gradients import GradientStore, Reduction
+from echelon.parallel.storage.gradients import GradientStore, Reduction
 from echelon.parallel.transport.recorder import Recorder
 
 REPEATS = 5

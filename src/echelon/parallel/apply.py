@@ -13,17 +13,17 @@ from echelon.cost.bytes.transient import parameter_buffers
 from echelon.layout.stage import held_parameters, part_of
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import TORCH_DTYPES
-from echelon.parallel.buckets import make_buckets
 from echelon.parallel.context import ContextAttention
 from echelon.parallel.data import bucket_rule
 from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.expert import expert_parallel
-from echelon.parallel.gradients import GradientStore
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor, StreamShape
 from echelon.parallel.rank_model import GradientExchange, RankModel, empty_stages, named_parameters
+from echelon.parallel.storage.buckets import make_buckets
+from echelon.parallel.storage.gradients import GradientStore
+from echelon.parallel.storage.weights import fill_initial, install, stored_values
 from echelon.parallel.tensor import tensor_split
-from echelon.parallel.weights import fill_initial, install, stored_values
 from echelon.parallel.zero import make_parameter_store
 
 

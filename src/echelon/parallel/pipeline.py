@@ -30,7 +30,7 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
 from echelon.parallel.device_mesh import RankGroups
-from echelon.parallel.gradients import DeferredWeightGradient, GradientStore
+from echelon.parallel.storage.gradients import DeferredWeightGradient, GradientStore
 from echelon.parallel.transport.collectives import Group, Pending
 from echelon.schedule.action import Action, ActionKind, Schedule
 from echelon.schedule.deadlock import send_window

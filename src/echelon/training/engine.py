@@ -23,21 +23,21 @@ from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.apply import apply_plan
-from echelon.parallel.buckets import Bucket
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.device_mesh import RankGroups, rank_groups
 from echelon.parallel.kernels.compile_marks import CompileMarks
 from echelon.parallel.rank_model import GradientExchange, RankModel
-from echelon.parallel.threads.stage import with_replicas
-from echelon.parallel.transport.collectives import Group
-from echelon.parallel.transport.recorder import Recorder
-from echelon.parallel.weights import (
+from echelon.parallel.storage.buckets import Bucket
+from echelon.parallel.storage.weights import (
     Shard,
     bucket_shards,
     fill_initial,
     is_first_copy,
     stored_values,
 )
+from echelon.parallel.threads.stage import with_replicas
+from echelon.parallel.transport.collectives import Group
+from echelon.parallel.transport.recorder import Recorder
 from echelon.schedule.action import Schedule
 from echelon.schedule.forward import forward_only
 from echelon.schedule.from_plan import schedule_from_plan

@@ -12,11 +12,11 @@ import torch
 from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
 from echelon.parallel import data
-from echelon.parallel.buckets import Bucket
 from echelon.parallel.data import GradientReduction
 from echelon.parallel.device_mesh import RankGroups
-from echelon.parallel.gradients import GradientStore
 from echelon.parallel.pipeline import PipelineExecutor
+from echelon.parallel.storage.buckets import Bucket
+from echelon.parallel.storage.gradients import GradientStore
 from echelon.parallel.tensor import RowLinear
 from echelon.parallel.transport.collectives import Group, Pending
 from echelon.training.engine import TrainEngine

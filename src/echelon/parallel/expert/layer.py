@@ -40,7 +40,7 @@ from echelon.parallel.expert.padded_dispatcher import PaddedTokenDispatcher
 from echelon.parallel.expert.router import RoutedTokens, Router, TokenRouting
 from echelon.parallel.expert.token_dispatcher import AwaitRows, FlatTokenDispatcher
 from echelon.parallel.expert.two_hop_dispatcher import TwoHopTokenDispatcher
-from echelon.parallel.gradients import GradientStore
+from echelon.parallel.storage.gradients import GradientStore
 from echelon.parallel.tensor import TensorSplit
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.rows import (

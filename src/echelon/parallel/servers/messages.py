@@ -23,9 +23,9 @@ from dataclasses import dataclass
 import torch
 
 from echelon.core.plan import Plan
-from echelon.parallel.buckets import Bucket
 from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.servers.worker import GradientPush
+from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.collectives import Group, Pending
 
 WORKER = 0

@@ -15,8 +15,8 @@ from typing import TypeVar
 import torch
 
 from echelon.models.decoder import Decoder
-from echelon.parallel.buckets import Bucket
-from echelon.parallel.gradients import GradientStore
+from echelon.parallel.storage.buckets import Bucket
+from echelon.parallel.storage.gradients import GradientStore
 from echelon.parallel.threads.workers import ReplicaThreads, num_bytes
 from echelon.parallel.transport.recorder import Recorder
 
