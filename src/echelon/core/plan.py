@@ -196,7 +196,7 @@ class Zero:
     """At stage 3, whether all gathers of a step but a unit's first stay in its node."""
     gather: GatherDType = "parameters"
     """At stage 3, what is gathered: parameters, codes of weights that are multiplied in 8 bits
-    (`parallel/fp8_gather.py`), or matrices in int8 (`parallel/int8_gather.py`)."""
+    (`parallel/fp8_gather.py`), or matrices in int8 (`parallel/storage/int8_gather.py`)."""
     reduce: ReduceKind = "exact"
     """How ranks sum gradients into slices: as they are, or in two hops of rounded integers."""
     optimizer_offload: OffloadTarget = "none"

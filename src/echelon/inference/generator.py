@@ -24,8 +24,8 @@ from echelon.inference.cache import CachedSequence
 from echelon.inference.choice import choose_tokens
 from echelon.inference.operations import CacheOperations
 from echelon.models.decoder import Decoder
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.transport.collectives import Pending
-from echelon.parallel.transport.device_mesh import RankGroups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

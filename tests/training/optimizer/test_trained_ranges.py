@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from echelon.models.piece_sizes import PieceSizes
-from echelon.parallel.buckets import Bucket
+from echelon.parallel.storage.buckets import Bucket
 from echelon.training.optimizer.trained_ranges import (
     FusedOperands,
     UpdateSlices,

@@ -26,7 +26,7 @@ from echelon.models.attention.sinks import HeadSinks
 from echelon.models.batch import TokenBatch
 from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.context.ulysses import HeadsToPositions, PositionsToHeads
-from echelon.parallel.gradients import GradientStore
+from echelon.parallel.storage.gradients import GradientStore
 from echelon.parallel.transport.collectives import Group
 
 

@@ -21,7 +21,7 @@ import torch
 
 from echelon.core.plan import Optimizer
 from echelon.layout.muon import MuonMatrix
-from echelon.parallel.buckets import Bucket
+from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.collectives import Pending
 from echelon.training.optimizer.muon_messages import (
     HeldMatrixPart,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import prod
 
 from echelon.layout.muon import MuonExchange, MuonMatrix, MuonPiece
-from echelon.parallel.buckets import Bucket
+from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.collectives import Group
 from echelon.training.optimizer.trained_ranges import TrainedRange, trained_ranges
 

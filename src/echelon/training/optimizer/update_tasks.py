@@ -16,8 +16,8 @@ import torch
 
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
-from echelon.parallel.buckets import Bucket
 from echelon.parallel.offload import OffloadStore, PendingFetch
+from echelon.parallel.storage.buckets import Bucket
 
 UpdateTaskKind = Literal["elements", "send", "orthogonalise", "apply"]
 

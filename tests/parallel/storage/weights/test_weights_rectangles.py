@@ -9,7 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from echelon.parallel.weights import range_as_rectangles
+from echelon.parallel.storage.weights import range_as_rectangles
 
 
 @given(st.lists(st.integers(1, 5), max_size=4), st.data())

@@ -13,7 +13,7 @@ from echelon.core.plan import Plan, Zero
 from echelon.launch.context import RankContext
 from echelon.launch.local.pool import RankPool
 from echelon.layout.muon import STAGE_AXES
-from echelon.parallel.transport.device_mesh import joined_group
+from echelon.parallel.device_mesh import joined_group
 from tests.parallel.expert import targets as expert_targets
 from tests.parallel.expert.targets import mixture_plan
 from tests.parallel.layouts import ADAMW, NANO, plan_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from echelon.parallel.kernels.matmul import add_product, matmul
+from echelon.parallel.storage.matmul import add_product, matmul
 from tests.parallel.buckets import Called, matrix
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import torch
 
-from echelon.parallel.buckets import Bucket, Slot
-from echelon.parallel.gradients import GradientStore, add_rows
+from echelon.parallel.storage.buckets import Bucket, Slot
+from echelon.parallel.storage.gradients import GradientStore, add_rows
 from tests.parallel.buckets import Called, Noted, by_hand, matrix, store_of
 
 

@@ -24,10 +24,9 @@ from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Optimizer
 from echelon.layout.buckets import BucketPlan, segment_order
 from echelon.layout.stage import decays
-from echelon.models.precision import at_least_fp32
-from echelon.parallel.int8_gather import Int8Message
-from echelon.parallel.kernels.fp8 import E4M3
+from echelon.models.precision import E4M3, at_least_fp32
 from echelon.parallel.offload import OffloadStore
+from echelon.parallel.storage.int8_gather import Int8Message
 from echelon.parallel.tensor_memory import (
     BufferPool,
     OwnedTensorMemory,

@@ -19,9 +19,9 @@ from torch import nn
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Plan
 from echelon.models.initial import initial_values
-from echelon.parallel.buckets import Bucket, Slot
+from echelon.parallel.device_mesh import RankGroups
+from echelon.parallel.storage.buckets import Bucket, Slot
 from echelon.parallel.transport.collectives import Group
-from echelon.parallel.transport.device_mesh import RankGroups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -27,8 +27,8 @@ import torch
 
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import LOW_PRECISION
-from echelon.parallel.buckets import Bucket, Slot
-from echelon.parallel.kernels.matmul import add_product
+from echelon.parallel.storage.buckets import Bucket, Slot
+from echelon.parallel.storage.matmul import add_product
 
 ComputeGradient = Callable[[], None]
 
