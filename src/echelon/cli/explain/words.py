@@ -13,7 +13,7 @@ from typing import Any
 
 from echelon.config.settings.schema import SETTINGS
 from echelon.config.settings.value_types import toml_text
-from echelon.core.choices.strategy_names import STRATEGY_NAMES
+from echelon.core.choices.strategies import STRATEGY_NAMES
 from echelon.core.messages.synonyms import SYNONYMS
 from echelon.core.rulebook import all_rules
 from echelon.handbook.glossary import glossary_tables

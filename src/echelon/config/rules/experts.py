@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ranks hold which experts: what must hold of mesh.ep, experts.expert_tp and the tokens."""
+"""Rules of experts: ranks that hold them, tokens that travel, capacity and balance."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What islands that train alone need of a mesh, of a round, and of what they hold."""
+"""Rules of islands that train alone: mesh, rounds, what they hold, islands that may be lost."""
 
 from __future__ import annotations
 

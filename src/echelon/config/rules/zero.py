@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ZeRO's settings need of each other, of the mesh and of the model."""
+"""Rules of ZeRO: mesh, homes of slices, nodes, matrices that are gathered in int8."""
 
 from __future__ import annotations
 

@@ -39,10 +39,9 @@ from echelon.config.settings.value_types import (
     Text,
     setting,
 )
-from echelon.core.choices.attention_kernels import ATTENTION_KERNELS
 from echelon.core.choices.collective_algorithms import COLLECTIVE_ALGORITHMS
 from echelon.core.choices.context_kinds import CONTEXT_KINDS, PLAIN_CONTEXT_KIND
-from echelon.core.choices.kernels import FUSED_PIECES
+from echelon.core.choices.kernels import ATTENTION_KERNELS, FUSED_PIECES
 from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
 from echelon.core.choices.trackers import TRACKERS
 
