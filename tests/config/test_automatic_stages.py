@@ -10,7 +10,7 @@ from echelon.config.automatic import search_note_of_job, stage_placements
 from echelon.config.files.show import resolved_toml
 from echelon.config.job import Job
 from echelon.config.load import load_job
-from echelon.cost.seconds.balance import split_layers
+from echelon.cost.seconds.stages import split_layers
 from echelon.cost.seconds.unit_times import stage_durations, unit_times_from_formulas
 from echelon.schedule.build import SCHEDULES
 from echelon.schedule.check import check_schedule

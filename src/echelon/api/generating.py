@@ -167,7 +167,7 @@ def generate_texts(
 def _memory_need(plan: Plan, request: Request, lengths: Sequence[int]) -> Need:
     """Need of the ranks of this host: weights, and a cache of keys and values."""
     from echelon.cost.bytes.generate import generation_weight_bytes
-    from echelon.cost.peak.host_memory import PlaceMemory
+    from echelon.cost.peak.rank_peak import PlaceMemory
     from echelon.launch.room import GPU_PROCESS_BYTES, RANK_PROCESS_BYTES, Need, ranks_of_this_host
     from echelon.training.inference import rank_cache_size
 

@@ -27,7 +27,7 @@ from echelon.core.optional import optional_package, require_package
 from echelon.core.plan import Plan
 from echelon.core.rulebook.config import BAD_ARGUMENT
 from echelon.core.rulebook.planner import PLAN_FITS_MEMORY
-from echelon.cost.seconds.trainer_generations import OURS
+from echelon.cost.seconds.trainers import OURS
 from echelon.planner.search.request import (
     LONGEST_SEQUENCE,
     SearchAim,
@@ -49,7 +49,6 @@ _MODULES_OF_PROOFS = (
     "echelon.training.whole_run",
 )
 """What the ranks of a proof import: once, before they are forked."""
-
 
 ModelName = Literal[
     "deepseek-v3",

@@ -23,7 +23,6 @@ from echelon.core.errors import ConfigError, EchelonError, EnvironmentProblem
 from echelon.core.optional import optional_package
 from echelon.core.rulebook.islands import LOST_ISLANDS_NEED_OUR_LAUNCHER
 from echelon.core.rulebook.launch import RANK_NEVER_JOINED
-from echelon.core.rulebook.servers import LOST_WORKERS_NEED_OUR_LAUNCHER
 
 if TYPE_CHECKING:
     from echelon.launch.context import RankContext
@@ -246,19 +245,6 @@ def _train_joined(job: Job, resume: Path | None) -> TrainResult:
                 set_by=job.source_of("local_sgd.min_islands"),
                 suggestions=(
                     'local_sgd.min_islands = "all"',
-                    f"echelon train without {place.launcher}",
-                ),
-            )
-        )
-    if job.plan.mathematics.updates.is_elastic:
-        raise EnvironmentProblem(
-            LOST_WORKERS_NEED_OUR_LAUNCHER.problem(
-                f"servers.min_workers = {job.plan.mathematics.updates.min_workers}, and "
-                f"{place.launcher} has started the ranks",
-                key="servers.min_workers",
-                set_by=job.source_of("servers.min_workers"),
-                suggestions=(
-                    'servers.min_workers = "all"',
                     f"echelon train without {place.launcher}",
                 ),
             )

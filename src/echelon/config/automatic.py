@@ -49,8 +49,14 @@ from echelon.core.plan import (
 from echelon.core.units import binary_bytes
 from echelon.cost.bytes.held import bytes_held_by_pool
 from echelon.cost.bytes.nccl import joins_by_nvlink
-from echelon.cost.seconds.balance import Stages, balance, imbalance, split_layers
-from echelon.cost.seconds.events import PipelineOrder, balanced_stages
+from echelon.cost.seconds.stages import (
+    PipelineOrder,
+    Stages,
+    balance,
+    balanced_stages,
+    imbalance,
+    split_layers,
+)
 from echelon.cost.seconds.unit_times import UnitTimes, durations_from_stages
 from echelon.layout.buckets import plan_buckets
 from echelon.layout.stage import rank_part

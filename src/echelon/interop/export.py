@@ -24,7 +24,7 @@ from echelon.config.settings.value_types import toml_text
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import Plan
 from echelon.core.rulebook.interop import EXPORT_NOT_EXPRESSIBLE
-from echelon.cost.seconds.balance import split_layers
+from echelon.cost.seconds.stages import split_layers
 from echelon.interop.abilities import tool_tables
 from echelon.interop.formats import ExportRefusal
 from echelon.interop.import_context import import_context

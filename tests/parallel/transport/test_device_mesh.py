@@ -10,8 +10,10 @@ import pytest
 from echelon.core.axis import LOSS_AXES, SHARD_AXES, Axis
 from echelon.core.experts import ExpertLayout
 from echelon.core.plan import Plan, Zero
+from echelon.launch.context import RankContext
 from echelon.launch.local.pool import RankPool
 from echelon.layout.muon import STAGE_AXES
+from echelon.parallel.transport.device_mesh import joined_group
 from tests.parallel.expert import targets as expert_targets
 from tests.parallel.expert.targets import mixture_plan
 from tests.parallel.layouts import ADAMW, NANO, plan_of
@@ -79,3 +81,14 @@ def test_hops_join_the_same_places_of_nodes_and_the_ranks_of_a_node(
     assert sorted({one for one, _ in found}) == across
     assert sorted({other for _, other in found}) == within
     assert all(rank in one and rank in other for rank, (one, other) in enumerate(found))
+
+
+def join_twice(context: RankContext, _: None) -> tuple[bool, tuple[int, ...], int]:
+    """Return what two groups over all ranks have in common."""
+    first, second = joined_group(None), joined_group(None)
+    return first.communicator is second.communicator, first.ranks, second.index
+
+
+def test_a_process_group_has_one_communicator(rank_pool: RankPool) -> None:
+    found = rank_pool.run(join_twice, None, world_size=2)
+    assert found == [(True, (0, 1), rank) for rank in range(2)]

@@ -12,9 +12,9 @@ from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.models import counter_random, initial
 from echelon.proof.independent import comparison
 from echelon.proof.oracle import optimizers, oracle
-from echelon.training import learning_rate
 from echelon.training.data import batches as trainer_batches
 from echelon.training.data import dataset
+from echelon.training.optimizer import learning_rate
 from tests.proof.independent.shared_bugs import (
     Patch,
     changed,

@@ -44,7 +44,6 @@ KINDS: Mapping[str, CollectiveKind] = {kind: kind for kind in _FITTED}
 QUARTER = 0
 """Of the times of a collective the lower quartile counts: others wait for a slower rank."""
 
-
 MEASURED_FOR_S = 3.0
 
 

@@ -14,7 +14,7 @@ from echelon.core.axis import LOSS_AXES, SHARD_AXES, Axis
 from echelon.core.choices.collective_algorithms import BACKEND, COLLECTIVE_ALGORITHMS, fits_group
 from echelon.core.cluster import Cluster
 from echelon.core.plan import Collectives
-from echelon.cost.seconds.automatic_sums import automatic_algorithm
+from echelon.cost.seconds.collectives import automatic_algorithm
 
 ALGORITHM_KEY = "collectives.algorithm"
 Ranks = tuple[int, ...]

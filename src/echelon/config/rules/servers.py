@@ -10,11 +10,8 @@ from echelon.config.derived.experts import has_experts
 from echelon.config.derived.servers import (
     COUNT_KEY,
     DAMPING_KEY,
-    MIN_WORKERS_KEY,
-    RESTARTS_KEY,
     STALENESS_KEY,
     UPDATES_KEY,
-    min_workers_of,
 )
 from echelon.config.rules.violations import RuleViolation, setting_without_effect
 from echelon.config.view import View, mesh_of
@@ -23,10 +20,7 @@ from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.rulebook.servers import (
     ASYNCHRONOUS_SERVERS_NEED_GLOO,
     ASYNCHRONOUS_SERVERS_SCALE_NO_LOSS,
-    LOST_WORKERS_LEAVE_NO_VALIDATION,
-    LOST_WORKERS_NEED_OWN_UPDATES,
     SERVERS_HOLD_DENSE_MODELS,
-    SERVERS_MIN_WORKERS,
     SERVERS_SPLIT_SAMPLES,
     SERVERS_UPDATE_ELEMENTS,
 )
@@ -135,7 +129,7 @@ def server_settings_without_effect(view: View) -> Iterator[RuleViolation]:
     """Yield what says how servers update where there are none, or where they wait for all."""
     if not view.integer(COUNT_KEY):
         because = f"{COUNT_KEY} = 0: no server updates anything"
-        for key in (UPDATES_KEY, STALENESS_KEY, DAMPING_KEY, MIN_WORKERS_KEY, RESTARTS_KEY):
+        for key in (UPDATES_KEY, STALENESS_KEY, DAMPING_KEY):
             yield from setting_without_effect(view, key, because, {COUNT_KEY: 1})
     elif view.word(UPDATES_KEY) == "synchronous":
         because = f'{UPDATES_KEY} = "synchronous": no gradient is stale'
@@ -144,66 +138,6 @@ def server_settings_without_effect(view: View) -> Iterator[RuleViolation]:
     elif not view.integer(STALENESS_KEY):
         because = f"with {STALENESS_KEY} = 0 no gradient is stale"
         yield from setting_without_effect(view, DAMPING_KEY, because, {STALENESS_KEY: 1})
-    if min_workers_of(view) != "all":
-        because = f"with {MIN_WORKERS_KEY} calls of ranks that come and go are not compared"
-        yield from setting_without_effect(
-            view, "train.desync_after_s", because, {MIN_WORKERS_KEY: "all"}
-        )
-    elif view.integer(COUNT_KEY):
-        because = f"with {MIN_WORKERS_KEY} of all workers the run ends with the first that is lost"
-        yield from setting_without_effect(view, RESTARTS_KEY, because, {MIN_WORKERS_KEY: 1})
-
-
-def min_workers_are_there(view: View) -> Iterator[RuleViolation]:
-    """Check that a run starts with as many workers as it needs to go on."""
-    least, workers = min_workers_of(view), mesh_of(view).num_workers
-    if view.integer(COUNT_KEY) and least != "all" and least > workers:
-        yield RuleViolation(
-            rule=SERVERS_MIN_WORKERS,
-            key=MIN_WORKERS_KEY,
-            message=f"{MIN_WORKERS_KEY} = {least}, and there are {workers} workers "
-            f"(mesh.dp_replicate = {workers})",
-            set_by=(MIN_WORKERS_KEY, "mesh.dp_replicate"),
-            suggestions=(
-                {MIN_WORKERS_KEY: "all"},
-                *([{MIN_WORKERS_KEY: workers - 1}] if workers > 1 else []),
-            ),
-        )
-
-
-def lost_workers_need_own_updates(view: View) -> Iterator[RuleViolation]:
-    """Check that no update waits for a worker that may be lost."""
-    least, workers = min_workers_of(view), mesh_of(view).num_workers
-    if not view.integer(COUNT_KEY) or least == "all" or least > workers:
-        return
-    synchronous = view.word(UPDATES_KEY) == "synchronous"
-    if synchronous or not view.integer(STALENESS_KEY):
-        key = UPDATES_KEY if synchronous else STALENESS_KEY
-        value = '"synchronous"' if synchronous else "0"
-        yield RuleViolation(
-            rule=LOST_WORKERS_NEED_OWN_UPDATES,
-            key=MIN_WORKERS_KEY,
-            message=f"{MIN_WORKERS_KEY} = {least} of {workers} workers, but with {key} = {value} "
-            "each update waits for all of them",
-            set_by=(MIN_WORKERS_KEY, key),
-            suggestions=(
-                {key: "asynchronous" if synchronous else 1},
-                {MIN_WORKERS_KEY: "all"},
-            ),
-        )
-
-
-def lost_workers_leave_no_validation(view: View) -> Iterator[RuleViolation]:
-    """Check that no validation waits for a worker that may be lost."""
-    key = "train.validate_every"
-    if min_workers_of(view) != "all" and view.value(key) != "never":
-        yield RuleViolation(
-            rule=LOST_WORKERS_LEAVE_NO_VALIDATION,
-            key=key,
-            message=f"{key} = {view.value(key)} with {MIN_WORKERS_KEY} = {min_workers_of(view)}",
-            set_by=(key, MIN_WORKERS_KEY),
-            suggestions=({key: "never"}, {MIN_WORKERS_KEY: "all"}),
-        )
 
 
 SERVER_PLAN_FINDERS = (
@@ -212,14 +146,11 @@ SERVER_PLAN_FINDERS = (
     servers_hold_dense_models,
     asynchronous_servers_need_gloo,
     asynchronous_servers_scale_no_loss,
-    min_workers_are_there,
-    lost_workers_need_own_updates,
 )
 """Rules about parameter servers without which ranks could not run a plan."""
 
 SERVER_FINDERS = (
     *SERVER_PLAN_FINDERS,
-    lost_workers_leave_no_validation,
     server_settings_without_effect,
 )
 """Rules about parameter servers."""

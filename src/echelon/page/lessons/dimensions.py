@@ -12,7 +12,7 @@ from echelon.core.plan import DTYPE_BYTES
 from echelon.core.units import decimal_bytes
 from echelon.cost.bytes.model_sizes import communication_volume, tensor_message_bytes
 from echelon.cost.bytes.terms import all_reduce_bytes
-from echelon.cost.seconds.balance import split_layers
+from echelon.cost.seconds.stages import split_layers
 from echelon.page.document import Fact
 from echelon.page.figures import DataTable
 from echelon.page.lessons.corrections import corrections
@@ -37,7 +37,6 @@ LENGTH = 2048  # tokens of a sample
 BYTES = DTYPE_BYTES["bf16"]
 _KINDS = ("samples", "columns of each matrix", "layers")
 _CONTROLS = (LessonControl(name="ranks", label="ranks N", values=("2", "4"), start=1),)
-
 
 STEP_LAYERS = 4  # layers of the model, each of two matrices
 STEP_HIDDEN = 4  # its width

@@ -33,8 +33,7 @@ from echelon.models.batch import TokenBatch
 from echelon.models.mixture_reference import token_numbers
 from echelon.models.moe import MixtureOfExperts
 from echelon.parallel.expert.balance import Balancer
-from echelon.parallel.expert.feed_forward import ExpertFeedForward
-from echelon.parallel.expert.fp8_feed_forward import Fp8ExpertFeedForward
+from echelon.parallel.expert.feed_forward import ExpertFeedForward, Fp8ExpertFeedForward
 from echelon.parallel.expert.grouped_matmul import needs_no_counts
 from echelon.parallel.expert.padded_dispatcher import PaddedTokenDispatcher
 from echelon.parallel.expert.router import RoutedTokens, Router, TokenRouting

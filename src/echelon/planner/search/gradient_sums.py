@@ -20,7 +20,7 @@ from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
 from echelon.core.rulebook.config import NO_EFFECT
 from echelon.core.rulebook.mesh import OWN_SUMS_NEED_GLOO
-from echelon.cost.seconds.trainer_generations import OURS
+from echelon.cost.seconds.trainers import OURS
 
 Layers = Sequence[Mapping[str, Entry]]
 

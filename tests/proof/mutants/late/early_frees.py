@@ -11,8 +11,7 @@ import torch
 from echelon.core.plan import Plan
 from echelon.parallel.buckets import Bucket
 from echelon.parallel.data import GradientReduction
-from echelon.parallel.offload.file_fetch import FileFetch
-from echelon.parallel.offload.file_store import FileOffloadStore
+from echelon.parallel.offload.file_store import FileFetch, FileOffloadStore
 from echelon.parallel.pipeline import PipelineExecutor
 from echelon.parallel.tensor_memory import PooledTensorMemory
 from echelon.parallel.zero import ParameterGathering

@@ -16,7 +16,7 @@ from echelon.parallel.expert.token_dispatcher import FlatTokenDispatcher, Transf
 from echelon.parallel.offload.activations import OffloadedActivation
 from echelon.parallel.offload.copy_streams import CompletedEvent
 from echelon.parallel.offload.copying_store import CopiedFetch, CopyingOffloadStore
-from echelon.parallel.offload.file_fetch import FileFetch
+from echelon.parallel.offload.file_store import FileFetch
 from echelon.parallel.pipeline import PipelineExecutor
 from echelon.parallel.transport.collectives import Pending
 from echelon.parallel.zero import ParameterGathering
