@@ -5,5 +5,5 @@ context.py       ranks that exchange heads, parts of a sequence
 experts.py       ranks that share out experts, their ZeRO stage
 pipeline.py      stages of a rank, microbatches, schedules of files
 collectives.py   groups that sum and gather           kernels.py    pieces with kernels
-local_sgd.py     islands and their outer step         servers.py    parameter servers
+replicas.py      islands with their outer step, parameter servers
 """

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from echelon.config.cluster.settings import cluster_of
 from echelon.config.derived.experts import has_experts
-from echelon.config.derived.local_sgd import (
+from echelon.config.derived.replicas import (
     EVERY_KEY,
     ISLANDS_KEY,
     MIN_ISLANDS_KEY,

@@ -33,7 +33,7 @@ from echelon.config.derived.experts import (
     shared_width,
     tokens_of_microbatch,
 )
-from echelon.config.derived.servers import COUNT_KEY
+from echelon.config.derived.replicas import COUNT_KEY
 from echelon.config.rules.violations import (
     RuleViolation,
     Trial,

@@ -3,6 +3,5 @@
 
 schema.py        every setting, in the order of a run file
 model_tables.py  settings of a model, of experts, of adapters
-replica_tables.py  settings of parameter servers and local SGD
 value_types.py   a setting, and the kinds of values     list_types.py   kinds of lists
 """
