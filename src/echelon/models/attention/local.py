@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from echelon.core.choices.attention_kernels import (
+from echelon.core.choices.kernels import (
     ATTENTION_KERNELS,
     AttentionKernel,
     cudnn_takes_squares,

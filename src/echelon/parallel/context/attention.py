@@ -15,7 +15,7 @@ import torch
 from torch import nn
 
 from echelon.core.attention_mask import AttentionMask, DocumentStarts, Placement, PositionRun
-from echelon.core.choices.attention_kernels import AttentionKernel
+from echelon.core.choices.kernels import AttentionKernel
 from echelon.core.choices.registry import load_reference
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Plan

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Settings of local SGD: what is derived where it is left to us."""
+"""Settings of parameter servers and of local SGD: when they update, what is left open."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import cast
 
 from echelon.config.view import View
 from echelon.core.choices.local_sgd import AllIslands, LocalSgd, OuterGradients
+from echelon.core.choices.updates import UpdateKind, Updates
 
 EVERY_KEY, ISLANDS_KEY = "local_sgd.every", "local_sgd.islands"
 MIN_ISLANDS_KEY, RESTARTS_KEY = "local_sgd.min_islands", "local_sgd.restarts"
@@ -55,3 +56,16 @@ def min_islands_of(view: View) -> int | AllIslands:
     """Return with how many islands a run goes on; a number that is that of all is "all"."""
     value = view.value(MIN_ISLANDS_KEY)
     return "all" if value in ("all", view.integer("mesh.dp_replicate")) else cast(int, value)
+
+
+COUNT_KEY, UPDATES_KEY = "servers.count", "servers.updates"
+STALENESS_KEY, DAMPING_KEY = "servers.max_staleness", "servers.damping"
+
+
+def read_updates(view: View) -> Updates:
+    """Return when servers update."""
+    return Updates(
+        kind=cast(UpdateKind, view.word(UPDATES_KEY)),
+        max_staleness=view.integer(STALENESS_KEY),
+        damping=view.number(DAMPING_KEY),
+    )
