@@ -31,7 +31,7 @@ from echelon.cost.bytes.data import DATA_AXIS
 from echelon.cost.bytes.sent import bytes_sent
 from echelon.launch.context import RankContext
 from echelon.launch.host import ThreadClock
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.models.batch import TokenBatch
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.engine import TrainEngine

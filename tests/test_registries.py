@@ -17,7 +17,7 @@ from echelon.core.choices.context_kinds import CONTEXT_KINDS, ContextKindRecord
 from echelon.core.choices.optimizers import OPTIMIZERS, OptimizerRecord
 from echelon.core.choices.registry import plugins
 from echelon.core.plan import Documents, Optimizer, Plan
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.parallel.context.ring import RingAttention
 from echelon.proof.claims.proof import Proof
 from echelon.proof.oracle.optimizers import OptimizerState, TensorUpdate

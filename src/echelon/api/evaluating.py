@@ -53,7 +53,7 @@ def follow_run(
 def _hear(job: Job, place: LaunchedRank) -> tuple[Store, RankTask]:
     """Return the store of the launch, and what rank 0 tells the others."""
     from echelon.core.serialize import from_json
-    from echelon.launch.launched_rank import launch_store
+    from echelon.launch.launched.rank import launch_store
     from echelon.launch.process_group import target_store
     from echelon.training.loop import RankTask
 
@@ -70,7 +70,7 @@ def _hear(job: Job, place: LaunchedRank) -> tuple[Store, RankTask]:
 
 def run_has_ended(store: Store) -> bool:
     """Return whether all ranks have ended: they say so, or the one that hosts the store is gone."""
-    from echelon.launch.launched_rank import ALL_DONE
+    from echelon.launch.launched.rank import ALL_DONE
 
     try:
         return store.check([ALL_DONE])

@@ -125,7 +125,7 @@ def train_job(
         require_paths(job, resume)
     _require_data_and_room(job, allow_overcommit=allow_overcommit, say=say)
     optional_package("torch", extra="train", purpose="training")
-    from echelon.launch.kernels import require_kernels
+    from echelon.launch.room import require_kernels
 
     plan = job.plan
     require_kernels(
@@ -230,7 +230,7 @@ def _interrupted(run: RunDirectory, task: RankTask) -> TrainResult:
 
 def _train_joined(job: Job, resume: Path | None) -> TrainResult:
     from echelon.launch.environment import check_servers, read_launched_rank
-    from echelon.launch.launched_rank import run_launched_rank
+    from echelon.launch.launched.rank import run_launched_rank
 
     place = read_launched_rank()
     if job.plan.mathematics.local_sgd.is_elastic:
@@ -372,7 +372,7 @@ def _hear_task(context: RankContext, job: Job) -> RankTask:
 
 def _train_rank(context: RankContext, task: RankTask) -> TrainResult:
     from echelon.core.serialize import to_json
-    from echelon.launch.launched_rank import keep_log
+    from echelon.launch.launched.rank import keep_log
     from echelon.telemetry.run_directory import RunDirectory
     from echelon.training.loop import train_rank
 

@@ -34,13 +34,13 @@ from echelon.training.checkpoint.islands import (
     shared_state,
 )
 from echelon.training.data.batches import (
+    BatchFeed,
     BatchLayout,
     GlobalBatch,
     num_validation_batches,
     training_batch,
     validation_batch,
 )
-from echelon.training.data.feed import BatchFeed
 from echelon.training.data.mixed_dataset import AnyDataset, open_data
 from echelon.training.diagnosis import explain_not_finite
 from echelon.training.expert_state import ROUTER_BIAS, tells_routing

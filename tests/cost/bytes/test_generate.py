@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from echelon.cost.bytes.generate import generated_bytes, greedy_passes
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.inference.cases import PROMPTS
 from tests.inference.runs import COUNT, generation_plan, split_name, written
 

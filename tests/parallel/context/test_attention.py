@@ -9,7 +9,7 @@ import torch
 
 from echelon.core.plan import ContextKind, Plan
 from echelon.cost.bytes.context.sent import context_bytes
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.layout.stage import rank_part
 from echelon.models.attention.interface import band_visible
 from echelon.models.attention.reference import visible

@@ -13,7 +13,7 @@ from echelon.core.choices.threads import THREADS_AXIS, Threads
 from echelon.core.event import EventList
 from echelon.core.plan import Plan, Precision, Recompute
 from echelon.cost.bytes.sent import bytes_sent
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.models.batch import TokenBatch
 from echelon.parallel.threads.stage import part_of_batch
 from echelon.parallel.transport.recorder import Recorder

@@ -10,7 +10,7 @@ import pytest
 
 from echelon.core.errors import ConfigError, ProofFailed
 from echelon.core.plan import Precision
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.claims.proof import Proof
 from echelon.proof.diagnose.diagnosis import Diagnosis
 from echelon.proof.run import prove

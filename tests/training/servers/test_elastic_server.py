@@ -10,7 +10,7 @@ import pytest
 
 from echelon.core.serialize import to_json
 from echelon.launch.local.elastic_ranks import elastic_ranks
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.training.checkpoint.index import STATE_FILE
 from echelon.training.loop import RankTask
 from tests.training import small_runs

@@ -16,8 +16,7 @@ from time import sleep
 from typing import TextIO
 
 from echelon.cli.output import WIDEST
-from echelon.telemetry.live.follow import RunFollower
-from echelon.telemetry.live.sparkline import ASCII, UNICODE
+from echelon.telemetry.live import ASCII, UNICODE, RunFollower
 
 LOOK_S = 1.0  # s between two looks
 

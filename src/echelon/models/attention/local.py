@@ -29,10 +29,9 @@ from echelon.models.attention.interface import (
     ScoreRule,
     slice_tile,
 )
-from echelon.models.attention.online_softmax import OnlineSoftmax
+from echelon.models.attention.online_softmax import HeadSinks, OnlineSoftmax
 from echelon.models.attention.packed import attend_packed, backward_packed, placed_calls
 from echelon.models.attention.plain import PlainKernel
-from echelon.models.attention.sinks import HeadSinks
 from echelon.models.precision import LOW_PRECISION
 
 

@@ -31,12 +31,12 @@ from echelon.training.checkpoint.index import (
     ShardEntry,
     TensorEntry,
 )
-from echelon.training.checkpoint.own_memory import own_memory
 from echelon.training.checkpoint.shard_file import DTYPE_NAMES
 from echelon.training.checkpoint.sub_tensor import (
     BUFFER_BYTES,
     StoredPiece,
     StoredRows,
+    own_memory,
     read_pieces,
     row_buffer,
 )

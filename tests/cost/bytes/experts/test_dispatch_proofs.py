@@ -9,7 +9,7 @@ import pytest
 
 from echelon.core.experts import ExpertLayout
 from echelon.core.plan import Plan, Recompute, Zero
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.layout.expert_load import expert_load_from_routing
 from echelon.proof.run import prove
 from tests.cost.bytes.experts.mixtures import AUX, BY_SEQUENCE, PIECES, TIGHT, TWO_HOPS, on_nodes

@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.page.lessons.diagram import DiagramFigure
 from echelon.page.lessons.experts.travel import (
     COMBINE,
