@@ -22,7 +22,7 @@ from echelon.core.event import NoEvents
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import parameters
 from echelon.core.plan import Plan
-from echelon.cost.bytes.cache import cache_size
+from echelon.cost.bytes.generate import cache_size
 from echelon.inference.cache import CachedSequence, PagedCache
 from echelon.inference.generator import Generator, Writing
 from echelon.inference.operations import CacheOperations

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import echelon as ec
 from echelon.core.parameters import num_parameters
 from echelon.core.plan import Plan, ZeroStage
-from echelon.cost.bytes.model_states import (
+from echelon.cost.bytes.model_sizes import (
     MIXED_PRECISION,
     STAGES,
     communication_volume,

@@ -16,7 +16,7 @@ import echelon as ec
     "before",
     [
         "pass",
-        "import echelon.proof.claims.proof",
+        "import echelon.proof.verdict",
         "from echelon.proof.run import prove",
         "import echelon.proof as package; assert package.__name__ == 'echelon.proof'",
         "from echelon import prove; from echelon.proof.claims import proof",
@@ -25,10 +25,10 @@ import echelon as ec
 def test_a_verb_is_callable_whatever_was_imported_first(before: str) -> None:
     code = (
         f"{before}\n"
-        "import echelon as ec, echelon.proof.claims.proof, echelon.api.planning\n"
+        "import echelon as ec, echelon.proof.verdict, echelon.api.planning\n"
         "echelon.api.planning.prove = lambda plan: ('called', plan)\n"
         "assert ec.prove(1) == ('called', 1)\n"
-        "assert echelon.proof.claims.proof.Proof.__module__ == 'echelon.proof.claims.proof'\n"
+        "assert echelon.proof.verdict.Proof.__module__ == 'echelon.proof.verdict'\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -61,9 +61,9 @@ from echelon.parallel.threads.module import ThreadedModule
 from echelon.planner.answer.estimated import EstimatedPlan
 from echelon.planner.explain.compare import PlanComparison
 from echelon.proof.bisect.verdict import Bisection
-from echelon.proof.claims.proof import Proof
+from echelon.proof.verdict import Proof
 from echelon.proof.deviations import StrategyDeviation
-from echelon.proof.verify.verdict import SubjectProof
+from echelon.proof.verdict import SubjectProof
 from echelon.rehearsal.result import Rehearsal
 from echelon.telemetry.routing import ExpertHotspots
 from echelon.telemetry.schedule_report import TimelineReport

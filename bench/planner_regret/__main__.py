@@ -25,7 +25,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from bench.planner_regret.plans import drawn_plans, planned
 from bench.planner_regret.report import Measured, summary, text
 from echelon.api.calibrating.machine import calibrate_machine
-from echelon.api.calibrating.trainer import step_s
+from echelon.api.calibrating.measuring import step_s
 from echelon.config.load import load_job
 from echelon.core.cluster import Cluster
 from echelon.core.plan import Plan

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUsage]
 
-from echelon.api.evaluating import follow_run, run_has_ended
+from echelon.api.training import follow_run, run_has_ended
 from echelon.core.errors import EnvironmentProblem
 from echelon.launch.environment import LaunchedRank
 from echelon.launch.launched.rank import ALL_DONE

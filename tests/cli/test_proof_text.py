@@ -6,15 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from echelon.cli.proof_text import bisection_text, proof_text, subject_text
+from echelon.cli.prove import bisection_text, proof_text, subject_text
 from echelon.core.rulebook.prove import PROVE_LOSS, PROVE_PARAMETERS
 from echelon.core.rules import Rule
 from echelon.proof.bisect.verdict import Bisection, NeededPart
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.claims import ClaimResult, judged
-from echelon.proof.claims.proof import ProofPass
-from echelon.proof.verify.verdict import SubjectProof
-from tests.proof.claims.test_proof import HOLDS, proof
+from echelon.proof.verdict import ProofPass, SubjectProof
+from tests.proof.test_verdict import HOLDS, proof
 
 
 def claim(rule: Rule, error: float, allowed: float) -> ClaimResult:

@@ -13,7 +13,7 @@ from echelon.core.errors import ConfigError
 from echelon.core.parameters import num_parameters, parameters
 from echelon.core.plan import Plan
 from echelon.core.rulebook import all_rules
-from echelon.cost.seconds.balance import split_layers
+from echelon.cost.seconds.stages import split_layers
 from tests.walks import examples
 
 RULE_IDS = {rule.id for rule in all_rules()}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from echelon.launch.local.supervisor import RankPool
-from echelon.proof.verify.verdict import SubjectProof
+from echelon.proof.verdict import SubjectProof
 from echelon.proof.verify.verify import SubjectRanks, verify_subject
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from echelon.core.errors import EchelonError
 from echelon.launch.local.supervisor import RankPool
-from echelon.proof.verify.verdict import SubjectProof
+from echelon.proof.verdict import SubjectProof
 from tests.examples.changes import Change, random_change
 from tests.examples.programs import RIGHT, ROOT, proof_of_file
 

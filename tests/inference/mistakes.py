@@ -103,7 +103,15 @@ def forgets_the_cap(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_the_window(patch: pytest.MonkeyPatch) -> None:
-    """Read all keys that blocks still hold."""
+    """Read all keys that blocks still hold; blocks are given back as ever."""
+    right, extend = cache_module.first_kept, PagedCache.extend
+
+    def extended(self: PagedCache, *args: Any) -> range:
+        with pytest.MonkeyPatch.context() as own:
+            own.setattr(cache_module, "first_kept", right)
+            return extend(self, *args)
+
+    patch.setattr(PagedCache, "extend", extended)
     patch.setattr(
         cache_module, "first_kept", lambda position, window: max(0, position - window - 1)
     )

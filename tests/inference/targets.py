@@ -8,7 +8,7 @@ from typing import Any
 from echelon.config.generation import Sampling
 from echelon.core.event import EventList
 from echelon.core.plan import Plan
-from echelon.cost.bytes.cache import kind_cache_sizes
+from echelon.cost.bytes.generate import kind_cache_sizes
 from echelon.inference.cache import KindCaches
 from echelon.inference.generator import Generator, Writing
 from echelon.inference.operations import CacheOperations

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from echelon.cost.bytes.cache import CacheSize
+from echelon.cost.bytes.generate import CacheSize
 from echelon.inference.cache import CachedSequence, PagedCache
 from echelon.launch.local.supervisor import RankPool
 from tests.inference.cases import PROMPTS, sequences_of, without_cache

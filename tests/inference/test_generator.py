@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from echelon.core.experts import ExpertLayout
-from echelon.cost.bytes.cache import kind_cache_sizes
+from echelon.cost.bytes.generate import kind_cache_sizes
 from echelon.launch.local.supervisor import RankPool
 from tests.inference.cases import MODELS, PROMPTS, first_difference, without_cache
 from tests.inference.runs import COUNT, generation_plan, split_name, written

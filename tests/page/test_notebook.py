@@ -16,7 +16,7 @@ from echelon.page.proof import proof_page
 from echelon.page.run import run_page
 from echelon.planner.explain.compare import compare_plans
 from echelon.proof.claims.claims import ClaimResult
-from echelon.proof.claims.proof import Proof, ProofPass
+from echelon.proof.verdict import Proof, ProofPass
 from echelon.telemetry.summary import summarize_run
 from tests.page.drawn.reading import HOSTILE
 from tests.page.drawn.test_static import HARMLESS, Reader

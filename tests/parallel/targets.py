@@ -20,7 +20,8 @@ from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
 from echelon.parallel.transport.recorder import Recorder
 from echelon.parallel.weights import Shard, bucket_shards
-from echelon.training.engine import StepResult, TrainEngine
+from echelon.training.engine import TrainEngine
+from echelon.training.steps.part import StepResult
 from echelon.training.subject import held_bytes, rank_batches
 from tests.parallel.layouts import plan_of
 from tests.parallel.one_device import make_rows, place, random_values

@@ -45,13 +45,13 @@ def evaluate(context: RankContext, argument: Any) -> tuple[float, dict[str, torc
     engine = TrainEngine(plan, Recorder(context.rank, NoEvents()), context.device)
     load_checkpoint(
         path,
-        wanted={PARAMETERS: engine.masters(), **engine.expert_state()},
+        wanted={PARAMETERS: engine.masters(), **engine.parts.tensors()},
         identity=RunIdentity.from_plan(plan, argument["tokenizer"]),
         exchange=engine.groups.world,
     )
     engine.refresh()
     loss = engine.evaluate(batches_of(engine, 0))
-    held = engine.expert_state()["router_bias"]
+    held = engine.parts.tensors()["router_bias"]
     return loss, {name: shards[0].tensor.clone() for name, shards in held.items()}
 
 

@@ -27,7 +27,7 @@ from echelon.core.choices.collective_algorithms import (
 )
 from echelon.core.errors import ConfigError
 from echelon.core.optional import optional_package
-from echelon.core.rulebook.collectives import COLLECTIVE_ARGUMENT
+from echelon.core.rulebook.mesh import COLLECTIVE_ARGUMENT
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -17,7 +17,7 @@ from echelon.core.choices.strategies import STRATEGIES
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.messages.names import names_within
 from echelon.core.plan import Plan
-from echelon.core.rulebook.command_line import BAD_ARGUMENT
+from echelon.core.rulebook.config import BAD_ARGUMENT
 
 if TYPE_CHECKING:
     from echelon.planner.explain.compare import PlanComparison

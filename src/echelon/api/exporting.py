@@ -14,7 +14,7 @@ from echelon.config.files.new_file import holding, new_folder
 from echelon.core.errors import ConfigError
 from echelon.core.optional import optional_package
 from echelon.core.plan import DType
-from echelon.core.rulebook.command_line import BAD_ARGUMENT
+from echelon.core.rulebook.config import BAD_ARGUMENT
 
 if TYPE_CHECKING:
     from echelon.launch.context import RankContext

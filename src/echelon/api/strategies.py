@@ -24,7 +24,7 @@ from echelon.core.errors import ConfigError
 from echelon.core.messages.names import names_within
 from echelon.core.optional import optional_package
 from echelon.core.plan import Plan
-from echelon.core.rulebook.strategy import (
+from echelon.core.rulebook.module import (
     STRATEGY_KNOWN,
     STRATEGY_RANKS,
     STRATEGY_SCOPE,
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from echelon.layout.variables import Variable
-    from echelon.proof.claims.proof import Proof
+    from echelon.proof.verdict import Proof
     from echelon.training.module.optimizer import ModuleOptimizer
 
 Module = TypeVar("Module", bound="nn.Module")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ec.verify`: a program in any framework beside one device, tensor by tensor."""
+"""`ec.verify`, `ec.prove_module`: a program of any framework, or an own module, and one device."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from echelon.api.given_plan import GivenPlan, plan_from_given
 from echelon.config.files.program import (
     DEVICE_FUNCTION,
     RANK_FUNCTION,
+    require_module,
     require_program,
     split_program,
 )
@@ -18,10 +20,13 @@ from echelon.core.optional import optional_package
 
 if TYPE_CHECKING:
     from echelon.proof.bisect.verdict import Bisection
-    from echelon.proof.verify.verdict import SubjectProof
+    from echelon.proof.verdict import SubjectProof
 
 RANK_LIMIT_S = 300.0
 """How long the ranks of one precision may take: frameworks are imported in this time too."""
+
+NUM_STEPS = 3
+"""Optimizer steps of an own module where nobody says how many."""
 
 STILL_S = 15.0
 """How long all ranks may wait for one another while none of them computes."""
@@ -117,3 +122,30 @@ def _join(subject: Path, ranks: int | None) -> SubjectProof:
     if outcome.failure is not None:
         raise outcome.failure.error or outcome.failure
     return outcome.results[0]
+
+
+def prove_module(
+    factory: str | Path, plan: GivenPlan, *, num_steps: int = NUM_STEPS
+) -> SubjectProof:
+    """Return the proof that `ec.parallelize` under `plan` computes what one process does.
+
+    `factory` is FILE:FUNCTION; the function returns a module, `batch(step, data_rank)`,
+    `loss(module, batch)` and, if wanted, a mapping of what `parallelize` takes by name. For a plan
+    with stages or context ranks, the loss is one of `parallelize` ("causal"), and batches are named
+    tensors. It runs in float64, then in the dtype of the plan's parameters; ranks are started here,
+    over Gloo.
+    Losses, every gradient, optimizer state, updates and all parameters after `num_steps` are
+    compared. `proof.proven` is the answer; `proof.require()` raises ProofFailed. ConfigError for a
+    mistake in the file or a module that cannot be split; RunFailed for what the ranks refuse in
+    their first step.
+    """
+    require_module(factory)
+    optional_package("torch", extra="train", purpose="proving a module")
+    from echelon.api.module_subject import OPENER
+
+    given = {
+        "opener": OPENER,
+        "plan": plan_from_given(plan).to_json(),
+        "num_steps": num_steps,
+    }
+    return verify_here(Path(factory), given=given)

@@ -26,6 +26,7 @@ from echelon.core.choices.updates import Updates
 from echelon.core.cluster import Cluster
 from echelon.core.experts import Balance, ExpertLayout
 from echelon.core.mesh import Mesh
+from echelon.core.messages.removed_settings import without_removed
 from echelon.core.model_shape import ModelShape
 from echelon.core.notebook import NOTEBOOK_VIEWS
 from echelon.core.serialize import content_hash, decode_json, from_json, to_json
@@ -392,7 +393,7 @@ class Plan:
         schema = entries.get("schema")
         if schema != PLAN_SCHEMA:
             raise ValueError(f"plan schema {schema!r}; this version reads schema {PLAN_SCHEMA}")
-        return from_json(cls, data, where="plan")
+        return from_json(cls, without_removed(entries), where="plan")
 
     @classmethod
     def read(cls, path: Path) -> Plan:

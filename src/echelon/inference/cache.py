@@ -10,7 +10,7 @@ The tokens of a step are whole prompts of any lengths, or the next token of each
 by side, without padding, each with its own position. The decoder sees one sequence of N positions;
 which rows meet which keys only attention knows.
 
-Bytes: `kind_cache_sizes` in `cost/bytes/cache.py`, exactly.
+Bytes: `kind_cache_sizes` in `cost/bytes/generate.py`, exactly.
 Source: Kwon et al., "Efficient Memory Management for Large Language Model Serving with
 PagedAttention", 2023, section 4.
 
@@ -28,7 +28,7 @@ from typing import Any
 
 import torch
 
-from echelon.cost.bytes.cache import CacheSize, KindCacheSizes, first_kept
+from echelon.cost.bytes.generate import CacheSize, KindCacheSizes, first_kept
 from echelon.models.batch import TokenBatch
 
 

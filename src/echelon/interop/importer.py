@@ -12,13 +12,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from echelon.config.entries import Entry, merge
-from echelon.config.files.reading import is_file
 from echelon.config.job import Job
 from echelon.config.load import run_name_of
+from echelon.config.reading import is_file
 from echelon.config.setting_layers import SettingLayers, gather_layers, parse_set_flags
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import Precision
-from echelon.core.rulebook.imports import IMPORT_KIND
+from echelon.core.rulebook.interop import IMPORT_KIND
 from echelon.interop.followed import follow_files
 from echelon.interop.formats import TABLE, recorded_entries, recorded_rows
 from echelon.interop.horovod.read import parse_horovod

@@ -26,7 +26,7 @@ from echelon.config.settings.value_types import (
 )
 from echelon.core.errors import Problem
 from echelon.core.rulebook.config import WRONG_TYPE
-from echelon.core.rulebook.imports import (
+from echelon.core.rulebook.interop import (
     IMPORT_AUTO,
     IMPORT_CONFLICT,
     IMPORT_NOT_HONOURED,

@@ -18,11 +18,11 @@ from pathlib import Path
 
 from echelon.config.cluster.settings import DEFAULT_CLUSTER, named_cluster, smallest_cluster
 from echelon.config.entries import Entries, Entry
-from echelon.config.files.reading import is_file
+from echelon.config.reading import is_file
 from echelon.config.settings.schema import CLUSTER_SOURCES
 from echelon.core.cluster import Cluster
 from echelon.core.errors import Problem
-from echelon.core.rulebook.imports import IMPORT_RANKS
+from echelon.core.rulebook.interop import IMPORT_RANKS
 from echelon.interop.import_context import AXES
 from echelon.interop.key_reader import KeyOutcome
 from echelon.interop.parsing import command_words

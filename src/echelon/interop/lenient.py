@@ -20,7 +20,7 @@ from echelon.config.setting_layers import SettingLayers
 from echelon.config.settings.schema import SETTINGS
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.rulebook.config import NO_EFFECT
-from echelon.core.rulebook.imports import IMPORT_ALLOW
+from echelon.core.rulebook.interop import IMPORT_ALLOW
 from echelon.core.rulebook.zero import ZERO_SHARES_OUT
 from echelon.core.rules import did_you_mean
 from echelon.interop.key_reader import KeyOutcome, KeyReader, Refusal, json_text

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from echelon.config.files.reading import missing_file
+from echelon.config.reading import missing_file
 from echelon.core.errors import ConfigError, Problem
-from echelon.core.rulebook.imports import IMPORT_SYNTAX
+from echelon.core.rulebook.interop import IMPORT_SYNTAX
 from echelon.core.serialize import decode_json
 from echelon.interop.shell import script_commands
 

@@ -21,10 +21,10 @@ from echelon.core.cluster import Backend
 from echelon.core.errors import EnvironmentProblem, Problem
 from echelon.core.parameters import num_parameters
 from echelon.core.plan import Plan, Recompute
-from echelon.core.rulebook.kernels import KERNELS_CAN_BE_MADE
-from echelon.core.rulebook.machine import ENOUGH_MEMORY
+from echelon.core.rulebook.launch import ENOUGH_MEMORY
+from echelon.core.rulebook.model import KERNELS_CAN_BE_MADE
 from echelon.core.units import binary_bytes, short_count
-from echelon.cost.peak.host_memory import PlaceMemory, memory_by_place
+from echelon.cost.peak.rank_peak import PlaceMemory, memory_by_place
 from echelon.launch.environment import COMPILER, is_launched, read_launched_rank
 from echelon.launch.gpus import free_gpu_bytes
 from echelon.launch.host import START_BYTES, MemoryLimit, tightest_memory_limit

@@ -15,7 +15,7 @@ from echelon.page.drawn.static import static_html
 if TYPE_CHECKING:
     from echelon.core.plan import Plan
     from echelon.planner.explain.compare import PlanComparison
-    from echelon.proof.claims.proof import Proof
+    from echelon.proof.verdict import Proof
     from echelon.rehearsal.result import Rehearsal
     from echelon.telemetry.summary import RunSummary
 

@@ -17,12 +17,16 @@ from echelon.parallel.buckets import make_buckets
 from echelon.parallel.context import ContextAttention
 from echelon.parallel.data import bucket_rule
 from echelon.parallel.expert import expert_parallel
-from echelon.parallel.fp8_gather import SliceCodes
 from echelon.parallel.gradients import GradientStore
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor, StreamShape
-from echelon.parallel.rank_model import RankModel, empty_stages, named_parameters
-from echelon.parallel.servers.worker_parts import gradient_reduction, parameter_gathering
+from echelon.parallel.rank_model import (
+    AMONG_DATA_RANKS,
+    GradientExchange,
+    RankModel,
+    empty_stages,
+    named_parameters,
+)
 from echelon.parallel.tensor import tensor_split
 from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.parallel.weights import fill_initial, install, stored_values
@@ -36,11 +40,12 @@ def apply_plan(
     *,
     pieces: PieceSizes = TRAINING_PIECES,
     initial: bool = True,
+    exchange: GradientExchange = AMONG_DATA_RANKS,
 ) -> RankModel:
     """Build this rank's part of the plan's model, with `initial` weights or with zeros."""
     zero, part = plan.layout.zero, part_of(plan, groups.rank)
     specs = held_parameters(plan, part)
-    reduction = gradient_reduction(plan, groups)
+    reduction = exchange.reduction(plan, groups)
     store = GradientStore(reduction, pieces)
     split = tensor_split(plan, groups.tensor, store, device, pieces)
     context = ContextAttention(plan, groups.ring, groups.ulysses, store, tile_rows=pieces.tile_rows)
@@ -57,7 +62,7 @@ def apply_plan(
     if initial:
         fill_initial(buckets, [stored_values(one) for one in buckets], plan, groups, device)
     store.hold(buckets)
-    operations.gatherer = parameter_gathering(plan, part, buckets, groups)
+    operations.gatherer = exchange.gathering(plan, part, buckets, groups, pieces)
     executor = PipelineExecutor(
         stages,
         pp_rank=part.pp_rank,
@@ -71,9 +76,6 @@ def apply_plan(
         store=store,
         reduction=reduction,
         gathering=operations.gatherer,
-        codes=SliceCodes(buckets, (groups.shard, groups.expert_shard), pieces),
         parameter_store=offload_store,
         executor=executor,
-        balancer=None if experts is None else experts.router.balancer,
-        scales=split.scales,
     )

@@ -4,7 +4,7 @@
 Split: nothing; every rank holds all scales of the model.
 Sent:  at the end of a step one all-reduce of the largest numbers, over all ranks: of each group of
        layers (`layout/fp8_groups.py`) its input, the gradient of its output, and its weights.
-Bytes: `fp8_maxima_bytes` in `cost/bytes/fp8.py`.
+Bytes: `fp8_maxima_bytes` in `cost/bytes/quantised.py`.
 Must divide: nothing.
 Source: NVIDIA, Transformer Engine, "FP8 delayed scaling" (`DelayedScaling`, algorithm "max").
 

@@ -97,7 +97,7 @@ class StepState:
 
 
 class StageModel(Protocol):
-    """What computes a stage: a `Decoder`, or replicas of one on threads."""
+    """What computes a stage, as a `Decoder` does."""
 
     first: bool
     last: bool

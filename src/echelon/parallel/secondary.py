@@ -6,7 +6,7 @@ Sent:  the first gather of a bucket in a step goes over all ranks (`zero.py`); f
        rank copies its secondary slice, and every later gather of the step, in forward passes of
        later microbatches and in all backward passes, stays inside of the node.
 Bytes: `data_bytes` in `cost/bytes/data.py`, by tier `parameter_gather_tiers` in
-       `cost/bytes/gather_tiers.py`.
+       `cost/bytes/sent.py`.
 Must divide: each node holds as many of the ranks, more than one (`secondary-needs-nodes`).
 Source: Wang et al., "ZeRO++: Extremely Efficient Collective Communication for Giant Model
         Training", 2023, section 3.2.

@@ -31,6 +31,7 @@ from echelon.layout.buckets import stage_units
 from echelon.layout.stage import RankPart
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.buckets import Bucket
+from echelon.parallel.fp8_gather import SliceCodes
 from echelon.parallel.offload import OffloadStore, PendingFetch
 from echelon.parallel.secondary import SecondarySlices, secondary_slices
 from echelon.parallel.transport.collectives import Group, Pending
@@ -65,11 +66,12 @@ class ParameterGathering:
         shards: tuple[Group, Group],
         zero: Zero,
         secondary: SecondarySlices | None = None,
+        codes: SliceCodes | None = None,
     ) -> None:
         """Serve the units of each stage of this rank, in the order of its forward pass.
 
         `shards` are the ranks that hold the slices: of routed experts the second group. `secondary`
-        are those that ranks of a node keep, if they do.
+        are the slices that ranks of a node keep, if any, `codes` the slices gathered in 8 bits.
         Nothing is gathered ahead beyond the end of a stage, whose next action may be another's.
         """
         self._order = {unit: list(units) for units in stages for unit in units}
@@ -86,6 +88,7 @@ class ParameterGathering:
         self._gathers: dict[str, Pending] = {}
         self._reads: dict[str, PendingFetch] = {}
         self.secondary = secondary or SecondarySlices((), shards)
+        self.codes = codes or SliceCodes((), shards)
 
     def enter(self, unit: str, x: torch.Tensor | None) -> torch.Tensor | None:
         """Make a unit whole for its forward, and start on those that come after it."""
@@ -208,13 +211,18 @@ class ParameterGathering:
 
 
 def make_gathering(
-    plan: Plan, part: RankPart, buckets: Sequence[Bucket], groups: RankGroups
+    plan: Plan,
+    part: RankPart,
+    buckets: Sequence[Bucket],
+    groups: RankGroups,
+    pieces: PieceSizes = TRAINING_PIECES,
 ) -> ParameterGathering:
     """Return what makes the units of a rank whole under a plan."""
     units = [stage_units(one) for one in part.stages]
     shards = groups.shard, groups.expert_shard
     secondary = secondary_slices(plan, buckets, groups)
-    return ParameterGathering(buckets, units, shards, plan.layout.zero, secondary)
+    codes = SliceCodes(buckets, shards, pieces)
+    return ParameterGathering(buckets, units, shards, plan.layout.zero, secondary, codes)
 
 
 def make_parameter_store(

@@ -14,7 +14,7 @@ from typing import Protocol
 from echelon.core.plan import Plan
 from echelon.core.rulebook import prove as rules
 from echelon.planner.explain.reduction_order import reduction_order
-from echelon.proof.claims.proof import Proof, ProofPass
+from echelon.proof.verdict import Proof, ProofPass
 
 TENSORS: Mapping[str, tuple[str, ...]] = {
     "loss": (rules.PROVE_LOSS.id, rules.PROVE_MICROBATCH_LOSS.id),

@@ -18,11 +18,12 @@ from echelon.core.plan import Plan
 from echelon.core.rulebook.servers import ASYNCHRONOUS_ORDER_IS_NOT_KNOWN
 from echelon.core.version import __version__
 from echelon.layout.islands import inner_plan, without_losses
+from echelon.proof.causes.diagnose import diagnose, diagnose_races
 from echelon.proof.claims.checks import Evidence
 from echelon.proof.claims.choice_errors import with_ties_of_ranks
 from echelon.proof.claims.claims import ClaimResult, judge, judge_races
 from echelon.proof.claims.conditioning import conditioned_tolerance, may_be_rounding
-from echelon.proof.claims.proof import Proof, ProofPass
+from echelon.proof.claims.numeric_range import RangeCase, judge_ranges, range_cases
 from echelon.proof.claims.rounded_sums import judge_sums
 from echelon.proof.claims.ties import with_fp8_ties_of_ranks
 from echelon.proof.claims.tolerance import (
@@ -31,24 +32,17 @@ from echelon.proof.claims.tolerance import (
     own_tolerance,
     rounded_oracle_runs,
 )
-from echelon.proof.diagnose.diagnose import diagnose
-from echelon.proof.diagnose.races import diagnose_races
 from echelon.proof.islands import IslandRun, island_evidence
 from echelon.proof.late import LateRun, require_late_subject, run_late
-from echelon.proof.numeric_range import RangeCase, judge_ranges, range_cases
 from echelon.proof.observed import ObservedRun, routing_from_ranks
-from echelon.proof.oracle.loss_scale import (
-    scale_without_overflow,
-    with_overflow_scale,
-    with_scale,
-)
+from echelon.proof.oracle.loss_scale import scale_without_overflow, with_overflow_scale, with_scale
 from echelon.proof.oracle.oracle import OracleStep, run_oracle
 from echelon.proof.ranks import find_factory, read_results
 from echelon.proof.replays import RankRunner, replayed, run_with_a_lost_island
-from echelon.proof.shrink import same_dtypes, shrink, without_8_bits
-from echelon.proof.shrink_schedule import num_rounded_steps, num_steps
+from echelon.proof.shrink import num_rounded_steps, num_steps, same_dtypes, shrink, without_8_bits
 from echelon.proof.sum_bounds import NUM_STEPS as ROUNDED_STEPS
 from echelon.proof.sum_bounds import with_exact_sums, with_rounded_sums
+from echelon.proof.verdict import Proof, ProofPass
 
 OUR_ENGINE = "echelon.training.subject:build"
 """The subject that is proven when none is named."""
@@ -57,9 +51,6 @@ _TARGET = "echelon.proof.ranks:run_subject"
 
 LEAST_REPLAYED_STEPS = 4
 """Steps of each worker in an asynchronous run: enough for them to part."""
-
-STEPS_WITH_A_LOSS = 16
-"""Steps of a run in which a worker is lost: enough for it to be started again, and to come back."""
 
 
 def prove(
@@ -74,7 +65,7 @@ def prove(
 
     `subject` names the engine under proof. `own_precision` False leaves the second part out (the
     matrix of all layouts proves the mathematics only). Ranks are started by `run_ranks`, and take
-    as many steps as `proof/shrink_schedule.py` says. Offloaded slices lie in a temporary folder.
+    as many steps as `proof/shrink.py` says. Offloaded slices lie in a temporary folder.
     ConfigError, before any rank starts, where there is no such subject. With `late` all is run once
     more, before, with operations that complete when they are awaited; where that finds a race, it
     is what is judged.
@@ -93,8 +84,7 @@ def prove(
                 )
             )
         exact = shrink(plan, precision="fp64", names_apart=True)
-        elastic = plan.mathematics.updates.is_elastic
-        steps = max(STEPS_WITH_A_LOSS if elastic else LEAST_REPLAYED_STEPS, num_steps(exact))
+        steps = max(LEAST_REPLAYED_STEPS, num_steps(exact))
         one = replayed(exact, steps, run_ranks=run_ranks, subject=subject)
         return _proof(plan, exact, subject, steps, (one,))
     lost: tuple[ProofPass, ...] = ()

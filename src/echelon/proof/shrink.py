@@ -5,33 +5,36 @@ The mesh, the schedule, ZeRO (stage, accumulation, resharding, what is cut, wher
 the optimizer and its rules, loss scaling, sequence parallelism, recompute, tied weights, the ratio
 of query to key heads, where a window ends, norms, biases, the order of the widths (hidden, queries,
 MLP, vocabulary) and every remainder (of the vocabulary over `tp`, of the microbatches over `pp`, of
-the blocks over the stages) stay; the sizes go. What of experts stays, `proof/shrink_experts.py`
-says; what of a schedule of learning rates, `proof/shrink_schedule.py`. Ranks of a proof are on
-CPUs, where fused products over symmetric memory go around a ring.
+the blocks over the stages) stay; the sizes go. Ranks of a proof are on CPUs, where fused products
+over symmetric memory go around a ring.
+
+Of experts stay the expert axis and its fold, several experts on a rank where there were several,
+groups and how many of them a token may meet, how many experts it meets, shared experts, a dense
+block first, the kind of router, every rule of the balance, drops, and how tokens travel.
+
+A proof has a step on both sides of every change of phase: in warm-up and at its end, before and in
+the decay, which is far enough on that another speed or start of it gives another rate. Where
+something counts updates (bias corrections, a loss scale that changes, biases of experts) there are
+five of them, so that one count off, or one that begins anew, is seen. No plan takes more steps than
+it needs: most of the time of a proof goes by steps.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
-from math import lcm
+from itertools import accumulate, count, pairwise
+from math import floor, lcm
 from typing import Any
 
 from echelon.core.choices.kernels import Kernels
+from echelon.core.choices.local_sgd import LocalSgd
 from echelon.core.choices.optimizers import OPTIMIZERS
-from echelon.core.model_shape import ModelShape
+from echelon.core.experts import Balance
+from echelon.core.model_shape import Experts, LatentAttention, LayerKind, ModelShape, RopeScaling
 from echelon.core.parameters import family_of, parameters
 from echelon.core.plan import DTYPE_BYTES, DType, Mathematics, Optimizer, Plan, Precision, Zero
-from echelon.cost.bytes.context.sent import kv_copies
-from echelon.proof.shrink_attention import small_kinds, small_stretch
-from echelon.proof.shrink_experts import (
-    elements_of_a_rank,
-    small_balance,
-    small_experts,
-    small_latent,
-)
-from echelon.proof.shrink_schedule import small_rounds, small_schedule
-from echelon.proof.shrink_stages import shrink_stages
+from echelon.cost.bytes.context_sent import kv_copies
 from echelon.schedule.build import SCHEDULES
 
 _DTYPES = ("parameters", "gradients", "reduction", "master")
@@ -320,3 +323,242 @@ def _keep_whole_below(plan: Plan, model: ModelShape) -> int:
     }
     sizes = [s.local_numel(tp) for s in parameters(model) if family_of(s.name) in kinds]
     return max(sizes) + 1 if sizes else 0
+
+
+def small_kinds(shape: ModelShape, layers: int) -> tuple[LayerKind, ...]:
+    """Return kinds of blocks of which `layers` blocks have as many different ones as can be.
+
+    A long run of one kind is as good as one block of it.
+    """
+    kinds = shape.layer_kinds
+    if len(kinds) <= layers:
+        return kinds
+    befores: tuple[LayerKind | None, ...] = (None, *kinds)
+    changes: list[LayerKind] = [
+        kind for kind, before in zip(kinds, befores, strict=False) if kind != before
+    ]
+    return tuple(changes[:layers])
+
+
+def small_stretch(plan: Plan, sequence_length: int, width: int) -> RopeScaling | None:
+    """Return a stretch of a small model: with a divisor for each frequency that it has left.
+
+    Sequences that were longer than the original positions are so still.
+    """
+    scaling = plan.model.rope_scaling
+    if scaling is None or scaling.kind != "longrope":
+        return scaling
+    original = scaling.original_positions
+    assert original is not None, "a rule asks for it"
+    longer = plan.mathematics.sequence_length > original
+
+    def few(factors: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(factors[pair % len(factors)] for pair in range(width // 2))
+
+    return replace(
+        scaling,
+        original_positions=max(2, sequence_length // 2 if longer else sequence_length),
+        short_factors=few(scaling.short_factors),
+        long_factors=few(scaling.long_factors),
+    )
+
+
+_SEVERAL = 2  # experts
+_WITHOUT_RANKS = 4  # experts
+_LEAST_AUX = 0.01  # coefficient of the auxiliary loss
+_LEAST_Z = 1e-3  # coefficient of the z-loss
+_LEAST_RATE = 0.02
+"""A bias that moves by less sends no token of a small model elsewhere in three steps."""
+
+
+def small_experts(plan: Plan, layers: int, width: Callable[[int], int]) -> Experts | None:
+    """Return the mixture of a model of `layers` blocks; nothing of a dense one.
+
+    `width` makes a width of an MLP small.
+    """
+    experts = plan.model.experts
+    if experts is None:
+        return None
+    return replace(
+        experts,
+        num_experts=_num_experts(experts, plan.mesh.ep),
+        ffn=width(experts.ffn),
+        shared_experts=min(experts.shared_experts, _SEVERAL),
+        first_dense_layers=min(experts.first_dense_layers, 1, layers - 1),
+    )
+
+
+def _num_experts(experts: Experts, ep: int) -> int:
+    """Return the fewest experts among which all choices are left that there were."""
+    groups, top_groups, top_k = experts.groups, experts.top_groups, experts.top_k
+    per_rank, per_group = experts.num_experts // ep, experts.num_experts // groups
+    within = top_groups * per_group > top_k
+    fewest = min(experts.num_experts, _WITHOUT_RANKS)
+    step = lcm(ep, groups)
+    for number in count(step, step):
+        size = number // groups
+        choices = top_groups * size
+        if (
+            number >= fewest
+            and number // ep >= min(per_rank, _SEVERAL)
+            and size >= min(per_group, _SEVERAL)
+            and choices >= top_k + within
+        ):
+            return number
+    raise AssertionError("numbers end")
+
+
+def small_latent(shape: ModelShape, tile: int = 1) -> LatentAttention | None:
+    """Return narrow latent attention; its values stay narrower than keys, or as wide.
+
+    Its widths are multiples of `tile`.
+    """
+    latent = shape.latent
+    if latent is None:
+        return None
+    nope, rope = 4, 2
+    widths = {latent.nope_dim: nope, latent.nope_dim + latent.rope_dim: nope + rope}
+    between = nope - 1 if latent.value_dim < latent.nope_dim else nope + 1
+    return LatentAttention(
+        query_rank=None if latent.query_rank is None else 10 * tile,
+        kv_rank=7 * tile,
+        nope_dim=nope * tile,
+        rope_dim=rope * tile,
+        value_dim=widths.get(latent.value_dim, between) * tile,
+    )
+
+
+def small_balance(balance: Balance, experts: Experts | None, length: int) -> Balance:
+    """Return the balance with coefficients that show, and room for some tokens only."""
+    if experts is None:
+        return balance
+    factor = balance.capacity_factor
+    if factor is not None:
+        mean = length * experts.top_k / experts.num_experts
+        factor = min(factor, max(1, floor(mean)) / mean)
+    return replace(
+        balance,
+        aux_coefficient=max(balance.aux_coefficient, _LEAST_AUX),
+        z_coefficient=max(balance.z_coefficient, _LEAST_Z) if balance.z_coefficient else 0.0,
+        bias_rate=max(balance.bias_rate, _LEAST_RATE),
+        capacity_factor=factor,
+    )
+
+
+def elements_of_a_rank(plan: Plan, model: ModelShape) -> int:
+    """Return about how many elements of `model` one rank of `plan` computes with."""
+    mesh, pieces = plan.mesh, plan.layout.experts.expert_tp
+    total = sum(
+        spec.numel // (mesh.tp if spec.expert is None else mesh.ep * pieces)
+        for spec in parameters(model)
+    )
+    return total // mesh.pp
+
+
+_ALL_KEEP_SEVERAL = 2
+"""Stages up to which all keep several blocks; of more stages, one does."""
+
+
+def shrink_stages(
+    stages: tuple[tuple[int, ...], ...], *, unit: int = 1, least: int = 0
+) -> tuple[tuple[int, ...], ...]:
+    """Return as many stages with few blocks each; uneven ones stay uneven, empty ones empty.
+
+    Each stage gets the rank of its block count among the different counts, so an order between
+    two stages is kept. Up to two stages keep `unit` + 1 blocks each where they have as many, so a
+    block that feeds a block of its own stage, and of another unit, is there; of more stages one
+    of the longest does, even where all are as long. There are `least` blocks in all, or as many
+    as there were.
+    """
+    counts = [len(stage) for stage in stages]
+    ranks = {count: index for index, count in enumerate(sorted({c for c in counts if c}), start=1)}
+    smallest = min(ranks, default=0)
+    extra = min(unit, smallest - 1) if smallest and len(stages) <= _ALL_KEEP_SEVERAL else 0
+    small = [ranks[count] + extra if count else 0 for count in counts]
+    longest = max(counts, default=0)
+    # One in the middle of the pipeline, where there is one: it has neither end beside its blocks.
+    middle = max(range(len(counts)), key=lambda i: (counts[i] == longest, 0 < i < len(counts) - 1))
+    small[middle] = max(small[middle], min(longest, unit + 1))
+    while sum(small) < min(least, sum(counts)):
+        small = [min(few + 1, count) for few, count in zip(small, counts, strict=True)]
+    return stages_of(small)
+
+
+def stages_of(counts: Sequence[int]) -> tuple[tuple[int, ...], ...]:
+    """Return stages of so many blocks each, one after the other."""
+    return tuple(tuple(range(*ends)) for ends in pairwise(accumulate(counts, initial=0)))
+
+
+ROUNDED_UPDATES = 3
+"""Updates in the plan's own precision: one without history, one with, one after a rounded one."""
+
+_LEAST_UPDATES = 3  # where nothing counts them
+_COUNTED_UPDATES = 5  # where something does
+_WARMUP_STEPS = 2
+_MOST_OVERFLOWS = 2  # before a dynamic loss scale falls
+_STEPS_OF_DECAY = 3
+"""Where the decay begins, a third of it on, and two thirds."""
+_ROUNDS = 2  # of local SGD: the second one has a momentum
+_LONGEST_ROUND = 3  # steps
+_STEPS_OF_LATE_DECAY = 2
+"""The same of a decay that has a flat phase before it, which is seen too."""
+
+
+def num_overflows(plan: Plan) -> int:
+    """Return how many steps of a proof in float64 overflow, so that nothing is updated."""
+    precision = plan.mathematics.precision
+    dynamic = precision.loss_scaling == "dynamic"
+    return min(precision.loss_scale_hysteresis, _MOST_OVERFLOWS) if dynamic else 0
+
+
+def num_steps(plan: Plan) -> int:
+    """Return the steps of a proof in float64, those that an overflow skips among them."""
+    return num_updates(plan.mathematics) + num_overflows(plan)
+
+
+def num_rounded_steps(plan: Plan) -> int:
+    """Return the steps of a proof in the plan's own precision: the first of those in float64."""
+    return ROUNDED_UPDATES + num_overflows(plan)
+
+
+def num_updates(mathematics: Mathematics) -> int:
+    """Return how many updates show every phase of the schedule, and every count."""
+    optimizer = mathematics.optimizer
+    counts = (
+        # What does not follow the size of gradients is corrected by the number of updates.
+        OPTIMIZERS[optimizer.kind].is_scale_free
+        or mathematics.precision.loss_scaling == "dynamic"
+        or (mathematics.model.experts is not None and mathematics.balance.has_bias)
+    )
+    warmup = _WARMUP_STEPS if optimizer.warmup_steps else 0
+    after = 1 if optimizer.schedule == "constant" else _STEPS_OF_DECAY
+    local = small_rounds(mathematics.local_sgd)
+    rounds = _ROUNDS * local.every + local.delay
+    return max(_COUNTED_UPDATES if counts else _LEAST_UPDATES, warmup + after, rounds)
+
+
+def small_rounds(local: LocalSgd, layers: int | None = None) -> LocalSgd:
+    """Return rounds of local SGD that are short enough for two of them in a proof.
+
+    What comes late still does, and a model in fragments has several, at most one for each of its
+    `layers`.
+    """
+    every = min(local.every, _LONGEST_ROUND)
+    fragments = min(local.fragments, max(1, every), layers or local.fragments)
+    return replace(
+        local, every=every, fragments=fragments, delay=min(local.delay, max(0, every - 1))
+    )
+
+
+def small_schedule(plan: Plan) -> Optimizer:
+    """Return the optimizer with a schedule whose phases all are in the steps of a proof.
+
+    Steps that an overflow skips come after the first one, and take a place in the schedule.
+    """
+    optimizer, skipped = plan.mathematics.optimizer, num_overflows(plan)
+    return replace(
+        optimizer,
+        warmup_steps=_WARMUP_STEPS + skipped if optimizer.warmup_steps else 0,
+        decay_steps=_STEPS_OF_LATE_DECAY if optimizer.schedule == "wsd" else 0,
+        total_steps=num_steps(plan),
+    )

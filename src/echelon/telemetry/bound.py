@@ -31,7 +31,7 @@ from echelon.core.axis import Axis
 from echelon.core.errors import ConfigError
 from echelon.core.event import Event
 from echelon.core.plan import Plan
-from echelon.core.rulebook.observe import RUN_HAS_EVENTS, STEP_RECORDED
+from echelon.core.rulebook.run import RUN_HAS_EVENTS, STEP_RECORDED
 from echelon.cost.seconds.unit_times import memory_bound_seconds
 from echelon.schedule.action import ActionKind
 from echelon.telemetry.recorded_steps import ACTION_KINDS, LOAD, RecordedStep

@@ -64,7 +64,7 @@ def telling_ranks(plan: Plan) -> tuple[int, ...]:
     """
     if plan.mathematics.local_sgd.is_elastic:
         return tuple(island.first_rank for island in islands_of(plan))
-    return (plan.mesh.server_ranks[0] if plan.mathematics.updates.is_elastic else 0,)
+    return (0,)
 
 
 class RankObserver:

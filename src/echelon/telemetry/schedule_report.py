@@ -16,7 +16,7 @@ from statistics import median
 
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
-from echelon.core.rulebook.observe import RUN_HAS_EVENTS, RUN_IS_PIPELINED, STEP_RECORDED
+from echelon.core.rulebook.run import RUN_HAS_EVENTS, RUN_IS_PIPELINED, STEP_RECORDED
 from echelon.cost.seconds.unit_times import UnitTimes, stage_durations
 from echelon.schedule.simulate import Durations
 from echelon.telemetry.bubble import Bubble, bubble_from_timelines

@@ -6,8 +6,8 @@ import pytest
 
 from bench.prove_peers.__main__ import COMPOSITIONS, Composed, composed_plan
 from echelon.launch.local.supervisor import RankPool
-from echelon.proof.claims.proof import Proof
 from echelon.proof.run import prove
+from echelon.proof.verdict import Proof
 
 pytestmark = pytest.mark.timeout(300)
 BY_LABEL = {composed.label: composed for composed in COMPOSITIONS}

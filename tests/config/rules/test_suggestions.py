@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from echelon.config.entries import Entry
-from echelon.config.rules.suggestions import (
+from echelon.config.rules.violations import (
     BrokenRule,
     Trial,
     by_distance,

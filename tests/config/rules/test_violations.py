@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from echelon.config.entries import Entry
-from echelon.config.rules.suggestions import Trial
 from echelon.config.rules.violations import (
     RuleViolation,
+    Trial,
     find_problems,
     find_violations,
     setting_without_effect,

@@ -10,14 +10,13 @@ import pytest
 
 from echelon.core.plan import Precision
 from echelon.cost.activations.closed_forms import saved_bytes_of_block
-from echelon.cost.bytes.fullest_rank import fullest_rank_bytes
 from echelon.cost.bytes.model_sizes import block_weights, embedding_and_head_weights
+from echelon.cost.inputs.cost_inputs import CostInputs
+from echelon.cost.inputs.numbers import LayoutNumbers
+from echelon.cost.inputs.pipeline import schedule_index
+from echelon.cost.peak.fullest_rank import fullest_rank_bytes
 from echelon.cost.seconds.from_plan import constants_for_precision
-from echelon.cost.seconds.inputs import CostInputs
-from echelon.cost.seconds.numbers import LayoutNumbers
-from echelon.cost.seconds.pipeline import schedule_index
-from echelon.cost.seconds.trainer_generations import FRAMEWORKS, OURS
-from echelon.cost.seconds.trainer_memory import COMPILED, EAGER, MEMORY
+from echelon.cost.seconds.trainers import COMPILED, EAGER, FRAMEWORKS, MEMORY, OURS
 from tests.cost.seconds.small_work import MODEL, small_work, with_trainer
 
 BARE = {"working_width": 0.0, "slack": 0.0, "context_bytes": 0.0}

@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from echelon.cost.activations.closed_forms import saved_bytes_of_block
-from echelon.cost.bytes.fullest_rank import fullest_rank_bytes
-from echelon.cost.seconds.inputs import CostInputs, TrainerConstants
-from echelon.cost.seconds.pipeline import schedule_index
-from echelon.cost.seconds.trainer_memory import BY_NAME, NANOTRON
+from echelon.cost.inputs.cost_inputs import CostInputs, TrainerConstants
+from echelon.cost.inputs.pipeline import schedule_index
+from echelon.cost.peak.fullest_rank import fullest_rank_bytes
+from echelon.cost.seconds.trainers import BY_NAME, NANOTRON
 from tests.cost.seconds.small_work import MIXTURE, MODEL, small_work, with_trainer
 
 ALIKE = replace(MODEL, kv_dim=MODEL.query_dim)

@@ -54,7 +54,7 @@ RECORDS = {
             "echelon.planner.explain.bands.BandedValue",
         ),
         *("echelon.planner.explain.compare.PlanComparison", "echelon.rehearsal.result.Rehearsal"),
-        *("echelon.proof.claims.proof.Proof", "echelon.proof.verify.verdict.SubjectProof"),
+        *("echelon.proof.verdict.Proof", "echelon.proof.verdict.SubjectProof"),
         *("echelon.proof.bisect.verdict.Bisection", "echelon.proof.deviations.StrategyDeviation"),
         *("echelon.parallel.threads.module.ThreadedModule", "echelon.api.strategies.StrategyScope"),
         "echelon.training.module.optimizer.ModuleOptimizer",

@@ -15,7 +15,7 @@ from echelon.launch.local.supervisor import RankPool
 from echelon.launch.root_cause import FaultKind, RankFailure, RankFault
 from echelon.proof.bisect.bisect import bisect
 from echelon.proof.bisect.verdict import Bisection
-from echelon.proof.diagnose.diagnosis import Diagnosis
+from echelon.proof.causes.finding import Diagnosis
 from echelon.proof.run import prove
 
 WIDE = [

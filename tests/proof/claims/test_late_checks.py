@@ -10,9 +10,9 @@ import torch
 
 from echelon.core.rulebook import races as rules
 from echelon.parallel.completion.in_flight import Race, RaceKind
+from echelon.proof.causes.diagnose import RACE_RULES
 from echelon.proof.claims.checks import Evidence
 from echelon.proof.claims.claims import judge, judge_races
-from echelon.proof.diagnose.races import RACE_RULES
 from echelon.proof.late import LateRun
 from echelon.proof.ranks import ObservedShard
 from echelon.proof.subject import StepRecord

@@ -13,8 +13,8 @@ from echelon.launch.local.supervisor import RankPool
 from echelon.layout.buckets import plan_buckets
 from echelon.layout.stage import rank_part
 from echelon.proof.claims.predictions import bytes_by_axis
-from echelon.proof.claims.proof import Proof
 from echelon.proof.run import prove
+from echelon.proof.verdict import Proof
 from echelon.schedule.build import build_schedule
 from echelon.training.subject import EngineSubject
 from tests.proof.layouts import layout

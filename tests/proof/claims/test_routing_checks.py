@@ -12,9 +12,9 @@ from echelon.core.experts import Balance
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.launch.local.supervisor import RankPool
-from echelon.proof.claims.proof import Proof
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.run import prove
+from echelon.proof.verdict import Proof
 from echelon.training.routing_recorder import RecordedRouting
 from echelon.training.subject import EngineReport, EngineSubject
 from tests.parallel.layouts import DEEPSEEK, MIXTRAL, plan_of

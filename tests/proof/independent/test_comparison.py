@@ -22,8 +22,7 @@ from echelon.proof.independent.comparison import (
     compare,
 )
 from echelon.proof.oracle.loss_scale import with_overflow_scale
-from echelon.proof.shrink import shrink
-from echelon.proof.shrink_schedule import num_steps
+from echelon.proof.shrink import num_steps, shrink
 from tests.proof.layouts import FP16, layout
 
 FAMILIES = (

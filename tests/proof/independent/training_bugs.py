@@ -12,14 +12,10 @@ from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.models import counter_random
 from echelon.proof.independent import comparison
 from echelon.proof.oracle import optimizers, oracle
-from echelon.training import learning_rate
 from echelon.training.data import batches as trainer_batches
 from echelon.training.data import dataset
-from tests.proof.independent.shared_bugs import (
-    Patch,
-    changed,
-    shared_bug,
-)
+from echelon.training.optimizer import learning_rate
+from tests.proof.independent.shared_bugs import Patch, changed, shared_bug
 
 
 @shared_bug("weight decay", "embedding.weight", optimizer={"decay": "blocks"})

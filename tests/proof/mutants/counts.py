@@ -17,7 +17,7 @@ from echelon.parallel.context import attention
 from echelon.parallel.kernels import fused, low_precision
 from echelon.parallel.kernels.low_precision import row_chunks
 from echelon.parallel.offload.file_store import FileOffloadStore
-from echelon.proof.shrink_stages import stages_of
+from echelon.proof.shrink import stages_of
 from echelon.training import engine
 from echelon.training.engine import TrainEngine
 from echelon.training.optimizer import muon, step

@@ -19,9 +19,10 @@ from echelon.parallel.pipeline import PipelineExecutor
 from echelon.parallel.tensor import RowLinear
 from echelon.parallel.transport.collectives import Group, Pending
 from echelon.parallel.transport.device_mesh import RankGroups
-from echelon.training.agreement import ToldByRank, agree
-from echelon.training.engine import StepResult, TrainEngine
+from echelon.training.engine import TrainEngine
 from echelon.training.optimizer import local_norm_squared
+from echelon.training.steps.agreement import ToldByRank, agree
+from echelon.training.steps.part import StepResult
 from tests.proof.mutants.context_layouts import split
 from tests.proof.mutants.planting import LAST, Told, change_hops, change_routes, mutant
 

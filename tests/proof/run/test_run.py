@@ -11,9 +11,9 @@ import pytest
 from echelon.core.errors import ConfigError, ProofFailed
 from echelon.core.plan import Precision
 from echelon.launch.local.supervisor import RankPool
-from echelon.proof.claims.proof import Proof
-from echelon.proof.diagnose.diagnosis import Diagnosis
+from echelon.proof.causes.finding import Diagnosis
 from echelon.proof.run import prove
+from echelon.proof.verdict import Proof
 from tests.proof.layouts import layout
 
 FP64 = Precision(parameters="fp64", gradients="fp64", reduction="fp64", master="fp64")

@@ -11,7 +11,7 @@ from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.launch.local.supervisor import RankPool
 from echelon.proof.run import prove
-from echelon.proof.shrink_schedule import num_updates
+from echelon.proof.shrink import num_updates
 from echelon.training.optimizer import trained_ranges
 from echelon.training.subject import build
 from tests.proof.layouts import BF16, BF16_SUMS, FP16, layout

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from echelon.api.verifying import verify
 from echelon.launch.local.supervisor import RankPool
-from echelon.proof.verify.verdict import SubjectProof
+from echelon.proof.verdict import SubjectProof
 from echelon.proof.verify.verify import SubjectRanks, verify_subject
 
 HERE = Path(__file__).parent

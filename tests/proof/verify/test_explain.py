@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from echelon.proof.diagnose.diagnosis import Diagnosis
+from echelon.proof.causes.finding import Diagnosis
 from echelon.proof.verify.capture import RankReport
 from echelon.proof.verify.claims import judge_subject
 from echelon.proof.verify.explain import explain_subject

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.cli.observe.command import summary_text
+from echelon.cli.observe import summary_text
 from echelon.core.serialize import to_json
 from echelon.cost.seconds.unit_times import memory_bound_seconds
 from echelon.launch.local.supervisor import RankPool

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import mean
 from typing import TYPE_CHECKING
 
-from echelon.api.calibrating.measuring import Measuring
+from echelon.api.calibrating.measuring import Measuring, StepMeasurement, measure_trainer
 from echelon.api.calibrating.place import (
     JobRanks,
     MeasuredPlace,
@@ -22,7 +22,6 @@ from echelon.api.calibrating.place import (
     place_of_launch,
     require_ranks_of_launch,
 )
-from echelon.api.calibrating.trainer import StepMeasurement, measure_trainer
 from echelon.config.cluster.calibration import CalibrationRecord
 from echelon.config.cluster.file import cluster_toml
 from echelon.config.files.measurements import (

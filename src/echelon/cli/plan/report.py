@@ -34,7 +34,7 @@ from echelon.core.parameters import num_parameters, parameters_text
 from echelon.core.plan import Plan
 from echelon.core.units import decimal_bytes
 from echelon.cost.bytes.data import EXPERT_SHARD_WITHIN_AXIS, SHARD_WITHIN_AXIS
-from echelon.cost.bytes.gather_tiers import parameter_gather_tiers
+from echelon.cost.bytes.sent import parameter_gather_tiers
 from echelon.cost.bytes.servers import SERVERS_AXIS
 from echelon.cost.bytes.terms import Pool
 from echelon.cost.seconds.unit_times import UnitTimes, unit_times_from_formulas

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import cast
 
 from echelon.config.entries import Entry, check_layer
-from echelon.config.files.reading import is_folder, missing_file
 from echelon.config.model.architectures.common import FULL, SLIDING
 from echelon.config.model.architectures.table import ARCHITECTURES, NOT_COMPUTED
 from echelon.config.model.config_json import OWN_TYPE, ConfigJsonReader
@@ -29,6 +28,7 @@ from echelon.config.model.unknown import (
     read_unknown,
     why_nothing_is_assumed,
 )
+from echelon.config.reading import is_folder, missing_file
 from echelon.config.settings.value_types import toml_text
 from echelon.core.errors import Problem
 from echelon.core.rulebook.model import HF_CONFIG_MODEL_TYPE, HF_CONFIG_UNREADABLE

@@ -4,8 +4,8 @@
 from __future__ import annotations
 
 from echelon.config.settings.value_types import COUNT, FROM_ZERO, Choice, Integer, Real, setting
-from echelon.core.choices.local_sgd import DEFAULT_RESTARTS as DEFAULT_ISLAND_RESTARTS
-from echelon.core.choices.updates import DEFAULT_MAX_STALENESS, DEFAULT_RESTARTS
+from echelon.core.choices.local_sgd import DEFAULT_RESTARTS
+from echelon.core.choices.updates import DEFAULT_MAX_STALENESS
 
 SERVERS = (
     setting(
@@ -31,18 +31,6 @@ SERVERS = (
         Real(maximum=10.0),
         0.0,
         "asynchronous: the learning rate is divided by (1 + staleness) to this power",
-    ),
-    setting(
-        "servers.min_workers",
-        Integer(words=("all",)),
-        "all",
-        "asynchronous: with fewer workers the run ends; others are dropped when they are lost",
-    ),
-    setting(
-        "servers.restarts",
-        FROM_ZERO,
-        DEFAULT_RESTARTS,
-        "times that each lost worker is started again, where min_workers lets the run go on",
     ),
 )
 
@@ -91,7 +79,7 @@ LOCAL_SGD = (
     setting(
         "local_sgd.restarts",
         FROM_ZERO,
-        DEFAULT_ISLAND_RESTARTS,
+        DEFAULT_RESTARTS,
         "times that each lost island is started again, where min_islands lets the run go on",
     ),
 )

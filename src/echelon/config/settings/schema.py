@@ -10,9 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from types import MappingProxyType
 
-from echelon.config.model.keys import EXPERTS, LORA, MODEL_TABLES
-from echelon.config.settings.list_types import ChoiceList
-from echelon.config.settings.mixture_list import NO_MIXTURE, MixtureList
+from echelon.config.settings.list_types import NO_MIXTURE, ChoiceList, MixtureList
+from echelon.config.settings.model_tables import EXPERTS, LORA, MODEL_TABLES
 from echelon.config.settings.replica_tables import LOCAL_SGD, SERVERS
 from echelon.config.settings.value_types import (
     AT_LEAST_TWO,

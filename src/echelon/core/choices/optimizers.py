@@ -59,7 +59,7 @@ OPTIMIZERS = Registry(
             runner="echelon.training.optimizer.adamw:AdamW",
             oracle="echelon.proof.oracle.optimizers:adamw",
             one_pass=True,
-            gradient_behind="echelon.proof.diagnose.updates:gradient_behind_adamw",
+            gradient_behind="echelon.proof.causes.updates.updates:gradient_behind_adamw",
             tool_names={"megatron": "adam", "deepspeed": "AdamW", "torchtitan": "AdamW"},
         ),
         OptimizerRecord(

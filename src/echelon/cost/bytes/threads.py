@@ -31,14 +31,11 @@ from dataclasses import dataclass, field
 
 from echelon.core.choices.threads import THREADS_AXIS, replica_rows
 from echelon.core.plan import DTYPE_BYTES, Plan
-from echelon.cost.bytes.terms import HeldTerm, SentTerm
+from echelon.cost.bytes.terms import WIDE_BYTES, HeldTerm, SentTerm
 from echelon.layout.buckets import BucketPlan
 
 ID_BYTES = 8
 """A token, a label, or the id of a sequence: one int64."""
-
-LEAST_LOSS_BYTES = 4
-"""The loss is computed in at least fp32."""
 
 REPLICA_PARAMETERS, REPLICA_GRADIENTS = "parameters of replicas", "gradients of replicas"
 """Names of the terms of what other replicas hold in the memory of the primary."""
@@ -53,7 +50,7 @@ def thread_bytes(plan: Plan, buckets: Sequence[BucketPlan]) -> tuple[SentTerm, .
         return ()
     others, precision = replicas - 1, plan.mathematics.precision
     elements = sum(bucket.num_elements for bucket in buckets)
-    loss = max(LEAST_LOSS_BYTES, DTYPE_BYTES[precision.parameters])
+    loss = max(WIDE_BYTES, DTYPE_BYTES[precision.parameters])
 
     def term(name: str, count: int, each: int, formula: str) -> SentTerm:
         return SentTerm(

@@ -20,25 +20,22 @@ from echelon.cost.bytes.model_sizes import (
     embedding_weights,
     head_weights,
 )
+from echelon.cost.inputs.cost_inputs import CostInputs, Terms
+from echelon.cost.inputs.group_links import group_link_numbers
+from echelon.cost.inputs.numbers import Num, ceil_div
+from echelon.cost.inputs.pipeline import bubble_seconds, crosses_itself, has_both_ends
 from echelon.cost.seconds.block import BlockSeconds, EndSeconds, block_seconds, end_seconds
+from echelon.cost.seconds.collectives import all_gather_seconds, point_to_point_seconds
 from echelon.cost.seconds.data import (
     HeldWeights,
     accumulation_seconds,
     node_gather_seconds,
+    outer_seconds,
     replica_seconds,
     step_collective_seconds,
     unit_gather_seconds,
     update_seconds,
 )
-from echelon.cost.seconds.inputs import CostInputs, Terms
-from echelon.cost.seconds.links.collectives import (
-    all_gather_seconds,
-    group_link_numbers,
-    point_to_point_seconds,
-)
-from echelon.cost.seconds.local_sgd import outer_seconds
-from echelon.cost.seconds.numbers import Num, ceil_div
-from echelon.cost.seconds.pipeline import bubble_seconds, crosses_itself, has_both_ends
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

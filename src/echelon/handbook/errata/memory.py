@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds of claims about memory, by the formulas of `cost/bytes/model_states.py` and others.
+"""What holds of claims about memory, by the formulas of `cost/bytes/model_sizes.py` and others.
 
 psi is a number of weights, N of data ranks; GB is 10^9 bytes. Parameters of functions are the
 letters of the guides.
@@ -16,14 +16,15 @@ from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import ZeroStage
 from echelon.core.units import GB, GIB
 from echelon.cost.activations.closed_forms import gpt_block_bytes
-from echelon.cost.bytes.model_sizes import kv_bytes, mlp_weights
-from echelon.cost.bytes.model_states import (
+from echelon.cost.bytes.model_sizes import (
     FP32_PRECISION,
     MIXED_PRECISION,
     STAGES,
     degree_for,
+    kv_bytes,
     largest_model,
     memory_saving,
+    mlp_weights,
     model_states,
 )
 from echelon.handbook.errata.claims import Formula, with_named_inputs

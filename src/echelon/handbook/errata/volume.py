@@ -8,12 +8,13 @@ from functools import lru_cache
 
 from echelon.config.load import load_job
 from echelon.cost.bytes.model_sizes import (
+    STAGES,
+    communication_volume,
     expert_message_bytes,
     num_buckets,
     ring_steps,
     tensor_message_bytes,
 )
-from echelon.cost.bytes.model_states import STAGES, communication_volume
 from echelon.cost.bytes.sent import bytes_sent
 from echelon.cost.bytes.terms import (
     all_gather_bytes,

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from echelon.core.plan import Plan
-from echelon.cost.seconds.inputs import TrainerConstants
+from echelon.cost.inputs.cost_inputs import TrainerConstants
 from echelon.handbook.guides.situation import PlanSituation
 from echelon.handbook.guides.strategy import (
     Strategy,

@@ -27,10 +27,7 @@ from echelon.config.view import Unavailable, View
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import EMBEDDING, base_shape, router_biases
-from echelon.core.rulebook.export_weights import (
-    WEIGHTS_HAVE_ARCHITECTURE,
-    WEIGHTS_TYPE_NAMES_SHAPE,
-)
+from echelon.core.rulebook.weights import WEIGHTS_HAVE_ARCHITECTURE, WEIGHTS_TYPE_NAMES_SHAPE
 from echelon.core.rules import did_you_mean
 from echelon.interop.weight_names.names import ROUTER_BIAS, WeightNaming, find_naming
 from echelon.interop.weight_names.source import ParameterSource

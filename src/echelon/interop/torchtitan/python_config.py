@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import cast
 
 from echelon.core.errors import ConfigError
-from echelon.core.rulebook.imports import IMPORT_KIND
+from echelon.core.rulebook.interop import IMPORT_KIND
 from echelon.interop.parsing import flatten_keys, syntax_problem
 from echelon.interop.torchtitan.abilities import FLAVORS
 

@@ -19,18 +19,12 @@ from itertools import count
 from typing import Any
 
 from echelon.core.errors import EnvironmentProblem
-from echelon.core.rulebook.lost_islands import LOST_ISLANDS_NEED_OUR_LAUNCHER
-from echelon.core.rulebook.servers import LOST_WORKERS_NEED_OUR_LAUNCHER
+from echelon.core.rulebook.islands import LOST_ISLANDS_NEED_OUR_LAUNCHER
 from echelon.launch.context import RankContext
 from echelon.launch.environment import read_launched_rank, read_node_size
 from echelon.launch.launched.rank import JoinedLaunch, run_joined, wait_for_ranks
 from echelon.launch.local.elastic_ranks import ElasticRanks
-from echelon.launch.local.messages import (
-    TargetFunction,
-    TargetReference,
-    find_target,
-    name_target,
-)
+from echelon.launch.local.messages import TargetFunction, TargetReference, find_target, name_target
 from echelon.launch.local.rank import call_target
 from echelon.launch.local.supervisor import JOB_TIMEOUT_S, LaunchOptions, RunOutcome
 from echelon.launch.process_group import PrefixStore
@@ -90,10 +84,8 @@ class LaunchedPool:
         """
         assert not labels, "a launch has labels already"
         if elastic is not None:
-            apart = elastic.apart
-            rule = LOST_ISLANDS_NEED_OUR_LAUNCHER if apart else LOST_WORKERS_NEED_OUR_LAUNCHER
             raise EnvironmentProblem(
-                rule.problem(
+                LOST_ISLANDS_NEED_OUR_LAUNCHER.problem(
                     "a job that goes on without lost ranks, where torchrun has started the ranks",
                     suggestions=("the same command without torchrun",),
                 )

@@ -60,8 +60,7 @@ class LaunchOptions:
     """Say how ranks talk, how long they may be quiet, and whose output the terminal shows.
 
     `port` is where local ranks meet: "auto" takes MASTER_PORT, or any free port without it. Where
-    ranks are `elastic`, the run goes on without some; the first of the others hosts the store, or
-    this process where there are no others.
+    ranks are `elastic`, the run goes on without some, and this process hosts the store.
     """
 
     backend: Backend = "gloo"
@@ -123,8 +122,6 @@ def run_ranks(
     named = name_target(target)
     port = wanted_port() if options.port == "auto" else options.port
     lost: list[LostRank] = []
-    elastic = options.elastic
-    needed = [one for one in range(world_size) if elastic is None or one not in elastic.ranks]
     with (
         _log_directory(log_dir) as logs,
         _ring_directory(options.limits) as rings,
@@ -138,7 +135,7 @@ def run_ranks(
             shown_rank=options.shown_rank,
             backend=options.backend,
             preloaded=_own_module(named),
-            store_rank=needed[0] if needed else None,
+            store_rank=0 if options.elastic is None else None,
             each_wait=stop.check,
         )
         try:
@@ -154,7 +151,7 @@ def run_ranks(
                     limits=options.limits,
                     introduce=True,
                     rings=rings,
-                    elastic=elastic,
+                    elastic=options.elastic,
                 )
                 relay = StopRelay(stop, processes)
                 results = run_job(processes, job, relay.poll, lost.append)

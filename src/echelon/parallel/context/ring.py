@@ -5,7 +5,7 @@ Split: positions, zigzag or striped (`core.attention_mask`), so that every place
 Sent:  forward: the rows of keys and values that others need, the next block while this one is at
        work; backward: the same again, and the gradients of each block one step behind, added up
        from place to place and home.
-Bytes: `context_bytes` in `cost/bytes/context/sent.py`.
+Bytes: `context_bytes` in `cost/bytes/context_sent.py`.
 Must divide: 2 n | T (zigzag), n | T (striped).
 Source: Liu et al., "Ring Attention with Blockwise Transformers", 2023; Brandon et al., "Striped
         Attention", 2023.

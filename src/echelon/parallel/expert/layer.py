@@ -6,7 +6,7 @@ Split: the experts over `ep`, a view folded over dp_shard x cp (x tp where exper
 Sent:  `token_dispatcher.py` says how among the expert group. Among tensor ranks: whole experts and
        a whole stream: the outputs of the rows that each routed (all-gather), and in backward their
        gradients. Experts in pieces: rows, gates and choices (all-gather) before, the sum after.
-Bytes: `expert_bytes` in `cost/bytes/experts/sent.py`.
+Bytes: `expert_bytes` in `cost/bytes/expert_sent.py`.
 Must divide: what `token_dispatcher.py` says; tp | tokens of a microbatch on a rank.
 Source: Lepikhin et al., "GShard", 2020; Singh et al., "A Hybrid Tensor-Expert-Data Parallelism
         Approach to Optimize Mixture-of-Experts Training", 2023.

@@ -26,7 +26,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from echelon.core.errors import ConfigError
-from echelon.core.rulebook.module_pipeline import MODULE_LOSS
+from echelon.core.rulebook.module import MODULE_LOSS
 from echelon.models.precision import at_least_fp32
 from echelon.parallel.kernels.low_precision import row_chunks
 from echelon.parallel.module.forwards.own_forward import is_transformed

@@ -53,6 +53,8 @@ class ServerLinks:
 class RankGroups:
     """Hold the groups of one rank."""
 
+    plan: Plan
+    """The plan of the ranks that take a step together."""
     rank: int
     """This rank, of its island where there are islands of local SGD."""
     recorder: Recorder
@@ -119,6 +121,12 @@ class RankGroups:
     sequence: Group
     """cp x tp: has the tokens of the same sequences."""
 
+    @property
+    def data_rank(self) -> int:
+        """The share of the samples of the whole run that this rank reads."""
+        mesh = self.plan.mesh
+        return self.islands.index * mesh.dp + self.data.index // mesh.cp
+
     def tensor_group_for(self, spec: ParameterSpec) -> Group:
         """Return the ranks that hold the pieces of a parameter, where it has a dim to cut."""
         return self.tensor if spec.expert is None else self.expert_tensor
@@ -176,23 +184,20 @@ def rank_groups(plan: Plan, recorder: Recorder, completion: Completion | None = 
     by_sequence = has_experts and shares_sequences(plan)
     tensor = over(Axis.TP.value, mesh.groups(Axis.TP), slices=True)
     updates = plan.mathematics.updates
-    # Nobody may wait for a worker that can be lost: servers are together, and workers alone.
-    elastic, server_ranks = updates.is_elastic, [tuple(mesh.server_ranks)]
-    all_ranks = [tuple(range(mesh.world_size))]
-    world = over("world", server_ranks if elastic else all_ranks)
+    all_ranks, server_ranks = [tuple(range(mesh.world_size))], [tuple(mesh.server_ranks)]
+    world = over("world", all_ranks)
     groups = RankGroups(
+        plan=plan,
         rank=rank,
         recorder=recorder,
         completion=completion,
         everyone=world if everyone is None else everyone,
         islands=over(Axis.DP_REPLICATE.value, ()) if islands is None else islands,
         world=world,
-        servers=over(SERVERS_AXIS, all_ranks, needed=mesh.servers > 0 and not elastic),
+        servers=over(SERVERS_AXIS, all_ranks, needed=mesh.servers > 0),
         server_peers=over(SERVERS_AXIS, server_ranks, needed=updates.is_asynchronous),
         server_links=_server_links(plan, recorder, completion),
-        data=maker.unconnected("dp", mesh.groups(*LOSS_AXES))
-        if elastic
-        else over("dp", mesh.groups(*LOSS_AXES), sums=True),
+        data=over("dp", mesh.groups(*LOSS_AXES), sums=True),
         shard=over(Axis.DP_SHARD.value, mesh.groups(*SHARD_AXES), needed=slices, slices=True),
         shard_within=over(SHARD_WITHIN_AXIS, node_groups(plan), slices=True),
         shard_across=over(SHARD_ACROSS_AXIS, across_groups(plan)),
@@ -310,10 +315,7 @@ def _server_links(plan: Plan, recorder: Recorder, completion: Completion) -> Ser
     """
     mesh, events = plan.mesh, deque[Event]()
     found: dict[int, Group] = {}
-    updates = plan.mathematics.updates
-    if updates.is_elastic:
-        return ServerLinks(pairs=found, events=events)
-    if updates.is_asynchronous:
+    if plan.mathematics.updates.is_asynchronous:
         told = recorder.beside(EventQueue(events)) if mesh.is_server(recorder.rank) else recorder
         for pair in product(range(mesh.num_workers), mesh.server_ranks):
             made = completion.communicator(f"{SERVERS_AXIS} {pair}", pair, recorder.rank)

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from echelon.config.derived.local_sgd import EVERY_KEY
+from echelon.config.derived.servers import COUNT_KEY, UPDATES_KEY
 from echelon.config.entries import Entry
-from echelon.config.settings.local_sgd import EVERY_KEY
-from echelon.config.settings.servers import COUNT_KEY, UPDATES_KEY
 from echelon.config.settings.value_types import toml_text
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook.planner import SEARCH_SPLITS_ONE_TRAINING

@@ -12,8 +12,8 @@ from echelon.core.plan import Plan
 from echelon.cost.bytes.servers import SERVERS_AXIS
 from echelon.proof.asynchronous.claims import AsynchronousEvidence, errors_of
 from echelon.proof.asynchronous.replay import Mistake, Replay
+from echelon.proof.causes.finding import Diagnosis
 from echelon.proof.claims.claims import ClaimResult, first_failure
-from echelon.proof.diagnose.diagnosis import Diagnosis
 
 EXPLAINED = 1e-8
 """What a mistake may leave unexplained, relative: others leave far more."""

@@ -25,8 +25,8 @@ from echelon.proof.bisect.run_settings import (
     smaller_runs,
 )
 from echelon.proof.bisect.verdict import Bisection, NeededPart
-from echelon.proof.claims.proof import Proof
-from echelon.proof.diagnose.diagnosis import Diagnosis
+from echelon.proof.causes.finding import Diagnosis
+from echelon.proof.verdict import Proof
 
 
 class ProvePlan(Protocol):

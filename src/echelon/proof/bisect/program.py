@@ -19,8 +19,8 @@ from pathlib import Path
 from echelon.core.errors import EchelonError
 from echelon.proof.bisect.halving import halves
 from echelon.proof.bisect.verdict import Bisection, NeededPart
-from echelon.proof.diagnose.diagnosis import Diagnosis
-from echelon.proof.verify.verdict import SubjectProof
+from echelon.proof.causes.finding import Diagnosis
+from echelon.proof.verdict import SubjectProof
 
 VerifyProgram = Callable[[str], SubjectProof]
 """Prove the program "FILE" or "FILE:function"."""

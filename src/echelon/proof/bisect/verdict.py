@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 
-from echelon.proof.diagnose.diagnosis import Diagnosis
+from echelon.proof.causes.finding import Diagnosis
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold of a plan, how far off it may be, and the verdict.
+"""What must hold of a plan, and how far off it may be.
 
-proof.py            the proof as a value: verdict, claims, diagnosis
 claims.py           all claims in the order in which one causes the next
 checks.py           comparisons of weights, samples, tokens, losses
 activation_checks.py what passes between the parts of the model
@@ -12,5 +11,5 @@ conditioning.py     what a rounding is worth to a model that enlarges it
 systematic.py       factors and sums that low precision hides, with factor_fit.py
 predictions.py      bytes sent and held, the order of actions
 tolerance.py        how far a correct plan may be from the oracle
-wrong_factors.py    wrong factors that have a name
+numeric_range.py    weights much larger and smaller, where a narrow dtype ends
 """

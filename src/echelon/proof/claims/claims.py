@@ -7,9 +7,9 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
-from echelon.core.rulebook import lora as lora_rules
 from echelon.core.rulebook import prove as rules
 from echelon.core.rulebook import races as race_rules
+from echelon.core.rulebook import weights as lora_rules
 from echelon.core.rules import Rule
 from echelon.parallel.completion.in_flight import RaceKind
 from echelon.proof.claims import (

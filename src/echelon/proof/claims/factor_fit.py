@@ -11,10 +11,13 @@ Shape suffixes: R rows, C columns.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
+
+EXPLAINED = 1e-6
+"""The relative residual below which an explanation fits; float64 leaves 1e-12, luck 1e-1."""
 
 FLOOR = 1e-4
 """The part of the norm of all tensors below which a tensor's error is not relative to itself."""
@@ -75,3 +78,40 @@ def sizeable(tensors: Mapping[str, torch.Tensor]) -> Iterator[tuple[str, torch.T
     return (
         (name, one) for name, one in tensors.items() if float(one.double().norm()) > FLOOR * whole
     )
+
+
+def nearly_equal(left: float, right: float) -> bool:
+    """Return whether two factors are the same number but for rounding."""
+    return abs(left - right) <= EXPLAINED * max(1e-3, abs(left), abs(right))
+
+
+def furthest_value(values: Sequence[float], right: float) -> float:
+    """Return the value that is furthest from the right one; one that is no number is."""
+    return max(values, key=lambda v: math.inf if math.isnan(v) else abs(v - right))
+
+
+def fit_factor(observed: torch.Tensor, oracle: torch.Tensor) -> tuple[float, float]:
+    """Return f that brings f x oracle nearest to `observed`, and the relative residual."""
+    observed, oracle = observed.double().reshape(-1), oracle.double().reshape(-1)
+    square = float(oracle @ oracle)
+    factor = float(oracle @ observed) / square if square else 0.0
+    return factor, relative_residual(observed, factor * oracle)
+
+
+def fit_basis(observed: torch.Tensor, basis: Sequence[torch.Tensor]) -> tuple[list[float], float]:
+    """Return the weights that bring a sum of `basis` nearest to `observed`, and the residual.
+
+    The residual is infinite where there are not enough elements to tell.
+    """
+    matrix = torch.stack([one.double().reshape(-1) for one in basis], dim=1)
+    if matrix.shape[0] < 2 * matrix.shape[1]:
+        return [0.0] * len(basis), float("inf")
+    target = observed.double().reshape(-1, 1)
+    weights = torch.linalg.lstsq(matrix, target, driver="gelsd").solution
+    return [float(w) for w in weights[:, 0]], relative_residual(target, matrix @ weights)
+
+
+def relative_residual(observed: torch.Tensor, explained: torch.Tensor) -> float:
+    """Return the norm of what is left unexplained over the norm of what was observed."""
+    scale = max(float(observed.norm()), float(explained.norm()))
+    return float((observed - explained).norm()) / scale if scale else 0.0

@@ -29,9 +29,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import torch
+from torch import nn
+from torch.nn import functional as fn
 
 from echelon.core.parameters import ROUTER
 from echelon.models.boundaries import FINAL_NORM
+from echelon.models.operations import Operations
 from echelon.proof.claims.activation_checks import copies_at, whole_activation
 from echelon.proof.claims.checks import Check, Evidence
 from echelon.proof.claims.factor_fit import FEW, NUM_STANDARD_ERRORS, FactorFit, fit_part, sizeable
@@ -42,10 +45,9 @@ from echelon.proof.claims.tolerance import (
     num_partial_sums,
     unit_roundoff,
 )
-from echelon.proof.mistakes.forward import vocabulary_variants
 from echelon.proof.oracle.activations import hearing
 from echelon.proof.oracle.losses import loss_of_tokens
-from echelon.proof.oracle.oracle import OracleStep, step_from_values
+from echelon.proof.oracle.oracle import OracleStep, build_decoder, step_from_values
 from echelon.proof.ranks import INITIAL
 
 FLOAT32_DIGITS = 24
@@ -66,6 +68,18 @@ _OF_VALUES = ("attention.v.weight", "attention.o.weight")
 
 Compared = Iterator[tuple[str, str, torch.Tensor, torch.Tensor, torch.Tensor]]
 """Kind, name, observed, of one device in the same precision, right."""
+
+
+class PaddedVocabulary(Operations):
+    """Let `padding` ids that do not exist take part in the softmax, with logits of 0."""
+
+    def __init__(self, padding: int) -> None:
+        """Pad the vocabulary by `padding` ids."""
+        self.padding = padding
+
+    def logits(self, x_ND: torch.Tensor, weight_VD: nn.Parameter) -> torch.Tensor:
+        """Return the logits and those of the padding."""
+        return fn.pad(super().logits(x_ND, weight_VD), (0, self.padding))
 
 
 class Draws:
@@ -180,12 +194,19 @@ def _padded(evidence: Evidence, right: OracleStep, rough: OracleStep) -> Compare
     """Compare with what ids that pad the vocabulary would add before the head: no part of it."""
     plan = evidence.reference_plan
     copies = copies_at(plan, evidence.observed, right.step, gradient=True).get(FINAL_NORM)
-    for variant in vocabulary_variants(plan) if copies else ():
-        model = variant.build(plan, right)
+    padding = -plan.model.vocab % plan.mesh.tp
+    if copies and padding:
+        model = build_decoder(
+            plan,
+            right.before,
+            PaddedVocabulary(padding),
+            routing=right.routing,
+            rounding=right.rounding,
+        )
         with hearing(model) as heard:
             loss_of_tokens(plan, model, right).backward()
         ours = right.activation_gradients[FINAL_NORM]
-        seen = whole_activation(copies or [], ours)
+        seen = whole_activation(copies, ours)
         added = heard.gradients[FINAL_NORM] - ours
         yield PADDING, "head", seen, rough.activation_gradients[FINAL_NORM], added
 

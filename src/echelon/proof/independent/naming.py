@@ -9,11 +9,10 @@ import torch
 
 from echelon.core.plan import Plan
 from echelon.core.rulebook.prove import PROVE_INDEPENDENT
+from echelon.proof.causes.finding import Diagnosis
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.claims import ClaimResult, first_failure
-from echelon.proof.claims.proof import ProofPass
-from echelon.proof.claims.wrong_factors import EXPLAINED, fit_factor
-from echelon.proof.diagnose.diagnosis import Diagnosis
+from echelon.proof.claims.factor_fit import EXPLAINED, fit_factor
 from echelon.proof.independent import comparison
 from echelon.proof.independent.comparison import TwoRuns
 from echelon.proof.independent.hugging_face.beside import (
@@ -25,6 +24,7 @@ from echelon.proof.independent.parts import LOSS, SAME, first_different_part, fo
 from echelon.proof.independent.weights import weights_of
 from echelon.proof.oracle.losses import router_loss_gradient
 from echelon.proof.oracle.oracle import OracleStep
+from echelon.proof.verdict import ProofPass
 
 INITIAL_VALUES = "initial values"
 WEIGHT_DECAY = "weight decay"

@@ -26,8 +26,7 @@ from echelon.proof.independent.naming import independent_pass
 from echelon.proof.matrix.random_settings import PRESET, flags_of, settings_of
 from echelon.proof.matrix.walk import sample
 from echelon.proof.oracle.loss_scale import with_overflow_scale
-from echelon.proof.shrink import shrink
-from echelon.proof.shrink_schedule import num_steps
+from echelon.proof.shrink import num_steps, shrink
 
 ONE_RANK = ("mesh.dp_shard=1", "batch.global_sequences=2", "batch.microbatch_sequences=1")
 """What makes any preset a run of one rank."""

@@ -12,7 +12,7 @@ from echelon.core.axis import Axis
 from echelon.core.parameters import parameters
 from echelon.core.plan import Plan
 from echelon.core.rulebook import prove as rules
-from echelon.core.rulebook.lost_islands import PROVE_LOST_ISLAND, PROVE_MEETINGS_REPLAYED
+from echelon.core.rulebook.islands import PROVE_LOST_ISLAND, PROVE_MEETINGS_REPLAYED
 from echelon.cost.bytes.local_sgd import outer_bytes, rejoin_bytes
 from echelon.layout.islands import islands_of
 from echelon.proof.claims.checks import Check, exact_check

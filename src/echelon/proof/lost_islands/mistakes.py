@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from echelon.core.axis import Axis
+from echelon.proof.causes.finding import Diagnosis
 from echelon.proof.claims.claims import ClaimResult, first_failure
-from echelon.proof.diagnose.diagnosis import Diagnosis
 from echelon.proof.lost_islands.claims import LostIslandEvidence, errors_of
 from echelon.proof.lost_islands.replay import MeetingMistake, MeetingReplay
 

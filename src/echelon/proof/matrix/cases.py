@@ -34,7 +34,7 @@ from echelon.core.plan import (
     Zero,
     ZeroStage,
 )
-from echelon.proof.shrink_stages import stages_of
+from echelon.proof.shrink import stages_of
 
 MAX_WORLD = 8  # ranks
 DEGREES = (1, 2, 4)  # ranks of an axis

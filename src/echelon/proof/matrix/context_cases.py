@@ -28,7 +28,7 @@ from echelon.proof.matrix.cases import (
     with_experts,
 )
 from echelon.proof.matrix.pipeline_cases import KINDS
-from echelon.proof.shrink_stages import stages_of
+from echelon.proof.shrink import stages_of
 
 MASKS = ("causal", "full", "documents", "window")
 HEADS = ("mha", "gqa", "mqa")

@@ -45,7 +45,7 @@ from echelon.proof.matrix.cases import (
     varied_optimizer,
 )
 from echelon.proof.matrix.pipeline_cases import KINDS
-from echelon.proof.shrink_stages import stages_of
+from echelon.proof.shrink import stages_of
 
 Load = Literal["even", "empty", "one", "scores"]
 

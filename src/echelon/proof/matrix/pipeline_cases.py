@@ -37,7 +37,7 @@ from echelon.proof.matrix.cases import (
     varied_zero,
     with_experts,
 )
-from echelon.proof.shrink_stages import stages_of
+from echelon.proof.shrink import stages_of
 from echelon.schedule.action import Action, ActionKind
 from echelon.schedule.automatic import find_schedule
 from echelon.schedule.build import SCHEDULES

@@ -34,7 +34,7 @@ from echelon.proof.matrix.cases import (
     varied_zero,
     with_experts,
 )
-from echelon.proof.shrink_stages import stages_of
+from echelon.proof.shrink import stages_of
 
 OPERATORS: tuple[RecomputedOperator, ...] = ("norm", "activation", "mlp", "attention")
 POLICIES: tuple[RecomputePolicy, ...] = ("selective", RECOMPUTE_POLICIES[-1])

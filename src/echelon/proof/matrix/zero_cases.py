@@ -38,7 +38,7 @@ from echelon.proof.matrix.cases import (
     varied_zero,
     with_experts,
 )
-from echelon.proof.shrink_stages import stages_of
+from echelon.proof.shrink import stages_of
 
 HOMES: tuple[OffloadTarget, ...] = ("none", "host", "nvme")
 _DECAYS: tuple[DecayRule, ...] = ("matrices", "blocks", "all")

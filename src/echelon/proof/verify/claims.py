@@ -19,6 +19,7 @@ from echelon.core.rulebook import verify as verify_rules
 from echelon.core.rules import Rule
 from echelon.proof.claims.checks import Check, exact_check, relative_error
 from echelon.proof.claims.claims import ClaimResult, judged
+from echelon.proof.claims.factor_fit import fit_factor
 from echelon.proof.claims.tolerance import (
     FLOOR,
     ErrorSample,
@@ -27,7 +28,6 @@ from echelon.proof.claims.tolerance import (
     measured,
     tensor_errors,
 )
-from echelon.proof.claims.wrong_factors import fit_factor
 from echelon.proof.ranks import INITIAL
 from echelon.proof.verify.capture import GRADIENTS, PARAMETERS
 from echelon.proof.verify.named_mesh import NamedMesh

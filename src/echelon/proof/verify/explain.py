@@ -10,10 +10,10 @@ import torch
 
 from echelon.core.rulebook import prove as rules
 from echelon.core.rulebook import verify as verify_rules
+from echelon.proof.causes.finding import Diagnosis, ProofFinding
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.claims import ClaimResult, first_failure
-from echelon.proof.claims.wrong_factors import fit_factor, furthest_value, relative_residual
-from echelon.proof.diagnose.diagnosis import Diagnosis, ProofFinding
+from echelon.proof.claims.factor_fit import fit_factor, furthest_value, relative_residual
 from echelon.proof.ranks import INITIAL
 from echelon.proof.verify.capture import PARAMETERS
 from echelon.proof.verify.claims import SubjectEvidence

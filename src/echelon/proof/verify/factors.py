@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import torch
 
-from echelon.proof.claims.wrong_factors import Factor, name_factor
-from echelon.proof.diagnose.diagnosis import ProofFinding
+from echelon.proof.causes.factors import Factor, name_factor
+from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.ranks import INITIAL
 from echelon.proof.verify.capture import PARAMETERS
 from echelon.proof.verify.claims import SubjectEvidence

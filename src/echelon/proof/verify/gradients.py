@@ -12,9 +12,9 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.claims.checks import Check
-from echelon.proof.claims.wrong_factors import fit_basis, fit_factor, relative_residual
-from echelon.proof.diagnose.diagnosis import ProofFinding
+from echelon.proof.claims.factor_fit import fit_basis, fit_factor, relative_residual
 from echelon.proof.verify.capture import GRADIENTS
 from echelon.proof.verify.claims import SubjectEvidence
 from echelon.proof.verify.factors import (

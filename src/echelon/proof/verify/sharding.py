@@ -17,8 +17,8 @@ from typing import Any
 from torch.distributed.fsdp import FSDPModule, FullyShardedDataParallel
 
 from echelon.launch.environment import zero_stage_asked_of_accelerate
+from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.claims.checks import Check, exact_check
-from echelon.proof.diagnose.diagnosis import ProofFinding
 from echelon.proof.ranks import INITIAL
 from echelon.proof.verify.named_mesh import NamedMesh
 from echelon.proof.verify.placement.located import LogicalParameters

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 
 import torch
 
+from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.claims.checks import Check
-from echelon.proof.claims.wrong_factors import fit_basis, fit_factor, relative_residual
-from echelon.proof.diagnose.diagnosis import ProofFinding
+from echelon.proof.claims.factor_fit import fit_basis, fit_factor, relative_residual
 from echelon.proof.ranks import INITIAL
 from echelon.proof.verify.capture import PARAMETERS
 from echelon.proof.verify.claims import SubjectEvidence

@@ -20,14 +20,13 @@ import torch.distributed as dist
 
 from echelon.core.version import __version__
 from echelon.launch.context import RankContext
-from echelon.proof.claims.proof import ProofPass
+from echelon.proof.verdict import ProofPass, SubjectProof
 from echelon.proof.verify.capture import RankCapture, capture_rank
 from echelon.proof.verify.claims import SubjectEvidence, judge_subject, subject_tolerance
 from echelon.proof.verify.explain import explain_subject
 from echelon.proof.verify.named_mesh import NamedMesh
 from echelon.proof.verify.observation import SubjectRun
 from echelon.proof.verify.reference import OneDeviceAnswer, ReferencePass, run_one_device
-from echelon.proof.verify.verdict import SubjectProof
 
 _ONE_DEVICE = "echelon.proof.verify.reference:run_one_device"
 _ON_RANK = "echelon.proof.verify.capture:capture_rank"

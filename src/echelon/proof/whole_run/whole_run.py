@@ -25,15 +25,15 @@ from echelon.core.messages.notes import PROGRESS
 from echelon.core.plan import Plan
 from echelon.core.rulebook import prove_trainer as rules
 from echelon.layout.islands import island_of, without_losses
+from echelon.proof.causes.finding import Diagnosis
 from echelon.proof.claims.checks import Check, exact_check, relative_error
 from echelon.proof.claims.claims import ClaimResult, first_failure, judged
-from echelon.proof.claims.proof import Proof, ProofPass
 from echelon.proof.claims.tolerance import FLOAT64_TOLERANCE, FLOOR
-from echelon.proof.diagnose.diagnosis import Diagnosis
 from echelon.proof.independent.optimizers import has_formula
 from echelon.proof.run import OUR_ENGINE, RankRunner, mesh_text, offloaded_to, prove
 from echelon.proof.shrink import shrink
 from echelon.proof.sum_bounds import with_exact_sums
+from echelon.proof.verdict import Proof, ProofPass
 from echelon.proof.whole_run.islands import run_islands_on_one_device
 from echelon.proof.whole_run.one_device import (
     OneDeviceRun,

@@ -75,10 +75,6 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
-
-
 def new_tracker(name: str) -> Tracker:
     """Return what writes to a tracker; ImportError, or anything its package raises."""
     return load_reference(TRACKERS[name].runner)()
@@ -193,3 +189,7 @@ class Mirror:
             id=self._progress.id if id is None else id,
         )
         write_progress(self.run, self.name, self._progress)
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from echelon.core.disk import is_plain_name, list_names
 from echelon.core.errors import CheckpointError
-from echelon.core.rulebook.checkpoint import (
+from echelon.core.rulebook.run import (
     CHECKPOINT_BASE,
     CHECKPOINT_EXISTS,
     CHECKPOINT_FILES_INSIDE,

@@ -16,7 +16,7 @@ import torch
 
 from echelon.core.disk import list_names, sha256_of_file
 from echelon.core.errors import CheckpointError, Problem
-from echelon.core.rulebook.checkpoint import (
+from echelon.core.rulebook.run import (
     CHECKPOINT_COMPLETE,
     CHECKPOINT_COVERS_TENSORS,
     CHECKPOINT_SAME_MODEL,

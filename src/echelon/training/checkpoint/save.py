@@ -21,7 +21,7 @@ from typing import TypeVar
 
 from echelon.core.disk import disk_errors, flush_folder, write_durably
 from echelon.core.errors import CheckpointError, EchelonError
-from echelon.core.rulebook.checkpoint import (
+from echelon.core.rulebook.run import (
     CHECKPOINT_COVERS_TENSORS,
     CHECKPOINT_SHARED_FOLDER,
     CHECKPOINT_WRITTEN_ONCE,

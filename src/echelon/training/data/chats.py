@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 
 from echelon.core.errors import DataError
 from echelon.core.optional import optional_package
-from echelon.core.rulebook.data_chats import DATA_CHAT_PREFIX, DATA_CHAT_RECORD, DATA_CHAT_TEMPLATE
+from echelon.core.rulebook.data import DATA_CHAT_PREFIX, DATA_CHAT_RECORD, DATA_CHAT_TEMPLATE
 from echelon.core.serialize import content_hash, decode_json
 from echelon.training.data.records import read_records
 from echelon.training.data.sources import SourceFiles

@@ -27,15 +27,15 @@ from echelon.core.rulebook.module import (
     RANKS_IN_STEP,
     UNUSED_PARAMETER,
 )
-from echelon.core.rulebook.train import LOSS_NOT_FINITE
+from echelon.core.rulebook.run import LOSS_NOT_FINITE
 from echelon.parallel.module.loss import Batch
 from echelon.parallel.module.module import RankModule, UnitSummary
 from echelon.parallel.module.tensor.ranks import check_equal_buffers, check_equal_gradients
-from echelon.training.learning_rate import learning_rate
-from echelon.training.loss_scale import LossScale
 from echelon.training.module.state import ModuleState, guard_values
 from echelon.training.module.whole_step import BatchLoss, WholeSteps, no_loss
 from echelon.training.optimizer import MASTER, SliceOptimizer, local_norm_squared
+from echelon.training.optimizer.learning_rate import learning_rate
+from echelon.training.steps.loss_scale import LossScale
 
 Unused = Literal["error", "zero"]
 """What a parameter without a gradient on some rank is: a mistake, or a gradient of zero."""

@@ -12,8 +12,7 @@ from torch import nn
 from echelon.core.errors import ConfigError
 from echelon.core.event import EventSink
 from echelon.core.plan import Plan
-from echelon.core.rulebook.module import MODULE_ARGUMENT
-from echelon.core.rulebook.module_pipeline import MODULE_LOSS
+from echelon.core.rulebook.module import MODULE_ARGUMENT, MODULE_LOSS
 from echelon.parallel.module.context.build import apply_context
 from echelon.parallel.module.loss import Batch, LossChoice, ModuleLoss, loss_of
 from echelon.parallel.module.module import BLOCKS, UnitChoice, apply_to_module

@@ -11,7 +11,7 @@ from echelon.api.given_plan import job_of_plan
 from echelon.api.training import train_job
 from echelon.cli.main import main
 from echelon.config.load import load_job
-from echelon.config.rules.data import WAYS, data_problems
+from echelon.config.rules.training import WAYS, data_problems
 from echelon.core.errors import ConfigError
 from echelon.interop.export import export_plan
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from echelon.proof.diagnose.diagnosis import ProofFinding
+from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.verify.passing.activations import explain_passing
 from echelon.proof.verify.passing.watch import PassedTensor
 from echelon.proof.verify.reference import Reference

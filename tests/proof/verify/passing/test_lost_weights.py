@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import torch
 
-from echelon.proof.diagnose.diagnosis import ProofFinding
+from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.verify.passing.lost_weights import explain_lost_weight, lost_calls
 from echelon.proof.verify.passing.places import PassedStep
 from echelon.proof.verify.passing.watch import Passed, PassedTensor

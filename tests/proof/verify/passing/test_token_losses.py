@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch.nn import functional as fn
 
-from echelon.proof.diagnose.diagnosis import ProofFinding
+from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.verify.passing.token_losses import explain_token_losses
 from echelon.proof.verify.passing.watch import CountedTokens, Passed
 from tests.proof.verify.passing.passes import (

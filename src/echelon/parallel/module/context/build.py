@@ -18,8 +18,7 @@ from torch.utils._pytree import tree_flatten
 from echelon.core.axis import Axis
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
-from echelon.core.rulebook.module_context import MODULE_ATTENTION
-from echelon.core.rulebook.module_pipeline import MODULE_BATCH
+from echelon.core.rulebook.module import MODULE_ATTENTION, MODULE_BATCH
 from echelon.parallel.gradients import GradientStore, Reduction
 from echelon.parallel.module.context.attention import CutAttention, SeenAttention, SeenCall
 from echelon.parallel.module.loss import Batch, ModuleLoss

@@ -23,8 +23,13 @@ from echelon.core.axis import Axis
 from echelon.core.errors import ConfigError, InfeasiblePlan, Problem, RunFailed
 from echelon.core.event import EventSink, NoEvents
 from echelon.core.plan import Plan
-from echelon.core.rulebook.module import MODULE_PARAMETERS, MODULE_SETTINGS
-from echelon.core.rulebook.module_pipeline import MODULE_CHAIN, MODULE_SHARED, MODULE_SPLIT
+from echelon.core.rulebook.module import (
+    MODULE_CHAIN,
+    MODULE_PARAMETERS,
+    MODULE_SETTINGS,
+    MODULE_SHARED,
+    MODULE_SPLIT,
+)
 from echelon.layout.module_buckets import ROOT
 from echelon.layout.modules.stages import StagedParameter, plan_stage_buckets
 from echelon.layout.stage import RankPart, part_of

@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_flatten
 
 from echelon.core.errors import ConfigError, RunFailed
-from echelon.core.rulebook.module_pipeline import MODULE_CHAIN, MODULE_SPLIT, STAGE_FORWARD
+from echelon.core.rulebook.module import MODULE_CHAIN, MODULE_SPLIT, STAGE_FORWARD
 from echelon.core.rules import did_you_mean
 from echelon.parallel.module.gradients import in_backward
 from echelon.parallel.module.loss import Batch, ModuleLoss

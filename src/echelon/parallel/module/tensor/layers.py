@@ -3,9 +3,9 @@
 
 Split: as the rules say; a linear layer by its outputs or its inputs, a vocabulary by its rows, and
        with sequence parallelism the positions between them.
-Sent:  what `cost/bytes/modules/tensor.py` lists: layers that read one tensor share the sum of its
+Sent:  what `cost/bytes/modules.py` lists: layers that read one tensor share the sum of its
        gradients.
-Bytes: `module_tensor_bytes` in `cost/bytes/modules/tensor.py`.
+Bytes: `module_tensor_bytes` in `cost/bytes/modules.py`.
 Must divide: the degree | outputs, inputs and heads of what is cut; positions with sequence
        parallelism.
 Source: Shoeybi et al., "Megatron-LM", 2019, section 3; Korthikanti et al., "Reducing Activation
@@ -29,7 +29,7 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from echelon.core.errors import RunFailed
-from echelon.core.rulebook.module_tensor import MODULE_SEQUENCE
+from echelon.core.rulebook.module import MODULE_SEQUENCE
 from echelon.layout.modules.tensor import CUT_INPUTS, CUT_OUTPUTS, SequenceRegion, TensorPiece
 from echelon.parallel.module.tensor.experts import SplitExperts
 from echelon.parallel.module.tensor.split import LayerSplit, SplitPlan, is_transposed

@@ -24,7 +24,7 @@ import torch
 from torch import nn
 
 from echelon.core.errors import ConfigError, Problem
-from echelon.core.rulebook.module_tensor import MODULE_TENSOR_RULES
+from echelon.core.rulebook.module import MODULE_TENSOR_RULES
 from echelon.core.rules import did_you_mean
 from echelon.layout.modules.tensor import Kind
 

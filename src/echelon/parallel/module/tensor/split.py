@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from torch import nn
 
 from echelon.core.errors import ConfigError, Problem
-from echelon.core.rulebook.module_tensor import MODULE_SEQUENCE, MODULE_TENSOR_SPLIT
+from echelon.core.rulebook.module import MODULE_SEQUENCE, MODULE_TENSOR_SPLIT
 from echelon.layout.modules.tensor import (
     CUT_INPUTS,
     CUT_OUTPUTS,

@@ -13,8 +13,8 @@ from collections.abc import Collection, Mapping
 
 import torch
 
-from echelon.proof.claims.wrong_factors import fit_basis, fit_factor
-from echelon.proof.diagnose.diagnosis import ProofFinding
+from echelon.proof.causes.finding import ProofFinding
+from echelon.proof.claims.factor_fit import fit_basis, fit_factor
 from echelon.proof.ranks import INITIAL
 from echelon.proof.verify.capture import GRADIENTS, PARAMETERS, STAND_INS
 from echelon.proof.verify.claims import SubjectEvidence

@@ -13,7 +13,7 @@ from itertools import product
 
 import torch
 
-from echelon.proof.claims.wrong_factors import fit_factor, relative_residual
+from echelon.proof.claims.factor_fit import fit_factor, relative_residual
 from echelon.proof.verify.claims import SubjectEvidence
 from echelon.proof.verify.passing.watch import PassedTensor
 

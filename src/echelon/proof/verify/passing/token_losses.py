@@ -13,8 +13,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import functional as fn
 
+from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.claims.checks import Check
-from echelon.proof.diagnose.diagnosis import ProofFinding
 from echelon.proof.verify.claims import SubjectEvidence
 from echelon.proof.verify.factors import split_axes
 from echelon.proof.verify.named_mesh import NamedMesh

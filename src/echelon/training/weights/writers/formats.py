@@ -16,7 +16,7 @@ from echelon.core.errors import ConfigError, Problem
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import router_biases
 from echelon.core.plan import DType
-from echelon.core.rulebook.export_weights import WEIGHTS_HAVE_NAMES, WEIGHTS_RANKS_DIVIDE
+from echelon.core.rulebook.weights import WEIGHTS_HAVE_NAMES, WEIGHTS_RANKS_DIVIDE
 from echelon.interop.hugging_face.folder import (
     OWN_WAY,
     FolderTensor,
@@ -32,11 +32,7 @@ from echelon.training.weights.export import filled, open_model
 from echelon.training.weights.trainers.contents import MOMENTS
 from echelon.training.weights.trainers.megatron import BY_WORDS
 from echelon.training.weights.writers.distributed import Chunk, num_files, write_distributed
-from echelon.training.weights.writers.megatron import (
-    MegatronFolder,
-    write_ranks,
-    write_torch_dist,
-)
+from echelon.training.weights.writers.megatron import MegatronFolder, write_ranks, write_torch_dist
 from echelon.training.weights.writers.shares import Writers
 from echelon.training.weights.writers.universal import VALUES, UniversalFolder, write_universal
 

@@ -17,7 +17,7 @@ from echelon.core.errors import ConfigError, Interrupted
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import base_shape
 from echelon.core.plan import DType
-from echelon.core.rulebook.command_line import BAD_ARGUMENT
+from echelon.core.rulebook.config import BAD_ARGUMENT
 from echelon.core.rulebook.launch import RUN_INTERRUPTED
 from echelon.core.serialize import from_json
 from echelon.interop.hugging_face.adapters import ADAPTER_WEIGHTS, adapter_tensors

@@ -1,0 +1,304 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What wrong losses look like: another microbatch's, a factor, a known mistake; a wrong scale.
+
+What is gathered before it is used can be gathered too early, or kept too long: one device runs the
+same forward with the old values of each unit in turn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, product
+from statistics import fmean
+
+import torch
+
+from echelon.core.axis import SHARD_AXES
+from echelon.core.plan import Plan
+from echelon.layout.buckets import shard_degree, unit_of
+from echelon.proof.causes.context_parts import means_by_context_rank
+from echelon.proof.causes.factors import known_factors, named_factor, tokens_of_replicas
+from echelon.proof.causes.finding import (
+    ROUNDING,
+    ProofFinding,
+    index_in_group,
+    shard_axis,
+    with_distinguishing_axis,
+)
+from echelon.proof.causes.forward.context import context_variants, row_variants
+from echelon.proof.causes.forward.experts import expert_variants
+from echelon.proof.causes.forward.threads import outdated_replica
+from echelon.proof.causes.forward.variants import Values, Variant, dropout_variants, variants
+from echelon.proof.claims.checks import Check, Evidence
+from echelon.proof.claims.factor_fit import furthest_value, nearly_equal
+from echelon.proof.oracle.batches import global_batch
+from echelon.proof.oracle.oracle import (
+    MicrobatchKey,
+    OracleStep,
+    build_decoder,
+    sums_by_microbatch,
+    token_losses,
+)
+from echelon.proof.subject import ProofBatch
+
+Losses = Mapping[MicrobatchKey, float]
+
+_SAME = 1e-7  # relative difference
+
+
+def explain_microbatch_losses(evidence: Evidence, failure: Check) -> ProofFinding:
+    """Return the mistake behind wrong losses of microbatches."""
+    oracle = evidence.oracle[failure.step]
+    reported = evidence.observed.microbatch_losses(failure.step)
+    for slot, values in reported.items():
+        if any(abs(value - values[0][0]) > _SAME * abs(value) for value, _ in values):
+            says = f"tensor ranks disagree on the loss of dp {slot[0]} microbatch {slot[1]}"
+            return ProofFinding("replicas differ", says, "tp")
+    if oracle.microbatch_losses.keys() - reported.keys():
+        return ProofFinding("missing", "some microbatches have no loss", "pp")
+    observed = {slot: reported[slot][0][0] for slot in oracle.microbatch_losses}
+    right = {slot: total for slot, (total, _) in oracle.microbatch_losses.items()}
+    ratios = [observed[slot] / right[slot] for slot in right]
+    if all(nearly_equal(ratio, 1.0) for ratio in ratios):
+        return _miscounted(oracle, reported) or ProofFinding("none", ROUNDING)
+    if all(nearly_equal(ratio, ratios[0]) for ratio in ratios):
+        return named_factor(evidence.plan, oracle, ratios[0])
+    says = "another forward pass: no factor, order or known mistake explains it"
+    return (
+        _moved(right, observed)
+        or _mixed_up(evidence, oracle, observed)
+        or outdated_replica(evidence, oracle, observed)
+        or _known_mistake(evidence, oracle, observed)
+        or ProofFinding("none", says)
+    )
+
+
+def _miscounted(
+    oracle: OracleStep, reported: Mapping[MicrobatchKey, Sequence[tuple[float, int]]]
+) -> ProofFinding | None:
+    for slot, (_, right) in oracle.microbatch_losses.items():
+        for _, count in reported[slot]:
+            if count != right:
+                says = f"{count} valid tokens instead of {right} beside the right loss"
+                return ProofFinding("token count", says, value=count / right)
+    return None
+
+
+def _moved(right: Losses, observed: Losses) -> ProofFinding | None:
+    """Find losses that are right, but of other microbatches or replicas."""
+    source: dict[MicrobatchKey, MicrobatchKey] = {}
+    for slot, value in observed.items():
+        near = [other for other, total in right.items() if abs(total - value) <= _SAME * abs(total)]
+        if not near:
+            return None
+        source[slot] = near[0]
+    moved = {slot: other for slot, other in source.items() if slot != other}
+    for slot, other in moved.items():
+        if slot[0] != other[0]:
+            says = f"dp {slot[0]} worked on the samples of dp {other[0]}"
+            return ProofFinding("same data", says, "dp")
+    told = ", ".join(f"{slot[1]} is {other[1]}" for slot, other in moved.items())
+    says = f"microbatches in another order: {told}"
+    return ProofFinding("order", says, "microbatches") if moved else None
+
+
+def _mixed_up(evidence: Evidence, oracle: OracleStep, observed: Losses) -> ProofFinding | None:
+    """Find the activations of one microbatch beside the labels of another."""
+    plan = evidence.reference_plan
+    count = plan.num_microbatches
+    batch = global_batch(plan, oracle.step)
+    model = build_decoder(plan, oracle.before, routing=oracle.routing, rounding=oracle.rounding)
+    with torch.no_grad():
+        sums = [
+            sums_by_microbatch(plan, one, token_losses(plan, model, one, oracle.step))
+            for shift in range(count)
+            for one in [_with_labels(plan, batch, shift)]
+        ]
+    for dp_rank in range(plan.mesh.dp):
+        pairs: list[tuple[int, int]] = []
+        for microbatch in range(count):
+            wanted = observed[dp_rank, microbatch]
+            near = [
+                (inputs, (inputs + shift) % count)
+                for shift, inputs in product(range(count), repeat=2)
+                if abs(float(sums[shift][dp_rank, inputs][0]) - wanted) <= _SAME * abs(wanted)
+            ]
+            if not near:
+                return None
+            pairs.append(near[0])
+        told = ", ".join(f"{i} with the labels of {m}" for i, m in pairs if i != m)
+        if told:
+            stale = len({inputs for inputs, _ in pairs}) < len(pairs)
+            why = "a buffer was overwritten in flight" if stale else "taken in another order"
+            says = f"activations of microbatch {told}: {why}"
+            return ProofFinding("stale" if stale else "order", says, "pp")
+    return None
+
+
+def _with_labels(plan: Plan, batch: ProofBatch, shift: int) -> ProofBatch:
+    """Return the batch with the labels of microbatch m + shift beside the inputs of m."""
+    labels_BT = batch.labels_BT.view(
+        plan.mesh.dp, plan.num_microbatches, plan.layout.microbatch_sequences, -1
+    )
+    rolled = labels_BT.roll(-shift, dims=1).reshape(batch.labels_BT.shape)
+    return replace(batch, labels_BT=rolled)
+
+
+def _known_mistake(evidence: Evidence, oracle: OracleStep, observed: Losses) -> ProofFinding | None:
+    """Find a mistake that gives the losses of all microbatches, or of some beside right ones."""
+    plan = evidence.reference_plan
+    batch = global_batch(plan, oracle.step)
+    slots = list(observed)
+    wanted = torch.tensor([observed[slot] for slot in slots], dtype=torch.float64)
+    right = torch.tensor([oracle.microbatch_losses[slot][0] for slot in slots]).double()
+    fine = _same(right, wanted)
+    for variant in chain(
+        outdated_parameter_variants(evidence, oracle),
+        row_variants(plan),
+        context_variants(plan),
+        dropout_variants(plan),
+        expert_variants(plan, oracle),
+        variants(plan, oracle, known_factors(plan, oracle)),
+    ):
+        with torch.no_grad():
+            losses_BT = token_losses(plan, variant.build(plan, oracle), batch, oracle.step)
+        sums = sums_by_microbatch(plan, batch, losses_BT)
+        found = torch.stack([sums[slot][0] for slot in slots])
+        same = _same(found, wanted)
+        if bool((same | fine).all()):
+            residual = float(((found - wanted) / wanted).abs()[same].max())
+            return _limited_to_replicas(replace(variant.finding, residual=residual), slots, fine)
+    return None
+
+
+def _same(tried: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+    return (tried - wanted).abs() < _SAME * wanted.abs()
+
+
+def _limited_to_replicas(
+    finding: ProofFinding, slots: Sequence[MicrobatchKey], fine: torch.Tensor
+) -> ProofFinding:
+    """Add the replicas that a mistake is limited to."""
+    wrong = {slot[0] for slot, right in zip(slots, fine, strict=True) if not right}
+    others = {slot[0] for slot in slots} - wrong
+    if not others:
+        return finding
+    says = f"only on dp {sorted(wrong)}: {finding.description}"
+    return replace(finding, description=says, axis=finding.axis or "dp")
+
+
+def explain_loss(evidence: Evidence, failure: Check) -> ProofFinding:
+    """Return what is wrong with the loss of the global batch, its microbatches being right."""
+    oracle = evidence.oracle[failure.step]
+    values = [report.loss for report in evidence.observed.reports(failure.step)]
+    wrong = furthest_value(values, oracle.loss)
+    if nearly_equal(wrong / oracle.loss, 1.0):
+        return ProofFinding("none", ROUNDING)
+    named = named_factor(evidence.plan, oracle, wrong / oracle.loss)
+    return next(_means(evidence, oracle, values), named)
+
+
+def _means(
+    evidence: Evidence, oracle: OracleStep, values: Sequence[float]
+) -> Iterator[ProofFinding]:
+    """Find a mean of means, or the mean of one of them, in the place of the loss."""
+    mesh, losses = evidence.plan.mesh, oracle.microbatch_losses
+    tokens = tokens_of_replicas(oracle)
+    replicas = [
+        sum(total for slot, (total, _) in losses.items() if slot[0] == dp) / tokens[dp]
+        for dp in range(mesh.dp)
+    ]
+    microbatches = [total / count for total, count in losses.values()]
+    alone = [(f"dp {dp}", mean) for dp, mean in enumerate(replicas)] if mesh.dp > 1 else []
+    kinds = [("dp", {"all microbatches": microbatches, "the replicas": replicas}, alone)]
+    if mesh.cp > 1:
+        by_rank = means_by_context_rank(evidence.reference_plan, oracle)
+        alone = [(f"the positions of cp {cp}", mean) for (_, cp), mean in by_rank.items()]
+        kinds.append(("cp", {"the context ranks": list(by_rank.values())}, alone))
+    for axis, means_of, alone in kinds:
+        for whose, means in means_of.items():
+            if nearly_equal(values[0] / fmean(means), 1.0):
+                says = f"a mean of the means of {whose}"
+                yield ProofFinding("token ratio", says, axis, value=values[0] / oracle.loss)
+        for (rank, value), (whose, mean) in product(enumerate(values), alone):
+            if nearly_equal(value / mean, 1.0):
+                says = f"rank {rank} reports the mean of {whose} alone"
+                yield ProofFinding("missing sum", says, axis, value=value / oracle.loss)
+
+
+def explain_scale(evidence: Evidence, failure: Check) -> ProofFinding:
+    """Return who missed an overflow, or skipped a step without one, or scaled otherwise."""
+    plan, oracle = evidence.plan, evidence.oracle[failure.step]
+    reports = evidence.observed.reports(failure.step)
+    wrong = [r for r, one in enumerate(reports) if one.skipped not in (None, oracle.skipped)]
+    if not wrong:
+        scales = [one.loss_scale for one in reports if one.loss_scale is not None]
+        value = furthest_value(scales, oracle.loss_scale)
+        wrong = [rank for rank, one in enumerate(reports) if one.loss_scale == value]
+        finding = named_factor(plan, oracle, value / oracle.loss_scale)
+    elif not oracle.skipped:
+        finding = ProofFinding("skipped", "skips a step in which nothing overflowed")
+    else:
+        says = "updates in a step whose gradients overflowed"
+        finding = ProofFinding("overflow missed", says)
+        if len(wrong) < len(reports):
+            finding = ProofFinding("overflow not agreed", f"{says}, which other ranks skip")
+    finding = replace(finding, ranks=tuple(wrong))
+    return with_distinguishing_axis(plan, finding, wrong, range(len(reports)))
+
+
+def outdated_parameter_variants(evidence: Evidence, oracle: OracleStep) -> Iterator[Variant]:
+    """Return the forward passes of `oracle` in which some values are those of the step before."""
+    plan = evidence.reference_plan
+    if not oracle.step or evidence.oracle[oracle.step - 1].skipped:
+        return
+    old, new = evidence.oracle[oracle.step - 1].before, oracle.before
+    units: dict[str, list[str]] = {}
+    for name in new:
+        units.setdefault(unit_of(name), []).append(name)
+    scopes = {**units, "the whole model": list(new)}
+    num_slices = plan.mesh.degree(*SHARD_AXES) if plan.layout.zero.stage else 1
+    axis = shard_axis(plan) if num_slices > 1 else ""
+
+    def variant(
+        what: str, names: Sequence[str], axis: str, was: str, where: Values | None = None
+    ) -> Variant:
+        says = f"the forward pass uses {what} as {was} before the last update"
+        finding = ProofFinding("stale", says, axis, tensor=names[0])
+        return Variant(finding, values=with_old_values(new, old, names, where))
+
+    for unit, names in scopes.items():
+        yield variant(unit, names, axis, "it was")
+    among = "edp_shard" if shard_degree(plan, expert=True) > 1 else ""
+    for unit, names in units.items():
+        experts = [name for name in names if evidence.observed.specs[name].expert is not None]
+        if experts:
+            yield variant(f"the experts of {unit}", experts, among, "they were")
+    for index in range(num_slices if num_slices > 1 else 0):
+        slices = _slices(evidence, oracle.step, index)
+        for unit, names in scopes.items():
+            what = f"the slice that {axis} {index} holds of {unit}"
+            yield variant(what, names, axis, "it was", slices)
+
+
+def with_old_values(
+    new: Values, old: Values, names: Sequence[str], where: Values | None = None
+) -> dict[str, torch.Tensor]:
+    """Return the new values, but the old ones of `names` (and `where`, true in places)."""
+    changed = {
+        name: old[name] if where is None else torch.where(where[name], old[name], new[name])
+        for name in names
+    }
+    return {**new, **changed}
+
+
+def _slices(evidence: Evidence, step: int, index: int) -> dict[str, torch.Tensor]:
+    """Return which elements the ranks at place `index` of the slices update."""
+    observed = evidence.observed
+    where = {n: torch.zeros(spec.shape, dtype=torch.bool) for n, spec in observed.specs.items()}
+    for name, mask in where.items():
+        for piece in observed.shards("gradients", step, name):
+            if index_in_group(evidence.plan, piece.rank, SHARD_AXES) == index:
+                mask[piece.region] = True
+    return where

@@ -1,0 +1,336 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a wrong gradient looks like: compared with sums over ranks, parts of microbatches, shards.
+
+The first explanation that fits to rounding is the one that is told; they are tried from the most
+telling to the least. Where gradients of activations went to the wrong microbatch between stages,
+each weight gradient has the input of one microbatch and the output gradient of another: the
+exchange is made on one device, for every pair of microbatches at every boundary, and compared.
+
+Shape suffixes: B sequences of the global batch, T positions, N = T * B, D hidden.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import combinations
+
+import torch
+
+from echelon.core.axis import SHARD_AXES, Axis
+from echelon.core.plan import Plan
+from echelon.layout.buckets import shard_degree, slice_index
+from echelon.proof.causes.factors import known_factors, name_factor
+from echelon.proof.causes.finding import (
+    ProofFinding,
+    group_of,
+    named_groups,
+    shard_axis,
+    with_distinguishing_axis,
+)
+from echelon.proof.causes.gradients.context import (
+    attribute_to_head_copies,
+    context_rank_weights,
+    gradients_of_keys,
+)
+from echelon.proof.causes.gradients.experts import gradients_of_experts
+from echelon.proof.causes.gradients.microbatch_weights import (
+    WrongGradient,
+    explain_weights,
+    fit_microbatch_weights,
+    replica_gradients,
+    sum_of,
+)
+from echelon.proof.causes.gradients.norm_layers import missing_rows
+from echelon.proof.causes.gradients.threads import weighted_replicas
+from echelon.proof.causes.places import describe_slice, told_by_slice, wrong_elements
+from echelon.proof.claims.checks import Check, Evidence, dp_rank_of
+from echelon.proof.claims.factor_fit import EXPLAINED, fit_basis, fit_factor, relative_residual
+from echelon.proof.oracle.batches import global_batch
+from echelon.proof.oracle.losses import whole_loss
+from echelon.proof.oracle.oracle import OracleStep, build_decoder, contributions
+from echelon.proof.ranks import ObservedShard
+
+
+def explain_gradient(evidence: Evidence, failure: Check) -> ProofFinding:
+    """Return what is wrong with a gradient, and the ranks that hold it wrong."""
+    step, name = failure.step, failure.subject
+    oracle, observed = evidence.oracle[step], evidence.observed
+    right = oracle.gradients[name]
+    expert = observed.specs[name].expert is not None
+    pieces = observed.shards("gradients", step, name)
+    allowed = evidence.tolerance.allowed("gradients", step, name) * float(right.norm())
+    wrong = [p for p in pieces if not float((p.tensor - right[p.region]).norm()) <= allowed / 2]
+    # A slice may be a few elements of a row, from which little can be told.
+    wrong.sort(key=lambda piece: -piece.tensor.numel())
+    gradient = WrongGradient(
+        evidence=evidence,
+        oracle=oracle,
+        name=name,
+        shards=pieces,
+        wrong=wrong or pieces,
+        known=known_factors(evidence.plan, oracle, expert=expert),
+    )
+    ranks = tuple(sorted({piece.rank for piece in gradient.wrong}))
+    says = "another function: no factor, sum, shard or microbatch explains it"
+    finding = next(_findings(gradient), None)
+    if finding is None:
+        share = evidence.tolerance.allowed("gradients", step, name)
+        odd = wrong_elements(observed.whole("gradients", step, name), right, share)
+        finding = told_by_slice(ProofFinding("none", says), describe_slice(odd))
+    holders = {piece.rank for piece in pieces}
+    told = with_distinguishing_axis(evidence.plan, finding, ranks, holders, expert=expert)
+    return replace(told, ranks=ranks)
+
+
+def _findings(gradient: WrongGradient) -> Iterator[ProofFinding]:
+    if not all(bool(piece.tensor.isfinite().all()) for piece in gradient.wrong):
+        yield ProofFinding("not finite", "not finite")
+    for explain in (
+        _missing_sum,
+        _scalar,
+        weighted_replicas,
+        _microbatch_mixture,
+        gradients_of_experts,
+        context_rank_weights,
+        gradients_of_keys,
+        slices_of_others,
+        _other_shards,
+        swapped_messages,
+        missing_rows,
+    ):
+        yield from explain(gradient)
+
+
+def _missing_sum(gradient: WrongGradient) -> Iterator[ProofFinding]:
+    """Find copies that differ along one axis and, where they do, add up to the right gradient.
+
+    Of a weight that every rank has whole, some rows may be used by all heads alike, others not.
+    """
+    plan = gradient.evidence.plan
+    expert = gradient.spec.expert is not None
+    by_place = {(piece.rank, piece.offset): piece for piece in gradient.wrong}
+    first = gradient.wrong[0]
+    for axis, groups in named_groups(plan, expert=expert):
+        group = group_of(groups, first.rank)
+        copies = [by_place.get((rank, first.offset)) for rank in group]
+        held = [piece.tensor for piece in copies if piece is not None]
+        if len(held) < 2 or all(torch.equal(held[0], other) for other in held[1:]):
+            continue
+        if any(tensor.shape != held[0].shape for tensor in held):
+            continue
+        right = gradient.right[first.region]
+        alike = torch.stack([other == held[0] for other in held]).all(0)
+        residual = relative_residual(torch.where(alike, held[0], sum_of(held)).double(), right)
+        if residual < EXPLAINED:
+            some = " in some rows" * bool(alike.any())
+            says = f"copies differ along {axis}{some} and add up to the right one there: "
+            says += "their sum is missing"
+            yield ProofFinding("missing sum", says, axis, residual=residual)
+
+
+def _scalar(gradient: WrongGradient) -> Iterator[ProofFinding]:
+    for piece in gradient.wrong:
+        right = gradient.right[piece.region]
+        if not float(right.norm()):
+            continue
+        if not float(piece.tensor.norm()):
+            yield ProofFinding("zero", "zero", value=0.0)
+            return
+        factor, residual = fit_factor(piece.tensor, right)
+        if residual < EXPLAINED and not math.isclose(factor, 1.0, rel_tol=EXPLAINED):
+            named = name_factor(factor, gradient.known, residual)
+            yield attribute_to_head_copies(gradient.evidence.plan, gradient.name, named)
+            return
+
+
+def _microbatch_mixture(gradient: WrongGradient) -> Iterator[ProofFinding]:
+    """Find the weights of the microbatches of all replicas, and of the step before."""
+    evidence, step = gradient.evidence, gradient.oracle.step
+    parts = contributions(evidence.reference_plan, gradient.oracle)
+    for piece in gradient.wrong[:4]:
+        before = None
+        if step:
+            before = evidence.oracle[step - 1].gradients[gradient.name][piece.region]
+        own = {slot: part[gradient.name][piece.region] for slot, part in parts.items()}
+        mixture = fit_microbatch_weights(piece.tensor, own, before)
+        if mixture is None or mixture.right:
+            continue
+        served = evidence.plan.mesh.is_server(piece.rank)
+        dp_rank = None if served else dp_rank_of(evidence.plan, piece.rank)
+        finding = explain_weights(mixture, gradient, dp_rank)
+        if finding is None:
+            told = ", ".join(f"({r}, {m}): {w:.4g}" for (r, m), w in mixture.weights.items())
+            says = f"a sum of microbatches (dp rank, microbatch) with other weights than 1: {told}"
+            residual = mixture.residual
+            finding = ProofFinding("microbatches weighted", says, "dp", residual=residual)
+        yield finding
+        return
+
+
+def _other_shards(gradient: WrongGradient) -> Iterator[ProofFinding]:
+    """Find a shard that is made of other tensor ranks' shards: a wrong group, or a wrong slice."""
+    plan, spec = gradient.evidence.plan, gradient.spec
+    if spec.split_dim is None or plan.mesh.tp == 1 or spec.expert is not None:
+        return
+    replicas = replica_gradients(gradient, gradient.name)
+    dim, tp = spec.split_dim, plan.mesh.tp
+    local = spec.local_shape(tp)[dim]
+    for piece in gradient.wrong[:4]:
+        own = piece.offset[dim] // local
+        cut = [
+            _pad(replica, dim, local * tp)[_moved(piece, dim, (slot - own) * local)]
+            for replica in replicas
+            for slot in range(tp)
+        ]
+        weights, residual = fit_basis(piece.tensor, cut)
+        if residual < EXPLAINED:
+            slots = [(dp_rank, slot) for dp_rank in range(plan.mesh.dp) for slot in range(tp)]
+            mixed = dict(zip(slots, weights, strict=True))
+            yield _name_mixture(mixed, own, plan.mesh.dp, residual)
+            return
+
+
+def _moved(piece: ObservedShard, dim: int, distance: int) -> tuple[slice, ...]:
+    """Return the region of a piece, moved along a dim."""
+    region = list(piece.region)
+    region[dim] = slice(region[dim].start + distance, region[dim].stop + distance)
+    return tuple(region)
+
+
+def _pad(tensor: torch.Tensor, dim: int, size: int) -> torch.Tensor:
+    """Return a vocabulary dim padded with zeros, as ranks hold it."""
+    shape = list(tensor.shape)
+    shape[dim] = size - tensor.shape[dim]
+    return torch.cat((tensor, tensor.new_zeros(shape)), dim=dim)
+
+
+def _name_mixture(
+    mixed: dict[tuple[int, int], float], own: int, dp: int, residual: float
+) -> ProofFinding:
+    used = sorted({slot for (_, slot), weight in mixed.items() if abs(weight) > EXPLAINED})
+    if own not in used:
+        says = f"the shard of tp {own} holds that of tp {used}: shards are permuted"
+        return ProofFinding("shards permuted", says, "tp", residual=residual)
+    lost = [r for r in range(dp) if abs(mixed[r, own]) <= EXPLAINED]
+    says = f"the shard of tp {own} was summed with those of tp {used}: the wrong group"
+    if lost:
+        says += f", while the parts of dp {lost} are missing"
+    return ProofFinding("wrong group", says, "tp", residual=residual)
+
+
+_MOST_MICROBATCHES = 8
+"""Pairs are tried one by one; a proof that was shrunk has few."""
+
+
+def swapped_messages(gradient: WrongGradient) -> Iterator[ProofFinding]:
+    """Find two microbatches whose gradients changed places where they entered a stage."""
+    plan, reference = gradient.evidence.plan, gradient.evidence.reference_plan
+    piece = gradient.wrong[0]
+    if plan.mesh.pp == 1 or plan.num_microbatches > _MOST_MICROBATCHES:
+        return
+    for stage, layer in _ends(plan):
+        exchanged = _exchanged(reference, gradient.oracle, gradient.name, layer)
+        for (one, other), found in exchanged:
+            residual = relative_residual(piece.tensor.double(), found[piece.region])
+            if residual < EXPLAINED:
+                says = (
+                    f"the gradients that stage {stage + 1} gives to stage {stage} changed places: "
+                    f"microbatch {one} got that of {other}, and {other} that of {one}"
+                )
+                yield ProofFinding("order", says, "pp", residual=residual)
+                return
+
+
+def _ends(plan: Plan) -> Iterator[tuple[int, int]]:
+    """Yield each stage that another one follows, with the last block that has run by its end."""
+    last = None
+    for stage, blocks in enumerate(plan.layout.pipeline.stages[:-1]):
+        last = blocks[-1] if blocks else last
+        if last is not None:
+            yield stage, last
+
+
+def _exchanged(
+    plan: Plan, oracle: OracleStep, name: str, layer: int
+) -> Iterator[tuple[tuple[int, int], torch.Tensor]]:
+    """Yield the gradient of `name` for each pair that changes places after block `layer`."""
+    model = build_decoder(plan, oracle.before, routing=oracle.routing, rounding=oracle.rounding)
+    kept: list[torch.Tensor] = []
+    model.layers[str(layer)].register_forward_hook(lambda *found: kept.append(found[-1]))
+    batch = global_batch(plan, oracle.step)
+    loss = whole_loss(plan, model, oracle)
+    (h_ND,) = kept
+    parameter = model.get_parameter(name)
+    (dh_ND,) = torch.autograd.grad(loss, h_ND, retain_graph=True)
+
+    def from_above(dh: torch.Tensor) -> torch.Tensor | None:
+        (found,) = torch.autograd.grad(h_ND, parameter, dh, retain_graph=True, allow_unused=True)
+        return found
+
+    right = from_above(dh_ND)
+    if right is None:  # it is above the boundary
+        return
+    dh_TBD = dh_ND.view(-1, len(batch.sample_ids), dh_ND.shape[1])
+    for one, other in combinations(range(plan.num_microbatches), 2):
+        wrong = from_above(_swapped(plan, dh_TBD, one, other).reshape_as(dh_ND))
+        assert wrong is not None
+        yield (one, other), oracle.gradients[name] + (wrong - right)
+
+
+def _swapped(plan: Plan, dh_TBD: torch.Tensor, one: int, other: int) -> torch.Tensor:
+    """Return dh with the rows of two microbatches exchanged, on every replica."""
+    rows_B = torch.arange(dh_TBD.shape[1]).view(plan.mesh.dp, plan.num_microbatches, -1)
+    rows_B[:, [one, other]] = rows_B[:, [other, one]]
+    return dh_TBD[:, rows_B.flatten()]
+
+
+_LEAST = 4
+"""Elements in a row that are not found elsewhere by chance."""
+
+
+def slices_of_others(gradient: WrongGradient) -> Iterator[ProofFinding]:
+    """Find the right gradient of another slice in a wrong piece."""
+    plan, expert = gradient.evidence.plan, gradient.spec.expert is not None
+    if shard_degree(plan, expert=expert) == 1:
+        return
+    for piece in gradient.wrong[:4]:
+        owners = sorted(_owners(gradient, piece) - {piece.rank})
+        if not owners:
+            continue
+        if expert:
+            place, other = (slice_index(plan, r, expert=True) for r in (piece.rank, owners[0]))
+            says = f"edp_shard {place} holds the slice of edp_shard {other}: slices are permuted"
+            yield ProofFinding("slices permuted", says, "edp_shard")
+            return
+        group = [r for r in owners if r in plan.mesh.group(piece.rank, *SHARD_AXES)]
+        other = group[0] if group else owners[0]
+        here, there = plan.mesh.coordinates(piece.rank), plan.mesh.coordinates(other)
+        moved = [axis.value for axis in SHARD_AXES if here[axis] != there[axis]]
+        cut = [axis for axis in SHARD_AXES if plan.mesh.degree(axis) > 1]
+        name, whose = (" ".join(f"{a.value} {at[a]}" for a in cut) for at in (here, there))
+        says = f"{name} holds the slice of {whose}: slices are permuted"
+        axis = " and ".join(moved) if plan.mesh.degree(Axis.CP) > 1 else shard_axis(plan)
+        yield ProofFinding("slices permuted", says, axis)
+        return
+
+
+def _owners(gradient: WrongGradient, piece: ObservedShard) -> set[int]:
+    """Return the ranks that should hold what a piece begins with, by what they say they hold."""
+    start = piece.tensor.reshape(-1)[: 2 * _LEAST].double()
+    if start.numel() < _LEAST or not float(start.norm()):
+        return set()
+    observed, oracle = gradient.evidence.observed, gradient.oracle
+    for name, right in oracle.gradients.items():
+        flat = right.double().reshape(-1)
+        if flat.numel() < start.numel():
+            continue
+        near = (flat.unfold(0, start.numel(), 1) - start).norm(dim=1) < EXPLAINED * start.norm()
+        for at in near.nonzero()[:1, 0].tolist():
+            whose = torch.zeros(flat.numel(), dtype=torch.bool)
+            whose[at] = True
+            first = whose.view(right.shape)
+            others = observed.shards("gradients", oracle.step, name)
+            return {other.rank for other in others if bool(first[other.region].any())}
+    return set()

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a wrong gradient norm is the norm of."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+
+from echelon.core.axis import SHARD_AXES
+from echelon.core.parameters import ParameterSpec, parameters
+from echelon.core.plan import Plan
+from echelon.cost.bytes.servers import SERVERS_AXIS
+from echelon.layout.buckets import data_degree
+from echelon.layout.stage import pieces_of
+from echelon.proof.causes.factors import Factor, named_factor
+from echelon.proof.causes.finding import ROUNDING, ProofFinding, index_in_group, shard_axis
+from echelon.proof.claims.checks import Check, Evidence
+from echelon.proof.claims.factor_fit import furthest_value, nearly_equal
+from echelon.proof.oracle.oracle import OracleStep
+
+
+def explain_norm(evidence: Evidence, failure: Check) -> ProofFinding:
+    """Return what the wrong gradient norm is the norm of."""
+    oracle = evidence.oracle[failure.step]
+    values = [report.grad_norm for report in evidence.observed.reports(failure.step)]
+    wrong = furthest_value(values, oracle.grad_norm)
+    if nearly_equal(wrong / oracle.grad_norm, 1.0):
+        return ProofFinding("none", ROUNDING)
+    return name_norm(evidence, oracle, wrong) or named_factor(
+        evidence.plan, oracle, wrong / oracle.grad_norm, of_norm=True
+    )
+
+
+def name_norm(evidence: Evidence, oracle: OracleStep, norm: float) -> ProofFinding | None:
+    """Return which part of the gradient a norm is the norm of; None where it is of no part."""
+    whole = oracle.grad_norm
+    for part in (*norms_of_parts(evidence.plan, oracle), *_norms_of_ranks(evidence, oracle)):
+        if nearly_equal(norm / part.value, 1.0):
+            says = f"{norm:.6g} is the norm {part.name}; all together it is {whole:.6g}"
+            return ProofFinding("partial norm", says, part.axis, value=norm / whole)
+    return None
+
+
+_NamedSquare = tuple[str, float, str]
+"""What a norm is of, its square, and the axis that it points to."""
+
+
+def norms_of_parts(plan: Plan, oracle: OracleStep) -> list[Factor]:
+    """Return the norms that a run may take for the norm of the whole gradient."""
+    specs = list(parameters(plan.model))
+    parts = (_of_tensor_ranks, _of_experts, _of_stages)
+    squares = chain.from_iterable(part(plan, oracle, specs) for part in parts)
+    return [Factor(name, square**0.5, axis) for name, square, axis in squares]
+
+
+def _of_tensor_ranks(
+    plan: Plan, oracle: OracleStep, specs: Sequence[ParameterSpec]
+) -> Iterator[_NamedSquare]:
+    if plan.mesh.tp == 1:
+        return
+    whole = _square(oracle, (s for s in specs if s.split_dim is None))
+    # Whole experts are neither split nor replicated: their ranks are data ranks to them.
+    once = oracle.grad_norm**2 - whole
+    name = "with what tensor ranks replicate counted once per rank"
+    yield name, once + plan.mesh.tp * whole, "tp"
+    cut = (s for s in specs if s.split_dim is not None and pieces_of(plan, s) > 1)
+    yield "of what tensor ranks split", _square(oracle, cut), "tp"
+
+
+def _of_stages(
+    plan: Plan, oracle: OracleStep, specs: Sequence[ParameterSpec]
+) -> Iterator[_NamedSquare]:
+    """Yield the norms of stages, of tensor ranks, and of a tensor rank of a stage."""
+    tp, several = plan.mesh.tp, plan.mesh.pp > 1
+    if plan.model.tied and several:
+        tied = _square(oracle, specs[:1])
+        name = "with the tied embedding counted on both its stages"
+        yield name, oracle.grad_norm**2 + tied, "pp"
+    ranks = range(tp) if tp > 1 else ()
+    for stage in range(plan.num_stages) if several else ():
+        own = [s for s in specs if stage in _stages_of(plan, s)]
+        yield f"of pipeline stage {stage} alone", _square(oracle, own), "pp"
+        for rank in ranks:
+            name = f"of tp {rank} of stage {stage} alone"
+            yield name, _square(oracle, own, tp=tp, tp_rank=rank), "pp and tp"
+    for rank in ranks:
+        yield f"of tp {rank} alone", _square(oracle, specs, tp=tp, tp_rank=rank), "tp"
+
+
+def _of_experts(
+    plan: Plan, oracle: OracleStep, specs: Sequence[ParameterSpec]
+) -> Iterator[_NamedSquare]:
+    """Yield the norms without some of the experts, and with some counted for several ranks."""
+    mesh = plan.mesh
+    if plan.model.experts is None:
+        return
+    dense = _square(oracle, (spec for spec in specs if spec.expert is None))
+    share = plan.model.experts.num_experts // mesh.ep
+    squares = [
+        _square(oracle, (s for s in specs if s.expert is not None and s.expert // share == e))
+        for e in range(mesh.ep)
+    ]
+    yield "without the experts", dense, "ep" if mesh.ep > 1 else ""
+    for index, square in enumerate(squares if mesh.ep > 1 else ()):
+        yield f"with the experts of ep {index} alone", dense + square, "ep"
+        yield f"of ep {index} alone", square, "ep"
+        yield f"without the experts of ep {index}", dense + sum(squares) - square, "ep"
+    # Tensor ranks with the same experts are data ranks to them.
+    only_tensor = data_degree(plan) == 1 and plan.layout.experts.expert_tp == 1
+    copies = data_degree(plan, expert=True)
+    degrees = {"tp" if only_tensor else "edp": copies, "dp": mesh.dp, "cp": mesh.cp}
+    for degree in dict.fromkeys(degree for degree in degrees.values() if degree > 1):
+        axis = " or ".join(axis for axis, other in degrees.items() if other == degree)
+        yield f"with experts counted {degree} times", dense + degree * sum(squares), axis
+
+
+def _norms_of_ranks(evidence: Evidence, oracle: OracleStep) -> list[Factor]:
+    """Return the norms of the slices of each rank, and of one data rank's in all groups."""
+    observed, plan = evidence.observed, evidence.plan
+    cut = plan.layout.zero.stage and plan.mesh.degree(*SHARD_AXES) > 1
+    if not cut and not plan.mesh.servers:
+        return []
+    axis = SERVERS_AXIS if plan.mesh.servers else shard_axis(plan)
+    shards: dict[str, float] = defaultdict(float)
+    ranks: dict[str, float] = defaultdict(float)
+    for name in observed.specs:
+        for piece in observed.shards("gradients", oracle.step, name):
+            square = float(oracle.gradients[name][piece.region].double().square().sum())
+            ranks[f"rank {piece.rank}"] += square
+            if piece.primary and not plan.mesh.servers:
+                shards[f"{axis} {index_in_group(plan, piece.rank, SHARD_AXES)}"] += square
+    squares = (*shards.items(), *ranks.items())
+    return [Factor(f"of the slices of {of} alone", square**0.5, axis) for of, square in squares]
+
+
+def _stages_of(plan: Plan, spec: ParameterSpec) -> set[int]:
+    last = plan.num_stages - 1
+    if spec.layer is not None:
+        return {s for s, blocks in enumerate(plan.layout.pipeline.stages) if spec.layer in blocks}
+    if spec.name == "embedding.weight":
+        return {0, last} if plan.model.tied else {0}
+    return {0} if spec.name.startswith("positions") else {last}
+
+
+def _square(
+    oracle: OracleStep, specs: Iterable[ParameterSpec], *, tp: int = 1, tp_rank: int = 0
+) -> float:
+    total = 0.0
+    for spec in specs:
+        gradient = oracle.gradients[spec.name].double()
+        if spec.split_dim is not None and tp > 1:
+            start, end = spec.local_range(tp, tp_rank)
+            gradient = gradient.narrow(spec.split_dim, start, end - start)
+        total += float(gradient.square().sum())
+    return total
+
+
+def stage_of(plan: Plan, spec: ParameterSpec) -> str:
+    """Return which pipeline stages hold a parameter, as text."""
+    stages = sorted(_stages_of(plan, spec))
+    return " and ".join(str(stage) for stage in stages)

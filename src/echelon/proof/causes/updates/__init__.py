@@ -1,0 +1,7 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Wrong updates, the gradient being right.
+
+optimizer_constants.py  counts, epsilons and decays that are others
+updates.py              factors, decay, clip, state of an earlier update or of another tensor
+outer_steps.py          what islands make of their meetings
+"""

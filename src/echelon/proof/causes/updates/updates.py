@@ -1,0 +1,463 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a wrong update looks like: a wrong rate, decay or clip, a slice done twice or not at all.
+
+Where slices are updated by different ranks, only what the wrong ranks updated is looked at. State
+that rests in slices, buffers and files can be read too early, written too late, or read from
+another place: the formula is run again with the value or a running sum as they were some updates
+ago, or as those of another tensor of the same shape are. Then what is wrong between a master copy,
+its update, and the parameter that is rounded from it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, combinations
+
+import torch
+
+from echelon.core.choices.optimizers import OPTIMIZERS
+from echelon.core.choices.registry import load_reference
+from echelon.core.plan import Optimizer, Plan
+from echelon.cost.bytes.servers import SERVERS_AXIS
+from echelon.layout.stage import update_rule_of
+from echelon.proof.causes.factors import named_factor
+from echelon.proof.causes.finding import ROUNDING, ProofFinding, with_distinguishing_axis
+from echelon.proof.causes.gradients.norm import name_norm
+from echelon.proof.causes.places import describe_slice, told_by_slice, wrong_elements
+from echelon.proof.causes.updates.optimizer_constants import ReplayedUpdate, explain_constants
+from echelon.proof.claims.checks import Check, Evidence
+from echelon.proof.claims.factor_fit import (
+    EXPLAINED,
+    fit_basis,
+    fit_factor,
+    nearly_equal,
+    relative_residual,
+)
+from echelon.proof.claims.value_checks import replay
+from echelon.proof.oracle.optimizers import OptimizerState, TensorUpdate, update
+from echelon.proof.oracle.oracle import TORCH_DTYPES, OracleStep
+from echelon.proof.ranks import INITIAL
+
+_EXACT = 1e-9  # relative difference
+
+_OF_SLICES = ("none", "stale", "another's state")
+"""What is told with the slice that it is limited to."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WrongUpdate:
+    """Hold one wrong update, and where it is wrong."""
+
+    evidence: Evidence
+    oracle: OracleStep
+    name: str
+    where: torch.Tensor
+
+    @property
+    def optimizer(self) -> Optimizer:
+        """Return what is to be done."""
+        return self.evidence.plan.mathematics.optimizer
+
+    @property
+    def seen(self) -> torch.Tensor:
+        """Return what was added to the elements that are wrong."""
+        return self.evidence.observed.update(self.oracle.step, self.name)[self.where]
+
+    @property
+    def odd(self) -> torch.Tensor:
+        """Return which elements are wrong by themselves."""
+        evidence, step = self.evidence, self.oracle.step
+        allowed = evidence.tolerance.allowed("updates", step, self.name)
+        seen = evidence.observed.update(step, self.name)
+        return wrong_elements(seen, self.oracle.updates[self.name].total, allowed)
+
+    def replayed(self, name: str, where: torch.Tensor) -> ReplayedUpdate:
+        """Return what the formula can be run again with, for this tensor or one of its shape."""
+        evidence, step = self.evidence, self.oracle.step
+        return ReplayedUpdate(
+            spec=evidence.observed.specs[name],
+            optimizer=self.optimizer,
+            steps=tuple(evidence.oracle[: step + 1]),
+            where=where,
+            seen=evidence.observed.update(step, self.name)[where],
+        )
+
+    @property
+    def main(self) -> torch.Tensor:
+        """Return the right part of the gradients."""
+        return self.oracle.updates[self.name].main[self.where].double()
+
+    @property
+    def decay(self) -> torch.Tensor:
+        """Return the right part of the weight decay."""
+        return self.oracle.updates[self.name].decay[self.where].double()
+
+
+def explain_update(evidence: Evidence, failure: Check) -> ProofFinding:
+    """Return what is wrong with what the optimizer added to a tensor, its gradient being right."""
+    oracle, name = evidence.oracle[failure.step], failure.subject
+    if oracle.skipped:
+        return ProofFinding("not skipped", "updated in a step whose gradients overflowed")
+    where, ranks = _wrong_places(evidence, oracle, name)
+    where = where if ranks else torch.ones_like(where)
+    wrong = WrongUpdate(evidence=evidence, oracle=oracle, name=name, where=where)
+    says = "another update: no factor of its parts explains it"
+    found = chain(stale_versions(evidence, oracle, name), _findings(wrong))
+    finding = next(found, None) or ProofFinding("none", says)
+    if finding.factor in _OF_SLICES:
+        finding = told_by_slice(finding, describe_slice(wrong.odd))
+    # Other tensors of the step count too: all of this one may lie in the slice of one rank.
+    every = {r for other in oracle.updates for r in _wrong_places(evidence, oracle, other)[1]}
+    expert = evidence.observed.specs[name].expert is not None
+    finding = replace(finding, ranks=tuple(sorted(ranks)))
+    return _told_of(evidence, finding, every, expert=expert)
+
+
+def _told_of(
+    evidence: Evidence, finding: ProofFinding, ranks: set[int], *, expert: bool = False
+) -> ProofFinding:
+    """Return the finding with the axis that tells `ranks` from all others."""
+    mesh = evidence.plan.mesh
+    everyone = mesh.server_ranks or range(mesh.world_size)  # those that update
+    return with_distinguishing_axis(evidence.plan, finding, ranks, everyone, expert=expert)
+
+
+def _wrong_places(
+    evidence: Evidence, oracle: OracleStep, name: str
+) -> tuple[torch.Tensor, set[int]]:
+    """Find where an update is wrong, and the ranks there: who has a gradient updates with it."""
+    right = oracle.updates[name].total.double()
+    seen = evidence.observed.update(oracle.step, name)
+    allowed = evidence.tolerance.allowed("updates", oracle.step, name) * float(right.norm())
+    where = torch.zeros(right.shape, dtype=torch.bool)
+    ranks: set[int] = set()
+    for piece in evidence.observed.shards("gradients", oracle.step, name):
+        if not float((seen[piece.region] - right[piece.region]).norm()) <= allowed / 2:
+            where[piece.region] = True
+            ranks.add(piece.rank)
+    return where, ranks
+
+
+def _findings(wrong: WrongUpdate) -> Iterator[ProofFinding]:
+    if not bool(wrong.seen.isfinite().all()):
+        yield ProofFinding("not finite", "not finite")
+    elif not float(wrong.seen.norm()):
+        yield ProofFinding("zero", "not updated at all", value=0.0)
+    yield from _clip_epsilon(wrong)
+    yield from _repeated(wrong)
+    decays = bool(wrong.decay.norm())
+    if decays:
+        weights, residual = fit_basis(wrong.seen, (wrong.main, wrong.decay))
+        if residual < EXPLAINED:
+            yield _name_parts(wrong, weights[0], weights[1], residual)
+    factor, residual = fit_factor(wrong.seen, wrong.main)
+    if residual < EXPLAINED:
+        if not nearly_equal(factor, 1.0):
+            scale = None if decays else _muon_scale(wrong, factor)
+            yield scale or _learning_rate(wrong, factor, residual)
+        elif decays:
+            yield ProofFinding("zero", "weight decay is missing", value=0.0)
+        else:
+            yield ProofFinding("none", ROUNDING, residual=residual)
+    # In a first update an epsilon and a scale of the gradient are the same: a named scale is told.
+    yield from _clip(wrong)
+    yield from explain_constants(wrong.replayed(wrong.name, wrong.where))
+    yield from _scaled_gradient(wrong)
+    yield from _other_state(wrong)
+
+
+def _other_state(wrong: WrongUpdate) -> Iterator[ProofFinding]:
+    """Find another state behind the elements that are wrong, be they few."""
+    specs, name, odd = wrong.evidence.observed.specs, wrong.name, wrong.odd
+    rule, shape = update_rule_of(wrong.optimizer, specs[name]), specs[name].shape
+    others = [
+        wrong.replayed(other, odd)
+        for other, spec in specs.items()
+        if other != name and spec.shape == shape and update_rule_of(wrong.optimizer, spec) == rule
+    ]
+    yield from explain_state(wrong.replayed(name, odd), others)
+
+
+def _repeated(wrong: WrongUpdate) -> Iterator[ProofFinding]:
+    """Find the optimizer run twice on one slice, counting the second time as a step or not."""
+    oracle = wrong.oracle
+    for counts in (True, False):
+        state = OptimizerState()
+        for before in wrong.evidence.oracle[: oracle.step]:
+            if not before.skipped:
+                _update(wrong, before, before.before[wrong.name], state)
+        value = oracle.before[wrong.name]
+        first = _update(wrong, oracle, value, state)
+        if not counts:
+            state.num_updates -= 1
+        second = _update(wrong, oracle, value + first.total, state)
+        twice = (first.total + second.total)[wrong.where].double()
+        residual = relative_residual(wrong.seen, twice)
+        if residual < EXPLAINED:
+            yield ProofFinding("twice", "updated twice in one step", value=2.0, residual=residual)
+            return
+
+
+def _update(
+    wrong: WrongUpdate, oracle: OracleStep, value: torch.Tensor, state: OptimizerState
+) -> TensorUpdate:
+    spec = wrong.evidence.observed.specs[wrong.name]
+    gradient = oracle.gradients[wrong.name].to(value.dtype) * oracle.clip_scale
+    return update(spec, value, gradient, state, wrong.optimizer, oracle.learning_rate)
+
+
+def _name_parts(wrong: WrongUpdate, adam: float, decay: float, residual: float) -> ProofFinding:
+    if nearly_equal(adam, 1.0) and nearly_equal(decay, 1.0):
+        return ProofFinding("none", ROUNDING, residual=residual)
+    if nearly_equal(adam, decay):
+        return _learning_rate(wrong, adam, residual)
+    if nearly_equal(adam, 1.0):
+        times = "is missing" if nearly_equal(decay, 0.0) else f"is applied {decay:.6g} times"
+        named = named_factor(wrong.evidence.plan, wrong.oracle, decay, residual)
+        return replace(named, description=f"weight decay {times}", axis="")
+    if nearly_equal(decay, 1.0) and (scale := _muon_scale(wrong, adam)):
+        return scale
+    says = f"{adam:.6g} x the gradients' part + {decay:.6g} x the weight decay"
+    return ProofFinding("parts weighted", says, value=adam, residual=residual)
+
+
+def _learning_rate(wrong: WrongUpdate, factor: float, residual: float) -> ProofFinding:
+    named = named_factor(wrong.evidence.plan, wrong.oracle, factor, residual)
+    return replace(named, description=f"the learning rate is {factor:.6g} times the right one")
+
+
+def _muon_scale(wrong: WrongUpdate, factor: float) -> ProofFinding | None:
+    replayed = wrong.replayed(wrong.name, wrong.where)
+    return explain_muon_scale(replayed, wrong.evidence.plan, factor)
+
+
+def _clip_epsilon(wrong: WrongUpdate) -> Iterator[ProofFinding]:
+    """Know torch's own clipping, which divides by the norm + 1e-6, from rounding."""
+    right, clip_norm = wrong.oracle.clip_scale, wrong.optimizer.clip_norm
+    scale, residual = _scale_behind(wrong)
+    if clip_norm is None or residual > _EXACT:
+        return
+    padded = clip_norm / (wrong.oracle.grad_norm + 1e-6)
+    if abs(scale / padded - 1) <= _EXACT <= abs(scale / right - 1):
+        says = "clipped by the norm + 1e-6, as torch.nn.utils.clip_grad_norm_ does"
+        yield ProofFinding("clip epsilon", says, value=scale / right)
+
+
+def _clip(wrong: WrongUpdate) -> Iterator[ProofFinding]:
+    """Name the scale of the gradient behind the first update, if it is that of a wrong clip."""
+    evidence, oracle, clip_norm = wrong.evidence, wrong.oracle, wrong.optimizer.clip_norm
+    scale, residual = _scale_behind(wrong)
+    # The inverse magnifies rounding where the share is near 1.
+    if residual > 1e3 * EXPLAINED or not scale:
+        return
+    if nearly_equal(scale, 1.0):
+        yield ProofFinding("clip", "the gradient was not clipped", value=1.0)
+    elif clip_norm is not None and (named := name_norm(evidence, oracle, clip_norm / scale)):
+        yield replace(named, description=f"clipped by a wrong norm: {named.description}")
+
+
+def _scaled_gradient(wrong: WrongUpdate) -> Iterator[ProofFinding]:
+    """Tell the scale of the gradient behind the first update, though nothing explains it."""
+    evidence, oracle = wrong.evidence, wrong.oracle
+    scale, residual = _scale_behind(wrong)
+    if residual > 1e3 * EXPLAINED or not scale:
+        return
+    ratio = scale / oracle.clip_scale
+    says = f"the update is that of a gradient {ratio:.6g} times the clipped one"
+    yield replace(named_factor(evidence.plan, oracle, ratio), description=says)
+
+
+def gradient_behind_adamw(step: torch.Tensor, optimizer: Optimizer) -> torch.Tensor:
+    """Return the gradient behind a first update of AdamW by -lr x `step`, without its decay.
+
+    Both moments are the gradient's own: step = g / (|g| + eps), so |g| = eps |step| / (1 - |step|).
+    """
+    return optimizer.eps * step / (1 - step.abs())
+
+
+def _scale_behind(wrong: WrongUpdate) -> tuple[float, float]:
+    """Invert a first update to the gradient behind it; return its scale and residual.
+
+    Later steps cannot be inverted, nor those of some optimizers: their residual is infinite.
+    """
+    oracle, spec = wrong.oracle, wrong.evidence.observed.specs[wrong.name]
+    inverse = OPTIMIZERS[update_rule_of(wrong.optimizer, spec)].gradient_behind
+    if oracle.step or not inverse:
+        return 0.0, float("inf")
+    steps = -(wrong.seen - wrong.decay) / oracle.learning_rate
+    gradient = load_reference(inverse)(steps, wrong.optimizer)
+    return fit_factor(gradient, oracle.gradients[wrong.name][wrong.where])
+
+
+_ROUGHLY = 1e-2  # relative difference
+
+
+def explain_written_back(evidence: Evidence, failure: Check) -> ProofFinding:
+    """Return why a parameter is not the rounding of its master copy, and whose slice it is."""
+    step, name = failure.step, failure.subject
+    held, where, owners = _not_written(evidence, step, name)
+    finding = ProofFinding("none", "not the rounding of its master copy", ranks=owners)
+    if step != INITIAL:
+        before = _rounded(evidence, step - 1 if step else INITIAL, name)
+        if torch.equal(held[where], before[where]):
+            says = "the rounding of its master copy before the update: not written back"
+            finding = ProofFinding("stale", says, ranks=owners)
+    # Other tensors of the step count too: all of this one may lie in the slice of one rank.
+    names = evidence.observed.specs
+    return _told_of(
+        evidence, finding, {r for one in names for r in _not_written(evidence, step, one)[2]}
+    )
+
+
+def _rounded(evidence: Evidence, step: int, name: str) -> torch.Tensor:
+    dtype = TORCH_DTYPES[evidence.plan.mathematics.precision.parameters]
+    return evidence.observed.whole("masters", step, name).to(dtype)
+
+
+def _not_written(
+    evidence: Evidence, step: int, name: str
+) -> tuple[torch.Tensor, torch.Tensor, tuple[int, ...]]:
+    """Return a parameter as ranks hold it, where it is wrong, and who updates it there."""
+    observed, right = evidence.observed, _rounded(evidence, step, name)
+    where = torch.zeros(right.shape, dtype=torch.bool)
+    held = right.clone()
+    for piece in observed.shards("parameters", step, name):
+        if observed.fits(piece):
+            odd = piece.tensor != right[piece.region]
+            where[piece.region] |= odd
+            held[piece.region] = torch.where(odd, piece.tensor, held[piece.region])
+    copies = observed.shards("masters", step, name)
+    return held, where, tuple(sorted({p.rank for p in copies if bool(where[p.region].any())}))
+
+
+def explain_replayed(evidence: Evidence, failure: Check) -> ProofFinding:
+    """Return how an update differs from what the formula makes of the ranks' own gradients."""
+    right = replay(evidence, torch.float64)[failure.step][failure.subject]
+    seen = evidence.observed.update(failure.step, failure.subject)
+    factor, residual = fit_factor(seen, right)
+    if residual < _ROUGHLY and abs(factor - 1) > residual and not nearly_equal(factor, 1.0):
+        says = f"{factor:.4g} times what the formula makes of the gradients"
+        return ProofFinding("number", says, value=factor, residual=residual)
+    says = "not what the formula makes of the gradients that the ranks hold"
+    return ProofFinding("none", says, residual=residual)
+
+
+_VALUE = "value"
+
+_WORDS = {"exp_avg": "first moment", "exp_avg_sq": "second moment"}
+"""What users call the running sums of AdamW."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """Hold what an optimizer keeps of a tensor at one time: the value, and sums by name."""
+
+    value: torch.Tensor
+    sums: Mapping[str, torch.Tensor]
+
+    def with_parts_of(self, other: _Kept, parts: Sequence[str]) -> _Kept:
+        """Return the same, but for the parts that are another's; a sum that is missing is zero."""
+        sums = {name: other.sums[name] for name in parts if name in other.sums}
+        own = {name: one for name, one in self.sums.items() if name not in parts}
+        return _Kept(other.value if _VALUE in parts else self.value, {**own, **sums})
+
+
+def explain_state(
+    replayed: ReplayedUpdate, others: Sequence[ReplayedUpdate]
+) -> Iterator[ProofFinding]:
+    """Find the state of an earlier update, or of one of `others`, behind a wrong update.
+
+    What follows for all of `replayed.where` must follow from it.
+    """
+    *before, now, _ = kept = _history(replayed)
+    parts = (*_sums_of(kept), _VALUE)
+    for ago, one in enumerate(reversed(before), start=1):
+        for taken in _subsets(parts):
+            if _fits(replayed, now.with_parts_of(one, taken)):
+                when = f"as of {ago} update{'s' * (ago > 1)} before"
+                zero = " (zero)" if ago == len(before) and _VALUE not in taken else ""
+                yield ProofFinding("stale", f"made from the {_told(taken)} {when}{zero}")
+                return
+    for other in others:
+        *_, then, after = _history(other)
+        for one, taken in ((one, taken) for one in (then, after) for taken in _subsets(parts)):
+            if _fits(replayed, now.with_parts_of(one, taken)):
+                when = ", as of after this step" if one is after else ""
+                says = f"made from the {_told(taken)} of {other.spec.name}{when}"
+                yield ProofFinding("another's state", says)
+                return
+
+
+def _history(replayed: ReplayedUpdate) -> list[_Kept]:
+    """Return what was kept before each update that was taken, before the last, and after it."""
+    state, name = OptimizerState(), replayed.spec.name
+    kept: list[_Kept] = []
+    for one in replayed.steps:
+        last = one is replayed.steps[-1]
+        if last or not one.skipped:
+            kept.append(_Kept(one.before[name], dict(state.sums)))
+            replayed.update(one, replayed.optimizer, state)
+    last = replayed.last
+    return [*kept, _Kept(last.after[name], dict(state.sums))]
+
+
+def _fits(replayed: ReplayedUpdate, kept: _Kept) -> bool:
+    count = sum(not one.skipped for one in replayed.steps[:-1])
+    state = OptimizerState(sums=dict(kept.sums), num_updates=count)
+    made = replayed.update(replayed.last, replayed.optimizer, state, kept.value)
+    right = replayed.last.before[replayed.spec.name]
+    return replayed.fits(kept.value + made.total - right) < EXPLAINED
+
+
+def _sums_of(kept: Sequence[_Kept]) -> list[str]:
+    return list(dict.fromkeys(name for one in kept for name in one.sums))
+
+
+def _subsets(parts: Sequence[str]) -> Iterator[tuple[str, ...]]:
+    """Yield what may be another's: all of it first, then the sums, then less."""
+    for number in range(len(parts), 0, -1):
+        yield from combinations(parts, number)
+
+
+def _told(parts: Sequence[str]) -> str:
+    *most, last = (_WORDS.get(part, part) for part in parts)
+    return f"{', '.join(most)} and {last}" if most else last
+
+
+def explain_muon_scale(replayed: ReplayedUpdate, plan: Plan, factor: float) -> ProofFinding | None:
+    """Return that an orthogonal update has the scale of a tensor-parallel slice, where it has."""
+    spec, tp = replayed.spec, plan.mesh.tp
+    if update_rule_of(replayed.optimizer, spec) != "muon" or spec.split_dim is None or tp == 1:
+        return None
+    local = spec.local_shape(tp)
+    if nearly_equal(factor, 1.0) or not nearly_equal(factor**2, max(local) / max(spec.shape)):
+        return None
+    here, whole = ("x".join(map(str, shape)) for shape in (local, spec.shape))
+    says = f"scaled by the longer side of the slice, {here}, instead of the matrix, {whole}"
+    return ProofFinding("local scale", says, "tp", value=factor)
+
+
+def stale_versions(evidence: Evidence, oracle: OracleStep, name: str) -> Iterator[ProofFinding]:
+    """Find values that servers have updated, while workers still have those before the update."""
+    mesh, observed = evidence.plan.mesh, evidence.observed
+    if not mesh.servers:
+        return
+    before = oracle.before[name].double()
+    right = before + oracle.updates[name].total.double()
+    of_workers = observed.whole("parameters", oracle.step, name)
+    wrong: set[int] = set()
+    for piece in observed.shards("parameters", oracle.step, name):
+        if not mesh.is_server(piece.rank):
+            continue
+        moved = float((right[piece.region] - before[piece.region]).norm())
+        late = of_workers[piece.region] - before[piece.region]
+        updated = relative_residual(piece.tensor.double(), right[piece.region]) < EXPLAINED
+        if moved and updated and float(late.norm()) < EXPLAINED * moved:
+            wrong.add(mesh.server_ranks.index(piece.rank))
+    if wrong:
+        says = (
+            f"server {' and '.join(map(str, sorted(wrong)))} has updated it, and workers go on "
+            "with the version before: a stale version is taken for the new one"
+        )
+        yield ProofFinding("stale", says, SERVERS_AXIS)

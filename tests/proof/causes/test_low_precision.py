@@ -1,0 +1,49 @@
+"""What is wrong in a narrow dtype only has a name and a value."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from echelon.proof.activations import ObservedActivation
+from echelon.proof.causes.diagnose import explain_range, explain_sum_dtype, explain_systematic
+from echelon.proof.claims.checks import Check
+from echelon.proof.claims.systematic import systematic_errors
+from echelon.proof.claims.tolerance import own_tolerance
+from echelon.proof.oracle.oracle import run_oracle
+from echelon.proof.shrink import shrink
+from tests.proof.evidence import replicas
+from tests.proof.layouts import BF16, layout
+
+
+def test_a_factor_within_rounding_is_told_with_its_standard_error() -> None:
+    plan = shrink(layout(precision=BF16))
+    exact = run_oracle(shrink(layout(precision=BF16), precision="fp64"), 1)
+    rough = run_oracle(plan, 1)
+
+    def larger(one: ObservedActivation) -> ObservedActivation:
+        of = one.name == "layers.1.attention" and not one.gradient
+        return replace(one, values_nW=one.values_nW * 1.02) if of else one
+
+    evidence = replace(
+        replicas(plan, activation=larger),
+        oracle=exact,
+        rounded=[rough],
+        tolerance=own_tolerance(plan, exact, [rough], has_masters=False),
+    )
+    (failure,) = (check for check in systematic_errors(evidence) if check.error > check.allowed)
+    found = explain_systematic(evidence, failure)
+    assert (found.factor, found.tensor) == ("number", "layers.1.attention")
+    assert found.value == pytest.approx(1.02, abs=2e-3)
+    assert "a factor, not rounding" in found.description
+
+
+def test_sums_and_ends_of_a_dtype_say_what_was_seen() -> None:
+    evidence = replicas(shrink(layout(), precision="fp64"))
+    few = Check(0, "head.weight", 4.0, detail="8.0 binary digits instead of 12.1")
+    assert explain_sum_dtype(evidence, few).factor == "rounded sum"
+    lost = Check(0, "loss", 1.0, detail="with weights 64 times as large, 1 of 1 numbers overflow")
+    assert explain_range(evidence, lost).factor == "not finite"
+    zero = Check(0, "loss", 1.0, detail="with weights 0.03 times as large, 9 of 9 numbers are zero")
+    assert explain_range(evidence, zero).factor == "vanished"

@@ -1,0 +1,82 @@
+"""A wrong update is told by its parts: the rate, the decay, the clip, twice, or not at all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from echelon.core.plan import Optimizer
+from echelon.proof.causes.finding import ProofFinding
+from echelon.proof.causes.updates.updates import explain_update, gradient_behind_adamw
+from echelon.proof.claims.checks import Check
+from echelon.proof.oracle.optimizers import OptimizerState, TensorUpdate, update
+from echelon.proof.oracle.oracle import OracleStep, run_oracle
+from echelon.proof.ranks import ObservedShard
+from echelon.proof.shrink import shrink
+from tests.proof.evidence import replicas
+from tests.proof.layouts import layout
+
+PLAN = shrink(
+    layout(dp=2, accumulation=1, optimizer={"weight_decay": 0.1, "clip_norm": 0.01, "eps": 1e-3}),
+    precision="fp64",
+)
+NAME = "layers.0.mlp.down.weight"
+
+Parts = Callable[[TensorUpdate, OracleStep], torch.Tensor]
+
+
+def told(parts: Parts) -> ProofFinding:
+    """Return what is said of a first update that was this one."""
+    (oracle,) = run_oracle(PLAN, 1)
+    wrong = oracle.before[NAME] + parts(oracle.updates[NAME], oracle)
+
+    def shard(piece: ObservedShard) -> torch.Tensor:
+        this = (piece.kind, piece.step, piece.name) == ("parameters", 0, NAME)
+        return wrong if this else piece.tensor
+
+    return explain_update(replicas(PLAN, shard=shard), Check(0, NAME, 1.0))
+
+
+def again(scale: float) -> Parts:
+    """Return the update of gradients that were scaled, in the place of clipped, by `scale`."""
+
+    def parts(_: TensorUpdate, oracle: OracleStep) -> torch.Tensor:
+        spec = replicas(PLAN).observed.specs[NAME]
+        gradient = oracle.gradients[NAME] * (oracle.clip_scale if scale == 0 else scale)
+        optimizer, rate = PLAN.mathematics.optimizer, oracle.learning_rate
+        value, state = oracle.before[NAME], OptimizerState()
+        first = update(spec, value, gradient, state, optimizer, rate).total
+        if scale:
+            return first
+        return first + update(spec, value + first, gradient, state, optimizer, rate).total
+
+    return parts
+
+
+@pytest.mark.parametrize(
+    ("parts", "factor", "says"),
+    [
+        (lambda one, _: one.total * 2, "dp", "the learning rate is 2 times the right one"),
+        (lambda one, _: one.main, "zero", "weight decay is missing"),
+        (lambda one, _: one.main - one.decay, "sign", "weight decay is applied -1 times"),
+        (lambda one, _: one.total * 0, "zero", "not updated at all"),
+        (lambda one, _: one.total * float("nan"), "not finite", "not finite"),
+        (again(0), "twice", "updated twice in one step"),
+        (again(1.0), "clip", "the gradient was not clipped"),
+        (lambda one, _: one.total.flip(0), "none", "no factor of its parts explains it"),
+    ],
+    ids=["rate", "no decay", "decay grows", "nothing", "nan", "twice", "not clipped", "other"],
+)
+def test_a_first_update_is_taken_apart(parts: Parts, factor: str, says: str) -> None:
+    finding = told(parts)
+    assert says in finding.description
+    assert finding.factor == factor
+
+
+def test_the_gradient_behind_a_first_update_of_adamw() -> None:
+    optimizer = Optimizer(eps=0.25)
+    gradient = torch.tensor([2.0, -0.5, 0.0], dtype=torch.float64)
+    step = gradient / (gradient.abs() + 0.25)
+    torch.testing.assert_close(gradient_behind_adamw(step, optimizer), gradient)
