@@ -20,14 +20,14 @@ from dataclasses import dataclass
 import echelon as ec
 from echelon.core.parameters import num_parameters
 from echelon.core.plan import Plan, ZeroStage
-from echelon.cost.bytes.model_states import (
+from echelon.cost.bytes.model_sizes import (
     MIXED_PRECISION,
     STAGES,
     communication_volume,
     model_states,
 )
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.oracle.batches import global_batch
 from echelon.training.subject import EngineSubject
 

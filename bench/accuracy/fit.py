@@ -33,7 +33,7 @@ from bench.accuracy.published.rows import Row, read_rows
 from bench.accuracy.report import summary_text
 from bench.accuracy.written import write_constants
 from echelon.cost.fit.solver import Constant, ConstantValues, Groups, fit
-from echelon.cost.seconds.inputs import CostInputs
+from echelon.cost.inputs.cost_inputs import CostInputs
 from echelon.cost.seconds.step import step_seconds
 from echelon.planner.explain.bands import device_family
 from echelon.planner.predict.residuals import UNKNOWN

@@ -14,9 +14,9 @@ from dataclasses import replace
 import numpy as np
 
 from bench.accuracy.predict import BELIEVED, GB, Case, Prediction, stacked
-from echelon.cost.bytes.fullest_rank import fullest_rank_bytes
-from echelon.cost.seconds.inputs import CostInputs, TrainerConstants
-from echelon.cost.seconds.numbers import Array, LayoutNumbers, Num
+from echelon.cost.inputs.cost_inputs import CostInputs, TrainerConstants
+from echelon.cost.inputs.numbers import Array, LayoutNumbers, Num
+from echelon.cost.peak.fullest_rank import fullest_rank_bytes
 from echelon.planner.predict.residuals import HELD
 
 COUNTED = ("parameters", "optimizer")

@@ -18,9 +18,9 @@ from bench.accuracy.published.programs import Program, program_of, software_of
 from bench.accuracy.published.refusals import Refused
 from bench.accuracy.published.rows import Row
 from echelon.core.rulebook.config import OUT_OF_RANGE
-from echelon.cost.bytes.fullest_rank import fullest_rank_bytes, rank_bytes
-from echelon.cost.seconds.inputs import CostInputs, TrainerConstants
-from echelon.cost.seconds.numbers import LayoutNumbers, MachineNumbers, ModelNumbers
+from echelon.cost.inputs.cost_inputs import CostInputs, TrainerConstants
+from echelon.cost.inputs.numbers import LayoutNumbers, MachineNumbers, ModelNumbers
+from echelon.cost.peak.fullest_rank import fullest_rank_bytes, rank_bytes
 from echelon.cost.seconds.step import step_seconds
 
 Record = TypeVar("Record")

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from echelon.core.cluster import Efficiency
-from echelon.cost.seconds.inputs import TrainerConstants
-from echelon.cost.seconds.trainer_generations import COMPILED, UNFITTED_FRAMEWORKS
+from echelon.cost.inputs.cost_inputs import TrainerConstants
+from echelon.cost.seconds.trainers import COMPILED, UNFITTED_FRAMEWORKS
 
 DEVICES: Mapping[str, Efficiency] = {
     "A100": Efficiency(

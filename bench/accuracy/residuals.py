@@ -27,9 +27,9 @@ from bench.accuracy.fit import NOBODY, adjust, device_of, refit, unfitted
 from bench.accuracy.groups import is_complete, publisher_of
 from bench.accuracy.predict import GB, Case, cases_of, predict_cases
 from bench.accuracy.published.rows import read_rows
-from echelon.cost.bytes.fullest_rank import fullest_rank_bytes
 from echelon.cost.fit.solver import ConstantValues
-from echelon.cost.seconds.inputs import CostInputs
+from echelon.cost.inputs.cost_inputs import CostInputs
+from echelon.cost.peak.fullest_rank import fullest_rank_bytes
 from echelon.planner.explain.nearest_run import num_parameters
 from echelon.planner.predict.estimate import EXACT
 from echelon.planner.predict.residuals import UNKNOWN

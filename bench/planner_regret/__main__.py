@@ -25,12 +25,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 from bench.planner_regret.plans import drawn_plans, planned
 from bench.planner_regret.report import Measured, summary, text
 from echelon.api.calibrating.machine import calibrate_machine
-from echelon.api.calibrating.trainer import step_s
+from echelon.api.calibrating.measuring import step_s
 from echelon.config.load import load_job
 from echelon.core.cluster import Cluster
 from echelon.core.plan import Plan
 from echelon.cost.fit.trainer import plan_label
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.planner.predict.estimate import estimate_plan
 
 RANKS = 4

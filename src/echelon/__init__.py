@@ -82,23 +82,20 @@ if TYPE_CHECKING:
     from echelon.api import collectives
     from echelon.api.calibrating.machine import calibrate_machine
     from echelon.api.calibrating.merge import merge_calibrations
-    from echelon.api.calibrating.model import calibrate_model
-    from echelon.api.calibrating.run import calibrate_run
+    from echelon.api.calibrating.run import calibrate_model, calibrate_run
     from echelon.api.comparing import compare, compare_strategies
     from echelon.api.converting import export, import_run
-    from echelon.api.exploring import explore
     from echelon.api.exporting import export_weights
     from echelon.api.generating import Generated, generate
-    from echelon.api.modules.proving import prove_module
     from echelon.api.observing import observe, observe_experts, observe_schedule
     from echelon.api.parallelizing import parallelize
     from echelon.api.planning import bisect, plan, prove
     from echelon.api.rehearsing import rehearse
     from echelon.api.replicating import threaded
-    from echelon.api.reporting import report
+    from echelon.api.reporting import explore, report
     from echelon.api.strategies import DistributionStrategy, strategy
     from echelon.api.training import TrainResult, train
-    from echelon.api.verifying import verify
+    from echelon.api.verifying import prove_module, verify
     from echelon.core.errors import (
         CheckpointError,
         ConfigError,
@@ -143,13 +140,13 @@ else:
         "VerifyCase": _CASE,
         "__version__": "echelon.core.version",
         "calibrate_machine": "echelon.api.calibrating.machine",
-        "calibrate_model": "echelon.api.calibrating.model",
+        "calibrate_model": "echelon.api.calibrating.run",
         "calibrate_run": "echelon.api.calibrating.run",
         "compare": "echelon.api.comparing",
         "compare_strategies": "echelon.api.comparing",
         "export": "echelon.api.converting",
         "export_weights": "echelon.api.exporting",
-        "explore": "echelon.api.exploring",
+        "explore": "echelon.api.reporting",
         "generate": "echelon.api.generating",
         "import_run": "echelon.api.converting",
         "merge_calibrations": "echelon.api.calibrating.merge",
@@ -159,7 +156,7 @@ else:
         "parallelize": "echelon.api.parallelizing",
         "plan": "echelon.api.planning",
         "prove": "echelon.api.planning",
-        "prove_module": "echelon.api.modules.proving",
+        "prove_module": "echelon.api.verifying",
         "bisect": "echelon.api.planning",
         "rehearse": "echelon.api.rehearsing",
         "report": "echelon.api.reporting",

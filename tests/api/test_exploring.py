@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.api.exploring import explore
+from echelon.api.reporting import explore
 from echelon.core.errors import ConfigError
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.api.keywords import errors_in_keywords, keywords_from_flags
+from echelon.api.planning import errors_in_keywords, keywords_from_flags
 from echelon.core.errors import ConfigError, InfeasiblePlan, Problem
 
 

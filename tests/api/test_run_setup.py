@@ -13,7 +13,7 @@ from echelon.config.load import load_job
 from echelon.core.errors import DataError
 from echelon.core.plan import Plan
 from echelon.core.units import decimal_bytes
-from echelon.cost.checkpoints import stored_bytes
+from echelon.cost.bytes.held import stored_bytes
 from echelon.training.data.prepare import prepare
 from echelon.training.data.tokenizer import ByteTokenizer
 from echelon.training.data.writer import DatasetWriter

@@ -21,10 +21,9 @@ from bench.harness.node_plans import (
     served_plan,
     zero_plans,
 )
-from echelon.cost.bytes.gather_tiers import parameter_gather_tiers
-from echelon.cost.bytes.sent import bytes_sent_by_axis
+from echelon.cost.bytes.sent import bytes_sent_by_axis, parameter_gather_tiers
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 
 TINY = (
     *("model.layers=1", "model.hidden=64", "model.heads=2", "model.kv_heads=2", "model.ffn=128"),

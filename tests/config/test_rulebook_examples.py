@@ -11,7 +11,7 @@ from echelon.config.load import load_job
 from echelon.config.rules.plan import plan_problems
 from echelon.core.errors import ConfigError, InfeasiblePlan
 from echelon.core.rulebook import all_rules, areas
-from echelon.core.rulebook.schedule_search import SCHEDULE_SEARCH_HAS_MEMORY
+from echelon.core.rulebook.pipeline import SCHEDULE_SEARCH_HAS_MEMORY
 from echelon.core.rules import Rule
 from echelon.schedule.check import check_schedule
 from echelon.schedule.files import read_schedule_file

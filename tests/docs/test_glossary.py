@@ -11,7 +11,7 @@ from echelon.core.choices.context_kinds import CONTEXT_KINDS
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.choices.strategies import STRATEGIES
 from echelon.handbook.glossary import field_words
-from echelon.page.lessons.guides.words import idle_causes
+from echelon.page.lessons.guides.glossary import idle_causes
 from echelon.schedule.build import SCHEDULES
 from echelon.telemetry.bubble import IdleCause
 from tests.docs.reference.glossary import glossary_page

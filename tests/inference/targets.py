@@ -8,7 +8,7 @@ from typing import Any
 from echelon.config.generation import Sampling
 from echelon.core.event import EventList
 from echelon.core.plan import Plan
-from echelon.cost.bytes.cache import kind_cache_sizes
+from echelon.cost.bytes.generate import kind_cache_sizes
 from echelon.inference.cache import KindCaches
 from echelon.inference.generator import Generator, Writing
 from echelon.inference.operations import CacheOperations
@@ -16,7 +16,7 @@ from echelon.inference.weights import empty_decoder, put_off_biases, weight_shar
 from echelon.launch.context import RankContext
 from echelon.layout.stage import part_of
 from echelon.models.precision import TORCH_DTYPES
-from echelon.parallel.transport.device_mesh import rank_groups
+from echelon.parallel.device_mesh import rank_groups
 from echelon.parallel.transport.recorder import Recorder
 from tests.inference.cases import router_biases_of, sequences_of, weights_of
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from echelon.interop.abilities import KeyRule
 from echelon.interop.key_reader import COUNT, KeyReader
 from echelon.interop.ranks import ROLES, set_dtypes
-from echelon.interop.tool_tables import KeyRule
 
 
 def reader(**given: object) -> KeyReader:

@@ -16,7 +16,7 @@ from echelon.core.plan import Plan
 from echelon.interop.export import export_plan
 from echelon.interop.plan_settings import needed_settings, resolve_settings, shortest_model
 from tests.interop.plans import job_of
-from tests.interop.test_export_attempt import written
+from tests.interop.test_export import written
 
 SEARCHED = ("mesh.pp=2", "pipeline.schedule=auto", "pipeline.virtual_stages=1")
 

@@ -19,7 +19,7 @@ from echelon.layout.expert_load import (
     most_nodes,
     slots_per_expert,
 )
-from tests.cost.bytes.experts.mixtures import (
+from tests.cost.bytes.mixtures import (
     FOUR,
     TWO_HOPS,
     on_nodes,

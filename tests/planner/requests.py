@@ -10,7 +10,7 @@ import numpy as np
 
 from echelon.core.axis import SHARD_AXES
 from echelon.core.mesh import Mesh
-from echelon.cost.seconds.pipeline import schedule_index
+from echelon.cost.inputs.pipeline import schedule_index
 from echelon.layout.secondary import ranks_per_node
 from echelon.planner.predict.formulas import VectorizedFormulas, broadcast_to_array
 from echelon.planner.search.legal_meshes import Legality, expert_fold_degrees, legal_meshes

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 
 from echelon.core.errors import InfeasiblePlan
-from echelon.core.rulebook import schedule as rulebook
+from echelon.core.rulebook import pipeline as rulebook
 from echelon.core.rules import Rule
 from echelon.schedule.action import Action, Schedule
 from echelon.schedule.build import build_schedule

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from echelon.core.errors import ConfigError, EchelonError, InfeasiblePlan
-from echelon.core.rulebook import schedule_file as rulebook
+from echelon.core.rulebook import pipeline as rulebook
 from echelon.core.rules import Rule
 from echelon.schedule.action import Schedule
 from echelon.schedule.build import SCHEDULES, build_schedule

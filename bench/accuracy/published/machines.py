@@ -10,8 +10,8 @@ from bench.accuracy.published.links import WITHOUT_NETWORK, device_link, network
 from bench.accuracy.published.programs import FULL_PRECISION
 from bench.accuracy.published.rows import Row
 from echelon.core.cluster import Cluster, Device, Link
+from echelon.cost.inputs.numbers import MachineNumbers, TierNumbers
 from echelon.cost.seconds.from_plan import machine_numbers_from_cluster
-from echelon.cost.seconds.numbers import MachineNumbers, TierNumbers
 
 FP4_OVER_FP8 = {"b200": 2.0, "gb200": 2.0, "b300": 3.0, "gb300": 3.0}
 """The dense peak of products in 4 bits over that in 8, as vendors print them."""

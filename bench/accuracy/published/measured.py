@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from bench.accuracy.published.memory_settings import memory_kind
 from bench.accuracy.published.plans import sequences_of
 from bench.accuracy.published.rows import Row
-from echelon.cost.seconds.numbers import ModelNumbers
+from echelon.cost.inputs.numbers import ModelNumbers
 
 RESULTS = (
     "step_time_s",

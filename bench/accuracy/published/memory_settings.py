@@ -20,7 +20,7 @@ import numpy as np
 from bench.accuracy.published.refusals import Refused
 from bench.accuracy.published.rows import Row
 from echelon.core.rulebook.config import OUT_OF_RANGE
-from echelon.cost.seconds.inputs import TrainerConstants
+from echelon.cost.inputs.cost_inputs import TrainerConstants
 
 MEMORY_KINDS = ("allocated", "reserved", "driver")
 """What a number of memory can be: torch's two peaks, or all that a device has in use."""

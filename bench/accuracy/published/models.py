@@ -15,7 +15,7 @@ from bench.accuracy.published.refusals import Refused
 from bench.accuracy.published.rows import MOST, Row
 from echelon.core.attention_mask import AttentionMask
 from echelon.core.rulebook.config import MISSING_SETTING, OUT_OF_RANGE
-from echelon.cost.seconds.numbers import ModelNumbers
+from echelon.cost.inputs.numbers import ModelNumbers
 
 WIDTH_PER_LAYER = 128.0
 """Hidden size over layers of most published decoders, where neither is given."""

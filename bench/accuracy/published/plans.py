@@ -27,11 +27,10 @@ from bench.accuracy.published.recomputes import (
 )
 from bench.accuracy.published.refusals import Refused
 from bench.accuracy.published.rows import Row
-from echelon.core.rulebook.batch import BATCH_DIVIDES
 from echelon.core.rulebook.config import MISSING_SETTING
-from echelon.core.rulebook.mesh import WORLD_SIZE_IS_PRODUCT
-from echelon.cost.seconds.numbers import LayoutNumbers, ModelNumbers
-from echelon.cost.seconds.pipeline import schedule_index
+from echelon.core.rulebook.mesh import BATCH_DIVIDES, WORLD_SIZE_IS_PRODUCT
+from echelon.cost.inputs.numbers import LayoutNumbers, ModelNumbers
+from echelon.cost.inputs.pipeline import schedule_index
 
 MICROBATCHES = (1.0, 2.0, 4.0, 8.0)
 DEGREES = (1.0, 2.0, 4.0, 8.0)

@@ -26,7 +26,7 @@ from bench.accuracy.published.memory_settings import frees_gradients, is_pure, w
 from bench.accuracy.published.refusals import Refused
 from bench.accuracy.published.rows import Row
 from echelon.core.rulebook.config import OUT_OF_RANGE
-from echelon.cost.seconds.inputs import TrainerConstants
+from echelon.cost.inputs.cost_inputs import TrainerConstants
 
 DTYPE_BYTES: Mapping[str, float] = {"fp32": 4.0, "bf16": 2.0, "fp16": 2.0}
 """Bytes of an element."""

@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The verbs of the command line as plain typed functions: what `import echelon as ec` gives.
 
+    given_plan.py     a plan, or what has one     verifying.py      ec.verify, prove_module
     planning.py       ec.plan, compare, prove     observing.py      ec.observe, observe_schedule, ..
-    given_plan.py     a plan, or what has one     keywords.py       errors of ec.plan name keywords
     training.py       ec.train                    converting.py     ec.export, import_run
     parallelizing.py  ec.parallelize              generating.py     ec.generate
-    exploring.py      ec.explore                  reporting.py      ec.report
+    reporting.py      ec.report, explore
     collectives.py    ec.collectives.all_reduce, ..
     strategies.py     ec.strategy
     run_setup.py      what a run needs before its ranks

@@ -27,7 +27,7 @@ from echelon.core.choices.collective_algorithms import (
 )
 from echelon.core.errors import ConfigError
 from echelon.core.optional import optional_package
-from echelon.core.rulebook.collectives import COLLECTIVE_ARGUMENT
+from echelon.core.rulebook.mesh import COLLECTIVE_ARGUMENT
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -172,7 +172,7 @@ def _group(group: ProcessGroup | None) -> Group:
     if not torch.distributed.is_initialized():
         way = 'torch.distributed.init_process_group("gloo")'
         raise _refused("this process has joined no others: there is no process group", way)
-    from echelon.parallel.transport.joined import joined_group
+    from echelon.parallel.device_mesh import joined_group
 
     return joined_group(group)
 

@@ -14,9 +14,8 @@ from echelon.config.load import load_job
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import Plan
 from echelon.core.rulebook.config import UNKNOWN_PRESET
-from echelon.core.rulebook.export import EXPORT_NEEDS_OUT, PLAN_SOURCE
-from echelon.interop.export import ExportedFiles, export_plan
-from echelon.interop.export_attempt import ExportNote
+from echelon.core.rulebook.interop import EXPORT_NEEDS_OUT, PLAN_SOURCE
+from echelon.interop.export import ExportedFiles, ExportNote, export_plan
 from echelon.interop.import_report import imported_toml
 from echelon.interop.importer import Imported, import_file
 from echelon.interop.key_reader import KeyOutcome

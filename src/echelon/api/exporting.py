@@ -14,7 +14,7 @@ from echelon.config.files.new_file import holding, new_folder
 from echelon.core.errors import ConfigError
 from echelon.core.optional import optional_package
 from echelon.core.plan import DType
-from echelon.core.rulebook.command_line import BAD_ARGUMENT
+from echelon.core.rulebook.config import BAD_ARGUMENT
 
 if TYPE_CHECKING:
     from echelon.launch.context import RankContext
@@ -173,9 +173,8 @@ def _write_here(task: ExportTask, ranks: int) -> WrittenWeights:
     from echelon.core.serialize import to_json
     from echelon.launch.host import require_memory_for_ranks
     from echelon.launch.local.supervisor import run_ranks
-    from echelon.training.weights.writers.ranks import WRITE_RANK
     from echelon.training.weights.writers.shares import Writers
-    from echelon.training.weights.writers.task import write_weights
+    from echelon.training.weights.writers.task import WRITE_RANK, write_weights
 
     if ranks == 1:
         return write_weights(task, Writers(task.threads))
@@ -195,7 +194,7 @@ def _export_joined(
     task: ExportTask, run: Path, data: Path | None, out: Path, ranks: int
 ) -> ExportedWeights:
     from echelon.core.serialize import to_json
-    from echelon.launch.launched_rank import run_launched_rank
+    from echelon.launch.launched.rank import run_launched_rank
 
     outcome = run_launched_rank(
         JOINED_RANK,
@@ -217,8 +216,7 @@ def export_joined_rank(context: RankContext, argument: Mapping[str, Any]) -> Exp
     Rank 0 makes the folder, and gives it its name when all have written.
     """
     from echelon.core.serialize import from_json
-    from echelon.training.weights.writers.ranks import writers_of
-    from echelon.training.weights.writers.task import ExportTask, write_weights
+    from echelon.training.weights.writers.task import ExportTask, write_weights, writers_of
 
     task, out = from_json(ExportTask, argument["task"]), Path(argument["out"])
     writers = writers_of(context, task.threads)
@@ -241,7 +239,7 @@ def _finish(task: ExportTask, run: Path, data: Path | None, folder: Path) -> str
     """Write what stands beside weights, and read what was written; return what is said of it."""
     from echelon.core.parameters import base_shape
     from echelon.interop.hugging_face.adapters import ADAPTER_CONFIG, adapter_config
-    from echelon.interop.hugging_face.config_json import hub_config, own_config
+    from echelon.interop.hugging_face.folder import hub_config, own_config
     from echelon.models.precision import TORCH_DTYPES
     from echelon.telemetry.run_directory import run_of
     from echelon.training.checkpoint.index import read_index

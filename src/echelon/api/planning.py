@@ -8,24 +8,26 @@ what it takes.
 from __future__ import annotations
 
 import json
+import re
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
 from echelon.api.given_plan import GivenPlan, plan_from_given
-from echelon.api.keywords import errors_in_keywords
 from echelon.config.files.program import require_subject
 from echelon.config.load import load_job
 from echelon.config.rules.plan import require_trainable
-from echelon.core.errors import ConfigError
+from echelon.core.errors import ConfigError, Problem
 from echelon.core.optional import optional_package, require_package
 from echelon.core.plan import Plan
-from echelon.core.rulebook.command_line import BAD_ARGUMENT
+from echelon.core.rulebook.config import BAD_ARGUMENT
 from echelon.core.rulebook.planner import PLAN_FITS_MEMORY
-from echelon.cost.seconds.trainer_generations import OURS
+from echelon.cost.seconds.trainers import OURS
 from echelon.planner.search.request import (
     LONGEST_SEQUENCE,
     SearchAim,
@@ -41,14 +43,12 @@ if TYPE_CHECKING:
     from echelon.proof.run import RankRunner
     from echelon.proof.verdict import Proof
 
-
 _MODULES_OF_PROOFS = (
     "echelon.proof.ranks",
     "echelon.training.subject",
     "echelon.training.whole_run",
 )
 """What the ranks of a proof import: once, before they are forked."""
-
 
 ModelName = Literal[
     "deepseek-v3",
@@ -82,6 +82,15 @@ Batch: TypeAlias = int | Mapping[str, int]
 
 
 # A model by its own name is no run: what is returned of it is no Plan.
+_LISTS = {"--pin": "pins", "--set": "settings"}
+"""Flags that are repeated, and the lists that they are in Python."""
+_NUMBERS = frozenset({"--price"})
+_FLAG = r"--(?:cluster|pin|set|trainer|objective|price) (?:'[^']*'|\S*[^\s,;:.])"
+"""A flag and its value, without the sign that ends a part of a sentence."""
+_END = r"(?=$|[\s)]|[,;:.](?:\s|$))"
+_FLAGS = re.compile(rf"{_FLAG}(?: {_FLAG})*|--search\b")
+
+
 @overload
 def plan(  # pyright: ignore[reportOverlappingOverload]
     run: ModelName,
@@ -343,8 +352,8 @@ def ranks_of(plan: Plan, subject: str | None) -> Iterator[RankRunner]:
     if subject is not None:
         require_subject(subject)
     from echelon.config.rules.plan import require_offload_dir
-    from echelon.launch.kernels import require_kernels
-    from echelon.launch.local.pool import RankPool
+    from echelon.launch.local.supervisor import RankPool
+    from echelon.launch.room import require_kernels
     from echelon.launch.root_cause import RankFailure
     from echelon.proof.shrink import shrink
 
@@ -363,3 +372,52 @@ def ranks_of(plan: Plan, subject: str | None) -> Iterator[RankRunner]:
         if failure.error is not None:
             raise failure.error from None
         raise
+
+
+@contextmanager
+def errors_in_keywords(spelled: Mapping[str, str]) -> Iterator[None]:
+    """Let a ConfigError name keywords instead of flags.
+
+    `spelled` are settings, each as it was written: those of a layout become pins on their way.
+    """
+    try:
+        yield
+    except ConfigError as error:
+        problems = [_in_keywords(problem, spelled) for problem in error.problems]
+        raise error.with_problems(problems) from None
+
+
+def _in_keywords(problem: Problem, spelled: Mapping[str, str]) -> Problem:
+    def translated(text: str) -> str:
+        # What was given is known to its end; of other values a space is the end.
+        for flag, given in product(_LISTS, spelled):
+            whole = re.escape(f"{flag} {given}") + _END
+            text = re.sub(whole, lambda _, written=spelled[given]: written, text)
+        return _FLAGS.sub(lambda found: keywords_from_flags(found[0]), text)
+
+    return replace(
+        problem,
+        message=translated(problem.message),
+        set_by=translated(problem.set_by),
+        suggestions=tuple(map(translated, problem.suggestions)),
+    )
+
+
+def keywords_from_flags(flags: str) -> str:
+    """Return flags with their values as the keywords of `ec.plan`."""
+    if flags == "--search":
+        return "search=True"
+    try:
+        words = shlex.split(flags)
+    except ValueError:
+        return flags
+    lists: dict[str, list[str]] = {}
+    found: list[str] = []
+    for flag, value in zip(words[::2], words[1::2], strict=True):
+        if flag in _LISTS:
+            lists.setdefault(_LISTS[flag], []).append(value)
+        else:
+            told = value if flag in _NUMBERS else json.dumps(value)
+            found.append(f"{flag.removeprefix('--')}={told}")
+    found += [f"{name}={json.dumps(values)}" for name, values in lists.items()]
+    return " with ".join(found)

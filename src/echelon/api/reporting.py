@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ec.report`: write the page, or the figures, of a plan, a proof, a rehearsal or a run."""
+"""`ec.report` and `ec.explore`: pages of a plan, a proof, a rehearsal or a run; the explorer."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from echelon.api.training import TrainResult
 from echelon.core.plan import Plan
 from echelon.page.document import PageDocument
 from echelon.page.drawn.files import FigureFiles
+from echelon.page.explorer.document import CLUSTER, MODEL, explorer_page
 from echelon.page.html import write_page
 from echelon.planner.answer.answer import PlanAnswer
 from echelon.planner.explain.compare import PlanComparison
@@ -73,3 +74,14 @@ def _page_of_ranks(found: GivenPlan | Proof | Rehearsal) -> PageDocument:
     if isinstance(found, Rehearsal):
         return rehearsal_page(found.to_json())
     return plan_page(plan_from_given(found))
+
+
+def explore(html: str | Path, *, model: str = MODEL, cluster: str = CLUSTER) -> Path:
+    """Write the explorer to a new file that opens without a network, and return its path.
+
+    `model` is a preset of a model, `cluster` COUNTxDEVICE; the controls start there, at a plan
+    that breaks no rule. ConfigError where one is not known, or the file is there.
+    """
+    path = Path(html)
+    write_page(explorer_page(model, cluster), path)
+    return path

@@ -12,11 +12,10 @@ from echelon.config.job import Job
 from echelon.core.choices.data_mixture import sources_of
 from echelon.core.disk import disk_errors, flush_folder, write_durably
 from echelon.core.errors import CheckpointError, DataError, Problem
-from echelon.core.rulebook.data import DATA_FILLS_BATCH
-from echelon.core.rulebook.data_chats import DATA_ANSWERS_COUNTED
-from echelon.core.rulebook.train import RESUME_WITHIN_STEPS
+from echelon.core.rulebook.data import DATA_ANSWERS_COUNTED, DATA_FILLS_BATCH
+from echelon.core.rulebook.run import RESUME_WITHIN_STEPS
 from echelon.core.units import decimal_bytes
-from echelon.cost.checkpoints import stored_bytes
+from echelon.cost.bytes.held import stored_bytes
 from echelon.launch.gpu_variables import gpu_environment
 from echelon.layout.context_work import attention_kernel_text
 from echelon.telemetry.run_directory import RunDirectory, create_run, describe_environment, open_run

@@ -21,13 +21,16 @@ from echelon.config.job import Job
 from echelon.config.rules.plan import require_trainable, require_yes_to_assumed
 from echelon.core.errors import ConfigError, EchelonError, EnvironmentProblem
 from echelon.core.optional import optional_package
-from echelon.core.rulebook.lost_islands import LOST_ISLANDS_NEED_OUR_LAUNCHER
-from echelon.core.rulebook.servers import LOST_WORKERS_NEED_OUR_LAUNCHER
+from echelon.core.rulebook.islands import LOST_ISLANDS_NEED_OUR_LAUNCHER
+from echelon.core.rulebook.launch import RANK_NEVER_JOINED
 
 if TYPE_CHECKING:
     from echelon.launch.context import RankContext
+    from echelon.launch.environment import LaunchedRank
     from echelon.launch.local.supervisor import LaunchOptions
+    from echelon.launch.process_group import Store
     from echelon.telemetry.run_directory import RunDirectory
+    from echelon.training.evaluator import CheckpointLoss
     from echelon.training.loop import RankTask, TrainSummary
 
 
@@ -125,17 +128,12 @@ def train_job(
         require_paths(job, resume)
     _require_data_and_room(job, allow_overcommit=allow_overcommit, say=say)
     optional_package("torch", extra="train", purpose="training")
-    from echelon.launch.kernels import require_kernels
+    from echelon.launch.room import require_kernels
 
     plan = job.plan
     require_kernels(
         plan.layout.kernels, plan.cluster.backend, set_by=job.source_of("kernels.provider")
     )
-    if plan.layout.threads.on:
-        from echelon.launch.process_group import require_devices
-
-        replicas = plan.layout.threads.replicas
-        require_devices(plan.cluster.backend, replicas, set_by=job.source_of("threads.replicas"))
     if is_launched():
         return _train_joined(job, resume)
     if note := local_start_note():
@@ -146,7 +144,7 @@ def train_job(
 
 def _require_data_and_room(job: Job, *, allow_overcommit: bool, say: Callable[[str], None]) -> None:
     """Raise ConfigError if nothing names the data, EnvironmentProblem if memory is short."""
-    from echelon.config.rules.data import data_problems
+    from echelon.config.rules.training import data_problems
     from echelon.launch.room import overcommitted, ranks_of_this_host, room_problems
 
     unnamed = data_problems(job)
@@ -230,7 +228,7 @@ def _interrupted(run: RunDirectory, task: RankTask) -> TrainResult:
 
 def _train_joined(job: Job, resume: Path | None) -> TrainResult:
     from echelon.launch.environment import check_servers, read_launched_rank
-    from echelon.launch.launched_rank import run_launched_rank
+    from echelon.launch.launched.rank import run_launched_rank
 
     place = read_launched_rank()
     if job.plan.mathematics.local_sgd.is_elastic:
@@ -242,19 +240,6 @@ def _train_joined(job: Job, resume: Path | None) -> TrainResult:
                 set_by=job.source_of("local_sgd.min_islands"),
                 suggestions=(
                     'local_sgd.min_islands = "all"',
-                    f"echelon train without {place.launcher}",
-                ),
-            )
-        )
-    if job.plan.mathematics.updates.is_elastic:
-        raise EnvironmentProblem(
-            LOST_WORKERS_NEED_OUR_LAUNCHER.problem(
-                f"servers.min_workers = {job.plan.mathematics.updates.min_workers}, and "
-                f"{place.launcher} has started the ranks",
-                key="servers.min_workers",
-                set_by=job.source_of("servers.min_workers"),
-                suggestions=(
-                    'servers.min_workers = "all"',
                     f"echelon train without {place.launcher}",
                 ),
             )
@@ -372,7 +357,7 @@ def _hear_task(context: RankContext, job: Job) -> RankTask:
 
 def _train_rank(context: RankContext, task: RankTask) -> TrainResult:
     from echelon.core.serialize import to_json
-    from echelon.launch.launched_rank import keep_log
+    from echelon.launch.launched.rank import keep_log
     from echelon.telemetry.run_directory import RunDirectory
     from echelon.training.loop import train_rank
 
@@ -381,3 +366,55 @@ def _train_rank(context: RankContext, task: RankTask) -> TrainResult:
     summary = train_rank(context, to_json(task))
     assert summary is not None, "no rank comes back under torchrun"
     return TrainResult(run=run.path, data=Path(task.data), summary=summary, rank=context.rank)
+
+
+def follow_run(
+    job: Job, place: LaunchedRank, found: Callable[[CheckpointLoss], None]
+) -> tuple[CheckpointLoss, ...]:
+    """Validate each new checkpoint of the run that `place` evaluates; return all when it has ended.
+
+    `found` is told each as it comes. EnvironmentProblem where the ranks do not come.
+    """
+    optional_package("torch", extra="train", purpose="evaluating")
+    from echelon.training.checkpoint.index import read_index
+    from echelon.training.evaluator import CheckpointEvaluator
+
+    store, task = _hear(job, place)
+    every: list[CheckpointLoss] = []
+    resumed = -1 if task.resume is None else read_index(Path(task.resume)).step
+    evaluator = CheckpointEvaluator(task)
+    try:
+        for one in evaluator.follow(lambda: run_has_ended(store), after=resumed):
+            every.append(one)
+            found(one)
+    finally:
+        evaluator.close()
+    return tuple(every)
+
+
+def _hear(job: Job, place: LaunchedRank) -> tuple[Store, RankTask]:
+    """Return the store of the launch, and what rank 0 tells the others."""
+    from echelon.core.serialize import from_json
+    from echelon.launch.launched.rank import launch_store
+    from echelon.launch.process_group import target_store
+    from echelon.training.loop import RankTask
+
+    limit = job.train.step_timeout_s
+    store = launch_store(place, limit)
+    try:
+        told = target_store(store)
+        told.wait([TASK_KEY], timedelta(seconds=limit))
+        return store, from_json(RankTask, json.loads(told.get(TASK_KEY)))
+    except RuntimeError as error:
+        message = f"rank 0 said nothing of a run within {limit:g} s"
+        raise EnvironmentProblem(RANK_NEVER_JOINED.problem(message)) from error
+
+
+def run_has_ended(store: Store) -> bool:
+    """Return whether all ranks have ended: they say so, or the one that hosts the store is gone."""
+    from echelon.launch.launched.rank import ALL_DONE
+
+    try:
+        return store.check([ALL_DONE])
+    except RuntimeError:
+        return True

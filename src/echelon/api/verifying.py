@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`ec.verify`: a program in any framework beside one device, tensor by tensor."""
+"""`ec.verify`, `ec.prove_module`: a program of any framework, or an own module, and one device."""
 
 from __future__ import annotations
 
@@ -8,9 +8,11 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import TYPE_CHECKING
 
+from echelon.api.given_plan import GivenPlan, plan_from_given
 from echelon.config.files.program import (
     DEVICE_FUNCTION,
     RANK_FUNCTION,
+    require_module,
     require_program,
     split_program,
 )
@@ -22,6 +24,9 @@ if TYPE_CHECKING:
 
 RANK_LIMIT_S = 300.0
 """How long the ranks of one precision may take: frameworks are imported in this time too."""
+
+NUM_STEPS = 3
+"""Optimizer steps of an own module where nobody says how many."""
 
 STILL_S = 15.0
 """How long all ranks may wait for one another while none of them computes."""
@@ -55,7 +60,7 @@ def verify_here(
 
     from echelon.core.errors import ProofFailed
     from echelon.launch.host import require_memory_for_ranks
-    from echelon.launch.local.pool import RankPool
+    from echelon.launch.local.supervisor import RankPool
     from echelon.launch.root_cause import FaultKind, RankFailure
     from echelon.proof.verify.subject_file import MAX_RANKS
     from echelon.proof.verify.verify import SubjectRanks, verify_subject
@@ -103,7 +108,7 @@ def _join(subject: Path, ranks: int | None) -> SubjectProof:
     import torch
 
     from echelon.launch.environment import read_launched_rank
-    from echelon.launch.launched_rank import run_launched_rank
+    from echelon.launch.launched.rank import run_launched_rank
     from echelon.launch.local.supervisor import LaunchOptions
 
     place = read_launched_rank()
@@ -117,3 +122,30 @@ def _join(subject: Path, ranks: int | None) -> SubjectProof:
     if outcome.failure is not None:
         raise outcome.failure.error or outcome.failure
     return outcome.results[0]
+
+
+def prove_module(
+    factory: str | Path, plan: GivenPlan, *, num_steps: int = NUM_STEPS
+) -> SubjectProof:
+    """Return the proof that `ec.parallelize` under `plan` computes what one process does.
+
+    `factory` is FILE:FUNCTION; the function returns a module, `batch(step, data_rank)`,
+    `loss(module, batch)` and, if wanted, a mapping of what `parallelize` takes by name. For a plan
+    with stages or context ranks, the loss is one of `parallelize` ("causal"), and batches are named
+    tensors. It runs in float64, then in the dtype of the plan's parameters; ranks are started here,
+    over Gloo.
+    Losses, every gradient, optimizer state, updates and all parameters after `num_steps` are
+    compared. `proof.proven` is the answer; `proof.require()` raises ProofFailed. ConfigError for a
+    mistake in the file or a module that cannot be split; RunFailed for what the ranks refuse in
+    their first step.
+    """
+    require_module(factory)
+    optional_package("torch", extra="train", purpose="proving a module")
+    from echelon.api.module_subject import OPENER
+
+    given = {
+        "opener": OPENER,
+        "plan": plan_from_given(plan).to_json(),
+        "num_steps": num_steps,
+    }
+    return verify_here(Path(factory), given=given)

@@ -23,7 +23,7 @@ from echelon.cli.flags import Json
 from echelon.cli.output import WIDEST, page_columns, print_error, print_json
 from echelon.core.errors import EnvironmentProblem, Problem
 from echelon.core.optional import install_command
-from echelon.core.rulebook import machine as rules
+from echelon.core.rulebook import launch as rules
 from echelon.core.units import binary_bytes
 from echelon.core.version import __version__
 from echelon.launch.environment import (

@@ -29,7 +29,7 @@ def explore(
 ) -> int:
     """Write a page whose controls are model, cluster, mesh, ZeRO, schedule, batch and recompute."""
     WrittenFiles.read((str(out),), (PAGE,))
-    from echelon.api.exploring import explore as write
+    from echelon.api.reporting import explore as write
 
     write(out, model=model, cluster=cluster)
     note(f"written: {out}")

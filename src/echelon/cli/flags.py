@@ -21,7 +21,7 @@ from echelon.config.settings.value_types import MEMORY_BYTES, NUMBERS, Quantity
 from echelon.core.errors import ConfigError, Problem, either
 from echelon.core.plan import Plan
 from echelon.core.quantities import EXAMPLES, near_quantity
-from echelon.core.rulebook.command_line import BAD_ARGUMENT, NEVER_OVERWRITE
+from echelon.core.rulebook.config import BAD_ARGUMENT, NEVER_OVERWRITE
 
 RunFile = Annotated[str, Parameter(help="A run.toml, or the name of a preset such as nano.")]
 """What to run: a file or a preset."""

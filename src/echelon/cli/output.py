@@ -15,7 +15,7 @@ from typing import TextIO
 
 from echelon.core.errors import EchelonError, EnvironmentProblem
 from echelon.core.messages.plurals import in_singular
-from echelon.core.rulebook.command_line import OUTPUT_WRITABLE
+from echelon.core.rulebook.config import OUTPUT_WRITABLE
 from echelon.planner.view.text_layout import WIDTH
 
 NARROWEST = 60  # columns

@@ -9,8 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from echelon.api.evaluating import follow_run
-from echelon.api.training import TrainResult, launched_servers, launched_world_size, train_job
+from echelon.api.training import (
+    TrainResult,
+    follow_run,
+    launched_servers,
+    launched_world_size,
+    train_job,
+)
 from echelon.cli.flags import Json, Overcommit, RunFile, Settings
 from echelon.cli.output import print_result
 from echelon.cli.stderr import note

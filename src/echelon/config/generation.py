@@ -18,7 +18,8 @@ from echelon.core.errors import ConfigError, InfeasiblePlan, Problem
 from echelon.core.experts import Balance, ExpertLayout
 from echelon.core.mesh import Mesh
 from echelon.core.plan import Layout, Mathematics, Pipeline, Plan, Precision
-from echelon.core.rulebook.generate import (
+from echelon.core.rulebook.pipeline import LAYERS_FILL_STAGES
+from echelon.core.rulebook.run import (
     GENERATE_CAUSAL,
     GENERATE_EXPERTS,
     GENERATE_FITS_POSITIONS,
@@ -27,7 +28,6 @@ from echelon.core.rulebook.generate import (
     GENERATE_SETTINGS,
     GENERATE_SHARES_PROMPTS,
 )
-from echelon.core.rulebook.pipeline import LAYERS_FILL_STAGES
 from echelon.core.rules import nearest_divisors
 
 GENERATION_KEYS = (

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from echelon.core.errors import EnvironmentProblem
-from echelon.core.rulebook.machine import DISK_SPACE
-from echelon.core.rulebook.run_directory import DISK_WORKS, FOLDER_WRITABLE
+from echelon.core.rulebook.launch import DISK_SPACE
+from echelon.core.rulebook.run import DISK_WORKS, FOLDER_WRITABLE
 from echelon.core.rules import Rule
 
 NO_SPACE = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)

@@ -21,7 +21,7 @@ from pathlib import Path
 
 from echelon.core.disk import NO_SPACE
 from echelon.core.errors import EnvironmentProblem, Problem
-from echelon.core.rulebook.offload import (
+from echelon.core.rulebook.zero import (
     OFFLOAD_FILE_WORKS,
     OFFLOAD_FOLDER_EXISTS,
     OFFLOAD_FOLDER_WRITABLE,

@@ -54,6 +54,13 @@ class Rule:
         return f"{self.id}\n\n{cleandoc(self.why)}\n\nRefused:\n{bad}\n\nWorks:\n{fixed}\n"
 
 
+@dataclass(frozen=True, slots=True)
+class Area:
+    """Name the area of the rules that stand below it in a file, up to the next area."""
+
+    name: str
+
+
 def nearest_divisors(number: int, wanted: int, *, limit: int = 4) -> tuple[int, ...]:
     """Return up to `limit` divisors of `number`, those nearest to `wanted`, in rising order."""
     small = [d for d in range(1, isqrt(number) + 1) if number % d == 0]

@@ -12,27 +12,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from echelon.config.entries import Entry, merge
-from echelon.config.files.reading import is_file
 from echelon.config.job import Job
 from echelon.config.load import run_name_of
+from echelon.config.reading import is_file
 from echelon.config.setting_layers import SettingLayers, gather_layers, parse_set_flags
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import Precision
-from echelon.core.rulebook.imports import IMPORT_KIND
-from echelon.interop.commands.launcher import (
+from echelon.core.rulebook.interop import IMPORT_KIND
+from echelon.interop.followed import follow_files
+from echelon.interop.formats import TABLE, recorded_entries, recorded_rows
+from echelon.interop.horovod.read import parse_horovod
+from echelon.interop.import_context import import_context
+from echelon.interop.key_reader import KeyOutcome, KeyReader
+from echelon.interop.launcher import (
     COMMAND,
     after_launcher,
     assumed_cluster,
     launch_line,
     read_launcher,
 )
-from echelon.interop.echelon_keys import TABLE, recorded_entries, recorded_rows
-from echelon.interop.followed import follow_files
-from echelon.interop.horovod.words import parse_horovod
-from echelon.interop.import_context import import_context
-from echelon.interop.key_reader import KeyOutcome, KeyReader
-from echelon.interop.lenient import read_leniently, unneeded_allowances
-from echelon.interop.one_rank import resolve_import
+from echelon.interop.lenient import read_leniently, resolve_import, unneeded_allowances
 from echelon.interop.parsing import (
     command_words,
     flatten_keys,

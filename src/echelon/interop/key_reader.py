@@ -26,14 +26,14 @@ from echelon.config.settings.value_types import (
 )
 from echelon.core.errors import Problem
 from echelon.core.rulebook.config import WRONG_TYPE
-from echelon.core.rulebook.imports import (
+from echelon.core.rulebook.interop import (
     IMPORT_AUTO,
     IMPORT_CONFLICT,
     IMPORT_NOT_HONOURED,
     IMPORT_UNKNOWN_KEY,
 )
 from echelon.core.rules import Rule, did_you_mean
-from echelon.interop.tool_tables import KeyRule
+from echelon.interop.abilities import KeyRule
 
 AUTO = "auto"
 _EXPONENT = re.compile(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+")

@@ -2,7 +2,7 @@
 """Read a foreign file: JSON, YAML, TOML or a command, into keys with dots and their values.
 
 Of the command line of a training script these are launcher flags, and the flags behind the script;
-`commands/shell.py` fills in the variables of a shell script.
+`shell.py` fills in the variables of a shell script.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from echelon.config.files.reading import missing_file
+from echelon.config.reading import missing_file
 from echelon.core.errors import ConfigError, Problem
-from echelon.core.rulebook.imports import IMPORT_SYNTAX
+from echelon.core.rulebook.interop import IMPORT_SYNTAX
 from echelon.core.serialize import decode_json
-from echelon.interop.commands.shell import script_commands
+from echelon.interop.shell import script_commands
 
 _JSON_COMMENT = re.compile(r"^[ \t]*//.*$", re.MULTILINE)
 _COMMENTED_JSON = re.compile(r"\A(\s*//.*\n)*\s*\{")

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from itertools import accumulate, pairwise
 from math import gcd
 
-from echelon.core.rulebook.batch import BATCH_DIVIDES
-from echelon.core.rulebook.imports import IMPORT_RANKS
+from echelon.core.rulebook.interop import IMPORT_RANKS
+from echelon.core.rulebook.mesh import BATCH_DIVIDES
 from echelon.core.rules import nearest_divisors
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import COUNT, KeyReader

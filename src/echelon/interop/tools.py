@@ -22,9 +22,9 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 
 if TYPE_CHECKING:
     from echelon.interop.abilities import ToolAbilities, ToolNames
+    from echelon.interop.formats import ToolWriter
     from echelon.interop.import_context import ImportContext
     from echelon.interop.key_reader import KeyReader
-    from echelon.interop.tool_writer import ToolWriter
 
 WrittenToolName = Literal["megatron", "deepspeed", "torchtitan", "accelerate"]
 """Tools that plans are written for, too."""
@@ -57,7 +57,7 @@ class Tool:
     base: str | None = None
     """The preset with a model for files that describe none; None where they do, or name one."""
     generations: tuple[str, ...]
-    """The trainers of `cost/seconds/trainer_generations.py` that run what it can run."""
+    """The trainers of `cost/seconds/trainers.py` that run what it can run."""
     also_called: Mapping[str, str] = field(default_factory=dict[str, str])
     """Other names of its generations that `--trainer` takes."""
     is_written: bool = True

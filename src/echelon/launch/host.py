@@ -19,7 +19,7 @@ from pathlib import Path
 import psutil
 
 from echelon.core.errors import EnvironmentProblem, Problem
-from echelon.core.rulebook.machine import ENOUGH_MEMORY, GLOO_INTERFACE
+from echelon.core.rulebook.launch import ENOUGH_MEMORY, GLOO_INTERFACE
 from echelon.core.units import binary_bytes
 
 START_BYTES = 2**28

@@ -14,7 +14,7 @@ from typing import Any
 
 from echelon.core.errors import ConfigError, EchelonError
 from echelon.core.plan import Plan
-from echelon.core.rulebook.observe import EVENTS_READABLE
+from echelon.core.rulebook.run import EVENTS_READABLE
 from echelon.core.serialize import decode_json
 from echelon.core.units import binary_bytes, short_count
 from echelon.core.version import __version__

@@ -14,7 +14,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from echelon.page.document import PageDocument
-from echelon.page.lessons.book import LessonBook
+from echelon.page.lessons.lesson import LessonBook
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

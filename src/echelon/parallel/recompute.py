@@ -3,7 +3,7 @@
 
 Split: nothing; it trades compute for memory.
 Sent:  the forward collectives of each recomputed block or operator a second time.
-Bytes: `tensor_bytes` in `cost/bytes/sent.py` and `context_bytes` in `cost/bytes/context/sent.py`
+Bytes: `tensor_bytes` in `cost/bytes/sent.py` and `context_bytes` in `cost/bytes/context_sent.py`
        count the forward of what is recomputed twice.
 Must divide: nothing.
 Source: Chen et al., "Training Deep Nets with Sublinear Memory Cost", 2016; Korthikanti et al.,

@@ -17,7 +17,6 @@ claims/             what must hold, and how far off it may be
 causes/             the first wrong thing: its tensor, factor and axis (diagnose.py)
 verdict.py          the proof as a value: claims in each precision, and what is wrong
 shrink.py           a plan made small, with all kept that can go wrong, and the steps of its proof
-islands.py          the evidence of each island of local SGD
 asynchronous/       a run of asynchronous servers, and its replay
 lost_islands/       a run that loses an island, and its replay
 replays.py          the claims of both
@@ -25,7 +24,6 @@ run.py              prove: shrink the plan, run its ranks and the oracle, judge 
 deviations.py       how far off each claim was, as a table
 
 verify/             prove a program that is not ours, in any framework, by what hooks capture
-module/             one module, and the plan that splits it
 independent/        a second, plain implementation to prove the oracle by
 whole_run/          a whole run of the trainer, from data to text, beside one device
 bisect/             the smallest run that fails as a given one does

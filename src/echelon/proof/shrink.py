@@ -34,7 +34,7 @@ from echelon.core.experts import Balance
 from echelon.core.model_shape import Experts, LatentAttention, LayerKind, ModelShape, RopeScaling
 from echelon.core.parameters import family_of, parameters
 from echelon.core.plan import DTYPE_BYTES, DType, Mathematics, Optimizer, Plan, Precision, Zero
-from echelon.cost.bytes.context.sent import kv_copies
+from echelon.cost.bytes.context_sent import kv_copies
 from echelon.schedule.build import SCHEDULES
 
 _DTYPES = ("parameters", "gradients", "reduction", "master")
@@ -72,8 +72,7 @@ def shrink(plan: Plan, *, precision: DType | None = None, names_apart: bool = Fa
     )
     sequence_length = _sequence_length(plan)
     model = _model(plan, sum(len(stage) for stage in stages), sequence_length)
-    replicas = plan.layout.threads.replicas
-    microbatch = replicas * min(plan.layout.microbatch_sequences // replicas, 2)
+    microbatch = min(plan.layout.microbatch_sequences, 2)
     num_microbatches = _num_microbatches(plan)
     mathematics = replace(
         plan.mathematics,

@@ -14,11 +14,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from echelon.core.plan import DTYPE_BYTES, Plan
+from echelon.cost.inputs.cost_inputs import CostInputs
+from echelon.cost.inputs.numbers import ceil_div, first_number
 from echelon.cost.seconds.data import offload_seconds
 from echelon.cost.seconds.from_plan import peak_flops
-from echelon.cost.seconds.inputs import CostInputs
 from echelon.cost.seconds.kernels import kernel_seconds
-from echelon.cost.seconds.numbers import ceil_div, first_number
 from echelon.cost.seconds.step import fullest_rank_weights
 from echelon.planner.predict.estimate import Estimate, estimate_plan
 from echelon.rehearsal.rank import RankRehearsal

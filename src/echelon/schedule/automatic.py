@@ -22,7 +22,7 @@ from itertools import product
 from types import MappingProxyType
 
 from echelon.core.errors import InfeasiblePlan, Problem
-from echelon.core.rulebook.schedule_search import SCHEDULE_SEARCH_HAS_MEMORY
+from echelon.core.rulebook.pipeline import SCHEDULE_SEARCH_HAS_MEMORY
 from echelon.schedule.action import Schedule
 from echelon.schedule.build import SCHEDULES, build_schedule, schedule_problems
 from echelon.schedule.check import peak_in_flight_per_rank

@@ -21,7 +21,7 @@ class BreadthFirst(Looped):
     name = "breadth-first"
     paper = "Lamy-Poirier 2022, arXiv 2211.05953, section 4"
     suits = "stages are gathered or summed over data ranks: each is used in one run"
-    closed_forms = "echelon.cost.seconds.pipeline:BREADTH_FIRST"
+    closed_forms = "echelon.cost.inputs.pipeline:BREADTH_FIRST"
     is_searched = False
     short_name = "breadth"
     tool_names = MappingProxyType({"torchtitan": "LoopedBFS"})

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from echelon.core.choices.registry import Registry
 from echelon.core.errors import ConfigError, InfeasiblePlan, Problem
-from echelon.core.rulebook.schedule import (
+from echelon.core.rulebook.pipeline import (
     SCHEDULE_EVEN_MICROBATCHES,
     SCHEDULE_EVEN_RANKS,
     SCHEDULE_KNOWN,

@@ -73,7 +73,7 @@ class Builder(ABC):
     """What the number of microbatches must be a multiple of."""
     suits: ClassVar[str] = ""
     """When it is the one to take, in words."""
-    closed_forms: ClassVar[str] = "echelon.cost.seconds.pipeline:ONE_F_ONE_B"
+    closed_forms: ClassVar[str] = "echelon.cost.inputs.pipeline:ONE_F_ONE_B"
     """Its `ClosedForms` for arrays of plans; those of 1F1B where it has none of its own."""
     stage_copies: ClassVar[int] = 1
     """The stages of which each pipeline rank holds the weights, virtual stages counted as one."""

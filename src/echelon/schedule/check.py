@@ -30,8 +30,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from echelon.core.errors import InfeasiblePlan, Problem
-from echelon.core.rulebook.schedule import SCHEDULE_CANNOT_DEADLOCK
-from echelon.core.rulebook.schedule_file import SCHEDULE_WITHIN_MEMORY
+from echelon.core.rulebook.pipeline import SCHEDULE_CANNOT_DEADLOCK, SCHEDULE_WITHIN_MEMORY
 from echelon.schedule.action import Action, ActionKind, Schedule
 from echelon.schedule.deadlock import (
     find_deadlock,

@@ -115,7 +115,7 @@ class DualPipe(Builder):
     microbatches_per_rank = 2  # as the authors demand: p for each direction
     microbatch_multiple = 2
     suits = "the parameters fit twice; sums over mirrored ranks come on top"
-    closed_forms = "echelon.cost.seconds.pipeline:DUALPIPE"
+    closed_forms = "echelon.cost.inputs.pipeline:DUALPIPE"
     stage_copies = 2
     is_searched = False
 

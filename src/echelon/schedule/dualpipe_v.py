@@ -21,7 +21,7 @@ class DualPipeV(VShaped):
     name = "dualpipe-v"
     paper = "DeepSeek-AI 2024, arXiv 2412.19437, section 3.2.1, cut in half"
     suits = "as dualpipe, with one copy of the parameters"
-    closed_forms = "echelon.cost.seconds.pipeline:DUALPIPE_V"
+    closed_forms = "echelon.cost.inputs.pipeline:DUALPIPE_V"
     microbatches_per_rank = 2  # as the authors demand: the number of stages
     ends_on_first_rank = True
     tool_names = MappingProxyType({"torchtitan": "DualPipeV"})

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Any, cast
 
 from echelon.core.errors import ConfigError, Problem
-from echelon.core.rulebook.schedule_file import SCHEDULE_ACTION_KNOWN
+from echelon.core.rulebook.pipeline import SCHEDULE_ACTION_KNOWN
 from echelon.core.serialize import decode_json
 from echelon.schedule.action import Action, Schedule
 

@@ -19,8 +19,12 @@ from pathlib import Path
 
 from echelon.core.errors import ConfigError, InfeasiblePlan, Problem
 from echelon.core.rulebook.config import NO_SUCH_FILE
-from echelon.core.rulebook.schedule import SCHEDULE_COVERS_ONCE, SCHEDULE_PLACES_STAGES
-from echelon.core.rulebook.schedule_file import SCHEDULE_FILE_READABLE, SCHEDULE_ROWS_ARE_RANKS
+from echelon.core.rulebook.pipeline import (
+    SCHEDULE_COVERS_ONCE,
+    SCHEDULE_FILE_READABLE,
+    SCHEDULE_PLACES_STAGES,
+    SCHEDULE_ROWS_ARE_RANKS,
+)
 from echelon.core.rules import did_you_mean
 from echelon.schedule.action import Action, Schedule
 from echelon.schedule.file_rows import ActionCells, FileRow, csv_rows, json_rows, parse_words

@@ -21,7 +21,7 @@ class Naive(Builder):
     name = "naive"
     paper = "Huang et al. 2019, GPipe, arXiv 1811.06965, figure 2(b)"
     suits = "to look for a fault: one rank works at a time, nothing overlaps"
-    closed_forms = "echelon.cost.seconds.pipeline:NAIVE"
+    closed_forms = "echelon.cost.inputs.pipeline:NAIVE"
     microbatches_per_rank = 0
     is_suggested = False
 
@@ -55,7 +55,7 @@ class GPipe(Builder):
     name = "gpipe"
     paper = "Huang et al. 2019, GPipe, arXiv 1811.06965, section 2.3"
     suits = "few microbatches (it takes any number), or all of them fit in memory"
-    closed_forms = "echelon.cost.seconds.pipeline:GPIPE"
+    closed_forms = "echelon.cost.inputs.pipeline:GPIPE"
     microbatches_per_rank = 0
     tool_names = MappingProxyType({"torchtitan": "GPipe"})
 

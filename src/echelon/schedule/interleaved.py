@@ -28,7 +28,7 @@ class Interleaved(Looped):
     name = "interleaved-1f1b"
     paper = "Narayanan et al. 2021, arXiv 2104.04473, section 2.2.2"
     suits = "m is small beside p and links are fast: v times the messages"
-    closed_forms = "echelon.cost.seconds.pipeline:INTERLEAVED"
+    closed_forms = "echelon.cost.inputs.pipeline:INTERLEAVED"
     short_name = "1f1b"
     tool_names = MappingProxyType({"megatron": "interleaved", "torchtitan": "Interleaved1F1B"})
 

@@ -27,7 +27,7 @@ class OneFOneB(Builder):
     name = "1f1b"
     paper = "Narayanan et al. 2021, arXiv 2104.04473, section 2.2.1"
     suits = "the start: few messages, and activations that do not grow with m"
-    closed_forms = "echelon.cost.seconds.pipeline:ONE_F_ONE_B"
+    closed_forms = "echelon.cost.inputs.pipeline:ONE_F_ONE_B"
     tool_names = MappingProxyType({"megatron": "1f1b", "deepspeed": "1f1b", "torchtitan": "1F1B"})
 
     def rank_actions(self, rank: int) -> tuple[Action, ...]:

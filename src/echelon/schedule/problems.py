@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from echelon.core.errors import Problem
-from echelon.core.rulebook.schedule import (
+from echelon.core.rulebook.pipeline import (
     SCHEDULE_COVERS_ONCE,
     SCHEDULE_KEEPS_ORDER,
     SCHEDULE_PLACES_STAGES,

@@ -77,7 +77,7 @@ class ZeroBubbleH1(ZeroBubbleH):
     name = "zb-h1"
     paper = "Qi et al. 2023, Zero Bubble, arXiv 2401.10241, section 2.1"
     suits = "1f1b's activations fit, nothing more; W fills what 1f1b idles"
-    closed_forms = "echelon.cost.seconds.pipeline:ZB_H1"
+    closed_forms = "echelon.cost.inputs.pipeline:ZB_H1"
 
     def in_flight(self) -> int:
         """Return p, as 1F1B has on its first rank."""
@@ -102,7 +102,7 @@ class ZeroBubbleH2(ZeroBubbleH):
     name = "zb-h2"
     paper = "Qi et al. 2023, Zero Bubble, arXiv 2401.10241, section 2.2"
     suits = "activations are cheap: up to 2p-1 microbatches are held"
-    closed_forms = "echelon.cost.seconds.pipeline:ZB_H2"
+    closed_forms = "echelon.cost.inputs.pipeline:ZB_H2"
 
     def in_flight(self) -> int:
         """Return min(m, 2p-1)."""

@@ -20,7 +20,7 @@ class ZeroBubbleV(VShaped):
     name = "zb-v"
     paper = "Qi et al. 2023, Zero Bubble, arXiv 2401.10241, section 6"
     suits = "W is about as long as F and B; the embedding and the head share rank 0"
-    closed_forms = "echelon.cost.seconds.pipeline:ZB_V"
+    closed_forms = "echelon.cost.inputs.pipeline:ZB_V"
     ends_on_first_rank = True
     tool_names = MappingProxyType({"torchtitan": "ZBVZeroBubble"})
 

@@ -29,7 +29,7 @@ from typing import Any, NoReturn, cast
 from echelon.core.disk import disk_errors
 from echelon.core.errors import ConfigError
 from echelon.core.event import Event
-from echelon.core.rulebook.observe import EVENTS_READABLE
+from echelon.core.rulebook.run import EVENTS_READABLE
 from echelon.core.serialize import from_json
 
 

@@ -20,12 +20,12 @@ from typing import TYPE_CHECKING
 
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
-from echelon.core.rulebook.observe import RUN_HAS_EXPERTS, STEP_RECORDED
+from echelon.core.rulebook.run import RUN_HAS_EXPERTS, STEP_RECORDED
 from echelon.telemetry.events import ranks_with_events
 from echelon.telemetry.json_lines import read_entries
 from echelon.telemetry.recorded_steps import RecordedSteps
 from echelon.telemetry.run_directory import open_run
-from echelon.training.routing import RoutingSummary
+from echelon.training.observer import RoutingSummary
 
 if TYPE_CHECKING:
     from echelon.parallel.expert import LayerLoad

@@ -32,12 +32,7 @@ import psutil
 from echelon.core.disk import disk_errors, flush_folder, list_names, write_durably
 from echelon.core.errors import ConfigError, EchelonError, EnvironmentProblem
 from echelon.core.plan import Plan
-from echelon.core.rulebook.run_directory import (
-    RUN_EXISTS,
-    RUN_NAME,
-    RUN_NOT_IN_USE,
-    RUN_WRITTEN_ONCE,
-)
+from echelon.core.rulebook.run import RUN_EXISTS, RUN_NAME, RUN_NOT_IN_USE, RUN_WRITTEN_ONCE
 from echelon.core.serialize import decode_json
 from echelon.core.version import __version__
 from echelon.launch.host import num_usable_cores

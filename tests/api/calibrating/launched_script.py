@@ -9,7 +9,7 @@ import os
 import sys
 
 from echelon.api.calibrating.machine import calibrate_machine
-from echelon.api.calibrating.trainer import QUICK
+from echelon.api.calibrating.measuring import QUICK
 from echelon.core.errors import EchelonError
 from tests.cost.fit.tiny_workload import TINY
 

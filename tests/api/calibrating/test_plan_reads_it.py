@@ -15,8 +15,8 @@ import pytest
 from echelon.config.cluster.file import cluster_toml
 from echelon.config.load import load_job
 from echelon.core.cluster import NOT_MEASURED, Cluster, Efficiency, Link
+from echelon.cost.inputs.numbers import first_number
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
-from echelon.cost.seconds.numbers import first_number
 from echelon.cost.seconds.step import step_seconds
 
 LAYOUT = ("mesh.tp=4", "mesh.dp_shard=4", "zero.stage=1", "batch.microbatch_sequences=1")

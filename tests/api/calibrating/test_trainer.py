@@ -9,7 +9,7 @@ from typing import Any, cast
 
 import pytest
 
-from echelon.api.calibrating.trainer import (
+from echelon.api.calibrating.measuring import (
     DP,
     HELD_OUT_SPLITS,
     NARROW,
@@ -68,7 +68,7 @@ def _note_fit(monkeypatch: pytest.MonkeyPatch) -> None:
     def fitted(cluster: Cluster, _: object, timed: Sequence[TimedStep]) -> object:
         return cluster, [(step.seconds, step.fitted) for step in timed]
 
-    monkeypatch.setattr("echelon.api.calibrating.trainer.fit_trainer", fitted)
+    monkeypatch.setattr("echelon.api.calibrating.measuring.fit_trainer", fitted)
 
 
 ONE = load_job("nano", ["cluster.preset=1xcpu-core", "mesh.pp=1"]).plan.cluster

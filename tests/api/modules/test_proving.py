@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import echelon as ec
-from echelon.api.modules.proving import prove_module
+from echelon.api.verifying import prove_module
 from echelon.core.errors import ConfigError, ProofFailed
 from tests.api.modules.files import (
     LOST_MICROBATCH,

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import nn
 
-from echelon.api.modules.subject import ModuleSubject, in_precision, open_module, plain_optimizer
+from echelon.api.module_subject import ModuleSubject, in_precision, open_module, plain_optimizer
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Optimizer
 from tests.api.modules.files import OWN, written

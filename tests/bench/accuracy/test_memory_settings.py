@@ -17,7 +17,7 @@ from bench.accuracy.published.models import model_of
 from bench.accuracy.published.programs import Program, software_of
 from bench.accuracy.published.refusals import Refused
 from bench.accuracy.published.rows import Row
-from echelon.cost.seconds.inputs import TrainerConstants
+from echelon.cost.inputs.cost_inputs import TrainerConstants
 
 PURE = "bf16 (pure: parameters, gradients, states)"
 SCALED = 1.0 + 4.0 / 256.0

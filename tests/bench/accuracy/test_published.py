@@ -21,8 +21,8 @@ from bench.accuracy.published.recomputes import recomputes_of
 from bench.accuracy.published.refusals import Refused
 from bench.accuracy.published.rows import Row, read_rows
 from echelon.cost.bytes.model_sizes import block_weights
-from echelon.cost.seconds.numbers import LayoutNumbers
-from echelon.cost.seconds.trainer_generations import FRAMEWORKS
+from echelon.cost.inputs.numbers import LayoutNumbers
+from echelon.cost.seconds.trainers import FRAMEWORKS
 
 
 def row(**columns: str) -> Row:

@@ -10,8 +10,8 @@ import pytest
 from echelon.cli.explain.context import KINDS
 from echelon.cli.main import main
 from echelon.config.load import load_job
-from echelon.cost.bytes.context.memory import most_attention_memory
-from echelon.cost.bytes.context.sent import block_bytes
+from echelon.cost.bytes.context_memory import most_attention_memory
+from echelon.cost.bytes.context_sent import block_bytes
 from echelon.layout.context_work import attention_imbalance
 
 LONG = (

@@ -9,7 +9,7 @@ import pytest
 
 from echelon.cli.main import main
 from echelon.core.parameters import num_parameters
-from echelon.cost.bytes.model_states import (
+from echelon.cost.bytes.model_sizes import (
     MIXED_PRECISION,
     ROUTED,
     model_states,

@@ -8,7 +8,7 @@ import re
 import pytest
 
 from echelon.cli.main import main
-from echelon.cost.bytes.model_states import FP32_PRECISION, communication_volume, model_states
+from echelon.cost.bytes.model_sizes import FP32_PRECISION, communication_volume, model_states
 
 pytestmark = pytest.mark.usefixtures("wide")
 

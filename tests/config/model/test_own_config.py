@@ -15,7 +15,7 @@ from echelon.core.choices.lora import Lora
 from echelon.core.errors import CheckpointError, ConfigError
 from echelon.core.model_shape import RopeScaling
 from echelon.core.parameters import base_shape
-from echelon.interop.hugging_face.config_json import own_config, shape_of_config
+from echelon.interop.hugging_face.folder import own_config, shape_of_config
 from echelon.proof.matrix.random_settings import PRESET, flags_of
 from echelon.training.weights.files import position_problems
 from tests.cli.walks.prove_walk import draw

@@ -18,7 +18,7 @@ from echelon.config.model.unknown import has_sizes, why_nothing_is_assumed
 from echelon.config.rules.plan import require_yes_to_assumed
 from echelon.core.errors import ConfigError
 from echelon.core.model_shape import ModelShape
-from echelon.interop.hugging_face.config_json import hub_config
+from echelon.interop.hugging_face.folder import hub_config
 from echelon.interop.importer import import_file
 from echelon.page.plan import plan_page
 from echelon.planner.search.request import make_request

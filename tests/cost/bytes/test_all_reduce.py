@@ -6,8 +6,7 @@ import pytest
 
 from echelon.core.plan import DTYPE_BYTES
 from echelon.cost.bytes.all_reduce import SumGroup, sum_group
-from echelon.cost.bytes.gather_tiers import collective_tiers
-from echelon.cost.bytes.sent import bytes_sent
+from echelon.cost.bytes.sent import bytes_sent, collective_tiers
 from echelon.cost.bytes.terms import all_reduce_bytes
 from echelon.cost.bytes.transient import transient_terms
 from echelon.cost.peak.rank_peak import PeakWalk

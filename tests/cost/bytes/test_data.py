@@ -11,7 +11,7 @@ from echelon.core.axis import LOSS_AXES, Axis
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import DTYPE_BYTES, Plan, Zero, ZeroStage
 from echelon.cost.bytes.data import COUNT_BYTES, module_bytes
-from echelon.cost.bytes.model_states import communication_volume
+from echelon.cost.bytes.model_sizes import communication_volume
 from echelon.cost.bytes.sent import bytes_sent, bytes_sent_by_axis
 from echelon.layout.buckets import plan_buckets
 from echelon.layout.module_buckets import ModuleParameter, plan_module_buckets

@@ -11,7 +11,6 @@ import pytest
 from echelon.config.cluster.settings import read_typed_cluster
 from echelon.core.axis import LOSS_AXES, MESH_AXES, SHARD_AXES, Axis
 from echelon.core.mesh import Mesh
-from echelon.cost.bytes.fullest_rank import fullest_rank_bytes
 from echelon.cost.bytes.nccl import (
     CONNECTION_BYTES,
     POOL_BYTES,
@@ -20,9 +19,10 @@ from echelon.cost.bytes.nccl import (
     nccl_facts,
     num_collective_communicators,
 )
-from echelon.cost.seconds.inputs import CostInputs
-from echelon.cost.seconds.numbers import Num
-from echelon.cost.seconds.trainer_generations import constants_of_trainer, our_constants
+from echelon.cost.inputs.cost_inputs import CostInputs
+from echelon.cost.inputs.numbers import Num
+from echelon.cost.peak.fullest_rank import fullest_rank_bytes
+from echelon.cost.seconds.trainers import constants_of_trainer, our_constants
 from tests.cost.seconds.small_work import MACHINE, MIXTURE, MODEL, small_work, with_trainer
 
 

@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from math import prod
 from typing import Any
 
 import pytest
 
-from echelon.core.plan import Plan, Recompute
-from echelon.cost.bytes.sent import bytes_sent, bytes_sent_by_axis, stream_bytes
+from echelon.core.parameters import parameters
+from echelon.core.plan import Plan, Recompute, Zero
+from echelon.cost.bytes.model_sizes import block_weights
+from echelon.cost.bytes.sent import (
+    bytes_sent,
+    bytes_sent_by_axis,
+    parameter_gather_tiers,
+    stream_bytes,
+)
+from echelon.cost.seconds.from_plan import cost_inputs_from_plan
+from echelon.layout.buckets import plan_buckets
+from echelon.layout.stage import rank_part
 from tests.core.test_parameters import LLAMA2_7B
 from tests.parallel.layouts import GPT2, NANO, QWEN, cut, plan_of
+from tests.parallel.secondary.nodes import on_nodes, without_secondary
 
 SEVENTY = replace(LLAMA2_7B, name="70b", layers=80, hidden=8192, heads=64, kv_heads=8, ffn=28672)
 
@@ -142,3 +154,77 @@ def test_accumulation_leaves_the_data_axis_alone() -> None:
         bytes_sent_by_axis(plan_of(model=NANO, tp=2, microbatches=4), 0)["tp"]
         == 4 * (bytes_sent_by_axis(plan_of(model=NANO, tp=2, microbatches=1), 0)["tp"])
     )
+
+
+OLMO = replace(NANO, norm_place="after", qk_norm=True, qk_norm_over="width")
+
+
+def sent(plan: Plan) -> dict[str, tuple[int, int]]:
+    """Return count and bytes of the terms of these norms."""
+    return {
+        term.name.removeprefix("norms of all heads "): (term.count, term.each)
+        for term in bytes_sent(plan, 0)
+        if term.name.startswith("norms of all heads")
+    }
+
+
+@pytest.mark.parametrize(("dtype", "size"), [("bf16", 4), ("fp64", 8)])
+def test_two_numbers_of_a_token_are_summed_in_each_pass(dtype: str, size: int) -> None:
+    plan = plan_of(model=OLMO, tp=2, dtype=dtype)
+    passes = OLMO.layers * plan.num_microbatches
+    message = 2 * plan.local_tokens * size
+    assert sent(plan) == {"forward": (passes, message), "backward": (passes, message)}
+    assert sent(plan_of(model=OLMO, dtype=dtype)) == {}
+    assert sent(plan_of(model=replace(OLMO, qk_norm_over="head"), tp=2, dtype=dtype)) == {}
+
+
+@pytest.mark.parametrize(
+    ("recompute", "again"),
+    [
+        (Recompute(policy="selective", operators=("attention",)), 1.0),
+        (Recompute(policy="selective", operators=("mlp",)), 0.0),
+        (Recompute(policy="full", every=1), 1.0),
+    ],
+)
+def test_they_travel_again_where_attention_is_made_again(
+    recompute: Recompute, again: float
+) -> None:
+    plan = plan_of(model=OLMO, tp=2)
+    plan = replace(plan, layout=replace(plan.layout, recompute=recompute))
+    found = sent(plan)
+    assert found.get("forward again", (0, 0))[0] == again * found["forward"][0]
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+def test_a_rank_has_its_part_of_the_weight(tp: int) -> None:
+    plan = plan_of(model=OLMO, tp=tp)
+    specs = [one for one in parameters(OLMO) if one.layer == 0]
+    held = sum(prod(one.shape) // (1 if one.split_dim is None else tp) for one in specs)
+    work = cost_inputs_from_plan(plan)
+    assert float(block_weights(work.model, work.layout, mixture=False)[0]) == held
+    assert {one.name: one.split_dim for one in specs}["layers.0.attention.q_norm.weight"] == 0
+
+
+def test_one_gather_of_a_step_crosses_nodes_and_all_others_stay() -> None:
+    zero = Zero(stage=3, accumulate="slices", secondary=True)
+    plan = on_nodes(plan_of(dp_shard=8, microbatches=3, zero=zero), 4)
+    buckets = plan_buckets(plan, rank_part(plan, 0))
+    elements = {bool(b.backward_units): 0 for b in buckets}
+    for bucket in buckets:
+        elements[bool(bucket.backward_units)] += bucket.num_elements
+    both, looked_up = elements[True] * 8, elements[False] * 8  # bytes
+    near, far = parameter_gather_tiers(plan, 5)
+    assert far == (both + looked_up) * 4 // 8
+    later = 5 * both + 2 * looked_up
+    assert near == (both + looked_up) * 3 // 8 + later * 3 // 4
+    plain = parameter_gather_tiers(without_secondary(plan), 5)
+    assert plain == ((6 * both + 3 * looked_up) * 3 // 8, (6 * both + 3 * looked_up) * 4 // 8)
+
+
+def test_inside_of_one_node_nothing_crosses() -> None:
+    plan = plan_of(dp_shard=4, zero=Zero(stage=3))
+    near, far = parameter_gather_tiers(plan, 0)
+    assert near > 0
+    assert far == 0
+    alone = on_nodes(replace(plan), 1)
+    assert parameter_gather_tiers(alone, 0) == (0, near)

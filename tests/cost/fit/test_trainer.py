@@ -6,12 +6,12 @@ from dataclasses import replace
 
 import pytest
 
-from echelon.api.calibrating.trainer import SPLITS, plan_of_split
+from echelon.api.calibrating.measuring import SPLITS, plan_of_split
 from echelon.config.load import load_job
 from echelon.core.cluster import Cluster
 from echelon.cost.fit.trainer import TimedStep, fit_trainer, plan_label, predicted_steps
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
-from echelon.cost.seconds.trainer_generations import our_constants
+from echelon.cost.seconds.trainers import our_constants
 from echelon.planner.predict.estimate import estimate_from_inputs, estimate_plan
 
 TRUE = {

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from echelon.cost.seconds.inputs import CostInputs, TrainerConstants
-from echelon.cost.seconds.numbers import LayoutNumbers, MachineNumbers, ModelNumbers, TierNumbers
+from echelon.cost.inputs.cost_inputs import CostInputs, TrainerConstants
+from echelon.cost.inputs.numbers import LayoutNumbers, MachineNumbers, ModelNumbers, TierNumbers
 
 INSIDE = TierNumbers(degree=4.0, bandwidth=1e9, latency_s=1e-5, efficiency=1.0, half_bytes=0.0)
 NETWORK = TierNumbers(degree=64.0, bandwidth=1e8, latency_s=1e-4, efficiency=0.5, half_bytes=1000.0)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import pytest
 
 from echelon.config.load import load_job
-from echelon.cost.seconds.data import node_gather_seconds, node_slice_weights, unit_gather_seconds
+from echelon.cost.bytes.model_sizes import node_slice_weights
+from echelon.cost.inputs.cost_inputs import CostInputs
+from echelon.cost.seconds.data import node_gather_seconds, unit_gather_seconds
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
-from echelon.cost.seconds.inputs import CostInputs
 
 WEIGHTS = 2e8
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from echelon.cost.bytes.model_sizes import block_weights, embedding_weights, head_weights
+from echelon.cost.inputs.pipeline import schedule_index
 from echelon.cost.seconds.block import block_seconds, end_seconds
-from echelon.cost.seconds.pipeline import schedule_index
 from echelon.cost.seconds.step import (
     fullest_rank_weights,
     message_between_stages,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from echelon.page.lessons.guides.words import all_words
+from echelon.page.lessons.guides.glossary import all_words
 
 HEAD = """# Glossary
 

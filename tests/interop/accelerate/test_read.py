@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
+from echelon.interop.abilities import KeyRule
 from echelon.interop.accelerate.abilities import TABLES
 from echelon.interop.accelerate.read import OTHER_TYPES
-from echelon.interop.tool_tables import KeyRule
 from tests.interop.imports import Imports, rows_of
 
 # What `accelerate config` writes for FSDP 1 on two machines.

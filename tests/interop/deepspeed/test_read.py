@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from echelon.interop.abilities import KeyRule
 from echelon.interop.deepspeed.abilities import TABLES
 from echelon.interop.formats import nest_keys
 from echelon.interop.key_reader import KINDS
-from echelon.interop.tool_tables import KeyRule
 from tests.interop.imports import Imports, rows_of, set_by, zero
 
 REST = TABLES.keys["rest"]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from echelon.interop.horovod.read import TABLES
+from echelon.core.errors import ConfigError
+from echelon.interop.horovod.read import TABLES, parse_horovod
 from echelon.interop.importer import detect_tool
 from tests.interop.imports import Imports, rows_of, set_by
 
@@ -16,6 +17,8 @@ HOROVOD_CYCLE_TIME=3 horovodrun -np 4 -H h1:2,h2:2 --fusion-threshold-mb 32 \\
     --base-lr 0.0125 --momentum 0.9 --wd 0.00005 --seed 42
 """
 """As one would start the examples of Horovod on two hosts."""
+
+HERE = Path("run.sh")
 
 
 @pytest.fixture
@@ -122,3 +125,42 @@ def test_every_flag_without_need_says_why(horovod: Imports) -> None:
     found = horovod(command(" ".join(launcher), " ".join(script)))
     told = [rows_of(found, key) for key in plain]
     assert all(rows[0].why and not rows[0].setting for rows in told)
+
+
+def test_short_flags_are_the_long_ones_and_python_is_none() -> None:
+    text = "HOROVOD_LOG=x horovodrun -np 4 -H a:2,b:2 -p 22 --verbose python3.11 -u t.py --lr 1e-3"
+    assert parse_horovod(HERE, text) == {
+        "HOROVOD_LOG": "x",
+        "--num-proc": 4,
+        "--hosts": "a:2,b:2",
+        "--ssh-port": 22,
+        "--verbose": True,
+        "--lr": 0.001,
+    }
+
+
+def test_values_may_follow_an_equals_sign_be_several_or_negative() -> None:
+    text = "horovodrun --num_proc=2 --blacklist-cooldown-range 60 300 python t.py --shift -3"
+    assert parse_horovod(HERE, text) == {
+        "--num-proc": 2,
+        "--blacklist-cooldown-range": [60, 300],
+        "--shift": -3,
+    }
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("horovodrun -np 2 -np 4 python t.py", "has --num-proc twice"),
+        ("horovodrun -np 2 python t.py --num-proc 3", "has --num-proc twice"),
+        ("srun horovodrun -np 2 python t.py", "has 'srun'"),
+        ("horovodrun python t.py", "holds no command"),
+        ("horovodrun 4 -np 2 python t.py", "'4' in front of every flag"),
+        ("horovodrun -np '2", "is no command"),
+    ],
+)
+def test_what_is_no_such_command_is_told(text: str, said: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse_horovod(HERE, text)
+    assert caught.value.rules == ("import-syntax",)
+    assert said in caught.value.problems[0].message

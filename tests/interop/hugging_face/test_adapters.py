@@ -11,7 +11,7 @@ from echelon.core.choices.lora import Lora
 from echelon.core.errors import ConfigError
 from echelon.core.parameters import num_trained_parameters
 from echelon.interop.hugging_face.adapters import adapter_config, adapter_tensors
-from echelon.interop.hugging_face.config_json import hub_config
+from echelon.interop.hugging_face.folder import hub_config
 from tests.parallel.layouts import GPT2, NANO
 
 LORA = Lora(rank=4, alpha=8.0, targets=("q", "down"))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.interop.megatron.read_pipeline import stages_of_layout
+from echelon.interop.megatron.read import stages_of_layout
 from tests.interop.imports import Imports, rows_of
 from tests.interop.megatron.commands import SMALL
 

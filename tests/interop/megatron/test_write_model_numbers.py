@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from echelon.interop.megatron.write_model import number_flags
+from echelon.interop.megatron.write import number_flags
 from tests.interop.plans import ALL_BF16, FP16, job_of
 
 

@@ -6,6 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from echelon.interop.import_context import ImportContext, import_context
+from echelon.interop.key_reader import COUNT, KeyReader
+from echelon.interop.nemo.read import Translation, fill_references, read_translated
 from tests.interop.imports import Imports, rows_of, set_by
 
 SMALL = """
@@ -65,3 +68,49 @@ def test_what_is_refused_has_the_name_that_nemo_has(
     nemo: Imports, old: str, new: str, place: str
 ) -> None:
     assert place in [where for _, where in nemo.refused(SMALL.replace(old, new))]
+
+
+def test_references_are_filled_and_sums_made() -> None:
+    given: dict[str, object] = {
+        "model.hidden_size": 64,
+        "model.ffn": "${multiply:4, ${.hidden_size}}",
+        "model.seq": "${training.model.length}",
+        "model.length": 128,
+        "run.name": "gpt_${model.hidden_size}",
+        "run.dir": "${base_dir}/x",
+        "run.bad": "${multiply:a, 2}",
+        "run.loop": "${run.loop}",
+    }
+    found = fill_references(given)
+    assert (found["model.ffn"], found["model.seq"], found["run.name"]) == (256, 128, "gpt_64")
+    assert (found["run.dir"], found["run.bad"]) == ("${base_dir}/x", "${multiply:a, 2}")
+    assert found["run.loop"] == "${run.loop}"
+
+
+def read_flags(reader: KeyReader, _: ImportContext) -> None:
+    reader.take("--layers", "model.layers", COUNT, "as --layers has it")
+    reader.set_or_default("--heads", "model.heads", 8, "default")
+    if reader.has("--bad"):
+        reader.refuse("--bad", "it is not --layers")
+    reader.assume("--heads of the other tool")
+    reader.finish()
+
+
+def test_rows_refusals_and_sources_have_the_first_names() -> None:
+    reader = KeyReader(tool="Tool", path="file", given={"m.layers": 2, "m.bad": True})
+    translation = Translation(
+        flags={"--layers": 2, "--bad": True},
+        origins={"--layers": "m.layers", "--bad": "m.bad"},
+        names={"--heads": "m.heads"},
+    )
+    read_translated(reader, translation, read_flags, import_context({}, None))
+    assert reader.entries["model.layers"].source == "file: m.layers"
+    assert {row.key: row.why for row in reader.rows} == {
+        "m.layers": "as m.layers has it",
+        "m.heads": "default",
+    }
+    (refusal,) = reader.refusals
+    assert refusal.keys == ("m.bad",)
+    assert refusal.problem.message == "m.bad = true: it is not m.layers"
+    assert reader.assumptions == ["m.heads of the other tool"]
+    assert set(translation.origins.values()) <= set(reader.known)

@@ -8,8 +8,7 @@ import pytest
 
 from echelon.core.plan import Context, ContextKind
 from echelon.interop.importer import detect_tool
-from echelon.interop.torchtitan.abilities import TABLES
-from echelon.interop.torchtitan.flavors import FLAVORS, Flavor
+from echelon.interop.torchtitan.abilities import FLAVORS, TABLES, Flavor
 from tests.interop.imports import Imports, rows_of, set_by
 from tests.interop.torchtitan.configs import SMALL, small
 

@@ -11,8 +11,15 @@ from echelon.page.figures import (
     HeatFigure,
     ScheduleFigure,
 )
-from echelon.page.lessons.diagram import DiagramFigure, FoldsFigure, TreeFigure
-from echelon.page.lessons.lesson import Lesson, LessonFigure, Scene, choices
+from echelon.page.lessons.lesson import (
+    DiagramFigure,
+    FoldsFigure,
+    Lesson,
+    LessonFigure,
+    Scene,
+    TreeFigure,
+    choices,
+)
 
 READ = """() => {
   const texts = (root, query) => [...root.querySelectorAll(query)].map((one) => one.textContent);

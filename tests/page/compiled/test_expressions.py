@@ -6,8 +6,7 @@ import pytest
 
 from echelon.page.compiled.expressions import __doc__ as said
 from echelon.page.compiled.module import module_text
-from echelon.page.compiled.names import CompiledProgram
-from echelon.page.compiled.source import NotCompiled
+from echelon.page.compiled.names import CompiledProgram, NotCompiled
 from tests.page.compiled.programs import with_identity
 
 

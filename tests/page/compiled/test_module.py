@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from echelon.page.compiled.module import module_text
-from echelon.page.compiled.names import CompiledProgram
-from echelon.page.compiled.source import NotCompiled
+from echelon.page.compiled.names import CompiledProgram, NotCompiled
 from tests.page.compiled.programs import PROGRAMS, REFUSED
 from tests.page.explorer.test_formulas import COMPILED, node
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 
-from echelon.page.compiled.source import class_tree, function_tree
+from echelon.page.compiled.names import class_tree, function_tree
 from tests.page.compiled.programs import Point, loops
 
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+from echelon.page.compiled.module import __doc__ as said
 from echelon.page.compiled.module import module_text
-from echelon.page.compiled.names import CompiledProgram
-from echelon.page.compiled.source import NotCompiled
-from echelon.page.compiled.statements import __doc__ as said
+from echelon.page.compiled.names import CompiledProgram, NotCompiled
 from tests.page.compiled.programs import with_else_of_a_loop
 
 

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from echelon.page.drawn.axis import round_step, seconds_text, step_axis, value_axis
+from echelon.page.drawn.lines import round_step, seconds_text, step_axis, value_axis
 from tests.walks import examples
 
 

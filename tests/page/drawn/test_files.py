@@ -8,7 +8,7 @@ import pytest
 
 from echelon.core.errors import ConfigError, EchelonError
 from echelon.page.document import PageDocument
-from echelon.page.drawn import png
+from echelon.page.drawn import files as png
 from echelon.page.drawn.figure import drawing
 from echelon.page.drawn.files import FigureFiles
 from echelon.page.drawn.marks import svg_file

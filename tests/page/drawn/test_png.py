@@ -7,9 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from echelon.page.drawn.files import FigureFiles
+from echelon.page.drawn.files import ZOOM, FigureFiles, png_bytes, require_png
 from echelon.page.drawn.marks import Drawing, box, words
-from echelon.page.drawn.png import ZOOM, png_bytes, require_png
 from tests.page.browser.documents import documents
 
 pytest.importorskip("resvg_py", reason="no resvg: pip install '.[png]'")

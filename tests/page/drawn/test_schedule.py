@@ -9,8 +9,8 @@ import pytest
 
 from echelon.config.load import load_job
 from echelon.page.drawn.figure import drawing
+from echelon.page.drawn.lines import draw_schedule
 from echelon.page.drawn.marks import PAGE, TINTS
-from echelon.page.drawn.schedule import draw_schedule
 from echelon.page.figures import ScheduleChart, ScheduleFigure, ScheduleLane
 from echelon.page.plan import plan_page
 from echelon.page.schedule import KIND_WORDS

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echelon.config.load import load_job
+from echelon.page.drawn.bars import draw_waterfall
 from echelon.page.drawn.figure import drawing
-from echelon.page.drawn.waterfall import draw_waterfall
 from echelon.page.figures import WaterfallFigure
 from echelon.page.plan import plan_page
 from tests.page.drawn.reading import assert_words_are_clear, boxes, texts

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from echelon.core.errors import InfeasiblePlan, Problem
-from echelon.core.rulebook.schedule import SCHEDULE_CANNOT_DEADLOCK
+from echelon.core.rulebook.pipeline import SCHEDULE_CANNOT_DEADLOCK
 from echelon.page.explorer.schedules import (
     ActionLengths,
     ScheduleVerdict,

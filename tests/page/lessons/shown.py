@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from echelon.page.lessons.diagram import DiagramFigure, Tile
-from echelon.page.lessons.lesson import Frame
+from echelon.page.lessons.lesson import DiagramFigure, Frame, Tile
 
 
 def diagrams(frame: Frame) -> Iterator[DiagramFigure]:

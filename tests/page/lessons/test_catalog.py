@@ -13,8 +13,7 @@ import pytest
 from echelon.cli.main import main
 from echelon.handbook.errata.claims import all_claims
 from echelon.page.lessons.catalog import lesson_book
-from echelon.page.lessons.diagram import DiagramFigure, Tile, TreeFigure
-from echelon.page.lessons.lesson import Frame, Lesson
+from echelon.page.lessons.lesson import DiagramFigure, Frame, Lesson, Tile, TreeFigure
 
 LESSONS = lesson_book().lessons
 FIGURES = {f"M{number}" for number in range(1, 26)} - {"M11"} | {"E20", "F11"}

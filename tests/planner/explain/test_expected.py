@@ -1,4 +1,4 @@
-"""The expected seconds of a step are made of those of `cost/interruptions.py`."""
+"""The expected seconds of a step are made of those of `cost/seconds/interruptions.py`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from echelon.core.parameters import num_active_parameters, num_parameters
-from echelon.cost.interruptions import interruptions
+from echelon.cost.seconds.interruptions import interruptions
 from echelon.planner.explain.expected import interruptions_of_run
 from echelon.planner.search.ranked import expected_of_request, objective_value
 from echelon.planner.search.search import search

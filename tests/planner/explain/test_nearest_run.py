@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from echelon.cost.seconds.inputs import CostInputs
+from echelon.cost.inputs.cost_inputs import CostInputs
 from echelon.planner.explain.nearest_run import (
     measured_runs,
     nearest_run,

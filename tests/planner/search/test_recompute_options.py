@@ -7,9 +7,9 @@ from itertools import pairwise
 
 import pytest
 
-from echelon.cost.bytes.fullest_rank import fullest_rank_bytes
+from echelon.cost.inputs.numbers import LayoutNumbers
+from echelon.cost.peak.fullest_rank import fullest_rank_bytes
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
-from echelon.cost.seconds.numbers import LayoutNumbers
 from echelon.cost.seconds.step import step_seconds
 from echelon.planner.search.recompute_options import (
     RecomputeOption,

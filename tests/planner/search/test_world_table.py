@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from echelon.cost.seconds.numbers import Array
+from echelon.cost.inputs.numbers import Array
 from echelon.planner.predict.formulas import RowIndex
 from echelon.planner.search.sweep import SearchSweep
 from echelon.planner.search.world_table import WorldTable, world_table

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from echelon.core.rulebook import prove as rules
-from echelon.parallel.completion.race import Race, RaceKind
+from echelon.parallel.completion.in_flight import Race, RaceKind
 from echelon.proof.activations import ObservedActivation
 from echelon.proof.causes.plans import (
     diagnose_races,

@@ -10,8 +10,8 @@ import torch
 
 from echelon.core.experts import Balance
 from echelon.core.plan import Plan
-from echelon.launch.local.pool import RankPool
-from echelon.models.initial import initial_values
+from echelon.launch.local.supervisor import RankPool
+from echelon.models.counter_random import initial_values
 from echelon.parallel.expert import router
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.choice_errors import choice_error, drop_error, with_ties_of_ranks
@@ -23,12 +23,7 @@ from echelon.proof.oracle.operations import ForcedRouting
 from echelon.proof.oracle.oracle import OracleStep, run_oracle
 from echelon.proof.run import prove
 from echelon.proof.shrink import shrink
-from echelon.proof.subject import (
-    ReportedRoute,
-    ReportedRouting,
-    ReportedRoutingSummary,
-    StepRecord,
-)
+from echelon.proof.subject import ReportedRoute, ReportedRouting, ReportedRoutingSummary, StepRecord
 from tests.parallel.layouts import DEEPSEEK, MIXTRAL, plan_of
 from tests.proof.mutants.planting import Mutant
 from tests.proof.replicas import replicas

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from echelon.core.errors import CheckpointError
-from echelon.core.rulebook.checkpoint import CHECKPOINT_EXISTS
+from echelon.core.rulebook.run import CHECKPOINT_EXISTS
 from echelon.training.checkpoint.communicator import (
     ObjectCommunicator,
     SingleRankCommunicator,

@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 import echelon as ec
 from echelon.core.errors import CheckpointError, ConfigError
 from echelon.core.parameters import base_shape
-from echelon.interop.hugging_face.config_json import hub_config
+from echelon.interop.hugging_face.folder import hub_config
 from tests.training.small_runs import TINY, small_job, trained_run
 
 pytestmark = pytest.mark.filterwarnings("ignore:`is_gradient_checkpointing`:FutureWarning")

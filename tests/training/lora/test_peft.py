@@ -21,7 +21,7 @@ from echelon.core.model_shape import Experts, LatentAttention, ModelShape
 from echelon.core.parameters import base_shape, is_adapter
 from echelon.core.plan import Optimizer
 from echelon.interop.hugging_face.adapters import adapter_tensors
-from echelon.interop.hugging_face.config_json import hub_config
+from echelon.interop.hugging_face.folder import hub_config
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.checkpoint.communicator import SingleRankCommunicator
 from echelon.training.engine import TrainEngine

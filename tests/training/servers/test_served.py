@@ -10,7 +10,7 @@ import pytest
 from echelon.core.choices.updates import Updates
 from echelon.core.errors import RunFailed
 from echelon.core.plan import Plan
-from echelon.core.rulebook.train import LOSS_NOT_FINITE
+from echelon.core.rulebook.run import LOSS_NOT_FINITE
 from echelon.training.servers.served import Answer, Push, Served
 
 

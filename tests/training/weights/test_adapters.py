@@ -17,8 +17,8 @@ from echelon.core.errors import CheckpointError, Problem
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import is_adapter, parameters
 from echelon.interop.hugging_face.adapters import adapter_config, adapter_tensors
-from echelon.interop.hugging_face.config_json import hub_config
-from echelon.parallel.weights import Shard
+from echelon.interop.hugging_face.folder import hub_config
+from echelon.parallel.storage.weights import Shard
 from echelon.training.checkpoint.communicator import SingleRankCommunicator
 from echelon.training.weights.adapters import find_adapters
 from echelon.training.weights.load import load_weights

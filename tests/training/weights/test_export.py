@@ -14,20 +14,20 @@ from transformers import AutoModelForCausalLM
 from echelon.core.errors import CheckpointError
 from echelon.core.model_shape import Experts, ModelShape, RopeScaling
 from echelon.core.parameters import parameters, router_biases
-from echelon.interop.hugging_face.config_json import hub_config
 from echelon.interop.hugging_face.folder import (
     INDEX_NAME,
     folder_tensors,
+    hub_config,
     index_text,
     share_out,
 )
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.training.checkpoint.communicator import SingleRankCommunicator
 from echelon.training.checkpoint.index import PARAMETERS, CheckpointIndex, TensorEntry
 from echelon.training.checkpoint.shard_file import write_shard_file
-from echelon.training.expert_state import ROUTER_BIAS
+from echelon.training.experts.balance import ROUTER_BIAS
 from echelon.training.weights.export import open_model
 from echelon.training.weights.files import find_weights
 from echelon.training.weights.load import load_weights

@@ -3,9 +3,7 @@
 
 machine.py     a cluster file of this machine, or of all nodes under torchrun
 place.py       how many ranks of what device are measured
-measuring.py   kernels and collectives, each once, whatever interrupts
-trainer.py     whole steps of small plans
+measuring.py   kernels and collectives, then whole steps of small plans: each once
 merge.py       `ec.merge_calibrations`: several such files -> one
-model.py       the units of a model
-run.py         the cluster of a run, refined by its events
+run.py         the units of a model; the cluster of a run, refined by its events
 """

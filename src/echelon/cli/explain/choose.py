@@ -19,9 +19,15 @@ from echelon.config.load import resolve
 from echelon.config.setting_layers import SettingLayers, gather_layers, parse_set_flags
 from echelon.core.plan import Plan
 from echelon.core.units import gib, short_count
-from echelon.cost.seconds.inputs import TrainerConstants
-from echelon.handbook.guides.agreement import Advice, SituationAdvice, advise
-from echelon.handbook.guides.comparison import StrategyRow, compare_strategies, step_seconds_of
+from echelon.cost.inputs.cost_inputs import TrainerConstants
+from echelon.handbook.guides.comparison import (
+    Advice,
+    SituationAdvice,
+    StrategyRow,
+    advise,
+    compare_strategies,
+    step_seconds_of,
+)
 from echelon.handbook.guides.practices import PRACTICES
 from echelon.handbook.guides.situation import PlanSituation
 from echelon.handbook.guides.sizes import NAMED
@@ -203,7 +209,7 @@ def _parts(question: ChooseQuestion, *, columns: int) -> Iterator[list[str]]:
     for advice in advised.advice:
         yield list(_advice(advice, advised.situation, question.seconds(advice), columns=columns))
     rows = compare_strategies(advised.situation, question.software)
-    head = "Strategies side by side, on all devices (2 psi: cost/bytes/model_states.py)"
+    head = "Strategies side by side, on all devices (2 psi: cost/bytes/model_sizes.py)"
     yield [
         head,
         "",
@@ -243,7 +249,7 @@ def _head(
         f"{situation.positions:,} positions a microbatch, {situation.global_sequences:,} sequences "
         f"a step. A weight takes {sizes.total} bytes: parameter {sizes.parameters}, gradient "
         f"{sizes.gradients}, master {sizes.master}, moments {sizes.moments}. Bytes are those of "
-        "cost/bytes/fullest_rank.py, under 1F1B."
+        "cost/peak/fullest_rank.py, under 1F1B."
     )
     if defaults_taken:
         text += f" Taken where nothing is said: {'; '.join(defaults_taken)}."

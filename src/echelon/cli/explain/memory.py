@@ -17,13 +17,13 @@ from echelon.config.cluster.devices import common_devices
 from echelon.config.load import load_job
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import DTYPE_BYTES, Plan, ZeroStage
-from echelon.core.rulebook.cost import ZERO_NEEDS_DEGREE
+from echelon.core.rulebook.planner import ZERO_NEEDS_DEGREE
 from echelon.core.units import binary_bytes, short_count
-from echelon.cost.bytes.model_sizes import kv_bytes
-from echelon.cost.bytes.model_states import (
+from echelon.cost.bytes.model_sizes import (
     STAGES,
     ModelStates,
     StatePrecision,
+    kv_bytes,
     largest_model,
     states_formula,
     states_of_rank,
@@ -231,7 +231,7 @@ def _block(plan: Plan) -> Iterator[str]:
     yield ""
     yield (
         f"  {plan.layout.microbatch_sequences} x {plan.mathematics.sequence_length:,} positions: "
-        f"{binary_bytes(block_activations(plan))} (cost/bytes/fullest_rank.py)"
+        f"{binary_bytes(block_activations(plan))} (cost/peak/fullest_rank.py)"
     )
 
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """`echelon explain zero`: where the bytes of ZeRO's stages come from, line by line.
 
-Every number is a formula of `cost/bytes/model_states.py`; without a number of parameters the page
+Every number is a formula of `cost/bytes/model_sizes.py`; without a number of parameters the page
 is in units of psi.
 """
 
@@ -14,9 +14,9 @@ from typing import Any, Literal
 from echelon.cli.flags import read_bytes, read_number
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import ZeroStage
-from echelon.core.rulebook.cost import PREDICTION_IN_RANGE, ZERO_NEEDS_DEGREE
+from echelon.core.rulebook.planner import PREDICTION_IN_RANGE, ZERO_NEEDS_DEGREE
 from echelon.core.units import binary_bytes, decimal_bytes, short_count
-from echelon.cost.bytes.model_states import (
+from echelon.cost.bytes.model_sizes import (
     FP32_PRECISION,
     MIXED_PRECISION,
     STAGES,

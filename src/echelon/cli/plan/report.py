@@ -34,7 +34,7 @@ from echelon.core.parameters import num_parameters, parameters_text
 from echelon.core.plan import Plan
 from echelon.core.units import decimal_bytes
 from echelon.cost.bytes.data import EXPERT_SHARD_WITHIN_AXIS, SHARD_WITHIN_AXIS
-from echelon.cost.bytes.gather_tiers import parameter_gather_tiers
+from echelon.cost.bytes.sent import parameter_gather_tiers
 from echelon.cost.bytes.servers import SERVERS_AXIS
 from echelon.cost.bytes.terms import Pool
 from echelon.cost.seconds.unit_times import UnitTimes, unit_times_from_formulas
@@ -69,11 +69,6 @@ MOST_NOTES = 4  # notes
 SENT_HEAD = (
     "Each rank sends per step (n ranks in the group, N tokens of a microbatch, D the hidden width, "
     "V the vocabulary, G the values of all buckets, s bytes of a value as it is sent):"
-)
-
-THREADS_HEAD = (
-    "Through the primary go per step (N replicas, G the values of all buckets, s bytes of a value "
-    "as it travels):"
 )
 
 
@@ -190,8 +185,6 @@ def plan_text(
         parts.append(f"That is, by axis:\n\n{_sent_by_axis(place, runs, columns=columns)}")
         if differ := context_ranks_differ(plan):
             parts.append(differ)
-    elif plan.layout.threads.on:
-        parts.append(f"{THREADS_HEAD}\n\n{_sent(place, runs, columns=columns)}")
     if plan.num_stages > 1:
         parts.extend(
             pipeline_parts(plan, times or unit_times_from_formulas(plan), found, columns=columns)
@@ -228,8 +221,6 @@ def _head(plan: Plan) -> Iterator[str]:
         f"{plan.num_microbatches} microbatches of {layout.microbatch_sequences} on each data rank"
     )
     yield f"update   {_numbers(plan)}"
-    if layout.threads.on:
-        yield f"threads  {_threads(plan)}"
     if layout.zero.stage:
         yield f"zero     {_zero(plan)}"
     if plan.mesh.cp > 1:
@@ -279,20 +270,6 @@ def _numbers(plan: Plan) -> str:
         return f"{optimizer}, all in {precision.master}{products}"
     listed = ", ".join(f"{name} {dtype}" for name, dtype in kinds.items())
     return f"{optimizer}, {listed}{products}"
-
-
-def _threads(plan: Plan) -> str:
-    """Return how many replicas there are, what each has of a microbatch, and what the primary has.
-
-    What all hold, the table of memory has.
-    """
-    count = plan.layout.threads.replicas
-    each = plan.layout.microbatch_sequences // count
-    where = "one GPU each" if plan.cluster.backend == "nccl" else "sharing cores and memory"
-    return (
-        f"{count} replicas of one process, {where}: {each} of {plan.layout.microbatch_sequences} "
-        "sequences each; the first holds optimizer state, and all bytes go through it"
-    )
 
 
 def _zero(plan: Plan) -> str:

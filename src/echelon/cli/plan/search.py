@@ -121,7 +121,7 @@ def _command(
     aim: SearchAim,
 ) -> str:
     """Return the command that asks for this plan again."""
-    from echelon.cost.seconds.trainer_generations import OURS
+    from echelon.cost.seconds.trainers import OURS
 
     words = ["echelon", "plan", model]
     words += ["--search"] if cluster is None else ["--cluster", cluster]

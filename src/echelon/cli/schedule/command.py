@@ -26,7 +26,7 @@ from echelon.cli.stderr import note
 from echelon.cli.written_files import CELLS, DRAWING, Names, WrittenFiles
 from echelon.config.files.new_file import write_new
 from echelon.core.errors import InfeasiblePlan
-from echelon.core.rulebook.schedule import SCHEDULE_CANNOT_DEADLOCK, SCHEDULE_KEEPS_ORDER
+from echelon.core.rulebook.pipeline import SCHEDULE_CANNOT_DEADLOCK, SCHEDULE_KEEPS_ORDER
 from echelon.planner.view.text_layout import table
 from echelon.schedule.action import Schedule
 from echelon.schedule.build import SCHEDULES

@@ -18,7 +18,7 @@ from typing import cast
 
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.rulebook.cluster import CALIBRATION_CONTINUED
-from echelon.core.rulebook.command_line import CANNOT_WRITE
+from echelon.core.rulebook.config import CANNOT_WRITE
 from echelon.core.serialize import decode_json, to_json
 
 SUFFIX = ".unfinished"

@@ -15,7 +15,7 @@ from shutil import rmtree
 
 from echelon.core.disk import flush_file, flush_folder
 from echelon.core.errors import ConfigError
-from echelon.core.rulebook.command_line import CANNOT_WRITE, NEVER_OVERWRITE
+from echelon.core.rulebook.config import CANNOT_WRITE, NEVER_OVERWRITE
 
 
 def write_new(file: Path, content: str | bytes, *, key: str = "FILE") -> None:

@@ -22,7 +22,7 @@ HeadExchange = Literal["none", "all", "inner"]
 class ContextKindFacts:
     """Say in words what one kind splits, sends and holds, what must divide, and when to take it.
 
-    The letters are those of `cost/bytes/context/memory.py`.
+    The letters are those of `cost/bytes/context_memory.py`.
     """
 
     splits: str

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Every rule that an error can name, one file per area.
+"""Every rule that an error can name, by area.
 
-`echelon explain` reads the rules from here, without torch. A new area is a new file.
+`echelon explain` reads the rules from here, without torch. A file is one area of its name, or has
+an `Area` above the rules of each. A new area is a new file, or a new `Area` in one.
 """
 
 from __future__ import annotations
@@ -10,16 +11,20 @@ import pkgutil
 from collections.abc import Mapping
 from importlib import import_module
 
-from echelon.core.rules import Rule
+from echelon.core.rules import Area, Rule
 
 
 def areas() -> Mapping[str, tuple[Rule, ...]]:
-    """Return the rules of every area (file) of the rulebook, each in the order of its file."""
-    found: dict[str, tuple[Rule, ...]] = {}
-    for module in sorted(pkgutil.iter_modules(__path__), key=lambda module: module.name):
-        members = vars(import_module(f"{__name__}.{module.name}"))
-        found[module.name] = tuple(rule for rule in members.values() if isinstance(rule, Rule))
-    return found
+    """Return the rules of every area of the rulebook, each in the order of its file."""
+    found: dict[str, list[Rule]] = {}
+    for module in pkgutil.iter_modules(__path__):
+        area = module.name
+        for member in vars(import_module(f"{__name__}.{module.name}")).values():
+            if isinstance(member, Area):
+                area = member.name
+            elif isinstance(member, Rule):
+                found.setdefault(area, []).append(member)
+    return {area: tuple(found[area]) for area in sorted(found)}
 
 
 def all_rules() -> tuple[Rule, ...]:

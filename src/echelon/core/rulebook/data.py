@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules of text, tokens and the files that hold them."""
+"""Rules about text and tokens: files, chats, mixtures, sources over a network."""
 
-from echelon.core.rules import Rule
+from echelon.core.rules import Area, Rule
+
+DATA_AREA = Area("data")
+"""Text, tokens and the files that hold them."""
 
 PACKAGE_INSTALLED = Rule(
     id="package-installed",
@@ -250,4 +253,156 @@ DATA_SPLIT_FRACTION = Rule(
     """,
     bad="data.validation_fraction = 1.0",
     fixed="data.validation_fraction = 0.01",
+)
+
+
+DATA_CHATS_AREA = Area("data_chats")
+"""Chats: records of messages, templates that write them as text, answers that count."""
+
+DATA_CHAT_RECORD = Rule(
+    id="data-chat-record",
+    why="""
+    A line of a file of chats is {"messages": [{"role": ..., "content": ...}, ...]}, or
+    {"prompt": ..., "completion": ...}, both of them text or both lists of messages. Roles are
+    system, developer, user, assistant and tool. A template passes over a role that it does not
+    know, or writes it as something else: a misspelt one would change the data without a word.
+    """,
+    bad='{"messages": [{"role": "human", "content": "2 + 2?"}]}',
+    fixed='{"messages": [{"role": "user", "content": "2 + 2?"}, '
+    '{"role": "assistant", "content": "4"}]}',
+)
+
+DATA_CHAT_TEMPLATE = Rule(
+    id="data-chat-template",
+    why="""
+    A model answers in the form that it was trained on, and the template that comes with the
+    tokenizer writes that form: chat_template.jinja beside the tokenizer.json, or chat_template in
+    its tokenizer_config.json. Without one, or where it fails, there is no text to train on. A model
+    that never saw chats has none: put one beside its tokenizer.
+    """,
+    bad="echelon data prepare chats.jsonl --format chat --tokenizer bytes --out tokens",
+    fixed="echelon data prepare chats.jsonl --format chat --tokenizer base --out tokens     "
+    "# base/tokenizer.json, base/chat_template.jinja",
+)
+
+DATA_CHAT_PREFIX = Rule(
+    id="data-chat-prefix",
+    why="""
+    A template can mark what the model writes by {% generation %} ... {% endgeneration %}. Where it
+    does not, an answer is what a chat has more with it than without it. That needs a template that
+    writes the first messages alone as it writes them at the head of a longer chat; one that drops
+    the reasoning of earlier answers, say, does not, and the answer cannot be found.
+    """,
+    bad="{% for m in messages %}{% if not loop.last %}...{% endif %}{% endfor %}",
+    fixed="{% generation %}{{ message['content'] }}<|im_end|>{% endgeneration %}",
+)
+
+DATA_ANSWERS_TOLD = Rule(
+    id="data-answers-told",
+    why="""
+    With data.train_on = "answers" only the tokens of answers count in the loss. Chats that were
+    prepared as such tell them apart by a bit for each token; text does not.
+    """,
+    bad="echelon data prepare book.txt --out tokens\n"
+    "echelon train run.toml --set data.source=tokens --set data.train_on=answers",
+    fixed="echelon data prepare chats.jsonl --format chat --tokenizer base --out tokens\n"
+    "echelon train run.toml --set data.source=tokens --set data.train_on=answers",
+)
+
+DATA_ANSWERS_COUNTED = Rule(
+    id="data-answers-counted",
+    why="""
+    The loss is the mean over the tokens of answers. Where there is no answer in the chats, or none
+    in the part that is held out, there is nothing to take the mean of.
+    """,
+    bad='{"messages": [{"role": "user", "content": "2 + 2?"}]}',
+    fixed='{"messages": [{"role": "user", "content": "2 + 2?"}, '
+    '{"role": "assistant", "content": "4"}]}',
+)
+
+
+DATA_MIXTURE_AREA = Area("data_mixture")
+"""Mixtures, several sources with weights that may change, and of looking at data."""
+
+MIXTURE_PARTS = Rule(
+    id="mixture-parts",
+    why="""
+    Each table of data.mixture names a source and its weight, a number above 0; until_step, where it
+    is there, is a whole number from 1. Weights need not add up to one. A source whose share is less
+    than half of 1/65536 would never be read.
+    """,
+    example="""
+    [[data.mixture]]
+    path = "web"
+    weight = 9
+    [[data.mixture]]
+    path = "code"
+    weight = %s
+    """,
+    bad="0",
+    fixed="1",
+)
+
+MIXTURE_SCHEDULE = Rule(
+    id="mixture-schedule",
+    why="""
+    All tables with the same until_step are one phase, those without it the last one. In a phase a
+    source has one weight, and every step of the run is in a phase.
+    """,
+    example="""
+    [[data.mixture]]
+    path = "web"
+    weight = 1.0
+    until_step = 1000
+    [[data.mixture]]
+    path = "%s"
+    weight = 0.5
+    until_step = 1000
+    [[data.mixture]]
+    path = "code"
+    weight = 1.0
+    """,
+    bad="web",
+    fixed="code",
+)
+
+SAMPLE_OF_STEP = Rule(
+    id="sample-of-step",
+    why="""
+    A step reads batch.global_sequences samples, counted from 0; steps are counted from 1, as step
+    lines count them. Prepared data by itself has no steps: the seed, the batch and the length of
+    sequences are those of a run.
+    """,
+    example="""
+    echelon train nano
+    %s
+    """,
+    bad="echelon data look runs/nano --step 0",
+    fixed="echelon data look runs/nano --step 1 --sample 3",
+)
+
+
+DATA_URLS_AREA = Area("data_urls")
+"""Sources that are read over a network."""
+
+DATA_URL_PLAIN = Rule(
+    id="data-url-plain",
+    why="""
+    What a run reads stands in its run.toml, in its logs and in trackers. So a URL carries no user
+    and no password: the package that reads it has its own settings for accounts.
+    """,
+    bad="data.source = 'https://me:secret@example.com/corpus.jsonl'",
+    fixed="data.source = 'https://example.com/corpus.jsonl'",
+)
+
+DATA_URL_FAILS = Rule(
+    id="data-url-fails",
+    why="""
+    A connection that breaks is opened again at the byte where it stopped, after half a second, one
+    second, two and four. After that the source counts as unreadable. Nothing half-finished is kept:
+    tokens count once all sources were read to their end.
+    """,
+    bad="echelon data prepare https://example.com/c.jsonl --out tokens     # the server is gone",
+    fixed="wait, or copy the file once:\ncurl -O https://example.com/c.jsonl\n"
+    "echelon data prepare c.jsonl --out tokens",
 )

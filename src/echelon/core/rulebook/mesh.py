@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules about the mesh: degrees, world size, what a degree divides."""
+"""Rules about the mesh, and about the batch, sequences and collectives on its axes."""
 
-from echelon.core.rules import Rule
+from echelon.core.rules import Area, Rule
+
+MESH_AREA = Area("mesh")
+"""The mesh: degrees, world size, what a degree divides."""
 
 DEGREE_AT_LEAST_ONE = Rule(
     id="degree-at-least-one",
@@ -166,4 +169,240 @@ LINKS_JOIN_CLUSTER = Rule(
     [[links]]
     degree = "all"
     """,
+)
+
+
+BATCH_AREA = Area("batch")
+"""Batches and sequences."""
+
+BATCH_DIVIDES = Rule(
+    id="batch-divides",
+    why="""
+    A global batch is shared out evenly: global_sequences = microbatches x microbatch_sequences x
+    the data-parallel degree. Nothing is dropped or padded to make it fit.
+    """,
+    example="""
+    [mesh]
+    dp_replicate = 4
+    [batch]
+    %s
+    microbatch_sequences = 2
+    """,
+    bad="global_sequences = 30",
+    fixed="global_sequences = 32",
+)
+
+SEQUENCE_FITS_POSITIONS = Rule(
+    id="sequence-fits-positions",
+    why="""
+    A sequence may not be longer than the positions that the model has. Rotary positions go on:
+    with a larger `model.max_positions` no weight changes, but weights that were trained on fewer
+    positions know only those, and `model.rope_scaling` stretches them. Learned positions are rows
+    of a table: with more of them the model has more parameters, which nobody has trained.
+    `echelon plan MODEL --cluster ... --objective longest-sequence` finds the longest that fits.
+    """,
+    example="""
+    [model]
+    %s
+    [batch]
+    sequence_length = 2048
+    """,
+    bad='preset = "gpt2"             # 1024 positions',
+    fixed="""
+    preset = "gpt2"
+    max_positions = 2048
+    """,
+)
+
+LEARNING_RATE_FITS_STEPS = Rule(
+    id="learning-rate-fits-steps",
+    why="""
+    The learning rate rises for warmup_steps and, with "wsd", falls for decay_steps; together they
+    may not be longer than the run, or it would never reach its peak or its end.
+    """,
+    example="""
+    [train]
+    %s
+    [optimizer]
+    warmup_steps = 200
+    """,
+    bad="steps = 100",
+    fixed="steps = 1000",
+)
+
+DECAY_FITS_NORM_OFFSET = Rule(
+    id="decay-fits-norm-offset",
+    why="""
+    Weight decay pulls what is trained towards 0. Norms have what multiplies here, and files of
+    Gemma keep 1 less (model.norm_offset = 1): a decay of everything would pull norms to 0 here, and
+    in transformers to 1, so the same settings would be another training. Most recipes let norms be.
+    """,
+    example="""
+    [model]
+    norm_offset = 1.0
+    [optimizer]
+    %s
+    """,
+    bad='decay = "all"',
+    fixed='decay = "matrices"',
+)
+
+
+CONTEXT_AREA = Area("context")
+"""Context parallelism: how a sequence, and the heads of attention, are cut over cp."""
+
+CONTEXT_DIVIDES_SEQUENCE = Rule(
+    id="context-divides-sequence",
+    why="""
+    Each context rank holds an equal part of a sequence, so cp must divide sequence_length. With
+    "ring", "gathered" and "ulysses-ring" the sequence is cut into two chunks for each of the n
+    places of a ring, n = cp / ulysses_degree, and place i holds chunks i and 2n - 1 - i: so the
+    work of a causal mask is the same everywhere (Llama 3, 2024, section 3.3.2). Then 2n must divide
+    sequence_length, too. "striped" deals out single tokens and "ulysses" has no ring: cp is enough.
+    """,
+    example="""
+    [mesh]
+    cp = 4
+    [batch]
+    %s
+    """,
+    bad="sequence_length = 252       # 4 x 63, but not a multiple of 2 x 4",
+    fixed="sequence_length = 256",
+)
+
+ULYSSES_DIVIDES_HEADS = Rule(
+    id="ulysses-divides-heads",
+    why="""
+    Ulysses exchanges heads for positions: within attention each of ulysses_degree ranks has all
+    positions of its group, and an equal share of the query heads (Jacobs et al., "DeepSpeed
+    Ulysses", 2023). So the degree must divide the query heads that tensor parallelism leaves on a
+    rank, heads / tp. Key/value heads may be fewer: they are replicated as needed.
+    """,
+    example="""
+    [model]
+    heads = 4
+    [mesh]
+    cp = 8
+    [context]
+    %s
+    """,
+    bad='kind = "ulysses"            # 4 heads over 8 ranks',
+    fixed="""
+    kind = "ulysses-ring"
+    ulysses_degree = 4          # a ring of 2 such groups
+    """,
+)
+
+ULYSSES_DIVIDES_CP = Rule(
+    id="ulysses-divides-cp",
+    why="""
+    The context ranks form cp / ulysses_degree groups of ulysses_degree neighbours: heads are
+    exchanged within a group, keys and values go around a ring of groups (Fang & Zhao, "USP", 2024).
+    With "ulysses" there is one group, and its degree is cp.
+    """,
+    example="""
+    [mesh]
+    cp = 4
+    [context]
+    kind = "ulysses-ring"
+    %s
+    """,
+    bad="ulysses_degree = 3",
+    fixed="ulysses_degree = 2",
+)
+
+ATTENTION_KERNEL_TAKES = Rule(
+    id="attention-kernel-takes",
+    why="""
+    Each kernel of attention takes some dtypes, widths of heads and devices. FlashAttention and
+    cuDNN run on GPUs, in bf16 or fp16, with heads of a multiple of 8 elements, up to 256 for
+    FlashAttention and 128 for cuDNN, and have no cap on scores. "plain" takes everything. "auto",
+    the default, is the fastest kernel that takes the run: on Hopper and Blackwell cuDNN's for
+    whole squares of attention, and FlashAttention for all else. `echelon plan` says what it is.
+    """,
+    example="""
+    [cluster]
+    preset = "8xh100"
+    [precision]
+    parameters = "%s"
+    [context]
+    attention = "cudnn"
+    """,
+    bad="fp32",
+    fixed="bf16",
+)
+
+
+COLLECTIVES_AREA = Area("collectives")
+"""How ranks sum and gather."""
+
+OWN_SUMS_NEED_GLOO = Rule(
+    id="own-sums-need-gloo",
+    why="""
+    "ring", "tree", "halving-doubling" and "hierarchical" are made of messages between pairs of
+    ranks, run by a thread of the host beside the one that trains. Over Gloo they replace its one
+    ring of all ranks. NCCL runs on the device, and lays rings and trees over the machine by itself:
+    there "backend" is the only choice, and what "auto" means.
+    """,
+    example="""
+    [cluster]
+    preset = "8xh100"
+    [mesh]
+    dp_shard = 8
+    [collectives]
+    %s
+    """,
+    bad='algorithm = "ring"',
+    fixed='algorithm = "backend"',
+)
+
+HALVING_NEEDS_POWER_OF_TWO = Rule(
+    id="halving-needs-power-of-two",
+    why="""
+    Recursive halving pairs each rank with the one n/2 places away, then n/4, down to its neighbour:
+    every group that sums gradients, slices of them or rows must have 2, 4, 8, ... ranks
+    (Rabenseifner, 2004). A ring sends as few bytes for any number of ranks.
+    """,
+    example="""
+    [mesh]
+    dp_replicate = 3
+    [batch]
+    global_sequences = 6
+    [collectives]
+    %s
+    """,
+    bad='algorithm = "halving-doubling"',
+    fixed='algorithm = "ring"',
+)
+
+HIERARCHY_NEEDS_EVEN_NODES = Rule(
+    id="hierarchy-needs-even-nodes",
+    why="""
+    A hierarchical all-reduce scatters inside of each node, sums across nodes, and gathers inside;
+    one that scatters or gathers slices does a part of that. Some group that sums gradients, slices
+    of them or rows must have the same number of ranks, two or more, on each of two or more nodes.
+    Inside of one node, or with one rank on each, there is nothing to divide.
+    """,
+    example="""
+    [mesh]
+    dp_replicate = 2
+    [batch]
+    global_sequences = 4
+    [collectives]
+    %s
+    """,
+    bad='algorithm = "hierarchical"',
+    fixed='algorithm = "ring"',
+)
+
+COLLECTIVE_ARGUMENT = Rule(
+    id="collective-argument",
+    why="""
+    A function of `echelon.collectives` was given what its group cannot do: rows that the ranks do
+    not divide, counts of rows that do not add up to those of the tensor, a place that no rank has,
+    an algorithm that does not fit. It is refused before anything is sent, for the other ranks would
+    wait for it.
+    """,
+    bad="ec.collectives.reduce_scatter(torch.ones(6, 2))           # over 4 ranks: 6 % 4 = 2",
+    fixed="ec.collectives.reduce_scatter(torch.ones(8, 2))           # over 4 ranks: 2 rows each",
 )

@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules about the shape of a model, and about Hugging Face config.json files."""
+"""Rules about the shape of a model: blocks, latent attention, kernels."""
 
-from echelon.core.rules import Rule
+from echelon.core.rules import Area, Rule
+
+MODEL_AREA = Area("model")
+"""The shape of a model, and about Hugging Face config.json files."""
 
 HEADS_DIVIDE_HIDDEN = Rule(
     id="heads-divide-hidden",
@@ -186,4 +189,242 @@ VOCABULARY_HOLDS_TOKENIZER = Rule(
     """,
     bad="vocab = 256",
     fixed="vocab = 257",
+)
+
+
+BLOCKS_AREA = Area("blocks")
+"""The parts of a block: what turns, factors, norms and the way around a branch."""
+
+TURNS_NEED_ROTARY = Rule(
+    id="turns-need-rotary",
+    why="""
+    model.rotary says which dims of a head turn with the position. So it needs rotary positions, of
+    ordinary attention: latent attention turns the dims of latent.rope_dim.
+    """,
+    example="""
+    [model]
+    %s
+    """,
+    bad="""
+    positions = "learned"
+    rotary.fraction = 0.5
+    """,
+    fixed="""
+    positions = "rope"
+    rotary.fraction = 0.5
+    """,
+)
+
+HEADS_TURN = Rule(
+    id="heads-turn",
+    why="""
+    Dims turn in pairs, so of a head rotary.fraction x head_dim dims turn, rounded down to an even
+    number. Where that is none, no position would enter: rotary.none_every is for blocks like that.
+    """,
+    example="""
+    [model]
+    head_dim = 8
+    [model.rotary]
+    %s
+    """,
+    bad="fraction = 0.2              # 8 x 0.2 = 1.6, rounded down to 0",
+    fixed="fraction = 0.25",
+)
+
+FACTOR_WITHOUT_DROPOUT = Rule(
+    id="factor-without-dropout",
+    why="""
+    What a branch adds to the stream is multiplied by multipliers.residual, and token vectors by
+    multipliers.embedding; or a part of them is dropped. The bytes of both at once have no formula,
+    and no model that is known was trained so.
+    """,
+    bad="""
+    [model]
+    dropout = 0.1
+    [model.multipliers]
+    residual = 0.22
+    """,
+    fixed="""
+    [model]
+    dropout = 0.0
+    [model.multipliers]
+    residual = 0.22
+    """,
+)
+
+BLOCK_FORMS_COMPOSE = Rule(
+    id="block-forms-compose",
+    why="""
+    Norms after branches (model.norm_place), and attention beside the MLP (model.residual), are
+    computed, split and counted for blocks of ordinary attention and a dense MLP, without dropout;
+    and not both of them at once. Codes of 8 bits need a norm before each branch.
+    """,
+    example="""
+    [model]
+    residual = "parallel"
+    %s
+    """,
+    bad='norm_place = "both"',
+    fixed='norm_place = "before"',
+)
+
+
+LATENT_AREA = Area("latent")
+"""Multi-head latent attention."""
+
+_LATENT = """[model.latent]
+    query_rank = 48
+    kv_rank = 32
+    nope_dim = 16
+    rope_dim = 8
+    value_dim = 16"""
+
+LATENT_HEADS_HAVE_KEYS = Rule(
+    id="latent-heads-have-keys",
+    why="""
+    In latent attention the keys and values of all heads are made out of one narrow vector
+    (DeepSeek-V2, 2024, section 2.1): that is what saves memory, and every head has keys of its own.
+    So kv_heads is heads.
+    """,
+    example=f"""
+    [model]
+    heads = 4
+    %s
+    {_LATENT}
+    """,
+    bad="kv_heads = 2",
+    fixed="kv_heads = 4",
+)
+
+LATENT_HEAD_HAS_TWO_PARTS = Rule(
+    id="latent-head-has-two-parts",
+    why="""
+    A head of latent attention has nope_dim dims without positions, and rope_dim dims that rotary
+    positions turn (DeepSeek-V2, 2024, section 2.1.3). head_dim is their sum, and need not be set.
+    """,
+    example=f"""
+    [model]
+    heads = 4
+    %s
+    {_LATENT}
+    """,
+    bad="""
+    kv_heads = 4
+    head_dim = 32               # 16 + 8 = 24
+    """,
+    fixed="kv_heads = 4",
+)
+
+LATENT_POSITIONS_ARE_ROTARY = Rule(
+    id="latent-positions-are-rotary",
+    why="""
+    Latent attention has a part of each head for rotary positions, rope_dim dims, so positions enter
+    there.
+    """,
+    example=f"""
+    [model]
+    heads = 4
+    %s
+    {_LATENT}
+    """,
+    bad="""
+    kv_heads = 4
+    positions = "learned"
+    """,
+    fixed="kv_heads = 4",
+)
+
+LATENT_ATTENTION_IS_PLAIN = Rule(
+    id="latent-attention-is-plain",
+    why="""
+    Latent attention norms its narrow vectors, not each head, and its matrices have no biases:
+    qkv_bias, output_bias and qk_norm are about ordinary attention.
+    """,
+    example=f"""
+    [model]
+    heads = 4
+    %s
+    {_LATENT}
+    """,
+    bad="""
+    kv_heads = 4
+    qk_norm = true
+    """,
+    fixed="kv_heads = 4",
+)
+
+LATENT_VALUE_FITS_KEY = Rule(
+    id="latent-value-fits-key",
+    why="""
+    Attention is computed for keys and values of one width: values of latent attention, narrower
+    than keys, get zeros behind them (128 dims beside 192 in DeepSeek-V3). So value_dim is at most
+    nope_dim + rope_dim.
+    """,
+    bad="""
+    [model]
+    heads = 4
+    kv_heads = 4
+    [model.latent]
+    query_rank = 48
+    kv_rank = 32
+    nope_dim = 16
+    rope_dim = 8
+    value_dim = 32              # 16 + 8 = 24
+    """,
+    fixed=f"""
+    [model]
+    heads = 4
+    kv_heads = 4
+    {_LATENT}
+    """,
+)
+
+
+KERNELS_AREA = Area("kernels")
+"""What computes the pieces between products."""
+
+TRITON_NEEDS_GPU = Rule(
+    id="triton-needs-gpu",
+    why="""
+    Triton makes kernels for GPUs. On processors the same pieces are PyTorch's operations
+    ("plain"), or what PyTorch's compiler makes of their formulas ("compiled", by the C++ compiler
+    of the machine). A plan for GPUs is still proven on processors: there each kernel is its
+    formula.
+    """,
+    example="""
+    [cluster]
+    preset = "laptop"
+    [kernels]
+    %s
+    """,
+    bad='provider = "triton"',
+    fixed='provider = "compiled"',
+)
+
+RESIDUAL_NEEDS_NORM = Rule(
+    id="residual-needs-norm",
+    why="""
+    "residual" adds a branch's output to the residual stream in the kernel of the norm that comes
+    next, and in backward the gradients of both ways in the kernel of that norm: one pass over the
+    stream less each. Without "norm" there is no such kernel.
+    """,
+    example="""
+    [cluster]
+    preset = "8xh100"
+    [kernels]
+    %s
+    """,
+    bad='fused = ["residual", "swiglu"]',
+    fixed='fused = ["norm", "residual", "swiglu"]',
+)
+
+KERNELS_CAN_BE_MADE = Rule(
+    id="kernels-can-be-made",
+    why="""
+    Kernels in Triton are compiled by the package `triton`, which comes with PyTorch's builds for
+    CUDA. "compiled" needs it on GPUs, too, and on processors a C++ compiler. Where one is missing a
+    run would fail in its first step, on every rank: it is refused before any process starts.
+    """,
+    bad="echelon train run.toml --set kernels.provider=compiled     # no C++ compiler is installed",
+    fixed="echelon train run.toml --set kernels.provider=plain",
 )

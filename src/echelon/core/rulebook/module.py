@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules about a module of your own that `parallelize` splits, and about the loop around it."""
+"""Rules about a module of your own: loop, tensor and pipeline parallelism, strategies."""
 
-from echelon.core.rules import Rule
+from echelon.core.rules import Area, Rule
+
+MODULE_AREA = Area("module")
+"""A module of your own that `parallelize` splits, and about the loop around it."""
 
 MODULE_MESH = Rule(
     id="module-mesh",
@@ -272,4 +275,229 @@ BACKWARD_TWICE = Rule(
     """,
     bad="torch.autograd.grad(loss, x, create_graph=True)         # zero.stage = 3",
     fixed="torch.autograd.grad(loss, x, create_graph=True)         # zero.stage = 2",
+)
+
+
+MODULE_TENSOR_AREA = Area("module_tensor")
+"""Tensor and sequence parallelism of a module of your own."""
+
+MODULE_TENSOR_RULES = Rule(
+    id="module-tensor-rules",
+    why="""
+    Which layers are cut by columns, by rows or by their vocabulary is said by the names of modules
+    or parameters; `*` stands for one part of a name. A model of transformers may say it itself.
+    Each pattern must name something, each thing is named once, and the words are column, row,
+    column-gathered, row-scattered, vocabulary, expert, replicated, summed and, for a whole number
+    that a module keeps (its heads), divide.
+    """,
+    bad="ec.parallelize(model, plan, tensor={'layers.*.q_prj': 'column'})     # q_proj is meant",
+    fixed="ec.parallelize(model, plan, tensor={'layers.*.q_proj': 'column'})    # and its row",
+)
+
+MODULE_TENSOR_SPLIT = Rule(
+    id="module-tensor-split",
+    why="""
+    Linear layers (and the Conv1D of GPT-2) and embeddings can be cut: their sizes, heads included,
+    must be multiples of the tensor ranks (a vocabulary is padded). A parameter that several modules
+    share is cut in all of them alike or in none. Experts are stacks [E, ...] in one module, called
+    with tokens, the numbers of their experts and gates; E is a multiple, too. Buffers whose size is
+    one that is cut, dropout (its random numbers would depend on the split), convolutions and
+    recurrent layers are left whole or are refused: leave them without a rule, and every rank
+    computes them.
+    """,
+    bad="ec.parallelize(model, ec.plan(..., settings=['mesh.tp=4']), tensor=rules)   # 6 heads",
+    fixed="ec.parallelize(model, ec.plan(..., settings=['mesh.tp=2']), tensor=rules)   # 6 heads",
+)
+
+MODULE_TENSOR_GUESS = Rule(
+    id="module-tensor-guess",
+    why="""
+    Rules that were guessed from one forward pass may be wrong in what that pass did not show. They
+    are printed, and nothing trains by them until you have proven them (`echelon prove --module`)
+    and either passed them as your own or said guess="accept".
+    """,
+    bad="ec.parallelize(model, plan, tensor='guess', example=(tokens,))",
+    fixed="ec.parallelize(model, plan, tensor='guess', example=(tokens,), guess='accept')",
+)
+
+MODULE_TENSOR_RANKS = Rule(
+    id="module-tensor-ranks",
+    why="""
+    Tensor ranks compute one batch together: each must be given the same one (that of the data rank,
+    `optimizer.data_rank`). And a parameter that is whole on every rank must have the same gradient
+    on all of them, unless its rule says that it works on parts ("summed": a norm of each head).
+    A buffer that a forward changes (a running mean) must come out the same on all of them, too.
+    All three are looked at in the first step.
+    """,
+    bad="batch = batches[rank]                               # mesh.tp = 2",
+    fixed="batch = batches[optimizer.data_rank]                # mesh.tp = 2",
+)
+
+MODULE_SEQUENCE = Rule(
+    id="module-sequence",
+    why="""
+    With mesh.sequence_parallel each tensor rank holds its part of every sequence between the split
+    layers of the blocks: from the first block's input to the last block's output. The module needs
+    blocks (`units` names them otherwise), whose first tensor is the stream, with positions as its
+    last dim but one, as many as the tensor ranks divide.
+    """,
+    bad="model(tokens[:, :1023])       # mesh.tp = 2, sequence_parallel = true",
+    fixed="model(tokens[:, :1024])       # mesh.tp = 2, sequence_parallel = true",
+)
+
+
+MODULE_PIPELINE_AREA = Area("module_pipeline")
+"""A module of your own that `parallelize` cuts into pipeline stages."""
+
+MODULE_SPLIT = Rule(
+    id="module-split",
+    why="""
+    A pipeline stage of your own module is a run of its blocks: `split` names the ModuleList or
+    Sequential that its forward goes through, as in `named_modules`. What comes before the blocks is
+    the first stage's, what comes after them the last one's. The plan says which blocks each stage
+    has, so `model.layers` of the plan is the number of blocks.
+    """,
+    bad="ec.parallelize(model, plan, split='layers', ...)        # they are in model.layers",
+    fixed="ec.parallelize(model, plan, split='model.layers', ...)",
+)
+
+MODULE_CHAIN = Rule(
+    id="module-chain",
+    why="""
+    Only one tensor travels from stage to stage. So blocks must be a chain: each is called once, in
+    order, and gives one tensor, which the next one takes. What else a block takes (masks, position
+    embeddings) is computed on each stage from the batch alone, and has no gradient. Parameters that
+    are not of a stage read as NaN there, so that nothing can depend on them unseen.
+    """,
+    bad="""
+    for block in self.blocks:
+        x = block(x, first)         # first = self.embedding(tokens): an activation of stage 0
+    """,
+    fixed="""
+    for block in self.blocks:
+        x = block(x, positions)     # computed from the batch alone
+    """,
+)
+
+MODULE_SHARED = Rule(
+    id="module-shared",
+    why="""
+    A parameter is of one stage, or of the first and of the last (a tied embedding): its gradients
+    are then summed over both ends. What other stages share would have to be summed over them, too.
+    """,
+    bad="self.blocks[3].mlp.weight = self.blocks[0].mlp.weight      # in two stages",
+    fixed="self.blocks[1].mlp.weight = self.blocks[0].mlp.weight      # in one stage",
+)
+
+MODULE_LOSS = Rule(
+    id="module-loss",
+    why="""
+    Under pipeline and context parallelism the step is Echelon's: `optimizer.backward(batch)` takes
+    the global batch. For it, `loss` says what is added up and what it is divided by: "causal" (next
+    tokens against `labels`, where -100 does not count), or two functions, the sum of the losses of
+    a microbatch from the module's output and the batch, and the number that it counts, from the
+    batch alone. `example` is one microbatch, by which the module's forward is followed once.
+    """,
+    bad="model, optimizer = ec.parallelize(model, plan, split='model.layers')",
+    fixed="""
+    model, optimizer = ec.parallelize(
+        model, plan, split='model.layers', loss='causal', example=batch
+    )
+    """,
+)
+
+MODULE_BATCH = Rule(
+    id="module-batch",
+    why="""
+    `optimizer.backward` takes the same global batch on every rank: a mapping of names to tensors
+    whose first dim has as many samples as the plan says. Each rank takes its own microbatches of
+    it. A step has one backward, and then `optimizer.step()`; the loss of a batch without a step is
+    `optimizer.evaluate(batch)`.
+    """,
+    bad="optimizer.backward(next(batches_of_this_rank))",
+    fixed="optimizer.backward(next(batches))        # the same on every rank",
+)
+
+STAGE_FORWARD = Rule(
+    id="stage-forward",
+    why="""
+    On a rank of a pipeline only its own stages have parameters, so the module cannot be called as a
+    whole. `optimizer.backward(batch)` and `optimizer.evaluate(batch)` run it over all ranks.
+    """,
+    bad="logits = model(input_ids)",
+    fixed="loss = optimizer.evaluate(batch)",
+)
+
+
+MODULE_CONTEXT_AREA = Area("module_context")
+"""The sequences of a module of your own, cut over context ranks."""
+
+MODULE_ATTENTION = Rule(
+    id="module-attention",
+    why="""
+    Over context ranks each holds some positions of every sequence, and attention is the one place
+    where positions meet. So it must be seen: a module calls
+    torch.nn.functional.scaled_dot_product_attention (in transformers attn_implementation="sdpa"),
+    with a causal mask, a window, or none. Attention that is computed otherwise, a mask of another
+    kind, dropout in it, positions that are counted inside of the module, and checkpointing around
+    it are refused. What is seen of `example` is checked: the outputs of the cut module must be
+    those of the whole one.
+    """,
+    bad="model = AutoModelForCausalLM.from_config(config, attn_implementation='eager')",
+    fixed="model = AutoModelForCausalLM.from_config(config, attn_implementation='sdpa')",
+)
+
+
+STRATEGY_AREA = Area("strategy")
+"""Strategies by name, and about what is made in their scope."""
+
+STRATEGY_KNOWN = Rule(
+    id="strategy-known",
+    why="""
+    `ec.strategy` takes a name of `echelon compare --strategies`, or what TensorFlow, PyTorch or
+    Horovod call one of these. Some of their strategies are none here; the message says what to take
+    instead. docs/guides/strategies.md has the table.
+    """,
+    bad='ec.strategy("TPUStrategy", ranks=8)',
+    fixed='ec.strategy("mirrored", ranks=8)',
+)
+
+STRATEGY_RANKS = Rule(
+    id="strategy-ranks",
+    why="""
+    A strategy is for a number of ranks, one at the least. Where a launcher has started ranks, it is
+    for all of them.
+    """,
+    bad='ec.strategy("mirrored", ranks=0)',
+    fixed='ec.strategy("mirrored", ranks=2)',
+)
+
+STRATEGY_SETTINGS = Rule(
+    id="strategy-settings",
+    why="""
+    A strategy says how a run is split: the mesh, ZeRO's stage, threads. A setting that says
+    otherwise would make it another strategy under the same name. Name the other one, or make a plan
+    without a strategy.
+    """,
+    bad='scope.model("nano", settings=["mesh.tp=2"])       # in the scope of "mirrored"',
+    fixed='scope.model("nano", settings=["optimizer.learning_rate=1e-3"])',
+)
+
+STRATEGY_SCOPE = Rule(
+    id="strategy-scope",
+    why="""
+    What a strategy splits is made in its scope: then every parameter is one of the strategy's
+    variables. A module that was made before, or elsewhere, may have parameters that others hold on
+    to; a scope that has been left makes nothing any more. (TensorFlow refuses variables of another
+    scope for the same reason.)
+    """,
+    bad="""
+    model = Net()
+    with ec.strategy("mirrored", ranks=2).scope() as scope:
+        model, optimizer = scope.parallelize(model)
+    """,
+    fixed="""
+    with ec.strategy("mirrored", ranks=2).scope() as scope:
+        model, optimizer = scope.parallelize(Net())
+    """,
 )

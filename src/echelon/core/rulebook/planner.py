@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Rules about the search for a plan."""
+"""Rules about the search for a plan, and about predictions."""
 
-from echelon.core.rules import Rule
+from echelon.core.rules import Area, Rule
+
+PLANNER_AREA = Area("planner")
+"""The search for a plan."""
 
 UNKNOWN_PIN = Rule(
     id="unknown-pin",
@@ -51,8 +54,7 @@ SEARCH_SPLITS_ONE_TRAINING = Rule(
     training of its own between meetings, so another number of them is another training. Search for
     the layout of one island on its devices, then plan the run with the number of islands that you
     want as `mesh.dp_replicate`. Parameter servers (`servers.count`) are not searched either: how
-    many workers they have says how late gradients are, which is mathematics. Replicas on threads
-    (`threads.replicas`) are one process, and a search is of ranks.
+    many workers they have says how late gradients are, which is mathematics.
     """,
     bad="echelon plan llama3-8b --cluster 16xh100 --set local_sgd.every=50",
     fixed="echelon plan llama3-8b --cluster 8xh100",
@@ -99,4 +101,30 @@ OBJECTIVE_NEEDS_PRICE = Rule(
     """,
     bad="echelon plan llama3-8b --cluster 8xh100 --objective cost",
     fixed="echelon plan llama3-8b --cluster 8xh100 --objective cost --price 2.5",
+)
+
+
+COST_AREA = Area("cost")
+"""What a prediction needs to know."""
+
+ZERO_NEEDS_DEGREE = Rule(
+    id="zero-needs-degree",
+    why="""
+    What ZeRO saves depends on N, the number of data ranks that share the states of a model. At
+    stage 1 a rank holds 4 psi + 12 psi/N bytes: 16 psi at N = 1, 7 psi at N = 4, 4.19 psi at N =
+    64. "4x less" is the limit for N without end, which no cluster reaches, so without N there is no
+    figure to give.
+    """,
+    bad="echelon explain zero --parameters 7e9",
+    fixed="echelon explain zero --parameters 7e9 --dp 4",
+)
+
+PREDICTION_IN_RANGE = Rule(
+    id="prediction-in-range",
+    why="""
+    A number of parameters, of ranks or of bytes that a prediction is asked for must be at least 1,
+    and finite; a number of ranks or parameters is whole.
+    """,
+    bad="echelon explain zero --dp 0",
+    fixed="echelon explain zero --dp 1",
 )

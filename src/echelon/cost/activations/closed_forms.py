@@ -15,7 +15,7 @@ What the loss has is that of our own operators, too, where it runs in backward (
 another trainer it is so many bytes for each logit.
 
 Of latent attention a trainer keeps its queries, what keys and values are led up to, and the output;
-what our own operators keep of it, `latent.py` says.
+what our own operators keep of it, `attention.py` says.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ from echelon.cost.activations.linear import (
 from echelon.cost.activations.numbers import (
     CACHE_ELEMENTS,
     GPU_CHUNK_ELEMENTS,
-    STATISTICS_BYTES,
     ActivationNumbers,
+    total_saved_bytes,
 )
-from echelon.cost.activations.operator_memory import total_saved_bytes
 from echelon.cost.activations.units import loss_backward_bytes, loss_waiting_bytes
-from echelon.cost.seconds.inputs import CostInputs
-from echelon.cost.seconds.numbers import LayoutNumbers, ModelNumbers, Num
-from echelon.cost.seconds.pipeline import microbatches_that_wait
+from echelon.cost.bytes.terms import WIDE_BYTES
+from echelon.cost.inputs.cost_inputs import CostInputs
+from echelon.cost.inputs.numbers import LayoutNumbers, ModelNumbers, Num
+from echelon.cost.inputs.pipeline import microbatches_that_wait
 
 SIZE = 2
 """Bytes of a 16-bit value."""
@@ -62,7 +62,7 @@ def saved_bytes_of_block(work: CostInputs, *, mixture: bool) -> Num:
 
 
 def redone_bytes_of_block(work: CostInputs, *, mixture: bool) -> Num:
-    """Return what of that operators that run again leave out (`remade.py`).
+    """Return what of that operators that run again leave out (`units.py`).
 
     Attention of another trainer than ours leaves out its scores: `saved_bytes_of_block` knows.
     """
@@ -181,7 +181,7 @@ def _loss_numbers(work: CostInputs) -> ActivationNumbers:
     tp, element, software = work.layout.tp, np.asarray(work.element), work.software
     gpu = np.asarray(software.gpu_kernels)
     gradient_bytes = np.asarray(software.gradient_bytes)
-    adds_wider = (element < STATISTICS_BYTES) & (gradient_bytes == STATISTICS_BYTES)
+    adds_wider = (element < WIDE_BYTES) & (gradient_bytes == WIDE_BYTES)
     stream = np.where(np.asarray(work.layout.sequence_parallel) > 0, tp, 1.0)
     return ActivationNumbers(
         tokens=work.tokens,
@@ -194,15 +194,15 @@ def _loss_numbers(work: CostInputs) -> ActivationNumbers:
         up=0,
         vocab=work.model.vocab / tp,
         size=work.element,
-        statistics_bytes=np.maximum(STATISTICS_BYTES, element),
+        statistics_bytes=np.maximum(WIDE_BYTES, element),
         matmul_size=work.element,
         tp=tp,
-        low_precision=1.0 * (element < STATISTICS_BYTES),
+        low_precision=1.0 * (element < WIDE_BYTES),
         mixed=1.0 * (gradient_bytes != element),
         widens=1.0 - gpu * adds_wider,
         chunk_elements=np.where(gpu > 0.0, GPU_CHUNK_ELEMENTS, CACHE_ELEMENTS),
         # Logits of 8 bytes are for proofs, and have the way of a CPU.
-        fused_loss=software.fused_loss * (element <= STATISTICS_BYTES),
+        fused_loss=software.fused_loss * (element <= WIDE_BYTES),
         frozen=work.model.frozen,
     )
 
@@ -322,11 +322,11 @@ def _adapters(model: ModelNumbers) -> tuple[Num, Num, Num, Num]:
 def _by_head(work: CostInputs) -> Num:
     """Return 1 where no flash attention runs, and what does gives its output head by head.
 
-    `output_is_by_head` in `cost/bytes/context/kernels.py` says so of one plan.
+    `output_is_by_head` in `cost/bytes/context_memory.py` says so of one plan.
     """
     layout, element = work.layout, np.asarray(work.element)
     several = np.asarray(layout.microbatch) > 1
-    found = (element > STATISTICS_BYTES) | ((element == STATISTICS_BYTES) & several)
+    found = (element > WIDE_BYTES) | ((element == WIDE_BYTES) & several)
     pieces = np.asarray(layout.gathered) * (np.asarray(layout.cp / layout.ulysses) > 1)
     return found * (1.0 - pieces)
 

@@ -15,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from echelon.cost.activations.numbers import INDEX_BYTES
+from echelon.cost.bytes.terms import INDEX_BYTES
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,14 +11,9 @@ import numpy as np
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.activations.dispatch import DispatchChunk, HopRows, RowBytes
 from echelon.cost.activations.experts import ExpertNumbers
-from echelon.cost.activations.fp8_products import ExpertProducts
-from echelon.cost.activations.numbers import (
-    CACHE_ELEMENTS,
-    GPU_CHUNK_ELEMENTS,
-    INDEX_BYTES,
-    PRODUCT_ROWS,
-    STATISTICS_BYTES,
-)
+from echelon.cost.activations.linear import ExpertProducts
+from echelon.cost.activations.numbers import CACHE_ELEMENTS, GPU_CHUNK_ELEMENTS, PRODUCT_ROWS
+from echelon.cost.bytes.terms import INDEX_BYTES, WIDE_BYTES
 from echelon.layout.expert_load import (
     BlockPass,
     ExpertLoad,
@@ -122,13 +117,13 @@ def _product(plan: Plan, parts: tuple[_Part, ...]) -> int:
         return 0
     rows = min(PRODUCT_ROWS, max((max(one.by_expert, default=0) for one in parts), default=0))
     codes = [ExpertProducts.of(plan, inner, one.by_expert).weight_gradient for one in parts]
-    return rows * (2 * inner + hidden) * STATISTICS_BYTES + max(codes, default=0)
+    return rows * (2 * inner + hidden) * WIDE_BYTES + max(codes, default=0)
 
 
 def _chunk(plan: Plan, part: _Part, *, deferred: bool) -> DispatchChunk:
     experts, layout = experts_of(plan), plan.layout.experts
     size = DTYPE_BYTES[plan.mathematics.precision.parameters]
-    row, gate = plan.model.hidden * size, max(STATISTICS_BYTES, size)
+    row, gate = plan.model.hidden * size, max(WIDE_BYTES, size)
     each = RowBytes(row=row, gate=gate, top_k=experts.top_k)
     tokens = dispatched_tokens(plan) // layout.chunks
     if not part.hops:
@@ -172,7 +167,7 @@ def _vectors(plan: Plan, held: int) -> int:
     """Return the bytes of the gradients of the biases of so many experts, pieces of them or not."""
     experts, size = experts_of(plan), DTYPE_BYTES[plan.mathematics.precision.parameters]
     each = plan.model.hidden + 2 * experts.ffn // plan.layout.experts.expert_tp
-    return experts.bias * held * each * max(STATISTICS_BYTES, size)
+    return experts.bias * held * each * max(WIDE_BYTES, size)
 
 
 def _inner(plan: Plan, by_expert: tuple[int, ...], *, backward: bool, deferred: bool) -> int:
@@ -186,7 +181,7 @@ def _inner(plan: Plan, by_expert: tuple[int, ...], *, backward: bool, deferred: 
     width = experts_of(plan).ffn // plan.layout.experts.expert_tp
     on_gpu = plan.cluster.backend == "nccl"
     chunk = max(1, (GPU_CHUNK_ELEMENTS if on_gpu else CACHE_ELEMENTS) // (2 * width))
-    wide, low_precision = max(STATISTICS_BYTES, size), size < STATISTICS_BYTES
+    wide, low_precision = max(WIDE_BYTES, size), size < WIDE_BYTES
     grown = (3 if backward else 2) * size
     fused = plan.layout.kernels.of("swiglu") != "plain"
     numbers = (3 + 3 * low_precision) if backward else (1 + 2 * low_precision)
@@ -208,7 +203,7 @@ def _limiting(plan: Plan) -> int:
     mesh, top_k = plan.mesh, experts_of(plan).top_k
     own, ranks = plan.local_tokens // mesh.tp, mesh.tp * mesh.cp
     row = (1 + top_k) * INDEX_BYTES
-    gates = top_k * max(STATISTICS_BYTES, DTYPE_BYTES[plan.mathematics.precision.parameters])
+    gates = top_k * max(WIDE_BYTES, DTYPE_BYTES[plan.mathematics.precision.parameters])
     in_order = 2 * gates if plan.mathematics.balance.drop == "score" else row
     each = row * (ranks > 1) + (2 + top_k) * INDEX_BYTES + in_order + top_k * _CHOICES
     return own * row + own * ranks * each

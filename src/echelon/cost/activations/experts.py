@@ -30,26 +30,24 @@ from echelon.cost.activations.dispatch import (
     bytes_in_flight,
     forward_bytes,
 )
-from echelon.cost.activations.fp8_products import fp8_product_bytes
 from echelon.cost.activations.linear import (
     ResidualBranch,
+    fp8_product_bytes,
     norm_operator,
     norm_saved,
     weight_gradient_bytes,
 )
 from echelon.cost.activations.numbers import (
-    INDEX_BYTES,
     ActivationNumbers,
     Num,
-    elementwise_max,
-    is_positive,
-)
-from echelon.cost.activations.operator_memory import (
     OperatorMemory,
     SavedTensor,
+    elementwise_max,
+    is_positive,
     saved_tensors,
     total_saved_bytes,
 )
+from echelon.cost.bytes.terms import INDEX_BYTES
 
 ROUTER, DISPATCH, EXPERTS, SHARED = "router", "dispatch", "experts", "shared experts"
 

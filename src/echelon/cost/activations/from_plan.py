@@ -7,17 +7,12 @@ from echelon.core.choices.kernels import FusedPiece
 from echelon.core.choices.lora import LATENT_GROUPS, LINEAR_GROUPS
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import DTYPE_BYTES, Plan
-from echelon.cost.activations.attention_row_chunks import AttentionRowChunks
-from echelon.cost.activations.attention_working import attention_working_bytes
-from echelon.cost.activations.numbers import (
-    CACHE_ELEMENTS,
-    GPU_CHUNK_ELEMENTS,
-    STATISTICS_BYTES,
-    ActivationNumbers,
-)
-from echelon.cost.bytes.context.kernels import on_gpu, output_is_by_head
-from echelon.cost.bytes.context.sent import kv_copies
-from echelon.cost.bytes.fp8 import widened_element_bytes
+from echelon.cost.activations.attention_working import AttentionRowChunks, attention_working_bytes
+from echelon.cost.activations.numbers import CACHE_ELEMENTS, GPU_CHUNK_ELEMENTS, ActivationNumbers
+from echelon.cost.bytes.context_memory import on_gpu, output_is_by_head
+from echelon.cost.bytes.context_sent import kv_copies
+from echelon.cost.bytes.quantised import widened_element_bytes
+from echelon.cost.bytes.terms import WIDE_BYTES
 
 
 def activation_numbers_from_plan(
@@ -29,7 +24,7 @@ def activation_numbers_from_plan(
     size = DTYPE_BYTES[precision.parameters]
     heads, kv_heads = model.heads // tp, model.kv_heads // tp
     degree, gpu = plan.layout.context.ulysses_degree, on_gpu(plan)
-    adds_wider = gpu and size < STATISTICS_BYTES and precision.gradients == "fp32"
+    adds_wider = gpu and size < WIDE_BYTES and precision.gradients == "fp32"
     forward, first, run, rest = attention_working_bytes(plan, cp_rank, pieces)
     return ActivationNumbers(
         tokens=tokens,
@@ -42,11 +37,11 @@ def activation_numbers_from_plan(
         up=2 if model.gated else 1,
         vocab=-(-model.vocab // tp),
         size=size,
-        statistics_bytes=max(STATISTICS_BYTES, size),
+        statistics_bytes=max(WIDE_BYTES, size),
         tp=tp,
         tp_ring=int(plan.layout.tp_ring),
         tp_fused=int(plan.layout.tp_overlap == "symmetric-memory"),
-        low_precision=int(size < STATISTICS_BYTES),
+        low_precision=int(size < WIDE_BYTES),
         rope=int(model.positions == "rope"),
         learned=int(model.positions == "learned"),
         qk_norm=int(model.qk_norm),

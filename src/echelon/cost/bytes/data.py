@@ -18,12 +18,12 @@ from echelon.core.axis import LOSS_AXES, Axis
 from echelon.core.choices.collective_algorithms import COLLECTIVE_ALGORITHMS
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.bytes.all_reduce import pairs_sent, slices_sent, sum_group, sums_sent
-from echelon.cost.bytes.fp8 import (
+from echelon.cost.bytes.quantised import (
     gathered_element_bytes,
     gathered_piece_bytes,
     largest_number_bytes,
+    quantised_sum_terms,
 )
-from echelon.cost.bytes.quantised_sums import quantised_sum_terms
 from echelon.cost.bytes.terms import (
     SentTerm,
     all_gather_bytes,

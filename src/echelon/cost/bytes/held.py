@@ -4,7 +4,7 @@
 Parameters, gradients, master copies and optimizer state are exact, padding of buckets and of the
 vocabulary included and told. In mixed precision with Adam they are the 2 + 2 + 12 bytes a weight of
 the ZeRO paper (Rajbhandari et al., 2020, section 3.1), each whole or a slice of 1/N as the stage
-says: 16 psi, 4 psi + 12 psi/N, 2 psi + 14 psi/N, 16 psi/N (`cost/bytes/model_states.py`).
+says: 16 psi, 4 psi + 12 psi/N, 2 psi + 14 psi/N, 16 psi/N (`cost/bytes/model_sizes.py`).
 
 Not counted: a few numbers for each layer or bucket, such as the biases and the last shares of the
 experts of a router (2 E of them).
@@ -13,6 +13,12 @@ What exists only while a step runs is bounded by `cost/bytes/transient.py`.
 
 `zero_choices` puts what a plan decided about ZeRO beside what it did not choose: bytes sent against
 bytes held.
+
+Bytes that a run writes (`stored_bytes`) do not depend on the layout: a checkpoint holds each
+element of each tensor once, without padding, in the dtypes that ranks keep. Trained weights take
+the values that the optimizer updates and its state of each (12 bytes with AdamW in fp32); frozen
+ones take the dtype of parameters, once in a run. Headers and indexes come on top, and the numbers
+of routers.
 """
 
 from __future__ import annotations
@@ -22,13 +28,21 @@ from dataclasses import dataclass, replace
 
 from echelon.core.axis import LOSS_AXES, Axis
 from echelon.core.choices.optimizers import OPTIMIZERS
-from echelon.core.plan import DTYPE_BYTES, Accumulation, DType, OffloadTarget, Plan, Zero
+from echelon.core.parameters import parameters
+from echelon.core.plan import (
+    DTYPE_BYTES,
+    Accumulation,
+    DType,
+    Mathematics,
+    OffloadTarget,
+    Plan,
+    Zero,
+)
 from echelon.cost.bytes.data import data_bytes
-from echelon.cost.bytes.fp8 import CODE_BYTES, SCALE_BYTES, gathered_element_bytes
 from echelon.cost.bytes.local_sgd import outer_held
+from echelon.cost.bytes.quantised import CODE_BYTES, SCALE_BYTES, gathered_element_bytes
 from echelon.cost.bytes.servers import held_by_server
 from echelon.cost.bytes.terms import HeldTerm, Pool
-from echelon.cost.bytes.threads import replica_terms
 from echelon.cost.bytes.transient import transient_terms
 from echelon.layout.buckets import (
     BucketPlan,
@@ -40,7 +54,7 @@ from echelon.layout.buckets import (
 from echelon.layout.islands import inner_plan, plan_and_rank
 from echelon.layout.secondary import secondary_elements
 from echelon.layout.slots import SlotRange, slot_ranges
-from echelon.layout.stage import held_parameters, pieces_of, pp_rank_of, rank_part
+from echelon.layout.stage import held_parameters, pieces_of, pp_rank_of, rank_part, update_rule_of
 
 POOLS: dict[OffloadTarget, Pool] = {"none": "device", "host": "host", "nvme": "nvme"}
 """Where slices rest, for each word of a plan."""
@@ -127,8 +141,7 @@ def held_terms(plan: Plan, buckets: Sequence[HeldBucket], rank: int) -> tuple[He
         _held_term(plan, rank, name, pool, DTYPE_BYTES[dtype], pieces)
         for (name, pool), (dtype, pieces) in found.items()
     )
-    others = replica_terms(plan, [bucket.plan for bucket in buckets])
-    return (*terms, *_codes(plan, buckets), *_secondary(plan, buckets), *others, *outer)
+    return (*terms, *_codes(plan, buckets), *_secondary(plan, buckets), *outer)
 
 
 def _codes(plan: Plan, buckets: Sequence[HeldBucket]) -> Iterator[HeldTerm]:
@@ -244,3 +257,34 @@ def _choice(plan: Plan, pp_rank: int, setting: str, value: str, zero: Zero) -> Z
         held_bytes=sum(term.bytes for term in held if term.pool == "device"),
         step_bytes=sum(term.bytes for term in step if term.pool == "device"),
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredBytes:
+    """Give the bytes of tensors that a run writes."""
+
+    trained: int
+    """Of a checkpoint: values that the optimizer updates."""
+    optimizer: int
+    """Of a checkpoint: what the optimizer keeps of them."""
+    base: int
+    """Once in a run: weights that never change."""
+
+    @property
+    def checkpoint(self) -> int:
+        """Return the bytes of a checkpoint, without the base that it stands on."""
+        return self.trained + self.optimizer
+
+
+def stored_bytes(numbers: Mathematics) -> StoredBytes:
+    """Return what a run with this mathematics writes."""
+    precision = numbers.precision
+    trained = optimizer = base = 0
+    for spec in parameters(numbers.model):
+        if spec.frozen:
+            base += spec.numel * DTYPE_BYTES[precision.parameters]
+            continue
+        kinds = len(OPTIMIZERS[update_rule_of(numbers.optimizer, spec)].state)
+        trained += spec.numel * DTYPE_BYTES[precision.master]
+        optimizer += spec.numel * DTYPE_BYTES[precision.master] * kinds
+    return StoredBytes(trained=trained, optimizer=optimizer, base=base)

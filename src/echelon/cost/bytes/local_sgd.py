@@ -35,15 +35,18 @@ from echelon.core.choices.local_sgd import OUTER_BLOCK
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.bytes.all_reduce import SumGroup, sum_group
 from echelon.cost.bytes.data import STAGE_AXIS
-from echelon.cost.bytes.terms import HeldTerm, SentTerm, all_gather_bytes, all_reduce_bytes
+from echelon.cost.bytes.terms import (
+    WIDE_BYTES,
+    HeldTerm,
+    SentTerm,
+    all_gather_bytes,
+    all_reduce_bytes,
+)
 from echelon.layout.buckets import plan_buckets, slice_elements
 from echelon.layout.islands import plan_and_rank, slice_fragments
 from echelon.layout.muon import STAGE_AXES
 from echelon.layout.outer_blocks import blocks_in_stage, sent_of_slices
 from echelon.layout.stage import part_of
-
-LEAST_BYTES = 4
-"""Outer state and outer gradients are of the dtype of masters, and at least float32."""
 
 ROUND_ROW_BYTES = 8
 """What a rank tells its peers at the end of a round: how many of its island ask to stop."""
@@ -131,7 +134,7 @@ def outer_step_bytes(plan: Plan, rank: int) -> int:
 
 def element_bytes(plan: Plan) -> int:
     """Return s: the bytes of an element of outer state and of outer gradients."""
-    return max(LEAST_BYTES, DTYPE_BYTES[plan.mathematics.precision.master])
+    return max(WIDE_BYTES, DTYPE_BYTES[plan.mathematics.precision.master])
 
 
 def sent_element_bytes(plan: Plan) -> float:

@@ -23,8 +23,8 @@ from __future__ import annotations
 import numpy as np
 
 from echelon.core.cluster import Cluster
-from echelon.cost.seconds.inputs import CostInputs
-from echelon.cost.seconds.numbers import Num
+from echelon.cost.inputs.cost_inputs import CostInputs
+from echelon.cost.inputs.numbers import Num
 
 CONNECTION_BYTES = 14 * 2**20
 """Bytes of a pair of ranks on one channel, on each of them."""

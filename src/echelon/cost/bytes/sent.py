@@ -22,11 +22,33 @@ Where products are of 8-bit numbers, what sequence parallelism gathers for them 
 in place of s, and in a second collective a scale of 4 bytes for `precision.fp8_block` of them.
 Where whole tensors have scales, those travel in the first step alone; in each step one all-reduce
 brings together the largest numbers of the model.
+
+Norms over all heads together, of which each tensor rank has a part, send of each token of a
+microbatch, per block:
+
+    forward    2 (n-1)/n 2 N max(4, s)   sums of squares of queries and of keys, one all-reduce
+    backward   the same                  what pulls their gradients, an all-reduce for each
+
+and forward once more where attention is made again in backward. It is no tensor of the width of the
+model: with 4,096 wide heads in bf16 it is a thousandth of what a block sends for its layers.
+Source: OLMo 2, 2024, section 2.2, split by heads (`parallel/kernels/width_norm.py`).
+
+Inside of nodes and between them (`collective_tiers`), exact for each rank: a gather over n ranks is
+a message of the own piece to each of the n-1 others: of l ranks on the own node, l-1 go inside, n-l
+to other nodes; by an algorithm of our own it is what `all_reduce.py` says. In a step of M
+microbatches, with G bytes in the buckets of a rank that ZeRO 3 cuts and frees after use, each
+gathered F times (twice a microbatch: 2 M), a rank sends to other nodes
+
+    without secondary slices   F (n-l)/n G
+    with them                  (n-l)/n G, and (F-1) (l-1)/l G more inside of its node
+    by a hierarchy             F (k-1)/n G
+
+Source: Wang et al., "ZeRO++", 2023, section 3.2 and table 1 (M for the second gather becomes 0).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from echelon.core.axis import Axis
 from echelon.core.choices.lora import LATENT_GROUPS, LINEAR_GROUPS
@@ -34,21 +56,20 @@ from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.model_shape import LatentAttention, ModelShape
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.bytes.all_reduce import pairs_sent, slices_sent, sums_sent
-from echelon.cost.bytes.context.sent import context_bytes
+from echelon.cost.bytes.context_sent import context_bytes
 from echelon.cost.bytes.data import (
+    GATHERED,
     data_bytes,
     mirrored_bytes,
     muon_bytes,
     partial_bytes,
     tied_bytes,
 )
-from echelon.cost.bytes.experts.sent import expert_bytes
-from echelon.cost.bytes.fp8 import first_step, fp8_maxima_bytes, fp8_scale_bytes
+from echelon.cost.bytes.expert_sent import expert_bytes
 from echelon.cost.bytes.local_sgd import mean_outer_bytes
+from echelon.cost.bytes.quantised import first_step, fp8_maxima_bytes, fp8_scale_bytes
 from echelon.cost.bytes.servers import server_bytes
-from echelon.cost.bytes.terms import SentTerm, all_reduce_bytes, pass_terms
-from echelon.cost.bytes.threads import thread_bytes
-from echelon.cost.bytes.width_norm import width_norm_bytes
+from echelon.cost.bytes.terms import WIDE_BYTES, SentTerm, all_reduce_bytes, pass_terms
 from echelon.layout.buckets import BucketPlan, plan_buckets
 from echelon.layout.expert_load import ExpertLoad
 from echelon.layout.islands import inner_plan, plan_and_rank
@@ -65,9 +86,6 @@ ROUTING_ROW_BYTES = 5 * 8
 
 MAXIMA_TERM = "fp8 maxima"
 """Name of the term of the largest numbers that scales of whole tensors in 8 bits come from."""
-
-STATISTICS_LEAST_BYTES = 4
-"""The loss is computed in at least fp32, and so are the numbers that it needs of each token."""
 
 
 def bytes_sent(plan: Plan, rank: int, load: ExpertLoad | None = None) -> tuple[SentTerm, ...]:
@@ -126,7 +144,6 @@ def _terms(
         *context_bytes(plan, part, cp_rank),
         *pipeline_bytes(plan, part, buckets, rank),
         *world_bytes(plan, rank),
-        *thread_bytes(plan, buckets),
     )
     return tuple(term for term in terms if term.bytes)
 
@@ -201,7 +218,7 @@ def tensor_bytes(
         )
 
     at_a_time, whole = (one, one_far), (each, far)
-    statistics = 3 * tokens * max(STATISTICS_LEAST_BYTES, size)
+    statistics = 3 * tokens * max(WIDE_BYTES, size)
     return (
         term(
             "blocks forward",
@@ -399,3 +416,68 @@ def _piece_for_products(plan: Plan, widths: tuple[int, ...]) -> int:
 
 def _rows_bytes(plan: Plan, width: int) -> int:
     return plan.local_tokens * width * DTYPE_BYTES[plan.mathematics.precision.parameters]
+
+
+def normed_together(model: ModelShape) -> bool:
+    """Return whether queries and keys are normed over all heads together."""
+    return model.qk_norm and model.qk_norm_over == "width"
+
+
+def width_norm_bytes(plan: Plan, part: RankPart, rank: int) -> Iterator[SentTerm]:
+    """Yield the terms of norms over all heads together, two numbers of each token.
+
+    Those of queries and of keys travel together forward, one after the other backward.
+    """
+    if not normed_together(plan.model):
+        return
+    size = DTYPE_BYTES[plan.mathematics.precision.parameters]
+    ranks, tokens = plan.mesh.group(rank, Axis.TP), plan.local_tokens
+    size = max(WIDE_BYTES, size)
+    redoes = plan.layout.recompute.redoes
+    yield from pass_terms(
+        Axis.TP,
+        "norms of all heads",
+        "OLMo 2, 2024, section 2.2, split by heads",
+        counts=(
+            sum(one.microbatches * len(one.blocks) for one in part.stages),
+            sum(
+                one.microbatches * sum(redoes("attention", block) for block in one.blocks)
+                for one in part.stages
+            ),
+        ),
+        each=(
+            sums_sent(plan, ranks, rank, (2 * tokens,), size),
+            sums_sent(plan, ranks, rank, (tokens, tokens), size),
+        ),
+        formulas=("2 (n-1)/n 2 N max(4, s)", "2 (n-1)/n 2 N max(4, s)"),
+    )
+
+
+def parameter_gather_tiers(plan: Plan, rank: int) -> tuple[int, int]:
+    """Return what a rank sends in a step to gather parameters: inside of its node, and beyond."""
+    part = part_of(plan, rank)
+    terms = data_bytes(plan, part, plan_buckets(plan, part), rank)
+    return _tiers(term for term in terms if term.name.startswith(GATHERED))
+
+
+def collective_tiers(plan: Plan, rank: int) -> dict[str, tuple[int, int]]:
+    """Return what a rank sends in a step over each axis: inside of its node, and beyond.
+
+    Only of axes all of whose terms tell.
+    """
+    by_axis: dict[str, list[SentTerm]] = {}
+    for term in bytes_sent(plan, rank):
+        by_axis.setdefault(term.axis, []).append(term)
+    return {
+        axis: _tiers(terms)
+        for axis, terms in by_axis.items()
+        if all(term.far is not None for term in terms)
+    }
+
+
+def _tiers(terms: Iterable[SentTerm]) -> tuple[int, int]:
+    near = far = 0
+    for term in terms:
+        beyond = term.count * (term.far or 0) // term.every
+        near, far = near + term.bytes - beyond, far + beyond
+    return near, far

@@ -20,6 +20,12 @@ from echelon.core.plan import DTYPE_BYTES, Plan
 Pool = Literal["device", "host", "nvme"]
 """Where bytes rest. On a machine without GPU "device" is main memory, counted apart from "host"."""
 
+INDEX_BYTES = 8
+"""Bytes of an index or a count (int64): token ids, positions, places of rows."""
+
+WIDE_BYTES = 4
+"""Bytes of a sum, statistic, score or scale, at least: these are computed in fp32 or wider."""
+
 
 SentBytes = int | tuple[int, int]
 """What is sent; or that, and how much of it to other nodes."""

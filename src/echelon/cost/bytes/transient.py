@@ -14,10 +14,10 @@ computation (Newton-Schulz); but for attention over context ranks, which holds t
 - Muon: whole matrices at their owners, and the messages, for a few buckets at a time.
 - Offload: the sets of tensors (one bucket's) that are read ahead or written behind.
 - Context ranks: attention of one block at a time, beside what waits for backward
-  (`cost/bytes/context/memory.py`).
+  (`cost/bytes/context_memory.py`).
 - Symmetric memory of tensor ranks, where fused products read one another's chunks.
 - Expert ranks: rows on their way to the experts of one block and back, if every expert gets as many
-  (`cost/bytes/experts/memory.py`). That is no bound: the term says what it is if one rank gets
+  (`cost/bytes/expert_memory.py`). That is no bound: the term says what it is if one rank gets
   them all.
 """
 
@@ -34,10 +34,14 @@ from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.offload_file import round_up_to_pages
 from echelon.core.plan import DTYPE_BYTES, OffloadTarget, Plan
 from echelon.cost.bytes.all_reduce import sum_group
-from echelon.cost.bytes.context.memory import most_attention_memory
-from echelon.cost.bytes.experts.memory import rows_in_dispatch
-from echelon.cost.bytes.fp8 import gathered_element_bytes, int8_message_bytes
-from echelon.cost.bytes.quantised_sums import quantised_sum_copies, second_hop_copies
+from echelon.cost.bytes.context_memory import most_attention_memory
+from echelon.cost.bytes.expert_memory import rows_in_dispatch
+from echelon.cost.bytes.quantised import (
+    gathered_element_bytes,
+    int8_message_bytes,
+    quantised_sum_copies,
+    second_hop_copies,
+)
 from echelon.cost.bytes.terms import HeldTerm, Pool
 from echelon.layout.buckets import (
     UNIT_EMBEDDING,

@@ -18,9 +18,9 @@ import numpy as np
 from echelon.core.cluster import TRAINER_CONSTANTS, Cluster
 from echelon.core.plan import Plan
 from echelon.cost.fit.solver import Array, Constant, ConstantValues, fit, relative_errors
+from echelon.cost.inputs.cost_inputs import TrainerConstants
+from echelon.cost.inputs.numbers import first_number
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
-from echelon.cost.seconds.inputs import TrainerConstants
-from echelon.cost.seconds.numbers import first_number
 from echelon.cost.seconds.step import step_seconds
 
 STEP_WEIGHT = 4.0

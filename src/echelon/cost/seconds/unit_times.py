@@ -19,10 +19,10 @@ from typing import Literal, TypeAlias
 
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import DTYPE_BYTES, Plan, RecomputedOperator
+from echelon.cost.inputs.cost_inputs import CostInputs
+from echelon.cost.inputs.numbers import first_number
 from echelon.cost.seconds.block import BlockSeconds
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan, mean_keys_per_query
-from echelon.cost.seconds.inputs import CostInputs
-from echelon.cost.seconds.numbers import first_number
 from echelon.cost.seconds.step import BlockKindSeconds, block_kind_seconds, message_between_stages
 from echelon.layout.buckets import UNIT_EMBEDDING, UNIT_HEAD
 from echelon.schedule.simulate import Durations

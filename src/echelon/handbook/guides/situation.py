@@ -17,8 +17,8 @@ from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import num_parameters, parameters
 from echelon.core.plan import Plan, RecomputePolicy, ZeroStage
 from echelon.core.units import GB, GIB
-from echelon.cost.bytes.model_states import StatePrecision, model_states
-from echelon.cost.seconds.inputs import CostInputs
+from echelon.cost.bytes.model_sizes import StatePrecision, model_states
+from echelon.cost.inputs.cost_inputs import CostInputs
 from echelon.planner.predict.split_memory import (
     GuideSplit,
     RankMemory,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from echelon.core.mesh import Mesh
 from echelon.core.plan import ZeroStage
-from echelon.cost.bytes.model_states import MIXED_PRECISION, model_states
+from echelon.cost.bytes.model_sizes import MIXED_PRECISION, model_states
 from echelon.handbook.guides.situation import Situation
 from echelon.handbook.guides.strategy import DegreeRange, Strategy, advice_rows
 

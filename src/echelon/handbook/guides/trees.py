@@ -191,7 +191,7 @@ _CHEAPEST = DecisionTree(
     source="llm-training-71 and between-02, corrected",
     title="The cheapest communication that fits",
     ours="stages 0 to 2 send 2 psi, stage 3 sends 3 psi, tensor ranks send activations of every "
-    "block: the first that fits is taken (cost/bytes/model_states.py)",
+    "block: the first that fits is taken (cost/bytes/model_sizes.py)",
     start=_DDP,
     nodes=(
         TreeNode("ddp", FITS_ONE, yes=TreeBranch(_DDP), no=TreeBranch(to="zero-1")),

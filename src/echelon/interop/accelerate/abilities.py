@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from echelon.interop.abilities import ToolAbilities, ToolNames
-from echelon.interop.tool_tables import tool_tables
+from echelon.interop.abilities import ToolAbilities, ToolNames, tool_tables
 
 NAMES, TABLES = ToolNames("accelerate"), tool_tables("accelerate")
 

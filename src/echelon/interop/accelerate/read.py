@@ -4,29 +4,41 @@
 https://huggingface.co/docs/accelerate/usage_guides/fsdp. Its truth values may be strings, and may
 be any of those of YAML 1.1. What the DeepSpeed plugin leaves open is DeepSpeed's: gradients
 accumulate and are summed in the dtype of parameters (usage_guides/deepspeed).
+
+`cp_size` ranks gather keys and values, or pass them on with an all-to-all by one place at a time,
+which is a ring; `sp_size` ranks exchange heads, as DeepSpeed does. Only one of the two may be
+above 1. Accelerate 1.15, torch 2.13.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from math import ceil
 
 from echelon.config.settings.value_types import Text
-from echelon.core.rulebook.imports import IMPORT_KIND
-from echelon.interop.accelerate.abilities import TABLES
-from echelon.interop.accelerate.read_mesh import (
-    MEGATRON_TABLE,
-    read_degrees,
-    read_megatron_degrees,
-    read_ranks,
-)
-from echelon.interop.accelerate.read_units import read_units
+from echelon.core.rulebook.interop import IMPORT_KIND
+from echelon.interop.abilities import by_word
+from echelon.interop.accelerate.abilities import NAMES, TABLES
+from echelon.interop.deepspeed.abilities import EXCHANGE
 from echelon.interop.deepspeed.read import read_keys as read_deepspeed
 from echelon.interop.deepspeed.read_zero import HOMES
 from echelon.interop.followed import adopt, inner_reader
 from echelon.interop.import_context import ImportContext
-from echelon.interop.key_reader import COUNT, ZERO_STAGE, KeyReader
-from echelon.interop.ranks import set_batch, set_dtypes
+from echelon.interop.key_reader import COUNT, FROM_ZERO, ZERO_STAGE, KeyReader
+from echelon.interop.ranks import DEGREES as DEGREE_WORDS
+from echelon.interop.ranks import (
+    data_ranks_from_launcher,
+    set_batch,
+    set_data_mesh,
+    set_dtypes,
+    set_offload,
+)
+
+TABLE, MEGATRON_TABLE = "parallelism_config", "megatron_lm_config"
+DEGREES = {"tp_size": "tp", "dp_replicate_size": "dp_replicate", "dp_shard_size": "dp_shard"}
+CP, SP, STRATEGY = (f"{TABLE}.{TABLE}_{key}" for key in ("cp_size", "sp_size", "cp_comm_strategy"))
+CONTEXT_STRATEGIES = dict(sorted(by_word(NAMES.context_kinds).items()))
 
 FSDP, MEGATRON = "fsdp_config", "MEGATRON_LM"
 DISTRIBUTED = f"{MEGATRON_TABLE}.megatron_lm_use_distributed_optimizer"
@@ -41,6 +53,18 @@ OTHER_TYPES = {
 }
 STRATEGIES = ("FULL_SHARD", "SHARD_GRAD_OP", "NO_SHARD", "HYBRID_SHARD", "HYBRID_SHARD_ZERO2")
 TRUE, FALSE = ("true", "yes", "y", "t", "on", "1"), ("false", "no", "n", "f", "off", "0")
+
+UNITS = "fsdp_config"
+_WRAP = f"{UNITS}.fsdp_auto_wrap_policy"
+_CLASSES = f"{UNITS}.fsdp_transformer_layer_cls_to_wrap"
+_SMALLEST = f"{UNITS}.fsdp_min_num_params"
+_BACKWARD = f"{UNITS}.fsdp_backward_prefetch"
+FORWARD = f"{UNITS}.fsdp_forward_prefetch"
+OFFLOAD = f"{UNITS}.fsdp_offload_params"
+_POLICIES = ("TRANSFORMER_BASED_WRAP", "SIZE_BASED_WRAP", "NO_WRAP")
+_ONE_AHEAD = "one unit ahead, in forward and backward"
+_PREFETCHES = {"BACKWARD_PRE": 1, "BACKWARD_POST": 0, "NO_PREFETCH": 0}
+_DEFAULT_SMALLEST = 10**8  # parameters, in Accelerate
 
 
 def read_keys(reader: KeyReader, context: ImportContext) -> None:
@@ -291,3 +315,166 @@ def _read_megatron(reader: KeyReader, data: int, context: ImportContext) -> None
     else:
         reader.skip(key, "nothing is redone")
     reader.judge(TABLES.keys["megatron"], f"{MEGATRON_TABLE}.megatron_lm_")
+
+
+def read_degrees(reader: KeyReader) -> dict[str, int]:
+    """Map parallelism_config but for the data ranks, and return all its degrees."""
+    degrees: dict[str, int] = {}
+    for name, axis in DEGREES.items():
+        key = f"{TABLE}.{TABLE}_{name}"
+        if (degree := reader.integer(key, COUNT, setting=f"mesh.{axis}")) is None:
+            continue
+        degrees[axis] = degree
+        if axis == "tp":
+            reader.set(key, f"mesh.{axis}", degree, "ranks that hold one model together")
+        else:
+            reader.take_part(key, f"mesh.{axis}, together with num_processes")
+    if (cp := _read_context(reader)) is not None:
+        degrees["cp"] = cp
+    return degrees
+
+
+def read_megatron_degrees(reader: KeyReader) -> dict[str, int]:
+    """Map the degrees of megatron_lm_config, and return them."""
+    names = {axis: f"{MEGATRON_TABLE}.megatron_lm_{axis}_degree" for axis in ("tp", "pp")}
+    degrees = {
+        axis: reader.take(key, f"mesh.{axis}", COUNT, DEGREE_WORDS[axis]) or 1
+        for axis, key in names.items()
+    }
+    key = f"{MEGATRON_TABLE}.megatron_lm_sequence_parallelism"
+    if reader.flag(key, setting="mesh.sequence_parallel") and degrees["tp"] > 1:
+        reader.set(key, "mesh.sequence_parallel", True, "norms and residuals are cut too")
+    else:
+        reader.skip(key, "norms and residuals are whole")
+    return degrees
+
+
+def read_ranks(
+    reader: KeyReader, stage: int, hybrid: bool, degrees: Mapping[str, int], context: ImportContext
+) -> int:
+    """Map the data ranks to the mesh, copy by copy of what is shared out; return how many."""
+    key = "num_processes"
+    ranks = reader.integer(key, COUNT, setting="mesh.dp_shard")
+    machines = reader.integer("num_machines", COUNT) or 1
+    if ranks is not None and context.ranks not in (None, ranks):
+        reader.conflict(
+            f"{key} = {ranks}, but --ranks {context.ranks}",
+            "mesh.dp_shard",
+            f"{reader.where(key)}, --ranks {context.ranks}",
+        )
+        return 1
+    known = context if ranks is None else replace(context, ranks=ranks)
+    data = data_ranks_from_launcher(reader, known)
+    if data is None:
+        return 1
+    if ranks is not None:
+        data = replace(data, source=reader.where(key), key=key)
+    groups = degrees.get("dp_replicate", machines if hybrid else 1)
+    count = data.count
+    if count % groups or degrees.get("dp_shard", count // groups) * groups != count:
+        reader.conflict(
+            f"{count} data ranks are not {groups} copies"
+            + (f" of {degrees['dp_shard']} ranks that share out" if "dp_shard" in degrees else ""),
+            "mesh.dp_shard",
+            data.source,
+            suggestions=[
+                f"num_processes = {groups * degrees.get('dp_shard', 1) * context.model_ranks}"
+            ],
+        )
+        return count
+    set_data_mesh(reader, stage, replace(data, groups=groups))
+    reader.skip("num_machines", "ranks on one machine are neighbours; the launcher places them")
+    return count
+
+
+def _read_context(reader: KeyReader) -> int | None:
+    """Map how sequences are cut; return the context ranks, or None where nothing says them."""
+    cp, sp = (reader.integer(key, COUNT, setting="mesh.cp") for key in (CP, SP))
+    word = reader.word(STRATEGY, CONTEXT_STRATEGIES, setting="context.kind")
+    if cp is not None and sp is not None and cp > 1 < sp:
+        reader.conflict(
+            f"{CP} = {cp} and {SP} = {sp}: Accelerate takes one of them",
+            "mesh.cp",
+            reader.where(CP, SP),
+            suggestions=(f"{CP} = 1", f"{SP} = 1"),
+        )
+    elif sp is not None and sp > 1:
+        reader.set(SP, "mesh.cp", sp, "pieces of a sequence")
+        reader.set(SP, "context.kind", EXCHANGE, "heads are exchanged for the sequence")
+        reader.skip(CP, f"{SP} cuts the sequence")
+        reader.skip(STRATEGY, f"it is about {CP}")
+        cp = sp
+    else:
+        reader.skip(SP, "1 cuts nothing")
+        if cp is not None:
+            reader.set(CP, "mesh.cp", cp, "ranks that hold one model together")
+        if cp is None or cp == 1:
+            reader.skip(STRATEGY, "a sequence is not cut")
+        elif word is not None or not reader.has(STRATEGY):
+            kind, why = CONTEXT_STRATEGIES[word or "allgather"], "how pieces of a sequence meet"
+            reader.set_or_default(STRATEGY, "context.kind", kind, why)
+    reader.judge(TABLES.keys["context"], f"{TABLE}.{TABLE}_")
+    return cp
+
+
+def read_units(reader: KeyReader, stage: int, version: int, context: ImportContext) -> None:
+    """Map wrapping, prefetch and offload of parameters; without slices none of them counts."""
+    if stage == 0:
+        reader.skip_all(
+            (_WRAP, _CLASSES, _SMALLEST, _BACKWARD, FORWARD), "parameters are whole on every rank"
+        )
+    else:
+        _read_wrapping(reader, context)
+        _read_prefetch(reader, version)
+    host = reader.flag(OFFLOAD, setting="zero.parameter_offload")
+    why = "slices of parameters, and the optimizer that updates them there"
+    set_offload(reader, OFFLOAD, host, why)
+
+
+def _read_wrapping(reader: KeyReader, context: ImportContext) -> None:
+    """Map the policy to whole blocks: all their classes are one here."""
+    setting = "zero.unit_blocks"
+    policy = reader.word(_WRAP, _POLICIES, setting=setting)
+    if policy is None and reader.has(_WRAP):
+        return
+    blocks, block = context.stage_blocks, context.block_elements
+    if policy == "TRANSFORMER_BASED_WRAP":
+        reader.set(_WRAP, setting, 1, "a unit is a block, whatever its class is called")
+        reader.skip(_CLASSES, "every block has one class")
+        reader.skip(_SMALLEST, "it is about SIZE_BASED_WRAP")
+        return
+    reader.skip(_CLASSES, "it is about TRANSFORMER_BASED_WRAP")
+    if policy == "SIZE_BASED_WRAP":
+        smallest = reader.integer(_SMALLEST, FROM_ZERO, setting=setting)
+        if block and (smallest is not None or not reader.has(_SMALLEST)):
+            least = _DEFAULT_SMALLEST if smallest is None else smallest
+            units = max(1, min(blocks, ceil(least / block)))
+            why = f"blocks of {block} elements make units of at least {least}: {units}"
+            reader.set_or_default(_SMALLEST, setting, units, why)
+        reader.skip(_WRAP, f"{setting} says how many blocks are one unit")
+        return
+    reader.skip(_SMALLEST, "it is about SIZE_BASED_WRAP")
+    if blocks:
+        why = "all blocks of a stage are one unit"
+        reader.set_or_default(_WRAP, setting, blocks, why)
+
+
+def _read_prefetch(reader: KeyReader, version: int) -> None:
+    """Map both looks ahead to one setting, which holds for forward and for backward."""
+    setting = "zero.prefetch"
+    if version == 2:
+        reader.skip(_BACKWARD, "UNITS 2 does not have it: one unit is gathered ahead")
+        reader.only(FORWARD, (False,), "UNITS 2 does not have it", setting=setting)
+        return
+    forward = reader.flag(FORWARD, setting=setting)
+    backward = reader.word(_BACKWARD, _PREFETCHES, setting=setting)
+    if backward is None:
+        if forward:
+            reader.set(FORWARD, setting, 1, _ONE_AHEAD)
+        else:
+            reader.skip(FORWARD, "zero.prefetch holds for forward and backward")
+        return
+    units = max(_PREFETCHES[backward], int(bool(forward)))
+    why = _ONE_AHEAD if units else "a unit is gathered when the one before has been computed"
+    reader.set(_BACKWARD, setting, units, why)
+    reader.skip(FORWARD, "zero.prefetch holds for forward and backward")

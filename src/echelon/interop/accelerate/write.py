@@ -12,8 +12,14 @@ from collections.abc import Iterator, Mapping
 from echelon.core.plan import Plan
 from echelon.interop.accelerate.abilities import NAMES
 from echelon.interop.deepspeed.abilities import OFFLOAD_DEVICES
-from echelon.interop.formats import as_yaml, nodes_and_ranks_per_node, without_none
-from echelon.interop.tool_writer import ExportRefusal, ToolWriter, refusals
+from echelon.interop.formats import (
+    ExportRefusal,
+    ToolWriter,
+    as_yaml,
+    nodes_and_ranks_per_node,
+    refusals,
+    without_none,
+)
 
 MIXED = {"fp32": "no", "bf16": "bf16", "fp16": "fp16"}
 _MESH = "parallelism_config.parallelism_config"

@@ -11,13 +11,15 @@ from dataclasses import replace
 from math import prod
 from typing import cast
 
-from echelon.interop.hugging_face.adapter_keys import AdapterKeys, read_adapters
+from echelon.interop.abilities import tool_tables
 from echelon.interop.hugging_face.deepspeed_file import DeepSpeedFile
-from echelon.interop.hugging_face.model_names import read_model_name
 from echelon.interop.hugging_face.trainer_keys import (
+    AdapterKeys,
     TrainerKeys,
+    read_adapters,
     read_batch,
     read_course,
+    read_model_name,
     read_optimizer,
     read_precision,
     read_schedule,
@@ -25,7 +27,6 @@ from echelon.interop.hugging_face.trainer_keys import (
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import COUNT, KeyReader
 from echelon.interop.ranks import read_degrees, set_offload
-from echelon.interop.tool_tables import tool_tables
 
 TABLES = tool_tables("axolotl")
 KEYS = TrainerKeys(

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from echelon.interop.abilities import ToolAbilities, ToolNames, by_word
-from echelon.interop.tool_tables import tool_tables
+from echelon.interop.abilities import ToolAbilities, ToolNames, by_word, tool_tables
 
 NAMES, TABLES = ToolNames("deepspeed"), tool_tables("deepspeed")
 EXCHANGE = by_word(NAMES.context_kinds)["ulysses"]

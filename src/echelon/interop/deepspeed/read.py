@@ -2,6 +2,9 @@
 """A DeepSpeed JSON -> settings. Keys and defaults are those of DeepSpeed 0.19 and before.
 
 https://www.deepspeed.ai/docs/config-json; "auto" as Hugging Face's integration resolves it.
+
+The section names the modules of a model by patterns; here the model has its experts, and the run
+builds on it. DeepSpeed 0.19.
 """
 
 from __future__ import annotations
@@ -9,16 +12,15 @@ from __future__ import annotations
 from dataclasses import replace
 
 from echelon.interop.deepspeed.abilities import EXCHANGE, TABLES
-from echelon.interop.deepspeed.read_experts import read_experts
-from echelon.interop.deepspeed.read_optimizer import read_optimizer, read_scheduler
-from echelon.interop.deepspeed.read_precision import read_precision
+from echelon.interop.deepspeed.read_numbers import read_optimizer, read_precision, read_scheduler
 from echelon.interop.deepspeed.read_zero import TABLE, read_activations, read_stage, read_zero
 from echelon.interop.import_context import ImportContext
-from echelon.interop.key_reader import COUNT, FROM_ZERO, KeyReader
+from echelon.interop.key_reader import COUNT, FLAG, FROM_ZERO, POSITIVE, KeyReader
 from echelon.interop.ranks import (
     DataRanks,
     data_ranks_from_launcher,
     read_count,
+    read_expert_degrees,
     set_batch,
     set_data_mesh,
     shards_of_experts,
@@ -36,6 +38,9 @@ _PARTITIONS = {
     "auto": ("auto", "balanced by times"),
 }
 """The ways of DeepSpeed's pipeline to cut layers into stages: what each is here, and why."""
+
+EXPERTS = "expert_parallel"
+_SWITCH = f"{EXPERTS}.enabled"
 
 
 def read_keys(reader: KeyReader, context: ImportContext) -> None:
@@ -185,3 +190,42 @@ def _read_off_table(reader: KeyReader, table: str, switch: str, why: str) -> Non
             if key != on:
                 reader.skip(key, f"{on} is false")
     reader.know_table(table)
+
+
+def read_experts(reader: KeyReader, context: ImportContext) -> ImportContext:
+    """Map the section, where it is switched on; return the context with its degrees."""
+    on = EXPERTS if isinstance(reader.given.get(EXPERTS), bool) else _SWITCH
+    enabled = reader.flag(on, setting="mesh.ep")
+    if not enabled or on == EXPERTS:
+        if enabled:
+            reader.refuse(on, f"a table with {_SWITCH} and autoep_size", setting="mesh.ep")
+        reader.skip_all(reader.keys_of(EXPERTS), f"{on} is false")
+        reader.know_table(EXPERTS)
+        return context
+    reader.skip(on, f"{EXPERTS}.autoep_size says over how many ranks")
+    keys = (f"{EXPERTS}.autoep_size", f"{EXPERTS}.expert_tensor_parallel_size")
+    context = read_expert_degrees(reader, *keys, context)
+    _read_router(reader)
+    reader.judge(TABLES.keys["experts"], f"{EXPERTS}.")
+    return context
+
+
+def _read_router(reader: KeyReader) -> None:
+    """Map what overrides the router of the model; "auto" is what the model has."""
+    as_model, router = "as the model has it", "model.experts"
+    for name, setting in (
+        ("top_k", "top_k"),
+        ("num_expert_groups", "groups"),
+        ("num_limited_groups", "top_groups"),
+    ):
+        key, why = f"{EXPERTS}.{name}", "how experts are chosen"
+        reader.take(key, f"{router}.{setting}", COUNT, why, auto=as_model)
+    scores = f"{EXPERTS}.score_func"
+    if reader.is_auto(scores):
+        reader.skip(scores, as_model)
+    elif (word := reader.word(scores, ("softmax", "sigmoid"))) is not None:
+        reader.set(scores, f"{router}.router", word, "of the scores")
+    why = "whether weights of experts add up to 1"
+    reader.take(f"{EXPERTS}.route_norm", f"{router}.renormalise", FLAG, why)
+    key, why = f"{EXPERTS}.routed_scaling_factor", "factor of the weights of experts"
+    reader.take(key, f"{router}.gate_scale", POSITIVE, why, auto=as_model)

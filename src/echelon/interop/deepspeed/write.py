@@ -14,9 +14,15 @@ from echelon.config.entries import Entry
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.plan import DTYPE_BYTES, Optimizer, Plan, Precision
 from echelon.interop.deepspeed.abilities import NAMES, OFFLOAD_DEVICES, RATE_SCHEDULES, TABLES
-from echelon.interop.formats import as_json, nodes_and_ranks_per_node, without_none
+from echelon.interop.formats import (
+    ExportRefusal,
+    ToolWriter,
+    as_json,
+    nodes_and_ranks_per_node,
+    refusals,
+    without_none,
+)
 from echelon.interop.import_context import import_context
-from echelon.interop.tool_writer import ExportRefusal, ToolWriter, refusals
 from echelon.layout.secondary import secondary_degree
 
 ZERO = "zero_optimization"

@@ -12,13 +12,13 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from echelon.config.model.architectures.record import Architecture
+from echelon.config.model.architectures.common import Architecture
 from echelon.config.model.architectures.table import ARCHITECTURES
 from echelon.core.choices.lora import LORA_A, LORA_B, LORA_LINEARS, Lora
 from echelon.core.errors import ConfigError
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import base_shape, is_adapter, parameters
-from echelon.core.rulebook.export_weights import EXPORT_ADAPTERS
+from echelon.core.rulebook.weights import EXPORT_ADAPTERS
 from echelon.interop.hugging_face.folder import FolderTensor, folder_tensors, tensors_of
 from echelon.interop.weight_names.names import find_naming
 from echelon.interop.weight_names.source import ParameterSource

@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 
 from echelon.interop.deepspeed.abilities import TABLES
 from echelon.interop.deepspeed.read import BATCH, read_clipping, read_rest
-from echelon.interop.deepspeed.read_optimizer import read_optimizer, read_scheduler
-from echelon.interop.deepspeed.read_precision import read_precision
+from echelon.interop.deepspeed.read_numbers import read_optimizer, read_precision, read_scheduler
 from echelon.interop.deepspeed.read_zero import read_activations, read_stage, read_zero
 from echelon.interop.followed import adopt, inner_reader
 from echelon.interop.hugging_face.trainer_keys import TrainerKeys, halves_on

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What trainers on top of Hugging Face's Trainer have alike: batch, numbers, schedule, course.
+"""What trainers on top of Hugging Face's Trainer have alike: model, batch, numbers, adapters.
 
 https://huggingface.co/docs/transformers/main_classes/trainer: TrainingArguments, and its defaults.
 Its mixed precision is autocast: what is computed is half, what is kept and summed is fp32.
@@ -7,8 +7,13 @@ Its mixed precision is autocast: what is computed is half, what is kept and summ
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import cast
 
+from echelon.config.presets import preset_names
+from echelon.core.choices.lora import ALL_LINEAR, LINEARS, LORA_LINEARS
 from echelon.core.choices.optimizers import PLAIN_OPTIMIZER
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import BETA, COUNT, FRACTION, FROM_ZERO, NUMBER, POSITIVE, KeyReader
@@ -20,6 +25,7 @@ from echelon.interop.ranks import (
     set_dtypes,
     shards_of_experts,
 )
+from echelon.interop.torchtitan.abilities import FLAVORS, Flavor
 
 SCHEDULES = {
     "linear": "linear",
@@ -30,6 +36,19 @@ SCHEDULES = {
 ADAMW = ("adamw_torch", "adamw_torch_fused", "adamw_hf", "adamw")
 _RATE = 5e-5  # learning rate, in TrainingArguments
 _SEED = 42  # in TrainingArguments
+
+_LAYERS = {
+    **{f"{name}_proj": name for name in LINEARS},
+    "q_a_proj": "q_down",
+    "kv_a_proj_with_mqa": "kv_down",
+    "q_b_proj": "q_up",
+    "kv_b_proj": "kv_up",
+}
+"""Our name of each layer of transformers, those of latent attention behind the others."""
+_EVERY = ("all", ALL_LINEAR)
+
+_TAIL = re.compile(r"-(instruct|base|chat|hf|it|thinking|v0\.\d|\d{4})(?=-|$)")
+WEIGHTS = "train.weights"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -175,3 +194,142 @@ def read_schedule(reader: KeyReader, keys: TrainerKeys, steps: int | None) -> No
     else:
         reader.skip(ratio, "0 is no rise")
         reader.set(count, setting, 0, "no rise", source=reader.default)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AdapterKeys:
+    """Name the keys of a trainer that say what adapters are like."""
+
+    rank: str
+    """Their width."""
+    alpha: str
+    """They are scaled by this over the width."""
+    targets: str
+    """Which layers have one: a list, or words with commas."""
+    dropout: str
+    """Of what an adapter reads."""
+    rslora: str
+    """Whether the scale is over the root of the width."""
+    folder: str = ""
+    """The folder that they begin as, of PEFT; "": there is no such key."""
+    every: str = ""
+    """Whether each linear layer has one; "": there is no such key."""
+    default_rank: int | None = None
+    """The width where none is given, of which the scale is twice; None: both must be."""
+
+    def skip(self, reader: KeyReader, why: str) -> None:
+        """Say why these keys need no setting: there are no adapters."""
+        names = (self.rank, self.alpha, self.targets, self.dropout, self.rslora)
+        names += (self.folder, self.every)
+        reader.skip_all([name for name in names if name], why)
+
+
+def read_adapters(reader: KeyReader, keys: AdapterKeys) -> None:
+    """Map adapters over a frozen model; what they are is asked for where nothing says it."""
+    rank = reader.integer(keys.rank, COUNT, setting="lora.rank") or keys.default_rank
+    if rank is None:
+        reader.refuse(keys.rank, "adapters have a width", suggestions=(f"{keys.rank}: 8",))
+    else:
+        reader.set_or_default(keys.rank, "lora.rank", rank, "width of adapters")
+    alpha = reader.number(keys.alpha, setting="lora.alpha")
+    if alpha is None and rank is not None and keys.default_rank is not None:
+        alpha = 2.0 * rank
+    if alpha is None:
+        reader.refuse(keys.alpha, "adapters have a scale", suggestions=(f"{keys.alpha}: 16",))
+    else:
+        reader.set_or_default(keys.alpha, "lora.alpha", float(alpha), "adapters are scaled by it")
+    if keys.every and reader.flag(keys.every, setting="lora.targets"):
+        reader.set(keys.every, "lora.targets", ALL_LINEAR, "layers with an adapter")
+        reader.skip(keys.targets, f"{keys.every} says it")
+    else:
+        _read_targets(reader, keys.targets)
+        if keys.every:
+            reader.skip(keys.every, f"{keys.targets} says it")
+    reader.only(keys.dropout, (0, 0.0), "adapters read without dropout", setting="lora.dropout")
+    if reader.flag(keys.rslora, setting="lora.rslora"):
+        reader.set(keys.rslora, "lora.rslora", True, "the scale is over the root of the width")
+    else:
+        reader.skip(keys.rslora, "the scale is over the width")
+    if keys.folder and reader.has(keys.folder):
+        _read_folder(reader, keys.folder)
+
+
+def _read_folder(reader: KeyReader, key: str) -> None:
+    given = reader.given[key]
+    listed = cast("list[object]", given) if isinstance(given, list) else str(given).split(",")
+    folders = [str(name).strip() for name in listed]
+    if len(folders) == 1:
+        reader.set(key, "train.adapters", folders[0], "what adapters begin as")
+    else:
+        reader.refuse(key, "a run begins with one set of adapters", suggestions=folders[-1:])
+
+
+def _read_targets(reader: KeyReader, key: str) -> None:
+    why = "layers with an adapter"
+    if not reader.has(key):
+        reader.set_or_default(key, "lora.targets", ALL_LINEAR, why)
+        return
+    given = reader.given[key]
+    names = given.split(",") if isinstance(given, str) else given
+    found = [str(name).strip() for name in cast("list[object]", names)] if names else []
+    if any(name in _EVERY for name in found):
+        reader.set(key, "lora.targets", ALL_LINEAR, why)
+        return
+    wanted = {_LAYERS[name] for name in found if name in _LAYERS}
+    if len(wanted) != len(found):
+        known = list(_LAYERS)
+        reader.refuse(
+            key, "adapters stand beside linear layers of blocks", suggestions=(", ".join(known),)
+        )
+        return
+    reader.set(key, "lora.targets", [name for name in LORA_LINEARS if name in wanted], why)
+
+
+def model_of(name: str) -> Flavor | None:
+    """Return the preset that has the sizes of a model, and its changes; None if unknown."""
+    plain = name.rpartition("/")[2].lower().removeprefix("meta-")
+    while (shorter := _TAIL.sub("", plain)) != plain:
+        plain = shorter
+    presets = {_letters(preset): preset for preset in preset_names("models")}
+    for size in ("8B", "70B"):
+        if _letters(plain) == f"llama3.1{size.lower()}":
+            return FLAVORS["llama3", size]
+    preset = presets.get(_letters(plain))
+    return None if preset is None else Flavor(preset=preset)
+
+
+def _letters(name: str) -> str:
+    return re.sub(r"[^a-z0-9.]", "", name)
+
+
+def read_model_name(reader: KeyReader, key: str, context: ImportContext) -> None:
+    """Map the model that a trainer starts from: its sizes, and the weights that it has."""
+    if not reader.has(key):
+        return
+    name = str(reader.given[key])
+    named = {"model.preset", "model.hf_config", "model.layers"} & context.keys_named
+    folder = Path(name).expanduser()
+    if (folder / "config.json").is_file():
+        reader.set(key, "model.hf_config", str(folder / "config.json"), "its sizes")
+        reader.set(key, WEIGHTS, str(folder), "what the run starts from")
+        return
+    found = model_of(name)
+    if named:
+        reader.skip(key, f"{min(named)} of what the run builds on says its sizes")
+    elif found is None:
+        why = "its sizes are not known here: name its config.json, in a folder of yours"
+        reader.refuse(key, why, suggestions=("--set model.hf_config=FOLDER/config.json",))
+    else:
+        reader.set(key, "model.preset", found.preset, f"the sizes of {name}")
+        if found.name:
+            reader.set(key, "model.name", found.name, "the preset with what it has otherwise")
+        for setting, value in found.changes.items():
+            reader.set(key, setting, value, f"of {name}")
+    if WEIGHTS in context.keys_named:
+        reader.skip(key, f"{WEIGHTS} says what the run starts from")
+    else:
+        reader.refuse(
+            WEIGHTS,
+            f"the run starts from the weights of {name}, which are fetched by nobody here",
+            suggestions=(f"--set {WEIGHTS}=FOLDER",),
+        )

@@ -7,13 +7,15 @@ the stage of ZeRO stand in files that it names.
 
 from __future__ import annotations
 
-from echelon.interop.hugging_face.adapter_keys import AdapterKeys, read_adapters
+from echelon.interop.abilities import tool_tables
 from echelon.interop.hugging_face.deepspeed_file import KEY, DeepSpeedFile
-from echelon.interop.hugging_face.model_names import read_model_name
 from echelon.interop.hugging_face.trainer_keys import (
+    AdapterKeys,
     TrainerKeys,
+    read_adapters,
     read_batch,
     read_course,
+    read_model_name,
     read_optimizer,
     read_precision,
     read_schedule,
@@ -21,7 +23,6 @@ from echelon.interop.hugging_face.trainer_keys import (
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import COUNT, KeyReader
 from echelon.interop.ranks import read_degrees
-from echelon.interop.tool_tables import tool_tables
 
 TABLES = tool_tables("llamafactory")
 KEYS = TrainerKeys(

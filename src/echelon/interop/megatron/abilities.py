@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from echelon.interop.abilities import ToolAbilities, ToolNames
-from echelon.interop.tool_tables import tool_tables
+from echelon.interop.abilities import ToolAbilities, ToolNames, tool_tables
 from echelon.schedule.build import SCHEDULES
 
 NAMES, TABLES = ToolNames("megatron"), tool_tables("megatron")

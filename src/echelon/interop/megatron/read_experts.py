@@ -12,7 +12,7 @@ from echelon.interop.abilities import by_word
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import COUNT, FROM_ZERO, NUMBER, POSITIVE, KeyReader
 from echelon.interop.megatron.abilities import DROPS, SCOPES, TABLES
-from echelon.interop.megatron.read_blocks import EXPERTS, FREQUENCY, SHARED, layer_pattern
+from echelon.interop.megatron.read_model import EXPERTS, FREQUENCY, SHARED, layer_pattern
 
 TOP_K, FFN = "--moe-router-topk", "--moe-ffn-hidden-size"
 SCORES, BEFORE = "--moe-router-score-function", "--moe-router-pre-softmax"

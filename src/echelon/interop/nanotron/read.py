@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from echelon.interop.abilities import tool_tables
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import COUNT, FROM_ZERO, NUMBER, POSITIVE, KeyReader
 from echelon.interop.ranks import (
@@ -18,7 +19,6 @@ from echelon.interop.ranks import (
     set_data_mesh,
     set_dtypes,
 )
-from echelon.interop.tool_tables import tool_tables
 
 TABLES = tool_tables("nanotron")
 DP, EP = "parallelism.dp", "parallelism.expert_parallel_size"

@@ -2,7 +2,5 @@
 """NeMo: the YAML of its Megatron models, read as the command of Megatron-LM that it stands for.
 
 read.py        its keys -> flags of Megatron-LM, and what they became under their own names
-translated.py  keys that are another tool's, read as that tool reads them
-references.py  ${...}: values that stand elsewhere in the file
 keys.toml      keys that are flags, keys that set nothing here
 """

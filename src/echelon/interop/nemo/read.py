@@ -7,15 +7,15 @@ are Megatron-Core's, so what its keys mean is said once, in `megatron/`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import cast
 
+from echelon.interop.abilities import tool_tables
 from echelon.interop.import_context import ImportContext
-from echelon.interop.key_reader import KeyReader
+from echelon.interop.key_reader import KeyReader, Refusal, json_text
 from echelon.interop.megatron.read import read_keys as read_megatron
-from echelon.interop.nemo.references import fill_references
-from echelon.interop.nemo.translated import Translation, read_translated
-from echelon.interop.tool_tables import tool_tables
 
 TABLES = tool_tables("nemo")
 _PRECISION = {
@@ -49,6 +49,17 @@ _OPTIMIZERS = {
 """Optimizers that are AdamW, and whether they are shared out."""
 _BETAS = ("--adam-beta1", "--adam-beta2")
 _SCHEDULES = {"CosineAnnealing": "cosine", "WarmupHoldPolicy": "constant"}
+
+_INNERMOST = re.compile(r"\$\{([^${}]*)\}")
+_WHOLE = re.compile(r"-?\d{1,15}")
+_SUMS: Mapping[str, Callable[[int, int], int]] = {
+    "multiply": lambda a, b: a * b,
+    "divide_floor": lambda a, b: a // b if b else 0,
+}
+_DEPTH = 8
+"""References of references."""
+
+_FLAG = re.compile(r"--[a-z][\w-]*")
 
 
 def read_keys(reader: KeyReader, context: ImportContext) -> None:
@@ -135,3 +146,86 @@ def _vocabulary(reader: KeyReader) -> Iterator[tuple[str, str, object]]:
 
 def _as_word(reader: KeyReader, key: str) -> Mapping[str, object]:
     return {key: str(reader.given[key])} if isinstance(reader.given.get(key), int) else {}
+
+
+def fill_references(given: Mapping[str, object]) -> dict[str, object]:
+    """Return the keys with what their references mean; what is not in the file stays as it is."""
+    return {
+        key: _fill(key, value, given) if isinstance(value, str) else value
+        for key, value in given.items()
+    }
+
+
+def _fill(key: str, text: str, given: Mapping[str, object]) -> object:
+    for _ in range(_DEPTH):
+        match = _INNERMOST.search(text)
+        if match is None:
+            break
+        value = _value(key, match[1], given)
+        if value is None or (match[0] == text and not isinstance(value, str)):
+            return text if value is None else value
+        text = text[: match.start()] + str(value) + text[match.end() :]
+    return text
+
+
+def _value(key: str, inner: str, given: Mapping[str, object]) -> object:
+    name, colon, arguments = inner.partition(":")
+    if colon:
+        words = [word.strip() for word in arguments.split(",")]
+        if name not in _SUMS or len(words) != 2 or not all(map(_WHOLE.fullmatch, words)):
+            return None
+        return _SUMS[name](int(words[0]), int(words[1]))
+    if name.startswith("."):
+        table = key.rpartition(".")[0]
+        return given.get(f"{table}{name}")
+    return given.get(name, given.get(name.removeprefix("training.")))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Translation:
+    """Hold flags of the other tool, and of each flag the key that it comes from.
+
+    `names` are the keys of flags that the file does not have, so that its defaults have a name too.
+    """
+
+    flags: Mapping[str, object]
+    origins: Mapping[str, str]
+    names: Mapping[str, str]
+
+    def name(self, flag: str) -> str:
+        """Return the key of a flag; the flag itself where it has none."""
+        return self.origins.get(flag) or self.names.get(flag) or flag
+
+    def text(self, text: str) -> str:
+        """Return a text with keys for flags."""
+        return _FLAG.sub(lambda match: self.name(match[0]), text)
+
+
+def read_translated(
+    reader: KeyReader,
+    translation: Translation,
+    read_keys: Callable[[KeyReader, ImportContext], None],
+    context: ImportContext,
+) -> None:
+    """Note in `reader` what becomes of its keys when the other tool reads them as its flags."""
+    other = KeyReader(tool=reader.tool, path=reader.path, given=translation.flags)
+    read_keys(other, context)
+    for setting, entry in other.entries.items():
+        reader.entries[setting] = replace(entry, source=translation.text(entry.source))
+    for row in other.rows:
+        key = translation.name(row.key)
+        given = json_text(reader.given[key]) if key in reader.given else row.given
+        why = translation.text(row.why)
+        reader.rows.append(replace(row, key=key, given=given, why=why))
+    for refusal in other.refusals:
+        problem = replace(
+            refusal.problem,
+            message=translation.text(refusal.problem.message),
+            key=translation.text(refusal.problem.key),
+            set_by=translation.text(refusal.problem.set_by),
+            suggestions=tuple(map(translation.text, refusal.problem.suggestions)),
+        )
+        keys = tuple(map(translation.name, refusal.keys))
+        reader.refusals.append(Refusal(keys=keys, problem=problem))
+    reader.assumptions.extend(map(translation.text, other.assumptions))
+    reader.known.update(dict.fromkeys(translation.origins.values()))

@@ -18,9 +18,9 @@ from pathlib import Path
 from typing import cast
 
 from echelon.core.errors import ConfigError
-from echelon.core.rulebook.imports import IMPORT_KIND
+from echelon.core.rulebook.interop import IMPORT_KIND
 from echelon.interop.parsing import flatten_keys, syntax_problem
-from echelon.interop.torchtitan.flavors import FLAVORS
+from echelon.interop.torchtitan.abilities import FLAVORS
 
 SIGN = re.compile(r"->\s*Trainer\.Config\s*:")
 """Found in a file that holds such functions."""

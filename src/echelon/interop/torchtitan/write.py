@@ -12,11 +12,16 @@ from math import inf
 from echelon.config.plan_view import model_settings, plan_settings
 from echelon.config.settings.schema import SETTINGS
 from echelon.core.plan import Optimizer, Plan
-from echelon.interop.formats import as_toml, nodes_and_ranks_per_node, without_none
+from echelon.interop.formats import (
+    ExportRefusal,
+    ToolWriter,
+    as_toml,
+    nodes_and_ranks_per_node,
+    refusals,
+    without_none,
+)
 from echelon.interop.plan_settings import preset_model
-from echelon.interop.tool_writer import ExportRefusal, ToolWriter, refusals
-from echelon.interop.torchtitan.abilities import NAMES, ONE_STAGE, TABLES
-from echelon.interop.torchtitan.flavors import FLAVORS, Flavor
+from echelon.interop.torchtitan.abilities import FLAVORS, NAMES, ONE_STAGE, TABLES, Flavor
 from echelon.schedule.build import PLAIN_SCHEDULE
 
 DTYPES = {"bf16": "bfloat16", "fp32": "float32"}

@@ -7,11 +7,11 @@ that nothing is compiled silently wrong. In the page every quantity is one numbe
 there for arrays of plans is left out. A member of an enumeration is its value, a set or a dict
 finds tuples and records by what is in them, a generator that is no function of its own is an array.
 
-source.py       the syntax tree of a live function or class, and refusals
-names.py        what is reached, and what it is called
-constants.py    live values as JavaScript
-expressions.py  expressions      statements.py  statements, functions, classes
-calls.py        calls: of Python, of NumPy, of what is compiled
+Files import only files above them in this list.
+
+names.py        what is reached, its source and its name; live values as JavaScript
 functions.py    functions and methods by their names in the page's runtime
-module.py       the whole module: ``python -m echelon.page.compiled.module``
+expressions.py  expressions
+calls.py        calls: of Python, of NumPy, of what is compiled
+module.py       statements, functions, classes; the whole module
 """

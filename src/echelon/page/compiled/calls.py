@@ -15,7 +15,6 @@ from typing import Any
 
 import numpy as np
 
-from echelon.page.compiled.constants import constant_text
 from echelon.page.compiled.expressions import (
     UNKNOWN,
     Scope,
@@ -26,7 +25,7 @@ from echelon.page.compiled.expressions import (
     truth,
 )
 from echelon.page.compiled.functions import FUNCTIONS, IGNORED_NAMES, METHODS
-from echelon.page.compiled.source import refuse
+from echelon.page.compiled.names import constant_text, refuse
 
 
 def call(scope: Scope, node: ast.Call) -> str:

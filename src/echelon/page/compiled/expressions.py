@@ -13,9 +13,7 @@ from enum import Enum
 from types import BuiltinFunctionType, ModuleType
 from typing import Any
 
-from echelon.page.compiled.constants import constant_text
-from echelon.page.compiled.names import Reached, local_name
-from echelon.page.compiled.source import NotCompiled, refuse
+from echelon.page.compiled.names import NotCompiled, Reached, constant_text, local_name, refuse
 
 OPERATORS: Mapping[type[ast.operator], str] = {
     ast.Add: "add",

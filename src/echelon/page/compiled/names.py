@@ -1,12 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What is reached from the entries of the module, and what each thing is called in the page."""
+"""What is reached from the entries of the module: its source, its name, and live values."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from types import FunctionType
-from typing import Any
+import ast
+import inspect
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
+from functools import cache
+from math import isinf, isnan
+from types import CodeType, FunctionType
+from typing import Any, NoReturn
+
+import numpy as np
 
 RESERVED = frozenset(
     (
@@ -19,6 +26,9 @@ RESERVED = frozenset(
     )
 )
 """Words that a variable can't have as its name in JavaScript, or that the module reads."""
+
+UFUNCS = {"minimum": "min", "maximum": "max"}
+"""Functions of NumPy that stand as values, by their names in the page's runtime."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,3 +92,110 @@ class Reached:
 def local_name(word: str) -> str:
     """Return what a local variable is called."""
     return f"{word}_" if word in RESERVED else word
+
+
+class NotCompiled(Exception):
+    """Say at which line of which file is something that has no counterpart in the page."""
+
+
+@cache
+def tree_of_file(path: str) -> ast.Module:
+    """Return the syntax tree of a file."""
+    with open(path, encoding="utf-8") as file:
+        return ast.parse(file.read())
+
+
+def refuse(path: str, node: ast.AST, why: str) -> NoReturn:
+    """Raise NotCompiled about a node of a file."""
+    raise NotCompiled(f"{path}:{getattr(node, 'lineno', 0)}: {why}")
+
+
+def function_tree(function: FunctionType) -> ast.FunctionDef | ast.Lambda:
+    """Return the syntax tree of a function, or of the only lambda of its line with its names."""
+    code: CodeType = function.__code__
+    wanted = code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+    found = [
+        node
+        for node in ast.walk(tree_of_file(code.co_filename))
+        if isinstance(node, ast.FunctionDef | ast.Lambda)
+        and first_line(node) == code.co_firstlineno
+        and (function.__name__ == "<lambda>") == isinstance(node, ast.Lambda)
+        and tuple(arg.arg for arg in (*node.args.args, *node.args.kwonlyargs)) == wanted
+    ]
+    if len(found) != 1:
+        raise NotCompiled(
+            f"{code.co_filename}:{code.co_firstlineno}: {len(found)} functions look like "
+            f"{function.__qualname__}"
+        )
+    return found[0]
+
+
+def first_line(node: ast.FunctionDef | ast.Lambda) -> int:
+    """Return the line on which a function begins, its decorators included."""
+    decorators = node.decorator_list if isinstance(node, ast.FunctionDef) else []
+    return min([node.lineno, *(one.lineno for one in decorators)])
+
+
+def class_tree(kind: type) -> ast.ClassDef:
+    """Return the syntax tree of a class at the top of a module."""
+    path = inspect.getsourcefile(kind)
+    assert path is not None
+    return next(
+        node
+        for node in tree_of_file(path).body
+        if isinstance(node, ast.ClassDef) and node.name == kind.__name__
+    )
+
+
+def constant_text(value: Any, reached: Reached) -> str:
+    """Return a live value as an expression of JavaScript."""
+    if value is None or isinstance(value, bool):
+        return json.dumps(value)
+    if isinstance(value, str):
+        return json.dumps(str(value))
+    if isinstance(value, int | float):
+        return _number(float(value) if isinstance(value, float) else value)
+    if callable(value):
+        return _callable(value, reached)
+    if is_dataclass(value):
+        return _record(value, reached)
+    if isinstance(value, Mapping):
+        rows = ((constant_text(k, reached), constant_text(v, reached)) for k, v in value.items())
+        return f"$rt.dict([{', '.join(f'[{k}, {v}]' for k, v in rows)}])"
+    if isinstance(value, frozenset | set):
+        value = sorted(value)
+    if isinstance(value, Iterable):
+        return f"[{', '.join(constant_text(one, reached) for one in value)}]"
+    raise NotCompiled(f"a value of {type(value).__name__} has no counterpart in the page")
+
+
+def _callable(value: Any, reached: Reached) -> str:
+    if isinstance(value, np.ufunc) and value.__name__ in UFUNCS:
+        return f"$rt.{UFUNCS[value.__name__]}"
+    if isinstance(value, FunctionType):
+        return reached.program.given.get(value) or reached.function(value)
+    if isinstance(value, type):
+        return reached.program.given.get(value) or reached.class_(value)
+    raise NotCompiled(f"{getattr(value, '__qualname__', value)} stands as a value")
+
+
+def _number(value: float) -> str:
+    if isnan(value):
+        return "NaN"
+    if isinf(value):
+        return "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, int) and abs(value) > 2**53:
+        raise NotCompiled(f"{value} is more than 2 ** 53, which a number of the page can't be")
+    return repr(value) if value >= 0 else f"({value!r})"
+
+
+def _record(value: Any, reached: Reached) -> str:
+    kind = type(value)
+    name = reached.class_(kind)
+    dropped = {item for owner, item in reached.program.dropped if owner == kind.__name__}
+    rows = [
+        f"{item.name}: {constant_text(getattr(value, item.name), reached)}"
+        for item in fields(value)
+        if item.name not in dropped
+    ]
+    return f"new {name}({{ {', '.join(rows)} }})"

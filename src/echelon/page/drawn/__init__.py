@@ -5,8 +5,9 @@ What is drawn is what the page draws first: nothing is chosen yet. Nothing in a 
 of its own but boxes and lines, so that it reads on light and on dark paper.
 
 marks.py       the parts of drawings: boxes, words, keys; a drawing as a file or inside of HTML
-axis.py        round numbers on an axis, and where values lie
-bars.py, waterfall.py, heat.py, lines.py, mesh.py, schedule.py    each kind of figure
+bars.py        bars of parts, the waterfall of a step, a grid of cells
+lines.py       lines and pipelines over an axis of round numbers
+mesh.py        ranks on nodes, and the groups of an axis
 figure.py      the drawing of a part of a page, whatever its kind
 files.py       every figure of a page into files, SVG or PNG
 static.py      a whole page as HTML without a script

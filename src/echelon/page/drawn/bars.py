@@ -1,14 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bars of parts, one over the other, beside a limit: lengths are shares of the longest."""
+"""Bars of parts beside a limit, the waterfall of a step, and a grid of cells."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import isfinite
 
+from echelon.core.svg import text_width
 from echelon.page.drawn.marks import (
     BAD,
+    INK,
     PAGE,
+    SMALL,
+    STRONG,
     TINTS,
+    TONES,
     Drawing,
     box,
     colored,
@@ -21,11 +27,19 @@ from echelon.page.drawn.marks import (
     widest,
     words,
 )
-from echelon.page.figures import BarRow, BarsFigure
+from echelon.page.figures import BarRow, BarsFigure, HeatFigure, HeatRow, WaterfallFigure
 
 ROW = 26  # pixels
 HIGH = 20  # pixels of a bar
 _LABEL = 170  # pixels of a row's label, at most
+
+_SHARE = 60  # pixels
+NAMES = {"communication": "exposed communication"}
+"""What a tone is called, where it is not by its name."""
+_ROW = 26  # pixels
+_WIDEST = 96  # pixels of a cell
+_DARK = 0.55  # share of the most from which words of a cell are dark
+_HEAT_LABEL = 200  # pixels of a row's label, at least, where there are many columns
 
 
 def draw_bars(found: BarsFigure, name: str, says: str) -> Drawing:
@@ -63,9 +77,6 @@ def columns(rows: list[tuple[str, str, str]]) -> tuple[float, float]:
     return label + 10, PAGE - min(value, 160) - _SHARE - 20
 
 
-_SHARE = 60  # pixels
-
-
 def row_words(
     said: tuple[str, str, str], y: float, *, over: bool = False, look: str = ""
 ) -> list[str]:
@@ -91,3 +102,71 @@ def _parts(found: BarsFigure, row: BarRow, at: tuple[float, float], scale: float
 
 def _value(row: BarRow, place: int) -> float:
     return finite(row.values[place]) if place < len(row.values) else 0.0
+
+
+def draw_waterfall(found: WaterfallFigure, name: str, says: str) -> Drawing:
+    """Return the drawing of a step's seconds, its total with the band of measured runs last."""
+    tones = dict.fromkeys(part.tone for row in found.rows for part in row.parts)
+    body, top = key([(TONES[tone], NAMES.get(tone, tone)) for tone in tones], top=0)
+    rows = [(row.label, row.text, row.share_text) for row in found.rows]
+    left, right = columns([*rows, ("step", found.total_text, "")])
+    scale = (right - left) / (max(finite(found.high), finite(found.total)) or 1.0)
+    for place, row in enumerate(found.rows):
+        x, y = left + finite(row.start) * scale, top + ROW * place
+        body += [*row_words(rows[place], y), empty((left, y, right - left, HIGH))]
+        for part in row.parts:
+            width = finite(part.seconds) * scale
+            tip = f"{row.label}: {row.text}, {NAMES.get(part.tone, part.tone)}"
+            body.append(box((x, y, width, HIGH), TONES[part.tone], tip=tip))
+            x += width
+    y = top + ROW * len(rows) + 6
+    low, high = left + finite(found.low) * scale, left + finite(found.high) * scale
+    total = left + finite(found.total) * scale
+    body += [
+        stroke(0, y - 4, (PAGE, y - 4)),
+        *row_words(("step", found.total_text, ""), y, look=STRONG),
+        empty((left, y, right - left, HIGH)),
+        box((low, y + 5, max(high - low, 0), HIGH - 10), "currentColor", faint=0.35),
+        stroke(total, y - 2, (total, y + HIGH + 2), width=2),
+    ]
+    said = f"The faint bar is where four of five measured runs lie: {found.band_text}."
+    drawn, bottom = paragraph(said, 0, y + ROW, PAGE)
+    return Drawing(name=name, description=says, width=PAGE, height=bottom, body=(*body, *drawn))
+
+
+def draw_heat(found: HeatFigure, name: str, says: str) -> Drawing:
+    """Return the drawing of a grid; a pointer on a cell shows its row, column and number."""
+    count = max(len(found.columns), 1)
+    room = max(_HEAT_LABEL, PAGE - count * _WIDEST - 10)
+    left = min(widest([row.label for row in found.rows]), room) + 10
+    wide = min((PAGE - left) / count, _WIDEST)
+    every = max(1, int(widest(found.columns, SMALL) / wide) + 1)
+    top = 20.0
+    body = list[str]()
+    for place in range(0, len(found.columns), every):
+        said = shortened(found.columns[place], _WIDEST, SMALL)
+        middle = left + wide * (place + 0.5)
+        if middle + text_width(said, SMALL) / 2 <= PAGE + 4:
+            body.append(words(middle, 13, said, anchor="middle", size=SMALL))
+    for place, row in enumerate(found.rows):
+        body += _cells(found, row, (left, top + _ROW * place), wide)
+    drawn, bottom = paragraph(found.legend, 0, top + _ROW * len(found.rows) + 2, PAGE)
+    return Drawing(name=name, description=says, width=PAGE, height=bottom, body=(*body, *drawn))
+
+
+def _cells(found: HeatFigure, row: HeatRow, at: tuple[float, float], wide: float) -> list[str]:
+    left, y = at
+    body = [words(0, y + 16, shortened(row.label, left - 10))]
+    for place, value in enumerate(row.values[: len(found.columns)]):
+        x, text = left + wide * place, row.texts[place] if place < len(row.texts) else ""
+        body.append(empty((x + 0.5, y, wide - 1, _ROW - 3)))
+        share = 0.0
+        if value is not None and isfinite(value):
+            share = max(0.0, min(1.0, value / (found.most or 1.0)))
+            tip = f"{row.label}, {found.columns[place]}: {text}"
+            body.append(box((x + 0.5, y, wide - 1, _ROW - 3), TINTS[6], tip=tip, faint=share))
+        if text and text_width(text, SMALL) <= wide - 4:
+            look = colored(INK) if share > _DARK else ""
+            middle = x + wide / 2
+            body.append(words(middle, y + 15, text, anchor="middle", size=SMALL, look=look))
+    return body

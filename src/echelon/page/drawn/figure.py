@@ -7,13 +7,10 @@ from collections.abc import Callable
 from typing import Any
 
 from echelon.page.document import Section
-from echelon.page.drawn.bars import draw_bars
-from echelon.page.drawn.heat import draw_heat
-from echelon.page.drawn.lines import draw_lines
+from echelon.page.drawn.bars import draw_bars, draw_heat, draw_waterfall
+from echelon.page.drawn.lines import draw_lines, draw_schedule
 from echelon.page.drawn.marks import Drawing
 from echelon.page.drawn.mesh import draw_mesh
-from echelon.page.drawn.schedule import draw_schedule
-from echelon.page.drawn.waterfall import draw_waterfall
 
 DRAWN_BY: dict[str, Callable[[Any, str, str], Drawing]] = {
     "mesh": draw_mesh,

@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 from echelon.core.cluster import Link
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import RecomputePolicy
-from echelon.cost.bytes.model_states import StatePrecision
+from echelon.cost.bytes.model_sizes import StatePrecision
+from echelon.cost.inputs.cost_inputs import CostInputs
 from echelon.cost.seconds.from_plan import model_numbers_from_shape
-from echelon.cost.seconds.inputs import CostInputs
 from echelon.handbook.guides.situation import Situation
 from echelon.handbook.guides.sizes import SIZE_GUIDE, rows_for
 from echelon.handbook.guides.strategy import Strategy

@@ -19,6 +19,8 @@ from echelon.core.model_shape import (
     RopeScaling,
     Rotary,
 )
+from echelon.cost.inputs.cost_inputs import CostInputs, TrainerConstants
+from echelon.cost.inputs.numbers import LayoutNumbers, MachineNumbers, Num, TierNumbers, ceil_div
 from echelon.cost.seconds.flops import flops_of_weights
 from echelon.cost.seconds.from_plan import (
     constants_for_precision,
@@ -26,8 +28,6 @@ from echelon.cost.seconds.from_plan import (
     model_numbers_from_shape,
     summed_weight_bytes,
 )
-from echelon.cost.seconds.inputs import CostInputs, TrainerConstants
-from echelon.cost.seconds.numbers import LayoutNumbers, MachineNumbers, Num, TierNumbers, ceil_div
 from echelon.cost.seconds.step import step_seconds
 from echelon.page.explorer.controls import INT8_BLOCK, OPERATORS, PRECISIONS, Controls, Record
 from echelon.planner.predict.estimate import closed_form_bytes
@@ -175,7 +175,6 @@ def layout_of_controls(
         secondary=float(controls.secondary),
         summed_bytes=summed_weight_bytes(controls.reduce, precision),
         servers=float(controls.servers),
-        one_memory=float(not cluster["gpus"]),
     )
 
 

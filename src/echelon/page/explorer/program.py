@@ -11,9 +11,9 @@ import json
 from echelon.core.choices.collective_algorithms import COLLECTIVE_ALGORITHMS, algorithm_index
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.messages.plurals import COUNT, NUMBERED, OPERATORS, VERBS, in_singular
-from echelon.cost.seconds import pipeline
+from echelon.cost.inputs import pipeline
+from echelon.cost.inputs.pipeline import schedule_index
 from echelon.cost.seconds.from_plan import num_states
-from echelon.cost.seconds.pipeline import schedule_index
 from echelon.page.compiled.module import module_text
 from echelon.page.compiled.names import CompiledProgram
 from echelon.page.explorer.controls import controls_of_record

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import ParameterSpec, parameters
-from echelon.page.lessons.diagram import Tile, TileState
+from echelon.page.lessons.lesson import Tile, TileState
 
 Matrix: TypeAlias = tuple[tuple[int, ...], ...]
 """Rows of whole numbers."""

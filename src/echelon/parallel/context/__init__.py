@@ -7,7 +7,7 @@ Sent:  what lets each query meet each key, by `context.kind`: keys and values ar
        (`ring.py`: zigzag or striped placement) or gathered (`gathered.py`), or heads exchanged for
        positions (`ulysses.py`), alone or inside of a ring. Gradients are summed over `cp` together
        with those of data ranks (`parallel/data.py`).
-Bytes: `context_bytes` in `cost/bytes/context/sent.py`.
+Bytes: `context_bytes` in `cost/bytes/context_sent.py`.
 Must divide: cp | sequence_length (2 ring_degree | sequence_length under zigzag); ulysses_degree |
        heads / tp.
 Source: Liu et al., "Ring Attention", 2023; Brandon et al., "Striped Attention", 2023; Jacobs et

@@ -5,7 +5,7 @@ Split: positions, zigzag, so that a causal mask gives every rank the same work.
 Sent:  all-gather of keys and values forward and again in backward (what was gathered is not kept),
        then a reduce-scatter of their gradients. Under a sliding window only the rows that a rank
        needs go to it, from their owners.
-Bytes: `context_bytes` in `cost/bytes/context/sent.py`.
+Bytes: `context_bytes` in `cost/bytes/context_sent.py`.
 Must divide: 2 n | T.
 Source: Grattafiori et al., "Llama 3", 2024, section 3.3.2: with few key/value heads they are small
         beside queries, any mask is simple, and nothing but memory is lost.
@@ -28,8 +28,7 @@ from echelon.models.attention.local import attend_tiles, backward_tiles
 from echelon.models.batch import positions_of
 from echelon.models.precision import at_least_fp32
 from echelon.parallel.context.attention import RingContext
-from echelon.parallel.context.ring import record_ring_work
-from echelon.parallel.context.row_exchange import start_transfer
+from echelon.parallel.context.ring import record_ring_work, start_transfer
 
 
 class GatheredAttention(torch.autograd.Function):

@@ -5,7 +5,7 @@ Split: outside, positions; inside, heads: a rank has all positions of its group 
        heads of each.
 Sent:  one all-to-all of q, k and v together, and one of the output; backward the same of their
        gradients, the other way.
-Bytes: `context_bytes` in `cost/bytes/context/sent.py`: (u-1)/u of (H + 2 K') hd s and of H hd s a
+Bytes: `context_bytes` in `cost/bytes/context_sent.py`: (u-1)/u of (H + 2 K') hd s and of H hd s a
        token, forward and backward, K' being the key/value heads with their copies.
 Must divide: u | heads of a tensor rank.
 Source: Jacobs et al., "DeepSpeed-Ulysses", 2023, section 3.
@@ -21,9 +21,9 @@ from typing import Any
 
 import torch
 
-from echelon.cost.bytes.context.sent import kv_copies
+from echelon.cost.bytes.context_sent import kv_copies
 from echelon.models.precision import at_least_fp32
-from echelon.parallel.gradients import GradientStore
+from echelon.parallel.storage.gradients import GradientStore
 from echelon.parallel.transport.collectives import Group
 
 

@@ -5,7 +5,7 @@ Every rank notes how it routed its own tokens. One small all-reduce at the end o
 notes of all ranks of a pipeline stage, so what follows (the shares of the next step's auxiliary
 loss, the move of the biases) is computed by each rank alike, from whole numbers.
 
-Bytes: `routing_bytes` in `cost/bytes/experts/sent.py`.
+Bytes: `routing_bytes` in `cost/bytes/expert_sent.py`.
 Source: Fedus et al., "Switch Transformers", 2021, section 2.2; Wang et al., "Auxiliary-Loss-Free
         Load Balancing Strategy for Mixture-of-Experts", 2024; Zoph et al., "ST-MoE", 2022.
 
@@ -21,7 +21,7 @@ import torch
 
 from echelon.core.plan import Plan
 from echelon.models.precision import TORCH_DTYPES
-from echelon.parallel.transport.device_mesh import RankGroups
+from echelon.parallel.device_mesh import RankGroups
 
 SCALARS = 3
 """Numbers of a layer beside those of each expert: dropped assignments, and two losses."""

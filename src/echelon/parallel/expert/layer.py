@@ -6,7 +6,7 @@ Split: the experts over `ep`, a view folded over dp_shard x cp (x tp where exper
 Sent:  `token_dispatcher.py` says how among the expert group. Among tensor ranks: whole experts and
        a whole stream: the outputs of the rows that each routed (all-gather), and in backward their
        gradients. Experts in pieces: rows, gates and choices (all-gather) before, the sum after.
-Bytes: `expert_bytes` in `cost/bytes/experts/sent.py`.
+Bytes: `expert_bytes` in `cost/bytes/expert_sent.py`.
 Must divide: what `token_dispatcher.py` says; tp | tokens of a microbatch on a rank.
 Source: Lepikhin et al., "GShard", 2020; Singh et al., "A Hybrid Tensor-Expert-Data Parallelism
         Approach to Optimize Mixture-of-Experts Training", 2023.
@@ -30,20 +30,18 @@ from echelon.core.plan import Plan
 from echelon.layout.expert_load import even_pairs, kept_assignments, slots_per_expert
 from echelon.layout.stage import RankPart
 from echelon.models.batch import TokenBatch
-from echelon.models.mixture_reference import token_numbers
-from echelon.models.moe import MixtureOfExperts
+from echelon.models.moe import MixtureOfExperts, token_numbers
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.expert.balance import Balancer
-from echelon.parallel.expert.feed_forward import ExpertFeedForward
-from echelon.parallel.expert.fp8_feed_forward import Fp8ExpertFeedForward
+from echelon.parallel.expert.feed_forward import ExpertFeedForward, Fp8ExpertFeedForward
 from echelon.parallel.expert.grouped_matmul import needs_no_counts
 from echelon.parallel.expert.padded_dispatcher import PaddedTokenDispatcher
 from echelon.parallel.expert.router import RoutedTokens, Router, TokenRouting
 from echelon.parallel.expert.token_dispatcher import AwaitRows, FlatTokenDispatcher
 from echelon.parallel.expert.two_hop_dispatcher import TwoHopTokenDispatcher
-from echelon.parallel.gradients import GradientStore
+from echelon.parallel.storage.gradients import GradientStore
 from echelon.parallel.tensor import TensorSplit
 from echelon.parallel.transport.collectives import Group
-from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.parallel.transport.rows import (
     GATHER_ROWS,
     OWN_ROWS,

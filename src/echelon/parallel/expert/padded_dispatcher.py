@@ -4,7 +4,7 @@
 Split: as `token_dispatcher.py` says.
 Sent:  for each expert on another rank so many slots, full or not (all-to-all of equal parts): rows
        and gates there, outputs back; in backward the transposes of both. No counts.
-Bytes: `padded_dispatch_bytes` in `cost/bytes/experts/dispatch.py`.
+Bytes: `padded_dispatch_bytes` in `cost/bytes/expert_sent.py`.
 Must divide: what `token_dispatcher.py` says; each expert has a capacity.
 Source: Lepikhin et al., "GShard", 2020, section 2.2.
 
@@ -27,7 +27,7 @@ import torch
 
 from echelon.parallel.expert.router import TokenRouting
 from echelon.parallel.expert.token_dispatcher import AwaitRows, Transfer, start_both
-from echelon.parallel.kernels.row_sums import row_sums
+from echelon.parallel.kernels.expert_kernels import row_sums
 from echelon.parallel.transport.collectives import Group, Pending
 
 

@@ -3,7 +3,7 @@
 
 Sent:  where a loss or a capacity is by sequence, a few whole numbers for each token, among the
        ranks that hold tokens of the same sequences; else nothing.
-Bytes: `sequence_bytes` in `cost/bytes/experts/sent.py`.
+Bytes: `sequence_bytes` in `cost/bytes/expert_sent.py`.
 
 Scores are computed in at least float32. The losses of a router hang on the gates of its tokens
 (`AttachLoss`): they need nothing of later layers, and no stage of a pipeline sends them.
@@ -32,7 +32,7 @@ from echelon.models.routing import (
     scores_of,
 )
 from echelon.parallel.expert.balance import Balancer, RoutingStatistics
-from echelon.parallel.gradients import GradientStore
+from echelon.parallel.storage.gradients import GradientStore
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.rows import gathered_rows, own_rows
 

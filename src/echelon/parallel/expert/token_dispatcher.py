@@ -5,7 +5,7 @@ Split: the experts, `num_experts / ep` on each rank of the expert group.
 Sent:  the counts for each expert (all-to-all), then each token once for each of its experts on
        other ranks, with its gate (uneven all-to-all); the outputs back the same way; in backward
        the transposes of both.
-Bytes: `flat_dispatch_bytes` in `cost/bytes/experts/dispatch.py`.
+Bytes: `flat_dispatch_bytes` in `cost/bytes/expert_sent.py`.
 Must divide: ep | num_experts; ep | dp_shard x cp (x tp where experts are whole).
 Source: Lepikhin et al., "GShard", 2020; Rajbhandari et al., "DeepSpeed-MoE", 2022, section 5.
 
@@ -33,7 +33,7 @@ import torch
 from echelon.models.routing import counts_of
 from echelon.parallel.expert.grouped_matmul import RowCounts, ends_of
 from echelon.parallel.expert.router import TokenRouting
-from echelon.parallel.kernels.row_sums import row_sums
+from echelon.parallel.kernels.expert_kernels import row_sums
 from echelon.parallel.transport.collectives import Group, Pending
 
 AwaitRows = Callable[[], tuple[torch.Tensor, torch.Tensor | None]]

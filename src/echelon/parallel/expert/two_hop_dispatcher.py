@@ -6,7 +6,7 @@ Sent:  across nodes, to the rank with the same place on each node that has exper
        token, its gates and its choices. Within a node: what `token_dispatcher.py` says, of what
        crossed. Back the same way: what the experts of a node made of a token is added up, then
        crosses.
-Bytes: `two_hop_dispatch_bytes` in `cost/bytes/experts/dispatch.py`.
+Bytes: `two_hop_dispatch_bytes` in `cost/bytes/expert_sent.py`.
 Must divide: what `token_dispatcher.py` says; a group has as many ranks on each of its nodes.
 Source: DeepSeek-AI, "DeepSeek-V3 Technical Report", 2024, section 3.2.2; DeepEP.
 

@@ -27,7 +27,7 @@ from typing import Any
 from echelon.core.axis import Axis
 from echelon.core.choices.local_sgd import IslandChange
 from echelon.core.errors import RunFailed
-from echelon.core.rulebook.lost_islands import ISLANDS_ARE_THERE
+from echelon.core.rulebook.islands import ISLANDS_ARE_THERE
 from echelon.launch.context import LostRank
 from echelon.launch.process_group import PrefixStore, Store
 from echelon.layout.islands import Island

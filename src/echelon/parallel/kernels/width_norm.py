@@ -4,7 +4,7 @@
 Split: the width of all heads, and the weight of the norm, as the layers that give the heads are.
 Sent:  the sums of squares of each token's queries and keys, in one all-reduce forward; backward one
        for each of the two norms, of what pulls a token's gradient towards its direction.
-Bytes: `width_norm_bytes` in `cost/bytes/width_norm.py`.
+Bytes: `width_norm_bytes` in `cost/bytes/sent.py`.
 Must divide: nothing more than heads do.
 Source: OLMo 2, 2024, section 2.2; Zhang and Sennrich, "Root Mean Square Layer Normalization", 2019.
 
@@ -23,8 +23,8 @@ from torch import nn
 
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import LOW_PRECISION, at_least_fp32
-from echelon.parallel.gradients import GradientStore
 from echelon.parallel.kernels.low_precision import row_chunks
+from echelon.parallel.storage.gradients import GradientStore
 from echelon.parallel.transport.collectives import Group
 
 

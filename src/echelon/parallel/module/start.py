@@ -19,7 +19,7 @@ from torch import nn
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.errors import ConfigError, EnvironmentProblem, InfeasiblePlan, Problem
 from echelon.core.plan import Plan
-from echelon.core.rulebook.local_sgd import LOCAL_SGD_IN_THE_TRAINER
+from echelon.core.rulebook.islands import LOCAL_SGD_IN_THE_TRAINER
 from echelon.core.rulebook.module import (
     MODULE_IGNORE,
     MODULE_MESH,

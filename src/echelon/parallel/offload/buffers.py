@@ -12,7 +12,7 @@ import torch
 
 from echelon.core.errors import EnvironmentProblem
 from echelon.core.offload_file import PAGE_BYTES, round_up_to_pages
-from echelon.core.rulebook.offload import OFFLOAD_HOST_MEMORY
+from echelon.core.rulebook.zero import OFFLOAD_HOST_MEMORY
 from echelon.core.units import binary_bytes
 
 Owner = TypeVar("Owner")

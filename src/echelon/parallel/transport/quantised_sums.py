@@ -28,12 +28,7 @@ import torch
 from torch.nn import functional as fn
 
 from echelon.core.plan import ReduceKind
-from echelon.cost.bytes.quantised_sums import (
-    LARGEST_CODES,
-    REDUCE_BLOCK,
-    blocks_of_slice,
-    message_bytes,
-)
+from echelon.cost.bytes.quantised import LARGEST_CODES, REDUCE_BLOCK, blocks_of_slice, message_bytes
 from echelon.models.precision import at_least_fp32
 from echelon.parallel.transport.collectives import Group, Pending
 

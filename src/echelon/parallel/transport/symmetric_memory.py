@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from echelon.core.errors import EnvironmentProblem
-from echelon.core.rulebook.machine import SYMMETRIC_MEMORY
+from echelon.core.rulebook.launch import SYMMETRIC_MEMORY
 
 _MODULE = "torch.distributed._symmetric_memory"
 OPERATORS = ("fused_all_gather_matmul", "fused_matmul_reduce_scatter")

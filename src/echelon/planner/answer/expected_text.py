@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from echelon.core.units import binary_bytes
-from echelon.cost.interruptions import (
+from echelon.cost.seconds.interruptions import (
     INTERRUPTED_DAYS,
     INTERRUPTED_DEVICES,
     INTERRUPTIONS,

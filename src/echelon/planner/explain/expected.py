@@ -2,7 +2,7 @@
 """The expected seconds of a step in a long run: interruptions, restarts, and the risk of memory.
 
 A plan that is fastest while it runs is not the one that is done first where it interrupts more, on
-more devices, or may not fit. The formulas are those of `cost/interruptions.py`.
+more devices, or may not fit. The formulas are those of `cost/seconds/interruptions.py`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from functools import lru_cache
 
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import num_active_parameters, num_trained_parameters
-from echelon.cost.interruptions import (
+from echelon.cost.inputs.cost_inputs import TrainerConstants
+from echelon.cost.seconds.interruptions import (
     Interruptions,
     checkpoint_bytes,
     interruptions,
@@ -20,7 +21,6 @@ from echelon.cost.interruptions import (
     risk_slowdown,
     run_steps,
 )
-from echelon.cost.seconds.inputs import TrainerConstants
 from echelon.planner.explain.bands import fit_probability
 from echelon.planner.predict.estimate import Estimate
 from echelon.planner.predict.peak_bytes import plain_number

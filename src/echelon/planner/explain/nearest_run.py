@@ -18,8 +18,8 @@ from importlib.resources import files
 from math import log2
 
 from echelon.cost.bytes.model_sizes import block_weights, embedding_and_head_weights
-from echelon.cost.seconds.inputs import CostInputs
-from echelon.cost.seconds.numbers import LayoutNumbers, ModelNumbers
+from echelon.cost.inputs.cost_inputs import CostInputs
+from echelon.cost.inputs.numbers import LayoutNumbers, ModelNumbers
 from echelon.planner.predict.peak_bytes import plain_number
 from echelon.planner.predict.residuals import UNKNOWN
 

@@ -7,7 +7,7 @@ import json
 
 from echelon.core.plan import Plan, RecomputedOperator, ZeroStage
 from echelon.core.units import GIB, binary_bytes, gib
-from echelon.cost.bytes.model_states import communication_volume
+from echelon.cost.bytes.model_sizes import communication_volume
 from echelon.planner.lint.finding import LintMatch, lint_of
 from echelon.planner.predict.estimate import estimate_plan
 from echelon.planner.predict.split_memory import RankMemory, memory_of_plan, state_precision

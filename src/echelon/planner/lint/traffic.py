@@ -12,9 +12,9 @@ from echelon.core.axis import SHARD_AXES
 from echelon.core.cluster import Link, domain_text, fast_domain
 from echelon.core.plan import Plan
 from echelon.core.units import binary_bytes
+from echelon.cost.inputs.cost_inputs import CostInputs
+from echelon.cost.inputs.numbers import first_number
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
-from echelon.cost.seconds.inputs import CostInputs
-from echelon.cost.seconds.numbers import first_number
 from echelon.cost.seconds.step import step_seconds
 from echelon.layout.secondary import hop_degrees, secondary_degree
 from echelon.planner.lint.finding import LintMatch, lint_of

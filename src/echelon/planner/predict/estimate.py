@@ -24,17 +24,16 @@ import numpy as np
 from echelon.core.cluster import Cluster
 from echelon.core.plan import Mathematics, Plan
 from echelon.cost.activations.closed_forms import BlockKindBytes
-from echelon.cost.bytes.fullest_rank import PipelineEnds, fullest_rank_bytes
 from echelon.cost.bytes.model_sizes import block_weights, embedding_weights, head_weights
 from echelon.cost.bytes.transient import BUCKETS_IN_FLIGHT
-from echelon.cost.seconds.balance import Stages
-from echelon.cost.seconds.events import PipelineOrder, simulated_terms
+from echelon.cost.inputs.cost_inputs import CostInputs, Terms, TrainerConstants
+from echelon.cost.inputs.numbers import Num
+from echelon.cost.peak.fullest_rank import PipelineEnds, fullest_rank_bytes
 from echelon.cost.seconds.flops import model_flops_per_token
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan, peak_flops
-from echelon.cost.seconds.inputs import CostInputs, Terms, TrainerConstants
-from echelon.cost.seconds.numbers import Num
+from echelon.cost.seconds.stages import PipelineOrder, Stages, simulated_terms
 from echelon.cost.seconds.step import step_seconds
-from echelon.cost.seconds.trainer_generations import OURS, OVERLAPS
+from echelon.cost.seconds.trainers import OURS, OVERLAPS
 from echelon.cost.seconds.unit_times import UnitTimes, block_kinds, unit_times_by_kind
 from echelon.planner.predict.peak_bytes import (
     other_trainer_stage_bytes,

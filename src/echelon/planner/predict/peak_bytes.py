@@ -5,7 +5,7 @@ Of our trainer it is the highest moment of a step, all that is there together
 (`cost/peak/rank_peak.py`); ranks at a place that are alike are computed once.
 
 Another trainer than ours has other bytes for the same elements, by its closed forms: a block keeps
-what `cost/bytes/fullest_rank.py` says, or its input where it is recomputed; where backward is split
+what `cost/peak/fullest_rank.py` says, or its input where it is recomputed; where backward is split
 all of it waits for W. What runs has the trainer's buffers, the logits and, where blocks are
 recomputed, one block beside. Its peak is that of its activations, over the actions of the schedule.
 """
@@ -22,11 +22,11 @@ from echelon.core.axis import Axis
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.activations.closed_forms import saved_bytes_of_block
-from echelon.cost.bytes.fullest_rank import fullest_rank_bytes
+from echelon.cost.inputs.cost_inputs import CostInputs
+from echelon.cost.inputs.numbers import Num
+from echelon.cost.peak.fullest_rank import fullest_rank_bytes
 from echelon.cost.peak.rank_peak import PeakWalk, resting_terms
-from echelon.cost.seconds.events import PipelineOrder
-from echelon.cost.seconds.inputs import CostInputs
-from echelon.cost.seconds.numbers import Num
+from echelon.cost.seconds.stages import PipelineOrder
 from echelon.layout.stage import RankPart, StagePart, rank_part
 from echelon.schedule.flat_schedule import KINDS, FlatSchedule
 

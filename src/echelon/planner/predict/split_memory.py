@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the fullest rank of a split holds, by the formulas of `cost/bytes/fullest_rank.py`.
+"""What the fullest rank of a split holds, by the formulas of `cost/peak/fullest_rank.py`.
 
 Guides speak of splits, not of plans: the rest is what the product would do by itself (1F1B,
 sequence parallelism beside tensor parallelism).
@@ -19,19 +19,19 @@ from echelon.core.plan import (
     ZeroStage,
 )
 from echelon.cost.activations.closed_forms import saved_bytes_of_block
-from echelon.cost.bytes.fullest_rank import fullest_rank_bytes
-from echelon.cost.bytes.model_states import StatePrecision
-from echelon.cost.seconds.adapters import with_adapters
+from echelon.cost.bytes.model_sizes import StatePrecision
+from echelon.cost.inputs.cost_inputs import CostInputs, TrainerConstants
+from echelon.cost.inputs.numbers import LayoutNumbers
+from echelon.cost.inputs.pipeline import schedule_index
+from echelon.cost.peak.fullest_rank import fullest_rank_bytes
 from echelon.cost.seconds.from_plan import (
     constants_for_precision,
     cost_inputs_from_plan,
     machine_numbers_from_cluster,
     model_numbers_from_shape,
     num_states,
+    with_adapters,
 )
-from echelon.cost.seconds.inputs import CostInputs, TrainerConstants
-from echelon.cost.seconds.numbers import LayoutNumbers
-from echelon.cost.seconds.pipeline import schedule_index
 from echelon.schedule.build import PLAIN_SCHEDULE
 
 _STATES = ("parameters", "gradients", "optimizer")

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from echelon.core.choices.context_kinds import CONTEXT_KINDS
 from echelon.core.mesh import Mesh
 from echelon.core.plan import RecomputedOperator
+from echelon.cost.inputs.numbers import Array, LayoutNumbers
 from echelon.cost.seconds.from_plan import schedule_index
-from echelon.cost.seconds.numbers import Array, LayoutNumbers
 from echelon.planner.search.legal_meshes import Columns
 from echelon.planner.search.options import (
     MOST_STAGE,

@@ -30,18 +30,18 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from echelon.config.derived.context import cuts_groups, cuts_heads, cuts_sequence
 from echelon.config.entries import Entry
-from echelon.config.rules.experts.mesh import ep_divides_experts, expert_tp_divides_ffn
-from echelon.config.rules.fp8 import fp8_gather
-from echelon.config.rules.int8 import INT8_FINDERS
+from echelon.config.rules.experts import ep_divides_experts, expert_tp_divides_ffn
 from echelon.config.rules.mesh import (
     sequence_parallel_divides_sequence,
     tp_divides_ffn,
     tp_divides_heads,
     tp_divides_kv_heads,
 )
+from echelon.config.rules.precision import fp8_gather
 from echelon.config.rules.violations import ViolationFinder
-from echelon.config.settings.context import cuts_groups, cuts_heads, cuts_sequence
+from echelon.config.rules.zero import INT8_FINDERS
 from echelon.config.view import View
 from echelon.core.choices.context_kinds import (
     CONTEXT_KINDS,
@@ -51,13 +51,13 @@ from echelon.core.choices.context_kinds import (
 )
 from echelon.core.mesh import Mesh
 from echelon.core.plan import Plan
-from echelon.core.rulebook.batch import BATCH_DIVIDES
-from echelon.core.rulebook.context import (
+from echelon.core.rulebook.experts import EP_DIVIDES_RANKS, TP_DIVIDES_TOKENS
+from echelon.core.rulebook.mesh import (
+    BATCH_DIVIDES,
     CONTEXT_DIVIDES_SEQUENCE,
     ULYSSES_DIVIDES_CP,
     ULYSSES_DIVIDES_HEADS,
 )
-from echelon.core.rulebook.expert_parallel import EP_DIVIDES_RANKS, TP_DIVIDES_TOKENS
 from echelon.core.rulebook.pipeline import LAYERS_FILL_STAGES
 from echelon.core.rules import Rule, nearest_divisors
 from echelon.planner.search.pins import TENSOR_SEQUENCE_PARALLEL, Pins

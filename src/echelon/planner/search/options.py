@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 
-from echelon.cost.seconds.pipeline import schedule_index
+from echelon.cost.inputs.pipeline import schedule_index
 from echelon.planner.search.legal_meshes import divisors
 from echelon.planner.search.pins import Pins
 from echelon.planner.search.rounding import EXACT, EXACT_GATHER, EXACT_SUM, Rounding

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from echelon.core.choices.context_kinds import CONTEXT_KINDS
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import RecomputedOperator
-from echelon.core.rulebook.command_line import BAD_ARGUMENT
-from echelon.core.rulebook.config import NO_EFFECT
+from echelon.core.rulebook.config import BAD_ARGUMENT, NO_EFFECT
 from echelon.core.rulebook.planner import UNKNOWN_PIN
 from echelon.core.rules import did_you_mean
 from echelon.interop.abilities import ToolAbilities

@@ -20,16 +20,15 @@ import numpy as np
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import RecomputedOperator
 from echelon.cost.activations.closed_forms import bytes_of_block
-from echelon.cost.seconds.adapters import with_adapters
-from echelon.cost.seconds.block import block_seconds
-from echelon.cost.seconds.from_plan import model_numbers_from_shape
-from echelon.cost.seconds.inputs import CostInputs, TrainerConstants
-from echelon.cost.seconds.numbers import (
+from echelon.cost.inputs.cost_inputs import CostInputs, TrainerConstants
+from echelon.cost.inputs.numbers import (
     LayoutNumbers,
     MachineNumbers,
     first_number,
     stacked_layouts,
 )
+from echelon.cost.seconds.block import block_seconds
+from echelon.cost.seconds.from_plan import model_numbers_from_shape, with_adapters
 from echelon.planner.search.pins import MOST_RECOMPUTE_INTERVAL, SELECTIVE, recompute_of_pin
 from echelon.planner.search.request import SearchRequest
 

@@ -14,10 +14,9 @@ from pathlib import Path
 from shlex import quote
 from typing import Literal, get_args
 
-from echelon.config.assumed import LENGTH_KEY
 from echelon.config.cluster.settings import typed_cluster
 from echelon.config.entries import Entry
-from echelon.config.job import Job
+from echelon.config.job import LENGTH_KEY, Job
 from echelon.config.load import run_name_of
 from echelon.config.setting_layers import (
     SettingLayers,
@@ -31,8 +30,7 @@ from echelon.core.errors import ConfigError, Problem
 from echelon.core.messages.names import name_parts
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Mathematics, Plan
-from echelon.core.rulebook.command_line import BAD_ARGUMENT
-from echelon.core.rulebook.config import UNKNOWN_PRESET
+from echelon.core.rulebook.config import BAD_ARGUMENT, UNKNOWN_PRESET
 from echelon.core.rulebook.planner import (
     OBJECTIVE_NEEDS_PRICE,
     TRAINER_RUNS_PIN,
@@ -40,12 +38,12 @@ from echelon.core.rulebook.planner import (
     UNKNOWN_TRAINER,
 )
 from echelon.core.rules import did_you_mean
+from echelon.cost.inputs.cost_inputs import TrainerConstants
+from echelon.cost.inputs.numbers import MachineNumbers
 from echelon.cost.seconds.from_plan import constants_for_precision, machine_numbers_from_cluster
-from echelon.cost.seconds.inputs import TrainerConstants
-from echelon.cost.seconds.matmul import product_dtype
-from echelon.cost.seconds.measured.kernels import with_measured_kernels
-from echelon.cost.seconds.numbers import MachineNumbers
-from echelon.cost.seconds.trainer_generations import (
+from echelon.cost.seconds.kernels import product_dtype
+from echelon.cost.seconds.measured_kernels import with_measured_kernels
+from echelon.cost.seconds.trainers import (
     FRAMEWORKS,
     OURS,
     constants_of_trainer,

@@ -16,8 +16,8 @@ from functools import lru_cache
 import numpy as np
 
 from echelon.core.plan import Mathematics, Plan
-from echelon.cost.seconds.inputs import TrainerConstants
-from echelon.cost.seconds.numbers import Array, MachineNumbers
+from echelon.cost.inputs.cost_inputs import TrainerConstants
+from echelon.cost.inputs.numbers import Array, MachineNumbers
 from echelon.planner.predict.formulas import (
     OptionTables,
     RowIndex,

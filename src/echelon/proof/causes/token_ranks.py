@@ -13,7 +13,7 @@ import torch
 
 from echelon.core.attention_mask import Placement
 from echelon.core.plan import Plan
-from echelon.cost.bytes.context.sent import kv_copies
+from echelon.cost.bytes.context_sent import kv_copies
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,7 +9,7 @@ captured_checks.py  comparisons of what hooks captured of a program that is not 
 activation_checks.py what passes between the parts of the model
 routing_checks.py   comparisons of routes, loads and biases, with choice_errors.py
 late_checks.py      races of a run with late completion, and its bits
-outer_checks.py     what islands make of their meetings
+islands.py          the evidence of each island of local SGD, and what they make of meetings
 frozen_checks.py    weights that nothing may move
 predictions.py      bytes sent and held, the order of actions
 systematic.py       factors and sums that low precision hides

@@ -8,24 +8,24 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
-from echelon.core.rulebook import lora as lora_rules
 from echelon.core.rulebook import prove as rules
 from echelon.core.rulebook import races as race_rules
 from echelon.core.rulebook import verify as verify_rules
+from echelon.core.rulebook import weights as lora_rules
 from echelon.core.rules import Rule
-from echelon.parallel.completion.race import RaceKind
+from echelon.parallel.completion.in_flight import RaceKind
 from echelon.proof.claims import (
     activation_checks,
     captured_checks,
     checks,
     frozen_checks,
     late_checks,
-    outer_checks,
     predictions,
     routing_checks,
     systematic,
     value_checks,
 )
+from echelon.proof.claims import islands as outer_checks
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.evidence.evidence import AnyEvidence, CapturedEvidence, Evidence
@@ -73,7 +73,7 @@ class ProofClaim:
     _: KW_ONLY
     note: Callable[[Any, Sequence[Check]], str] = field(default=_no_note, repr=False)
 
-    def judge(self, evidence: AnyEvidence) -> ClaimResult | None:
+    def judge(self, evidence: object) -> ClaimResult | None:
         """Return how the claim fares; None where it has nothing to compare."""
         checks = list(self.checks(evidence)) if isinstance(evidence, self.needs) else []
         if not checks:
@@ -305,15 +305,16 @@ CLAIMS: tuple[ProofClaim, ...] = (
 
 def judge(evidence: AnyEvidence) -> tuple[ClaimResult, ...]:
     """Return how every claim fares that has something to compare in this evidence."""
-    return _results(CLAIMS, evidence)
+    return judge_claims(CLAIMS, evidence)
 
 
 def judge_races(evidence: PlanEvidence) -> tuple[ClaimResult, ...]:
     """Return how the claims fare that need nothing but the races: no rank said anything else."""
-    return _results(RACE_CLAIMS, evidence)
+    return judge_claims(RACE_CLAIMS, evidence)
 
 
-def _results(claims: Sequence[ProofClaim], evidence: AnyEvidence) -> tuple[ClaimResult, ...]:
+def judge_claims(claims: Sequence[ProofClaim], evidence: object) -> tuple[ClaimResult, ...]:
+    """Return how each of these claims fares that has something to compare in this evidence."""
     results = (claim.judge(evidence) for claim in claims)
     return tuple(result for result in results if result is not None)
 

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 import torch
 
-from echelon.parallel.completion.race import RaceKind
+from echelon.parallel.completion.in_flight import RaceKind
 from echelon.proof.claims.checks import Check, exact_check, relative_error
 from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.evidence.run import INITIAL

@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterator
 from echelon.core.axis import Axis
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.bytes.data import EXPERT_SHARD_AXIS, STAGE_AXIS
-from echelon.cost.bytes.experts.sent import ROUTING_TERM
+from echelon.cost.bytes.expert_sent import ROUTING_TERM
 from echelon.cost.bytes.held import bytes_held as planned_bytes_held
 from echelon.cost.bytes.local_sgd import outer_bytes, outer_held
 from echelon.cost.bytes.sent import bytes_sent as planned_bytes_sent

@@ -26,6 +26,8 @@ from itertools import product
 import torch
 
 from echelon.core.choices.optimizers import OPTIMIZERS
+from echelon.core.choices.registry import load_reference
+from echelon.core.choices.step_parts import STEP_PARTS
 from echelon.layout.stage import update_rule_of
 from echelon.proof.claims.checks import Check, exact_check, relative_error, tensor_error
 from echelon.proof.claims.plan_evidence import PlanEvidence
@@ -114,11 +116,30 @@ def updates_of_plan(evidence: PlanEvidence) -> Iterator[Check]:
 
 
 def parameters(evidence: AnyEvidence) -> Iterator[Check]:
-    """Compare every parameter after the last step, and its master copy where there is one."""
+    """Compare parameters after the last step, their master copies, and values of step parts."""
     last = evidence.steps[-1]
     for kind in reversed(evidence.run.value_kinds):
-        detail = "the master copy" if kind == "masters" else ""
+        detail = _DETAILS.get(kind, "")
         yield from tensor_checks(evidence, kind, last.step, last.after, detail=detail)
+    parts = _of_parts(evidence) if isinstance(evidence, PlanEvidence) else {}
+    for kind, values in parts.items():
+        for check in tensor_checks(evidence, kind, last.step, values, detail=kind):
+            # They are values, too: as far off as a master copy may be.
+            allowed = evidence.tolerance.allowed("masters", last.step, check.subject)
+            yield replace(check, allowed=allowed)
+
+
+_DETAILS = {"masters": "the master copy"}
+"""How the details of a comparison name a kind of values."""
+
+
+def _of_parts(evidence: PlanEvidence) -> Mapping[str, Mapping[str, torch.Tensor]]:
+    """Return what step parts keep after the last step, by kind and name."""
+    steps = evidence.steps
+    values = [steps[0].before, *(one.after for one in steps)]
+    oracles = [record.oracle for record in STEP_PARTS.values() if record.oracle]
+    kept = [load_reference(oracle)(evidence.plan, values) for oracle in oracles]
+    return {kind: tensors for kinds in kept for kind, tensors in kinds.items()}
 
 
 def written_back(evidence: PlanEvidence) -> Iterator[Check]:
@@ -143,7 +164,8 @@ def replicas(evidence: PlanEvidence) -> Iterator[Check]:
     """Compare every copy of a value with that of its primary holder, bit for bit."""
     observed = evidence.run
     names = list(enumerate(observed.specs))
-    for oracle, kind, (position, name) in product(evidence.steps, observed.value_kinds, names):
+    kinds = (*observed.value_kinds, *_of_parts(evidence))
+    for oracle, kind, (position, name) in product(evidence.steps, kinds, names):
         whole = observed.whole(kind, oracle.step, name)
         odd = {
             piece.rank

@@ -14,7 +14,7 @@ from pathlib import Path
 from echelon.core.choices.trackers import TRACKERS, TRACKERS_FOLDER
 from echelon.core.disk import disk_errors
 from echelon.core.errors import ConfigError, EnvironmentProblem
-from echelon.core.rulebook.observe import EVENTS_READABLE, MIRROR_NOT_IN_USE
+from echelon.core.rulebook.run import EVENTS_READABLE, MIRROR_NOT_IN_USE
 from echelon.core.serialize import decode_json, from_json, to_json
 from echelon.telemetry.events import METRICS_FILE
 

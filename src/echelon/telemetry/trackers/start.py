@@ -16,7 +16,7 @@ from echelon.core.choices.trackers import TRACKERS
 from echelon.core.disk import disk_errors
 from echelon.core.errors import ConfigError, EnvironmentProblem
 from echelon.core.optional import missing_package
-from echelon.core.rulebook.observe import MIRROR_WORKS, RUN_HAS_METRICS
+from echelon.core.rulebook.run import MIRROR_WORKS, RUN_HAS_METRICS
 from echelon.launch.companion import Companion, kill_session, tracker_environment
 from echelon.telemetry.events import METRICS_FILE
 from echelon.telemetry.trackers.guard import worker_command

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from echelon.core.disk import disk_errors, flush_folder, list_names
 from echelon.core.errors import CheckpointError
-from echelon.core.rulebook.checkpoint import CHECKPOINT_EXISTS
+from echelon.core.rulebook.run import CHECKPOINT_EXISTS
 from echelon.training.checkpoint.index import BASE_FOLDER, INDEX_FILE, base_of, read_index
 
 CHECKPOINTS = "checkpoints"

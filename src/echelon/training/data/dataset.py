@@ -24,12 +24,12 @@ from echelon.core.attention_mask import DocumentStarts
 from echelon.core.disk import sha256_of_file
 from echelon.core.errors import DataError, Problem
 from echelon.core.rulebook.data import (
+    DATA_ANSWERS_TOLD,
     DATA_SHARD_HASH,
     DATA_SPLIT_FRACTION,
     DATA_TOKEN_RANGE,
     DATA_TOO_SHORT,
 )
-from echelon.core.rulebook.data_chats import DATA_ANSWERS_TOLD
 from echelon.training.data.index import DatasetIndex, read_index, size_problems
 from echelon.training.data.tokenizer import Tokenizer, load_tokenizer, require_same_tokenizer
 

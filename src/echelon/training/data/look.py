@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from echelon.core.errors import ConfigError
-from echelon.core.rulebook.data_mixture import SAMPLE_OF_STEP
+from echelon.core.rulebook.data import SAMPLE_OF_STEP
 from echelon.training.data.batches import BatchLayout, training_batch
 from echelon.training.data.dataset import IGNORED_LABEL, TokenDataset
 from echelon.training.data.mixed_dataset import AnyDataset, MixedDataset

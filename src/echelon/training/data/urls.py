@@ -22,8 +22,12 @@ from urllib.request import Request, urlopen
 
 from echelon.core.errors import DataError, EnvironmentProblem
 from echelon.core.optional import install_command, optional_package
-from echelon.core.rulebook.data import DATA_SOURCE_UNREADABLE, PACKAGE_INSTALLED
-from echelon.core.rulebook.data_urls import DATA_URL_FAILS, DATA_URL_PLAIN
+from echelon.core.rulebook.data import (
+    DATA_SOURCE_UNREADABLE,
+    DATA_URL_FAILS,
+    DATA_URL_PLAIN,
+    PACKAGE_INSTALLED,
+)
 
 RETRIES = 4  # tries after the first
 FIRST_PAUSE_S = 0.5  # s before the second try; twice as long before each one that follows

@@ -22,12 +22,12 @@ from echelon.config.files.new_file import free_name
 from echelon.core.disk import NO_SPACE, flush_folder, write_durably
 from echelon.core.errors import DataError, EnvironmentProblem, Problem
 from echelon.core.rulebook.data import (
+    DATA_ANSWERS_COUNTED,
     DATA_DISK_FULL,
     DATA_EMPTY,
     DATA_OUTPUT_EXISTS,
     DATA_OUTPUT_WRITABLE,
 )
-from echelon.core.rulebook.data_chats import DATA_ANSWERS_COUNTED
 from echelon.core.units import binary_bytes
 from echelon.training.data.index import (
     ANSWERS_FILE_NAME,

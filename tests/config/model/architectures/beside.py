@@ -13,10 +13,10 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from echelon.config.model.hugging_face import read_hf_config
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import parameters
-from echelon.interop.hugging_face.config_json import hub_config, shape_of_config
+from echelon.interop.hugging_face.folder import hub_config, shape_of_config
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.proof.independent.hugging_face.configuration import TransformersModel
 from echelon.proof.independent.hugging_face.model import (
     TokensAndLabels,

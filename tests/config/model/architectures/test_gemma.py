@@ -10,7 +10,7 @@ import pytest
 
 from echelon.config.model.hugging_face import config_entries
 from echelon.core.errors import ConfigError
-from echelon.interop.hugging_face.config_json import hub_config, shape_of_config
+from echelon.interop.hugging_face.folder import hub_config, shape_of_config
 
 SIZES: dict[str, Any] = {
     "vocab_size": 300,

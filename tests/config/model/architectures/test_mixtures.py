@@ -10,7 +10,7 @@ import pytest
 from echelon.config.model.architectures.mixtures import MIXTURES
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import num_active_parameters, num_parameters
-from echelon.interop.hugging_face.config_json import hub_config, shape_of_config
+from echelon.interop.hugging_face.folder import hub_config, shape_of_config
 from tests.config.model.architectures.beside import (
     names_of,
     require_its_files,

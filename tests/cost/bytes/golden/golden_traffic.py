@@ -6,7 +6,7 @@ from echelon.config.load import load_job
 from echelon.core.cluster import Cluster
 from echelon.core.mesh import Mesh
 from echelon.core.plan import Plan, Zero, ZeroStage
-from echelon.cost.bytes.model_states import STAGES, cheapest_stage, communication_volume
+from echelon.cost.bytes.model_sizes import STAGES, cheapest_stage, communication_volume
 from echelon.cost.bytes.sent import bytes_sent
 from echelon.cost.bytes.terms import (
     all_gather_bytes,

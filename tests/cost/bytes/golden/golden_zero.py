@@ -15,7 +15,7 @@ from math import inf
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.mesh import Mesh
 from echelon.core.plan import DTYPE_BYTES, ZeroStage
-from echelon.cost.bytes.model_states import (
+from echelon.cost.bytes.model_sizes import (
     FP32_PRECISION,
     MIXED_PRECISION,
     STAGES,

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.page.lessons.collectives.all_reduce import (
+from echelon.page.lessons.collectives import (
     ALGORITHMS,
     BYTES,
     RANKS,
     all_reduce_algorithms,
     member,
 )
-from echelon.page.lessons.collectives.recorded import recorded_collective
+from echelon.page.lessons.recorded_collectives import recorded_collective
 from echelon.parallel.transport.algorithms.steps import steps_of
 from tests.page.lessons.shown import diagrams, facts, tiles
 

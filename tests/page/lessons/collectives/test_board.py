@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
-from echelon.page.lessons.collectives.board import message_move, round_board, totals
-from echelon.page.lessons.collectives.recorded import RecordedCollective, RecordedMessage
+from echelon.page.lessons.recorded_collectives import (
+    RecordedCollective,
+    RecordedMessage,
+    message_move,
+    round_board,
+    totals,
+)
 
 PAIR = RecordedCollective(
     name="pair",

@@ -6,8 +6,8 @@ import pytest
 
 from echelon.core.units import decimal_bytes
 from echelon.handbook.errata.claims import all_claims
-from echelon.page.lessons.collectives.four import NAMES, bytes_by_formula, four_collectives
-from echelon.page.lessons.collectives.recorded import ALL_TO_ALL, recorded_collective
+from echelon.page.lessons.collectives import NAMES, bytes_by_formula, four_collectives
+from echelon.page.lessons.recorded_collectives import ALL_TO_ALL, recorded_collective
 from tests.page.lessons.shown import diagrams, facts, tiles
 
 

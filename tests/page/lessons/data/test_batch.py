@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from echelon.handbook.errata.claims import all_claims
-from echelon.page.lessons.data.batch import batch_on_ranks
-from echelon.page.lessons.data.recorded import recorded_run
+from echelon.page.lessons.data_parallel import batch_on_ranks
+from echelon.page.lessons.recorded_steps import recorded_run
 from tests.page.lessons.shown import diagrams, facts, tiles
 
 NAME = "output.weight"

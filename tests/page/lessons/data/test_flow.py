@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.page.lessons.data.flow import ddp_flow
-from echelon.page.lessons.data.recorded import NAMES, mean_loss, number_text, recorded_run
+from echelon.page.lessons.data_parallel import ddp_flow
+from echelon.page.lessons.recorded_steps import NAMES, mean_loss, number_text, recorded_run
 from tests.page.lessons.shown import diagrams, facts, tiles
 
 WEIGHT, GRADIENT = 1, 3

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from echelon.cost.bytes.terms import all_reduce_bytes
-from echelon.page.lessons.data.recorded import (
+from echelon.page.lessons.recorded_steps import (
     NAMES,
     as_on_one_device,
     mean_loss,

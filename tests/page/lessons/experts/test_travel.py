@@ -6,16 +6,15 @@ from collections import Counter
 
 import pytest
 
-from echelon.launch.local.pool import RankPool
-from echelon.page.lessons.diagram import DiagramFigure
-from echelon.page.lessons.experts.travel import (
+from echelon.launch.local.supervisor import RankPool
+from echelon.page.lessons.expert_travel import (
     COMBINE,
     DISPATCH,
     ELEMENT_BYTES,
     TravelRecord,
     expert_travel,
 )
-from echelon.page.lessons.lesson import Frame
+from echelon.page.lessons.lesson import DiagramFigure, Frame
 from echelon.page.lessons.traces import read_trace
 from tests.page.lessons.reading import facts, figure, holds
 from tests.page.lessons.recordings.experts import RANKS, TOP, record_travel

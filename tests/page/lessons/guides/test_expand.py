@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from echelon.handbook.guides.trees import TREES, DecisionTree
-from echelon.page.lessons.guides.expand import answers_text, tree_figure, tree_paths
+from echelon.page.lessons.guides.which_split import answers_text, tree_figure, tree_paths
 from tests.handbook.guides.test_trees import PATHS, path_ids
 
 

@@ -7,10 +7,9 @@ import re
 import pytest
 
 from echelon.core.units import decimal_bytes
-from echelon.cost.bytes.model_states import STAGES, model_states
-from echelon.page.lessons.diagram import FoldsFigure
-from echelon.page.lessons.guides.memory_guide import WEIGHTS, memory_guide
-from echelon.page.lessons.lesson import Scene, choices
+from echelon.cost.bytes.model_sizes import STAGES, model_states
+from echelon.page.lessons.guides.memory import WEIGHTS, memory_guide
+from echelon.page.lessons.lesson import FoldsFigure, Scene, choices
 from tests.page.lessons.reading import facts, holds
 
 

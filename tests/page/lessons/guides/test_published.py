@@ -6,7 +6,7 @@ import pytest
 
 from echelon.handbook.errata.claims import all_claims
 from echelon.page.lessons.corrections import correction_of
-from echelon.page.lessons.guides.published import VERDICTS, errata
+from echelon.page.lessons.guides.glossary import VERDICTS, errata
 
 
 @pytest.mark.system("S60")

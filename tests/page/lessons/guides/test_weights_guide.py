@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.page.lessons.diagram import DiagramFigure, FoldsFigure
-from echelon.page.lessons.guides.weights_guide import NEURONS, columns_of_rank, weights_guide
+from echelon.page.lessons.guides.memory import NEURONS, columns_of_rank, weights_guide
+from echelon.page.lessons.lesson import DiagramFigure, FoldsFigure
 from tests.page.lessons.reading import facts, figure, holds
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import pytest
 
 from echelon.handbook.guides.trees import TREES, DecisionTree
-from echelon.page.lessons.diagram import TreeFigure
-from echelon.page.lessons.guides.expand import tree_paths
 from echelon.page.lessons.guides.which_split import (
     SITUATIONS,
     TREE,
     decision_tree,
     model_trees,
+    tree_paths,
 )
+from echelon.page.lessons.lesson import TreeFigure
 from tests.handbook.guides.situations import situation
 from tests.page.lessons.reading import facts, figure
 

@@ -6,7 +6,7 @@ import pytest
 
 from echelon.core.choices.strategies import STRATEGIES
 from echelon.handbook.glossary import field_words
-from echelon.page.lessons.guides.words import all_words, glossary, idle_causes
+from echelon.page.lessons.guides.glossary import all_words, glossary, idle_causes
 from echelon.schedule.build import SCHEDULES
 from echelon.telemetry.bubble import IdleCause
 

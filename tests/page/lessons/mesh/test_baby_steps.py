@@ -7,7 +7,7 @@ import pytest
 from echelon.core.axis import Axis
 from echelon.core.mesh import Mesh
 from echelon.handbook.errata.claims import all_claims
-from echelon.page.lessons.mesh.baby_steps import MESH, baby_steps, weights_of
+from echelon.page.lessons.dimensions import MESH, baby_steps, weights_of
 from tests.page.lessons.shown import diagrams, facts, tiles
 
 

@@ -7,8 +7,8 @@ import pytest
 from echelon.core.axis import Axis
 from echelon.core.mesh import Mesh
 from echelon.page.figures import MeshFigure
+from echelon.page.lessons.grid import coordinates_text, three_degrees
 from echelon.page.lessons.lesson import choices
-from echelon.page.lessons.mesh.degrees import coordinates_text, three_degrees
 from tests.page.lessons.shown import diagrams, facts
 
 

@@ -9,7 +9,7 @@ import pytest
 from echelon.config.cluster.settings import read_typed_cluster
 from echelon.core.axis import Axis
 from echelon.handbook.errata.claims import all_claims
-from echelon.page.lessons.mesh.links import (
+from echelon.page.lessons.grid import (
     CLUSTERS,
     DATA_FIRST,
     PIPELINE_FIRST,

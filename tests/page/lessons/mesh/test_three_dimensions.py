@@ -7,7 +7,7 @@ import pytest
 from echelon.core.units import decimal_bytes
 from echelon.cost.bytes.model_sizes import tensor_message_bytes
 from echelon.handbook.errata.claims import all_claims
-from echelon.page.lessons.mesh.three_dimensions import (
+from echelon.page.lessons.dimensions import (
     part_of_matrix,
     samples_of,
     three_dimensions,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.page.lessons.pipeline.gantt import NAMES, gantt, slot_run
+from echelon.page.lessons.pipeline_schedules import NAMES, gantt, slot_run
 
 
 @pytest.mark.parametrize("name", NAMES)

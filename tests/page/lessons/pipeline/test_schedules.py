@@ -6,8 +6,7 @@ import pytest
 
 from echelon.page.figures import ScheduleFigure
 from echelon.page.lessons.lesson import choices
-from echelon.page.lessons.pipeline.gantt import NAMES, slot_run
-from echelon.page.lessons.pipeline.schedules import SCHEDULES, pipeline_schedules
+from echelon.page.lessons.pipeline_schedules import NAMES, SCHEDULES, pipeline_schedules, slot_run
 from tests.page.lessons.reading import facts, figure, holds
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.page.lessons.diagram import DiagramFigure
-from echelon.page.lessons.pipeline.stages import pipeline_stages, stage_plan
+from echelon.page.lessons.lesson import DiagramFigure
+from echelon.page.lessons.pipeline_stages import pipeline_stages, stage_plan
 from tests.page.lessons.reading import facts, figure, holds
 
 

@@ -5,9 +5,15 @@ from __future__ import annotations
 import pytest
 
 from echelon.page.figures import ScheduleFigure
-from echelon.page.lessons.diagram import DiagramFigure
-from echelon.page.lessons.pipeline.gantt import NAMES, slot_run
-from echelon.page.lessons.pipeline.walk import MICROBATCHES, RANKS, STEPS, pipeline_walk
+from echelon.page.lessons.lesson import DiagramFigure
+from echelon.page.lessons.pipeline_schedules import (
+    MICROBATCHES,
+    NAMES,
+    RANKS,
+    STEPS,
+    pipeline_walk,
+    slot_run,
+)
 from tests.page.lessons.reading import facts, figure, holds
 
 SPANS = {"naive": 32, "gpipe": 14, "1f1b": 14}

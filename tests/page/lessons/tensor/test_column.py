@@ -8,7 +8,7 @@ import pytest
 from echelon.core.units import decimal_bytes
 from echelon.cost.bytes.terms import all_gather_bytes
 from echelon.page.lessons.matrices import numel
-from echelon.page.lessons.tensor.column import column_layer, column_parallel, up
+from echelon.page.lessons.tensor.linear import column_layer, column_parallel, up
 from tests.page.lessons.shown import diagrams, facts, numbers, tiles, tiles_of
 
 

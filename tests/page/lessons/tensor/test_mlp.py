@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from echelon.page.lessons.matrices import beside, rectified
-from echelon.page.lessons.tensor.mlp import mlp_of
+from echelon.page.lessons.tensor.ranks import mlp_of
 
 
 @pytest.mark.parametrize("degree", [1, 2, 4])

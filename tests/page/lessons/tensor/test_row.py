@@ -7,7 +7,7 @@ import pytest
 
 from echelon.core.units import decimal_bytes
 from echelon.cost.bytes.terms import all_reduce_bytes
-from echelon.page.lessons.tensor.row import down, row_parallel
+from echelon.page.lessons.tensor.linear import down, row_parallel
 from tests.page.lessons.shown import facts, numbers, tiles, tiles_of
 
 

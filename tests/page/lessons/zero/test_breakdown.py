@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.cost.bytes.model_states import STAGES, model_states
+from echelon.cost.bytes.model_sizes import STAGES, model_states
 from echelon.page.figures import BarsFigure
-from echelon.page.lessons.zero.breakdown import KINDS, SHOWN, held_by_kind, zero_breakdown
+from echelon.page.lessons.zero import KINDS, SHOWN, held_by_kind, zero_breakdown
 from tests.page.lessons.reading import facts, figure, holds
 
 GB = 1e9

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.page.lessons.diagram import DiagramFigure
-from echelon.page.lessons.zero.sharding import WEIGHTS, parameters_of_rank, sharding
+from echelon.page.lessons.lesson import DiagramFigure
+from echelon.page.lessons.zero import SHARDING_WEIGHTS as WEIGHTS
+from echelon.page.lessons.zero import parameters_of_rank, sharding
 from tests.page.lessons.reading import facts, figure, holds
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 
 from echelon.proof.causes.updates.outer_steps import explain_outer
-from echelon.proof.claims.outer_checks import outer_steps
+from echelon.proof.claims.islands import outer_steps
 from echelon.proof.claims.plan_evidence import PlanEvidence
 from echelon.proof.oracle.local_sgd import OuterStep
-from tests.proof.claims.test_outer_checks import evidence_of
+from tests.proof.claims.test_islands import evidence_of
 from tests.proof.run.local_sgd import NESTEROV
 
 RATE, MOMENTUM = 0.7, 0.9

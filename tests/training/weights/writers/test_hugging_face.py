@@ -10,8 +10,7 @@ import torch
 from safetensors.torch import load_file
 
 from echelon.core.errors import EnvironmentProblem
-from echelon.interop.hugging_face.config_json import hub_config
-from echelon.interop.hugging_face.folder import folder_tensors, share_out
+from echelon.interop.hugging_face.folder import folder_tensors, hub_config, share_out
 from echelon.training.weights.export import open_model
 from echelon.training.weights.writers.hugging_face import write_files
 from echelon.training.weights.writers.shares import Writers

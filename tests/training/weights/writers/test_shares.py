@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from echelon.core.errors import CheckpointError, EchelonError
-from echelon.core.rulebook.checkpoint import CHECKPOINT_UNDAMAGED
+from echelon.core.rulebook.run import CHECKPOINT_UNDAMAGED
 from echelon.training.weights.export import SCRATCH_BYTES
 from echelon.training.weights.writers.shares import (
     SLACK_BYTES,

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from echelon.core.model_shape import ModelShape
 from echelon.core.rulebook.config import NO_EFFECT
-from echelon.core.rulebook.context import ULYSSES_DIVIDES_CP, ULYSSES_DIVIDES_HEADS
+from echelon.core.rulebook.mesh import ULYSSES_DIVIDES_CP, ULYSSES_DIVIDES_HEADS
 from echelon.page.explorer.controls import OPERATORS, PLAIN, Controls, Record
 from echelon.page.explorer.inputs import exchanging_ranks
 from echelon.page.explorer.rules.broken import Broken, rest_text, without_effect

@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from echelon.core.model_shape import Experts, ModelShape
-from echelon.core.rulebook.expert_parallel import (
+from echelon.core.rulebook.experts import (
     CHUNKS_DIVIDE_TOKENS,
     EP_DIVIDES_EXPERTS,
     EP_DIVIDES_RANKS,

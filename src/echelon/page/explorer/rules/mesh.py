@@ -6,9 +6,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from echelon.core.model_shape import ModelShape
-from echelon.core.rulebook.batch import BATCH_DIVIDES, SEQUENCE_FITS_POSITIONS
 from echelon.core.rulebook.mesh import (
+    BATCH_DIVIDES,
     FITS_CLUSTER,
+    SEQUENCE_FITS_POSITIONS,
     SEQUENCE_PARALLEL_DIVIDES_SEQUENCE,
     SYMMETRIC_MEMORY_REACHES_RANKS,
     TP_DIVIDES_FFN,

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from echelon.core.model_shape import ModelShape
-from echelon.core.rulebook.pipeline import LAYERS_FILL_STAGES
-from echelon.core.rulebook.schedule import (
+from echelon.core.rulebook.pipeline import (
+    LAYERS_FILL_STAGES,
     SCHEDULE_EVEN_MICROBATCHES,
     SCHEDULE_EVEN_RANKS,
     SCHEDULE_NEEDS_MICROBATCHES,

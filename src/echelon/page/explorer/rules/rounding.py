@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from echelon.core.model_shape import ModelShape
-from echelon.core.rulebook.fp8 import (
+from echelon.core.rulebook.precision import (
     FP8_BLOCK_DIVIDES,
     FP8_DEVICE,
     FP8_GATHER_NEEDS_CODES,

@@ -8,16 +8,28 @@ from echelon.cost.bytes.terms import all_gather_bytes, all_reduce_bytes
 from echelon.page.document import Fact
 from echelon.page.figures import DataTable
 from echelon.page.lessons.corrections import corrections
-from echelon.page.lessons.diagram import DiagramFigure, Move, Place, Tile
-from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene, choices
+from echelon.page.lessons.lesson import (
+    DiagramFigure,
+    Frame,
+    Lesson,
+    LessonControl,
+    Move,
+    Place,
+    Scene,
+    Tile,
+    choices,
+)
 from echelon.page.lessons.matrices import Matrix, block, numel, shape_text
-from echelon.page.lessons.tensor.mlp import ColumnsThenRows, Mlp, RowsThenColumns, mlp_of
-from echelon.page.lessons.tensor.sums import (
+from echelon.page.lessons.tensor.ranks import (
     BYTES,
     EVERYWHERE,
+    ColumnsThenRows,
+    Mlp,
+    RowsThenColumns,
     degree_control,
     gather_fact,
     kinds_of,
+    mlp_of,
     nothing_sent,
     place,
     sum_fact,

@@ -10,10 +10,19 @@ from echelon.core.units import decimal_bytes
 from echelon.page.document import Fact
 from echelon.page.figures import DataTable
 from echelon.page.lessons.corrections import corrections
-from echelon.page.lessons.diagram import DiagramFigure, Place, Tile, TileState
-from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene, choices
+from echelon.page.lessons.lesson import (
+    DiagramFigure,
+    Frame,
+    Lesson,
+    LessonControl,
+    Place,
+    Scene,
+    Tile,
+    TileState,
+    choices,
+)
 from echelon.page.lessons.matrices import mlp_weights
-from echelon.page.lessons.tensor.sums import (
+from echelon.page.lessons.tensor.ranks import (
     BYTES,
     EVERYWHERE,
     degree_control,

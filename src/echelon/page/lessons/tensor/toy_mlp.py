@@ -8,8 +8,17 @@ from echelon.core.units import decimal_bytes
 from echelon.page.document import Fact
 from echelon.page.figures import DataTable
 from echelon.page.lessons.corrections import corrections
-from echelon.page.lessons.diagram import DiagramFigure, Move, Place, Tile, TileState
-from echelon.page.lessons.lesson import Frame, Lesson, LessonControl, Scene
+from echelon.page.lessons.lesson import (
+    DiagramFigure,
+    Frame,
+    Lesson,
+    LessonControl,
+    Move,
+    Place,
+    Scene,
+    Tile,
+    TileState,
+)
 from echelon.page.lessons.matrices import (
     Matrix,
     block,
@@ -19,8 +28,16 @@ from echelon.page.lessons.matrices import (
     rectified,
     sum_text,
 )
-from echelon.page.lessons.tensor.mlp import ColumnsThenRows, Mlp, mlp_of
-from echelon.page.lessons.tensor.sums import BYTES, EVERYWHERE, kinds_of, place, sum_fact
+from echelon.page.lessons.tensor.ranks import (
+    BYTES,
+    EVERYWHERE,
+    ColumnsThenRows,
+    Mlp,
+    kinds_of,
+    mlp_of,
+    place,
+    sum_fact,
+)
 
 HIDDEN = 4  # width of the MLP
 INNER = 8  # its inner width

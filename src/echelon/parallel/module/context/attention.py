@@ -3,7 +3,7 @@
 
 Split: the positions of every sequence, as in `parallel/context`.
 Sent:  as in `parallel/context`: keys and values around a ring or gathered, or heads for positions.
-Bytes: `module_context_bytes` in `cost/bytes/modules/context.py`.
+Bytes: `module_context_bytes` in `cost/bytes/modules.py`.
 Must divide: cp | sequence_length (2 ring_degree under zigzag); ulysses_degree | heads.
 Source: Liu et al., "Ring Attention", 2023; Jacobs et al., "DeepSpeed-Ulysses", 2023.
 
@@ -23,13 +23,13 @@ from echelon.core.attention_mask import AttentionMask, Placement
 from echelon.core.choices.registry import load_reference
 from echelon.core.errors import ConfigError, RunFailed
 from echelon.core.plan import Plan
-from echelon.core.rulebook.module_context import MODULE_ATTENTION
+from echelon.core.rulebook.module import MODULE_ATTENTION
 from echelon.models.attention.local import AttentionRule, LocalAttention, takes_any_band
 from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.context.attention import RingContext
 from echelon.parallel.context.ulysses import HeadsToPositions, PositionsToHeads
-from echelon.parallel.gradients import GradientStore
-from echelon.parallel.transport.device_mesh import RankGroups
+from echelon.parallel.device_mesh import RankGroups
+from echelon.parallel.storage.gradients import GradientStore
 
 _HIDDEN = -1e4
 """What is added to a score that does not count is below this."""

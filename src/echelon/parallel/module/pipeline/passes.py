@@ -6,7 +6,7 @@ Sent:  gradients as in `data.py`: a bucket is summed after the last backward of 
        each (`zero.accumulate`); what both ends share is summed over them, too. At ZeRO stage 3 the
        parameters of a stage are gathered before each forward and each backward, and freed after it,
        or once per step where `zero.reshard_after_forward` is off.
-Bytes: `module_pipeline_bytes` in `cost/bytes/modules/pipeline.py`.
+Bytes: `module_pipeline_bytes` in `cost/bytes/modules.py`.
 Must divide: nothing; buckets are padded.
 Source: Rajbhandari et al., "ZeRO", 2020; Narayanan et al., 2021 (1F1B).
 """
@@ -19,15 +19,15 @@ from collections.abc import Callable, Mapping, Sequence
 import torch
 
 from echelon.core.errors import RunFailed
-from echelon.core.rulebook.module_pipeline import MODULE_BATCH
-from echelon.parallel.buckets import Bucket, Slot
+from echelon.core.rulebook.module import MODULE_BATCH
 from echelon.parallel.data import GradientReduction
-from echelon.parallel.gradients import GradientStore, Reduction
 from echelon.parallel.module.gathering import ModuleParameterGathering
 from echelon.parallel.module.gradients import BackwardPasses, ModuleReduction
 from echelon.parallel.module.hooks import ModuleHooks
 from echelon.parallel.module.pipeline.stage import ModuleStage
 from echelon.parallel.pipeline import StepState
+from echelon.parallel.storage.buckets import Bucket, Slot
+from echelon.parallel.storage.gradients import GradientStore, Reduction
 from echelon.parallel.transport.collectives import Group
 from echelon.schedule.action import Action, ActionKind
 

@@ -3,7 +3,7 @@
 
 Split: the blocks; the first stage also has what comes before them, the last one what comes after.
 Sent:  as in `parallel/pipeline.py`: the stream on, its gradient back, per microbatch.
-Bytes: `module_pipeline_bytes` in `cost/bytes/modules/pipeline.py`.
+Bytes: `module_pipeline_bytes` in `cost/bytes/modules.py`.
 Must divide: nothing; stages may be uneven, or empty.
 Source: Huang et al., "GPipe", 2019.
 
@@ -24,10 +24,9 @@ import torch
 from torch import nn
 
 from echelon.core.errors import RunFailed
-from echelon.core.rulebook.module_pipeline import MODULE_CHAIN
+from echelon.core.rulebook.module import MODULE_CHAIN
 from echelon.parallel.module.loss import Batch, ModuleLoss
-from echelon.parallel.module.pipeline.chain import BlockCall, BlockChain
-from echelon.parallel.module.pipeline.trace import leaving_no_trace
+from echelon.parallel.module.pipeline.chain import BlockCall, BlockChain, leaving_no_trace
 from echelon.parallel.module.tensor.layers import TensorLink
 
 

@@ -5,7 +5,7 @@ Split: dim 0 of every parameter of the module that holds the experts: E/n of the
 Sent:  a whole stream, which all ranks have and route alike: the sum of what their experts make of
        it; in backward the sums of its gradient and of that of the gates. A stream that is cut along
        the sequence: each row and its gate to the rank of its expert, and back (all-to-all).
-Bytes: `module_expert_bytes` in `cost/bytes/modules/experts.py`.
+Bytes: `module_expert_bytes` in `cost/bytes/modules.py`.
 Must divide: n | E.
 Source: Lepikhin et al., "GShard", 2020; Rajbhandari et al., "DeepSpeed-MoE", 2022, section 5.
 
@@ -25,7 +25,7 @@ import torch
 from torch import nn
 
 from echelon.core.errors import RunFailed
-from echelon.core.rulebook.module_tensor import MODULE_TENSOR_SPLIT
+from echelon.core.rulebook.module import MODULE_TENSOR_SPLIT
 from echelon.layout.modules.tensor import StackedExperts
 from echelon.parallel.expert.router import TokenRouting
 from echelon.parallel.expert.token_dispatcher import FlatTokenDispatcher

@@ -19,7 +19,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
 from echelon.core.errors import ConfigError
-from echelon.core.rulebook.module_tensor import MODULE_TENSOR_GUESS
+from echelon.core.rulebook.module import MODULE_TENSOR_GUESS
 from echelon.parallel.module.tensor.rules import RuleWord
 from echelon.parallel.module.tensor.split import is_linear, is_transposed
 

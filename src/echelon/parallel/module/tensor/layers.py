@@ -3,9 +3,9 @@
 
 Split: as the rules say; a linear layer by its outputs or its inputs, a vocabulary by its rows, and
        with sequence parallelism the positions between them.
-Sent:  what `cost/bytes/modules/tensor.py` lists: layers that read one tensor share the sum of its
+Sent:  what `cost/bytes/modules.py` lists: layers that read one tensor share the sum of its
        gradients.
-Bytes: `module_tensor_bytes` in `cost/bytes/modules/tensor.py`.
+Bytes: `module_tensor_bytes` in `cost/bytes/modules.py`.
 Must divide: the degree | outputs, inputs and heads of what is cut; positions with sequence
        parallelism.
 Source: Shoeybi et al., "Megatron-LM", 2019, section 3; Korthikanti et al., "Reducing Activation
@@ -13,7 +13,7 @@ Source: Shoeybi et al., "Megatron-LM", 2019, section 3; Korthikanti et al., "Red
 
 Weights stay parameters of the module, and a module keeps its class: a layer that is cut has a
 `forward` of its own, which says where values go. Its `product` is replaced where a weight gradient
-is written to its bucket (`forwards/linear.py`, `pipeline/linear.py`); autograd makes all others.
+is written to its bucket (`forwards/linear.py`, `forwards/linear.py`); autograd makes all others.
 """
 
 from __future__ import annotations
@@ -29,11 +29,10 @@ from torch import nn
 from torch.utils._pytree import tree_flatten, tree_unflatten
 
 from echelon.core.errors import RunFailed
-from echelon.core.rulebook.module_tensor import MODULE_SEQUENCE
+from echelon.core.rulebook.module import MODULE_SEQUENCE
 from echelon.layout.modules.tensor import CUT_INPUTS, CUT_OUTPUTS, SequenceRegion, TensorPiece
 from echelon.parallel.module.tensor.experts import SplitExperts
-from echelon.parallel.module.tensor.obstacles import LayerSplit
-from echelon.parallel.module.tensor.split import SplitPlan, is_transposed
+from echelon.parallel.module.tensor.split import LayerSplit, SplitPlan, is_transposed
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.rows import (
     GATHER_ROWS,

@@ -22,7 +22,6 @@ from echelon.proof.causes.factors import known_factors, named_factor, tokens_of_
 from echelon.proof.causes.finding import ROUNDING, ProofFinding, with_distinguishing_axis
 from echelon.proof.causes.forward.context import context_variants, row_variants
 from echelon.proof.causes.forward.experts import expert_variants
-from echelon.proof.causes.forward.threads import outdated_replica
 from echelon.proof.causes.forward.variants import Values, Variant, dropout_variants, variants
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.plan_evidence import PlanEvidence
@@ -64,7 +63,6 @@ def explain_microbatch_losses(evidence: PlanEvidence, failure: Check) -> ProofFi
     return (
         _moved(right, observed)
         or _mixed_up(evidence, oracle, observed)
-        or outdated_replica(evidence, oracle, observed)
         or _known_mistake(evidence, oracle, observed)
         or ProofFinding("none", says)
     )

@@ -14,10 +14,12 @@ import torch
 
 from echelon.proof.causes.factors import name_partial_norm, named_on_mesh
 from echelon.proof.causes.finding import ProofFinding, distinguishing_axis, with_distinguishing_axis
+from echelon.proof.causes.gradients.sums import missing_sums
 from echelon.proof.causes.passing.places import PassedStep
 from echelon.proof.claims.checks import Check
 from echelon.proof.evidence.evidence import CapturedEvidence
 from echelon.proof.evidence.fits import fit_basis, fit_factor, relative_residual
+from echelon.proof.evidence.groups import group_of
 from echelon.proof.evidence.run import GRADIENTS
 from echelon.proof.evidence.steps import ReferenceStep
 
@@ -58,26 +60,19 @@ def wrong_gradient(evidence: CapturedEvidence, failure: Check) -> WrongGradientO
         for rank in run.holders(GRADIENTS, failure.step, name)
     }
     allowed = evidence.tolerance.allowed(GRADIENTS, failure.step, name) * float(right.norm())
-    wrong = []
-    for rank, pieces in ((r, _pieces(evidence, failure, r)) for r in held):
-        off = [float((values - right[index]).norm()) for index, values in pieces]
-        if not max(off) <= allowed / 2:
-            wrong.append(rank)
+    wrong = {
+        part.rank: None
+        for part in run.parts(GRADIENTS, failure.step, name)
+        if not float((part.tensor.double() - part.of(right)).norm()) <= allowed / 2
+    }
     return WrongGradientOfSubject(
         evidence=evidence,
         step=step,
         name=name,
         right=right,
         held=held,
-        wrong=tuple(wrong or held),
+        wrong=tuple(sorted(wrong or held)),
     )
-
-
-def _pieces(
-    evidence: CapturedEvidence, failure: Check, rank: int
-) -> list[tuple[torch.Tensor, torch.Tensor]]:
-    pieces = evidence.run.parts(GRADIENTS, failure.step, failure.subject)
-    return [(piece.index, piece.tensor.double()) for piece in pieces if piece.rank == rank]
 
 
 def explain_gradient(evidence: CapturedEvidence, failure: Check) -> ProofFinding:
@@ -108,42 +103,23 @@ def _findings(gradient: WrongGradientOfSubject) -> Iterator[ProofFinding]:
 
 
 def _missing_sum(gradient: WrongGradientOfSubject) -> Iterator[ProofFinding]:
-    """Find copies that differ along some axes and add up to the right gradient, or to a mean."""
-    mesh, first = gradient.evidence.mesh, gradient.wrong[0]
-    for axes in mesh.axis_sets():
-        held = [gradient.held[r] for r in mesh.group(first, axes) if r in gradient.held]
-        if len(held) < 2:
-            continue
-        both = torch.stack(held)
-        common = ~both.isnan().any(0)
-        both, right = both[:, common], gradient.right[common]
-        if not right.numel() or all(torch.equal(both[0], other) for other in both[1:]):
-            continue
-        axis = " and ".join(axes)
-        for count, verb in ((1, "add up to"), (len(held), "have as their mean")):
-            residual = relative_residual(both.sum(0) / count, right)
-            if residual < gradient.fits:
-                says = (
-                    f"copies differ along {axis} and {verb} the right one: they are not reduced "
-                    f"over {axis}"
-                )
-                yield ProofFinding("missing sum", says, axis, residual=residual)
-        yield from _clipped_apart(gradient, both, right, axis)
-
-
-def _clipped_apart(
-    gradient: WrongGradientOfSubject, both: torch.Tensor, right: torch.Tensor, axis: str
-) -> Iterator[ProofFinding]:
-    """Find copies that were not reduced and then clipped, each by a norm of its own."""
+    """Find copies whose sum is missing, or that were each clipped by a norm of its own."""
+    first = gradient.wrong[0]
+    held = {first: gradient.held[first], **gradient.held}
+    sums = gradient.evidence.sums(gradient.name)
+    yield from missing_sums(sums, held, gradient.right, gradient.fits)
     if gradient.step.clip_norm is None or not gradient.evidence.run.reads_clipped:
         return
-    weights, residual = fit_basis(right, list(both))
-    if residual < gradient.fits and min(weights) > gradient.fits:
-        says = (
-            f"copies differ along {axis}, and with each clipped by a norm of its own they add up "
-        )
-        says += f"to the right one: they are not reduced over {axis}"
-        yield ProofFinding("missing sum", says, axis, residual=residual)
+    for axis, groups in sums:
+        copies = [held[rank] for rank in group_of(groups, first) if rank in held]
+        common = ~torch.stack(copies).isnan().any(0)
+        if not bool(common.any()) or all(one.equal(copies[0]) for one in copies):
+            continue
+        weights, residual = fit_basis(gradient.right[common], [one[common] for one in copies])
+        if residual < gradient.fits and min(weights) > gradient.fits:
+            says = f"copies differ along {axis}, and with each clipped by a norm of its own they "
+            says += f"add up to the right one: they are not reduced over {axis}"
+            yield ProofFinding("missing sum", says, axis, residual=residual)
 
 
 def _wrong_clip(gradient: WrongGradientOfSubject) -> Iterator[ProofFinding]:

@@ -19,12 +19,10 @@ from itertools import combinations
 import torch
 
 from echelon.core.axis import SHARD_AXES, Axis
-from echelon.core.choices.threads import THREADS_AXIS
 from echelon.core.plan import Plan
 from echelon.layout.buckets import shard_degree, slice_index
 from echelon.proof.causes.factors import known_factors, name_factor
 from echelon.proof.causes.finding import ProofFinding, with_distinguishing_axis
-from echelon.proof.causes.forward.threads import replica_of_rows
 from echelon.proof.causes.gradients.context import (
     attribute_to_head_copies,
     context_rank_weights,
@@ -36,9 +34,9 @@ from echelon.proof.causes.gradients.microbatch_weights import (
     explain_weights,
     fit_microbatch_weights,
     replica_gradients,
-    sum_of,
 )
 from echelon.proof.causes.gradients.norm_layers import missing_rows
+from echelon.proof.causes.gradients.sums import missing_sums
 from echelon.proof.causes.places import describe_slice, told_by_slice, wrong_elements
 from echelon.proof.claims.checks import Check, dp_rank_of
 from echelon.proof.claims.plan_evidence import PlanEvidence
@@ -46,18 +44,12 @@ from echelon.proof.evidence.fits import (
     EXPLAINED,
     fit_basis,
     fit_factor,
-    nearly_equal,
     relative_residual,
 )
-from echelon.proof.evidence.groups import group_of, named_groups, shard_axis
+from echelon.proof.evidence.groups import shard_axis
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.oracle.losses import whole_loss
-from echelon.proof.oracle.oracle import (
-    OracleStep,
-    build_decoder,
-    contributions,
-    token_losses,
-)
+from echelon.proof.oracle.oracle import OracleStep, build_decoder, contributions
 from echelon.proof.ranks import ObservedShard
 
 
@@ -98,7 +90,6 @@ def _findings(gradient: WrongGradient) -> Iterator[ProofFinding]:
     for explain in (
         _missing_sum,
         _scalar,
-        weighted_replicas,
         _microbatch_mixture,
         gradients_of_experts,
         context_rank_weights,
@@ -112,30 +103,16 @@ def _findings(gradient: WrongGradient) -> Iterator[ProofFinding]:
 
 
 def _missing_sum(gradient: WrongGradient) -> Iterator[ProofFinding]:
-    """Find copies that differ along one axis and, where they do, add up to the right gradient.
-
-    Of a weight that every rank has whole, some rows may be used by all heads alike, others not.
-    """
-    plan = gradient.evidence.plan
-    expert = gradient.spec.expert is not None
-    by_place = {(piece.rank, piece.offset): piece for piece in gradient.wrong}
-    first = gradient.wrong[0]
-    for axis, groups in named_groups(plan, expert=expert):
-        group = group_of(groups, first.rank)
-        copies = [by_place.get((rank, first.offset)) for rank in group]
-        held = [piece.tensor for piece in copies if piece is not None]
-        if len(held) < 2 or all(torch.equal(held[0], other) for other in held[1:]):
-            continue
-        if any(tensor.shape != held[0].shape for tensor in held):
-            continue
-        right = gradient.right[first.region]
-        alike = torch.stack([other == held[0] for other in held]).all(0)
-        residual = relative_residual(torch.where(alike, held[0], sum_of(held)).double(), right)
-        if residual < EXPLAINED:
-            some = " in some rows" * bool(alike.any())
-            says = f"copies differ along {axis}{some} and add up to the right one there: "
-            says += "their sum is missing"
-            yield ProofFinding("missing sum", says, axis, residual=residual)
+    """Find copies whose sum is missing, the ranks of the largest wrong piece first."""
+    held: dict[int, torch.Tensor] = {}
+    for piece in gradient.wrong:
+        whole = torch.full(gradient.right.shape, torch.nan, dtype=torch.float64)
+        if piece.rank in held:
+            whole = held[piece.rank].reshape(whole.shape)
+        piece.put_into(whole)
+        held[piece.rank] = whole.reshape(-1)
+    right = gradient.right.double().reshape(-1)
+    yield from missing_sums(gradient.evidence.sums(gradient.name), held, right, EXPLAINED)
 
 
 def _scalar(gradient: WrongGradient) -> Iterator[ProofFinding]:
@@ -342,39 +319,3 @@ def _owners(gradient: WrongGradient, piece: ObservedShard) -> set[int]:
             others = observed.parts("gradients", oracle.step, name)
             return {other.rank for other in others if bool(first[other.region].any())}
     return set()
-
-
-def weighted_replicas(gradient: WrongGradient) -> Iterator[ProofFinding]:
-    """Find the weights with which the gradients of replicas are summed onto the primary."""
-    plan = gradient.evidence.reference_plan
-    if plan.layout.threads.replicas == 1:
-        return
-    parts = gradients_of_replicas(plan, gradient.oracle, gradient.name)
-    for piece in gradient.wrong:
-        weights, residual = fit_basis(piece.tensor, [part[piece.region] for part in parts])
-        if residual >= EXPLAINED or all(nearly_equal(weight, 1.0) for weight in weights):
-            continue
-        lost = [place for place, weight in enumerate(weights) if nearly_equal(weight, 0.0)]
-        rest = [weight for place, weight in enumerate(weights) if place not in lost]
-        if lost and all(nearly_equal(weight, 1.0) for weight in rest):
-            says = f"the gradients of replica {', '.join(map(str, lost))} are not in the sum"
-            yield ProofFinding("missing sum", says, THREADS_AXIS, residual=residual)
-            return
-        told = ", ".join(f"{weight:.4g}" for weight in weights)
-        says = f"the gradients of replicas are averaged onto the primary with weights {told}: "
-        says += "they are to be summed"
-        yield ProofFinding("replicas weighted", says, THREADS_AXIS, residual=residual)
-        return
-
-
-def gradients_of_replicas(plan: Plan, oracle: OracleStep, name: str) -> list[torch.Tensor]:
-    """Return the part of a gradient that each replica gives; all parts add up to the whole."""
-    model, of_B = build_decoder(plan, oracle.before), replica_of_rows(plan)
-    losses_BT = token_losses(plan, model, global_batch(plan, oracle.step), oracle.step)
-    parameter = dict(model.named_parameters())[name]
-    return [
-        torch.autograd.grad(
-            losses_BT[of_B == index].sum() / oracle.tokens, parameter, retain_graph=True
-        )[0]
-        for index in range(plan.layout.threads.replicas)
-    ]

@@ -22,7 +22,7 @@ from echelon.core.axis import Axis
 from echelon.core.choices.local_sgd import OUTER_BLOCK
 from echelon.proof.causes.finding import ProofFinding
 from echelon.proof.claims.checks import Check
-from echelon.proof.claims.outer_checks import OUTER_PARAMETERS
+from echelon.proof.claims.islands import OUTER_PARAMETERS
 from echelon.proof.claims.plan_evidence import PlanEvidence, RoundsEvidence
 from echelon.proof.evidence.fits import EXPLAINED
 from echelon.proof.oracle.local_sgd import OuterStep

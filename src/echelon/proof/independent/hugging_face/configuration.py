@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from echelon.core.errors import ConfigError
 from echelon.core.model_shape import Experts, LatentAttention, ModelShape, Multipliers, Rotary
 from echelon.core.plan import Plan
-from echelon.interop.hugging_face.config_json import hub_config
+from echelon.interop.hugging_face.folder import hub_config
 
 LATENT_EPS = 1e-6
 """What transformers norms the latent vectors of DeepSeek-V3 with, whatever its settings say."""

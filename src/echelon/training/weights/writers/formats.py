@@ -16,9 +16,14 @@ from echelon.core.errors import ConfigError, Problem
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import router_biases
 from echelon.core.plan import DType
-from echelon.core.rulebook.export_weights import WEIGHTS_HAVE_NAMES, WEIGHTS_RANKS_DIVIDE
-from echelon.interop.hugging_face.config_json import OWN_WAY, hub_config
-from echelon.interop.hugging_face.folder import FolderTensor, folder_tensors, tensors_of
+from echelon.core.rulebook.weights import WEIGHTS_HAVE_NAMES, WEIGHTS_RANKS_DIVIDE
+from echelon.interop.hugging_face.folder import (
+    OWN_WAY,
+    FolderTensor,
+    folder_tensors,
+    hub_config,
+    tensors_of,
+)
 from echelon.interop.weight_names import megatron, torchtitan
 from echelon.interop.weight_names.names import find_naming
 from echelon.models.precision import TORCH_DTYPES
@@ -27,11 +32,7 @@ from echelon.training.weights.export import filled, open_model
 from echelon.training.weights.trainers.contents import MOMENTS
 from echelon.training.weights.trainers.megatron import BY_WORDS
 from echelon.training.weights.writers.distributed import Chunk, num_files, write_distributed
-from echelon.training.weights.writers.megatron import (
-    MegatronFolder,
-    write_ranks,
-    write_torch_dist,
-)
+from echelon.training.weights.writers.megatron import MegatronFolder, write_ranks, write_torch_dist
 from echelon.training.weights.writers.shares import Writers
 from echelon.training.weights.writers.universal import VALUES, UniversalFolder, write_universal
 
