@@ -84,7 +84,7 @@ def test_the_order_in_which_a_plan_is_applied_fits_one_look() -> None:
 
 CENTRE = ("training/engine.py", "training/loop.py", "parallel/apply.py", "parallel/pipeline.py")
 MODES = re.compile(
-    r"(?<!ob)server|worker|outer|island|fp8|8 bits|local.?sgd|balanc|elastic|is_asynchron",
+    r"(?<!ob)server|worker|outer|island|thread|fp8|8 bits|local.?sgd|balanc|elastic|is_asynchron",
     re.IGNORECASE,
 )
 

@@ -21,7 +21,6 @@ from echelon.core.choices.kernels import Kernels
 from echelon.core.choices.local_sgd import LocalSgd
 from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
 from echelon.core.choices.registry import load_installed_plugins
-from echelon.core.choices.threads import Threads
 from echelon.core.choices.updates import Updates
 from echelon.core.cluster import Cluster
 from echelon.core.experts import Balance, ExpertLayout
@@ -305,8 +304,6 @@ class Layout:
     """What of a block runs as one kernel, and by which library."""
     collectives: Collectives = field(default_factory=Collectives)
     """How gradients are summed over data-parallel ranks."""
-    threads: Threads = field(default_factory=Threads)
-    """On how many threads of the one process the model is replicated."""
 
     @property
     def tp_ring(self) -> bool:

@@ -25,7 +25,7 @@ first, so what travels on the later hops is a slice.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -180,7 +180,6 @@ class GradientReduction(Reduction):
         self._later: deque[_PendingSum] = deque()
         self._mirrored: list[_PendingSum] = []
         self._finished: set[str] = set()
-        self.then: Callable[[], None] | None = None
 
     @property
     def quantised(self) -> dict[bool, QuantisedSums]:
@@ -221,7 +220,7 @@ class GradientReduction(Reduction):
             self._finish_sum(self._pending.popleft())
 
     def finish(self) -> None:
-        """Return when this rank's gradients are the sums over all ranks, and `then` is done."""
+        """Return when this rank's gradients are the sums over all ranks."""
         for pending_sum in self._pending:
             pending_sum.begin_second_hop()
         for flights in (self._pending, self._later):
@@ -234,8 +233,6 @@ class GradientReduction(Reduction):
         self._mirrored.clear()
         while self._later:
             self._finish_sum(self._later.popleft())
-        if self.then is not None:
-            self.then()
 
     def _later_groups(self, bucket: Bucket) -> list[Group]:
         hops = self._groups[bucket.plan.expert].next_groups[bucket.plan.kind]

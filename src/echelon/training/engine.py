@@ -35,7 +35,6 @@ from echelon.parallel.storage.weights import (
     is_first_copy,
     stored_values,
 )
-from echelon.parallel.threads.stage import with_replicas
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.recorder import Recorder
 from echelon.schedule.action import Schedule
@@ -84,8 +83,6 @@ class TrainEngine:
         self.plan, self.device = plan, device
         has_master = plan.mathematics.precision.has_master
         self.model = self._build(initial=self.updates and not has_master)
-        if plan.layout.threads.on:
-            self.model = with_replicas(plan, self.model, self.groups, device, pieces)
         mine = self.model.trained if self.updates else ()
         self.optimizer = SliceOptimizer(
             mine, plan, groups=self.groups, device=device, pieces=pieces

@@ -15,7 +15,6 @@ violations of its rules, each with the arithmetic and ways to mend it.
     pipeline.py      schedules, and those of files     stages.py        blocks of stages, times
     zero.py          stages, offload, folders          context.py       parts of a sequence, heads
     precision.py     dtypes, loss scaling              training.py      optimizer, recompute, run
-    threads.py       replicas on threads of one process
     fine_tuning/     lora.py adapters beside layers
     experts/         mesh.py who holds them, dispatch.py how tokens travel, balance.py how evenly
 

@@ -28,8 +28,6 @@ class StrategyRecord:
     """Parameter servers beside the ranks."""
     about: str
     """What it splits."""
-    on_threads: bool = False
-    """Whether its ranks are threads of one process."""
 
     def settings(self, ranks: int) -> tuple[str, ...]:
         """Return the settings that make a run one of this strategy on `ranks` ranks.
@@ -38,34 +36,22 @@ class StrategyRecord:
         """
         mesh = {f"mesh.{axis}": ranks if axis in self.axes else 1 for axis in _AXES}
         mesh["servers.count"] = self.servers
-        mesh["threads.replicas"] = ranks if self.on_threads else 1
         return tuple(f"{key}={value}" for key, value in {**mesh, **self.others}.items())
 
     def replicas(self, ranks: int) -> int:
         """Return how many of `ranks` ranks see other samples: replicas that are in sync."""
-        return ranks if self.on_threads or set(self.axes).intersection(_DATA_AXES) else 1
+        return ranks if set(self.axes).intersection(_DATA_AXES) else 1
 
 
-def _record(
-    name: str, axes: str, about: str, *, on_threads: bool = False, **others: str
-) -> StrategyRecord:
+def _record(name: str, axes: str, about: str, **others: str) -> StrategyRecord:
     settings = {key.replace("__", "."): value for key, value in others.items()}
-    return StrategyRecord(
-        name=name, axes=tuple(axes.split()), others=settings, about=about, on_threads=on_threads
-    )
+    return StrategyRecord(name=name, axes=tuple(axes.split()), others=settings, about=about)
 
 
 STRATEGIES: Mapping[str, StrategyRecord] = {
     record.name: record
     for record in (
         _record("dp", "dp_replicate", "samples", zero__stage="0"),
-        _record(
-            "threads",
-            "",
-            "samples, over threads of one process",
-            on_threads=True,
-            zero__stage="0",
-        ),
         _record("zero1", "dp_shard", "samples, optimizer state", zero__stage="1"),
         _record("zero2", "dp_shard", "samples, optimizer state, gradients", zero__stage="2"),
         _record("zero3", "dp_shard", "samples, all model state", zero__stage="3"),

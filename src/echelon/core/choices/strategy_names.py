@@ -34,6 +34,10 @@ def _name(name: str, tool: str, ours: str, why: str) -> StrategyName:
 
 
 TENSORFLOW, PYTORCH = "TensorFlow", "PyTorch"
+_ON_THREADS = (
+    "ec.threaded(module) computes a module of your own on threads of one process, and dp has a "
+    "process for each replica"
+)
 
 STRATEGY_NAMES: tuple[StrategyName, ...] = (
     _name("MirroredStrategy", TENSORFLOW, "dp", "a copy of each variable on each device, in sync"),
@@ -46,8 +50,8 @@ STRATEGY_NAMES: tuple[StrategyName, ...] = (
     _name(
         "CentralStorageStrategy",
         TENSORFLOW,
-        "threads",
-        "variables rest in one place, and each device computes with a copy for a step",
+        "",
+        f"variables rest in one place, and each device has a copy for a step: {_ON_THREADS}",
     ),
     _name(
         "ParameterServerStrategy",
@@ -62,7 +66,7 @@ STRATEGY_NAMES: tuple[StrategyName, ...] = (
         "ranks run on CPUs and GPUs; on those take dp, which sums gradients as TPUs do",
     ),
     _name("OneDeviceStrategy", TENSORFLOW, "", "one device is no strategy: leave it out"),
-    _name("DataParallel", PYTORCH, "threads", "replicas on threads of one process"),
+    _name("DataParallel", PYTORCH, "", _ON_THREADS),
     _name("DistributedDataParallel", PYTORCH, "dp", "a process for each replica"),
     _name("DDP", PYTORCH, "dp", "a process for each replica"),
     _name(
@@ -75,6 +79,7 @@ STRATEGY_NAMES: tuple[StrategyName, ...] = (
     _name("pipeline", "Echelon", "pp", "the long name"),
     _name("context", "Echelon", "cp", "the long name"),
     _name("experts", "Echelon", "ep", "the long name"),
+    _name("threads", "earlier versions", "", _ON_THREADS),
 )
 """Names of other frameworks, and long ones of ours."""
 
@@ -90,6 +95,14 @@ _KNOWN: Mapping[str, StrategyName] = {_plain(one.name): one for one in STRATEGY_
 def known_name(name: str) -> StrategyName | None:
     """Return what another framework's name is here; None where nobody is known to use it."""
     return _KNOWN.get(_plain(name))
+
+
+def why_no_strategy(name: str) -> str:
+    """Return why there is no strategy of a name, which is none of ours."""
+    known = known_name(name)
+    if known is None or known.ours:
+        return f"there is no strategy {name!r}: there are {', '.join(STRATEGIES)}"
+    return f"{known.name} of {known.tool} is none here: {known.why}"
 
 
 def find_strategy(name: str) -> StrategyRecord | None:
