@@ -19,7 +19,7 @@ from echelon.models.counter_random import make_key, normal_rectangle
 from echelon.models.decoder import Decoder
 from echelon.models.initial import initial_values
 from echelon.parallel.storage.weights import Shard
-from echelon.training.optimizer.learning_rate import learning_rate
+from echelon.training.optimizer.step import learning_rate
 
 Values = dict[str, torch.Tensor]
 

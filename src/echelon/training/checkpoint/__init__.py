@@ -8,7 +8,6 @@ index.py          index.json: files, tensors, rectangles, checksums
 identity.py       whose checkpoint it is
 shard_file.py     one rank's file
 sub_tensor.py     a part of a stored tensor, read into place
-own_memory.py     memory that goes back to the system when it is let go
 rectangles.py     where rectangles of a tensor meet, and whether they are the whole
 communicator.py   what checkpoints ask of other ranks
 

@@ -29,7 +29,7 @@ from echelon.training.module.agreement import agree_on_step, refuse_unused
 from echelon.training.module.state import ModuleState, guard_values
 from echelon.training.module.whole_step import BatchLoss, WholeSteps, no_loss
 from echelon.training.optimizer import MASTER, SliceOptimizer, local_norm_squared
-from echelon.training.optimizer.learning_rate import learning_rate
+from echelon.training.optimizer.step import learning_rate
 from echelon.training.steps.loss_scale import LossScale
 
 Unused = Literal["error", "zero"]

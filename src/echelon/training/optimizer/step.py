@@ -2,7 +2,9 @@
 """The update of a rank's slices: whatever the ZeRO stage, the optimizer, and where state rests.
 
 Every rank updates its slice of each bucket: all of it at stage 0. The values that are updated are
-the parameters themselves or, where the plan keeps them in another dtype, a master copy.
+the parameters themselves or, where the plan keeps them in another dtype, a master copy. Buckets are
+updated in the order of the next forward pass. Those of Muon take three tasks; a few of them are on
+their way at a time, so that messages travel while other matrices are computed.
 
 In the gradient norm every logical parameter counts once: ranks that hold other slices, tensor
 slices or stages add up what each gives here. What counts elsewhere adds nothing, unless it is not
@@ -11,20 +13,25 @@ finite: a copy that is NaN on one rank alone must stop the update of all.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import math
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.choices.registry import load_reference
-from echelon.core.plan import OptimizerKind, Plan
+from echelon.core.plan import Optimizer, OptimizerKind, Plan
 from echelon.layout.muon import muon_exchange
 from echelon.layout.stage import expert_index_of, pp_rank_of
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import TORCH_DTYPES, at_least_fp32
 from echelon.parallel.device_mesh import RankGroups
+from echelon.parallel.offload import OffloadStore, PendingFetch
 from echelon.parallel.storage.buckets import Bucket
 from echelon.training.optimizer.muon import Muon
 from echelon.training.optimizer.muon_messages import MuonGroup
@@ -33,12 +40,6 @@ from echelon.training.optimizer.trained_ranges import (
     UpdateSlices,
     trained_ranges,
     update_elements,
-)
-from echelon.training.optimizer.update_tasks import (
-    StoredTensorRequest,
-    UpdateTask,
-    run_update_tasks,
-    update_order,
 )
 
 MASTER = "master"
@@ -285,3 +286,96 @@ def _runs(bucket: Bucket, parts: Sequence[slice], elements: int) -> Iterator[tor
         for run in gradient[bucket.within_own_slice(part)].split(length):
             if run.numel():
                 yield run
+
+
+def learning_rate(optimizer: Optimizer, step: int) -> float:
+    """Return the learning rate of optimizer step `step` (from 0).
+
+    The last of `warmup_steps` has the whole rate; the decay reaches `final_ratio` of it at
+    `total_steps`, the first step that is not taken. "wsd" (warm-up, stable, decay: Hu et al.,
+    MiniCPM, 2024) falls linearly over the last `decay_steps` only.
+    """
+    peak = optimizer.learning_rate
+    if step < optimizer.warmup_steps:
+        return peak * (step + 1) / optimizer.warmup_steps
+    return peak * _decay(optimizer, step)
+
+
+def _decay(optimizer: Optimizer, step: int) -> float:
+    final, end = optimizer.final_ratio, optimizer.total_steps
+    if optimizer.schedule == "constant":
+        return 1.0
+    stable = optimizer.schedule == "wsd"
+    start = end - optimizer.decay_steps if stable else optimizer.warmup_steps
+    if step < start:
+        return 1.0
+    progress = min(1.0, (step - start) / max(1, end - start))
+    if optimizer.schedule == "cosine":
+        return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))
+    return 1.0 - (1 - final) * progress
+
+
+UpdateTaskKind = Literal["elements", "send", "orthogonalise", "apply"]
+
+
+def update_order(
+    buckets: Iterable[Bucket], pieces: PieceSizes = TRAINING_PIECES
+) -> Iterator[tuple[UpdateTaskKind, Bucket]]:
+    """Yield the jobs of an update of `buckets`: the same on every rank that holds them."""
+    buckets = list(buckets)
+    unsent = deque(
+        bucket for bucket in buckets if OPTIMIZERS[bucket.plan.update].needs_whole_matrices
+    )
+    for _ in range(min(pieces.muon_buckets, len(unsent))):
+        yield "send", unsent.popleft()
+    results: deque[Bucket] = deque()
+    for bucket in buckets:
+        if not OPTIMIZERS[bucket.plan.update].needs_whole_matrices:
+            yield "elements", bucket
+            continue
+        yield "orthogonalise", bucket
+        results.append(bucket)
+        if len(results) > pieces.muon_results:
+            yield "apply", results.popleft()
+            if unsent:
+                yield "send", unsent.popleft()
+    for bucket in results:
+        yield "apply", bucket
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoredTensorRequest:
+    """Name tensors that a job changes: where they rest, and whether their content is read."""
+
+    store: OffloadStore
+    keys: tuple[str, ...]
+    read: bool = True
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UpdateTask:
+    """Something to do with tensors that are fetched before and put back after; `done` ends it."""
+
+    tensors: Sequence[StoredTensorRequest]
+    run: Callable[[list[torch.Tensor]], None]
+    done: Callable[[], None] | None = None
+
+
+def run_update_tasks(jobs: Iterable[UpdateTask]) -> None:
+    """Run jobs one after the other; what the next one wants is fetched while one runs."""
+    ahead: deque[tuple[UpdateTask, list[PendingFetch]]] = deque()
+    for job in jobs:
+        ahead.append((job, [one.store.fetch(one.keys, read=one.read) for one in job.tensors]))
+        if len(ahead) > 1:
+            _run(*ahead.popleft())
+    for job, fetched in ahead:
+        _run(job, fetched)
+
+
+def _run(job: UpdateTask, fetched: Sequence[PendingFetch]) -> None:
+    sets = [one.wait() for one in fetched]
+    job.run([tensor for tensors in sets for tensor in tensors])
+    for want, tensors in zip(job.tensors, sets, strict=True):
+        want.store.put(want.keys, tensors)
+    if job.done is not None:
+        job.done()

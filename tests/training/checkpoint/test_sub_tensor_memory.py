@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from echelon.training.checkpoint.own_memory import own_memory
+from echelon.training.checkpoint.sub_tensor import own_memory
 
 
 @pytest.mark.parametrize("shape", [(3,), (0, 4), (300, 200), (5, 100, 70)])

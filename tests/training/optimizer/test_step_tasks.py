@@ -12,7 +12,7 @@ from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.offload.buffers import device_memory
 from echelon.parallel.offload.store import ImmediateFetch, MemoryOffloadStore
 from echelon.parallel.storage.buckets import Bucket
-from echelon.training.optimizer.update_tasks import (
+from echelon.training.optimizer.step import (
     StoredTensorRequest,
     UpdateTask,
     run_update_tasks,
