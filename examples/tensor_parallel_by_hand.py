@@ -23,7 +23,7 @@ from echelon.core.event import EventList
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Optimizer
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.layout.buckets import BucketPlan
 from echelon.parallel.storage.buckets import BucketRule, make_buckets
 from echelon.parallel.storage.gradients import GradientStore, Reduction

@@ -19,7 +19,7 @@ from echelon.core.choices.optimizers import OPTIMIZERS, OptimizerRecord
 from echelon.core.choices.registry import plugins
 from echelon.core.choices.step_parts import STEP_PARTS, StepPartRecord
 from echelon.core.plan import Documents, Optimizer, Plan
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.parallel.context.ring import RingAttention
 from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.storage.weights import bucket_shards

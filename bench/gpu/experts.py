@@ -30,7 +30,7 @@ from echelon.core.event import NoEvents
 from echelon.core.parameters import parameters
 from echelon.core.plan import Plan, Precision
 from echelon.models.batch import TokenBatch
-from echelon.models.initial import initial_values
+from echelon.models.counter_random import initial_values
 from echelon.models.moe import MixtureOfExperts
 from echelon.parallel.apply import apply_plan
 from echelon.parallel.device_mesh import rank_groups

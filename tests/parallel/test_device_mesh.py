@@ -11,7 +11,7 @@ from echelon.core.axis import LOSS_AXES, SHARD_AXES, Axis
 from echelon.core.experts import ExpertLayout
 from echelon.core.plan import Plan, Zero
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.layout.muon import STAGE_AXES
 from echelon.parallel.device_mesh import joined_group
 from tests.parallel.expert import targets as expert_targets

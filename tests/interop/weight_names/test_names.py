@@ -17,7 +17,7 @@ from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import parameters, router_biases
 from echelon.interop.weight_names.names import find_naming
 from echelon.interop.weight_names.source import HeadRows, RotaryPairs
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
 from echelon.parallel.storage.weights import Shard

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from echelon.core.plan import ContextKind
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.parallel.context.ulysses import HeadsToPositions, PositionsToHeads
 from echelon.parallel.storage.gradients import GradientStore, Reduction
 from echelon.parallel.transport.collectives import Group, Pending

@@ -7,7 +7,7 @@ from dataclasses import replace
 from echelon.core.event import EventList
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.device_mesh import rank_groups
 from echelon.parallel.transport.communicator import Communicator

@@ -8,7 +8,7 @@ from typing import Any
 from echelon.core.parameters import parameters
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.oracle.batches import global_batch
 from echelon.training.subject import build
 from tests.parallel.servers.test_server import served_plan

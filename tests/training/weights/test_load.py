@@ -17,7 +17,7 @@ from safetensors.torch import save_file
 from echelon.core.errors import CheckpointError
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import parameters
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
 from echelon.parallel.storage.weights import Shard

@@ -30,8 +30,7 @@ from echelon.core.plan import Plan
 from echelon.layout.expert_load import even_pairs, kept_assignments, slots_per_expert
 from echelon.layout.stage import RankPart
 from echelon.models.batch import TokenBatch
-from echelon.models.mixture_reference import token_numbers
-from echelon.models.moe import MixtureOfExperts
+from echelon.models.moe import MixtureOfExperts, token_numbers
 from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.expert.balance import Balancer
 from echelon.parallel.expert.feed_forward import ExpertFeedForward, Fp8ExpertFeedForward

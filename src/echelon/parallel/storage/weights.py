@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The weights of a rank: made empty, filled from the seed, and told as shards of canonical tensors.
 
-Each rank computes only its own part of the initial values (`models/initial.py`): its tensor slice,
-and at ZeRO stage 3 only its slice of that. So no rank ever holds the whole model, and no seed
-checkpoint is needed. Checkpoints and proofs know tensors by their canonical name and whole shape
-only; whatever holds them (a flat bucket, a tensor slice, a pipeline stage) is told in shards.
+Each rank computes only its own part of the initial values (`models/counter_random.py`): its tensor
+slice, and at ZeRO stage 3 only its slice of that. So no rank ever holds the whole model, and no
+seed checkpoint is needed. Checkpoints and proofs know tensors by their canonical name and whole
+shape only; whatever holds them (a flat bucket, a tensor slice, a pipeline stage) is told in shards.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import nn
 
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Plan
-from echelon.models.initial import initial_values
+from echelon.models.counter_random import initial_values
 from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.storage.buckets import Bucket, Slot
 from echelon.parallel.transport.collectives import Group

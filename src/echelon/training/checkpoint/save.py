@@ -45,10 +45,11 @@ from echelon.training.checkpoint.index import (
     BaseReference,
     CheckpointFileEntry,
     CheckpointIndex,
+    Rectangle,
     TensorEntry,
+    covering_problem,
     reference_to,
 )
-from echelon.training.checkpoint.rectangles import Rectangle, covering_problem
 from echelon.training.checkpoint.shard_file import (
     Shards,
     WrittenFile,

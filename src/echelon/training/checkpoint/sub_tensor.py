@@ -3,9 +3,10 @@
 
 Only rows that are wanted are read, into one small buffer and from there into the tensor that they
 fill: so a rank never holds more than that tensor and the buffer. (A mapped file would do with less
-code, but its pages count as memory of the process, all of them in the end.) A large tensor has
-memory of its own, which goes back to the system with it: an allocator keeps freed memory for later,
-for each thread by itself, so that several threads would hold several tensors in the end.
+code, but its pages count as memory of the process, all of them in the end.)
+
+An allocator keeps what is freed for later, for each thread by itself: whoever makes one large
+tensor after the other, on several threads, would hold several in the end.
 """
 
 from __future__ import annotations
@@ -27,6 +28,9 @@ from echelon.core.offload_file import read_all
 
 BUFFER_BYTES = 2 * 2**20
 """Bytes that are read at once, or a row where that has more: small beside the slice of a rank."""
+
+_LEAST_BYTES = 2**16
+"""Below it the allocator's own is used: pages are 4 KiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -135,10 +139,6 @@ def row_buffer(rows: StoredRows, buffer: torch.Tensor | None) -> torch.Tensor:
     if buffer is None or buffer.numel() < size:
         return own_memory((size,), torch.uint8)
     return buffer
-
-
-_LEAST_BYTES = 2**16
-"""Below it the allocator's own is used: pages are 4 KiB."""
 
 
 def own_memory(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:

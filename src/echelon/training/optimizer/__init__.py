@@ -4,7 +4,7 @@
 step.py             the update of a rank's slices, its order, its learning rate; the norm
 trained_ranges.py   which elements are trained, in fused calls of a rule
 adamw.py, sgd.py    rules that treat each element alike
-muon.py             the update of whole matrices; muon_messages.py says who sends which piece
+muon.py             the update of whole matrices, and who sends which piece
 
 State rests wherever `parallel/offload` keeps it.
 """

@@ -9,6 +9,9 @@ their way at a time, so that messages travel while other matrices are computed.
 In the gradient norm every logical parameter counts once: ranks that hold other slices, tensor
 slices or stages add up what each gives here. What counts elsewhere adds nothing, unless it is not
 finite: a copy that is NaN on one rank alone must stop the update of all.
+
+Buckets are updated in the order of the next forward pass. Those of Muon take three jobs; a few of
+them are on their way at a time, so that messages travel while other matrices are computed.
 """
 
 from __future__ import annotations
@@ -33,8 +36,7 @@ from echelon.models.precision import TORCH_DTYPES, at_least_fp32
 from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.offload import OffloadStore, PendingFetch
 from echelon.parallel.storage.buckets import Bucket
-from echelon.training.optimizer.muon import Muon
-from echelon.training.optimizer.muon_messages import MuonGroup
+from echelon.training.optimizer.muon import Muon, MuonGroup
 from echelon.training.optimizer.trained_ranges import (
     ElementRule,
     UpdateSlices,
@@ -44,6 +46,8 @@ from echelon.training.optimizer.trained_ranges import (
 
 MASTER = "master"
 """The kind of state that is the copy of the parameters which the optimizer updates."""
+
+UpdateTaskKind = Literal["elements", "send", "orthogonalise", "apply"]
 
 
 class SliceOptimizer:
@@ -313,9 +317,6 @@ def _decay(optimizer: Optimizer, step: int) -> float:
     if optimizer.schedule == "cosine":
         return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * progress))
     return 1.0 - (1 - final) * progress
-
-
-UpdateTaskKind = Literal["elements", "send", "orthogonalise", "apply"]
 
 
 def update_order(

@@ -18,7 +18,7 @@ from echelon.core.axis import Axis
 from echelon.core.event import EventList
 from echelon.core.plan import Context, Plan
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.layout.context_work import chunk_runs
 from echelon.models.batch import TokenBatch
 from echelon.parallel.context import ContextAttention

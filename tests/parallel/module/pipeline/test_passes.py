@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.storage.gradients import Reduction
 from tests.parallel.module.forwards.test_linear_deferred import store_for

@@ -10,7 +10,7 @@ import torch
 from echelon.core.experts import ExpertLayout
 from echelon.core.plan import Plan, Precision, Zero
 from echelon.cost.bytes.sent import bytes_sent
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.layout.buckets import plan_buckets
 from echelon.layout.stage import rank_part
 from echelon.parallel.storage.int8_gather import Int8Message, block_codes, block_scales

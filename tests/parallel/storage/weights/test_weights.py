@@ -9,8 +9,8 @@ import torch
 
 from echelon.core.parameters import parameters
 from echelon.core.plan import Plan
-from echelon.launch.local.pool import RankPool
-from echelon.models.initial import initial_values
+from echelon.launch.local.supervisor import RankPool
+from echelon.models.counter_random import initial_values
 from tests.parallel.layouts import GPT2, NANO, QWEN, plan_of
 from tests.parallel.one_device import assemble
 from tests.parallel.tensor import pair_targets
