@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echelon.core.plan import Optimizer
-from echelon.training.optimizer.learning_rate import learning_rate
+from echelon.training.optimizer.step import learning_rate
 from tests.walks import examples
 
 BASE = Optimizer(

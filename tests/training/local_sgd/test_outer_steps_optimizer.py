@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from echelon.core.choices.local_sgd import LocalSgd
-from echelon.training.local_sgd.outer_optimizer import outer_update
+from echelon.training.local_sgd.outer_steps import outer_update
 
 SGD = LocalSgd(every=2, islands=2, outer="sgd", outer_learning_rate=0.5)
 NESTEROV = LocalSgd(

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from echelon.parallel.expert.router import RoutedTokens, Router, TokenRouting
-from echelon.training.router_diagnosis import find_routers, watching_routers
+from echelon.training.diagnosis import find_routers, watching_routers
 
 DONE = TokenRouting(
     gates_nK=torch.zeros(0), chosen_nK=torch.zeros(0, dtype=torch.int64), kept_nK=None
