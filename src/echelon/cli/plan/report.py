@@ -46,8 +46,7 @@ from echelon.layout.context_work import (
 from echelon.layout.muon import STAGE_AXES
 from echelon.layout.secondary import node_groups
 from echelon.planner.answer.estimate import estimate_json, rate_lines, terms_beside
-from echelon.planner.lint.checks import lint, lint_rows
-from echelon.planner.lint.fits import plan_fits, why_not_fit
+from echelon.planner.lint.checks import lint, lint_rows, plan_fits, why_not_fit
 from echelon.planner.lint.memory import DOES_NOT_FIT
 from echelon.planner.predict.estimate import estimate_plan
 from echelon.planner.predict.stage_rows import (

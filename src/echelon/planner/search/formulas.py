@@ -27,7 +27,6 @@ from echelon.cost.seconds.step import BlockKindSeconds, block_kind_seconds, step
 from echelon.cost.seconds.trainers import OURS
 from echelon.interop.tools import abilities_of_trainer
 from echelon.planner.predict.estimate import closed_form_bytes
-from echelon.planner.search.gradient_sums import algorithm_asked_for
 from echelon.planner.search.legal_meshes import (
     Columns,
     Legality,
@@ -35,16 +34,20 @@ from echelon.planner.search.legal_meshes import (
     expert_fold_degrees,
 )
 from echelon.planner.search.options import (
+    EXACT,
     ONE_NODE,
+    ROUNDED_NUMBERS,
     NodeOfRanks,
+    Rounding,
     ScheduleOption,
     ZeroOption,
     pinned_zero_options,
+    recompute_options,
+    rounding_options,
     schedule_options,
 )
-from echelon.planner.search.recompute_options import recompute_options
 from echelon.planner.search.request import SearchRequest
-from echelon.planner.search.rounding import EXACT, ROUNDED_NUMBERS, Rounding, rounding_options
+from echelon.planner.search.run_settings import algorithm_asked_for
 
 _OF_BYTES = ("tp", "cp", "kind", "ulysses", "expert_tp", "sequence_parallel", "microbatch")
 """Columns of meshes on which the bytes that a block keeps depend: on fewer than its seconds."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from echelon.planner.predict.formulas import (
+from echelon.planner.search.formulas import (
     VectorizedFormulas,
     broadcast_to_array,
     take_nested_entries,

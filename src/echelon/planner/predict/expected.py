@@ -13,6 +13,7 @@ from functools import lru_cache
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import num_active_parameters, num_trained_parameters
 from echelon.cost.inputs.cost_inputs import TrainerConstants
+from echelon.cost.inputs.numbers import first_number
 from echelon.cost.seconds.interruptions import (
     Interruptions,
     checkpoint_bytes,
@@ -21,9 +22,8 @@ from echelon.cost.seconds.interruptions import (
     risk_slowdown,
     run_steps,
 )
-from echelon.planner.explain.bands import fit_probability
+from echelon.planner.predict.bands import fit_probability
 from echelon.planner.predict.estimate import Estimate
-from echelon.planner.predict.peak_bytes import plain_number
 
 _DAY_S = 86400.0  # seconds
 
@@ -96,7 +96,7 @@ def interruptions_of_run(
 
 def _checkpoint_bytes(model: ModelShape, software: TrainerConstants) -> float:
     # Frozen weights are written once in a run, adapters in each checkpoint.
-    return checkpoint_bytes(_weights(model)[0], plain_number(software.state_bytes))
+    return checkpoint_bytes(_weights(model)[0], first_number(software.state_bytes))
 
 
 @lru_cache(maxsize=8)

@@ -19,8 +19,7 @@ from math import log2
 
 from echelon.cost.bytes.model_sizes import block_weights, embedding_and_head_weights
 from echelon.cost.inputs.cost_inputs import CostInputs
-from echelon.cost.inputs.numbers import LayoutNumbers, ModelNumbers
-from echelon.planner.predict.peak_bytes import plain_number
+from echelon.cost.inputs.numbers import LayoutNumbers, ModelNumbers, first_number
 from echelon.planner.predict.residuals import UNKNOWN
 
 FILE = "measured_runs.csv"
@@ -67,10 +66,10 @@ def run_of(work: CostInputs, trainer: str, device: str) -> MeasuredRun:
     return MeasuredRun(
         trainer=trainer,
         device=device,
-        experts=plain_number(work.model.experts) > 0,
+        experts=first_number(work.model.experts) > 0,
         parameters=power_of_two(num_parameters(work.model)),
-        devices=power_of_two(plain_number(work.layout.devices)),
-        tokens=power_of_two(plain_number(work.tokens)),
+        devices=power_of_two(first_number(work.layout.devices)),
+        tokens=power_of_two(first_number(work.tokens)),
     )
 
 
@@ -81,7 +80,7 @@ def num_parameters(model: ModelNumbers) -> float:
     mixed, routed = block_weights(model, alone, mixture=True)
     mixtures = model.mixture_layers
     blocks = (model.layers - mixtures) * dense + mixtures * (mixed + routed)
-    return plain_number(blocks + embedding_and_head_weights(model, alone))
+    return first_number(blocks + embedding_and_head_weights(model, alone))
 
 
 @cache

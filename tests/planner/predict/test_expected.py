@@ -8,7 +8,7 @@ import pytest
 
 from echelon.core.parameters import num_active_parameters, num_parameters
 from echelon.cost.seconds.interruptions import interruptions
-from echelon.planner.explain.expected import interruptions_of_run
+from echelon.planner.predict.expected import interruptions_of_run
 from echelon.planner.search.ranked import expected_of_request, objective_value
 from echelon.planner.search.search import search
 from tests.planner.requests import MIXTURE, small

@@ -23,13 +23,12 @@ from typing import TypeAlias
 import numpy as np
 
 from echelon.cost.inputs.cost_inputs import CostInputs, TrainerConstants
-from echelon.cost.inputs.numbers import MachineNumbers
+from echelon.cost.inputs.numbers import MachineNumbers, first_number
 from echelon.cost.seconds.stages import COMPUTED
 from echelon.cost.seconds.step import step_seconds
 from echelon.cost.seconds.trainers import FITTED, OURS, OVERLAPS, UNFITTED_FRAMEWORKS
-from echelon.planner.explain.nearest_run import nearest_run
 from echelon.planner.predict.estimate import Estimate, counted_terms
-from echelon.planner.predict.peak_bytes import plain_number
+from echelon.planner.predict.nearest_run import nearest_run
 from echelon.planner.predict.residuals import (
     HELD,
     LEFT_OUT,
@@ -100,10 +99,10 @@ def band_evidence(work: CostInputs) -> BandEvidence:
     """Return what the band of one plan rests on."""
     trainer, family = trainer_from_constants(work.software), device_family(work.machine)
     held = _held_factors(work.software)
-    devices = plain_number(work.layout.devices)
+    devices = first_number(work.layout.devices)
     more = dict(_factors_beyond_runs(work, devices))
     if _measured_here(work.software):
-        error = plain_number(work.software.step_error)
+        error = first_number(work.software.step_error)
         here = measured_factors(error)
         like = f", {100 * error:.0f} % off at steps that it held out" if error > 0.0 else ""
         return BandEvidence(
@@ -112,7 +111,7 @@ def band_evidence(work: CostInputs) -> BandEvidence:
             similar_runs=f"this machine, calibrated{like}",
             untested=tuple(more),
         )
-    experts = plain_number(work.model.experts) > 0
+    experts = first_number(work.model.experts) > 0
     untested = tuple(step_untested(trainer, family, experts=experts))
     off = step_deviation(trainer, family, experts=experts)
     like = f"{trainer or 'other trainers'} on {family or 'other devices'}"
@@ -182,7 +181,7 @@ def pair_factors(first_s: float, second_s: float) -> Factors:
 def trainer_from_constants(software: TrainerConstants) -> str | None:
     """Return the generation of trainers with these constants, None where no run told of it."""
     for name, constants in FITTED.items():
-        same = (plain_number(getattr(software, key)) == value for key, value in constants.items())
+        same = (first_number(getattr(software, key)) == value for key, value in constants.items())
         if name not in _UNPUBLISHED_TRAINERS and all(same):
             return name
     return None
@@ -190,16 +189,16 @@ def trainer_from_constants(software: TrainerConstants) -> str | None:
 
 def device_family(machine: MachineNumbers) -> str | None:
     """Return the family of a device, None where no run told of it."""
-    key = round(plain_number(machine.units)), round(plain_number(machine.attention_flops) / 1e12)
+    key = round(first_number(machine.units)), round(first_number(machine.attention_flops) / 1e12)
     found = FAMILIES.get(key)
-    if plain_number(machine.memory_bytes) > LATER_BYTES and found is not None:
+    if first_number(machine.memory_bytes) > LATER_BYTES and found is not None:
         return LATER_FAMILIES.get(found, found)
     return found
 
 
 def _factors_beyond_runs(work: CostInputs, devices: float) -> Iterator[tuple[str, Factors]]:
     """Yield what is in a plan that is in no run, or in few, and how far off that can be."""
-    if plain_number(work.layout.offload) > 0:
+    if first_number(work.layout.offload) > 0:
         yield "offload", _OFFLOADED
     if devices > MOST_DEVICES:
         times = log2(devices / MOST_DEVICES)
@@ -209,13 +208,13 @@ def _factors_beyond_runs(work: CostInputs, devices: float) -> Iterator[tuple[str
 
 def _measured_here(software: TrainerConstants) -> bool:
     """Return whether constants are those of steps that were measured on devices at hand."""
-    if plain_number(software.step_error) > 0.0:
+    if first_number(software.step_error) > 0.0:
         return True
     usual = UNFITTED_FRAMEWORKS[OURS]
     other = any(
-        plain_number(getattr(software, name)) != getattr(usual, name) for name in STEP_CONSTANTS
+        first_number(getattr(software, name)) != getattr(usual, name) for name in STEP_CONSTANTS
     )
-    return plain_number(software.host_adds) > 0 and other
+    return first_number(software.host_adds) > 0 and other
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

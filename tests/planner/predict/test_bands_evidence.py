@@ -14,7 +14,7 @@ from echelon.config.cluster.file import cluster_toml
 from echelon.config.cluster.settings import named_cluster
 from echelon.core.cluster import Cluster
 from echelon.cost.seconds.trainers import UNFITTED_FRAMEWORKS
-from echelon.planner.explain.bands import (
+from echelon.planner.predict.bands import (
     FAMILIES,
     LEAST_HELD_OUT,
     MEASURED_HERE,

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from echelon.cost.inputs.cost_inputs import CostInputs
-from echelon.planner.explain.nearest_run import (
+from echelon.planner.predict.nearest_run import (
     measured_runs,
     nearest_run,
     num_parameters,

@@ -6,7 +6,7 @@ from itertools import product
 
 import numpy as np
 
-from echelon.planner.predict.formulas import OptionTables
+from echelon.planner.search.formulas import OptionTables
 from echelon.planner.search.legal_meshes import Legality, legal_meshes
 from echelon.planner.search.options import pinned_zero_options, schedule_options
 from tests.planner.requests import small

@@ -15,7 +15,7 @@ import pytest
 
 from bench.accuracy.predict import cases_of, predict_cases
 from bench.accuracy.published.rows import read_rows
-from echelon.planner.explain.bands import (
+from echelon.planner.predict.bands import (
     ALLOCATORS,
     byte_term_bands,
     device_family,
