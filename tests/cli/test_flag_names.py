@@ -8,9 +8,8 @@ import pytest
 from cyclopts import Argument
 
 from echelon.cli.app import COMMANDS, OUT_ELSEWHERE, build_app
-from echelon.cli.export_weights import WeightFormat
 from echelon.cli.main import main
-from echelon.cli.other_tools import TargetName
+from echelon.cli.other_tools import TargetName, WeightFormat
 
 TAKES = {
     "--set": "table.key=value",

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import pytest
 
-from echelon.cli.proof_text import bisection_text, proof_text, subject_text
+from echelon.cli.prove import bisection_text, proof_text, subject_text
 from echelon.core.rulebook.prove import PROVE_LOSS, PROVE_PARAMETERS
 from echelon.core.rules import Rule
 from echelon.proof.bisect.verdict import Bisection, NeededPart

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The commands and their parser, and how anything that goes wrong is said."""
+"""The commands and their parser, their help, and messages of everything that goes wrong."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import get_args
+from typing import Annotated, Literal, get_args
 
 from cyclopts import App, CycloptsError, Group, Parameter
 from cyclopts.exceptions import (
@@ -55,10 +55,10 @@ COMMANDS = {
         "Write a plan for another tool, or as a run.toml.",
     ),
     "export weights": (
-        "echelon.cli.export_weights:weights",
+        "echelon.cli.other_tools:weights",
         "Write trained weights for transformers, vLLM, DeepSpeed and others.",
     ),
-    "compare": ("echelon.cli.compare.command:compare", "Show what differs between two plans."),
+    "compare": ("echelon.cli.compare:compare", "Show what differs between two plans."),
     "plan": ("echelon.cli.plan.command:plan", "Check a run; show what its ranks hold and send."),
     "explore": (
         "echelon.cli.explore:explore",
@@ -71,13 +71,13 @@ COMMANDS = {
     ),
     "train": ("echelon.cli.train:train", "Train a run; --resume goes on with one."),
     "generate": ("echelon.cli.generate:generate", "Write text with a trained model."),
-    "observe": ("echelon.cli.observe.command:observe", "Say what a run did; draw its pipeline."),
+    "observe": ("echelon.cli.observe:observe", "Say what a run did; draw its pipeline."),
     "calibrate": (
-        "echelon.cli.calibrate.command:CALIBRATE",
+        "echelon.cli.calibrate:CALIBRATE",
         "Measure this machine, or a model's blocks.",
     ),
     "calibrate merge": (
-        "echelon.cli.calibrate.command:merge",
+        "echelon.cli.calibrate:merge",
         "Join calibrations of a device, of its links, or of several nodes.",
     ),
     "demo": ("echelon.cli.demo:demo", "Plan, prove and train a small model here."),
@@ -93,8 +93,8 @@ COMMANDS = {
     "data show": ("echelon.cli.data:show", "Say what is in prepared data."),
     "data look": ("echelon.cli.data:look", "Say what a run reads, and show a sample of a step."),
     "doctor": ("echelon.cli.doctor:doctor", "Check that this machine can plan, prove and train."),
-    "help": ("echelon.cli.shell:help_", "Show what a command takes."),
-    "completion": ("echelon.cli.shell:completion", "Print the completion script of a shell."),
+    "help": ("echelon.cli.app:help_", "Show what a command takes."),
+    "completion": ("echelon.cli.app:completion", "Print the completion script of a shell."),
 }
 """Each command, in the order of a first run: where its function is, and what it does."""
 
@@ -114,7 +114,6 @@ FAMILIES = {
 }
 """The first words that several commands share."""
 
-
 LOUDNESS_FLAGS = {
     ("--quiet", "-q"): "Print no notes and no progress on stderr.",
     (
@@ -126,6 +125,34 @@ LOUDNESS_FLAGS = {
 
 FLAGS_OF_ALL = ("--help", "--version", *(long for long, _ in LOUDNESS_FLAGS))
 """Flags that need no command."""
+
+_EXAMPLES = {
+    "echelon plan": "echelon plan llama3-8b --cluster 8xh100",
+    "echelon calibrate merge": "echelon calibrate merge A.toml B.toml --out C.toml",
+    "echelon compare": "echelon compare nano run.toml",
+    "echelon observe": "echelon observe runs/nano",
+    "echelon train": "echelon train nano",
+    "echelon generate": "echelon generate runs/nano --prompt Once",
+    "echelon explore": "echelon explore --out explore.html",
+    "echelon export": "echelon export nano --to run.toml",
+    "echelon export weights": "echelon export weights runs/nano --out weights",
+    "echelon import": "echelon import ds_config.json",
+    "echelon data prepare": "echelon data prepare corpus.txt --out tokens",
+    "echelon data show": "echelon data show tokens",
+    "echelon data look": "echelon data look tokens",
+    "echelon rehearse": "echelon rehearse nano",
+    "echelon schedule show": "echelon schedule show 1f1b -p 4 -m 8",
+    "echelon schedule check": "echelon schedule check schedule.csv",
+}
+"""What to type where a command lacks what it needs."""
+OUT_ELSEWHERE = frozenset(
+    (
+        *("--html", "--figures", "--svg", "--csv", "--traces"),
+        *("-o", "--output", "--outfile", "--output-dir"),
+    )
+)
+"""What the flag of an output is called in other tools, and was called here."""
+Shell = Literal["bash", "zsh", "fish"]
 
 
 def build_app() -> App:
@@ -239,27 +266,6 @@ def _report_bug() -> int:
     return EXIT_BUG
 
 
-_EXAMPLES = {
-    "echelon plan": "echelon plan llama3-8b --cluster 8xh100",
-    "echelon calibrate merge": "echelon calibrate merge A.toml B.toml --out C.toml",
-    "echelon compare": "echelon compare nano run.toml",
-    "echelon observe": "echelon observe runs/nano",
-    "echelon train": "echelon train nano",
-    "echelon generate": "echelon generate runs/nano --prompt Once",
-    "echelon explore": "echelon explore --out explore.html",
-    "echelon export": "echelon export nano --to run.toml",
-    "echelon export weights": "echelon export weights runs/nano --out weights",
-    "echelon import": "echelon import ds_config.json",
-    "echelon data prepare": "echelon data prepare corpus.txt --out tokens",
-    "echelon data show": "echelon data show tokens",
-    "echelon data look": "echelon data look tokens",
-    "echelon rehearse": "echelon rehearse nano",
-    "echelon schedule show": "echelon schedule show 1f1b -p 4 -m 8",
-    "echelon schedule check": "echelon schedule check schedule.csv",
-}
-"""What to type where a command lacks what it needs."""
-
-
 def _usage_problem(error: CycloptsError, arguments: Sequence[str]) -> Problem:
     error.verbose = False
     if isinstance(error, UnknownCommandError):
@@ -335,15 +341,6 @@ def _default_of(error: CycloptsError) -> str:
     return f"{error.argument.name} {default}" if number else ""
 
 
-OUT_ELSEWHERE = frozenset(
-    (
-        *("--html", "--figures", "--svg", "--csv", "--traces"),
-        *("-o", "--output", "--outfile", "--output-dir"),
-    )
-)
-"""What the flag of an output is called in other tools, and was called here."""
-
-
 def _unknown_flag(error: UnknownOptionError, arguments: Sequence[str]) -> Problem:
     flag = (error.token.keyword or error.token.value or "").split("=")[0]
     known = [name for argument in error.argument_collection for name in argument.names]
@@ -405,3 +402,30 @@ def _settings_called(flag: str) -> tuple[str, ...]:
         if names[-1] == meant
     ]
     return tuple(f"--set {key}=..." for key in found[:3])
+
+
+def help_(
+    *command: Annotated[str, Parameter(help="A command, such as plan or data prepare.")],
+) -> int:
+    """Show what a command takes, as `echelon COMMAND --help` does; without one, list all."""
+    from echelon.cli.app import build_app
+
+    build_app()([*command, "--help"])
+    return 0
+
+
+def completion(
+    shell: Annotated[Shell, Parameter(help="The shell that reads the script.")], /
+) -> int:
+    """Print the script by which a shell completes commands, flags and files.
+
+    bash: echelon completion bash > ~/.local/share/bash-completion/completions/echelon
+    zsh:  echelon completion zsh > DIR/_echelon, for a DIR of $fpath
+    fish: echelon completion fish > ~/.config/fish/completions/echelon.fish
+    """
+    from echelon.cli.app import build_app
+
+    script = build_app().generate_completion(shell=shell)
+    # Where the script knows no word, the shell offers files: RUN is a preset or a run.toml.
+    print(script.replace("complete -F ", "complete -o default -F "))
+    return 0

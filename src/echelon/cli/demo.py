@@ -11,8 +11,7 @@ from echelon.api.planning import prove
 from echelon.api.training import TrainResult, train_job
 from echelon.cli.flags import Settings
 from echelon.cli.plan.report import plan_text
-from echelon.cli.proof_text import proof_text
-from echelon.cli.prove import PROOF_FILE
+from echelon.cli.prove import PROOF_FILE, proof_text
 from echelon.cli.stderr import note
 from echelon.config.job import Job
 from echelon.config.load import load_job

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from echelon.api.calibrating.run import calibrate_run, computed_s, group_collective
-from echelon.cli.calibrate.text import run_json, run_report
+from echelon.cli.calibrate import run_json, run_report
 from echelon.config.load import load_job
 from echelon.core.errors import ConfigError
 from echelon.core.event import Event

@@ -109,6 +109,6 @@ def test_only_the_first_rank_of_a_launch_prints(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     found = SimpleNamespace(rank=3)
-    monkeypatch.setattr("echelon.cli.calibrate.command.calibrate_machine", lambda **_: found)
+    monkeypatch.setattr("echelon.cli.calibrate.calibrate_machine", lambda **_: found)
     assert main(["calibrate"]) == 0
     assert capsys.readouterr().out == ""

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from echelon.cli.compare.strategies import compare_with_one_process
+from echelon.cli.compare import compare_with_one_process
 from echelon.cli.main import main
 from echelon.proof.deviations import Deviation, StrategyDeviation
 
@@ -37,7 +37,7 @@ def test_a_strategy_that_fails_is_said_so(
         order=("gradients",),
         deviations={"fp64": dict.fromkeys(("loss", "gradient", "parameter"), OFF)},
     )
-    at = "echelon.cli.compare.strategies.compare_strategies"
+    at = "echelon.cli.compare.compare_strategies"
     monkeypatch.setattr(at, lambda *_, **__: (wrong,))
     assert compare_with_one_process("nano", "dp", 2, (), as_json=False) == 1
     assert "5.0e-01 (1e-10)  FAILS" in capsys.readouterr().out

@@ -11,8 +11,8 @@ from xml.etree import ElementTree
 
 import pytest
 
+from echelon.cli import observe as observe_command
 from echelon.cli.main import main
-from echelon.cli.observe import command as observe_command
 from echelon.telemetry.bubble import IdleCause
 from echelon.telemetry.summary import RunSummary
 from echelon.telemetry.trace import MEASURED, PLANNED, trace_path

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from echelon.cli.main import main
-from echelon.cli.observe.experts import hotspots_text
+from echelon.cli.observe import hotspots_text
 from echelon.core.model_shape import Experts
 from echelon.telemetry.routing import ExpertHotspots, RecordedLoad
 from tests.parallel.layouts import MIXTRAL, plan_of

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from echelon.cli.main import main
-from echelon.cli.observe.follow import follow
-from echelon.telemetry.live.sparkline import ASCII, UNICODE
+from echelon.cli.observe import follow
+from echelon.telemetry.live import ASCII, UNICODE
 from tests.page.test_run import steps, written
 
 

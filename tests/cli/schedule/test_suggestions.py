@@ -7,7 +7,7 @@ import json
 import pytest
 
 from echelon.cli.main import main
-from echelon.cli.schedule.suggestions import MOST_DRAWN, MOST_SEARCHED
+from echelon.cli.schedule.arguments import MOST_DRAWN, MOST_SEARCHED
 
 
 def problems(capsys: pytest.CaptureFixture[str], *words: str) -> list[dict[str, str]]:

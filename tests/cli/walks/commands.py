@@ -34,7 +34,7 @@ _MODULES = (
     "echelon.cli.prove",
     "echelon.cli.train",
     "echelon.cli.generate",
-    "echelon.cli.export_weights",
+    "echelon.cli.other_tools",
     "echelon.cli.plan.command",
     "echelon.config.load",
     "echelon.proof.run",

@@ -73,7 +73,6 @@ def test_what_nobody_says_is_assumed_and_told() -> None:
         ("local_sgd.every = 4", "local_sgd.every = 0"),
         ("servers.count = 2", "servers.count = 0"),
         ('servers.updates = "asynchronous"', 'servers.updates = "synchronous"'),
-        ("threads.replicas = 2", "threads.replicas = 1"),
     ],
 )
 def test_what_another_number_of_ranks_would_change(

@@ -25,13 +25,7 @@ from echelon.cost.fit.samples import (
     TimedKernel,
     Workload,
 )
-from echelon.cost.fit.trainer import (
-    TimedStep,
-    TrainerFit,
-    first_devices,
-    fit_trainer,
-    plan_label,
-)
+from echelon.cost.fit.trainer import TimedStep, TrainerFit, first_devices, fit_trainer, plan_label
 from echelon.cost.seconds.trainers import our_constants
 from echelon.planner.search.request import make_request
 
@@ -39,7 +33,6 @@ JOB_TIMEOUT_S = 1800.0
 LEAST_ALONE_FLOPS = 1e6
 """FLOPs of a product from which on running it alone tells how many cores ranks share."""
 DEGREES = (2, 4, 8, 16, 32)  # ranks, or nodes
-
 
 NARROW: Mapping[str, object] = {
     "model.layers": 4,

@@ -7,7 +7,8 @@ Some pages are no rules, such as `echelon explain zero`: `PAGES` is their table.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib.resources import files
 from inspect import cleandoc, signature
@@ -32,18 +33,25 @@ from echelon.cli.explain.experts import ask_experts, experts_page_json, experts_
 from echelon.cli.explain.memory import ask_memory, memory_json, memory_text
 from echelon.cli.explain.pipeline import ask_pipeline, pipeline_json, pipeline_text
 from echelon.cli.explain.units import ask_units, units_json, units_text
-from echelon.cli.explain.words import find_word
 from echelon.cli.explain.zero import ask_zero, zero_json, zero_text
 from echelon.cli.flags import Json, Settings, argument_problem
 from echelon.cli.output import page_columns, print_result
+from echelon.config.settings.schema import SETTINGS
+from echelon.config.settings.value_types import toml_text
+from echelon.core.choices.strategies import STRATEGY_NAMES
 from echelon.core.errors import ConfigError
-from echelon.core.rulebook import areas
-from echelon.core.rulebook.config import UNKNOWN_RULE
+from echelon.core.messages.removed_settings import REMOVED_SETTINGS
+from echelon.core.messages.synonyms import SYNONYMS
+from echelon.core.rulebook import all_rules, areas
+from echelon.core.rulebook.config import REMOVED_SETTING, UNKNOWN_RULE
 from echelon.core.rules import did_you_mean
+from echelon.handbook.glossary import glossary_tables
 from echelon.planner.view.text_layout import WIDTH, fit_page, wrap_text
 
 PIPED = 120  # columns of a page that no terminal shows
 LEAST_TEXT = 36  # columns of text beside the ids of rules
+
+MOST_RULES = 12  # on the page of a word
 
 
 def explain(
@@ -121,6 +129,9 @@ def _explain_id(name: str, *, as_json: bool, columns: int) -> None:
     """Print what has this id: a rule, a lint, a claim, or a word of the field."""
     wide = WIDTH if as_json else columns
     found = find_entry(name, columns=wide) or find_word(name, columns=wide)
+    if found is None and (removed := REMOVED_SETTINGS.get(name)):
+        says = f"{name} was removed: {removed.message}"
+        raise ConfigError(REMOVED_SETTING.problem(says, key=name, suggestions=removed.instead))
     if found is None:
         near = did_you_mean(name, [*known_ids(), *PAGES])
         raise ConfigError(UNKNOWN_RULE.problem(f"there is no rule {name!r}", suggestions=near))
@@ -245,3 +256,62 @@ def _named(pages: tuple[str, ...]) -> str:
     """Return the commands that pages are, those after the first without their first words."""
     first, *rest = pages
     return ", ".join([f"`echelon explain {first}`", *(f"`{page}`" for page in rest)])
+
+
+def find_word(name: str, *, columns: int) -> tuple[dict[str, Any], str] | None:
+    """Return the page of a word, as JSON values and as text; None for an unknown word."""
+    words = _spellings(name)
+    meanings = [*_meanings(words)]
+    named = [key for key in SETTINGS if _plain(key.rpartition(".")[2]) in words]
+    settings = [name] if name in SETTINGS else named
+    if not meanings and not settings:
+        return None
+    names = {word for text, _ in meanings for word in _names(text)} | words
+    names.discard("data")  # of data parallel; rules of data are about what is read
+    rules = [rule.id for rule in all_rules() if names.intersection(rule.id.split("-"))]
+    about = {key: SETTINGS[key].about for key in settings}
+    values = {"word": name, "meanings": dict(meanings), "settings": about, "rules": rules}
+    return values, _page(meanings, settings, rules, columns)
+
+
+def _spellings(name: str) -> frozenset[str]:
+    """Spellings to compare: the word in lower case, and the words of Echelon with its meaning."""
+    plain = _plain(name.rpartition(".")[2] if name in SETTINGS else name)
+    strategies = [name.ours for name in STRATEGY_NAMES if _plain(name.name) == plain and name.ours]
+    return frozenset(
+        (plain, *map(_plain, SYNONYMS.get(name.lower(), ())), *map(_plain, strategies))
+    )
+
+
+def _plain(name: str) -> str:
+    return re.sub(r"[-_ ]|parallelism$|parallel$", "", name.lower())
+
+
+def _names(word: str) -> set[str]:
+    """Return the names in a word of the glossary: ``tensor parallel (`tp`)`` is tensor, and tp."""
+    full, _, short = word.partition(" (")
+    return {_plain(name) for name in (full, *re.findall(r"`([^`]+)`", short))}
+
+
+def _meanings(words: frozenset[str]) -> Iterator[tuple[str, str]]:
+    """Yield the words of the glossary with one of these names, each with its meaning."""
+    for table in glossary_tables():
+        for row in table.rows:
+            names = _names(row[0])
+            if words & names:
+                yield row[0], "; ".join(text for text in row[1:] if text)
+
+
+def _page(
+    meanings: list[tuple[str, str]], settings: list[str], rules: list[str], columns: int
+) -> str:
+    lines: list[str] = []
+    for word, meaning in meanings:
+        lines += wrap_text(f"{word}: {meaning}", "", "  ", columns=columns)
+    for key in settings:
+        setting = SETTINGS[key]
+        default = "" if setting.default is None else f" (default {toml_text(setting.default)})"
+        lines += wrap_text(f"--set {key}=...  {setting.about}{default}", "", "  ", columns=columns)
+    if rules:
+        lines += wrap_text(f"rules: {', '.join(rules[:MOST_RULES])}", "", "  ", columns=columns)
+    return "\n".join(lines) + "\n"

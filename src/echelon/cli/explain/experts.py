@@ -18,7 +18,7 @@ from echelon.cli.explain.context import shown_s
 from echelon.cli.flags import bad_argument, plan_if_named
 from echelon.cli.plan.experts import expert_lines, experts_json
 from echelon.config.load import load_job
-from echelon.config.rules.experts.dispatch import two_hop_obstacle
+from echelon.config.rules.experts import two_hop_obstacle
 from echelon.core.experts import Balance, ExpertLayout
 from echelon.core.model_shape import Experts
 from echelon.core.parameters import num_active_parameters, num_parameters

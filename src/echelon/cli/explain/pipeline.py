@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from inspect import cleandoc
 from typing import Any
 
-from echelon.cli.schedule.suggestions import require_size
+from echelon.cli.schedule.arguments import require_size
 from echelon.planner.view.text_layout import WIDTH, table, wrap_text
 from echelon.schedule.build import SCHEDULES, schedule_problems
 from echelon.schedule.builder import ActionTimes, Builder

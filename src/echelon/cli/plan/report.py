@@ -11,21 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from echelon.cli.plan.experts import (
-    expert_groups,
-    expert_lines,
-    experts_json,
-    sent_letters,
-)
+from echelon.cli.plan.experts import expert_groups, expert_lines, experts_json, sent_letters
 from echelon.cli.plan.islands import island_lines
 from echelon.cli.plan.memory import memory_parts, run_places
 from echelon.cli.plan.pipeline import pipeline_json, pipeline_parts
-from echelon.cli.plan.servers import (
-    count_text,
-    server_parts,
-    servers_json,
-    updates_text,
-)
+from echelon.cli.plan.servers import count_text, server_parts, servers_json, updates_text
 from echelon.core.axis import LOSS_AXES, MESH_AXES, SHARD_AXES, Axis
 from echelon.core.choices.collective_algorithms import BACKEND, COLLECTIVE_ALGORITHMS
 from echelon.core.choices.optimizers import OPTIMIZERS
@@ -38,11 +28,7 @@ from echelon.cost.bytes.sent import parameter_gather_tiers
 from echelon.cost.bytes.servers import SERVERS_AXIS
 from echelon.cost.bytes.terms import Pool
 from echelon.cost.seconds.unit_times import UnitTimes, unit_times_from_formulas
-from echelon.layout.context_work import (
-    attention_imbalance,
-    attention_kernel_text,
-    scores_by_rank,
-)
+from echelon.layout.context_work import attention_imbalance, attention_kernel_text, scores_by_rank
 from echelon.layout.muon import STAGE_AXES
 from echelon.layout.secondary import node_groups
 from echelon.planner.answer.estimate import estimate_json, rate_lines, terms_beside
@@ -68,11 +54,6 @@ MOST_NOTES = 4  # notes
 SENT_HEAD = (
     "Each rank sends per step (n ranks in the group, N tokens of a microbatch, D the hidden width, "
     "V the vocabulary, G the values of all buckets, s bytes of a value as it is sent):"
-)
-
-THREADS_HEAD = (
-    "Through the primary go per step (N replicas, G the values of all buckets, s bytes of a value "
-    "as it travels):"
 )
 
 
@@ -189,8 +170,6 @@ def plan_text(
         parts.append(f"That is, by axis:\n\n{_sent_by_axis(place, runs, columns=columns)}")
         if differ := context_ranks_differ(plan):
             parts.append(differ)
-    elif plan.layout.threads.on:
-        parts.append(f"{THREADS_HEAD}\n\n{_sent(place, runs, columns=columns)}")
     if plan.num_stages > 1:
         parts.extend(
             pipeline_parts(plan, times or unit_times_from_formulas(plan), found, columns=columns)
@@ -227,8 +206,6 @@ def _head(plan: Plan) -> Iterator[str]:
         f"{plan.num_microbatches} microbatches of {layout.microbatch_sequences} on each data rank"
     )
     yield f"update   {_numbers(plan)}"
-    if layout.threads.on:
-        yield f"threads  {_threads(plan)}"
     if layout.zero.stage:
         yield f"zero     {_zero(plan)}"
     if plan.mesh.cp > 1:
@@ -278,20 +255,6 @@ def _numbers(plan: Plan) -> str:
         return f"{optimizer}, all in {precision.master}{products}"
     listed = ", ".join(f"{name} {dtype}" for name, dtype in kinds.items())
     return f"{optimizer}, {listed}{products}"
-
-
-def _threads(plan: Plan) -> str:
-    """Return how many replicas there are, what each has of a microbatch, and what the primary has.
-
-    What all hold, the table of memory has.
-    """
-    count = plan.layout.threads.replicas
-    each = plan.layout.microbatch_sequences // count
-    where = "one GPU each" if plan.cluster.backend == "nccl" else "sharing cores and memory"
-    return (
-        f"{count} replicas of one process, {where}: {each} of {plan.layout.microbatch_sequences} "
-        "sequences each; the first holds optimizer state, and all bytes go through it"
-    )
 
 
 def _zero(plan: Plan) -> str:

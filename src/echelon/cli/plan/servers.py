@@ -32,18 +32,8 @@ def updates_text(plan: Plan) -> str:
     damping = f", rate / (1 + staleness)^{updates.damping:g}" * (updates.damping > 0)
     return (
         f"asynchronous: at most {updates.max_staleness} steps ahead of the slowest, so gradients "
-        f"at most {updates.most_stale(workers)} updates stale{damping}{_losses_text(plan)}"
+        f"at most {updates.most_stale(workers)} updates stale{damping}"
     )
-
-
-def _losses_text(plan: Plan) -> str:
-    """Return what becomes of lost workers, as the end of a sentence; "" where one ends the run."""
-    updates, workers = plan.mathematics.updates, plan.mesh.num_workers
-    if not updates.is_elastic:
-        return ""
-    times = count_text(updates.restarts, "time")
-    again = f"each is started again up to {times}" if updates.restarts else "none is started again"
-    return f"; goes on with {updates.min_workers} of {workers} workers, {again}"
 
 
 def servers_json(plan: Plan) -> list[dict[str, Any]]:

@@ -27,7 +27,6 @@ RESERVED = frozenset(
 )
 """Words that a variable can't have as its name in JavaScript, or that the module reads."""
 
-
 UFUNCS = {"minimum": "min", "maximum": "max"}
 """Functions of NumPy that stand as values, by their names in the page's runtime."""
 

@@ -33,7 +33,6 @@ ROW = 26  # pixels
 HIGH = 20  # pixels of a bar
 _LABEL = 170  # pixels of a row's label, at most
 
-
 _SHARE = 60  # pixels
 NAMES = {"communication": "exposed communication"}
 """What a tone is called, where it is not by its name."""

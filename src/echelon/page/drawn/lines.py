@@ -32,7 +32,6 @@ _HIGH = 210  # pixels of the lines
 _LEFT = 64  # pixels of the names of marks
 _RIGHT = PAGE - 24  # pixels
 
-
 MOST = 1e300
 """What is larger than any value that is drawn, in whatever unit."""
 _SECONDS = ((1.0, "s"), (1e3, "ms"), (1e6, "us"), (1e9, "ns"))

@@ -52,7 +52,6 @@ _USED = {
     ALL_TO_ALL: "tokens that go to their experts and back",
 }
 
-
 _RECORDED = {
     "ring": "all-reduce",
     "halving-doubling": "halving-doubling",

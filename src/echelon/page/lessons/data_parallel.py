@@ -43,7 +43,6 @@ _DID = {
     "summed": "sum of {} is there",
 }
 
-
 WEIGHTS = 7e9  # weights of the model whose memory is told
 _NAME = "output.weight"
 _COLUMNS = 4  # samples in a row of a rank

@@ -38,7 +38,6 @@ BYTES = DTYPE_BYTES["bf16"]
 _KINDS = ("samples", "columns of each matrix", "layers")
 _CONTROLS = (LessonControl(name="ranks", label="ranks N", values=("2", "4"), start=1),)
 
-
 STEP_LAYERS = 4  # layers of the model, each of two matrices
 STEP_HIDDEN = 4  # its width
 STEP_FFN = 8  # neurons of a layer

@@ -38,7 +38,6 @@ _CONTROLS = (
     LessonControl(name="pp", label="pipeline ranks", values=tuple(map(str, DEGREES)), start=1),
 )
 
-
 DP = 2  # data ranks
 TP = 4  # tensor ranks
 PP = 2  # pipeline ranks

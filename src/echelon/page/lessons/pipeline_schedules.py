@@ -39,7 +39,6 @@ _LOOKS = {
     "1f1b": "Each rank starts backward as soon as it can, then alternates: one forward, one back.",
 }
 
-
 NAMES = {"naive": "Naive", "gpipe": "GPipe", "1f1b": "1F1B"}
 """How the schedules of the lessons are called, by their names in a plan."""
 KINDS = ("forward", "backward")

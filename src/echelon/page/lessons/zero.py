@@ -49,7 +49,6 @@ _CUT = (
     "Stage 3 shares out everything.",
 )
 
-
 WEIGHTS = {"7B": 7e9, "70B": 70e9}
 STAGE_RANKS = (1, 2, 4, 8, 64)  # data ranks
 _KINDS = ("parameters", "gradients", "optimizer")

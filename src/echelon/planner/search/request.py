@@ -16,10 +16,9 @@ from pathlib import Path
 from shlex import quote
 from typing import Literal, get_args
 
-from echelon.config.assumed import LENGTH_KEY, SEQUENCES_KEY, assumed_batch
 from echelon.config.cluster.settings import typed_cluster
 from echelon.config.entries import DEFAULT, Entry
-from echelon.config.job import Job
+from echelon.config.job import LENGTH_KEY, SEQUENCES_KEY, Job, assumed_batch
 from echelon.config.load import run_name_of
 from echelon.config.setting_layers import (
     SettingLayers,

@@ -13,18 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from echelon.config.assumed import assumed_batch
 from echelon.config.automatic import default_precision
 from echelon.config.cluster.settings import read_cluster
+from echelon.config.derived.collectives import ALGORITHM_KEY
+from echelon.config.derived.replicas import COUNT_KEY, EVERY_KEY, UPDATES_KEY
 from echelon.config.entries import DEFAULT, Entry
-from echelon.config.job import Job
+from echelon.config.job import Job, assumed_batch
 from echelon.config.load import resolve, say_adapted
 from echelon.config.model.settings import derive_model, expand_model
 from echelon.config.setting_layers import SettingLayers
-from echelon.config.settings.collectives import ALGORITHM_KEY
-from echelon.config.settings.local_sgd import EVERY_KEY
 from echelon.config.settings.schema import CLUSTER_SOURCES
-from echelon.config.settings.servers import COUNT_KEY, UPDATES_KEY
 from echelon.config.settings.value_types import toml_text
 from echelon.config.view import View
 from echelon.core.choices.collective_algorithms import BACKEND
@@ -153,7 +151,6 @@ LEFT_ALONE: Mapping[str, tuple[object, str]] = {
     EVERY_KEY: (0, "a search chooses mesh.dp_replicate"),
     COUNT_KEY: (0, "servers and their workers are not searched"),
     UPDATES_KEY: ("synchronous", "a search chooses how many workers are late"),
-    "threads.replicas": (1, "a search is of ranks"),
 }
 """Each with the value that a search takes, and why no other."""
 

@@ -31,7 +31,6 @@ SITUATIONS = {
     "gpt3-175b on 16 x H100": ("gpt3-175b", "16xh100"),
 }
 
-
 Answers = tuple[tuple[str, bool], ...]
 """Questions by their ids, with their answers, in the order in which they are asked."""
 
