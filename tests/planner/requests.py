@@ -11,7 +11,7 @@ import numpy as np
 from echelon.core.axis import SHARD_AXES
 from echelon.core.mesh import Mesh
 from echelon.cost.inputs.pipeline import schedule_index
-from echelon.layout.secondary import ranks_per_node
+from echelon.layout.data_groups import ranks_per_node
 from echelon.planner.search.formulas import VectorizedFormulas, broadcast_to_array
 from echelon.planner.search.legal_meshes import Legality, expert_fold_degrees, legal_meshes
 from echelon.planner.search.options import (

@@ -15,16 +15,16 @@ from echelon.cost.bytes.modules import (
     module_tensor_bytes,
     step_bytes,
 )
-from echelon.layout.modules.stages import plan_stage_buckets
-from echelon.layout.modules.tensor import (
+from echelon.layout.modules import (
     UNSPLIT,
     ModuleSplit,
     SequenceRegion,
     SplitLayer,
     StackedExperts,
+    plan_stage_buckets,
 )
 from echelon.parallel.module.context.attention import SeenCall
-from tests.layout.modules.test_stages import PARAMETERS, UNITS
+from tests.layout.test_modules import PARAMETERS, UNITS
 from tests.parallel.layouts import plan_of
 
 UP = SplitLayer(name="b.up", kind="column", layer="linear", inputs=6, outputs=8, entry="b#0")

@@ -29,8 +29,8 @@ from echelon.cost.bytes.servers import SERVERS_AXIS
 from echelon.cost.bytes.terms import Pool
 from echelon.cost.seconds.unit_times import UnitTimes, unit_times_from_formulas
 from echelon.layout.context_work import attention_imbalance, attention_kernel_text, scores_by_rank
+from echelon.layout.data_groups import node_groups
 from echelon.layout.muon import STAGE_AXES
-from echelon.layout.secondary import node_groups
 from echelon.planner.answer.estimate import estimate_json, rate_lines, terms_beside
 from echelon.planner.lint.checks import lint, lint_rows, plan_fits, why_not_fit
 from echelon.planner.lint.memory import DOES_NOT_FIT

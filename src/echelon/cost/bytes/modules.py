@@ -74,10 +74,10 @@ from echelon.cost.bytes.terms import (
     reduce_scatter_bytes,
 )
 from echelon.layout.buckets import accumulates_slices, shard_degree, slice_elements
-from echelon.layout.module_buckets import ModuleBuckets
-from echelon.layout.modules.tensor import (
+from echelon.layout.modules import (
     CUT_INPUTS,
     CUT_OUTPUTS,
+    ModuleBuckets,
     ModuleSplit,
     SplitLayer,
     StackedExperts,

@@ -28,7 +28,7 @@ from echelon.cost.seconds.stages import PipelineOrder, Stages, balanced_stages, 
 from echelon.cost.seconds.step import BlockKindSeconds, block_kind_seconds
 from echelon.cost.seconds.trainers import OURS
 from echelon.cost.seconds.unit_times import Again, UnitTimes, unit_times_by_kind
-from echelon.layout.secondary import ranks_per_node
+from echelon.layout.data_groups import ranks_per_node
 from echelon.planner.predict.estimate import (
     Estimate,
     estimate_from_inputs,

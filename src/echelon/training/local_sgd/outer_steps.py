@@ -24,8 +24,7 @@ from typing import Any
 import torch
 
 from echelon.core.choices.local_sgd import LocalSgd
-from echelon.layout.islands import fragment_of, fragment_ranges
-from echelon.layout.outer_blocks import blocks_in_stage
+from echelon.layout.islands import blocks_in_stage, fragment_of, fragment_ranges
 from echelon.layout.slots import SlotRange
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.storage.buckets import Bucket

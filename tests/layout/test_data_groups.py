@@ -6,18 +6,23 @@ from dataclasses import replace
 
 import pytest
 
+from echelon.core.experts import ExpertLayout
 from echelon.core.plan import Plan, Zero
 from echelon.layout.buckets import plan_buckets
-from echelon.layout.secondary import (
+from echelon.layout.data_groups import (
     across_groups,
+    end_ranks,
+    gradient_ranks,
     hop_degrees,
+    mirror_ranks,
     node_groups,
     ranks_per_node,
     secondary_degree,
     secondary_elements,
+    shard_ranks,
 )
 from echelon.layout.stage import rank_part
-from tests.parallel.layouts import plan_of
+from tests.parallel.layouts import MIXTRAL, plan_of
 from tests.parallel.secondary.nodes import on_nodes
 
 
@@ -63,3 +68,23 @@ def test_hops_pair_the_same_places_of_nodes() -> None:
     assert node_groups(rounded) == ((0, 2), (4, 6), (1, 3), (5, 7))
     assert across_groups(rounded) == ((0, 4), (2, 6), (1, 5), (3, 7))
     assert hop_degrees(plan(reduce="int4", stage=0)) == (1, 1)
+
+
+def test_slices_are_shared_in_a_replica_and_gradients_over_all() -> None:
+    plan = plan_of(dp=2, dp_shard=2, tp=2)
+    assert gradient_ranks(plan, 3, expert=False) == (1, 3, 5, 7)
+    assert shard_ranks(plan, 3, expert=False) == (1, 3)
+
+
+def test_experts_have_groups_of_their_own() -> None:
+    plan = plan_of(model=MIXTRAL, dp=2, dp_shard=4, ep=2, experts=ExpertLayout(zero_stage=3))
+    assert gradient_ranks(plan, 1, expert=True) == (1, 3, 5, 7)
+    assert shard_ranks(plan, 5, expert=True) == (5, 7)
+
+
+def test_ends_of_a_pipeline_and_mirrors() -> None:
+    plan = plan_of(pp=4, tp=2)
+    assert end_ranks(plan, 3) == (1, 7)
+    assert mirror_ranks(plan, 3) == mirror_ranks(plan, 5) == (3, 5)
+    bent = plan_of(pp=2, virtual_stages=2, schedule="zb-v")
+    assert end_ranks(bent, 1) == (0, 0)

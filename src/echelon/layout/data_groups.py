@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Nodes of the ranks that share out: who keeps secondary slices, and who sums gradients first.
+"""Groups of ranks that share out and sum: all of them, those of a node, ends and mirrors.
 
 n ranks share out the parameters of a bucket, l of them on each of several nodes. The first gather
 of a step crosses nodes; each rank then keeps 1/l of what it got, and every later gather of the step
@@ -13,10 +13,11 @@ from collections.abc import Sequence
 from functools import lru_cache
 from itertools import groupby
 
-from echelon.core.axis import SHARD_AXES
+from echelon.core.axis import LOSS_AXES, SHARD_AXES, Axis
 from echelon.core.choices.collective_algorithms import members_per_node
 from echelon.core.plan import Plan
 from echelon.layout.buckets import BucketPlan, shard_degree, zero_stage
+from echelon.schedule.from_plan import stage_placement_from_plan
 
 Ranks = tuple[int, ...]
 
@@ -91,3 +92,30 @@ def secondary_elements(plan: Plan, bucket: BucketPlan) -> int:
     """Return the elements of a rank's secondary slice of a bucket; 0 where it has none."""
     degree = secondary_degree(plan, expert=bucket.expert)
     return bucket.num_elements // degree if bucket.sliced and degree > 1 else 0
+
+
+def gradient_ranks(plan: Plan, rank: int, *, expert: bool) -> Ranks:
+    """Return the ranks that sum the gradients of `rank`."""
+    if not expert:
+        return plan.mesh.group(rank, *LOSS_AXES)
+    groups = plan.mesh.expert_data_groups(expert_tp=plan.layout.experts.expert_tp)
+    return next(ranks for ranks in groups if rank in ranks)
+
+
+def shard_ranks(plan: Plan, rank: int, *, expert: bool) -> Ranks:
+    """Return the ranks that hold the other slices of what `rank` has slices of."""
+    if not expert:
+        return plan.mesh.group(rank, *SHARD_AXES)
+    return next(ranks for ranks in shard_groups(plan, expert=True) if rank in ranks)
+
+
+def end_ranks(plan: Plan, rank: int) -> Ranks:
+    """Return the ranks of the first and the last stage of the pipeline that `rank` is in."""
+    placement, pipe = stage_placement_from_plan(plan), plan.mesh.group(rank, Axis.PP)
+    return pipe[placement.stage_ranks[0]], pipe[placement.stage_ranks[-1]]
+
+
+def mirror_ranks(plan: Plan, rank: int) -> Ranks:
+    """Return `rank` and the rank at the same place from the other end of its pipeline."""
+    pipe = plan.mesh.group(rank, Axis.PP)
+    return tuple(sorted((rank, pipe[-1 - pipe.index(rank)])))
