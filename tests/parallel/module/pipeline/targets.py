@@ -14,7 +14,7 @@ from echelon.core.errors import EchelonError
 from echelon.core.event import EventList
 from echelon.core.plan import Optimizer, Plan
 from echelon.launch.context import RankContext
-from echelon.layout.module_buckets import ModuleBuckets
+from echelon.layout.modules import ModuleBuckets
 from echelon.proof.module.wide import StayWide
 from echelon.training.module.optimizer import ModuleOptimizer
 from tests.parallel.layouts import NANO, plan_of
