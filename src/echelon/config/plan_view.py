@@ -43,7 +43,7 @@ def view_from_plan(plan: Plan) -> View:
     if plan.model.experts is None and plan.layout.experts.zero_stage == 0:
         found[STAGE_KEY] = "auto"  # What it is where there are no experts.
     entries = {key: Entry(value=value, source="") for key, value in found.items()}
-    return View(entries=entries, cluster=plan.cluster)
+    return View(entries=entries, cluster=plan.cluster, is_resolved=True)
 
 
 def plan_settings(plan: Plan) -> dict[str, object]:
