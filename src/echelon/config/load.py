@@ -56,7 +56,6 @@ from echelon.config.settings.schema import CLUSTER_SOURCES, MODEL_SOURCES, SETTI
 from echelon.config.settings.value_types import toml_text
 from echelon.config.view import View, mesh_of, record
 from echelon.core.choices.registry import load_installed_plugins
-from echelon.core.choices.threads import Threads
 from echelon.core.cluster import Cluster
 from echelon.core.errors import ConfigError, InfeasiblePlan, Problem
 from echelon.core.plan import Documents, Layout, Mathematics, Optimizer, Plan, Precision
@@ -238,7 +237,6 @@ def _build_job(view: View, cluster: Cluster) -> Job:
         experts=experts,
         kernels=kernels,
         collectives=collectives,
-        threads=record(view, Threads, "threads"),
     )
     run_name = view.word("train.run_name")
     plan = Plan(name=run_name, mathematics=mathematics, layout=layout, cluster=cluster)

@@ -14,7 +14,7 @@ violations of its rules, each with the arithmetic and ways to mend it.
     pipeline.py      schedules, stages, times          zero.py         stages, offload, int8
     precision.py     dtypes, loss scaling, fp8         training.py     optimizer, recompute, data
     islands.py       local SGD                         servers.py      parameter servers
-    threads.py       replicas on threads               lora.py         adapters beside layers
+    lora.py          adapters beside layers
 
 A rule's id, reason and examples stand in `core/rulebook/`. A Plan becomes a View in
 `config/plan_view.py`; `config/load.py` asks FINDERS of the settings of a run.

@@ -223,7 +223,6 @@ _LAYOUT = (
         "auto",
         "how ranks sum and gather; auto: hierarchical over Gloo where that is faster, else backend",
     ),
-    setting("threads.replicas", DEGREE, 1, "replicas of the model on threads of one process"),
 )
 
 _MATHEMATICS = (

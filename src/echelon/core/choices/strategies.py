@@ -25,8 +25,6 @@ class StrategyRecord:
     """Parameter servers beside the ranks."""
     about: str
     """What it splits."""
-    on_threads: bool = False
-    """Whether its ranks are threads of one process."""
 
     def settings(self, ranks: int) -> tuple[str, ...]:
         """Return the settings that make a run one of this strategy on `ranks` ranks.
@@ -35,34 +33,22 @@ class StrategyRecord:
         """
         mesh = {f"mesh.{axis}": ranks if axis in self.axes else 1 for axis in _AXES}
         mesh["servers.count"] = self.servers
-        mesh["threads.replicas"] = ranks if self.on_threads else 1
         return tuple(f"{key}={value}" for key, value in {**mesh, **self.others}.items())
 
     def replicas(self, ranks: int) -> int:
         """Return how many of `ranks` ranks see other samples: replicas that are in sync."""
-        return ranks if self.on_threads or set(self.axes).intersection(_DATA_AXES) else 1
+        return ranks if set(self.axes).intersection(_DATA_AXES) else 1
 
 
-def _record(
-    name: str, axes: str, about: str, *, on_threads: bool = False, **others: str
-) -> StrategyRecord:
+def _record(name: str, axes: str, about: str, **others: str) -> StrategyRecord:
     settings = {key.replace("__", "."): value for key, value in others.items()}
-    return StrategyRecord(
-        name=name, axes=tuple(axes.split()), others=settings, about=about, on_threads=on_threads
-    )
+    return StrategyRecord(name=name, axes=tuple(axes.split()), others=settings, about=about)
 
 
 STRATEGIES: Mapping[str, StrategyRecord] = {
     record.name: record
     for record in (
         _record("dp", "dp_replicate", "samples", zero__stage="0"),
-        _record(
-            "threads",
-            "",
-            "samples, over threads of one process",
-            on_threads=True,
-            zero__stage="0",
-        ),
         _record("zero1", "dp_shard", "samples, optimizer state", zero__stage="1"),
         _record("zero2", "dp_shard", "samples, optimizer state, gradients", zero__stage="2"),
         _record("zero3", "dp_shard", "samples, all model state", zero__stage="3"),
@@ -121,6 +107,10 @@ def _name(name: str, tool: str, ours: str, why: str) -> StrategyName:
 
 
 TENSORFLOW, PYTORCH = "TensorFlow", "PyTorch"
+_ON_THREADS = (
+    "ec.threaded(module) computes a module of your own on threads of one process, and dp has a "
+    "process for each replica"
+)
 
 STRATEGY_NAMES: tuple[StrategyName, ...] = (
     _name("MirroredStrategy", TENSORFLOW, "dp", "a copy of each variable on each device, in sync"),
@@ -133,8 +123,8 @@ STRATEGY_NAMES: tuple[StrategyName, ...] = (
     _name(
         "CentralStorageStrategy",
         TENSORFLOW,
-        "threads",
-        "variables rest in one place, and each device computes with a copy for a step",
+        "",
+        f"variables rest in one place, and each device has a copy for a step: {_ON_THREADS}",
     ),
     _name(
         "ParameterServerStrategy",
@@ -149,7 +139,7 @@ STRATEGY_NAMES: tuple[StrategyName, ...] = (
         "ranks run on CPUs and GPUs; on those take dp, which sums gradients as TPUs do",
     ),
     _name("OneDeviceStrategy", TENSORFLOW, "", "one device is no strategy: leave it out"),
-    _name("DataParallel", PYTORCH, "threads", "replicas on threads of one process"),
+    _name("DataParallel", PYTORCH, "", _ON_THREADS),
     _name("DistributedDataParallel", PYTORCH, "dp", "a process for each replica"),
     _name("DDP", PYTORCH, "dp", "a process for each replica"),
     _name(
@@ -162,6 +152,7 @@ STRATEGY_NAMES: tuple[StrategyName, ...] = (
     _name("pipeline", "Echelon", "pp", "the long name"),
     _name("context", "Echelon", "cp", "the long name"),
     _name("experts", "Echelon", "ep", "the long name"),
+    _name("threads", "earlier versions", "", _ON_THREADS),
 )
 """Names of other frameworks, and long ones of ours."""
 
@@ -177,6 +168,14 @@ _KNOWN: Mapping[str, StrategyName] = {_plain(one.name): one for one in STRATEGY_
 def known_name(name: str) -> StrategyName | None:
     """Return what another framework's name is here; None where nobody is known to use it."""
     return _KNOWN.get(_plain(name))
+
+
+def why_no_strategy(name: str) -> str:
+    """Return why there is no strategy of a name, which is none of ours."""
+    known = known_name(name)
+    if known is None or known.ours:
+        return f"there is no strategy {name!r}: there are {', '.join(STRATEGIES)}"
+    return f"{known.name} of {known.tool} is none here: {known.why}"
 
 
 def find_strategy(name: str) -> StrategyRecord | None:

@@ -15,7 +15,6 @@ LEFT_ALONE: Mapping[str, tuple[object, str]] = {
     EVERY_KEY: (0, "a search chooses mesh.dp_replicate"),
     COUNT_KEY: (0, "servers and their workers are not searched"),
     UPDATES_KEY: ("synchronous", "a search chooses how many workers are late"),
-    "threads.replicas": (1, "a search is of ranks"),
 }
 """Each with the value that a search takes, and why no other."""
 

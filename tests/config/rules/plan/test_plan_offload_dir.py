@@ -91,7 +91,7 @@ def test_train_and_prove_say_so_before_any_rank_starts(
     folder = tmp_path / "fast"
     make(folder)
     monkeypatch.setattr("echelon.launch.local.supervisor.run_ranks", no_ranks)
-    monkeypatch.setattr("echelon.launch.local.pool.RankPool", no_ranks)
+    monkeypatch.setattr("echelon.launch.local.supervisor.RankPool", no_ranks)
     flag = f"zero.offload_dir={folder}"
     job = load_job("nano", [*OFFLOAD, flag, f"train.runs_dir={tmp_path / 'runs'}"])
     with pytest.raises(EchelonError) as caught:
@@ -115,7 +115,7 @@ def test_under_torchrun_the_last_rank_of_a_host_asks_for_all_of_them(
     job = load_job("nano", [*OFFLOAD, f"zero.offload_dir={tmp_path}", "mesh.pp=2"])
     # Two hosts of two ranks each.
     set_free_bytes(monkeypatch, offloaded_bytes(job.plan, [2, 3]) - 1)
-    monkeypatch.setattr("echelon.launch.launched_rank.run_launched_rank", no_ranks)
+    monkeypatch.setattr("echelon.launch.launched.rank.run_launched_rank", no_ranks)
     place = {"WORLD_SIZE": "4", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     for name, value in place.items():
         monkeypatch.setenv(name, value)
@@ -131,7 +131,7 @@ def test_a_proof_needs_room_for_a_small_model_only(
 ) -> None:
     sets = [*OFFLOAD, f"zero.offload_dir={tmp_path}", "cluster.preset=8xh100"]
     job = load_job("llama3-8b", [*sets, "train.steps=1"])
-    monkeypatch.setattr("echelon.launch.local.pool.RankPool", no_ranks)
+    monkeypatch.setattr("echelon.launch.local.supervisor.RankPool", no_ranks)
     set_free_bytes(monkeypatch, 2**20)
     assert [p.rule for p in offload_problems(job.plan, range(2))] == ["offload-space"]
     with pytest.raises(AssertionError, match="ranks were started"):
