@@ -19,7 +19,7 @@ from echelon.config.model.settings import (
     PARTS,
     TARGETS_KEY,
 )
-from echelon.config.settings.schema import SETTINGS
+from echelon.config.schema import SETTINGS
 from echelon.config.view import View
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Plan

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from echelon.config.entries import DEFAULT, Entry
-from echelon.config.settings.schema import SETTINGS
-from echelon.config.settings.value_types import Quantity, Real, Setting, ValueType
+from echelon.config.schema import SETTINGS
 from echelon.core.axis import LOSS_AXES, MESH_AXES, Axis
 from echelon.core.cluster import Cluster
 from echelon.core.mesh import Mesh
+from echelon.core.settings.value_types import Quantity, Real, Setting, ValueType
 
 T = TypeVar("T")
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, get_args
 
-from echelon.config.settings.schema import SETTINGS
+from echelon.config.schema import SETTINGS
 from echelon.core.plan import Precision, RecomputedOperator
 from echelon.page.explorer.controls import (
     INT8_BLOCK,

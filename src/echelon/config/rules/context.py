@@ -28,7 +28,6 @@ from echelon.config.rules.violations import (
     setting_changes,
     setting_without_effect,
 )
-from echelon.config.settings.value_types import toml_text
 from echelon.config.view import View
 from echelon.core.choices.context_kinds import CONTEXT_KINDS, kinds_with_degree
 from echelon.core.choices.kernels import ATTENTION_KERNELS, AttendedRun, misfits
@@ -38,6 +37,7 @@ from echelon.core.rulebook.mesh import (
     ULYSSES_DIVIDES_CP,
     ULYSSES_DIVIDES_HEADS,
 )
+from echelon.core.settings.value_types import toml_text
 
 
 def context_divides_sequence(view: View) -> Iterator[RuleViolation]:

@@ -36,7 +36,7 @@ from echelon.config.rules.violations import (
     setting_changes,
     setting_without_effect,
 )
-from echelon.config.settings.schema import SETTINGS
+from echelon.config.schema import SETTINGS
 from echelon.config.view import Unavailable, View, mesh_of
 from echelon.core.axis import Axis
 from echelon.core.experts import unrounded_capacity

@@ -38,8 +38,7 @@ from echelon.config.rules.violations import (
     setting_changes,
     setting_without_effect,
 )
-from echelon.config.settings.schema import CLUSTER_SOURCES
-from echelon.config.settings.value_types import toml_text
+from echelon.config.schema import CLUSTER_SOURCES
 from echelon.config.view import View, data_ranks, mesh_of
 from echelon.core.errors import ConfigError, EchelonError
 from echelon.core.rulebook.config import MISSING_SETTING
@@ -53,6 +52,7 @@ from echelon.core.rulebook.pipeline import (
     UNIT_TIMES_FIT_RUN,
 )
 from echelon.core.rules import nearest_divisors
+from echelon.core.settings.value_types import toml_text
 from echelon.schedule.build import SCHEDULES, builder_problems, unknown_schedule
 from echelon.schedule.check import check_schedule
 from echelon.schedule.plan_problems import coverage_problem, tied_embedding_problems

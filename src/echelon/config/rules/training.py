@@ -13,8 +13,6 @@ from echelon.config.entries import DEFAULT
 from echelon.config.job import DataSettings, Job, ResolvedSetting
 from echelon.config.model.settings import READ_BY_KIND
 from echelon.config.rules.violations import RuleViolation, setting_without_effect
-from echelon.config.settings.list_types import mixture_parts
-from echelon.config.settings.value_types import toml_text
 from echelon.config.view import View
 from echelon.core.choices.data_mixture import phases_of, places_of, sources_of
 from echelon.core.choices.optimizers import OPTIMIZERS
@@ -24,6 +22,8 @@ from echelon.core.model_shape import RopeKind, RopeScaling
 from echelon.core.rulebook.config import CONFLICTING_SETTINGS, NO_EFFECT
 from echelon.core.rulebook.data import DATA_IS_NAMED, MIXTURE_PARTS, MIXTURE_SCHEDULE
 from echelon.core.rulebook.mesh import DECAY_FITS_NORM_OFFSET, LEARNING_RATE_FITS_STEPS
+from echelon.core.settings.list_types import mixture_parts
+from echelon.core.settings.value_types import toml_text
 
 
 def recompute_settings_without_effect(view: View) -> Iterator[RuleViolation]:

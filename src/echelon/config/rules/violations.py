@@ -17,12 +17,12 @@ from itertools import islice
 from typing import cast
 
 from echelon.config.entries import Entry
-from echelon.config.settings.value_types import toml_text
 from echelon.config.view import Unavailable, View
 from echelon.core.errors import Problem
 from echelon.core.messages.plurals import in_singular
 from echelon.core.rulebook.config import NO_EFFECT
 from echelon.core.rules import Rule, nearest_divisors
+from echelon.core.settings.value_types import toml_text
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,11 +11,11 @@ import json
 from echelon.config.cluster.settings import cluster_of
 from echelon.config.derived.context import automatic_degree
 from echelon.config.derived.pipeline import stages_of_file, virtual_that_fit
-from echelon.config.settings.value_types import toml_text
 from echelon.config.view import is_real
 from echelon.core.choices.collective_algorithms import COLLECTIVE_ALGORITHMS, algorithm_index
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.messages.plurals import COUNT, NUMBERED, OPERATORS, VERBS, in_singular
+from echelon.core.settings.value_types import toml_text
 from echelon.cost.inputs import pipeline
 from echelon.cost.inputs.pipeline import schedule_index
 from echelon.cost.seconds.from_plan import num_states

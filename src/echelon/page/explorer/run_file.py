@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from echelon.config.settings.value_types import toml_text
 from echelon.core.choices.context_kinds import kinds_with_degree
+from echelon.core.settings.value_types import toml_text
 from echelon.page.explorer.controls import OPERATORS, PLAIN, PRECISION_SETTINGS, Controls, Record
 
 WITH_DEGREE = tuple(kinds_with_degree())

@@ -10,8 +10,8 @@ from echelon.config.cluster.settings import read_cluster
 from echelon.config.entries import DEFAULT, Entry
 from echelon.config.job import assumed_batch
 from echelon.config.model.settings import derive_model, expand_model
+from echelon.config.schema import CLUSTER_SOURCES
 from echelon.config.setting_layers import SettingLayers
-from echelon.config.settings.schema import CLUSTER_SOURCES
 from echelon.config.view import View
 from echelon.core.cluster import Cluster
 from echelon.core.errors import ConfigError

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 
 from echelon.config.derived.replicas import COUNT_KEY, EVERY_KEY, UPDATES_KEY
 from echelon.config.entries import Entry
-from echelon.config.settings.value_types import toml_text
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook.planner import SEARCH_SPLITS_ONE_TRAINING
+from echelon.core.settings.value_types import toml_text
 
 LEFT_ALONE: Mapping[str, tuple[object, str]] = {
     EVERY_KEY: (0, "a search chooses mesh.dp_replicate"),

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from itertools import product
 from typing import cast
 
-from echelon.config.settings.schema import SETTINGS
+from echelon.config.schema import SETTINGS
 from echelon.core.plan import Plan, Precision, ReduceKind
 from echelon.cost.seconds.from_plan import gathered_weight_bytes, summed_weight_bytes
 from echelon.planner.search.pins import Pins
