@@ -14,9 +14,9 @@ from textwrap import wrap
 
 from echelon.config.load import absolute_entry
 from echelon.config.presets import read_extendable
-from echelon.config.settings.schema import SETTINGS
-from echelon.config.settings.value_types import toml_tables, toml_text
+from echelon.config.schema import SETTINGS
 from echelon.core.errors import Problem
+from echelon.core.settings.value_types import toml_tables, toml_text
 from echelon.interop.importer import Imported
 from echelon.interop.key_reader import FATES, NOT_SET, Fate
 from echelon.interop.tools import TOOLS

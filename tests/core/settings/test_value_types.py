@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.config.settings.value_types import COUNT, NUMBERS_OR_ZERO
+from echelon.core.settings.value_types import COUNT, NUMBERS_OR_ZERO
 from tests.config.problems import SMALL, problems_of, write
 
 

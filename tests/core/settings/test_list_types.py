@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.config.settings.list_types import NumberList, TextList, WordList
+from echelon.core.settings.list_types import NumberList, TextList, WordList
 
 KINDS = WordList(options=("local", "global"), words=("local",))
 FACTORS = NumberList(words=("none",))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from echelon.config.settings.schema import tables
+from echelon.config.schema import tables
 
 
 def test_the_tables_of_a_run_file_are_those_that_are_promised() -> None:

@@ -360,7 +360,7 @@ SECONDS = Quantity(dimension="seconds", number=POSITIVE)
 SECONDS_OR_ZERO = Quantity(dimension="seconds", number=Real())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class Setting:
     """Describe one setting; a `path` is relative to the file that sets it."""
 
@@ -380,10 +380,3 @@ class Setting:
         if self.default is not None:
             return (toml_text(self.default),)
         return (str(self.kind.minimum),) if isinstance(self.kind, Integer) else ()
-
-
-def setting(
-    key: str, kind: ValueType, default: object, about: str, *, path: bool = False
-) -> Setting:
-    """Return a setting; a default of None means that there is none."""
-    return Setting(key=key, kind=kind, default=default, about=about, path=path)

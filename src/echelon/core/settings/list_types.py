@@ -8,7 +8,11 @@ from dataclasses import dataclass
 from math import isfinite
 from typing import cast
 
-from echelon.config.settings.value_types import (
+from echelon.core.choices.data_mixture import MixturePart
+from echelon.core.rulebook.config import UNKNOWN_CHOICE, WRONG_TYPE
+from echelon.core.rulebook.data import MIXTURE_PARTS
+from echelon.core.rules import did_you_mean
+from echelon.core.settings.value_types import (
     POSITIVE,
     InvalidValue,
     or_words,
@@ -16,10 +20,6 @@ from echelon.config.settings.value_types import (
     toml_text,
     wrong_type,
 )
-from echelon.core.choices.data_mixture import MixturePart
-from echelon.core.rulebook.config import UNKNOWN_CHOICE, WRONG_TYPE
-from echelon.core.rulebook.data import MIXTURE_PARTS
-from echelon.core.rules import did_you_mean
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
