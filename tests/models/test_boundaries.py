@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import torch
+from tests.models.boundaries import block_boundaries
 
 from echelon.models.batch import TokenBatch
-from echelon.models.boundaries import block_boundaries, listen_to_boundaries
+from echelon.models.boundaries import listen_to_boundaries
 from echelon.models.decoder import Decoder
 from tests.models.test_decoder import batch, decoder
 from tests.parallel.layouts import NANO

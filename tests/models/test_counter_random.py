@@ -11,13 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from echelon.core.parameters import ParameterSpec, parameters
-from echelon.models.counter_random import (
-    initial_values,
-    make_key,
-    normal,
-    normal_rectangle,
-    uniform,
-)
+from echelon.models.counter_random import initial_values, make_key, normal, uniform
+from tests.models.rectangles import normal_rectangle
 from tests.parallel.layouts import GPT2, NANO
 from tests.walks import examples
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 import torch
+from tests.models.boundaries import block_boundaries
 
 from echelon.core.event import NoEvents
 from echelon.core.plan import Recompute
-from echelon.models.boundaries import block_boundaries
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.activation_recorder import ActivationRecorder, RecordedActivation
 from echelon.training.engine import TrainEngine

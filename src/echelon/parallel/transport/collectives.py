@@ -30,9 +30,11 @@ from echelon.cost.bytes.terms import (
     reduce_scatter_bytes,
 )
 from echelon.parallel.tensor_memory import BufferPool
-from echelon.parallel.transport.algorithms.run import BackgroundWork, run_scatter, run_steps
 from echelon.parallel.transport.algorithms.steps import (
+    BackgroundWork,
     gather_steps_of,
+    run_scatter,
+    run_steps,
     scatter_steps_of,
     steps_of,
 )
