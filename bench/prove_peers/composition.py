@@ -25,7 +25,7 @@ from echelon.layout.stage import decays
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.models.counter_random import initial_values
 from echelon.models.decoder import Decoder
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.proof.subject import ProofBatch, StepRecord
 from echelon.training.optimizer.learning_rate import learning_rate
 

@@ -16,7 +16,7 @@ from echelon.models.modules import TensorShare
 from echelon.models.moe import MixtureOfExperts, RoutingNotes
 from echelon.models.operations import Operations
 from echelon.parallel.apply import apply_plan
-from echelon.parallel.transport.device_mesh import rank_groups
+from echelon.parallel.device_mesh import rank_groups
 from echelon.parallel.transport.recorder import Recorder
 from tests.models.batches import blank_batch
 from tests.models.mixture_blocks import (

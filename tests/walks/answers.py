@@ -55,11 +55,17 @@ VOLATILE: Mapping[str, tuple[str, str]] = {
     "version": (r"\b([Ee]chelon[ /]v?)\d+\.\d+\.\d+[\w.+]*", r"\1VERSION"),
     "version, as JSON": (r'("(?:echelon_)?version": )"\d+\.\d+[^"]*"', r'\1"VERSION"'),
     "time of day": (r"\b20\d\d-\d\d-\d\d[T ]\d\d:\d\d(?::\d\d)?\S*", "TIME"),
-    "a line of code in a traceback": (r'File "[^"]*", line \d+', 'File "FILE", line N'),
+    "the way of a traceback": (
+        r"Traceback \(most recent call last\):\n(?: .*\n)+",
+        "Traceback\n",
+    ),
 }
 """What differs between two recordings of one tree, by name: a pattern, and what stands for it."""
 PROGRESS = re.compile(
-    r"^(?:searching|looking|planning|comparing|rehearsing)\b[^\n]*(?:\.\.\.|: [^\n]*)\n", re.M
+    r"^(?:searching for plans|searching on four sizes|looking at other plans"
+    r"|looking for what would fit|planning|comparing|rehearsing|measuring the (?:model|machine))"
+    r"(?: \.\.\.|: )[^\n]*\n",
+    re.M,
 )
 """Lines on stderr that long work shows, and short work does not."""
 INTERRUPTED = 130
@@ -161,6 +167,7 @@ def asked() -> Mapping[str, Any]:
 def questions() -> list[Question]:
     """Return everything that is asked, in the same order each time."""
     found = [*_of_file(), *_explained(), *_presets(), *_examples()]
+    found = [one for one in found if one.path.as_posix() not in asked()["left_out"]]
     twice = [path for path, times in Counter(one.path for one in found).items() if times > 1]
     if twice:
         raise ValueError(f"more than one answer is called {', '.join(map(str, twice))}")

@@ -134,11 +134,6 @@ def train_job(
     require_kernels(
         plan.layout.kernels, plan.cluster.backend, set_by=job.source_of("kernels.provider")
     )
-    if plan.layout.threads.on:
-        from echelon.launch.process_group import require_devices
-
-        replicas = plan.layout.threads.replicas
-        require_devices(plan.cluster.backend, replicas, set_by=job.source_of("threads.replicas"))
     if is_launched():
         return _train_joined(job, resume)
     if note := local_start_note():

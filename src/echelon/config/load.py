@@ -30,8 +30,7 @@ from echelon.config.derived.collectives import read_collectives
 from echelon.config.derived.context import read_context
 from echelon.config.derived.experts import read_balance, read_expert_layout
 from echelon.config.derived.kernels import read_kernels
-from echelon.config.derived.local_sgd import read_local_sgd
-from echelon.config.derived.servers import read_updates
+from echelon.config.derived.replicas import read_local_sgd, read_updates
 from echelon.config.entries import DEFAULT, Entry
 from echelon.config.job import (
     CheckpointSettings,
@@ -57,7 +56,6 @@ from echelon.config.settings.schema import CLUSTER_SOURCES, MODEL_SOURCES, SETTI
 from echelon.config.settings.value_types import toml_text
 from echelon.config.view import View, mesh_of, record
 from echelon.core.choices.registry import load_installed_plugins
-from echelon.core.choices.threads import Threads
 from echelon.core.cluster import Cluster
 from echelon.core.errors import ConfigError, InfeasiblePlan, Problem
 from echelon.core.plan import Documents, Layout, Mathematics, Optimizer, Plan, Precision
@@ -239,7 +237,6 @@ def _build_job(view: View, cluster: Cluster) -> Job:
         experts=experts,
         kernels=kernels,
         collectives=collectives,
-        threads=record(view, Threads, "threads"),
     )
     run_name = view.word("train.run_name")
     plan = Plan(name=run_name, mathematics=mathematics, layout=layout, cluster=cluster)

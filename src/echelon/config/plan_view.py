@@ -32,7 +32,6 @@ LAYOUT_TABLES = (
     "experts",
     "kernels",
     "collectives",
-    "threads",
 )
 """Tables whose settings are the fields of a record of the layout of the same name."""
 

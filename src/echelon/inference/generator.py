@@ -36,8 +36,8 @@ from echelon.inference.cache import CacheBatch, CachedSequence, next_batch, prom
 from echelon.inference.operations import CacheOperations
 from echelon.models.counter_random import make_key, uniform
 from echelon.models.decoder import Decoder
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.transport.collectives import Group, Pending
-from echelon.parallel.transport.device_mesh import RankGroups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,19 +14,18 @@ from echelon.layout.stage import RankPart, held_experts
 from echelon.models.decoder import Decoder
 from echelon.models.modules import TensorShare
 from echelon.models.piece_sizes import PieceSizes
-from echelon.parallel.buckets import Bucket
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.data import GradientReduction
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.expert import Balancer
 from echelon.parallel.fp8_scales import TensorScales
-from echelon.parallel.gradients import GradientStore
 from echelon.parallel.offload import OffloadStore
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor
 from echelon.parallel.recompute import RecomputingRunner
-from echelon.parallel.threads.replicas import Replicas
-from echelon.parallel.transport.device_mesh import RankGroups
-from echelon.parallel.weights import stored_values
+from echelon.parallel.storage.buckets import Bucket
+from echelon.parallel.storage.gradients import GradientStore
+from echelon.parallel.storage.weights import stored_values
 from echelon.parallel.zero import ParameterGathering, make_gathering
 
 
@@ -43,10 +42,6 @@ class GradientExchange:
     ] = make_gathering
 
 
-AMONG_DATA_RANKS = GradientExchange()
-"""The exchange of plain data parallelism, and of ZeRO."""
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RankModel:
     """Hold the stages of the model that one rank trains, and what runs and reduces them."""
@@ -58,15 +53,13 @@ class RankModel:
     store: GradientStore
     """What takes gradients, microbatch by microbatch."""
     reduction: GradientReduction
-    """What sums them over ranks, and over replicas on threads."""
+    """What sums them over ranks."""
     gathering: ParameterGathering
     """What brings parameters together before they are used."""
     parameter_store: OffloadStore | None
     """Where parameters rest that are not on the device."""
     executor: PipelineExecutor
     """What runs microbatches forward and backward, in the order of a schedule."""
-    replicas: Replicas | None = None
-    """The replicas on threads of this process, the primary first, if there are any."""
 
     @property
     def operations(self) -> RankOperations | None:
@@ -99,18 +92,10 @@ class RankModel:
         frozen = (bucket for bucket in self.buckets if bucket.plan.frozen)
         return {one.name: stored_values(one) for one in frozen}
 
-    def decoders(self) -> Iterator[Decoder]:
-        """Yield all that computes here: the stages, and those of other replicas."""
-        yield from self.stages.values()
-        for replica in () if self.replicas is None else self.replicas.others:
-            yield replica.decoder
-
     def close(self) -> None:
-        """Give back what rests outside of the device, and end the threads of replicas."""
+        """Release what rests outside of the device."""
         if self.parameter_store is not None:
             self.parameter_store.close()
-        if self.replicas is not None:
-            self.replicas.close()
 
 
 def empty_stages(

@@ -335,8 +335,6 @@ def mesh_text(plan: Plan) -> str:
     degrees = {"pp": mesh.pp, **mesh.data_degrees, "cp": mesh.cp, "tp": mesh.tp}
     ranks = " x ".join(f"{axis}{degree}" for axis, degree in degrees.items() if degree > 1) or "1"
     ranks += f", ep{mesh.ep}" if mesh.ep > 1 else ""
-    replicas = plan.layout.threads.replicas
-    ranks += f", {replicas} replicas on threads" if replicas > 1 else ""
     if mesh.servers:
         ranks += f" + {mesh.servers} server{'s' * (mesh.servers > 1)}"
     fused = plan.layout.tp_overlap == "symmetric-memory"

@@ -17,17 +17,16 @@ from echelon.core.attention_mask import DocumentStarts, PositionRun
 from echelon.core.choices.updates import AppliedGradient
 from echelon.core.event import EventList
 from echelon.core.plan import Plan
-from echelon.cost.bytes.threads import REPLICA_GRADIENTS, REPLICA_PARAMETERS
 from echelon.launch.context import RankContext
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.models.piece_sizes import PROOF_PIECES, TRAINING_PIECES, PieceSizes
-from echelon.parallel.buckets import Bucket
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.islands.meetings import Meeting
 from echelon.parallel.offload.store import storage_bytes
+from echelon.parallel.storage.buckets import Bucket
+from echelon.parallel.storage.weights import Shard
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.recorder import Recorder, clock_of
-from echelon.parallel.weights import Shard
 from echelon.schedule.action import ActionKind
 from echelon.training.activation_recorder import ActivationRecorder, RecordedActivation
 from echelon.training.engine import TrainEngine, make_engine
@@ -342,10 +341,6 @@ def held_bytes(engine: TrainEngine) -> dict[str, int]:
         )
         for name, places in (("parameters", values), ("gradients", gradients))
     }
-    others = () if engine.model.replicas is None else engine.model.replicas.others
-    here = [one for replica in others if replica.device == engine.device for one in replica.buckets]
-    found[REPLICA_PARAMETERS] = storage_bytes(bucket.values for bucket in here)
-    found[REPLICA_GRADIENTS] = storage_bytes(bucket.gradients for bucket in here)
     fp8 = [one.fp8 for one in buckets if one.fp8 is not None]
     found[CODES_TERM] = storage_bytes(part for one in fp8 for part in (one.codes, one.scales))
     found[SECONDARY_TERM] = storage_bytes(engine.model.gathering.secondary.tensors)

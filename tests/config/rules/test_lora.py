@@ -59,7 +59,7 @@ def test_adapters_stand_beside_the_layers_that_are_named(small: Path) -> None:
             "mesh.tp_overlap",
             'mesh.tp_overlap = "none"',
         ),
-        ("lora-replicas", ("threads.replicas=2",), "threads.replicas", "threads.replicas = 1"),
+        ("lora-replicas", ("servers.count=1",), "servers.count", "servers.count = 0"),
     ],
 )
 def test_what_has_no_place_for_adapters_is_refused(

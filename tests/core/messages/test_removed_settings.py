@@ -65,6 +65,6 @@ def written(plan: Plan, setting: RemovedSetting, value: object) -> str:
     *tables, name = setting.entry.split(".")
     inner = entries
     for table in tables:
-        inner = inner[table]
+        inner = inner.setdefault(table, {})
     inner[name] = value
     return json.dumps(entries)

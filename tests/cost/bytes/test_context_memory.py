@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from echelon.core.choices.attention_kernels import AttentionKernel
+from echelon.core.choices.kernels import AttentionKernel
 from echelon.core.mesh import Mesh
 from echelon.core.plan import Context, ContextKind, DType, Plan
 from echelon.cost.bytes import context_memory as formulas

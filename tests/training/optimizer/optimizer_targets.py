@@ -18,10 +18,10 @@ from echelon.launch.context import RankContext
 from echelon.layout.stage import decays, update_rule_of
 from echelon.models.counter_random import make_key
 from echelon.parallel.apply import apply_plan
-from echelon.parallel.buckets import Bucket
-from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
+from echelon.parallel.device_mesh import RankGroups, rank_groups
+from echelon.parallel.storage.buckets import Bucket
+from echelon.parallel.storage.weights import bucket_shards
 from echelon.parallel.transport.recorder import Recorder
-from echelon.parallel.weights import bucket_shards
 from echelon.training.optimizer import MASTER, SliceOptimizer
 from tests.models.rectangles import normal_rectangle
 from tests.parallel.one_device import Values, place

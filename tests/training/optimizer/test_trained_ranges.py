@@ -7,7 +7,7 @@ import torch
 
 from echelon.core.plan import Optimizer
 from echelon.models.piece_sizes import PieceSizes
-from echelon.parallel.buckets import Bucket
+from echelon.parallel.storage.buckets import Bucket
 from echelon.rehearsal.log import RankLog
 from echelon.rehearsal.shapes import META, ShapesOnly
 from echelon.training.optimizer.adamw import AdamW

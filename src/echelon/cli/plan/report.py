@@ -71,11 +71,6 @@ SENT_HEAD = (
     "V the vocabulary, G the values of all buckets, s bytes of a value as it is sent):"
 )
 
-THREADS_HEAD = (
-    "Through the primary go per step (N replicas, G the values of all buckets, s bytes of a value "
-    "as it travels):"
-)
-
 
 def groups(plan: Plan) -> dict[str, tuple[tuple[int, ...], ...]]:
     """Return the groups of more than one rank, by axis; all that see other tokens are `dp`."""
@@ -190,8 +185,6 @@ def plan_text(
         parts.append(f"That is, by axis:\n\n{_sent_by_axis(place, runs, columns=columns)}")
         if differ := context_ranks_differ(plan):
             parts.append(differ)
-    elif plan.layout.threads.on:
-        parts.append(f"{THREADS_HEAD}\n\n{_sent(place, runs, columns=columns)}")
     if plan.num_stages > 1:
         parts.extend(
             pipeline_parts(plan, times or unit_times_from_formulas(plan), found, columns=columns)
@@ -228,8 +221,6 @@ def _head(plan: Plan) -> Iterator[str]:
         f"{plan.num_microbatches} microbatches of {layout.microbatch_sequences} on each data rank"
     )
     yield f"update   {_numbers(plan)}"
-    if layout.threads.on:
-        yield f"threads  {_threads(plan)}"
     if layout.zero.stage:
         yield f"zero     {_zero(plan)}"
     if plan.mesh.cp > 1:
@@ -279,20 +270,6 @@ def _numbers(plan: Plan) -> str:
         return f"{optimizer}, all in {precision.master}{products}"
     listed = ", ".join(f"{name} {dtype}" for name, dtype in kinds.items())
     return f"{optimizer}, {listed}{products}"
-
-
-def _threads(plan: Plan) -> str:
-    """Return how many replicas there are, what each has of a microbatch, and what the primary has.
-
-    What all hold, the table of memory has.
-    """
-    count = plan.layout.threads.replicas
-    each = plan.layout.microbatch_sequences // count
-    where = "one GPU each" if plan.cluster.backend == "nccl" else "sharing cores and memory"
-    return (
-        f"{count} replicas of one process, {where}: {each} of {plan.layout.microbatch_sequences} "
-        "sequences each; the first holds optimizer state, and all bytes go through it"
-    )
 
 
 def _zero(plan: Plan) -> str:

@@ -39,7 +39,6 @@ from echelon.config.rules.pipeline import (
 )
 from echelon.config.rules.precision import FP8_FINDERS, FP8_RUN_FINDERS, PRECISION_FINDERS
 from echelon.config.rules.servers import SERVER_FINDERS, SERVER_PLAN_FINDERS
-from echelon.config.rules.threads import THREAD_FINDERS
 from echelon.config.rules.training import (
     MIXTURE_FINDERS,
     OPTIMIZER_FINDERS,
@@ -81,7 +80,6 @@ FINDERS: tuple[ViolationFinder, ...] = (
     *MIXTURE_FINDERS,
     *EXPERT_FINDERS,
     *BALANCE_EFFECT_FINDERS,
-    *THREAD_FINDERS,
     mesh_fits_cluster,
 )
 """Every rule between the settings of a run."""
@@ -101,7 +99,6 @@ PLAN_FINDERS: tuple[ViolationFinder, ...] = (
     expert_settings_of_dense_model,
     *CONTEXT_FINDERS,
     *FP8_FINDERS,
-    *THREAD_FINDERS,
     *INT8_FINDERS,
     *LORA_FINDERS,
 )

@@ -39,7 +39,6 @@ WHOLE: tuple[tuple[str, object], ...] = (
 REPLICAS: tuple[tuple[str, object], ...] = (
     ("local_sgd.every", 0),
     ("servers.count", 0),
-    ("threads.replicas", 1),
 )
 """Settings that make replicas exchange parameters, with what they are without."""
 

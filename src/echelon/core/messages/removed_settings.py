@@ -53,6 +53,16 @@ REMOVED_SETTINGS: Mapping[str, RemovedSetting] = {
             message=_LOST_WORKERS,
             instead=_GO_ON,
         ),
+        RemovedSetting(
+            key="threads.replicas",
+            entry="layout.threads.replicas",
+            unused=1,
+            message="a plan splits over ranks, each a process, and no longer over threads of one",
+            instead=(
+                "mesh.dp_replicate, for as many ranks",
+                "ec.threaded(module, replicas=N), for a module of your own on threads",
+            ),
+        ),
     )
 }
 """By key."""
@@ -69,10 +79,13 @@ def without_removed(entries: Mapping[str, Any], prefix: str = "") -> dict[str, A
     for name, value in entries.items():
         place = f"{prefix}{name}"
         removed = _BY_ENTRY.get(place)
-        if removed is None:
-            nested = isinstance(value, dict)
-            inner = cast("dict[str, Any]", value) if nested else {}
-            left[name] = without_removed(inner, f"{place}.") if nested else value
-        elif value != removed.unused:
-            raise ValueError(f"{removed.key}, which it uses, was removed: {removed.message}")
+        if removed is not None:
+            if value != removed.unused:
+                raise ValueError(f"{removed.key}, which it uses, was removed: {removed.message}")
+        elif isinstance(value, dict) and value:
+            # A table whose settings are all gone is gone, too.
+            if inner := without_removed(cast("dict[str, Any]", value), f"{place}."):
+                left[name] = inner
+        else:
+            left[name] = value
     return left

@@ -47,11 +47,9 @@ from echelon.cost.bytes.local_sgd import (
 from echelon.cost.bytes.quantised import first_step
 from echelon.cost.bytes.servers import held_by_server
 from echelon.cost.bytes.terms import INDEX_BYTES, WIDE_BYTES, Pool
-from echelon.cost.bytes.threads import REPLICA_GRADIENTS, REPLICA_PARAMETERS
 from echelon.cost.bytes.transient import BUCKETS_IN_FLIGHT, arriving_row_bytes
 from echelon.cost.peak.pipeline import message_counts, with_as_full_ranks
 from echelon.cost.peak.place_walk import PlaceWalk
-from echelon.cost.peak.threads import share_of_replica, with_other_replicas
 from echelon.cost.peak.update import JOBS_AT_HAND, UPDATE_ELEMENTS, offload_buffer_bytes
 from echelon.layout.islands import inner_plan, plan_and_rank
 from echelon.layout.servers import plan_server_ranges, server_of_rank
@@ -68,8 +66,6 @@ STATE: Mapping[str, str] = {
     OUTER_PARAMETERS: "optimizer",
     OUTER_MOMENTUM: "optimizer",
     OUTER_GRADIENTS: "optimizer",
-    REPLICA_PARAMETERS: "parameters",
-    REPLICA_GRADIENTS: "gradients",
 }
 """The term of each kind of model state."""
 
@@ -125,11 +121,6 @@ class PeakWalk:
             held = server_terms(self._plan, rank, STATE)
             terms = dict.fromkeys(TERMS, 0.0) | held | {"buffers": float(buffers)}
             return RankPeak(rank=rank, terms=terms, where=where)
-        if self._plan.layout.threads.on:
-            alone = PeakWalk(share_of_replica(self._plan)).peak(rank)
-            resting = resting_terms(self._plan, rank)
-            terms = with_other_replicas(self._plan, rank, alone.terms, resting)
-            return RankPeak(rank=rank, terms=terms, where=alone.where)
         place, outer = plan_and_rank(self._whole, rank)[1], outer_step_bytes(self._whole, rank)
         found = self._peak(place, outer)
         terms = dict(found.terms)

@@ -118,25 +118,6 @@ def server_seconds(work: CostInputs, weights: Num) -> tuple[Num, Num]:
     return push, pull
 
 
-def replica_seconds(work: CostInputs, held: HeldWeights) -> tuple[Num, Num]:
-    """Return the seconds of parameters to the replicas on threads, and of gradients from them.
-
-    All of them go through the primary, one replica after the other, and nothing runs beside them:
-    over the fastest link between GPUs, or from memory to memory where there is one.
-    """
-    others, link = work.layout.replicas - 1.0, work.machine.tiers[0]
-    weights = others * (held.blocks + held.ends + held.routed)
-    shared = np.asarray(work.layout.one_memory) > 0.0
-
-    def seconds(size: Num, touched: float) -> Num:
-        over_link = size / (link.bandwidth * link.efficiency)
-        return np.where(shared, memory_seconds(work.machine, touched * size), over_link)
-
-    # A copy reads and writes, a sum reads both and writes one.
-    gradients = work.software.gradient_bytes * weights
-    return seconds(work.element * weights, 2.0), seconds(gradients, 3.0)
-
-
 def unit_gather_seconds(
     work: CostInputs, shared: Num, routed: Num, *, is_block: bool = True
 ) -> tuple[Num, Num]:

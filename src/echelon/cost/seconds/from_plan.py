@@ -16,12 +16,7 @@ from echelon.core.choices.lora import LINEAR_GROUPS
 from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
 from echelon.core.cluster import Cluster, Efficiency, Link, cluster_under_load, shared_bandwidth
 from echelon.core.model_shape import ModelShape, of_layer_kind
-from echelon.core.parameters import (
-    is_adapter,
-    num_parameters,
-    num_trained_parameters,
-    parameters,
-)
+from echelon.core.parameters import is_adapter, num_parameters, num_trained_parameters, parameters
 from echelon.core.plan import DTYPE_BYTES, OptimizerKind, Plan, Precision, ReduceKind
 from echelon.cost.activations.from_plan import adapter_rows
 from echelon.cost.bytes.expert_memory import balanced_memory
@@ -76,7 +71,7 @@ def machine_numbers_from_plan(plan: Plan, *, measured: bool) -> MachineNumbers:
     """Return the rates of the devices of a plan; `measured`: those that our kernels reach."""
     precision = plan.mathematics.precision
     dtype = product_dtype(plan.cluster, precision)
-    ranks = plan.mesh.num_workers * plan.layout.threads.replicas
+    ranks = plan.mesh.num_workers
     machine = machine_numbers_from_cluster(
         plan.cluster, dtype, attention_dtype=precision.parameters, ranks=ranks
     )
@@ -171,7 +166,7 @@ def layout_numbers_from_plan(plan: Plan) -> LayoutNumbers:
         tp_overlap=float(layout.tp_overlap != "none"),
         ulysses=float(context.ulysses_degree),
         gathered=float(context.record.gathers_keys),
-        microbatch=float(layout.microbatch_sequences / layout.threads.replicas),
+        microbatch=float(layout.microbatch_sequences),
         microbatches=float(plan.num_microbatches),
         virtual=max(1.0, len(pipeline.stages) / mesh.pp),
         schedule=schedule_index(pipeline.schedule),
@@ -191,8 +186,6 @@ def layout_numbers_from_plan(plan: Plan) -> LayoutNumbers:
         summed_bytes=summed_weight_bytes(zero.reduce, plan.mathematics.precision),
         sums=float(algorithm_index(layout.collectives.algorithm)),
         servers=float(mesh.servers),
-        replicas=float(layout.threads.replicas),
-        one_memory=float(plan.cluster.backend == "gloo"),
         round_steps=float(local.every),
         fragments=float(local.fragments),
         delay=float(local.delay),

@@ -145,7 +145,7 @@ MEMORY: Mapping[str, Facts] = {
     "fsdp2": {**EAGER, **SHARDED, "offloads_gradients": 1.0},
     "fsdp2-compiled": {**COMPILED_GRAPH, **SHARDED, "logit_held": 14.0, "offloads_gradients": 1.0},
 }
-"""By generation, facts over those of `trainer_generations.py`."""
+"""By generation, facts over those of `trainers.py`."""
 
 GEMINI: Facts = {"gradient_bytes": 0.0, "update_bytes": 0.0}
 """Colossal-AI's Gemini: gradients take the place of parameters, chunk by chunk, and its Adam reads

@@ -27,7 +27,7 @@ NAMES_SHOWN = 4  # names in a message
 NOT_COMPARED = frozenset(
     {
         "model.name",
-        *(one.entry.removeprefix("mathematics.") for one in REMOVED_SETTINGS.values()),
+        *(setting.entry.removeprefix("mathematics.") for setting in REMOVED_SETTINGS.values()),
         *("local_sgd.min_islands", "local_sgd.restarts"),
     }
 )

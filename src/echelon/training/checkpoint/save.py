@@ -28,7 +28,7 @@ from echelon.core.rulebook.run import (
 )
 from echelon.core.serialize import to_json
 from echelon.core.version import __version__
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.training.checkpoint.communicator import ObjectCommunicator, run_on_all_ranks
 from echelon.training.checkpoint.folder import (
     Keep,

@@ -30,9 +30,9 @@ from echelon.layout.muon import muon_exchange
 from echelon.layout.stage import expert_index_of, pp_rank_of
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import TORCH_DTYPES, at_least_fp32
-from echelon.parallel.buckets import Bucket
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.offload import OffloadStore, PendingFetch
-from echelon.parallel.transport.device_mesh import RankGroups
+from echelon.parallel.storage.buckets import Bucket
 from echelon.training.optimizer.muon import Muon, MuonGroup
 from echelon.training.optimizer.trained_ranges import (
     ElementRule,

@@ -24,7 +24,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
-from echelon.parallel.buckets import Bucket
+from echelon.parallel.storage.buckets import Bucket
 
 TrainedRange = tuple[slice, bool]
 """A range of a rank's slice of a bucket, and whether it takes weight decay."""
