@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 
 from echelon.core.parameters import ParameterSpec, parameters
 from echelon.models.counter_random import initial_values, make_key, normal, uniform
-from tests.models.rectangles import normal_rectangle
 from tests.parallel.layouts import GPT2, NANO
+from tests.parallel.one_device import normal_rectangle
 from tests.walks import examples
 
 INDEX = torch.arange(200_000)

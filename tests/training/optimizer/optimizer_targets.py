@@ -23,8 +23,7 @@ from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.storage.weights import bucket_shards
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.optimizer import MASTER, SliceOptimizer
-from tests.models.rectangles import normal_rectangle
-from tests.parallel.one_device import Values, place
+from tests.parallel.one_device import Values, normal_rectangle, place
 from tests.parallel.targets import Shards, copies
 
 RATES = (0.1, 0.05, 0.2)
