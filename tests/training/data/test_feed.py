@@ -15,7 +15,7 @@ from echelon.parallel.offload.copy_streams import (
     StreamEvent,
     TensorCopy,
 )
-from echelon.training.data.batches import BatchFeed
+from echelon.training.data.feed import BatchFeed
 
 CPU, DEVICE = torch.device("cpu"), torch.device("meta")
 

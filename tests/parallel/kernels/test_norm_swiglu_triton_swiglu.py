@@ -20,7 +20,7 @@ from tests.parallel.kernels.interpreted import (
 @pytest.fixture
 def kernels(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Return the kernels."""
-    return load_kernels(monkeypatch, "swiglu")
+    return load_kernels(monkeypatch, "norm_swiglu")
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
