@@ -21,14 +21,13 @@ from echelon.page.figures import (
 )
 from echelon.page.mesh import mesh_section
 from echelon.page.schedule import chart_from_timelines, schedule_section
-from echelon.planner.explain.bands import (
+from echelon.planner.lint.checks import lint, plan_fits
+from echelon.planner.predict.bands import (
     held_bytes_band,
     mfu_band,
     step_band,
     tokens_per_s_band,
 )
-from echelon.planner.lint.checks import lint
-from echelon.planner.lint.fits import plan_fits
 from echelon.planner.predict.estimate import Estimate, estimate_plan
 from echelon.planner.predict.stage_rows import place_head, sent_by_axis, stage_rows
 from echelon.planner.view.memory import MemoryBars, memory_bars, memory_rows_from_plan

@@ -21,7 +21,7 @@ from echelon.planner.answer.recommend_text import (
     plan_words,
     reasons,
 )
-from echelon.planner.explain.bands import fit_probability
+from echelon.planner.predict.bands import fit_probability
 from echelon.planner.recommend.recommend import Recommendation
 from echelon.planner.search.search import SearchResult
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Protocol
 
 from echelon.core.plan import Plan
-from echelon.launch.local.elastic_ranks import ElasticRanks, elastic_ranks
+from echelon.launch.local.messages import ElasticRanks, elastic_ranks
 from echelon.proof.asynchronous.claims import evidence_of, judge_asynchronous
 from echelon.proof.asynchronous.mistakes import diagnose_asynchronous
 from echelon.proof.asynchronous.record import read_rank

@@ -10,8 +10,7 @@ import pytest
 from echelon.api.given_plan import plan_from_given
 from echelon.planner.answer.answer import PlanAnswer
 from echelon.planner.answer.sizes import SizesAnswer, sizes_text
-from echelon.planner.recommend.recommend import recommend
-from echelon.planner.recommend.sizes import four_sizes
+from echelon.planner.recommend.recommend import four_sizes, recommend
 from echelon.planner.search.request import SearchRequest, make_request
 
 SMALL = ("model.layers=4", "batch.global_sequences=16")

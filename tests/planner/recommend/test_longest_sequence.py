@@ -17,8 +17,7 @@ from echelon.config.load import load_job
 from echelon.core.errors import ConfigError
 from echelon.planner.answer.longest_text import longest_facts
 from echelon.planner.recommend.longest_sequence import longest_sequence
-from echelon.planner.search.other_requests import request_with_settings
-from echelon.planner.search.request import SearchRequest
+from echelon.planner.search.request import SearchRequest, request_with_settings
 from echelon.planner.search.search import search
 from tests.planner.requests import SMALL, small
 

@@ -2,7 +2,7 @@
 """`echelon plan`: check a run by every rule, or search for the best way to split one.
 
 A model without a cluster is searched for on the GPUs of this machine; where it has none, four sizes
-of a common device are shown (`planner/recommend/sizes.py`).
+of a common device are shown (`planner/recommend/recommend.py`).
 
 Exit codes: 0 the run fits, or a plan was found; 1 the run does not fit, or none of the plans of a
 search does; 2 wrong input, or a search in which no plan is legal; 130 interrupted, with the best
@@ -151,7 +151,7 @@ def _show(run: str, settings: tuple[str, ...], *, json: bool, columns: int) -> b
     from echelon.config.job import assumed_of_job
     from echelon.config.load import load_job
     from echelon.core.messages.plurals import in_singular
-    from echelon.planner.lint.fits import plan_fits
+    from echelon.planner.lint.checks import plan_fits
 
     with working("planning", lines=False):
         job = load_job(run, settings)

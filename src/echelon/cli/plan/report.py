@@ -11,21 +11,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from echelon.cli.plan.experts import (
-    expert_groups,
-    expert_lines,
-    experts_json,
-    sent_letters,
-)
+from echelon.cli.plan.experts import expert_groups, expert_lines, experts_json, sent_letters
 from echelon.cli.plan.islands import island_lines
 from echelon.cli.plan.memory import memory_parts, run_places
 from echelon.cli.plan.pipeline import pipeline_json, pipeline_parts
-from echelon.cli.plan.servers import (
-    count_text,
-    server_parts,
-    servers_json,
-    updates_text,
-)
+from echelon.cli.plan.servers import count_text, server_parts, servers_json, updates_text
 from echelon.core.axis import LOSS_AXES, MESH_AXES, SHARD_AXES, Axis
 from echelon.core.choices.collective_algorithms import BACKEND, COLLECTIVE_ALGORITHMS
 from echelon.core.choices.optimizers import OPTIMIZERS
@@ -38,16 +28,11 @@ from echelon.cost.bytes.sent import parameter_gather_tiers
 from echelon.cost.bytes.servers import SERVERS_AXIS
 from echelon.cost.bytes.terms import Pool
 from echelon.cost.seconds.unit_times import UnitTimes, unit_times_from_formulas
-from echelon.layout.context_work import (
-    attention_imbalance,
-    attention_kernel_text,
-    scores_by_rank,
-)
+from echelon.layout.context_work import attention_imbalance, attention_kernel_text, scores_by_rank
+from echelon.layout.data_groups import node_groups
 from echelon.layout.muon import STAGE_AXES
-from echelon.layout.secondary import node_groups
 from echelon.planner.answer.estimate import estimate_json, rate_lines, terms_beside
-from echelon.planner.lint.checks import lint, lint_rows
-from echelon.planner.lint.fits import plan_fits, why_not_fit
+from echelon.planner.lint.checks import lint, lint_rows, plan_fits, why_not_fit
 from echelon.planner.lint.memory import DOES_NOT_FIT
 from echelon.planner.predict.estimate import estimate_plan
 from echelon.planner.predict.stage_rows import (

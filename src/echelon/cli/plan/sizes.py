@@ -10,7 +10,7 @@ from echelon.cli.flags import OUT, bad_argument
 from echelon.cli.output import print_json
 from echelon.cli.stderr import note, working
 from echelon.core.errors import ConfigError
-from echelon.planner.recommend.sizes import NO_SIZE
+from echelon.planner.recommend.recommend import NO_SIZE
 from echelon.planner.search.request import LONGEST_SEQUENCE
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def plan_on_what_exists(
     from echelon.cli.plan.search import run_search
     from echelon.launch.gpus import own_cluster
     from echelon.planner.answer.sizes import sizes_json, sizes_text
-    from echelon.planner.recommend.sizes import four_sizes
+    from echelon.planner.recommend.recommend import four_sizes
     from echelon.planner.search.request import make_request
 
     own = own_cluster()

@@ -18,7 +18,7 @@ from echelon.planner.answer.html import answer_html
 from echelon.planner.answer.recommend_text import reasons, recommendation_text
 from echelon.planner.answer.rows import plan_row
 from echelon.planner.answer.search_json import found_json
-from echelon.planner.explain.bands import BandedTerms, BandedValue, fit_probability
+from echelon.planner.predict.bands import BandedTerms, BandedValue, fit_probability
 from echelon.planner.recommend.recommend import Recommendation
 from echelon.planner.search.ranked import RankedPlan
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from echelon.core.plan import Plan
 from echelon.core.units import gib
 from echelon.planner.answer.recommend_text import percent_of_fit, plan_words
-from echelon.planner.explain.bands import (
+from echelon.planner.predict.bands import (
     BandedTerms,
     BandedValue,
     band_evidence,

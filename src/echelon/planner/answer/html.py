@@ -26,7 +26,7 @@ from echelon.planner.answer.recommend_text import (
     other_signs,
     run_facts,
 )
-from echelon.planner.explain.bands import BandedValue
+from echelon.planner.predict.bands import BandedValue
 from echelon.planner.recommend.recommend import Recommendation
 from echelon.planner.view.lines import mark_color
 from echelon.planner.view.terms import TONES, term_styles, tone_of

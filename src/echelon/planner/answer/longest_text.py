@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from echelon.core.units import binary_bytes
-from echelon.planner.explain.bands import fit_probability
+from echelon.planner.predict.bands import fit_probability
 from echelon.planner.recommend.longest_sequence import LongestSequence
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from echelon.planner.answer.estimated import EstimatedPlan
 from echelon.planner.answer.search_json import choices_json
-from echelon.planner.explain.bands import BandedValue
+from echelon.planner.predict.bands import BandedValue
 
 RowValue = int | float | str | bool
 

@@ -11,7 +11,7 @@ from echelon.core.units import decimal_bytes, gib
 from echelon.planner.answer.estimate import bytes_table, rate_lines, seconds_table
 from echelon.planner.answer.expected_text import expected_lines
 from echelon.planner.answer.legend import plan_cells, sign_texts, words_text
-from echelon.planner.explain.bands import held_bytes_band, price_band, step_band, tokens_per_s_band
+from echelon.planner.predict.bands import held_bytes_band, price_band, step_band, tokens_per_s_band
 from echelon.planner.search.ranked import RankedPlan, expected_of_request
 from echelon.planner.search.search import SearchResult
 from echelon.planner.view.text_layout import WIDTH, fill_text, fit_page, table

@@ -6,7 +6,7 @@
 
 A letter is a kind of bytes; behind the line, which is the memory of the device, it is lower case.
 
-Rows of a plan are what each pipeline rank holds at its peak (`predict/peak_bytes.py`): a bound, as
+Rows of a plan are what each pipeline rank holds at its peak (`predict/estimate.py`): a bound, as
 the parts need not be at their most at the same time. A CPU's device is the memory of its host:
 there what rests on the host counts too. What a process or an allocator holds back does not.
 """
@@ -24,7 +24,7 @@ from echelon.core.plan import Plan
 from echelon.core.units import binary_bytes
 from echelon.cost.peak.rank_peak import TERMS
 from echelon.layout.stage import rank_part
-from echelon.planner.predict.peak_bytes import peak_bytes_by_place
+from echelon.planner.predict.estimate import peak_bytes_by_place
 from echelon.planner.view.lines import (
     WIDTH,
     Span,

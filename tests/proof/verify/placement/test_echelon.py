@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from echelon.core.plan import Zero, ZeroStage
-from echelon.layout.modules.tensor import TensorPiece
+from echelon.layout.modules import TensorPiece
 from echelon.parallel.module.tensor.layers import cut_values, join_values
 from echelon.proof.evidence.mesh import NamedMesh
 from echelon.proof.verify.case import OnRank
