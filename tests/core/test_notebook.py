@@ -44,7 +44,8 @@ def test_every_record_with_a_view_has_one_on_the_page() -> None:
         text = file.read_text(encoding="utf-8")
         asked |= set(re.findall(r'NOTEBOOK_VIEWS\.html\("(\w+)"', text))
         registered |= set(re.findall(r'NOTEBOOK_VIEWS\.register\("(\w+)"\)', text))
-    assert asked == registered == {"plan", "proof", "rehearsal", "comparison", "summary"}
+    views = {"plan", "answer", "sizes", "proof", "rehearsal", "comparison", "summary"}
+    assert asked == registered == views
 
 
 def test_a_notebook_needs_no_import_but_echelon() -> None:

@@ -17,14 +17,13 @@ from typing import Any
 import pytest
 
 from echelon.core.errors import ConfigError
-from echelon.page.document import PageDocument
 from echelon.page.drawn.figure import drawing
 from echelon.page.drawn.marks import svg_file
 from echelon.page.drawn.static import static_html
-from echelon.page.figures import LinesFigure, ScheduleFigure
 from echelon.page.html import document_json, page_html
 from echelon.page.run import run_page
 from echelon.page.schedule import chart_from_timelines, schedule_section
+from echelon.planner.view.document import LinesFigure, PageDocument, ScheduleFigure
 from echelon.telemetry.events import EventWriter, events_path
 from echelon.telemetry.timeline import pipelines_from_plan, planned_timelines
 from tests.page.browser.documents import HOSTILE

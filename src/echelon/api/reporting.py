@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, TypeAlias
 from echelon.api.given_plan import GivenPlan, plan_from_given
 from echelon.api.training import TrainResult
 from echelon.core.plan import Plan
-from echelon.page.document import PageDocument
 from echelon.page.drawn.files import FigureFiles
 from echelon.page.explorer.document import CLUSTER, MODEL, explorer_page
 from echelon.page.html import write_page
 from echelon.planner.answer.answer import PlanAnswer
 from echelon.planner.explain.compare import PlanComparison
+from echelon.planner.view.document import PageDocument
 
 if TYPE_CHECKING:
     from echelon.proof.verdict import Proof

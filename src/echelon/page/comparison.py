@@ -13,9 +13,17 @@ from echelon.config.settings.value_types import toml_text
 from echelon.core.units import binary_bytes, decimal_bytes
 from echelon.core.version import __version__
 from echelon.page.curves import MOST_POINTS, sampled
-from echelon.page.document import Fact, PageDocument, Section
-from echelon.page.figures import BarRow, BarsFigure, DataTable, LineSeries, LinesFigure
 from echelon.planner.explain.compare import PlanComparison, SettingDifference
+from echelon.planner.view.document import (
+    BarRow,
+    BarsFigure,
+    DataTable,
+    Fact,
+    LineSeries,
+    LinesFigure,
+    PageDocument,
+    Section,
+)
 from echelon.telemetry.events import METRICS_FILE
 from echelon.telemetry.json_lines import LogEntry, last_of_each_step, read_entries
 
@@ -112,13 +120,14 @@ def _parts(found: PlanComparison) -> Iterator[Section]:
         if not names:
             continue
         rows = [
-            _row(label, names, terms, text) for label, terms in (("A", ours), ("B", theirs[part]))
+            BarRow.of(label, [terms.get(name, 0) for name in names], text)
+            for label, terms in (("A", ours), ("B", theirs[part]))
         ]
         yield Section(
             id=f"part-{part}",
             title=title,
             summary=f"A: {rows[0].total_text}; B: {rows[1].total_text}.",
-            figure=BarsFigure(kinds=tuple(names), limit=0.0, limit_text="", rows=tuple(rows)),
+            figure=BarsFigure(kinds=tuple(names), rows=tuple(rows)),
             table=DataTable(
                 head=("", "A", "B"),
                 rows=(
@@ -128,21 +137,6 @@ def _parts(found: PlanComparison) -> Iterator[Section]:
                 right=(1, 2),
             ),
         )
-
-
-def _row(
-    label: str, names: Sequence[str], terms: Mapping[str, float], text: Callable[[float], str]
-) -> BarRow:
-    total = float(sum(terms.values()))
-    return BarRow(
-        label=label,
-        values=tuple(float(terms.get(name, 0)) for name in names),
-        texts=tuple(text(terms.get(name, 0)) for name in names),
-        total=total,
-        total_text=text(total),
-        share_text="",
-        over=False,
-    )
 
 
 def _runs(a: str, b: str) -> Iterator[Section]:

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from echelon.core.units import binary_bytes
-from echelon.page.document import Section
-from echelon.page.figures import DataTable, LineSeries, LinesFigure
 from echelon.planner.predict.estimate import Estimate
+from echelon.planner.view.document import DataTable, LineSeries, LinesFigure, Section
 from echelon.telemetry.json_lines import LogEntry
 
 T = TypeVar("T")

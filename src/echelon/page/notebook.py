@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a notebook shows of a plan, a proof, a rehearsal, a comparison and a run: their pages.
+"""What a notebook shows of a plan, an answer, a proof, a rehearsal, a comparison, a run: its page.
 
 Records stand floors below a page: they find these functions by their names in `core/notebook.py`.
 """
@@ -14,6 +14,8 @@ from echelon.page.drawn.static import static_html
 
 if TYPE_CHECKING:
     from echelon.core.plan import Plan
+    from echelon.planner.answer.answer import PlanAnswer
+    from echelon.planner.answer.sizes import SizesAnswer
     from echelon.planner.explain.compare import PlanComparison
     from echelon.proof.verdict import Proof
     from echelon.rehearsal.result import Rehearsal
@@ -26,6 +28,22 @@ def plan_html(plan: Plan) -> str:
     from echelon.page.plan import plan_page
 
     return static_html(plan_page(plan))
+
+
+@NOTEBOOK_VIEWS.register("answer")
+def answer_html(answer: PlanAnswer) -> str:
+    """Return what a notebook shows of the answer of a search."""
+    from echelon.page.search import search_page
+
+    return static_html(search_page(answer.found, answer.command))
+
+
+@NOTEBOOK_VIEWS.register("sizes")
+def sizes_html(sizes: SizesAnswer) -> str:
+    """Return what a notebook shows of a model on four clusters."""
+    from echelon.page.search import sizes_page
+
+    return static_html(sizes_page(sizes))
 
 
 @NOTEBOOK_VIEWS.register("proof")

@@ -11,8 +11,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from echelon.core.version import __version__
-from echelon.page.document import Fact, PageDocument, Section
-from echelon.page.figures import DataTable, HeatFigure, HeatRow
+from echelon.planner.view.document import (
+    DataTable,
+    Fact,
+    HeatFigure,
+    HeatRow,
+    PageDocument,
+    Section,
+)
 
 _HEAD = ("claim", "precision", "compared", "off by", "may be off by", "worst", "holds")
 MOST_RANKS_SHOWN = 64  # ranks

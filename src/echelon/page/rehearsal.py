@@ -12,8 +12,16 @@ from typing import Any
 from echelon.core.units import binary_bytes, decimal_bytes, short_count
 from echelon.core.version import __version__
 from echelon.page.curves import MOST_POINTS, sampled
-from echelon.page.document import Fact, PageDocument, Section
-from echelon.page.figures import BarRow, BarsFigure, DataTable, LineSeries, LinesFigure
+from echelon.planner.view.document import (
+    BarRow,
+    BarsFigure,
+    DataTable,
+    Fact,
+    LineSeries,
+    LinesFigure,
+    PageDocument,
+    Section,
+)
 
 MOST_RANKS = 24  # ranks
 MOST_NAMED = 64  # ranks of a fault that are named
@@ -94,7 +102,7 @@ def _peaks(found: Mapping[str, Any]) -> Section:
         id="rehearsed-memory",
         title="Memory at its peak, rehearsed and planned",
         summary=f"The plan is off by {100 * worst:+.2f} % at most, of {len(shown)} ranks.",
-        figure=BarsFigure(kinds=("bytes",), limit=0.0, limit_text="", rows=tuple(rows)),
+        figure=BarsFigure(kinds=("bytes",), rows=tuple(rows)),
         table=DataTable(
             head=("rank", "rehearsed", "planned", "plan off by"),
             rows=tuple(
@@ -112,19 +120,11 @@ def _peaks(found: Mapping[str, Any]) -> Section:
 
 
 def _pair(rank: Mapping[str, Any]) -> tuple[BarRow, BarRow]:
-    def row(what: str, count: float) -> BarRow:
-        text = binary_bytes(count)
-        return BarRow(
-            label=f"rank {rank['rank']}, {what}",
-            values=(float(count),),
-            texts=(text,),
-            total=float(count),
-            total_text=text,
-            share_text="",
-            over=False,
-        )
-
-    return row("rehearsed", rank["peak_bytes"]), row("planned", rank["planned_peak_bytes"])
+    name, planned = f"rank {rank['rank']}", rank["planned_peak_bytes"]
+    return (
+        BarRow.of(f"{name}, rehearsed", (rank["peak_bytes"],), binary_bytes),
+        BarRow.of(f"{name}, planned", (planned,), binary_bytes),
+    )
 
 
 def _curve(rank: Mapping[str, Any]) -> Section:

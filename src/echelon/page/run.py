@@ -19,14 +19,15 @@ from echelon.core.serialize import decode_json
 from echelon.core.units import binary_bytes, short_count
 from echelon.core.version import __version__
 from echelon.page.curves import curve_sections
-from echelon.page.document import Fact, PageDocument, Section
-from echelon.page.figures import BarRow, BarsFigure, DataTable
-from echelon.page.mesh import mesh_section
-from echelon.page.plan import memory_section, sent_section, step_section, subject_of_plan
+from echelon.page.plan import subject_of_plan
 from echelon.page.proof import proof_sections
 from echelon.page.rehearsal import rehearsal_sections
 from echelon.page.schedule import chart_from_timelines, schedule_section
 from echelon.planner.predict.estimate import Estimate, estimate_plan
+from echelon.planner.report.sections import memory_section, step_section
+from echelon.planner.report.sent import sent_figure
+from echelon.planner.view.document import BarRow, BarsFigure, DataTable, Fact, PageDocument, Section
+from echelon.planner.view.mesh_map import mesh_section
 from echelon.telemetry.bound import Bound, StepBound
 from echelon.telemetry.events import METRICS_FILE
 from echelon.telemetry.json_lines import last_of_each_step, read_entries
@@ -128,7 +129,7 @@ def _sections(
     yield memory_section(plan, estimate)
     if plan.mesh.world_size > 1:
         yield mesh_section(plan)
-        yield sent_section(plan)
+        yield sent_figure(plan)
     for name, sections_of in _BESIDE.items():
         if (path := run.path / name).is_file():
             yield from _read(path, sections_of)
@@ -166,19 +167,7 @@ def _bound_section(bound: StepBound) -> Section:
         f"{bound.second.value} (medians of steps {steps}).",
         figure=BarsFigure(
             kinds=kinds,
-            limit=0.0,
-            limit_text="",
-            rows=(
-                BarRow(
-                    label="a rank's step",
-                    values=values,
-                    texts=texts,
-                    total=total,
-                    total_text=f"{total:.4g} s",
-                    share_text="",
-                    over=False,
-                ),
-            ),
+            rows=(BarRow.of("a rank's step", values, lambda value: f"{value:.4g} s"),),
         ),
         table=DataTable(
             head=("what", "seconds", "share"),

@@ -7,8 +7,13 @@ from collections.abc import Sequence
 
 from echelon.core.event import Event
 from echelon.core.plan import Plan
-from echelon.page.document import Section
-from echelon.page.figures import DataTable, ScheduleChart, ScheduleFigure, ScheduleLane
+from echelon.planner.view.document import (
+    DataTable,
+    ScheduleChart,
+    ScheduleFigure,
+    ScheduleLane,
+    Section,
+)
 from echelon.telemetry.bubble import IdleCause, RankBubble, bubble_from_timelines
 from echelon.telemetry.timeline import Timeline
 

@@ -7,5 +7,6 @@ explain/    why an answer is what it is, what would change it, what would make a
 recommend/  which plan of an answer to run: simple, sure to fit
 answer/     what was found, as a value: its page, its JSON, its table of plans
 lint/       what is legal, and seldom wanted
-view/       pictures of memory, seconds and the mesh
+view/       a document of plain values, figures of a plan, their text
+report/     the report of one run, as a document, as text and as JSON
 """

@@ -50,7 +50,7 @@ RECORDS = {
     ),
     "Records that the functions return": (
         *(
-            "echelon.planner.answer.estimated.EstimatedPlan",
+            "echelon.planner.answer.answer.EstimatedPlan",
             "echelon.planner.explain.bands.BandedValue",
         ),
         *("echelon.planner.explain.compare.PlanComparison", "echelon.rehearsal.result.Rehearsal"),

@@ -105,6 +105,14 @@ function $schedule_text(schedule) {
 return schedule.to_json();
 }
 
+function $tone_of(term) {
+
+if ($rt.has($_COMPUTE, term)) {
+return "compute";
+}
+return ($rt.has($_COMMUNICATION, term) ? "communication" : "idle");
+}
+
 function $inputs_of_controls(tables, controls, model, cluster) {
 let shape, software;
 
@@ -2487,15 +2495,15 @@ return $gather_seconds(way, num_bytes, work.layout.sums, direct);
 }
 
 function $group_link_numbers(machine, degree, stride) {
-let beyond, bus, crosses, far, first, half, keys_per_query, latency, local, near, near_latency, tier, within;
+let beyond, bus, crosses, far, first, half, latency, local, near, near_latency, span, tier, within;
 
-keys_per_query = $rt.mul(degree, stride);
+span = $rt.mul(degree, stride);
 first = $rt.item(machine.tiers, 0);
 [near, near_latency] = $rt.unpack([$rt.mul(first.bandwidth, first.efficiency), first.latency_s], 2);
 [far, latency, half, local] = $rt.unpack([near, near_latency, first.half_bytes, degree], 4);
 within = first.degree;
 for (tier of $rt.iter($rt.slice(machine.tiers, 1, undefined))) {
-beyond = ($rt.number(keys_per_query) > $rt.number(within));
+beyond = ($rt.number(span) > $rt.number(within));
 local = $rt.where($rt.and(beyond, ($rt.number(within) >= $rt.number(machine.node))), $rt.min(degree, $rt.max(1.0, (machine.node / stride))), local);
 far = $rt.where(beyond, $rt.mul(tier.bandwidth, tier.efficiency), far);
 latency = $rt.where(beyond, tier.latency_s, latency);
@@ -6118,6 +6126,10 @@ const $TREES = [new $DecisionTree({ id: "distributed", source: "distributed, dec
 
 const $SCHEDULES = $rt.dict([["naive", $Naive], ["gpipe", $GPipe], ["1f1b", $OneFOneB], ["interleaved-1f1b", $Interleaved], ["breadth-first", $BreadthFirst], ["zb-h1", $ZeroBubbleH1], ["zb-h2", $ZeroBubbleH2], ["zb-v", $ZeroBubbleV], ["dualpipe", $DualPipe], ["dualpipe-v", $DualPipeV]]);
 
+const $_COMPUTE = ["attention", "head", "matmul", "memory", "optimizer", "recompute"];
+
+const $_COMMUNICATION = ["context", "expert", "gather", "gradients", "messages", "tensor"];
+
 const $PRECISIONS = $rt.dict([["fp32", new $Precision({ parameters: "fp32", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["bf16", new $Precision({ parameters: "bf16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["bf16 gradients", new $Precision({ parameters: "bf16", gradients: "bf16", reduction: "bf16", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["fp16", new $Precision({ parameters: "fp16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "dynamic", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["fp8", new $Precision({ parameters: "bf16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "fp8", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["fp8 tensor", new $Precision({ parameters: "bf16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "fp8", fp8_block: 128, fp8_scales: "tensor", fp8_history: 16, fp8_gradients: "e5m2", int8_block: 0 })]]);
 
 const $ONE = new $DegreeRange({ minimum: 1, maximum: 1 });
@@ -6197,3 +6209,5 @@ export { $schedule_verdict as schedule_verdict };
 export { $lengths_of as lengths_of };
 
 export { $schedule_text as schedule_text };
+
+export { $tone_of as tone_of };

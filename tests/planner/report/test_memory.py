@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from echelon.cli.main import main
-from echelon.cli.plan.report import plan_text
 from echelon.config.load import load_job
 from echelon.core.plan import Plan
 from echelon.planner.predict.stage_rows import memory_bytes, stage_rows
+from echelon.planner.report.report import plan_text
 
 
 def nano(*settings: str) -> Plan:

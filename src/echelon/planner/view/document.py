@@ -1,17 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a figure of the page is: plain values, drawn by `web/src/figures/`, one file for each kind.
+"""A document: plain values that text, a page, a notebook and a drawing render.
 
-Each figure has numbers to draw and the words to say them with, made here with the units that the
-terminal shows, so that the page and the commands never differ. The types of the page's TypeScript
-are generated from these records (`schema.py`).
+A document has sections, a section a figure or a table; each number stands there with its words and
+its unit, so that no renderer adds a number or a unit. Text is rendered by `figure_text.py` and
+`text_layout.py`, pages by `web/`, drawings and notebooks by `page/drawn/`. The types of the page's
+TypeScript are generated from these records (`page/schema.py`).
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
-Tone: TypeAlias = Literal["compute", "communication", "idle", "other"]
+SCHEMA = 1
+"""Raised when a reader of an older document would misread a new one."""
+
+Tone: TypeAlias = Literal["compute", "communication", "idle"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,6 +29,21 @@ class DataTable:
     head: tuple[str, ...]
     rows: tuple[tuple[str, ...], ...]
     right: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, head: Sequence[str], rows: Iterable[Sequence[object]]) -> DataTable:
+        """Return a table of anything; columns of numbers stand right."""
+        body = tuple(tuple(map(str, row)) for row in rows)
+        return cls(head=tuple(head), rows=body, right=number_columns(len(head), body))
+
+
+def number_columns(count: int, rows: Sequence[Sequence[str]]) -> tuple[int, ...]:
+    """Return which of `count` columns hold numbers, or a dash; the first never does."""
+    return tuple(
+        column
+        for column in range(1, count)
+        if all(row[column][:1].isdigit() or row[column] == "-" for row in rows)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,15 +86,36 @@ class MeshFigure:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarRow:
-    """Hold one bar: a value for each kind of its figure, and what its total is, in words."""
+    """One bar: a value for each kind of its figure, and its total; `over` is beyond a limit."""
 
     label: str
     values: tuple[float, ...]
     texts: tuple[str, ...]
     total: float
     total_text: str
-    share_text: str
-    over: bool
+    share_text: str = ""
+    over: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        label: str,
+        values: Iterable[float],
+        text: Callable[[float], str],
+        *,
+        share_text: str = "",
+    ) -> BarRow:
+        """Return the bar of some values, which `text` writes with their unit, without a limit."""
+        parts = tuple(float(value) for value in values)
+        total = sum(parts)
+        return cls(
+            label=label,
+            values=parts,
+            texts=tuple(map(text, parts)),
+            total=total,
+            total_text=text(total),
+            share_text=share_text,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,8 +124,8 @@ class BarsFigure:
 
     kind: Literal["bars"] = "bars"
     kinds: tuple[str, ...]
-    limit: float
-    limit_text: str
+    limit: float = 0.0
+    limit_text: str = ""
     rows: tuple[BarRow, ...]
 
 
@@ -108,11 +149,26 @@ class WaterfallRow:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WaterfallTone:
+    """The seconds of all terms of one tone, as text, and its name."""
+
+    tone: Tone
+    name: str
+    text: str
+    share_text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class WaterfallFigure:
-    """Hold the seconds of a step by term; the step is between `low` and `high` seconds."""
+    """Hold the seconds of a step by term; the step is between `low` and `high` seconds.
+
+    `others` are the terms that the bar "other" has together.
+    """
 
     kind: Literal["waterfall"] = "waterfall"
     rows: tuple[WaterfallRow, ...]
+    tones: tuple[WaterfallTone, ...]
+    others: tuple[str, ...]
     total: float
     total_text: str
     low: float
@@ -210,3 +266,53 @@ class HeatFigure:
 Figure: TypeAlias = (
     MeshFigure | BarsFigure | WaterfallFigure | ScheduleFigure | LinesFigure | HeatFigure
 )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fact:
+    """Hold one number under the verdict: its name, the number with its unit, and what it means."""
+
+    name: str
+    value: str
+    note: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Section:
+    """Hold a part of the page.
+
+    `summary` says in a sentence or two what the figure shows, also to who cannot see it; `notes`
+    stand under it, `commands` are what a reader can run. `table` has the figure's numbers.
+    """
+
+    id: str
+    title: str
+    summary: str
+    figure: Figure | None = None
+    table: DataTable | None = None
+    notes: tuple[str, ...] = ()
+    commands: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PageDocument:
+    """Hold a whole page."""
+
+    schema: int = SCHEMA
+    """The version of what a document is."""
+    kind: Literal["report"] = "report"
+    """What kind of page it is."""
+    title: str
+    """The name of what it is about, and which of its sides is shown."""
+    subject: str
+    """What it is about: model, ranks, cluster, hash."""
+    verdict: str
+    """The answer in one sentence."""
+    good: bool
+    """Whether the answer is good news."""
+    facts: tuple[Fact, ...] = ()
+    """The numbers that stand right below the verdict."""
+    sections: tuple[Section, ...] = ()
+    """The parts, in order."""
+    made_by: str
+    """The version that wrote it."""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 
-from echelon.cli.plan.view import PLANNED, draw, painted, plan_figures
-from echelon.planner.view.lines import Span
+from echelon.planner.predict.estimate import estimate_plan
+from echelon.planner.report.report import pictures_text
+from echelon.planner.view.figure_text import Span, painted
+from echelon.planner.view.plan_figures import PLANNED, plan_bars
 from tests.parallel.layouts import plan_of
 from tests.planner.view.figures import assert_narrow
 
@@ -17,7 +20,8 @@ HELD = {"parameters": 2.0**30, "activations": 3 * 2.0**30, "slack": 2.0**30, "co
 
 
 def test_all_three_pictures_are_text() -> None:
-    text = draw(PLAN, SECONDS, HELD)
+    estimate = replace(estimate_plan(PLAN), seconds=SECONDS, bytes=HELD)
+    text = pictures_text(PLAN, estimate)
     assert_narrow(text)
     assert "\x1b" not in text
     assert re.search(rf"^{PLANNED} .* 7\.00 GiB +43\.8 %$", text, re.MULTILINE)
@@ -26,13 +30,15 @@ def test_all_three_pictures_are_text() -> None:
 
 
 def test_ranks_get_the_slack_and_context_of_what_is_planned() -> None:
-    planned, *ranks = plan_figures(PLAN, SECONDS, HELD).memory.rows
+    bars = plan_bars(PLAN, HELD)
+    planned, *ranks = bars.rows
     assert planned.total == sum(HELD.values())
     for row in ranks:
-        own = row.total - row.terms["slack"] - row.terms["context"]
-        assert row.terms["context"] == HELD["context"]
-        assert row.terms["slack"] == pytest.approx(own / 4)
-    assert all("slack" not in row.terms for row in plan_figures(PLAN, SECONDS, {}).memory.rows)
+        terms = dict(zip(bars.kinds, row.values, strict=True))
+        own = row.total - terms["slack"] - terms["context"]
+        assert terms["context"] == HELD["context"]
+        assert terms["slack"] == pytest.approx(own / 4)
+    assert "slack" not in plan_bars(PLAN, {}).kinds
 
 
 def test_colors_are_for_terminals_that_show_them(monkeypatch: pytest.MonkeyPatch) -> None:

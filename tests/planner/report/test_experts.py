@@ -8,13 +8,17 @@ from pathlib import Path
 import pytest
 
 from echelon.cli.main import main
-from echelon.cli.plan.experts import expert_lines, experts_json
-from echelon.cli.plan.report import groups, plan_text
 from echelon.config.load import load_job
 from echelon.core.parameters import parameters, parameters_text
 from echelon.core.plan import Plan
+from echelon.planner.report.head import expert_facts, experts_json, fact_lines
+from echelon.planner.report.report import groups, plan_text
 
 MODEL = ("model.experts.num_experts=8", "model.experts.top_k=2", "model.experts.ffn=96")
+
+
+def expert_lines(plan: Plan) -> list[str]:
+    return [*fact_lines(expert_facts(plan))]
 
 
 def sparse(*settings: str) -> Plan:

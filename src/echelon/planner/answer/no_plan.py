@@ -9,12 +9,12 @@ from typing import Any
 
 from echelon.core.cluster import Device
 from echelon.core.units import binary_bytes, decimal_bytes
-from echelon.planner.answer.estimate import bytes_table
 from echelon.planner.answer.recommend_text import plan_words
 from echelon.planner.answer.search_json import ranked_json
 from echelon.planner.explain.fixes import PlanFix
 from echelon.planner.explain.no_plan import LeanestPlan
-from echelon.planner.view.text_layout import WIDTH, fill_text, fit_page, table
+from echelon.planner.report.estimate import byte_terms
+from echelon.planner.view.text_layout import WIDTH, data_text, fill_text, fit_page, table
 
 MOST_FIXES = 12  # fixes
 _LABEL = 10  # columns
@@ -27,7 +27,7 @@ def no_plan_text(leanest: LeanestPlan, *, columns: int = WIDTH) -> str:
         fill_text(f"{label:<{_LABEL}}{text}", rest=" " * _LABEL, columns=columns)
         for label, text in _facts(leanest)
     ]
-    held = bytes_table(leanest.estimate, leanest.request.memory_bytes, columns=columns)
+    held = data_text(byte_terms(leanest.estimate, leanest.request.memory_bytes), columns=columns)
     device = leanest.request.cluster.device
     parts = [
         "\n".join(lines),

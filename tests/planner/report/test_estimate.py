@@ -6,14 +6,15 @@ import pytest
 
 from echelon.config.load import load_job
 from echelon.core.units import gib
-from echelon.planner.answer.estimate import (
-    bytes_table,
+from echelon.planner.predict.estimate import Estimate, estimate_plan
+from echelon.planner.report.estimate import (
+    byte_terms,
     estimate_json,
     rate_lines,
-    seconds_table,
+    seconds_terms,
     terms_beside,
 )
-from echelon.planner.predict.estimate import Estimate, estimate_plan
+from echelon.planner.view.text_layout import data_text
 
 MEMORY = 80e9
 
@@ -31,8 +32,8 @@ def shares(table: str) -> list[float]:
 
 def test_shares_fall_and_add_up_to_the_last_one(estimate: Estimate) -> None:
     for table, whole in (
-        (seconds_table(estimate), 100.0),
-        (bytes_table(estimate, MEMORY), 100 * estimate.bytes_held / MEMORY),
+        (data_text(seconds_terms(estimate)), 100.0),
+        (data_text(byte_terms(estimate, MEMORY)), 100 * estimate.bytes_held / MEMORY),
     ):
         *parts, total = shares(table)
         assert total == pytest.approx(whole, abs=0.05)
@@ -46,7 +47,9 @@ def test_what_is_counted_has_no_band_and_what_is_estimated_lies_in_its_own(
     estimate: Estimate,
 ) -> None:
     (counted,) = (
-        line for line in bytes_table(estimate, MEMORY).splitlines() if line.startswith("parameters")
+        line
+        for line in data_text(byte_terms(estimate, MEMORY)).splitlines()
+        if line.startswith("parameters")
     )
     assert " - " in counted
     found = estimate_json(estimate)

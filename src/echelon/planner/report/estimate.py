@@ -19,6 +19,7 @@ from echelon.planner.explain.bands import (
     tokens_per_s_band,
 )
 from echelon.planner.predict.estimate import Estimate
+from echelon.planner.view.document import DataTable
 from echelon.planner.view.text_layout import WIDTH, fill_text, table
 
 SMALLEST_SHARE = 0.0005  # of the whole
@@ -78,35 +79,34 @@ def has_driver(estimate: Estimate) -> bool:
     return estimate.bytes["context"] > 0.0
 
 
-def seconds_table(estimate: Estimate, *, columns: int = WIDTH) -> str:
-    """Return the terms of a step as a table; "-" is the band of what is counted."""
-    rows = [
-        (name, value_text(one), band_text(one), part)
-        for name, one, part in seconds_shares(estimate)
-    ]
-    return table(("term", "seconds", "band", "of the step"), rows, columns)
+def seconds_terms(estimate: Estimate, *, least: float = SMALLEST_SHARE) -> DataTable:
+    """Return the terms of a step as a table; "-" is the band of what is counted.
+
+    Terms of less than a share of `least` stand together.
+    """
+    terms = step_term_bands(estimate)
+    shares = _shares(terms, step_band(estimate), (estimate.step_s, "step"), least)
+    return DataTable.of(("term", "seconds", "band", "of the step"), shares)
 
 
-def bytes_table(estimate: Estimate, memory_bytes: float, *, columns: int = WIDTH) -> str:
-    """Return the terms of what the fullest rank holds as a table."""
-    shares = bytes_shares(estimate, memory_bytes)
-    rows = [(name, value_text(one), band_text(one), part) for name, one, part in shares]
-    return table(("term", held_unit(estimate)[1], "band", "of the memory"), rows, columns)
+def byte_terms(
+    estimate: Estimate, memory_bytes: float, *, least: float = SMALLEST_SHARE
+) -> DataTable:
+    """Return the terms of what the fullest rank holds as a table, in `held_unit`."""
+    size, unit = held_unit(estimate)
+    terms = {name: _in_unit(amount, size) for name, amount in byte_term_bands(estimate).items()}
+    held = _in_unit(held_bytes_band(estimate), size)
+    shares = _shares(terms, held, (memory_bytes / size, "memory"), least)
+    return DataTable.of(("term", unit, "band", "of the memory"), shares)
 
 
 def terms_beside(estimate: Estimate, memory_bytes: float, *, columns: int = WIDTH) -> str:
     """Return the terms of a step and those of what the fullest rank holds, side by side."""
     left, right = (
         table(
-            header, [(name, value_text(one), part) for name, one, part in shares], columns
+            (*found.head[:2], found.head[3]), [(*row[:2], row[3]) for row in found.rows], columns
         ).splitlines()
-        for header, shares in (
-            (("term", "seconds", "of the step"), seconds_shares(estimate)),
-            (
-                ("term", held_unit(estimate)[1], "of the memory"),
-                bytes_shares(estimate, memory_bytes),
-            ),
-        )
+        for found in (seconds_terms(estimate), byte_terms(estimate, memory_bytes))
     )
     width = max(map(len, left))
     pairs = zip_longest(left, right, fillvalue="")
@@ -150,24 +150,12 @@ def _in_unit(amount: BandedValue, size: int) -> BandedValue:
     return BandedValue(value=amount.value / size, low=amount.low / size, high=amount.high / size)
 
 
-def seconds_shares(estimate: Estimate) -> list[tuple[str, BandedValue, str]]:
-    """Return the terms of a step in seconds, each with its share; small ones together; the sum."""
-    return _shares(step_term_bands(estimate), step_band(estimate), estimate.step_s, "step")
-
-
-def bytes_shares(estimate: Estimate, memory_bytes: float) -> list[tuple[str, BandedValue, str]]:
-    """Bytes of the fullest rank by term, in `held_unit`, with shares of its memory."""
-    size, _ = held_unit(estimate)
-    terms = {name: _in_unit(amount, size) for name, amount in byte_term_bands(estimate).items()}
-    held = _in_unit(held_bytes_band(estimate), size)
-    return _shares(terms, held, memory_bytes / size, "memory")
-
-
 def _shares(
-    terms: Mapping[str, BandedValue], total: BandedValue, whole: float, name: str
-) -> list[tuple[str, BandedValue, str]]:
-    """Return terms with their shares of a `whole`, the largest first, and the sum."""
-    large = {key: one for key, one in terms.items() if one.value > SMALLEST_SHARE * whole}
+    terms: Mapping[str, BandedValue], total: BandedValue, whole: tuple[float, str], least: float
+) -> list[tuple[str, ...]]:
+    """Return rows of terms with bands and shares of a named whole, the largest first; the sum."""
+    size, name = whole
+    large = {key: one for key, one in terms.items() if one.value > least * size}
     shown = sorted(large.items(), key=lambda item: -item[1].value)
     small = [one for key, one in terms.items() if key not in large]
     rest = BandedValue(
@@ -175,14 +163,12 @@ def _shares(
         low=sum(one.low for one in small),
         high=sum(one.high for one in small),
     )
-    shown += [("all others", rest)] if rest.value > 1e-9 * whole else []
+    shown += [("all others", rest)] if rest.value > 1e-9 * size else []
     shown.append((f"sum ({name})", total))
-    return [(key, one, f"{100 * one.value / whole:.1f} %") for key, one in shown]
-
-
-def value_text(amount: BandedValue) -> str:
-    """Return a number as tables have it."""
-    return f"{amount.value:.4g}"
+    return [
+        (key, f"{one.value:.4g}", band_text(one), f"{100 * one.value / size:.1f} %")
+        for key, one in shown
+    ]
 
 
 def band_text(amount: BandedValue) -> str:

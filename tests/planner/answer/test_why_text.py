@@ -7,8 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from echelon.cli.plan.why import explanation_text
 from echelon.planner.answer.search_json import explanation_json
+from echelon.planner.answer.why_text import explanation_text
 from echelon.planner.explain.why import explain_result
 from echelon.planner.search.search import search
 from tests.planner.requests import small
