@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from echelon.page.notebook import answer_html
 from echelon.page.search import search_page
 from echelon.planner.answer.answer import PlanAnswer
 from echelon.planner.answer.recommend_text import answer_facts, run_facts
@@ -39,8 +40,9 @@ def test_the_page_has_the_answer_of_the_search() -> None:
 def test_a_notebook_shows_the_page_of_an_answer() -> None:
     found = recommend(small(devices=7))
     assert isinstance(found, Recommendation)
-    shown = PlanAnswer(found=found)._repr_html_()
-    assert shown is not None
+    answer = PlanAnswer(found=found)
+    shown = answer_html(answer)
+    assert answer._repr_html_() == shown
     read = Reader(shown)
     assert read.tags <= HARMLESS
     for word in ("model", "run", "idle", "step", "memory", "why", "preferred", "sum (step)"):
@@ -51,4 +53,4 @@ def test_a_notebook_shows_the_page_of_an_answer() -> None:
     request = found.answer.request
     cluster = replace(request.cluster, name=name)
     other = replace(found, answer=replace(found.answer, request=replace(request, cluster=cluster)))
-    assert "<script" not in (PlanAnswer(found=other)._repr_html_() or "<script")
+    assert "<script" not in answer_html(PlanAnswer(found=other))

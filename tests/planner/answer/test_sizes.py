@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 
 from echelon.api.given_plan import plan_from_given
+from echelon.page.notebook import sizes_html
 from echelon.planner.answer.answer import PlanAnswer
 from echelon.planner.answer.sizes import SizesAnswer, sizes_text
 from echelon.planner.recommend.recommend import recommend
@@ -54,8 +55,8 @@ def test_no_line_is_wider_than_the_page(sizes: SizesAnswer, columns: int) -> Non
 
 
 def notebook(sizes: SizesAnswer) -> str:
-    shown = sizes._repr_html_()
-    assert shown is not None
+    shown = sizes_html(sizes)
+    assert sizes._repr_html_() == shown
     return shown
 
 
