@@ -1,11 +1,11 @@
 """Replicas on threads beside ranks, the same batch: `python -m bench.threads`.
 
-In one run, step by step in turn: DataParallel, N replicas on threads of rank 0 while the others
-wait, and DistributedDataParallel, N ranks. Three numbers of each, as medians: the seconds of a
-step; the bytes that go through the primary (of ranks: that one rank sends); and the share of
-forward and backward in which a thread is blocked: it neither runs nor queues for a core, as Linux
-counts them, so it waits for the lock of the interpreter. Ranks have an interpreter each; what they
-wait for each other is not counted. Nothing is promised about who is faster.
+In one run, step by step in turn: `ec.threaded`, N replicas on threads of rank 0 while the others
+wait, and the engine on N ranks; both train the same decoder. Three numbers of each, as medians: the
+seconds of a step; the bytes that go through the primary (of ranks: that one rank sends); and the
+share of forward and backward in which a thread is blocked: it neither runs nor queues for a core,
+as Linux counts them, so it waits for the lock of the interpreter. Ranks have an interpreter each;
+what they wait for each other is not counted. Nothing is promised about who is faster.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 
+import echelon as ec
 from bench.harness.interleave import end_cleanly
 from echelon.config.load import load_job
 from echelon.core.choices.threads import THREADS_AXIS
@@ -29,10 +31,12 @@ from echelon.core.event import EventList
 from echelon.core.plan import Plan
 from echelon.cost.bytes.data import DATA_AXIS
 from echelon.cost.bytes.sent import bytes_sent
+from echelon.cost.bytes.threads import ByRows, ThreadedPass, ThreadedStep, step_bytes
 from echelon.launch.context import RankContext
 from echelon.launch.host import ThreadClock
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.models.batch import TokenBatch
+from echelon.models.decoder import Decoder
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.engine import TrainEngine
 
@@ -44,8 +48,6 @@ SIZES: Mapping[str, tuple[str, ...]] = {
     ),
 }
 """Settings of the models, on top of the preset "nano"."""
-AXES = {"threads": THREADS_AXIS, "ranks": DATA_AXIS}
-"""Where the bytes of each are found."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,15 +60,11 @@ class Figures:
     blocked: float
 
 
-def plans_of(size: str, replicas: int, microbatches: int) -> dict[str, Plan]:
-    """Return the same training on threads of one process, and on ranks of their own."""
+def plan_of(size: str, replicas: int, microbatches: int) -> Plan:
+    """Return the plan of the ranks; threads take the same batch."""
     batch = f"batch.global_sequences={2 * replicas * microbatches}"
-    shared = (*SIZES[size], batch)
-    splits = {
-        "threads": (f"threads.replicas={replicas}", f"batch.microbatch_sequences={2 * replicas}"),
-        "ranks": (f"mesh.dp_replicate={replicas}", "batch.microbatch_sequences=2"),
-    }
-    return {name: load_job("nano", (*shared, *sets)).plan for name, sets in splits.items()}
+    split = (f"mesh.dp_replicate={replicas}", "batch.microbatch_sequences=2")
+    return load_job("nano", (*SIZES[size], batch, *split)).plan
 
 
 def batches_of(plan: Plan, data_rank: int, step: int) -> list[TokenBatch]:
@@ -85,27 +83,100 @@ def batches_of(plan: Plan, data_rank: int, step: int) -> list[TokenBatch]:
     ]
 
 
+class LossOfRows(nn.Module):
+    """A decoder that returns the sum of the token losses of its rows."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Begin with small random values."""
+        super().__init__()
+        self.decoder = Decoder(plan.model)
+        for parameter in self.decoder.parameters():
+            nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, rows_BT: torch.Tensor) -> torch.Tensor:
+        """Return the sum of losses, of tokens [B, T + 1]."""
+        ids_B = torch.arange(len(rows_BT))
+        return self.decoder(None, TokenBatch.from_rows(rows_BT[:, :-1], rows_BT[:, 1:], ids_B))
+
+
+class ThreadedSteps:
+    """Steps of the decoder on threads of one process."""
+
+    def __init__(self, plan: Plan) -> None:
+        """Replicate it as often as the plan has data ranks."""
+        self.plan, self.events = plan, EventList()
+        net = LossOfRows(plan)
+        self.model = ec.threaded(net, replicas=plan.mesh.dp, events=self.events)
+        self.optimizer = torch.optim.AdamW(net.parameters(), lr=1e-3)
+
+    def __call__(self, step: int) -> list[float]:
+        """Take a step; return its seconds, the bytes through the primary, the share blocked."""
+        numbers, generator = self.plan.mathematics, torch.Generator().manual_seed(step)
+        shape = (numbers.global_sequences, numbers.sequence_length + 1)
+        rows_BT = torch.randint(0, self.plan.model.vocab, shape, generator=generator)
+        self.events.events.clear()
+        workers = [one.seconds for one in self.model.threads]
+        before = [(one.wall_s, one.blocked_s) for one in workers]
+        start = time.perf_counter()
+        self.optimizer.zero_grad()
+        with self.model.step():
+            for part_BT in rows_BT.chunk(self.plan.num_microbatches):
+                losses = self.model(part_BT)
+                (losses.sum() / (numbers.global_sequences * numbers.sequence_length)).backward()
+        self.optimizer.step()
+        seconds = time.perf_counter() - start
+        pairs = list(zip(workers, before, strict=True))
+        wall_s = sum(one.wall_s - wall for one, (wall, _) in pairs)
+        blocked_s = sum(one.blocked_s - blocked for one, (_, blocked) in pairs)
+        return [seconds, self.events.bytes_by_axis()[THREADS_AXIS], blocked_s / wall_s]
+
+    def close(self) -> None:
+        """End the threads."""
+        self.model.close()
+
+
+class RankSteps:
+    """Steps of the engine on one of the ranks."""
+
+    def __init__(self, plan: Plan, context: RankContext) -> None:
+        """Build this rank's part."""
+        self.events = EventList()
+        self.engine = TrainEngine(plan, Recorder(context.rank, self.events), context.device)
+
+    def __call__(self, step: int) -> list[float]:
+        """Take a step; return its seconds, the bytes that the rank sent, the share blocked."""
+        engine = self.engine
+        batches, timed = batches_of(engine.plan, engine.data_rank, step), [0.0, 0.0]
+        self.events.events.clear()
+        _time_actions(engine, timed)
+        start = time.perf_counter()
+        engine.step(batches, step)
+        seconds = time.perf_counter() - start
+        return [seconds, self.events.bytes_by_axis()[DATA_AXIS], timed[1] / timed[0]]
+
+    def close(self) -> None:
+        """End the engine."""
+        self.engine.close()
+
+
 def take_turns(context: RankContext, argument: Mapping[str, Any]) -> dict[str, list[list[float]]]:
     """Take steps on threads and on ranks in turn; return rows of (seconds, bytes, blocked)."""
-    plans = plans_of(argument["size"], context.world_size, argument["microbatches"])
-    events = {name: EventList() for name in plans}
-    engines: dict[str, TrainEngine] = {}
-    for name, plan in plans.items():
-        if name == "ranks" or context.rank == 0:
-            recorder = Recorder(context.rank, events[name])
-            engines[name] = TrainEngine(plan, recorder, context.device)
-    found: dict[str, list[list[float]]] = {name: [] for name in plans}
+    plan = plan_of(argument["size"], context.world_size, argument["microbatches"])
+    ways: dict[str, ThreadedSteps | RankSteps] = {"ranks": RankSteps(plan, context)}
+    if context.rank == 0:
+        ways["threads"] = ThreadedSteps(plan)
+    found: dict[str, list[list[float]]] = {"threads": [], "ranks": []}
     for step in range(argument["rounds"] + 1):
         for name in ("threads", "ranks") if step % 2 else ("ranks", "threads"):
             _meet(context, f"{name}-{step}")
-            if name not in engines:
+            if name not in ways:
                 continue
-            row = _step(engines[name], events[name], AXES[name], step)
+            row = ways[name](step)
             if step:  # the first step allocates
                 found[name].append(row)
     _meet(context, "end")
-    for engine in engines.values():
-        engine.close()
+    for way in ways.values():
+        way.close()
     return found
 
 
@@ -114,25 +185,6 @@ def _meet(context: RankContext, place: str) -> None:
     context.store.add(place, 1)
     while context.store.add(place, 0) < context.world_size:
         time.sleep(0.002)
-
-
-def _step(engine: TrainEngine, events: EventList, axis: str, step: int) -> list[float]:
-    """Take a step; return its seconds, the bytes over an axis, and the share that is blocked."""
-    batches = batches_of(engine.plan, engine.data_rank, step)
-    events.events.clear()
-    replicas = engine.model.replicas
-    workers = [] if replicas is None else [one.seconds for one in replicas.threads]
-    before = [(one.wall_s, one.blocked_s) for one in workers]
-    timed = [0.0, 0.0]
-    if replicas is None:
-        _time_actions(engine, timed)
-    start = time.perf_counter()
-    engine.step(batches, step)
-    seconds = time.perf_counter() - start
-    for one, (wall_s, blocked_s) in zip(workers, before, strict=True):
-        timed[0] += one.wall_s - wall_s
-        timed[1] += one.blocked_s - blocked_s
-    return [seconds, events.bytes_by_axis()[axis], timed[1] / timed[0]]
 
 
 def _time_actions(engine: TrainEngine, timed: list[float]) -> None:
@@ -157,19 +209,36 @@ def _time_actions(engine: TrainEngine, timed: list[float]) -> None:
     executor.run = timed_run
 
 
+def formula_bytes(plan: Plan) -> dict[str, int]:
+    """Return the bytes of a step by the formulas: through the primary, and of one rank."""
+    numbers, microbatches = plan.mathematics, plan.num_microbatches
+    state = sum(one.nbytes for one in LossOfRows(plan).parameters())
+    rows = numbers.global_sequences // microbatches
+    losses = ByRows(each=4)
+    one = ThreadedPass(
+        rows=rows,
+        inputs=ByRows(cut=rows * (numbers.sequence_length + 1) * 8),
+        outputs=losses,
+        seeds=losses,
+        gradients=state,
+    )
+    step = ThreadedStep(replicas=plan.mesh.dp, state=state, passes=[one] * microbatches)
+    sent = [term.bytes for term in bytes_sent(plan, 0) if term.axis == DATA_AXIS]
+    return {"threads": sum(term.bytes for term in step_bytes(step)), "ranks": sum(sent)}
+
+
 def figures(
-    plans: Mapping[str, Plan], rows: Sequence[Mapping[str, Sequence[Sequence[float]]]]
+    plan: Plan, rows: Sequence[Mapping[str, Sequence[Sequence[float]]]]
 ) -> dict[str, Figures]:
     """Return the medians: of a step the slowest rank's seconds, of ranks the mean share."""
     found: dict[str, Figures] = {}
-    for name, axis in AXES.items():
+    for name, formula in formula_bytes(plan).items():
         ranks = [one[name] for one in rows if one[name]]
         steps = list(zip(*ranks, strict=True))
-        terms = [term for term in bytes_sent(plans[name], 0) if term.axis == axis]
         found[name] = Figures(
             step_s=statistics.median(max(row[0] for row in step) for step in steps),
             primary_bytes=int(statistics.median(row[1] for row in ranks[0])),
-            formula_bytes=sum(term.bytes for term in terms),
+            formula_bytes=formula,
             blocked=statistics.median(statistics.fmean(row[2] for row in step) for step in steps),
         )
     return found
@@ -177,7 +246,7 @@ def figures(
 
 def report(found: Mapping[str, Figures], replicas: int) -> str:
     """Return the table."""
-    names = {"threads": f"DataParallel, {replicas} threads", "ranks": f"DDP, {replicas} ranks"}
+    names = {"threads": f"{replicas} threads", "ranks": f"{replicas} ranks"}
     lines = [
         "| | seconds of a step | MB of the primary, or of a rank | waiting for the interpreter |",
         "|---|---|---|---|",
@@ -201,11 +270,11 @@ def main() -> int:
     add("--json", type=Path, help="where to keep the figures")
     arguments = parser.parse_args()
     end_cleanly()
-    plans = plans_of(arguments.size, arguments.replicas, arguments.microbatches)
+    plan = plan_of(arguments.size, arguments.replicas, arguments.microbatches)
     told = {name: getattr(arguments, name) for name in ("size", "rounds", "microbatches")}
     with RankPool(arguments.replicas) as pool:
         rows = pool.run("bench.threads:take_turns", told, arguments.replicas, timeout_s=600.0)
-    found = figures(plans, rows)
+    found = figures(plan, rows)
     print(report(found, arguments.replicas))
     if arguments.json is not None:
         kept = {"replicas": arguments.replicas, **told}

@@ -1,7 +1,7 @@
 """One script, any strategy: the line that is marked is the only one that changes.
 
     python examples/strategies.py             # mirrored
-    python examples/strategies.py zero3       # or: threads, tensor, pipeline, ...
+    python examples/strategies.py zero3       # or: zero1, tensor, pipeline, ...
 
 The losses are the same whatever it says, but for rounding.
 """

@@ -82,6 +82,26 @@ def test_the_order_in_which_a_plan_is_applied_fits_one_look() -> None:
     assert len(text.splitlines()) <= 80
 
 
+CENTRE = ("training/engine.py", "training/loop.py", "parallel/apply.py", "parallel/pipeline.py")
+MODES = re.compile(
+    r"(?<!ob)server|worker|outer|island|thread|fp8|8 bits|local.?sgd|balanc|elastic|is_asynchron",
+    re.IGNORECASE,
+)
+
+
+def test_the_files_that_every_step_passes_name_no_mode() -> None:
+    """A mode joins through `training/steps/part.py`, and `core/choices/step_parts.py` lists it."""
+    named = [
+        f"{name}:{number}: {line.strip()}"
+        for name in CENTRE
+        for number, line in enumerate(
+            (ROOT / "src/echelon" / name).read_text(encoding="utf-8").splitlines(), 1
+        )
+        if MODES.search(line)
+    ]
+    assert named == []
+
+
 def test_source_is_ascii() -> None:
     assert [str(path) for path in _files(".py") if not path.read_bytes().isascii()] == []
 

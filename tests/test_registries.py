@@ -1,10 +1,11 @@
-"""A schedule, an optimizer and a context kind from outside: each is one record, and is proven."""
+"""A schedule, an optimizer, a context kind, a step part: each is one record, and is proven."""
 
 from __future__ import annotations
 
 import os
 import subprocess
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -16,9 +17,12 @@ from echelon.config.rules.plan import plan_problems
 from echelon.core.choices.context_kinds import CONTEXT_KINDS, ContextKindRecord
 from echelon.core.choices.optimizers import OPTIMIZERS, OptimizerRecord
 from echelon.core.choices.registry import plugins
+from echelon.core.choices.step_parts import STEP_PARTS, StepPartRecord
 from echelon.core.plan import Documents, Optimizer, Plan
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.parallel.context.ring import RingAttention
+from echelon.parallel.storage.buckets import Bucket
+from echelon.parallel.storage.weights import bucket_shards
 from echelon.proof.oracle.optimizers import OptimizerState, TensorUpdate
 from echelon.proof.run import prove
 from echelon.proof.verdict import Proof
@@ -26,6 +30,7 @@ from echelon.schedule.action import Action, ActionKind
 from echelon.schedule.build import SCHEDULES
 from echelon.schedule.builder import EQUAL_TIMES, ActionTimes, Builder
 from echelon.training.optimizer.trained_ranges import FusedOperands
+from echelon.training.steps.part import ShardsByKind, StepPart, StepPlace
 from tests.proof.layouts import layout
 
 
@@ -61,6 +66,72 @@ class LastInFirstOut(Builder):
 def toy_schedule() -> None:
     """Register the schedule, as a plugin does."""
     SCHEDULES.register(LastInFirstOut)
+
+
+class MeanOfValues(StepPart):
+    """Keep the running mean of the values that the optimizer updates, slice by slice."""
+
+    def __init__(self, place: StepPlace) -> None:
+        """Begin with the initial values."""
+        self._groups, self._buckets = place.groups, place.model.trained
+        self._values = {
+            one.name: place.masters.get(one.name, one.value_slice) for one in self._buckets
+        }
+        self._means = {name: values.clone() for name, values in self._values.items()}
+
+    def after_update(self, step: int, *, skipped: bool) -> Sequence[Bucket]:
+        """Move the means."""
+        for name, mean in self._means.items():
+            mean.lerp_(self._values[name], 0.5)
+        return ()
+
+    def tensors(self) -> ShardsByKind:
+        """Return the means, which a checkpoint keeps."""
+        means = [self._means[bucket.name] for bucket in self._buckets]
+        return {"toy.mean": bucket_shards(self._buckets, means, self._groups)}
+
+    def proven(self) -> ShardsByKind:
+        """Return the means."""
+        return self.tensors()
+
+
+def means_of_values(
+    plan: Plan, values: Sequence[Mapping[str, torch.Tensor]]
+) -> Mapping[str, Mapping[str, torch.Tensor]]:
+    """Return the same means, as the reference has them."""
+    means = {name: value.clone() for name, value in values[0].items()}
+    for after in values[1:]:
+        means = {name: torch.lerp(mean, after[name], 0.5) for name, mean in means.items()}
+    return {"toy.mean": means}
+
+
+def wrong_means(
+    plan: Plan, values: Sequence[Mapping[str, torch.Tensor]]
+) -> Mapping[str, Mapping[str, torch.Tensor]]:
+    """Return means that leave the first step out."""
+    return means_of_values(plan, values[1:])
+
+
+def toy_step_part() -> None:
+    """Register the mean of values as a part of every step."""
+    STEP_PARTS.register(
+        StepPartRecord(
+            name="toy-mean-of-values",
+            part=f"{__name__}:MeanOfValues",
+            oracle=f"{__name__}:means_of_values",
+        )
+    )
+
+
+def toy_wrong_part() -> None:
+    """Register it with a reference that disagrees."""
+    STEP_PARTS.register(
+        StepPartRecord(
+            name="toy-mean-of-values",
+            part=f"{__name__}:MeanOfValues",
+            oracle=f"{__name__}:wrong_means",
+        )
+    )
 
 
 class AveragedGradient:
@@ -135,6 +206,8 @@ class ChunkAttention(RingAttention):
 SCHEDULE = f"{__name__}:toy_schedule"
 CONTEXT_KIND = f"{__name__}:toy_context_kind"
 OPTIMIZER = f"{__name__}:toy_optimizer"
+STEP_PART = f"{__name__}:toy_step_part"
+WRONG_PART = f"{__name__}:toy_wrong_part"
 
 
 def require_proven(proof: Proof) -> None:
@@ -153,6 +226,21 @@ def test_an_optimizer_from_a_plugin_is_proven(rank_pool: RankPool) -> None:
     with plugins(OPTIMIZER):
         plan = layout(dp=2, zero={"stage": 2}, optimizer={"kind": "toy-mean"})
         require_proven(prove(plan, run_ranks=rank_pool.run))
+
+
+@pytest.mark.parametrize("stage", [0, 2, 3])
+def test_a_step_part_from_a_plugin_is_proven(rank_pool: RankPool, stage: int) -> None:
+    with plugins(STEP_PART):
+        plan = layout(dp=2, zero={"stage": stage})
+        require_proven(prove(plan, run_ranks=rank_pool.run, own_precision=False))
+
+
+def test_a_step_part_that_keeps_other_values_than_its_reference_fails(rank_pool: RankPool) -> None:
+    with plugins(WRONG_PART):
+        proof = prove(layout(dp=2), run_ranks=rank_pool.run, own_precision=False)
+    failed = [claim for one in proof.passes for claim in one.claims if claim.failures]
+    assert [claim.rule.id for claim in failed] == ["prove-parameters"]
+    assert {failure.detail for failure in failed[0].failures} == {"toy.mean"}
 
 
 @pytest.mark.parametrize("documents", ["joined", "separate"])

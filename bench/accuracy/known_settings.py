@@ -23,7 +23,7 @@ from bench.accuracy.published.memory_settings import is_pure, words_of
 from bench.accuracy.published.neighbours import OTHER_ROWS
 from bench.accuracy.published.rows import Row
 from bench.accuracy.published.trainer_defaults import default_of
-from echelon.cost.seconds.trainer_memory import BY_NAME
+from echelon.cost.seconds.trainers import BY_NAME
 
 DECIDE = frozenset(
     {

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from echelon.core.cluster import Efficiency
 from echelon.cost.inputs.cost_inputs import TrainerConstants
-from echelon.cost.seconds.trainer_generations import COMPILED, UNFITTED_FRAMEWORKS
+from echelon.cost.seconds.trainers import COMPILED, UNFITTED_FRAMEWORKS
 
 DEVICES: Mapping[str, Efficiency] = {
     "A100": Efficiency(

@@ -14,8 +14,7 @@ from bench.gpu.timings import Absent, Call, Timing, normal
 from echelon.core.choices.kernels import KernelProvider
 from echelon.parallel.kernels import low_precision
 from echelon.parallel.kernels.fused import Rotate, SwiGLU
-from echelon.parallel.kernels.piece_functions import FusedSwiGLU
-from echelon.parallel.kernels.piece_operators import PIECES
+from echelon.parallel.kernels.piece_operators import PIECES, FusedSwiGLU
 
 MADE: tuple[KernelProvider, ...] = ("triton", "compiled")
 """What makes one kernel of a piece."""

@@ -1,6 +1,6 @@
 """Which tile is best for the gradients of all experts: `python -m bench.gpu.tune_grouped_gradient`.
 
-The kernel of `grouped_gradient_triton.py` with several tiles, beside one product after the other
+The kernel of `expert_kernels_triton.py` with several tiles, beside one product after the other
 and PyTorch's grouped product, which gives bf16 only. Each is asked for three ways: added to sums in
 float32, over old ones in float32, over old ones in bf16. Each is checked first, of experts with
 uneven rows; the exit is 1 where one is wrong. The variants of a column take turns.
@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from echelon.models.piece_sizes import TRAINING_PIECES
-from echelon.parallel.kernels.matmul import add_product
+from echelon.parallel.storage.matmul import add_product
 
 TILES = (
     (128, 128, 64, 8, 3, 8),
@@ -82,7 +82,7 @@ def variants() -> Iterator[tuple[str, Add]]:
     yield "one after the other", _one_by_one
     yield "PyTorch's grouped product alone", _grouped
     yield "PyTorch's grouped product, zeros, copied", _grouped_and_copied
-    kernels: Any = import_module("echelon.parallel.kernels.grouped_gradient_triton")
+    kernels: Any = import_module("echelon.parallel.kernels.expert_kernels_triton")
     for given in TILES:
         outputs, inputs, rows, warps, stages, down = given
         tile = kernels.GradientTile(

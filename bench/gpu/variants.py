@@ -23,7 +23,12 @@ from torch.nn import functional as fn
 from bench.gpu.timings import normal
 from echelon.core.plan import Optimizer
 from echelon.cost.bytes import piece_traffic
-from echelon.parallel.kernels import norm_triton, rotary_triton, row_sums_triton, update_triton
+from echelon.parallel.kernels import (
+    expert_kernels_triton,
+    norm_triton,
+    rotary_triton,
+    update_triton,
+)
 from echelon.training.optimizer.adamw import AdamW
 from echelon.training.optimizer.trained_ranges import UpdateSlices, update_elements
 
@@ -169,13 +174,13 @@ def _row_sums(device: torch.device, tokens: int, top_k: int, width: int) -> Iter
         call=lambda: fn.embedding_bag(order, rows, starts, mode="sum"),
     )
     for columns in (512, 1024, 2048, 4096):
-        now = columns == row_sums_triton.MOST_COLUMNS
+        now = columns == expert_kernels_triton.MOST_COLUMNS
         yield Way(
             group=group,
             name=f"{columns} columns of a program{', now' * now}",
             num_bytes=num_bytes,
-            call=lambda: row_sums_triton.row_sums(rows, order, starts),
-            module=row_sums_triton,
+            call=lambda: expert_kernels_triton.row_sums(rows, order, starts),
+            module=expert_kernels_triton,
             changes={"MOST_COLUMNS": columns},
         )
 

@@ -7,7 +7,7 @@ from echelon.core.cluster import Cluster, Device, Link
 from echelon.core.mesh import Mesh
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Context, Layout, Mathematics, Optimizer, Pipeline, Plan, Zero
-from echelon.cost.seconds.balance import split_layers
+from echelon.cost.seconds.stages import split_layers
 
 
 def bench_plan(settings: Settings) -> Plan:

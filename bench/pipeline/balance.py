@@ -18,7 +18,7 @@ from bench.pipeline.simulation import enter_schedule, recorded_case, schedules_o
 from bench.pipeline.spec import NUM_RANKS, PipelineVariant
 from echelon.config.files.times_file import unit_times
 from echelon.core.plan import Plan
-from echelon.cost.seconds.balance import balance
+from echelon.cost.seconds.stages import balance
 from echelon.cost.seconds.unit_times import UnitTimes, stage_durations
 from echelon.schedule.from_plan import schedule_from_plan
 from echelon.schedule.simulate import simulate

@@ -11,7 +11,7 @@ from bench.harness.plans import bench_plan
 from bench.harness.spec import Settings
 from bench.pipeline.spec import PipelineVariant, pipeline_mode
 from echelon.core.plan import Pipeline, Plan
-from echelon.cost.seconds.balance import split_layers
+from echelon.cost.seconds.stages import split_layers
 
 
 def pipeline_plan(settings: Settings) -> Plan:

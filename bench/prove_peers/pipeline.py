@@ -22,7 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 from bench.prove_peers.composition import Composition, Losses
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
-from echelon.cost.seconds.balance import split_layers
+from echelon.cost.seconds.stages import split_layers
 from echelon.launch.context import RankContext
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.models.decoder import Decoder

@@ -156,7 +156,7 @@ else:
         "parallelize": "echelon.api.parallelizing",
         "plan": "echelon.api.planning",
         "prove": "echelon.api.planning",
-        "prove_module": "echelon.api.module_subject",
+        "prove_module": "echelon.api.verifying",
         "bisect": "echelon.api.planning",
         "rehearse": "echelon.api.rehearsing",
         "report": "echelon.api.reporting",

@@ -24,12 +24,3 @@ def test_what_is_no_plan_is_refused() -> None:
         ec.rehearse(3)  # type: ignore[arg-type]
     with pytest.raises(ec.ConfigError):
         ec.rehearse("nosuch")
-
-
-def test_threads_are_not_rehearsed() -> None:
-    with pytest.raises(ec.ConfigError) as caught:
-        ec.rehearse(ec.plan("nano", settings=["threads.replicas=2"]))
-    assert caught.value.rules == ("threads-are-not-rehearsed",)
-    assert caught.value.problems[0].suggestions[1] == (
-        "threads.replicas = 1 with mesh.dp_replicate = 2"
-    )

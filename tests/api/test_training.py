@@ -34,20 +34,8 @@ def test_ranks_are_those_of_a_launcher_where_there_is_one(monkeypatch: pytest.Mo
     assert launched_world_size() == 4
 
 
-def test_torchrun_cannot_go_on_without_a_lost_worker(monkeypatch: pytest.MonkeyPatch) -> None:
-    """S07: it ends all of its processes; refused before the ranks meet."""
-    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
-    for name, value in zip(names, ("1", "3", "1", "127.0.0.1", "29500"), strict=True):
-        monkeypatch.setenv(name, value)
-    servers = ("mesh.dp_replicate=2", "servers.count=1", "servers.updates=asynchronous")
-    never = 'train.validate_every="never"'
-    with pytest.raises(EnvironmentProblem) as refused:
-        ec.train("nano", settings=[*servers, "servers.min_workers=1", never])
-    assert refused.value.rules == ("lost-workers-need-our-launcher",)
-
-
 def test_torchrun_cannot_go_on_without_a_lost_island(monkeypatch: pytest.MonkeyPatch) -> None:
-    """B06: the same of islands of local SGD."""
+    """B06: it ends all of its processes; refused before the ranks meet."""
     names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "MASTER_ADDR", "MASTER_PORT")
     for name, value in zip(names, ("1", "2", "1", "127.0.0.1", "29500"), strict=True):
         monkeypatch.setenv(name, value)

@@ -12,10 +12,12 @@ from torch.nn import functional as fn
 from echelon.core.attention_mask import AttentionMask, DocumentStarts, PositionRun
 from echelon.layout.attention_tiles import tiles_between
 from echelon.models.attention.local import AttentionRule, LocalAttention
-from echelon.parallel.kernels.grouped_gradient import add_grouped_gradient
-from echelon.parallel.kernels.row_sums import row_sums
-from tests.parallel.kernels.test_grouped_gradient import assert_sums, exact, given
-from tests.parallel.kernels.test_row_sums import one_after_the_other, rows_of_tokens
+from echelon.parallel.kernels.expert_kernels import add_grouped_gradient, row_sums
+from tests.parallel.kernels.test_expert_kernels import assert_sums, exact, given
+from tests.parallel.kernels.test_expert_kernels_row_sums import (
+    one_after_the_other,
+    rows_of_tokens,
+)
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),

@@ -12,7 +12,7 @@ import pytest
 import echelon
 from echelon.core.choices.context_kinds import CONTEXT_KINDS, ContextKindRecord
 from echelon.core.choices.optimizers import OPTIMIZERS, OptimizerRecord
-from echelon.cost.seconds.trainer_generations import FRAMEWORKS
+from echelon.cost.seconds.trainers import FRAMEWORKS
 from echelon.interop.abilities import ToolAbilities, ToolNames, by_word
 from echelon.interop.formats import ToolWriter
 from echelon.interop.tools import (

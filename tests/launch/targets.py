@@ -171,21 +171,22 @@ def come_and_go(context: RankContext, argument: dict[str, Any]) -> dict[str, Any
     """Live without other ranks, once all have begun; rank `rank` fails at its first `times` starts.
 
     It does so in the way `how`, and at later starts as `then` says. Others wait for it with
-    `until`; rank 0 waits until it has heard of so many `losses`.
+    `until`, and until they have heard of so many `losses`.
     """
     store, attempt = context.store, context.attempt
-    if context.rank == argument.get("rank") and attempt < argument.get("times", 1):
+    fails = context.rank == argument.get("rank")
+    if fails and attempt < argument.get("times", 1):
         if dist.get_world_size() > 1:
             dist.barrier()
         fail(argument.get("then", "kill") if attempt else argument["how"])
     if dist.get_world_size() > 1:
         dist.barrier()
-    if context.rank == argument.get("rank"):
+    if fails:
         store.set("came", str(attempt))
     elif argument.get("until"):
         store.wait(["came"], timedelta(seconds=60))
     deadline = time.monotonic() + 60
-    while not context.rank and len(context.progress.lost) < argument.get("losses", 0):
+    while not fails and len(context.progress.lost) < argument.get("losses", 0):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     told = [[one.rank, one.attempt, one.cause, one.returns] for one in context.progress.lost]

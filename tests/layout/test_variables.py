@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
-from echelon.core.choices.threads import Threads
 from echelon.core.plan import Zero
 from echelon.layout.variables import variables_of
-from tests.parallel.layouts import DEEPSEEK, GPT2, NANO, plan_of
+from tests.parallel.layouts import DEEPSEEK, GPT2, plan_of
 
 
 def test_copies_pieces_and_slices_of_a_mesh() -> None:
@@ -32,10 +29,3 @@ def test_experts_are_where_their_ranks_are() -> None:
     assert routed
     assert {one.copies for one in routed} == {2}
     assert found["embedding.weight"].copies == 4
-
-
-def test_replicas_on_threads_have_copies_for_a_step() -> None:
-    plan = plan_of(model=NANO)
-    threaded = replace(plan, layout=replace(plan.layout, threads=Threads(replicas=3)))
-    assert {one.copies for one in variables_of(threaded)} == {3}
-    assert {one.copies for one in variables_of(plan)} == {1}

@@ -17,8 +17,8 @@ from torch.utils._pytree import tree_leaves
 from echelon.config.load import load_job
 from echelon.core.event import NoEvents
 from echelon.core.plan import Plan
-from echelon.cost.activations.fp8_products import Fp8Products
-from echelon.cost.peak.few_rounds import with_few_microbatches
+from echelon.cost.activations.linear import Fp8Products
+from echelon.cost.peak.pipeline import with_few_microbatches
 from echelon.cost.peak.rank_peak import PeakWalk
 from echelon.models.batch import TokenBatch
 from echelon.parallel.transport.recorder import Recorder

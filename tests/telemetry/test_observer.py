@@ -11,7 +11,6 @@ import pytest
 
 from echelon.cli.observe import summary_text
 from echelon.core.choices.local_sgd import LocalSgd
-from echelon.core.choices.updates import Updates
 from echelon.core.errors import ConfigError
 from echelon.core.event import Event
 from echelon.telemetry.events import read_events
@@ -143,29 +142,18 @@ def test_utilization_is_shown_where_the_peak_is_known(
     assert "  mfu " in capsys.readouterr().err
 
 
-def test_a_run_that_may_lose_its_first_rank_is_told_by_its_first_server(
+def test_what_else_happened_is_a_line_of_metrics_and_of_the_console(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """S07: who writes metrics and prints; what else happened is a line of both."""
+    """S07: told once, by the first rank."""
     run, job = make_run(tmp_path), make_job(steps=10, log_every=2)
     assert telling_ranks(job.plan) == (0,)
-    layout, numbers = job.plan.layout, job.plan.mathematics
-    mesh = replace(layout.mesh, dp_replicate=2, servers=2)
-    updates = Updates(kind="asynchronous", min_workers=1)
-    plan = replace(
-        job.plan,
-        layout=replace(layout, mesh=mesh),
-        mathematics=replace(numbers, updates=updates),
-    )
-    assert telling_ranks(plan) == (2,)
-    served = replace(job, plan=plan)
-    observers = [observe_rank(served, run.path, rank) for rank in range(4)]
-    for one in observers:
-        one.noted(3, "worker 0 is lost")
+    for one in (observe_rank(job, run.path, rank) for rank in range(2)):
+        one.noted(3, "island 1 is lost")
         one.close()
     notes = [e for e in read_entries(run.path / "metrics.jsonl") if e.text("kind") == "note"]
-    assert [(one.whole("step"), one.text("text")) for one in notes] == [(3, "worker 0 is lost")]
-    assert "step 3/10  worker 0 is lost" in capsys.readouterr().err
+    assert [(one.whole("step"), one.text("text")) for one in notes] == [(3, "island 1 is lost")]
+    assert "step 3/10  island 1 is lost" in capsys.readouterr().err
 
 
 def test_who_is_the_first_island_writes_what_another_could_not(tmp_path: Path) -> None:

@@ -18,8 +18,7 @@ from echelon.telemetry.observer import observe_rank
 from echelon.telemetry.routing import read_hotspots, read_routing, routing_path
 from echelon.telemetry.run_directory import RunDirectory, create_run
 from echelon.telemetry.summary import summarize_run
-from echelon.training.observer import StepFacts
-from echelon.training.routing import RoutingSummary
+from echelon.training.observer import RoutingSummary, StepFacts
 from tests.telemetry.runs import facts
 
 SETTINGS = (

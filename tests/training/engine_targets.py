@@ -14,7 +14,8 @@ from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.parallel.transport.recorder import Recorder
-from echelon.training.engine import StepResult, TrainEngine
+from echelon.training.engine import TrainEngine
+from echelon.training.steps.part import StepResult
 from echelon.training.subject import rank_batches
 from tests.parallel.one_device import Rows, make_rows
 from tests.parallel.targets import Shards, copies

@@ -10,11 +10,11 @@ import pytest
 import torch
 
 from echelon.core.plan import Optimizer, Plan, Recompute, Zero
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.models.batch import TokenBatch
 from echelon.schedule.build import build_schedule
 from echelon.schedule.forward import forward_only
-from echelon.training.engine import StepResult
+from echelon.training.steps.part import StepResult
 from tests.parallel import targets
 from tests.parallel.layouts import ADAMW, GPT2, NANO, QWEN, plan_of
 from tests.parallel.one_device import assemble, decoder, make_rows, train

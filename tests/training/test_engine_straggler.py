@@ -11,10 +11,11 @@ from echelon.config.load import load_job
 from echelon.core.event import NoEvents
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.parallel.transport.recorder import Recorder
 from echelon.proof.subject import ProofBatch
-from echelon.training.engine import StepResult, TrainEngine
+from echelon.training.engine import TrainEngine
+from echelon.training.steps.part import StepResult
 from echelon.training.subject import rank_batches
 
 SLEEP_S = 0.5

@@ -12,7 +12,7 @@ import torch
 from echelon.core.event import NoEvents
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.models.decoder import Decoder
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.checkpoint.identity import RunIdentity
@@ -45,13 +45,13 @@ def evaluate(context: RankContext, argument: Any) -> tuple[float, dict[str, torc
     engine = TrainEngine(plan, Recorder(context.rank, NoEvents()), context.device)
     load_checkpoint(
         path,
-        wanted={PARAMETERS: engine.masters(), **engine.expert_state()},
+        wanted={PARAMETERS: engine.masters(), **engine.parts.tensors()},
         identity=RunIdentity.from_plan(plan, argument["tokenizer"]),
         exchange=engine.groups.world,
     )
     engine.refresh()
     loss = engine.evaluate(batches_of(engine, 0))
-    held = engine.expert_state()["router_bias"]
+    held = engine.parts.tensors()["router_bias"]
     return loss, {name: shards[0].tensor.clone() for name, shards in held.items()}
 
 

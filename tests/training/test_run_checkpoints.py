@@ -5,7 +5,7 @@ from __future__ import annotations
 from types import SimpleNamespace
 from typing import Any, cast
 
-from echelon.training.checkpoint.islands import held_in, positions_told
+from echelon.training.local_sgd.checkpoint import held_in, positions_told
 
 
 def test_an_island_that_is_not_in_a_checkpoint_reads_what_all_agree_on() -> None:

@@ -20,8 +20,7 @@ from bench.accuracy.published.memory_settings import (
 from bench.accuracy.published.rows import Row
 from bench.accuracy.published.trainer_defaults import with_named_settings
 from echelon.cost.inputs.cost_inputs import TrainerConstants
-from echelon.cost.seconds.trainer_generations import FRAMEWORKS
-from echelon.cost.seconds.trainer_memory import BY_NAME, COMPILED
+from echelon.cost.seconds.trainers import BY_NAME, COMPILED, FRAMEWORKS
 
 FLASH_SINCE = 2023
 """The year from which runs use fused attention, where nothing is said (FlashAttention: 2022)."""

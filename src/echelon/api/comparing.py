@@ -13,7 +13,7 @@ from echelon.api.given_plan import GivenPlan, plan_from_given
 from echelon.api.planning import ranks_of
 from echelon.config.load import load_job
 from echelon.config.rules.plan import require_trainable
-from echelon.core.choices.strategies import STRATEGIES
+from echelon.core.choices.strategies import STRATEGIES, why_no_strategy
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.messages.names import names_within
 from echelon.core.plan import Plan
@@ -78,8 +78,7 @@ def compare_strategies(
 def _unknown(name: str) -> Problem:
     near = names_within(name, STRATEGIES)
     return BAD_ARGUMENT.problem(
-        f"there is no strategy {name!r}: there are {', '.join(STRATEGIES)}",
-        suggestions=tuple(f"--strategies {one}" for one in near),
+        why_no_strategy(name), suggestions=tuple(f"--strategies {one}" for one in near)
     )
 
 

@@ -167,7 +167,7 @@ def generate_texts(
 def _memory_need(plan: Plan, request: Request, lengths: Sequence[int]) -> Need:
     """Need of the ranks of this host: weights, and a cache of keys and values."""
     from echelon.cost.bytes.generate import generation_weight_bytes
-    from echelon.cost.peak.host_memory import PlaceMemory
+    from echelon.cost.peak.rank_peak import PlaceMemory
     from echelon.launch.room import GPU_PROCESS_BYTES, RANK_PROCESS_BYTES, Need, ranks_of_this_host
     from echelon.training.inference import rank_cache_size
 
@@ -209,7 +209,7 @@ def _run(task: GenerateTask) -> tuple[int, tuple[RankWriting, ...]]:
     """Return this rank, and what each rank that is known here found."""
     from echelon.core.serialize import to_json
     from echelon.launch.environment import is_launched
-    from echelon.launch.launched_rank import run_launched_rank
+    from echelon.launch.launched.rank import run_launched_rank
     from echelon.launch.local.supervisor import LaunchOptions, run_ranks
 
     mesh = task.plan.mesh

@@ -41,7 +41,7 @@ def job_of_plan(plan: Plan, source: str | None) -> Job:
     Without a source nothing names its data, and `train_job` refuses it.
     """
     from echelon.config.automatic import default_log_every
-    from echelon.config.rules.data import unnamed_data
+    from echelon.config.rules.training import unnamed_data
 
     steps = plan.mathematics.optimizer.total_steps
     return Job(

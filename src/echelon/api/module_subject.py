@@ -36,7 +36,7 @@ from echelon.proof.claims.numeric_range import in_float64
 from echelon.proof.module.wide import StayWide
 from echelon.proof.verify.case import OneDevice, OnRank, VerifyCase
 from echelon.proof.verify.subject_file import NUM_STEPS, SubjectFile, SubjectSettings
-from echelon.training.learning_rate import learning_rate
+from echelon.training.optimizer.learning_rate import learning_rate
 
 if TYPE_CHECKING:
     pass

@@ -57,7 +57,7 @@ def parallelize(  # noqa: PLR0913 - each is one choice of the caller, by its nam
         optimizer.scale(loss).backward()
         optimizer.step()
 
-    `units` says what is gathered at a time at stage 3 (see `parallel/module/units.py`), `unused`
+    `units` says what is gathered at a time at stage 3 (see `parallel/module/module.py`), `unused`
     what a parameter without a gradient is, `gradients` whether those of data ranks are averaged (as
     in DDP) or summed, `learning_rate` whether the plan's schedule is used or your own. Parameters
     or modules in `ignore` stay yours on every rank.

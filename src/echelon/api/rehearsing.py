@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from echelon.api.given_plan import GivenPlan, plan_from_given
-from echelon.core.errors import ConfigError
 from echelon.core.optional import optional_package
-from echelon.core.rulebook.threads import THREADS_ARE_NOT_REHEARSED
 from echelon.layout.islands import without_losses
 
 if TYPE_CHECKING:
@@ -36,25 +34,13 @@ def rehearse(
     rounds of its pipeline, or with `whole` all of its microbatches. `workers` are the processes
     that are used, one for each core by default. `traces` is a folder that is made, and gets a trace
     of each distinct rank, for chrome://tracing and ui.perfetto.dev; or NAME.json.gz, for a file
-    NAME-RANK.json.gz of each. ConfigError of a plan whose replicas are threads.
+    NAME-RANK.json.gz of each.
     """
     optional_package("torch", extra="train", purpose="rehearsing a plan")
     from echelon.api.converting import read_plan
     from echelon.rehearsal.run import rehearse as rehearse_plan
 
     found = read_plan(plan)[0] if isinstance(plan, str | Path) else plan_from_given(plan)
-    replicas = found.layout.threads.replicas
-    if replicas > 1:
-        raise ConfigError(
-            THREADS_ARE_NOT_REHEARSED.problem(
-                f"threads.replicas = {replicas} is one process, whose threads are not rehearsed",
-                key="threads.replicas",
-                suggestions=(
-                    "echelon prove, of the same run",
-                    f"threads.replicas = 1 with mesh.dp_replicate = {replicas}",
-                ),
-            )
-        )
     folder = None if traces is None else Path(traces)
     if found.mathematics.local_sgd.is_elastic:
         # Losses are of a run; the calls of a step are those of islands that lose none.

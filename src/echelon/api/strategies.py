@@ -18,8 +18,12 @@ from echelon.api.parallelizing import parallelize
 from echelon.api.planning import prove
 from echelon.api.training import TrainResult, launched_servers, launched_world_size, train
 from echelon.config.load import load_job
-from echelon.core.choices.strategies import STRATEGIES, StrategyRecord
-from echelon.core.choices.strategy_names import find_strategy, known_name
+from echelon.core.choices.strategies import (
+    STRATEGIES,
+    StrategyRecord,
+    find_strategy,
+    why_no_strategy,
+)
 from echelon.core.errors import ConfigError
 from echelon.core.messages.names import names_within
 from echelon.core.optional import optional_package
@@ -48,16 +52,15 @@ def strategy(name: str, *, ranks: int | None = None) -> DistributionStrategy:
             model = scope.model("nano")
         history = model.fit(data="stdlib")
 
-    `ranks` are the ranks (of "threads" the replicas, of "parameter-server" the workers) that it is
-    for: by default those that have been started, or 1. Raises ConfigError where there is no such
-    strategy.
+    `ranks` are the ranks (of "parameter-server" the workers) that it is for: by default those that
+    have been started, or 1. Raises ConfigError where there is no such strategy.
     """
     record = find_strategy(name)
     if record is None:
         raise ConfigError(
-            STRATEGY_KNOWN.problem(_why_none(name), key="name", suggestions=_near(name))
+            STRATEGY_KNOWN.problem(why_no_strategy(name), key="name", suggestions=_near(name))
         )
-    started = None if record.on_threads else _started_ranks()
+    started = _started_ranks()
     if started is not None and record.servers:
         record = replace(record, servers=launched_servers() or record.servers)
         started = max(started - record.servers, 1)
@@ -82,16 +85,6 @@ def _started_ranks() -> int | None:
     return launched_world_size()
 
 
-def _why_none(name: str) -> str:
-    """Return why there is no strategy of a name."""
-    known = known_name(name)
-    if known is None:
-        return f"there is no strategy {name!r}: there are {', '.join(STRATEGIES)}"
-    if not known.ours:
-        return f"{known.name} of {known.tool} is none here: {known.why}"
-    return f"{known.name} of {known.tool} is {known.ours!r}, which this version does not have"
-
-
 def _near(name: str) -> tuple[str, ...]:
     return tuple(f'"{one}"' for one in names_within(name, STRATEGIES)) or ('"dp"', '"zero3"')
 
@@ -105,7 +98,7 @@ class DistributionStrategy:
     record: StrategyRecord
     """What that is here."""
     ranks: int
-    """Ranks, or replicas on threads."""
+    """Ranks that it is for."""
 
     @property
     def num_replicas_in_sync(self) -> int:

@@ -23,7 +23,6 @@ from echelon.core.errors import ConfigError, EchelonError, EnvironmentProblem
 from echelon.core.optional import optional_package
 from echelon.core.rulebook.islands import LOST_ISLANDS_NEED_OUR_LAUNCHER
 from echelon.core.rulebook.launch import RANK_NEVER_JOINED
-from echelon.core.rulebook.servers import LOST_WORKERS_NEED_OUR_LAUNCHER
 
 if TYPE_CHECKING:
     from echelon.launch.context import RankContext
@@ -129,17 +128,12 @@ def train_job(
         require_paths(job, resume)
     _require_data_and_room(job, allow_overcommit=allow_overcommit, say=say)
     optional_package("torch", extra="train", purpose="training")
-    from echelon.launch.kernels import require_kernels
+    from echelon.launch.room import require_kernels
 
     plan = job.plan
     require_kernels(
         plan.layout.kernels, plan.cluster.backend, set_by=job.source_of("kernels.provider")
     )
-    if plan.layout.threads.on:
-        from echelon.launch.process_group import require_devices
-
-        replicas = plan.layout.threads.replicas
-        require_devices(plan.cluster.backend, replicas, set_by=job.source_of("threads.replicas"))
     if is_launched():
         return _train_joined(job, resume)
     if note := local_start_note():
@@ -150,7 +144,7 @@ def train_job(
 
 def _require_data_and_room(job: Job, *, allow_overcommit: bool, say: Callable[[str], None]) -> None:
     """Raise ConfigError if nothing names the data, EnvironmentProblem if memory is short."""
-    from echelon.config.rules.data import data_problems
+    from echelon.config.rules.training import data_problems
     from echelon.launch.room import overcommitted, ranks_of_this_host, room_problems
 
     unnamed = data_problems(job)
@@ -234,7 +228,7 @@ def _interrupted(run: RunDirectory, task: RankTask) -> TrainResult:
 
 def _train_joined(job: Job, resume: Path | None) -> TrainResult:
     from echelon.launch.environment import check_servers, read_launched_rank
-    from echelon.launch.launched_rank import run_launched_rank
+    from echelon.launch.launched.rank import run_launched_rank
 
     place = read_launched_rank()
     if job.plan.mathematics.local_sgd.is_elastic:
@@ -246,19 +240,6 @@ def _train_joined(job: Job, resume: Path | None) -> TrainResult:
                 set_by=job.source_of("local_sgd.min_islands"),
                 suggestions=(
                     'local_sgd.min_islands = "all"',
-                    f"echelon train without {place.launcher}",
-                ),
-            )
-        )
-    if job.plan.mathematics.updates.is_elastic:
-        raise EnvironmentProblem(
-            LOST_WORKERS_NEED_OUR_LAUNCHER.problem(
-                f"servers.min_workers = {job.plan.mathematics.updates.min_workers}, and "
-                f"{place.launcher} has started the ranks",
-                key="servers.min_workers",
-                set_by=job.source_of("servers.min_workers"),
-                suggestions=(
-                    'servers.min_workers = "all"',
                     f"echelon train without {place.launcher}",
                 ),
             )
@@ -376,7 +357,7 @@ def _hear_task(context: RankContext, job: Job) -> RankTask:
 
 def _train_rank(context: RankContext, task: RankTask) -> TrainResult:
     from echelon.core.serialize import to_json
-    from echelon.launch.launched_rank import keep_log
+    from echelon.launch.launched.rank import keep_log
     from echelon.telemetry.run_directory import RunDirectory
     from echelon.training.loop import train_rank
 
@@ -414,7 +395,7 @@ def follow_run(
 def _hear(job: Job, place: LaunchedRank) -> tuple[Store, RankTask]:
     """Return the store of the launch, and what rank 0 tells the others."""
     from echelon.core.serialize import from_json
-    from echelon.launch.launched_rank import launch_store
+    from echelon.launch.launched.rank import launch_store
     from echelon.launch.process_group import target_store
     from echelon.training.loop import RankTask
 
@@ -431,7 +412,7 @@ def _hear(job: Job, place: LaunchedRank) -> tuple[Store, RankTask]:
 
 def run_has_ended(store: Store) -> bool:
     """Return whether all ranks have ended: they say so, or the one that hosts the store is gone."""
-    from echelon.launch.launched_rank import ALL_DONE
+    from echelon.launch.launched.rank import ALL_DONE
 
     try:
         return store.check([ALL_DONE])

@@ -20,13 +20,15 @@ from math import log2
 from typing import cast
 
 from echelon.config.entries import DEFAULT, Entry
-from echelon.config.rules.suggestions import (
+from echelon.config.rules.violations import (
     MOST_NAMED,
     BrokenRule,
+    RuleViolation,
     SettingChanges,
+    ViolationFinder,
     changed_view,
+    find_violations,
 )
-from echelon.config.rules.violations import RuleViolation, ViolationFinder, find_violations
 from echelon.config.settings.schema import SETTINGS
 from echelon.config.settings.value_types import toml_text
 from echelon.config.view import View

@@ -16,8 +16,14 @@ from typing import cast
 from echelon.config.settings.schema import CLUSTER_SOURCES, MODEL_SOURCES, SETTINGS, tables
 from echelon.config.settings.value_types import Quantity, Setting, toml_text
 from echelon.core.errors import Problem
+from echelon.core.messages.removed_settings import REMOVED_SETTINGS, RemovedSetting
 from echelon.core.messages.synonyms import SYNONYMS
-from echelon.core.rulebook.config import CONFLICTING_SETTINGS, UNKNOWN_KEY, WRONG_TYPE
+from echelon.core.rulebook.config import (
+    CONFLICTING_SETTINGS,
+    REMOVED_SETTING,
+    UNKNOWN_KEY,
+    WRONG_TYPE,
+)
 from echelon.core.rules import did_you_mean
 
 DEFAULT = "default"
@@ -74,7 +80,9 @@ def check_layer(
     unknown_tables: set[str] = set()
     for key, entry in layer.items():
         setting = settings.get(key)
-        if setting is None:
+        if removed := REMOVED_SETTINGS.get(key):
+            problems.extend(_removed(removed, entry))
+        elif setting is None:
             table = key.rpartition(".")[0]
             if table not in unknown_tables:
                 problems.append(_unknown(key, entry, settings))
@@ -149,6 +157,17 @@ def _unknown(key: str, entry: Entry, settings: Mapping[str, Setting]) -> Problem
     return UNKNOWN_KEY.problem(
         f"{what}{hint}", key=key, set_by=entry.source, suggestions=suggestions
     )
+
+
+def _removed(removed: RemovedSetting, entry: Entry) -> Iterator[Problem]:
+    """Yield the problem of a setting that is gone, where a run uses it."""
+    if entry.value != removed.unused:
+        yield REMOVED_SETTING.problem(
+            f"{removed.key} = {toml_text(entry.value)} was removed: {removed.message}",
+            key=removed.key,
+            set_by=entry.source,
+            suggestions=removed.instead,
+        )
 
 
 def _meant(

@@ -8,9 +8,11 @@ came from.
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from echelon.config.presets import read_extendable
 from echelon.core.choices.data_mixture import MixturePart
 from echelon.core.plan import Plan
 from echelon.core.serialize import content_hash, from_json, to_json
@@ -146,3 +148,40 @@ class Job:
     def from_json(cls, text: str) -> Job:
         """Return the job that `to_json` wrote; ValueError where it is not one."""
         return cls.from_ranks(json.loads(text))
+
+
+SEQUENCES_KEY, LENGTH_KEY = "batch.global_sequences", "batch.sequence_length"
+DTYPE_KEY = "precision.parameters"
+_PRESET = "preset "
+_DERIVED = "derived: "
+
+
+def assumed_of_job(job: Job) -> tuple[str, ...]:
+    """Assumptions about the batch and the dtypes of a run, as sentences."""
+    sources = {row.key: row.source for row in job.sources}
+    dtypes = sources[DTYPE_KEY]
+    derived = (dtypes.removeprefix(_DERIVED),) if dtypes.startswith(_DERIVED) else ()
+    return (*assumed_batch(sources), *derived)
+
+
+def assumed_batch(sources: Mapping[str, str]) -> Iterator[str]:
+    """Yield the parts of the batch that come from a preset of a model, by sources of settings."""
+    presets = {
+        key: source
+        for key in (SEQUENCES_KEY, LENGTH_KEY)
+        if _is_model_preset(source := sources.get(key, ""))
+    }
+    words = {SEQUENCES_KEY: "the global batch", LENGTH_KEY: "the sequence length"}
+    if len(presets) == len(words):
+        yield f"the batch (of {presets[LENGTH_KEY]})"
+        return
+    for key, source in presets.items():
+        yield f"{words[key]} (of {source})"
+
+
+def _is_model_preset(source: str) -> bool:
+    """True if the source is a preset of a model, which nobody tuned for a run."""
+    if not source.startswith(_PRESET):
+        return False
+    preset = read_extendable(source.removeprefix(_PRESET))
+    return preset is not None and preset.kind == "models"

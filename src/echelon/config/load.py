@@ -18,12 +18,19 @@ from echelon.config.automatic import (
     default_log_every,
     default_precision,
     default_resharding,
+    place_stages,
+    provisional_pipeline,
     read_fp8_gradients,
     read_recompute,
     read_tensor_overlap,
     read_zero,
 )
 from echelon.config.cluster.settings import DEFAULT_CLUSTER, read_cluster
+from echelon.config.derived.collectives import read_collectives
+from echelon.config.derived.context import read_context
+from echelon.config.derived.experts import read_balance, read_expert_layout
+from echelon.config.derived.kernels import read_kernels
+from echelon.config.derived.replicas import read_local_sgd, read_updates
 from echelon.config.entries import DEFAULT, Entry
 from echelon.config.job import (
     CheckpointSettings,
@@ -41,22 +48,14 @@ from echelon.config.model.settings import (
     model_problems,
 )
 from echelon.config.rules.finders import FINDERS
+from echelon.config.rules.mesh import servers_are_ps_tasks, world_size_is_product
 from echelon.config.rules.violations import ViolationFinder, find_problems
-from echelon.config.rules.world_size import servers_are_ps_tasks, world_size_is_product
 from echelon.config.setting_layers import SettingLayers, gather_layers
-from echelon.config.settings.collectives import read_collectives
-from echelon.config.settings.context import read_context
-from echelon.config.settings.experts import read_balance, read_expert_layout
-from echelon.config.settings.kernels import read_kernels
-from echelon.config.settings.local_sgd import read_local_sgd
-from echelon.config.settings.mixture_list import NO_MIXTURE, mixture_parts
+from echelon.config.settings.list_types import NO_MIXTURE, mixture_parts
 from echelon.config.settings.schema import CLUSTER_SOURCES, MODEL_SOURCES, SETTINGS
-from echelon.config.settings.servers import read_updates
 from echelon.config.settings.value_types import toml_text
-from echelon.config.stage_placement import place_stages, provisional_pipeline
 from echelon.config.view import View, mesh_of, record
 from echelon.core.choices.registry import load_installed_plugins
-from echelon.core.choices.threads import Threads
 from echelon.core.cluster import Cluster
 from echelon.core.errors import ConfigError, InfeasiblePlan, Problem
 from echelon.core.plan import Documents, Layout, Mathematics, Optimizer, Plan, Precision
@@ -238,7 +237,6 @@ def _build_job(view: View, cluster: Cluster) -> Job:
         experts=experts,
         kernels=kernels,
         collectives=collectives,
-        threads=record(view, Threads, "threads"),
     )
     run_name = view.word("train.run_name")
     plan = Plan(name=run_name, mathematics=mathematics, layout=layout, cluster=cluster)

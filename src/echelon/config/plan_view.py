@@ -10,10 +10,15 @@ from __future__ import annotations
 from dataclasses import fields
 from typing import Any, cast
 
+from echelon.config.derived.experts import STAGE_KEY
 from echelon.config.entries import Entry
-from echelon.config.model.settings import OPTIONAL, OPTIONAL_OF_PARTS, OPTIONAL_STRETCH, PARTS
-from echelon.config.settings.experts import STAGE_KEY
-from echelon.config.settings.lora import TARGETS_KEY
+from echelon.config.model.settings import (
+    OPTIONAL,
+    OPTIONAL_OF_PARTS,
+    OPTIONAL_STRETCH,
+    PARTS,
+    TARGETS_KEY,
+)
 from echelon.config.settings.schema import SETTINGS
 from echelon.config.view import View
 from echelon.core.model_shape import ModelShape
@@ -27,7 +32,6 @@ LAYOUT_TABLES = (
     "experts",
     "kernels",
     "collectives",
-    "threads",
 )
 """Tables whose settings are the fields of a record of the layout of the same name."""
 

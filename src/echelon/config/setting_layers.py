@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from echelon.config.entries import Entries, Entry, check_layer, flatten, merge
-from echelon.config.files.reading import is_file, is_folder, line_of, read_toml
 from echelon.config.presets import (
     Preset,
     extendable_names,
@@ -19,6 +18,7 @@ from echelon.config.presets import (
     read_extendable,
     read_preset,
 )
+from echelon.config.reading import is_file, is_folder, line_of, read_toml
 from echelon.config.settings.schema import SETTINGS
 from echelon.config.settings.value_types import Setting, Text
 from echelon.core.errors import Problem

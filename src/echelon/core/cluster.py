@@ -90,7 +90,7 @@ class Device:
     host_bandwidth: float = PCIE_4_BYTES_PER_S
     """Bytes/s of its link to the memory of the host, each way."""
     measured: str = NOT_MEASURED
-    """What was measured of our kernels on such a device (`cost/seconds/measured/kernels.toml`)."""
+    """What was measured of our kernels on such a device (`cost/seconds/measured_kernels.toml`)."""
 
     def flops(self, dtype: str) -> float | None:
         """Return the dense peak in FLOP/s for `dtype`, or None where it is not known."""

@@ -14,8 +14,7 @@ MULTIPLY = "multiply"
 APPLY = "apply"
 """The kind of a gradient that a server applied; `core/choices/updates.py` has its name."""
 LOST, THERE = "lost", "there"
-"""The kinds in which a server says that a worker is lost, or there (again), and an island of local
-SGD the same of other islands."""
+"""The kinds in which an island says that another one is lost, or there (again)."""
 MEET = "meet"
 """The kind in which an island that may be lost says which islands met."""
 

@@ -13,18 +13,18 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from textwrap import wrap
 
+from echelon.config.derived.pipeline import EVEN, SCHEDULE_KEY, STAGES_KEY, VIRTUAL_KEY
 from echelon.config.entries import Entry
 from echelon.config.files.show import describe_same_run
 from echelon.config.job import Job
 from echelon.config.load import load_job
 from echelon.config.plan_view import plan_settings
-from echelon.config.rules.suggestions import change_text
-from echelon.config.settings.pipeline import EVEN, SCHEDULE_KEY, STAGES_KEY, VIRTUAL_KEY
+from echelon.config.rules.violations import change_text
 from echelon.config.settings.value_types import toml_text
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import Plan
 from echelon.core.rulebook.interop import EXPORT_NOT_EXPRESSIBLE
-from echelon.cost.seconds.balance import split_layers
+from echelon.cost.seconds.stages import split_layers
 from echelon.interop.abilities import tool_tables
 from echelon.interop.formats import ExportRefusal
 from echelon.interop.import_context import import_context

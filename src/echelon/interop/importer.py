@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from echelon.config.entries import Entry, merge
-from echelon.config.files.reading import is_file
 from echelon.config.job import Job
 from echelon.config.load import run_name_of
+from echelon.config.reading import is_file
 from echelon.config.setting_layers import SettingLayers, gather_layers, parse_set_flags
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import Precision

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
-from echelon.config.files.reading import missing_file
+from echelon.config.reading import missing_file
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.rulebook.interop import IMPORT_SYNTAX
 from echelon.core.serialize import decode_json

@@ -15,6 +15,7 @@ from tempfile import TemporaryDirectory
 
 from echelon.config.cluster.file import cluster_toml
 from echelon.config.cluster.settings import DEFAULT_CLUSTER, named_cluster
+from echelon.config.derived.pipeline import AUTO, FILE, FILE_KEY, SCHEDULE_KEY, VIRTUAL_KEY
 from echelon.config.entries import Entry
 from echelon.config.files.show import CLUSTER_FILE, CLUSTER_KEY, SCHEDULE_FILE, text_of_file
 from echelon.config.job import Job
@@ -22,10 +23,9 @@ from echelon.config.load import resolve
 from echelon.config.model.settings import build_model, derive_model, expand_model
 from echelon.config.plan_view import model_settings, plan_settings, settings_under
 from echelon.config.presets import preset_names
-from echelon.config.rules.data import SOURCE_KEY, data_is_named
+from echelon.config.rules.training import SOURCE_KEY, data_is_named
 from echelon.config.setting_layers import SettingLayers
-from echelon.config.settings.mixture_list import NO_MIXTURE
-from echelon.config.settings.pipeline import AUTO, FILE, FILE_KEY, SCHEDULE_KEY, VIRTUAL_KEY
+from echelon.config.settings.list_types import NO_MIXTURE
 from echelon.config.settings.schema import SETTINGS
 from echelon.config.settings.value_types import toml_tables, toml_text
 from echelon.config.view import View

@@ -57,7 +57,7 @@ class Tool:
     base: str | None = None
     """The preset with a model for files that describe none; None where they do, or name one."""
     generations: tuple[str, ...]
-    """The trainers of `cost/seconds/trainer_generations.py` that run what it can run."""
+    """The trainers of `cost/seconds/trainers.py` that run what it can run."""
     also_called: Mapping[str, str] = field(default_factory=dict[str, str])
     """Other names of its generations that `--trainer` takes."""
     is_written: bool = True

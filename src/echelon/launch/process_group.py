@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
-from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -35,7 +34,6 @@ __all__ = [
     "joined_ranks",
     "open_launch_store",
     "open_world_size",
-    "own_connection",
     "require_devices",
 ]
 
@@ -51,14 +49,6 @@ def join_store(port: int, timeout_s: float, host: str = LOCAL_HOST) -> Store:
     """Return a client of the store at `host`:`port`."""
     timeout = timedelta(seconds=timeout_s)
     return TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
-
-
-def own_connection(store: Store) -> Store:
-    """Return the same store over a connection of its own, for another thread.
-
-    While one waits in a store, no other can ask it anything over the same connection.
-    """
-    return cast(Any, store).clone()  # torch's types do not know it
 
 
 def open_launch_store(launched: LaunchedRank, timeout_s: float) -> Store:

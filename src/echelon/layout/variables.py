@@ -49,7 +49,7 @@ def variables_of(plan: Plan) -> tuple[Variable, ...]:
     for spec in parameters(plan.model):
         pieces = pieces_of(plan, spec) if spec.split_dim is not None else 1
         slices = shard_degree(plan, expert=spec.expert is not None) if spec.name in sliced else 1
-        copies = holders[spec.name] * plan.layout.threads.replicas // (pieces * slices)
+        copies = holders[spec.name] // (pieces * slices)
         found.append(
             Variable(name=spec.name, shape=spec.shape, copies=copies, pieces=pieces, slices=slices)
         )

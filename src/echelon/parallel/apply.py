@@ -13,19 +13,17 @@ from echelon.cost.bytes.transient import parameter_buffers
 from echelon.layout.stage import held_parameters, part_of
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import TORCH_DTYPES
-from echelon.parallel.buckets import make_buckets
 from echelon.parallel.context import ContextAttention
 from echelon.parallel.data import bucket_rule
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.expert import expert_parallel
-from echelon.parallel.fp8_gather import SliceCodes
-from echelon.parallel.gradients import GradientStore
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor, StreamShape
-from echelon.parallel.rank_model import RankModel, empty_stages, named_parameters
-from echelon.parallel.servers.worker_parts import gradient_reduction, parameter_gathering
+from echelon.parallel.rank_model import GradientExchange, RankModel, empty_stages, named_parameters
+from echelon.parallel.storage.buckets import make_buckets
+from echelon.parallel.storage.gradients import GradientStore
+from echelon.parallel.storage.weights import fill_initial, install, stored_values
 from echelon.parallel.tensor import tensor_split
-from echelon.parallel.transport.device_mesh import RankGroups
-from echelon.parallel.weights import fill_initial, install, stored_values
 from echelon.parallel.zero import make_parameter_store
 
 
@@ -36,11 +34,13 @@ def apply_plan(
     *,
     pieces: PieceSizes = TRAINING_PIECES,
     initial: bool = True,
+    exchange: GradientExchange | None = None,
 ) -> RankModel:
     """Build this rank's part of the plan's model, with `initial` weights or with zeros."""
     zero, part = plan.layout.zero, part_of(plan, groups.rank)
     specs = held_parameters(plan, part)
-    reduction = gradient_reduction(plan, groups)
+    exchange = exchange or GradientExchange()
+    reduction = exchange.reduction(plan, groups)
     store = GradientStore(reduction, pieces)
     split = tensor_split(plan, groups.tensor, store, device, pieces)
     context = ContextAttention(plan, groups.ring, groups.ulysses, store, tile_rows=pieces.tile_rows)
@@ -57,7 +57,7 @@ def apply_plan(
     if initial:
         fill_initial(buckets, [stored_values(one) for one in buckets], plan, groups, device)
     store.hold(buckets)
-    operations.gatherer = parameter_gathering(plan, part, buckets, groups)
+    operations.gatherer = exchange.gathering(plan, part, buckets, groups, pieces)
     executor = PipelineExecutor(
         stages,
         pp_rank=part.pp_rank,
@@ -71,9 +71,6 @@ def apply_plan(
         store=store,
         reduction=reduction,
         gathering=operations.gatherer,
-        codes=SliceCodes(buckets, (groups.shard, groups.expert_shard), pieces),
         parameter_store=offload_store,
         executor=executor,
-        balancer=None if experts is None else experts.router.balancer,
-        scales=split.scales,
     )

@@ -25,7 +25,7 @@ first, so what travels on the later hops is a slice.
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 
@@ -43,11 +43,11 @@ from echelon.layout.buckets import (
 from echelon.layout.secondary import hop_degrees
 from echelon.layout.stage import RankPart, shared_by_ends
 from echelon.models.precision import TORCH_DTYPES
-from echelon.parallel.buckets import Bucket, BucketRule, BucketSlicing
-from echelon.parallel.gradients import Reduction
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.offload import OffloadStore
+from echelon.parallel.storage.buckets import Bucket, BucketRule, BucketSlicing
+from echelon.parallel.storage.gradients import Reduction
 from echelon.parallel.transport.collectives import Group, Pending
-from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.parallel.transport.quantised_sums import HopSum, QuantisedSums
 
 MAX_IN_FLIGHT = 2
@@ -180,7 +180,6 @@ class GradientReduction(Reduction):
         self._later: deque[_PendingSum] = deque()
         self._mirrored: list[_PendingSum] = []
         self._finished: set[str] = set()
-        self.then: Callable[[], None] | None = None
 
     @property
     def quantised(self) -> dict[bool, QuantisedSums]:
@@ -221,7 +220,7 @@ class GradientReduction(Reduction):
             self._finish_sum(self._pending.popleft())
 
     def finish(self) -> None:
-        """Return when this rank's gradients are the sums over all ranks, and `then` is done."""
+        """Return when this rank's gradients are the sums over all ranks."""
         for pending_sum in self._pending:
             pending_sum.begin_second_hop()
         for flights in (self._pending, self._later):
@@ -234,8 +233,6 @@ class GradientReduction(Reduction):
         self._mirrored.clear()
         while self._later:
             self._finish_sum(self._later.popleft())
-        if self.then is not None:
-            self.then()
 
     def _later_groups(self, bucket: Bucket) -> list[Group]:
         hops = self._groups[bucket.plan.expert].next_groups[bucket.plan.kind]

@@ -29,7 +29,7 @@ from echelon.parallel.context import ContextAttention
 from echelon.parallel.expert import ExpertParallel
 from echelon.parallel.fp8_linear import Fp8ColumnLinear, Fp8RowLinear
 from echelon.parallel.kernels.fused import GeGLU, LayerNorm, RMSNorm, Rotate, SwiGLU
-from echelon.parallel.kernels.piece_functions import (
+from echelon.parallel.kernels.piece_operators import (
     Branch,
     FusedHeads,
     FusedNorm,

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -13,20 +13,33 @@ from echelon.core.plan import Plan
 from echelon.layout.stage import RankPart, held_experts
 from echelon.models.decoder import Decoder
 from echelon.models.modules import TensorShare
-from echelon.parallel.buckets import Bucket
+from echelon.models.piece_sizes import PieceSizes
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.data import GradientReduction
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.expert import Balancer
-from echelon.parallel.fp8_gather import SliceCodes
 from echelon.parallel.fp8_scales import TensorScales
-from echelon.parallel.gradients import GradientStore
 from echelon.parallel.offload import OffloadStore
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor
 from echelon.parallel.recompute import RecomputingRunner
-from echelon.parallel.threads.replicas import Replicas
-from echelon.parallel.weights import stored_values
-from echelon.parallel.zero import ParameterGathering
+from echelon.parallel.storage.buckets import Bucket
+from echelon.parallel.storage.gradients import GradientStore
+from echelon.parallel.storage.weights import stored_values
+from echelon.parallel.zero import ParameterGathering, make_gathering
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientExchange:
+    """Say where gradients of a rank go and its parameters come from: other data ranks, if not said.
+
+    `reduction` takes a plan and groups, `gathering` the arguments of `make_gathering`.
+    """
+
+    reduction: Callable[[Plan, RankGroups], GradientReduction] = GradientReduction
+    gathering: Callable[
+        [Plan, RankPart, Sequence[Bucket], RankGroups, PieceSizes], ParameterGathering
+    ] = make_gathering
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -40,21 +53,34 @@ class RankModel:
     store: GradientStore
     """What takes gradients, microbatch by microbatch."""
     reduction: GradientReduction
-    """What sums them over ranks, and over replicas on threads."""
+    """What sums them over ranks."""
     gathering: ParameterGathering
     """What brings parameters together before they are used."""
-    codes: SliceCodes
-    """What makes codes of slices, where those are gathered."""
     parameter_store: OffloadStore | None
     """Where parameters rest that are not on the device."""
     executor: PipelineExecutor
     """What runs microbatches forward and backward, in the order of a schedule."""
-    balancer: Balancer | None
-    """What keeps experts busy; None in a dense model."""
-    scales: TensorScales | None
-    """The scales of whole tensors in 8 bits, if there are any."""
-    replicas: Replicas | None = None
-    """The replicas on threads of this process, the primary first, if there are any."""
+
+    @property
+    def operations(self) -> RankOperations | None:
+        """Operations of all stages; None on a rank that computes none."""
+        for stage in self.stages.values():
+            assert isinstance(stage.operations, RankOperations), "a rank computes as a rank"
+            return stage.operations
+        return None
+
+    @property
+    def balancer(self) -> Balancer | None:
+        """Balance of the experts; None in a dense model."""
+        operations = self.operations
+        experts = None if operations is None else operations.experts
+        return None if experts is None else experts.router.balancer
+
+    @property
+    def scales(self) -> TensorScales | None:
+        """Scales of whole tensors in 8 bits, if there are any."""
+        operations = self.operations
+        return None if operations is None else operations.split.scales
 
     @property
     def trained(self) -> list[Bucket]:
@@ -66,18 +92,10 @@ class RankModel:
         frozen = (bucket for bucket in self.buckets if bucket.plan.frozen)
         return {one.name: stored_values(one) for one in frozen}
 
-    def decoders(self) -> Iterator[Decoder]:
-        """Yield all that computes here: the stages, and those of other replicas."""
-        yield from self.stages.values()
-        for replica in () if self.replicas is None else self.replicas.others:
-            yield replica.decoder
-
     def close(self) -> None:
-        """Give back what rests outside of the device, and end the threads of replicas."""
+        """Release what rests outside of the device."""
         if self.parameter_store is not None:
             self.parameter_store.close()
-        if self.replicas is not None:
-            self.replicas.close()
 
 
 def empty_stages(

@@ -23,7 +23,7 @@ from echelon.core.rulebook.prove import PROVE_SUBJECT
 from echelon.launch.context import RankContext
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.completion.late import LateCompletion
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.proof.activations import (
     ObservedActivation,
     activation_tables,
@@ -160,10 +160,10 @@ def _values(rank: int, step: int, subject: Subject, plan: Plan) -> list[Observed
     masters: Any = getattr(subject, "masters", None)
     if masters is not None and plan.mathematics.precision.has_master:
         pieces += _observed_shards(rank, "masters", step, masters())
-    outer: Any = getattr(subject, "outer", None)
-    if outer is not None and plan.mathematics.local_sgd.active:
-        for kind, shards in outer().items():
-            pieces += _observed_shards(rank, kind, step, shards)
+    # An engine from elsewhere may have islands and no step parts.
+    parts: Any = getattr(subject, "parts", None) or getattr(subject, "outer", None)
+    for kind, shards in () if parts is None else parts().items():
+        pieces += _observed_shards(rank, kind, step, shards)
     return pieces
 
 

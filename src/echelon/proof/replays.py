@@ -10,7 +10,7 @@ from typing import Protocol
 
 from echelon.core.plan import Plan
 from echelon.launch.local.elastic_ranks import ElasticRanks, elastic_ranks
-from echelon.proof.asynchronous.claims import evidence_of, judge_asynchronous, losses_text
+from echelon.proof.asynchronous.claims import evidence_of, judge_asynchronous
 from echelon.proof.asynchronous.mistakes import diagnose_asynchronous
 from echelon.proof.asynchronous.record import read_rank
 from echelon.proof.lost_islands.claims import judge_lost_island, lost_island_evidence
@@ -85,7 +85,7 @@ def replayed(plan: Plan, steps: int, *, run_ranks: RankRunner, subject: str) -> 
             "num_steps": steps,
             "directory": directory,
         }
-        run_ranks(_ASYNCHRONOUS, told, mesh.world_size, labels=labels, elastic=elastic_ranks(plan))
+        run_ranks(_ASYNCHRONOUS, told, mesh.world_size, labels=labels)
         ranks = [read_rank(Path(directory), rank) for rank in range(mesh.world_size)]
     evidence = evidence_of(plan, steps, ranks)
     results = judge_asynchronous(evidence)
@@ -94,6 +94,5 @@ def replayed(plan: Plan, steps: int, *, run_ranks: RankRunner, subject: str) -> 
         precision=plan.mathematics.precision.parameters,
         claims=results,
         diagnosis=diagnose_asynchronous(evidence, results),
-        note=f"the recorded order was replayed; the largest staleness was {stale}"
-        + losses_text(evidence),
+        note=f"the recorded order was replayed; the largest staleness was {stale}",
     )

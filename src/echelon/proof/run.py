@@ -35,11 +35,7 @@ from echelon.proof.claims.tolerance import (
 from echelon.proof.islands import IslandRun, island_evidence
 from echelon.proof.late import LateRun, require_late_subject, run_late
 from echelon.proof.observed import ObservedRun, routing_from_ranks
-from echelon.proof.oracle.loss_scale import (
-    scale_without_overflow,
-    with_overflow_scale,
-    with_scale,
-)
+from echelon.proof.oracle.loss_scale import scale_without_overflow, with_overflow_scale, with_scale
 from echelon.proof.oracle.oracle import OracleStep, run_oracle
 from echelon.proof.ranks import find_factory, read_results
 from echelon.proof.replays import RankRunner, replayed, run_with_a_lost_island
@@ -55,9 +51,6 @@ _TARGET = "echelon.proof.ranks:run_subject"
 
 LEAST_REPLAYED_STEPS = 4
 """Steps of each worker in an asynchronous run: enough for them to part."""
-
-STEPS_WITH_A_LOSS = 16
-"""Steps of a run in which a worker is lost: enough for it to be started again, and to come back."""
 
 
 def prove(
@@ -91,8 +84,7 @@ def prove(
                 )
             )
         exact = shrink(plan, precision="fp64", names_apart=True)
-        elastic = plan.mathematics.updates.is_elastic
-        steps = max(STEPS_WITH_A_LOSS if elastic else LEAST_REPLAYED_STEPS, num_steps(exact))
+        steps = max(LEAST_REPLAYED_STEPS, num_steps(exact))
         one = replayed(exact, steps, run_ranks=run_ranks, subject=subject)
         return _proof(plan, exact, subject, steps, (one,))
     lost: tuple[ProofPass, ...] = ()
@@ -343,8 +335,6 @@ def mesh_text(plan: Plan) -> str:
     degrees = {"pp": mesh.pp, **mesh.data_degrees, "cp": mesh.cp, "tp": mesh.tp}
     ranks = " x ".join(f"{axis}{degree}" for axis, degree in degrees.items() if degree > 1) or "1"
     ranks += f", ep{mesh.ep}" if mesh.ep > 1 else ""
-    replicas = plan.layout.threads.replicas
-    ranks += f", {replicas} replicas on threads" if replicas > 1 else ""
     if mesh.servers:
         ranks += f" + {mesh.servers} server{'s' * (mesh.servers > 1)}"
     fused = plan.layout.tp_overlap == "symmetric-memory"

@@ -72,8 +72,7 @@ def shrink(plan: Plan, *, precision: DType | None = None, names_apart: bool = Fa
     )
     sequence_length = _sequence_length(plan)
     model = _model(plan, sum(len(stage) for stage in stages), sequence_length)
-    replicas = plan.layout.threads.replicas
-    microbatch = replicas * min(plan.layout.microbatch_sequences // replicas, 2)
+    microbatch = min(plan.layout.microbatch_sequences, 2)
     num_microbatches = _num_microbatches(plan)
     mathematics = replace(
         plan.mathematics,

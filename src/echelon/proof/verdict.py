@@ -38,7 +38,7 @@ class ProofPass:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class ProofVerdict:
     """Hold the passes of a proof, and what it ran with."""
 
     mesh: str
@@ -90,7 +90,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Proof(Verdict):
+class Proof(ProofVerdict):
     """Hold the proof of a plan."""
 
     plan: str
@@ -137,7 +137,7 @@ class Proof(Verdict):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SubjectProof(Verdict):
+class SubjectProof(ProofVerdict):
     """Hold the proof of a user's file."""
 
     file: str

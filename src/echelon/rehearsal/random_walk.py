@@ -39,7 +39,7 @@ from echelon.core.errors import EchelonError
 from echelon.core.parameters import parameters
 from echelon.core.plan import Plan
 from echelon.core.version import source_hash
-from echelon.cost.peak.few_rounds import with_few_microbatches
+from echelon.cost.peak.pipeline import with_few_microbatches
 from echelon.proof.matrix.random_settings import PRESET, draw_settings, flags_of
 from echelon.proof.matrix.walk import append_line, lines_of
 from echelon.rehearsal.classes import RankClasses

@@ -53,6 +53,7 @@ from echelon.rehearsal.tracing.traces import TraceFolder
 from echelon.rehearsal.work import Work
 from echelon.schedule.action import Action
 from echelon.training.engine import TrainEngine
+from tests.training.engine_targets import make_engine
 
 NUM_STEPS = 2
 
@@ -142,7 +143,7 @@ def rehearse_rank(
     log = shapes.log
     memory = shapes.memory
     with shapes:
-        engine = TrainEngine(
+        engine = make_engine(
             plan, _TaskRecorder(rank, events, shapes), META, RehearsedCompletion(shapes)
         )
         _name_state(memory, engine)
@@ -160,8 +161,7 @@ def rehearse_rank(
             # An exchange of matrices may have nothing from this rank.
             sent = {axis: size for axis, size in events.bytes_by_axis().items() if size}
             recorded = tuple(events.events)
-            if engine.outer is not None:
-                engine.outer.settle()
+            engine.parts.settle()
         found = RankRehearsal(
             rank=rank,
             entries=tuple(log.entries),
@@ -223,7 +223,7 @@ def _batches(
     plan: Plan, engine: TrainEngine, step: int, documents: tuple[int, ...] | None
 ) -> list[TokenBatch]:
     """Return the microbatches of a step: a server has none."""
-    if engine.is_server:
+    if not engine.computes:
         return []
     starts = None if documents is None else (documents,) * plan.layout.microbatch_sequences
     mathematics = plan.mathematics
@@ -240,7 +240,7 @@ def _batches(
 def _name_state(memory: MemoryMeter, engine: TrainEngine) -> None:
     """Say what the storages are for that live between steps."""
     buckets = engine.model.buckets
-    if not engine.is_server:  # which has no memory for the whole
+    if engine.computes:  # which has no memory for the whole
         memory.is_for(PARAMETERS, [one.values for one in buckets])
         memory.is_for(GRADIENTS, [one.gradients for one in buckets])
     here = [one for one in buckets if one.offload_store is None]
@@ -250,8 +250,7 @@ def _name_state(memory: MemoryMeter, engine: TrainEngine) -> None:
         memory.is_for(PARAMETERS, [fp8.codes, fp8.scales])
     memory.is_for(PARAMETERS, engine.model.gathering.secondary.tensors)
     store = engine.optimizer.store
-    outer = {} if engine.outer is None else engine.outer.state()
-    memory.is_for(OPTIMIZER, [tensor for flats in outer.values() for tensor in flats.values()])
+    memory.is_for(OPTIMIZER, [one for held in engine.parts.held().values() for one in held])
     if type(store) is MemoryOffloadStore:
         state = engine.optimizer.state().values()
         memory.is_for(OPTIMIZER, [tensor for flats in state for tensor in flats.values()])
@@ -267,10 +266,9 @@ def _terms(shapes: ShapesOnly, engine: TrainEngine, step_log: StepLog | None) ->
         (model.executor, ("run",), ACTIVATIONS),
         (model.executor, ("_post_receive",), MESSAGES),
         (engine.optimizer, ("update",), BUFFERS),
-        (model.codes, ("refresh",), BUFFERS),
+        (model.gathering.codes, ("refresh",), BUFFERS),
     ]
-    if engine.outer is not None:
-        names.append((engine.outer, ("end_step",), BUFFERS))
+    names += [(part, ("after_update",), BUFFERS) for part in engine.parts if part.held()]
     for owner, methods, term in names:
         for name in methods:
             setattr(owner, name, _within(memory, term, getattr(owner, name)))

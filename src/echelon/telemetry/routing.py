@@ -25,7 +25,7 @@ from echelon.telemetry.events import ranks_with_events
 from echelon.telemetry.json_lines import read_entries
 from echelon.telemetry.recorded_steps import RecordedSteps
 from echelon.telemetry.run_directory import open_run
-from echelon.training.routing import RoutingSummary
+from echelon.training.observer import RoutingSummary
 
 if TYPE_CHECKING:
     from echelon.parallel.expert import LayerLoad

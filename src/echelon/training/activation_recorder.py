@@ -14,7 +14,7 @@ import torch
 
 from echelon.models.batch import TokenBatch
 from echelon.models.boundaries import listen_to_boundaries
-from echelon.models.mixture_reference import token_numbers
+from echelon.models.moe import token_numbers
 from echelon.parallel.expert.router import RoutedTokens, TokenRouting
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.vocabulary import stream_rows
@@ -51,7 +51,7 @@ class ActivationRecorder:
         self._parts: dict[_Kind, list[tuple[torch.Tensor, torch.Tensor]]] = {}
         self._passed: set[tuple[str, int]] = set()
         self._tokens: dict[int, tuple[TokenBatch, torch.Tensor]] = {}
-        for stage in engine.model.decoders():
+        for stage in engine.model.stages.values():
             listen_to_boundaries(stage, self._hear)
         for router in find_routers(engine.model.stages.values()):
             router.on_scores = self._scores

@@ -21,11 +21,12 @@ from torch import nn
 from echelon.core.errors import RunFailed
 from echelon.core.rulebook.run import LOSS_NOT_FINITE
 from echelon.models.batch import TokenBatch
-from echelon.parallel.buckets import Bucket, Slot
 from echelon.parallel.data import GradientReduction
+from echelon.parallel.storage.buckets import Bucket, Slot
 from echelon.schedule.forward import forward_only
-from echelon.training.engine import StepResult, TrainEngine
+from echelon.training.engine import TrainEngine
 from echelon.training.router_diagnosis import find_routers, first_few, watching_routers
+from echelon.training.steps.part import StepResult
 
 _TEXT_BYTES = 512  # bytes of a message between ranks
 _NOTHING = 1 << 30  # a microbatch after all others
@@ -98,7 +99,7 @@ def _in_forward(engine: TrainEngine, batches: Sequence[TokenBatch]) -> NonFinite
         with watching_routers(
             find_routers(stages), lambda layer, what: tell(f"layers.{layer}.mlp.router", what)
         ):
-            if not engine.is_server:
+            if engine.computes:
                 engine.model.executor.run(schedule, batches, 1.0)
     finally:
         for handle in handles:
@@ -133,7 +134,7 @@ def _in_backward(
     model.reduction.start_step()
     with _watching_buckets(model.reduction, look):
         scale = result.loss_scale / max(1, result.tokens)
-        if not engine.is_server:
+        if engine.computes:
             model.executor.run(engine.schedule, batches, scale)
         model.reduction.finish()
         model.gathering.end_pass()

@@ -106,7 +106,7 @@ class CheckpointEvaluator:
         engine = self._loop.engine
         load_checkpoint(
             checkpoint.path,
-            wanted={PARAMETERS: engine.masters(), **engine.expert_state()},
+            wanted={PARAMETERS: engine.masters(), **engine.parts.tensors()},
             identity=self._identity,
             exchange=self._loop.exchange,
         )

@@ -30,13 +30,13 @@ from echelon.launch.context import RankContext
 from echelon.layout.stage import RankPart, part_of
 from echelon.models.decoder import Decoder
 from echelon.models.precision import TORCH_DTYPES, at_least_fp32
+from echelon.parallel.device_mesh import RankGroups, rank_groups
 from echelon.parallel.fp8_linear import multiply_in_fp8
-from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
 from echelon.parallel.transport.recorder import Recorder, clock_of
 from echelon.training.checkpoint.identity import RunIdentity
 from echelon.training.checkpoint.index import PARAMETERS
 from echelon.training.checkpoint.load import load_checkpoint
-from echelon.training.expert_state import ROUTER_BIAS, whole_shards
+from echelon.training.experts.balance import ROUTER_BIAS, whole_shards
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

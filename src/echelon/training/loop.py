@@ -24,39 +24,27 @@ from echelon.core.serialize import from_json
 from echelon.launch.context import RankContext
 from echelon.launch.handshake import check_same_state
 from echelon.models.batch import TokenBatch
-from echelon.parallel.completion.completion import LoneCompletion
 from echelon.parallel.offload.copy_streams import make_copy_streams
+from echelon.parallel.storage.weights import Shard
 from echelon.parallel.transport.recorder import Recorder, clock_of
-from echelon.parallel.weights import Shard
 from echelon.training.checkpoint.communicator import run_on_all_ranks
 from echelon.training.checkpoint.identity import RunIdentity
-from echelon.training.checkpoint.islands import (
-    shared_state,
-)
 from echelon.training.data.batches import (
+    BatchFeed,
     BatchLayout,
     GlobalBatch,
     num_validation_batches,
     training_batch,
     validation_batch,
 )
-from echelon.training.data.feed import BatchFeed
 from echelon.training.data.mixed_dataset import AnyDataset, open_data
 from echelon.training.diagnosis import explain_not_finite
-from echelon.training.expert_state import ROUTER_BIAS, tells_routing
-from echelon.training.local_sgd.absences import AbsentIsland
-from echelon.training.local_sgd.elastic_engine import ElasticIsland
-from echelon.training.observer import ObserverFactory, RunObserver
+from echelon.training.observer import Absence, ObserverFactory, RunObserver
 from echelon.training.run_checkpoints import RunCheckpoints
-from echelon.training.servers.absences import Absence
-from echelon.training.servers.elastic_server import ElasticServer
-from echelon.training.servers.elastic_worker import ElasticWorker
-from echelon.training.servers.engine import make_engine
-from echelon.training.servers.server import AsynchronousServer
-from echelon.training.servers.worker import AsynchronousWorker
 from echelon.training.weights.adapters import find_adapters
 from echelon.training.weights.files import WeightFiles, find_weights, require_optimizer
 from echelon.training.weights.load import load_moments, load_weights
+from tests.training.engine_targets import make_engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,7 +62,7 @@ class RankTask:
 class TrainSummary:
     """Say how a run ended, the same on every rank. `stopped`: before its last step, on request.
 
-    Of asynchronous workers each has the loss of its own last step.
+    Ranks that do not wait for each other have the loss of their own last step.
 
     A run that was validated once has that loss as its first and as its last.
     """
@@ -86,8 +74,8 @@ class TrainSummary:
     last_validation: float | None
     num_validations: int
     checkpoint: str | None
-    absences: tuple[Absence | AbsentIsland, ...] = ()
-    """What workers or islands missed that were lost, where the run went on without them."""
+    absences: tuple[Absence, ...] = ()
+    """What lost ranks missed, where the run went on without them."""
 
 
 class TrainLoop:
@@ -108,11 +96,8 @@ class TrainLoop:
         self.identity = RunIdentity.from_plan(plan, dataset.index.tokenizer.hash)
         clock = clock_of(context.device)
         recorder = Recorder(context.rank, observer.sink, context.progress, clock)
-        lone = context.attempt and plan.mathematics.updates.is_elastic
-        completion = LoneCompletion() if lone else None
-        self.engine = make_engine(plan, recorder, context.device, completion)
-        if isinstance(self.engine, AsynchronousWorker):
-            self.engine.tokens_of_step = self._tokens
+        self.engine = make_engine(plan, recorder, context.device)
+        self.engine.tokens_of_step = self._tokens
         self.exchange = self.engine.groups.everyone
         self.checkpoints = RunCheckpoints(
             job, Path(task.run_dir), self.engine, self.identity, self.data_hash
@@ -133,7 +118,7 @@ class TrainLoop:
         job, start = self.job, self._start()
         if start is None:
             return None
-        step, stopped, loss, outer = start, False, None, self.engine.outer
+        step, stopped, loss, parts = start, False, None, self.engine.parts
         first = last = self.validate(start) if job.train.validate_every != "never" else None
         num_validations = 0 if first is None else 1
         self.context.progress.answer_stop()
@@ -145,35 +130,21 @@ class TrainLoop:
             asked = self.context.stop_requested()
             used = self.observer.used_bytes()
             result = self.engine.step(batches, step, stop_requested=asked, used_bytes=used)
-            if not result.finite and not self.job.plan.mathematics.updates.is_asynchronous:
+            if self.engine.judges_step and not result.finite:
                 raise explain_not_finite(self.engine, batches, step + 1, result)
             step, loss, stopped = result.step, result.loss, result.stop_requests > 0
-            island = self.engine if isinstance(self.engine, ElasticIsland) else None
-            if island is not None:
-                self.observer.speaks(island.meets.speaks_of(step))
-            self.observer.stepped(
-                replace(
-                    result,
-                    step_s=time.perf_counter() - began,
-                    # What other islands counted is theirs; data has about as many everywhere.
-                    tokens=result.tokens * self._num_islands(step),
-                    loads=result.loads if tells_routing(self.engine.groups) else {},
-                )
-            )
+            self._say_who_speaks(step)
+            seconds = time.perf_counter() - began
+            self.observer.stepped(replace(parts.facts(result), step_s=seconds))
             if job.train.validates_after(step) and not stopped:
                 last, num_validations = self.validate(step), num_validations + 1
             if job.checkpoint.saves_after(step) or stopped or step == job.train.steps:
                 self._save(step)
-            for text in () if island is None else island.meets.news():
+            for text in parts.news():
                 self.observer.noted(step, text)
-            if isinstance(self.engine, ElasticServer):
-                ends = stopped or step == job.train.steps
-                for text in self.engine.go_on(step, ends=ends):
-                    self.observer.noted(step, text)
-            if outer is not None and (stopped or step == job.train.steps):
-                loss = outer.mean_loss(result.loss, result.tokens)
-                if island is not None:
-                    island.meets.end()
+            if stopped or step == job.train.steps:
+                loss = parts.mean_loss(result.loss, result.tokens)
+                parts.end()
         return TrainSummary(
             steps=step,
             stopped=stopped and step < job.train.steps,
@@ -182,51 +153,30 @@ class TrainLoop:
             last_validation=last,
             num_validations=num_validations,
             checkpoint=None if self.saved is None else str(self.saved),
-            absences=self._absences(step),
+            absences=tuple(parts.absences(step)),
         )
 
     def _start(self) -> int | None:
         """Be ready for the first step, and return the steps that are done.
 
-        In a run that goes on without lost workers, servers begin and workers come to them. None on
-        an island that was started again, and comes back when the run is over.
+        None on a rank that comes late, when the run is over.
         """
-        engine, context, limit = self.engine, self.context, self.job.train.step_timeout_s
-        if isinstance(engine, ElasticWorker):
-            done = engine.join(context, limit)
-            return self.job.train.steps if done is None else done
-        if isinstance(engine, ElasticIsland):
-            engine.connect(context, limit, self.job.train.steps)
-            if context.attempt:
-                done = engine.come_in()
-                self.observer.speaks(False)
-                return done
+        engine, train = self.engine, self.job.train
+        engine.parts.connect(self.context, train.step_timeout_s, train.steps)
+        if engine.parts.comes_late:
+            done = engine.come_in()
+            self.observer.speaks(False)
+            return done
         step = self._begin()
-        if isinstance(engine, ElasticIsland):
-            engine.meets.meetings.begin(step)
-            self.observer.speaks(engine.meets.speaks_of(step))
-        if isinstance(engine, ElasticServer):
-            engine.connect(context, limit, self._meets)
-            engine.begin(step)
+        engine.parts.begin(step)
+        self._say_who_speaks(step)
         return step
 
-    def _num_islands(self, step: int) -> int:
-        """Return how many islands took a step."""
-        if isinstance(self.engine, ElasticIsland):
-            return self.engine.meets.num_there(step)
-        return self.engine.groups.islands.size
-
-    def _absences(self, steps: int) -> tuple[Absence | AbsentIsland, ...]:
-        engine = self.engine
-        if isinstance(engine, ElasticIsland):
-            return tuple(engine.meets.absences(steps))
-        return tuple(engine.absent(steps)) if isinstance(engine, ElasticServer) else ()
-
-    def _meets(self, step: int) -> bool:
-        """Return whether something is done after `step` steps while no gradient is under way."""
-        job = self.job
-        ends = step == job.train.steps
-        return ends or job.checkpoint.saves_after(step) or job.train.validates_after(step)
+    def _say_who_speaks(self, step: int) -> None:
+        """Let the observer know whether this rank tells of the run, where that may change."""
+        now = self.engine.parts.speaks(step)
+        if now is not None:
+            self.observer.speaks(now)
 
     def _begin(self) -> int:
         """Start from the seed, a file or a checkpoint; return the steps that are done."""
@@ -234,31 +184,27 @@ class TrainLoop:
         if self.task.resume is None and weights != "none":
             shape = base_shape(self.engine.plan.model)
             found = run_on_all_ranks(self.exchange, lambda: find_weights(Path(weights), shape))[0]
-            # A file may have no biases of routers: they begin at zero then.
-            biases = self.engine.expert_state().get(ROUTER_BIAS, {})
-            there = {name: shards for name, shards in biases.items() if name in found.sources}
+            # What a file may lack of the parts begins as the seed says.
+            more = self.engine.parts.weights().items()
+            there = {name: shards for name, shards in more if name in found.sources}
             load_weights(found, {**self._held(found), **there}, self.exchange)
             self.engine.refresh()
             if self.job.train.weights_optimizer:
                 step = require_optimizer(found, self.job)
                 load_moments(found, self.engine.state(), self.exchange)
                 self.engine.resume({**self.engine.position(), "num_updates": step})
-            if self.engine.outer is not None:
-                self.engine.outer.begin()
+            self.engine.parts.start_from_weights()
         elif self.task.resume is not None:
             step = self.checkpoints.load(Path(self.task.resume))
-            if isinstance(self.engine, AsynchronousServer):
-                self.engine.served.clocks = [step] * self.job.plan.mesh.num_workers
         if self.task.resume is None and self.job.train.adapters != "none":
             folder, shape = Path(self.job.train.adapters), self.engine.plan.model
             adapters = run_on_all_ranks(self.exchange, lambda: find_adapters(folder, shape))[0]
             load_weights(adapters, self._held(adapters), self.exchange)
             self.engine.refresh()
-        numbers = self.job.plan.mathematics
-        if not (numbers.updates.is_elastic or numbers.local_sgd.is_elastic):
-            mesh = self.job.plan.mesh
+        mesh, engine = self.job.plan.mesh, self.engine
+        if engine.parts.begins_together:
             labels = tuple(mesh.label(rank) for rank in range(mesh.world_size))
-            check_same_state(self.context, digests(shared_state(self.engine)), labels)
+            check_same_state(self.context, digests(engine.shared_state()), labels)
         return step
 
     def _held(self, found: WeightFiles) -> dict[str, list[Shard]]:
@@ -283,7 +229,7 @@ class TrainLoop:
     def _batches(self, batch: GlobalBatch, *, step: int, train: bool = True) -> list[TokenBatch]:
         """Return this rank's part of a global batch, in the memory of the host."""
         made: list[TokenBatch] = []
-        for index in range(0 if self.engine.is_server else self.layout.num_microbatches):
+        for index in range(self.layout.num_microbatches if self.engine.computes else 0):
             rows = batch.microbatch(dp_rank=self.engine.data_rank, microbatch=index)
             whole = TokenBatch.from_rows(
                 torch.from_numpy(rows.inputs_BT),
@@ -312,8 +258,6 @@ class TrainLoop:
         return total / max(1.0, tokens)
 
     def _save(self, step: int) -> None:
-        if isinstance(self.engine, ElasticWorker):
-            return  # servers hold all that is saved, and wait for no worker
         self.context.progress.mark(f"checkpoint after step {step}")
         self.saved = self.checkpoints.save(step)
         self.observer.saved(step, self.saved)

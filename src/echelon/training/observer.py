@@ -7,16 +7,48 @@ An observer is named "module:function", because ranks are other processes.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from echelon.config.job import Job
 from echelon.core.event import EventSink
-from echelon.training.routing import RoutingSummary
 
 if TYPE_CHECKING:
+    import torch
+
     from echelon.parallel.expert import LayerLoad
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RoutingSummary:
+    """Sum up the routing of a global batch over all layers.
+
+    `imbalance` is that of the worst layer: the load of its busiest expert over the mean.
+    """
+
+    assignments: int
+    dropped: int
+    aux_loss: float
+    z_loss: float
+    imbalance: float
+
+    @property
+    def dropped_share(self) -> float:
+        """Return the part of all assignments that was dropped."""
+        return self.dropped / self.assignments if self.assignments else 0.0
+
+    @classmethod
+    def from_rows(cls, rows: torch.Tensor) -> RoutingSummary:
+        """Return the summary of the rows of all ranks."""
+        assignments, dropped, aux_loss, z_loss = rows[:, :4].sum(0).tolist()
+        return cls(
+            assignments=int(assignments),
+            dropped=int(dropped),
+            aux_loss=aux_loss,
+            z_loss=z_loss,
+            imbalance=float(rows[:, 4].max()),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,14 +77,22 @@ class StepFacts:
     the one that waited least."""
     rank_used_bytes: tuple[int, ...]
     """Bytes of memory that each rank says it uses."""
-    routing: RoutingSummary | None
+    routing: RoutingSummary | None = None
     """Sums over the experts of the whole model; a dense model has none."""
-    loads: Mapping[int, LayerLoad]
+    loads: Mapping[int, LayerLoad] = field(default_factory=dict[int, "LayerLoad"])
     """Loads of the layers of this rank; to an observer, of those of which it is the one to tell."""
     islands: tuple[int, ...] = ()
     """The islands of local SGD that met at its end, where some may be lost; else none."""
     step_s: float = 0.0
     """Seconds that this rank took, its batch read: known when all of the step is over."""
+
+
+class Absence(Protocol):
+    """What ranks missed of a run that went on without them."""
+
+    def says(self) -> str:
+        """Return it in words."""
+        ...
 
 
 class RunObserver(Protocol):

@@ -10,9 +10,10 @@ import torch
 
 from echelon.parallel.expert import LayerLoad
 from echelon.parallel.expert.router import RoutedTokens, TokenRouting
-from echelon.training.engine import StepResult, TrainEngine
+from echelon.training.engine import TrainEngine
+from echelon.training.observer import RoutingSummary
 from echelon.training.router_diagnosis import find_routers, listen_to
-from echelon.training.routing import RoutingSummary
+from echelon.training.steps.part import StepResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any, cast
@@ -12,28 +13,17 @@ from echelon.config.job import Job
 from echelon.core.errors import CheckpointError
 from echelon.core.parameters import parameters
 from echelon.core.rulebook.run import CHECKPOINT_UNDAMAGED
-from echelon.parallel.islands.exchange import ExchangeBroken
-from echelon.training.checkpoint.communicator import ObjectCommunicator, run_on_all_ranks
+from echelon.training.checkpoint.communicator import (
+    ExchangeBroken,
+    ObjectCommunicator,
+    run_on_all_ranks,
+)
 from echelon.training.checkpoint.folder import checkpoint_path
 from echelon.training.checkpoint.identity import RunIdentity, data_problems
-from echelon.training.checkpoint.index import (
-    PARAMETERS,
-    STATE_FILE,
-    BaseReference,
-    base_of,
-    read_index,
-)
-from echelon.training.checkpoint.islands import (
-    checkpoint_state,
-    held_in,
-    position_of,
-    positions_told,
-    told_position,
-)
+from echelon.training.checkpoint.index import PARAMETERS, STATE_FILE, BaseReference, base_of
 from echelon.training.checkpoint.load import load_checkpoint
 from echelon.training.checkpoint.save import Snapshot, save_checkpoint
 from echelon.training.engine import TrainEngine
-from echelon.training.local_sgd.elastic_engine import ElasticIsland
 
 
 class RunCheckpoints:
@@ -53,14 +43,11 @@ class RunCheckpoints:
     def load(self, path: Path) -> int:
         """Fill the engine from a checkpoint, and return the steps that are done.
 
-        An island that is not in it has what islands agreed on, and an inner optimizer that begins
-        anew.
+        A rank that is not in it has what all ranks agreed on, and an optimizer that begins anew.
         """
         engine = self._engine
-        every = checkpoint_state(engine)
-        # What cannot be read is told by `load_checkpoint`, on all ranks.
-        there = (path / "index.json").is_file() and engine.outer is not None
-        wanted = held_in(every, read_index(path)) if there else every
+        every = engine.checkpoint_state()
+        wanted = engine.parts.within(every, path)
         loaded = load_checkpoint(
             path,
             wanted=wanted,
@@ -72,10 +59,9 @@ class RunCheckpoints:
         data = self._job.data
         if other := list(data_problems(loaded.state, self._data_hash, data, where=str(path))):
             raise CheckpointError(other)
-        position = position_of(loaded.state.get("engine", {}), engine.groups)
+        position = engine.parts.position_of(loaded.state.get("engine", {}))
         if len(wanted) < len(every):
-            assert engine.outer is not None, "there are islands"
-            engine.outer.take_back()
+            engine.parts.take_back()
             position = engine.position()
         if not _has_entries(position, engine.position()):
             raise CheckpointError(
@@ -92,26 +78,19 @@ class RunCheckpoints:
     def save(self, step: int) -> Path:
         """Write a checkpoint after so many steps, and return its path.
 
-        Where islands may be lost, those that met write it; where one is lost meanwhile, those that
-        are left write it once more, unless it is written by then.
+        Where a rank that should write it is lost meanwhile, those that are left write it once more,
+        unless it is written by then.
         """
         engine = self._engine
-        if engine.outer is not None:
-            engine.outer.settle()
-        if not isinstance(engine, ElasticIsland):
-            told = told_position(engine.position(), engine.groups)
-            return self._save(step, told, checkpoint_state(engine), self._exchange)
+        engine.parts.settle()
         final = checkpoint_path(self._folder, step)
         for attempt in count():
-            try:
-                exchange = engine.meets.exchange(attempt)
+            with suppress(ExchangeBroken):
+                exchange = engine.parts.exchange(attempt) or self._exchange
                 if attempt and all(run_on_all_ranks(exchange, final.exists)):
                     return final
-                told = positions_told(engine.position(), engine.groups, exchange)
-                state = checkpoint_state(engine, engine.meets.saving[0])
-                return self._save(step, told, state, exchange)
-            except ExchangeBroken:
-                continue
+                told = engine.parts.told_position(engine.position(), exchange)
+                return self._save(step, told, engine.checkpoint_state(), exchange)
         raise AssertionError("attempts end with the run")
 
     def _save(

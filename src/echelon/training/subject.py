@@ -14,32 +14,26 @@ from typing import Protocol
 import torch
 
 from echelon.core.attention_mask import DocumentStarts, PositionRun
-from echelon.core.choices.updates import AppliedGradient, WorkerChange
+from echelon.core.choices.updates import AppliedGradient
 from echelon.core.event import EventList
 from echelon.core.plan import Plan
-from echelon.cost.bytes.threads import REPLICA_GRADIENTS, REPLICA_PARAMETERS
 from echelon.launch.context import RankContext
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.models.piece_sizes import PROOF_PIECES, TRAINING_PIECES, PieceSizes
-from echelon.parallel.buckets import Bucket
-from echelon.parallel.completion.completion import Completion, LoneCompletion
+from echelon.parallel.completion.completion import Completion
 from echelon.parallel.islands.meetings import Meeting
 from echelon.parallel.offload.store import storage_bytes
-from echelon.parallel.servers.messages import END, SERVER, send_numbers
+from echelon.parallel.storage.buckets import Bucket
+from echelon.parallel.storage.weights import Shard
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.recorder import Recorder, clock_of
-from echelon.parallel.weights import Shard
 from echelon.schedule.action import ActionKind
 from echelon.training.activation_recorder import ActivationRecorder, RecordedActivation
 from echelon.training.engine import TrainEngine
-from echelon.training.local_sgd.elastic_engine import ElasticIsland
-from echelon.training.local_sgd.outer_steps import GRADIENTS
+from echelon.training.local_sgd.elastic_steps import ElasticOuterSteps
 from echelon.training.routing_recorder import RecordedRouting, RoutingRecorder
-from echelon.training.servers.elastic_server import ElasticServer
-from echelon.training.servers.elastic_worker import ElasticWorker
-from echelon.training.servers.engine import make_engine
 from echelon.training.servers.server import AsynchronousServer
-from echelon.training.servers.worker import AsynchronousWorker
+from tests.training.engine_targets import make_engine
 
 
 class BatchRows(Protocol):
@@ -67,7 +61,7 @@ class BatchRows(Protocol):
 
 
 MESSAGE_S = 120.0
-"""Seconds for which a message between a worker that may be lost and a server is waited for."""
+"""Seconds for which a message between islands that may be lost is waited for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -120,10 +114,9 @@ class EngineSubject:
         self.events = EventList()
         clock = clock_of(place.device)
         recorder = Recorder(place.rank, self.events, place.progress, clock)
-        lone = place.attempt and plan.mathematics.updates.is_elastic
-        completion = completion or (LoneCompletion() if lone else None)
         self.engine = make_engine(plan, recorder, place.device, completion, pieces=pieces)
         self.engine.on_gradients = self._keep_gradients
+        self._islands = self.engine.parts.find(ElasticOuterSteps)
         if isinstance(self.engine, AsynchronousServer):
             self.engine.keeps_order = True
         self._routes = RoutingRecorder(self.engine)
@@ -133,11 +126,10 @@ class EngineSubject:
 
     def step(self, batch: BatchRows, step: int) -> EngineReport:
         """Take one optimizer step on this rank's rows of `batch`."""
-        if isinstance(self.engine, AsynchronousWorker):
-            counted = int((batch.labels_BT != IGNORED_LABEL).sum())
-            self.engine.tokens_of_step = lambda _: counted
+        counted = int((batch.labels_BT != IGNORED_LABEL).sum())
+        self.engine.tokens_of_step = lambda _: counted
         batches: list[TokenBatch] = []
-        if not self.engine.is_server:
+        if self.engine.computes:
             runs = self.engine.runs_for(batch.inputs_BT.shape[1])
             batches = rank_batches(self.engine.plan, batch, self.engine.data_rank, step, runs=runs)
         ran: dict[int, None] = {}
@@ -203,66 +195,48 @@ class EngineSubject:
         """Return the state of the optimizer, by kind."""
         return self.engine.state()
 
-    def outer(self) -> Mapping[str, Mapping[str, Sequence[Shard]]]:
-        """Return the outer parameters and momentum of local SGD, by kind."""
-        kinds = self.engine.outer_state().items()
-        return {kind: shards for kind, shards in kinds if kind != GRADIENTS}
+    def parts(self) -> Mapping[str, Mapping[str, Sequence[Shard]]]:
+        """Return the proven values of the step parts, by kind."""
+        return self.engine.parts.proven()
 
     def applied(self) -> Sequence[AppliedGradient]:
         """Return the gradients that an asynchronous server applied, in order; others none."""
         return self.engine.applied if isinstance(self.engine, AsynchronousServer) else ()
 
     def begin(self, place: RankContext, num_steps: int) -> int:
-        """Begin a run that goes on without lost workers, or come into it; return the steps done."""
-        engine = self.engine
-        if isinstance(engine, ElasticIsland):
-            engine.connect(place, MESSAGE_S, num_steps)
-            if not place.attempt:
-                engine.meets.meetings.begin(0)
-                return 0
-            done = engine.come_in()
+        """Begin a run that goes on without lost islands, or come into it; return the steps done."""
+        assert self._islands is not None, "another run begins with its first step"
+        parts = self.engine.parts
+        parts.connect(place, MESSAGE_S, num_steps)
+        if parts.comes_late:
+            done = self.engine.come_in()
             return num_steps if done is None else done
-        if isinstance(engine, ElasticWorker):
-            done = engine.join(place, MESSAGE_S)
-            return num_steps if done is None else done
-        assert isinstance(engine, ElasticServer), "another run begins with its first step"
-        engine.connect(place, MESSAGE_S, lambda step: step == num_steps)
-        engine.begin(0)
+        parts.begin(0)
         return 0
-
-    def go_on(self, step: int) -> None:
-        """Let workers go on after so many steps."""
-        if isinstance(self.engine, ElasticServer):
-            self.engine.go_on(step, ends=self.engine.served.loop_meets(step))
-
-    def changes(self) -> Sequence[WorkerChange]:
-        """Return who came and was lost on a server; nobody in a run that ends with the first."""
-        return self.engine.changes if isinstance(self.engine, ElasticServer) else ()
 
     def met(self, step: int) -> tuple[list[int], list[int], int] | None:
         """Return which islands met after so many steps, which came in, and how often it failed.
 
         None where none met, or none may be lost.
         """
-        engine = self.engine
-        met = engine.meets.met_after(step) if isinstance(engine, ElasticIsland) else None
+        met = None if self._islands is None else self._islands.met_after(step)
         if met is None:
             return None
         return sorted(met.members), sorted(met.joins), int(met.key.rsplit("/", 1)[1])
 
     def die_at_meeting(self, step: int) -> None:
         """Have this rank killed in the meeting after so many steps, when it has begun to send."""
-        assert isinstance(self.engine, ElasticIsland), "the run goes on without it"
+        assert self._islands is not None, "the run goes on without it"
 
         def end(done: int) -> None:
             if done == step:
                 os.kill(os.getpid(), signal.SIGKILL)
 
-        self.engine.meets.on_sums = end
+        self._islands.on_sums = end
 
     def wait_for_return(self, step: int, islands: int, limit_s: float) -> None:
         """Let the meeting after so many steps wait for all `islands`, at most so long."""
-        assert isinstance(self.engine, ElasticIsland), "islands come back"
+        assert self._islands is not None, "islands come back"
         began: list[float] = []
 
         def holds(meeting: Meeting) -> bool:
@@ -271,23 +245,7 @@ class EngineSubject:
             began.append(time.monotonic())
             return time.monotonic() - began[0] < limit_s
 
-        self.engine.meets.meetings.holds = holds
-
-    def die_when_pushed(self) -> None:
-        """Have this worker killed in its next step, at the end of its push.
-
-        Of several servers the first has its whole gradient then, and the others have not.
-        """
-        engine = self.engine
-        assert isinstance(engine, ElasticWorker), "the run goes on without it"
-
-        def end(loss: float, norm_squared: float, stop_after: int) -> None:
-            first, *others = engine.messages.pairs
-            if others:
-                send_numbers(first, SERVER, END, loss, norm_squared, stop_after).wait()
-            os.kill(os.getpid(), signal.SIGKILL)
-
-        engine.messages.end = end
+        self._islands.meetings.holds = holds
 
     def close(self) -> dict[str, int]:
         """Give back what rests outside of the device; return the bytes sent since the last step."""
@@ -384,16 +342,12 @@ def held_bytes(engine: TrainEngine) -> dict[str, int]:
         )
         for name, places in (("parameters", values), ("gradients", gradients))
     }
-    others = () if engine.model.replicas is None else engine.model.replicas.others
-    here = [one for replica in others if replica.device == engine.device for one in replica.buckets]
-    found[REPLICA_PARAMETERS] = storage_bytes(bucket.values for bucket in here)
-    found[REPLICA_GRADIENTS] = storage_bytes(bucket.gradients for bucket in here)
     fp8 = [one.fp8 for one in buckets if one.fp8 is not None]
     found[CODES_TERM] = storage_bytes(part for one in fp8 for part in (one.codes, one.scales))
     found[SECONDARY_TERM] = storage_bytes(engine.model.gathering.secondary.tensors)
     found |= {MASTER_PARAMETERS_TERM: 0, OPTIMIZER_STATE_TERM: 0}
-    for kind, flats in ({} if engine.outer is None else engine.outer.state()).items():
-        found[kind.replace(".", " ")] = storage_bytes(flats.values())
+    for term, tensors in engine.parts.held().items():
+        found[term] = storage_bytes(tensors)
     for kind, flats in engine.optimizer.state().items():
         found[MASTER_PARAMETERS_TERM if kind == "master" else OPTIMIZER_STATE_TERM] += (
             storage_bytes(flats.values())

@@ -96,7 +96,7 @@ def make():
     def loss(model, ids):
         return model(input_ids=ids, labels=ids).loss
 
-    from echelon.parallel.module.tensor.known import rules_of
+    from echelon.parallel.module.tensor.rules import rules_of
 
     return model, batch, loss, {"tensor": {**rules_of(model), **RULES}} if RULES else {}
 """
@@ -149,7 +149,7 @@ LOST_MICROBATCH = _STAGED_PATCHED % (
 """The first stage forgets the gradient of the second microbatch."""
 
 SHIFTED_LABEL = _STAGED_PATCHED % (
-    "from echelon.parallel.module.context.sequences import SequenceCut\n"
+    "from echelon.parallel.module.context.build import SequenceCut\n"
     "own = SequenceCut.cut\n"
     "def shifted(self, batch):\n"
     "    made = own(self, batch)\n"

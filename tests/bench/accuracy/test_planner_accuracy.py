@@ -23,7 +23,7 @@ from bench.accuracy.published.plans import candidates_of, sequences_of
 from bench.accuracy.published.programs import program_of
 from bench.accuracy.published.rows import Row
 from bench.accuracy.report import summary_text
-from echelon.cost.seconds.trainer_generations import FRAMEWORKS
+from echelon.cost.seconds.trainers import FRAMEWORKS
 
 GPT = {
     "source": "Paper et al. 2021 Table 1",

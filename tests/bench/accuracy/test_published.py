@@ -22,7 +22,7 @@ from bench.accuracy.published.refusals import Refused
 from bench.accuracy.published.rows import Row, read_rows
 from echelon.cost.bytes.model_sizes import block_weights
 from echelon.cost.inputs.numbers import LayoutNumbers
-from echelon.cost.seconds.trainer_generations import FRAMEWORKS
+from echelon.cost.seconds.trainers import FRAMEWORKS
 
 
 def row(**columns: str) -> Row:

@@ -9,7 +9,7 @@ from bench.accuracy.published.refusals import Refused
 from bench.accuracy.published.rows import Row
 from bench.accuracy.published.trainer_defaults import DTYPE_BYTES, trainer_defaults
 from echelon.cost.inputs.cost_inputs import TrainerConstants
-from echelon.cost.seconds.trainer_generations import FRAMEWORKS
+from echelon.cost.seconds.trainers import FRAMEWORKS
 
 
 def software(**cells: str) -> TrainerConstants:

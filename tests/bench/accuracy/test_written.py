@@ -8,7 +8,7 @@ import pytest
 
 from bench.accuracy import written
 from bench.accuracy.written import FILES, PRESETS, TRAINERS, preset_file, write_constants
-from echelon.cost.seconds.trainer_generations import FITTED
+from echelon.cost.seconds.trainers import FITTED
 
 
 def test_the_constants_of_the_package_are_written_as_they_stand(

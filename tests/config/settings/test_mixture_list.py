@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from echelon.config.settings.mixture_list import MixtureList, mixture_parts
+from echelon.config.settings.list_types import MixtureList, mixture_parts
 from echelon.core.choices.data_mixture import MixturePart
 
 

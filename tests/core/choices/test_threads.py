@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from echelon.core.choices.threads import Threads, replica_rows
+from echelon.core.choices.threads import replica_rows
 
 
 def test_rows_are_those_of_chunks() -> None:
@@ -13,7 +13,3 @@ def test_rows_are_those_of_chunks() -> None:
             chunks = torch.zeros(rows).chunk(replicas)
             assert replica_rows(rows, replicas) == tuple(map(len, chunks))
     assert replica_rows(0, 3) == (0,)
-
-
-def test_one_replica_is_no_threads() -> None:
-    assert [Threads(replicas=n).on for n in (1, 2)] == [False, True]

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 
 from echelon.core.choices.updates import Updates
@@ -35,9 +33,3 @@ def test_updates_of_a_step() -> None:
     assert asynchronous(2).per_clock(4) == 4
     assert asynchronous(0).per_clock(4) == 1
     assert Updates().per_clock(4) == 1
-
-
-def test_a_run_is_elastic_where_it_needs_fewer_workers_than_it_has() -> None:
-    """S07: the default is that it needs all of them."""
-    assert not asynchronous(2).is_elastic
-    assert replace(asynchronous(2), min_workers=1).is_elastic

@@ -11,7 +11,12 @@ import pytest
 from echelon.cost.activations.attention import attention_operators
 from echelon.cost.activations.from_plan import activation_numbers_from_plan
 from echelon.cost.activations.linear import mlp_operators
-from echelon.cost.activations.numbers import ActivationNumbers
+from echelon.cost.activations.numbers import (
+    ActivationNumbers,
+    OperatorMemory,
+    saved_tensors,
+    total_saved_bytes,
+)
 from echelon.cost.activations.units import head_operators
 from tests.parallel.layouts import NANO, plan_of
 
@@ -82,3 +87,15 @@ def test_of_gathered_rows_a_ring_has_two_chunks_at_most(tp: int, chunks: int) ->
 def test_whole_rows_are_not_gathered() -> None:
     x = activation_numbers_from_plan(plan_of(tp=2))
     assert (x.gathered_bytes(x.whole), x.summed_bytes(x.whole)) == (0, x.whole)
+
+
+def test_what_an_operator_keeps_is_the_sum_of_its_tensors() -> None:
+    kept = saved_tensors("norm", ("stream", 12, "n D s"), ("statistics", 4, "n w"))
+    assert [one.operator for one in kept] == ["norm", "norm"]
+    assert total_saved_bytes(kept) == 16
+    operator = OperatorMemory(name="norm", saved=kept, kept_for_weight_gradient=kept[:1])
+    assert (operator.saved_bytes, operator.weight_gradient_bytes, operator.remade_bytes) == (
+        16,
+        12,
+        0,
+    )

@@ -6,7 +6,10 @@ import pytest
 
 from echelon.core.plan import Plan, Recompute
 from echelon.cost.activations.from_plan import activation_numbers_from_plan
-from echelon.cost.activations.timeline import RankActivations
+from echelon.cost.activations.numbers import OperatorMemory, SavedTensor
+from echelon.cost.activations.timeline import RankActivations, backward_peak, forward_peak
+from echelon.cost.activations.units import UnitOperators
+from echelon.layout.buckets import UNIT_HEAD
 from tests.parallel.layouts import DEEPSEEK, GPT2, NANO, plan_of
 from tests.parallel.pipeline.pipelines import pipeline_plan
 
@@ -37,3 +40,64 @@ def test_stored_inputs_wait_on_the_host() -> None:
     stored = [unit.stored.bytes for unit in units if unit.stored is not None and unit.on_host]
     assert stored == NANO.layers * [x.stream]
     assert all(unit.saved == () for unit in units if unit.on_host)
+
+
+X = activation_numbers_from_plan(plan_of())
+
+
+def _kept(size: int) -> tuple[SavedTensor, ...]:
+    return (SavedTensor(operator="one", name="input", bytes=size, formula="n"),)
+
+
+def _operator(saved: int, forward: int, backward: int, waits: int = 0) -> OperatorMemory:
+    return OperatorMemory(
+        name="one",
+        saved=_kept(saved),
+        kept_for_weight_gradient=_kept(waits),
+        forward=forward,
+        backward=backward,
+        backward_split=backward,
+    )
+
+
+def _unit(*operators: OperatorMemory, name: str = UNIT_HEAD) -> UnitOperators:
+    return UnitOperators(name=name, operators=operators)
+
+
+def test_forward_what_operators_keep_adds_up() -> None:
+    one = _unit(_operator(10, 30, 0), _operator(20, 25, 0))
+    # 30 with the first; 10 + 25 with the second; 30 in the end.
+    assert forward_peak([one], X) == 35
+    assert forward_peak([one, _unit(_operator(1, 2, 0))], X) == 35
+    assert forward_peak([one, _unit(_operator(1, 9, 0))], X) == 39
+    assert forward_peak([], X) == 0
+
+
+def test_backward_it_goes_again_or_waits_for_w() -> None:
+    one = _unit(_operator(10, 0, 40, waits=7), _operator(20, 0, 15, waits=12))
+    # 30 + 15 of the second; then 10 + 40, and in B what the second keeps for W.
+    assert backward_peak([one], X, split=False) == 50
+    assert backward_peak([one], X, split=True) == 62
+
+
+def test_a_recomputed_unit_keeps_its_input_alone_and_runs_forward_again() -> None:
+    operators = (_operator(int(X.stream), 3000, 0), _operator(2000, 2500, 100))
+    stored = UnitOperators(
+        name="layers.0",
+        operators=operators,
+        stored=SavedTensor(operator="layers.0", name="input", bytes=X.stream, formula="n D s"),
+    )
+    whole = UnitOperators(name="layers.0", operators=operators)
+    assert stored.saved == (stored.stored,)
+    assert forward_peak([stored, stored], X) < forward_peak([whole, whole], X)
+    # Backward it has all that its operators keep, once.
+    again, once = (backward_peak([unit], X, split=False) for unit in (stored, whole))
+    assert again >= once
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_a_unit_without_operators_hands_its_gradient_on(split: bool) -> None:
+    stored = SavedTensor(operator="stage", name="input", bytes=X.stream, formula="n D s")
+    alone = UnitOperators(name="input", operators=(), stored=stored)
+    assert forward_peak([alone], X) == X.stream
+    assert backward_peak([alone], X, split=split) == 3 * X.stream

@@ -22,7 +22,7 @@ from echelon.cost.bytes.nccl import (
 from echelon.cost.inputs.cost_inputs import CostInputs
 from echelon.cost.inputs.numbers import Num
 from echelon.cost.peak.fullest_rank import fullest_rank_bytes
-from echelon.cost.seconds.trainer_generations import constants_of_trainer, our_constants
+from echelon.cost.seconds.trainers import constants_of_trainer, our_constants
 from tests.cost.seconds.small_work import MACHINE, MIXTURE, MODEL, small_work, with_trainer
 
 

@@ -11,7 +11,7 @@ from echelon.config.load import load_job
 from echelon.core.cluster import Cluster
 from echelon.cost.fit.trainer import TimedStep, fit_trainer, plan_label, predicted_steps
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
-from echelon.cost.seconds.trainer_generations import our_constants
+from echelon.cost.seconds.trainers import our_constants
 from echelon.planner.predict.estimate import estimate_from_inputs, estimate_plan
 
 TRUE = {

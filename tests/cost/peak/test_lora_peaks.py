@@ -6,7 +6,7 @@ import pytest
 
 from echelon.config.load import load_job
 from echelon.core.axis import Axis
-from echelon.cost.peak.few_rounds import with_few_microbatches
+from echelon.cost.peak.pipeline import with_few_microbatches
 from echelon.cost.peak.rank_peak import PeakWalk
 from echelon.rehearsal.rank import rehearse_rank
 from echelon.rehearsal.run import on_nccl

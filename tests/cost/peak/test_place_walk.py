@@ -8,10 +8,18 @@ from echelon.config.load import load_job
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.cost.activations.from_plan import activation_numbers_from_plan
-from echelon.cost.peak.messages import message_counts
-from echelon.cost.peak.place_walk import HighestMoment, PlaceWalk
+from echelon.cost.activations.timeline import RankActivations
+from echelon.cost.peak.pipeline import message_counts
+from echelon.cost.peak.place_walk import (
+    END,
+    HighestMoment,
+    PlaceWalk,
+    WeightOrder,
+    operator_of,
+    writes_at_end,
+)
 from echelon.cost.peak.rank_peak import TERMS, PeakWalk, rank_peak
-from echelon.layout.stage import part_of
+from echelon.layout.stage import held_experts, part_of, stage_parameters
 from echelon.schedule.from_plan import schedule_from_plan
 
 PIPELINE = ("mesh.pp=4", "model.layers=8", "batch.global_sequences=32")
@@ -67,3 +75,81 @@ def test_units_are_called_by_the_blocks_of_the_rank_that_asks() -> None:
     for stage, one in enumerate(PeakWalk(plan).by_place()):
         blocks = {f"layers.{block}" for block in plan.layout.pipeline.stages[stage]}
         assert one.where.split(", ")[1] in {*blocks, "head"}
+
+
+LATENT = (
+    "model.latent.query_rank=24",
+    "model.latent.kv_rank=16",
+    "model.latent.nope_dim=16",
+    "model.latent.rope_dim=8",
+    "model.latent.value_dim=16",
+    "model.kv_heads=4",
+)
+MIXED = (
+    "model.experts.num_experts=4",
+    "model.experts.top_k=2",
+    "model.experts.ffn=96",
+    "model.experts.shared_experts=1",
+)
+
+
+def order_of(plan: Plan) -> WeightOrder:
+    part = part_of(plan, 0)
+    specs = stage_parameters(plan, part.stages[0], held_experts(plan, part))
+    return WeightOrder(plan, RankActivations(plan, 0).units(0, 0), specs)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        (),
+        ("model.tied=true",),
+        ("model.qk_norm=true", "model.qkv_bias=true", "model.norm=layernorm"),
+        ("model.positions=learned", "model.gated=false", "model.activation=gelu"),
+        ("mesh.tp=2", "mesh.sequence_parallel=true"),
+        ("mesh.cp=2",),
+        LATENT,
+        (*LATENT, "mesh.tp=2"),
+        MIXED,
+        (*MIXED, "mesh.tp=2"),
+    ],
+)
+def test_each_gradient_is_written_once_in_either_pass(flags: tuple[str, ...]) -> None:
+    plan = plan_of(*flags)
+    part = part_of(plan, 0)
+    specs = stage_parameters(plan, part.stages[0], held_experts(plan, part))
+    names = sorted([spec.name for spec in specs] + ["embedding.weight"] * plan.model.tied)
+    order = order_of(plan)
+    for found in (order.whole, order.by_operator):
+        assert sorted(name for listed in found.values() for name in listed) == names
+    operators = {
+        one.name for unit in RankActivations(plan, 0).units(0, 0) for one in unit.operators
+    }
+    assert {operator_of(plan, spec) for spec in specs} <= operators
+    assert END not in order.by_operator
+
+
+def test_products_wait_for_a_collective() -> None:
+    down, up = "layers.1.mlp.down.weight", "layers.1.mlp.up.weight"
+    query = "layers.1.attention.q.weight"
+    alone = order_of(plan_of()).whole
+    assert down in alone["layers.1", "down"]
+    whole = order_of(plan_of("mesh.tp=2", "mesh.sequence_parallel=false")).whole
+    assert down in whole["layers.1", "gate, up"]
+    assert up in whole["layers.1", "gate, up"]
+    split = order_of(plan_of("mesh.tp=2", "mesh.sequence_parallel=true")).whole
+    assert down in split["layers.1", "gate, up"]
+    assert up in split["layers.1", "o"]
+    assert query in split["layers.0", "down"]
+
+
+def test_chunks_of_experts_write_as_often() -> None:
+    plan = plan_of(*MIXED, "mesh.dp_shard=2", "mesh.ep=2", "experts.chunks=2")
+    found = order_of(plan).whole["layers.0", "shared experts"]
+    assert found.count("layers.0.mlp.experts.0.down.weight") == 2
+
+
+def test_norms_write_when_their_work_is_done() -> None:
+    assert writes_at_end("mlp norm", fused_norm=False)
+    assert not writes_at_end("mlp norm", fused_norm=True)
+    assert not writes_at_end("down", fused_norm=False)

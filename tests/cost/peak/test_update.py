@@ -5,8 +5,14 @@ from __future__ import annotations
 from math import prod
 
 from echelon.config.load import load_job
+from echelon.core.offload_file import round_up_to_pages
 from echelon.core.plan import Plan
-from echelon.cost.peak.update import NORM_ELEMENTS, UPDATE_ELEMENTS, most_update_bytes
+from echelon.cost.peak.update import (
+    NORM_ELEMENTS,
+    UPDATE_ELEMENTS,
+    most_update_bytes,
+    offload_buffer_bytes,
+)
 from echelon.layout.buckets import plan_buckets, slice_elements
 from echelon.layout.muon import muon_exchange
 from echelon.layout.stage import part_of
@@ -63,3 +69,30 @@ def test_muon_alone_has_its_matrices_and_one_iteration() -> None:
 def test_over_data_ranks_pieces_and_results_travel_beside() -> None:
     alone, shared = plan_of(MUON), plan_of(MUON, "mesh.dp_shard=2", "zero.stage=1")
     assert 0 < most(shared) != most(alone)
+
+
+def offloaded_plan(*flags: str) -> Plan:
+    gpus = ("cluster.preset=8xh100", "mesh.dp_shard=2", "zero.stage=3", "mesh.dp_replicate=4")
+    return load_job("nano", (*gpus, "precision.parameters=fp32", *flags)).plan
+
+
+def found(plan: Plan, reads: int = 0) -> int:
+    return offload_buffer_bytes(plan, plan_buckets(plan, part_of(plan, 0)), reads, {"device"})
+
+
+def test_two_jobs_of_an_update_are_at_hand() -> None:
+    plan = offloaded_plan("zero.optimizer_offload=host")
+    slices = [slice_elements(plan, one) for one in plan_buckets(plan, part_of(plan, 0))]
+    # AdamW has two moments of each; the master copy is the parameters themselves.
+    assert found(plan) == 2 * 2 * round_up_to_pages(4 * max(slices))
+    assert found(offloaded_plan()) == 0
+
+
+def test_slices_of_parameters_have_a_buffer_each_while_they_are_read() -> None:
+    flags = ("zero.parameter_offload=host", "zero.optimizer_offload=host")
+    plan = offloaded_plan(*flags)
+    slices = [slice_elements(plan, one) for one in plan_buckets(plan, part_of(plan, 0))]
+    each = round_up_to_pages(4 * max(slices))
+    assert found(plan, 3) - found(offloaded_plan("zero.optimizer_offload=host")) == 3 * each
+    # An update has two of them at hand, however few a step reads.
+    assert found(plan, 0) - found(offloaded_plan("zero.optimizer_offload=host")) == 2 * each

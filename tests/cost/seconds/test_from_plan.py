@@ -5,17 +5,23 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 
 from echelon.config.cluster.settings import named_cluster
+from echelon.core.choices.lora import LINEARS, Lora
 from echelon.core.cluster import Cluster, Device, Link
+from echelon.core.parameters import num_parameters, num_trained_parameters
 from echelon.core.plan import Context, Recompute
 from echelon.cost.inputs.cost_inputs import TrainerConstants
+from echelon.cost.peak.fullest_rank import pipeline_ends
 from echelon.cost.seconds.from_plan import (
     constants_for_precision,
+    cost_inputs_from_plan,
     layout_numbers_from_plan,
     machine_numbers_from_cluster,
     mean_keys_per_query,
     model_numbers_from_shape,
+    with_adapters,
 )
 from echelon.schedule.build import SCHEDULES
 from tests.cost.layouts import MIXED, SINGLE
@@ -125,3 +131,25 @@ def test_devices_share_the_interfaces_of_their_node() -> None:
     shared = replace(CLUSTER, links=(inside, replace(network, interfaces=1)))
     assert [tier.bandwidth for tier in machine_numbers_from_cluster(CLUSTER).tiers] == [8e9, 4e9]
     assert [tier.bandwidth for tier in machine_numbers_from_cluster(shared).tiers] == [8e9, 1e9]
+
+
+SHAPE = replace(NANO, lora=Lora(rank=4, alpha=8.0, targets=LINEARS))
+
+
+def test_a_shape_without_adapters_keeps_its_numbers() -> None:
+    numbers = model_numbers_from_shape(NANO, 8)
+    assert with_adapters(numbers, NANO) is numbers
+
+
+def test_rows_and_weights_are_those_of_the_parameters() -> None:
+    found = with_adapters(model_numbers_from_shape(SHAPE, 8), SHAPE)
+    assert (found.adapters_attention_in, found.adapters_mlp_out) == (12.0, 4.0)
+    each = float(found.adapters_whole) + float(found.adapters_split)
+    assert each * SHAPE.layers == num_trained_parameters(SHAPE)
+    assert found.trained == pytest.approx(num_trained_parameters(SHAPE) / num_parameters(SHAPE))
+
+
+def test_a_rank_holds_all_weights_and_trains_adapters_alone() -> None:
+    held = pipeline_ends(cost_inputs_from_plan(plan_of(model=SHAPE))).last
+    assert float(held.shared) == num_parameters(SHAPE)
+    assert float(held.trained) == num_trained_parameters(SHAPE)

@@ -9,8 +9,8 @@ import pytest
 
 from echelon.config.load import load_job
 from echelon.core.plan import Plan, Recompute, RecomputedOperator, RecomputePolicy
-from echelon.cost.seconds.events import COMPUTED
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan
+from echelon.cost.seconds.stages import COMPUTED
 from echelon.cost.seconds.step import block_kind_seconds, step_seconds
 from echelon.cost.seconds.unit_times import (
     UnitTimes,

@@ -12,8 +12,7 @@ from echelon.cli.main import main
 from echelon.config.load import load_job
 from echelon.core.errors import EnvironmentProblem
 from echelon.core.plan import Plan
-from echelon.cost.peak.host_memory import memory_by_place
-from echelon.cost.peak.rank_peak import rank_peak
+from echelon.cost.peak.rank_peak import memory_by_place, rank_peak
 from echelon.launch import room
 from echelon.launch.host import START_BYTES, MemoryLimit
 from echelon.launch.room import (

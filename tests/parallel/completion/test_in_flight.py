@@ -4,8 +4,14 @@ from __future__ import annotations
 
 import torch
 
-from echelon.parallel.completion.in_flight import InFlight, LateOperation, OperationName
-from echelon.parallel.completion.race import Race, RaceKind
+from echelon.parallel.completion.in_flight import (
+    InFlight,
+    LateOperation,
+    OperationName,
+    Race,
+    RaceKind,
+    place_in_code,
+)
 
 SUM = OperationName(kind="all_reduce", name="x", axis="dp")
 
@@ -157,3 +163,18 @@ def test_what_is_left_is_ended_without_a_word() -> None:
     flight.close()
     assert ended == [1]
     assert not races
+
+
+def test_a_race_is_a_line_of_a_file() -> None:
+    race = Race(
+        kind=RaceKind.USED,
+        operation="all_reduce x",
+        axis="dp",
+        step=1,
+        rank=0,
+        at=place_in_code(),
+        says="its result is used by mm",
+        when_s=2.5,
+    )
+    assert Race.from_json(race.to_json()) == race
+    assert "test_in_flight.py" in race.at

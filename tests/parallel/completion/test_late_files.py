@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from echelon.parallel.completion.in_flight import InFlight
+from echelon.parallel.completion.in_flight import InFlight, Race, RaceKind
 from echelon.parallel.completion.late_files import LateFileOffloadStore
-from echelon.parallel.completion.race import Race, RaceKind
 
 
 @pytest.fixture

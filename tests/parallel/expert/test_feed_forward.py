@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import cast
 
 import pytest
 import torch
 from torch.nn import functional as fn
 
+from echelon.core.experts import Balance, ExpertLayout
+from echelon.core.model_shape import ModelShape
+from echelon.core.plan import Plan, Precision
+from echelon.launch.local.supervisor import RankPool
 from echelon.models.moe import Expert, MixtureOfExperts
 from echelon.parallel.expert.feed_forward import ExpertFeedForward
 from echelon.parallel.tensor import TensorSplit
-from tests.parallel.layouts import MIXTRAL, plan_of
+from echelon.proof.matrix.bytes_walk import compare_plan
+from echelon.proof.run import prove
+from tests.parallel.layouts import DEEPSEEK, MIXTRAL, plan_of
 from tests.parallel.one_rank import alone
+from tests.proof.layouts import Changes
 
 COUNTS = [3, 0, 5, 1, 0, 2, 0, 4]
+
+FP8 = Precision(parameters="bf16", matmul="fp8", fp8_block=4)
+PADDED = {
+    "experts": ExpertLayout(padded=True),
+    "balance": Balance(capacity_factor=1.5),
+}
 
 
 def by_autograd(expert: Expert, x: torch.Tensor, gates: torch.Tensor) -> torch.Tensor:
@@ -53,3 +67,57 @@ def test_outputs_and_gradients_are_those_of_autograd(exchanges: bool) -> None:
     for found, right in zip(gradients, wanted, strict=True):
         torch.testing.assert_close(found, right, rtol=1e-12, atol=1e-12)
     assert not slots[id(held[1].down.weight)].gradient.any()
+
+
+def wider(model: ModelShape) -> ModelShape:
+    """Return a model whose experts two tensor ranks can share in whole tiles."""
+    assert model.experts is not None
+    return replace(model, experts=replace(model.experts, ffn=16))
+
+
+CASES: dict[str, Changes] = {
+    "one": {"model": MIXTRAL},
+    "ep2": {"model": MIXTRAL, "dp_shard": 2, "ep": 2},
+    "shared, ep2, tp2 scattered": {
+        "model": wider(DEEPSEEK),
+        "dp_shard": 2,
+        "ep": 2,
+        "tp": 2,
+        "sequence_parallel": True,
+    },
+    "pieces of experts": {
+        "model": wider(MIXTRAL),
+        "tp": 2,
+        "experts": ExpertLayout(expert_tp=2),
+    },
+    "shared, zb-h1": {"model": DEEPSEEK, "pp": 2, "schedule": "zb-h1"},
+    "padded": {"model": MIXTRAL, "dp_shard": 2, "ep": 2, **PADDED},
+}
+
+
+def plan_in_fp8(name: str) -> Plan:
+    """Return the plan of a case, whose widths are multiples of 4 on every rank."""
+    return plan_of(precision=FP8, microbatch_sequences=2, **CASES[name])
+
+
+@pytest.mark.one_in(5)
+@pytest.mark.parametrize("name", CASES)
+def test_bytes_sent_held_and_kept_are_those_of_the_formulas(name: str, rank_pool: RankPool) -> None:
+    found = compare_plan(plan_in_fp8(name), rank_pool.run)
+    assert found.problems == ()
+    assert found.kept > 0
+
+
+@pytest.mark.one_in(10)
+@pytest.mark.parametrize("name", CASES)
+def test_float64_is_proven(name: str, rank_pool: RankPool) -> None:
+    proof = prove(plan_in_fp8(name), run_ranks=rank_pool.run, own_precision=False)
+    proof.require()
+    assert max(claim.max_error for claim in proof.passes[0].claims) <= 1e-10
+
+
+@pytest.mark.slow
+def test_bfloat16_is_proven(rank_pool: RankPool) -> None:
+    proof = prove(plan_in_fp8("ep2"), run_ranks=rank_pool.run)
+    proof.require()
+    assert [one.precision for one in proof.passes] == ["fp64", "bf16", "bf16, fp8"]

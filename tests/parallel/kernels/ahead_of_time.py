@@ -97,10 +97,7 @@ def compiling(tell: Callable[[str], None]) -> Iterator[dict[str, Any]]:
     """Yield the modules with kernels, by name, none of which launches anything."""
     modules = {
         name: import_module(f"{_ROOM}.{name}_triton")
-        for name in (
-            *("norm", "rotary", "swiglu", "cross_entropy", "update"),
-            *("grouped_gradient", "row_sums"),
-        )
+        for name in ("norm", "rotary", "swiglu", "cross_entropy", "update", "expert_kernels")
     }
     replaced: list[tuple[Any, str, Any]] = []
     for module in modules.values():
@@ -153,10 +150,10 @@ def compile_all(hidden: int, ffn: int, heads: tuple[int, int, int], dtype: torch
         ends = torch.full((1,), rows, dtype=torch.int32)
         for kept, fresh in ((torch.float32, False), (dtype, True)):
             sums = torch.zeros(1, ffn, hidden, dtype=kept)
-            modules["grouped_gradient"].add_grouped_gradient(
+            modules["expert_kernels"].add_grouped_gradient(
                 sums, gate_up[:, :ffn], x, ends, fresh=fresh
             )
-        modules["row_sums"].row_sums(x, labels, labels)
+        modules["expert_kernels"].row_sums(x, labels, labels)
 
 
 if __name__ == "__main__":

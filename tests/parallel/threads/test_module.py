@@ -18,11 +18,12 @@ from echelon.parallel.threads.copies import state_of
 from tests.parallel.threads.modules import F64, LIMIT, MODELS, both, furthest, gradients
 
 
+@pytest.mark.system("S05")
 @pytest.mark.parametrize("rows", [8, 7, 3, 1])
 @pytest.mark.parametrize("replicas", [2, 4])
 @pytest.mark.parametrize("name", MODELS)
 def test_replicas_equal_the_full_batch(name: str, replicas: int, rows: int) -> None:
-    """Even and uneven batches, and fewer rows than replicas; a mean and a sum as the loss."""
+    """S05: even and uneven batches, and fewer rows than replicas; a mean and a sum as the loss."""
     model, alone, batch = both(name, rows)
     threaded, output_of = ec.threaded(model, replicas=replicas), MODELS[name][2]
     for reduce in (torch.mean, torch.sum):
@@ -36,8 +37,9 @@ def test_replicas_equal_the_full_batch(name: str, replicas: int, rows: int) -> N
     threaded.close()
 
 
+@pytest.mark.system("S05")
 def test_training_stays_the_same_over_steps_and_passes() -> None:
-    """An optimizer over the module's own parameters, and two microbatches that replicate once."""
+    """S05: an optimizer over own parameters, and two microbatches that replicate once."""
     model, alone, _ = both("mlp", 1)
     events = EventList()
     threaded = ec.threaded(model, replicas=2, events=events)
@@ -59,9 +61,10 @@ def test_training_stays_the_same_over_steps_and_passes() -> None:
     assert furthest(list(model.parameters()), list(alone.parameters())) <= LIMIT
 
 
+@pytest.mark.system("S05")
 @pytest.mark.parametrize("rows", [8, 5, 1])
 def test_bytes_through_the_primary_are_those_of_the_formulas(rows: int) -> None:
-    """Every term, of even and uneven batches: of events, of `sent` and of `step_bytes`."""
+    """S05: every term, of even and uneven batches: of events, of `sent` and of `step_bytes`."""
     model, _, _ = both("tied", 1)
     events = EventList()
     threaded = ec.threaded(model, replicas=4, events=events)
@@ -104,7 +107,9 @@ def test_bytes_of_arguments_with_gradients_and_of_those_that_all_get() -> None:
     assert threaded.sent == {term.name: term.bytes for term in terms}
 
 
+@pytest.mark.system("S05")
 def test_hooks_of_parameters_see_the_sum_once() -> None:
+    """S05: golden 004-09: gradients of replicas are added, never averaged."""
     model, alone, batch = both("mlp", 6)
     seen: list[torch.Tensor] = []
     ended: list[str] = []

@@ -13,7 +13,7 @@ import pytest
 from echelon.config.cluster.file import cluster_toml
 from echelon.config.cluster.settings import named_cluster
 from echelon.core.cluster import Cluster
-from echelon.cost.seconds.trainer_generations import UNFITTED_FRAMEWORKS
+from echelon.cost.seconds.trainers import UNFITTED_FRAMEWORKS
 from echelon.planner.explain.bands import (
     FAMILIES,
     LEAST_HELD_OUT,

@@ -62,8 +62,3 @@ def test_servers_add_up_workers_in_their_order() -> None:
     plan = load_job("nano", ["mesh.dp_replicate=2", "servers.count=2"]).plan
     (order,) = reduction_order(plan)
     assert order.endswith("then 2 workers, one after the other, on each server")
-
-
-def test_replicas_on_threads_are_added_onto_the_first() -> None:
-    (told,) = reduction_order(load_job("nano", ["threads.replicas=2"]).plan)
-    assert told.endswith("of backward, then 2 replicas on threads, onto the first in turn")

@@ -28,14 +28,3 @@ def test_bytes_through_a_server_are_in_the_json(capsys: pytest.CaptureFixture[st
     assert sum(through) == 2 * 2 * 4 * 771_328
     assert main([*SERVED, "--set", "servers.updates=asynchronous"]) == 0
     assert "at most 2 steps ahead of the slowest" in capsys.readouterr().out
-
-
-def test_what_becomes_of_lost_workers_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    """S07: with how many a run goes on, and how often each is started again."""
-    sets = ("servers.updates=asynchronous", "servers.min_workers=1", 'train.validate_every="never"')
-    flags = [word for one in sets for word in ("--set", one)]
-    assert main([*SERVED, *flags]) == 0
-    told = " ".join(capsys.readouterr().out.split())
-    assert "goes on with 1 of 2 workers, each is started again up to 1 time" in told
-    assert main([*SERVED, *flags, "--set", "servers.restarts=0"]) == 0
-    assert "none is started again" in " ".join(capsys.readouterr().out.split())

@@ -16,7 +16,6 @@ from echelon.planner.search.request import make_request
         ("local_sgd.every = 4", "local_sgd.every = 0"),
         ("servers.count = 2", "servers.count = 0"),
         ('servers.updates = "asynchronous"', 'servers.updates = "synchronous"'),
-        ("threads.replicas = 2", "threads.replicas = 1"),
     ],
 )
 def test_what_another_number_of_ranks_would_change(

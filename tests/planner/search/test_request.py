@@ -11,7 +11,7 @@ from typing import Any, cast
 import pytest
 
 from echelon.core.errors import ConfigError
-from echelon.cost.seconds.trainer_generations import FRAMEWORKS
+from echelon.cost.seconds.trainers import FRAMEWORKS
 from echelon.interop.tools import ALSO_CALLED
 from echelon.planner.search.request import (
     SearchAim,

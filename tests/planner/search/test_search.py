@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from echelon.cost.seconds.events import balanced_stages, simulated_step_s
 from echelon.cost.seconds.from_plan import layout_numbers_from_plan
+from echelon.cost.seconds.stages import balanced_stages, simulated_step_s
 from echelon.cost.seconds.unit_times import durations_from_stages
 from echelon.planner.predict.estimate import estimate_by_events, estimate_plan, with_exact_bytes
 from echelon.planner.search import ranked as ranking

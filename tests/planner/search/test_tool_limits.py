@@ -8,7 +8,7 @@ import pytest
 
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook.planner import TRAINER_RUNS_PIN
-from echelon.cost.seconds.trainer_generations import FRAMEWORKS
+from echelon.cost.seconds.trainers import FRAMEWORKS
 from echelon.interop.export import attempt_export
 from echelon.interop.plan_settings import needed_settings
 from echelon.interop.tools import ALSO_CALLED, TOOLS, abilities_of_trainer, tool_of_trainer

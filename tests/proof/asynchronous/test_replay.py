@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from echelon.core.errors import ConfigError
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.run import prove
 from tests.parallel.layouts import QWEN
 from tests.parallel.servers.test_server import served_plan
@@ -35,33 +35,6 @@ def test_an_asynchronous_run_equals_its_replay(
     assert claims["prove-replayed-loss"].compared == proof.num_steps * num_workers
     assert claims["prove-bytes-sent"].compared == num_workers + num_servers
     assert "staleness" in exact.note
-
-
-@pytest.mark.quick("2-2-0")
-@pytest.mark.parametrize(
-    ("num_workers", "num_servers", "restarts"), [(2, 2, 1), (3, 1, 1), (2, 2, 0)]
-)
-def test_a_worker_that_vanishes_and_comes_back_is_replayed(
-    rank_pool: RankPool, num_workers: int, num_servers: int, restarts: int
-) -> None:
-    """S07: killed when one server has its whole gradient and the other has not."""
-    plan = with_updates(served_plan(num_workers, num_servers), 1, 1.0)
-    numbers = plan.mathematics
-    updates = replace(numbers.updates, min_workers=1, restarts=restarts)
-    plan = replace(plan, mathematics=replace(numbers, updates=updates))
-
-    proof = prove(plan, run_ranks=rank_pool.run)
-
-    proof.require()
-    (exact,) = proof.passes
-    claims = {claim.rule.id: claim for claim in exact.claims}
-    assert claims["prove-lost-worker"].compared == num_workers * num_servers + 1 + restarts
-    assert claims["prove-replay"].max_error < 1e-10
-    everything = proof.num_steps * num_workers
-    # It missed the step in which it was killed, at least.
-    assert claims["prove-replayed-loss"].compared < everything
-    assert f"worker {num_workers - 1} was killed in step 3" in exact.note
-    assert ("came back with step" in exact.note) == bool(restarts)
 
 
 def test_clipping_and_another_optimizer_are_replayed(rank_pool: RankPool) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from echelon.core.rulebook import prove as rules
-from echelon.parallel.completion.race import Race, RaceKind
+from echelon.parallel.completion.in_flight import Race, RaceKind
 from echelon.proof.causes.diagnose import diagnose_races
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.claims import ClaimResult

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from echelon.core.rulebook import races as rules
-from echelon.parallel.completion.race import Race, RaceKind
+from echelon.parallel.completion.in_flight import Race, RaceKind
 from echelon.proof.causes.diagnose import RACE_RULES
 from echelon.proof.claims.checks import Evidence
 from echelon.proof.claims.claims import judge, judge_races

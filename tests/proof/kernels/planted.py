@@ -10,7 +10,7 @@ import torch
 
 from echelon.core.choices.kernels import Kernels
 from echelon.core.plan import Plan
-from echelon.parallel.kernels import piece_formulas, piece_functions
+from echelon.parallel.kernels import piece_formulas, piece_operators
 from tests.proof.layouts import layout
 from tests.proof.mutants.planting import Told, mutant
 
@@ -30,7 +30,7 @@ def _told(rule: str, tensor: str, factor: str, axis: str = "", **plan: Any) -> T
 @mutant(_told("prove-gradients", "norm.weight", "rows missing"))
 def last_partial_sum_left_out(patch: pytest.MonkeyPatch, plan: Plan) -> None:
     """Add up all partial sums of the gradient of a norm's weight but the last."""
-    patch.setattr(piece_functions, "total", lambda sums: sums[:-1].sum(0))
+    patch.setattr(piece_operators, "total", lambda sums: sums[:-1].sum(0))
 
 
 @mutant(_told("prove-gradients", "layers.1.attention_norm", "slice"))

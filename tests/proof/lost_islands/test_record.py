@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.proof.lost_islands.record import VALUES, _Notes, read_records
 
 
@@ -24,7 +24,7 @@ def notes(folder: Path, rank: int, attempt: int) -> _Notes:
     subject: Any = SimpleNamespace(
         met=lambda step: ([0, 1], [1] if attempt else [], 1),
         masters=lambda: {"head.weight": [shard]},
-        outer=dict,
+        parts=dict,
     )
     context: Any = SimpleNamespace(rank=rank, attempt=attempt)
     return _Notes(folder, context, subject)

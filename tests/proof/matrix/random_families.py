@@ -196,18 +196,6 @@ def servers(random: Random, drawn: Settings) -> Settings:
     return chosen
 
 
-def threads(random: Random, drawn: Settings) -> Settings:
-    """Return replicas on threads of one process."""
-    drawn = _until(random, drawn, _is_plain)
-    drawn = _without(drawn, "mesh.", "zero.", "pipeline.", "context.")
-    replicas = random.choice((2, 3))
-    return drawn | {
-        "threads.replicas": replicas,
-        "batch.microbatch_sequences": replicas,
-        "batch.global_sequences": replicas * random.choice((1, 2, 3)),
-    }
-
-
 def sums(random: Random, drawn: Settings) -> Settings:
     """Return gradients that ranks sum by an algorithm made of messages."""
     drawn = _until(random, drawn, lambda draw: "mesh.dp_replicate" in draw and _is_small(draw))
@@ -241,7 +229,6 @@ FAMILIES: Mapping[str, Family] = {
     "islands": islands,
     "elastic": elastic,
     "servers": servers,
-    "threads": threads,
     "sums": sums,
     "gates": gates,
 }

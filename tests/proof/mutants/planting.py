@@ -21,8 +21,8 @@ from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.data import GradientReduction, _ReductionGroups
-from echelon.parallel.transport.device_mesh import RankGroups
-from echelon.parallel.weights import Shard
+from echelon.parallel.device_mesh import RankGroups
+from echelon.parallel.storage.weights import Shard
 from echelon.proof.subject import ProofBatch
 from echelon.training.subject import build
 from tests.proof.layouts import layout
@@ -56,9 +56,9 @@ class MutantSubject:
         """Return the values that the optimizer updates."""
         return self._subject.masters()
 
-    def outer(self) -> Any:
-        """Return the outer state of local SGD."""
-        return self._subject.outer()
+    def parts(self) -> Any:
+        """Return the proven values of the step parts."""
+        return self._subject.parts()
 
     def activations(self) -> Any:
         """Return what passed the boundaries of blocks in the last step."""
@@ -69,20 +69,8 @@ class MutantSubject:
         return self._subject.applied()
 
     def begin(self, place: RankContext, num_steps: int) -> int:
-        """Begin a run that goes on without lost workers."""
+        """Begin a run that goes on without lost islands."""
         return self._subject.begin(place, num_steps)
-
-    def go_on(self, step: int) -> None:
-        """Let workers go on."""
-        self._subject.go_on(step)
-
-    def changes(self) -> Any:
-        """Return who came and was lost."""
-        return self._subject.changes()
-
-    def die_when_pushed(self) -> None:
-        """Have this worker killed in its next step."""
-        self._subject.die_when_pushed()
 
     def met(self, step: int) -> Any:
         """Return which islands met."""

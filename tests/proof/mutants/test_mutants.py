@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.proof.mutants import (
     constants,
     counts,
@@ -18,7 +18,6 @@ from tests.proof.mutants import (
     reductions,
     scales,
     slices,
-    threads,
 )
 from tests.proof.mutants.planting import Told, mutants_of
 from tests.proof.planted import assert_caught
@@ -37,7 +36,6 @@ from tests.proof.planted import assert_caught
         reductions,
         scales,
         slices,
-        threads,
     ),
 )
 def test_a_planted_bug_is_caught_and_named(mutant: str, told: Told, rank_pool: RankPool) -> None:

@@ -11,10 +11,11 @@ import pytest
 
 from echelon.launch.context import RankContext
 from echelon.parallel.islands.meetings import Meeting
-from echelon.training.engine import StepResult
-from echelon.training.local_sgd.elastic_engine import ElasticIsland
+from echelon.training.engine import TrainEngine
+from echelon.training.local_sgd.elastic_steps import ElasticOuterSteps
 from echelon.training.loop import train_rank
 from echelon.training.run_checkpoints import RunCheckpoints
+from echelon.training.steps.part import StepResult
 
 
 def fail(how: str) -> None:
@@ -35,11 +36,11 @@ def train_and_lose(context: RankContext, argument: Any) -> Any:
     `back` steps, if any, waits for all islands.
     """
     patch = pytest.MonkeyPatch()
-    take, connect, save = ElasticIsland.step, ElasticIsland.connect, RunCheckpoints._save
+    take, connect, save = TrainEngine.step, ElasticOuterSteps.connect, RunCheckpoints._save
     rank = str(context.rank) if not context.attempt else "came back"
     lost, saves = argument.get("lost", {}), argument.get("saves", {})
 
-    def step(self: ElasticIsland, batches: Any, number: int, **named: Any) -> StepResult:
+    def step(self: TrainEngine, batches: Any, number: int, **named: Any) -> StepResult:
         if lost.get(rank) == number:
             fail(argument["how"])
         return take(self, batches, number, **named)
@@ -49,18 +50,18 @@ def train_and_lose(context: RankContext, argument: Any) -> Any:
             fail(argument["how"])
         return save(self, number, *rest)
 
-    def connected(self: ElasticIsland, *args: Any) -> None:
+    def connected(self: ElasticOuterSteps, *args: Any) -> None:
         connect(self, *args)
-        islands, until = self.groups.islands.size, time.monotonic() + 100
+        islands, until = self._islands.size, time.monotonic() + 100
 
         def holds(meeting: Meeting) -> bool:
             waits = meeting.step == argument.get("back") and time.monotonic() < until
             return waits and len(meeting.members) + len(meeting.joins) < islands
 
-        self.meets.meetings.holds = holds
+        self.meetings.holds = holds
 
     with patch.context() as changed:
-        changed.setattr(ElasticIsland, "step", step)
-        changed.setattr(ElasticIsland, "connect", connected)
+        changed.setattr(TrainEngine, "step", step)
+        changed.setattr(ElasticOuterSteps, "connect", connected)
         changed.setattr(RunCheckpoints, "_save", saved)
         return train_rank(context, argument["task"])

@@ -12,12 +12,15 @@ from echelon.core.choices.local_sgd import LocalSgd
 from echelon.core.event import NoEvents
 from echelon.core.plan import Plan
 from echelon.parallel.apply import apply_plan
-from echelon.parallel.buckets import Bucket
+from echelon.parallel.device_mesh import rank_groups
+from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.collectives import Pending
-from echelon.parallel.transport.device_mesh import rank_groups
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.local_sgd.outer_steps import GRADIENTS, MOMENTUM, PARAMETERS, OuterSteps
+from echelon.training.steps.part import StepPlace
 from tests.parallel.layouts import plan_of
+
+CPU = torch.device("cpu")
 
 
 def started(monkeypatch: pytest.MonkeyPatch, **local: Any) -> tuple[OuterSteps, list[Bucket]]:
@@ -25,11 +28,12 @@ def started(monkeypatch: pytest.MonkeyPatch, **local: Any) -> tuple[OuterSteps, 
     plan: Plan = plan_of()
     rounds = LocalSgd(**{"every": 2, "islands": 2, **local})
     groups = rank_groups(plan, Recorder(0, NoEvents()))
-    buckets = apply_plan(plan, groups, torch.device("cpu")).buckets
+    model = apply_plan(plan, groups, CPU)
     # All-reduce of a group of one leaves a tensor alone: the others add zeros.
     monkeypatch.setattr(groups.islands, "all_reduce", lambda *_, **__: Pending())
     whole = replace(plan, mathematics=replace(plan.mathematics, local_sgd=rounds))
-    return OuterSteps(whole, buckets, {}, groups, torch.device("cpu")), buckets
+    place = StepPlace(run=whole, plan=plan, model=model, masters={}, groups=groups, device=CPU)
+    return OuterSteps(place), model.buckets
 
 
 def move(buckets: list[Bucket], by: float) -> None:
@@ -43,8 +47,8 @@ def test_half_of_what_one_of_two_islands_moved_is_taken_over(
     outer, buckets = started(monkeypatch)
     first = {one.name: one.value_slice.clone() for one in buckets}
     move(buckets, 4.0)
-    assert outer.end_step(0, updated=True) == []
-    assert outer.end_step(1, updated=True) == buckets
+    assert outer.after_update(0, skipped=False) == []
+    assert outer.after_update(1, skipped=False) == buckets
     for one in buckets:
         real = slice(0, one.slots[-1].end)
         expected = first[one.name][real] + 2.0
@@ -58,11 +62,11 @@ def test_what_is_late_is_kept_and_half_of_it_merged(monkeypatch: pytest.MonkeyPa
     first = buckets[0].value_slice.clone()
     move(buckets, 4.0)
     # What it touches is sent to the other slices afterwards, and only that where it is skipped.
-    assert outer.end_step(1, updated=False) == []
+    assert outer.after_update(1, skipped=True) == []
     assert outer.touches(buckets[0], 1)
     outer.settle()
     move(buckets, 1.0)
-    assert outer.end_step(2, updated=False) == buckets
+    assert outer.after_update(2, skipped=True) == buckets
     real = slice(0, buckets[0].slots[-1].end)
     # The outer parameters moved by 2, the island by 5: it goes on with half of each.
     expected = first[real] + 0.5 * 5.0 + 0.5 * 2.0

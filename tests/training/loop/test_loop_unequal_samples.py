@@ -9,9 +9,9 @@ import torch
 
 from echelon.core.plan import Plan, Zero
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.models.batch import TokenBatch
-from echelon.training.engine import StepResult
+from echelon.training.steps.part import StepResult
 from tests.parallel.layouts import QWEN, plan_of
 from tests.parallel.one_device import Rows, Values, assemble, decoder, gradient, make_rows
 from tests.parallel.targets import Shards, copies

@@ -34,14 +34,14 @@ from echelon.core.errors import EchelonError
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import parameters, router_biases
 from echelon.core.serialize import to_json
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
 from echelon.training.checkpoint.folder import find_checkpoint
 from echelon.training.checkpoint.index import PARAMETERS
 from echelon.training.data.batches import BatchLayout, training_batch
 from echelon.training.data.mixed_dataset import open_data
-from echelon.training.expert_state import ROUTER_BIAS
+from echelon.training.experts.balance import ROUTER_BIAS
 from tests.training.round_trips.draws import Settings
 from tests.training.round_trips.layouts import LENGTH, Updates, draw_layout
 from tests.training.round_trips.theirs import (

@@ -14,9 +14,9 @@ import torch
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.proof.oracle.batches import global_batch
-from echelon.training.engine import StepResult
 from echelon.training.loop import train_rank
 from echelon.training.servers.worker import AsynchronousWorker
+from echelon.training.steps.part import StepResult
 from echelon.training.subject import build
 
 Held = Mapping[str, list[tuple[tuple[int, ...], torch.Tensor]]]

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from echelon.launch.local.pool import RankPool
-from echelon.training.engine import TrainEngine
+from echelon.launch.local.supervisor import RankPool
 from echelon.training.servers.server import AsynchronousServer
+from echelon.training.servers.synchronous import ParameterServer, ServedWorker
 from echelon.training.servers.worker import AsynchronousWorker
 from tests.parallel.servers.test_server import served_plan
 from tests.training.servers.targets import engine_kind
@@ -16,7 +16,7 @@ _TARGET = f"{engine_kind.__module__}:{engine_kind.__name__}"
 
 
 def test_ranks_of_asynchronous_servers_have_engines_of_their_own(rank_pool: RankPool) -> None:
-    """S07: and those of synchronous ones the engine of all others."""
+    """S07: and synchronous ones, too."""
     plan = served_plan(2, 1)
     labels = [plan.mesh.label(rank) for rank in range(3)]
     kinds = [
@@ -25,6 +25,7 @@ def test_ranks_of_asynchronous_servers_have_engines_of_their_own(rank_pool: Rank
     ]
 
     assert isinstance(kinds[1], Sequence)
-    assert kinds[0] == [TrainEngine.__name__] * 3
+    worker, server = ServedWorker.__name__, ParameterServer.__name__
+    assert kinds[0] == [worker, worker, server]
     worker, server = AsynchronousWorker.__name__, AsynchronousServer.__name__
     assert kinds[1] == [worker, worker, server]

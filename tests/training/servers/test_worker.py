@@ -8,8 +8,8 @@ from typing import cast
 import pytest
 import torch
 
-from echelon.launch.local.pool import RankPool
-from echelon.training.servers.worker import _not_told
+from echelon.launch.local.supervisor import RankPool
+from echelon.training.engine import _not_told
 from tests.parallel.servers.test_server import served_plan
 from tests.training.servers.targets import Held, parameters_to_validate
 from tests.training.servers.test_served import with_updates

@@ -23,11 +23,11 @@ from echelon.interop.hugging_face.folder import (
 )
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.training.checkpoint.communicator import SingleRankCommunicator
 from echelon.training.checkpoint.index import PARAMETERS, CheckpointIndex, TensorEntry
 from echelon.training.checkpoint.shard_file import write_shard_file
-from echelon.training.expert_state import ROUTER_BIAS
+from echelon.training.experts.balance import ROUTER_BIAS
 from echelon.training.weights.export import open_model
 from echelon.training.weights.files import find_weights
 from echelon.training.weights.load import load_weights

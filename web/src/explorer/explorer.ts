@@ -210,7 +210,7 @@ function foot(found: ExplorerDocument): Node {
       `${found.made_by}. Numbers are closed forms, as a search compares plans by; echelon plan times a pipeline `,
       "event by event and counts what a rank holds. What these forms do not see has no control: buckets, units and ",
       "prefetch of ZeRO, offload to NVMe, how gradients of microbatches add up, stages by hand, capacity of experts, ",
-      "asynchronous servers. Local SGD, replicas on threads, kernels and padded rows are left to a run file, too. ",
+      "asynchronous servers. Local SGD, kernels and padded rows are left to a run file, too. ",
       "This file loads nothing and sends nothing.",
     ),
   );

@@ -58,7 +58,7 @@ export function nearValues(control: Control, state: State, devices: number): Val
 
 const count = (rules: string[], rule: string) => rules.filter((one) => one === rule).length;
 
-// As `config/rules/suggestions.py`: it mends what it should, and breaks nothing.
+// As `config/rules/violations.py`: it mends what it should, and breaks nothing.
 function mends(before: string[], after: string[], rule: string): boolean {
   if (count(after, rule) >= count(before, rule)) return false;
   return after.every((one) => count(after, one) <= count(before, one));

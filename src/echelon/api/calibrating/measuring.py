@@ -25,14 +25,8 @@ from echelon.cost.fit.samples import (
     TimedKernel,
     Workload,
 )
-from echelon.cost.fit.trainer import (
-    TimedStep,
-    TrainerFit,
-    first_devices,
-    fit_trainer,
-    plan_label,
-)
-from echelon.cost.seconds.trainer_generations import our_constants
+from echelon.cost.fit.trainer import TimedStep, TrainerFit, first_devices, fit_trainer, plan_label
+from echelon.cost.seconds.trainers import our_constants
 from echelon.planner.search.request import make_request
 
 JOB_TIMEOUT_S = 1800.0

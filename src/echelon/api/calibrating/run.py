@@ -10,9 +10,9 @@ from statistics import median, quantiles
 
 from echelon.config.cluster.file import cluster_toml
 from echelon.config.files.new_file import require_writable, write_new
-from echelon.config.files.reading import is_file, is_folder
 from echelon.config.files.times_file import TimesFile
 from echelon.config.load import load_job
+from echelon.config.reading import is_file, is_folder
 from echelon.config.rules.plan import require_trainable
 from echelon.core.axis import LOSS_AXES, MESH_AXES, SHARD_AXES, Axis
 from echelon.core.cluster import Cluster
@@ -212,8 +212,8 @@ def calibrate_model(
     optional_package("torch", extra="train", purpose="measuring a model")
     import torch
 
-    from echelon.launch.kernels import require_kernels
     from echelon.launch.process_group import require_devices
+    from echelon.launch.room import require_kernels
     from echelon.training.measure.unit_times import measure_units
 
     backend = job.plan.cluster.backend

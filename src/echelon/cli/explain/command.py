@@ -38,11 +38,12 @@ from echelon.cli.flags import Json, Settings, argument_problem
 from echelon.cli.output import page_columns, print_result
 from echelon.config.settings.schema import SETTINGS
 from echelon.config.settings.value_types import toml_text
-from echelon.core.choices.strategy_names import STRATEGY_NAMES
+from echelon.core.choices.strategies import STRATEGY_NAMES
 from echelon.core.errors import ConfigError
+from echelon.core.messages.removed_settings import REMOVED_SETTINGS
 from echelon.core.messages.synonyms import SYNONYMS
 from echelon.core.rulebook import all_rules, areas
-from echelon.core.rulebook.config import UNKNOWN_RULE
+from echelon.core.rulebook.config import REMOVED_SETTING, UNKNOWN_RULE
 from echelon.core.rules import did_you_mean
 from echelon.handbook.glossary import glossary_tables
 from echelon.planner.view.text_layout import WIDTH, fit_page, wrap_text
@@ -128,6 +129,9 @@ def _explain_id(name: str, *, as_json: bool, columns: int) -> None:
     """Print what has this id: a rule, a lint, a claim, or a word of the field."""
     wide = WIDTH if as_json else columns
     found = find_entry(name, columns=wide) or find_word(name, columns=wide)
+    if found is None and (removed := REMOVED_SETTINGS.get(name)):
+        says = f"{name} was removed: {removed.message}"
+        raise ConfigError(REMOVED_SETTING.problem(says, key=name, suggestions=removed.instead))
     if found is None:
         near = did_you_mean(name, [*known_ids(), *PAGES])
         raise ConfigError(UNKNOWN_RULE.problem(f"there is no rule {name!r}", suggestions=near))

@@ -17,7 +17,7 @@ from typing import Any
 from echelon.cli.explain.context import shown_s
 from echelon.cli.flags import bad_argument, plan_if_named
 from echelon.config.load import load_job
-from echelon.config.rules.experts.dispatch import two_hop_obstacle
+from echelon.config.rules.experts import two_hop_obstacle
 from echelon.core.experts import Balance, ExpertLayout
 from echelon.core.model_shape import Experts
 from echelon.core.parameters import num_active_parameters, num_parameters
@@ -26,7 +26,7 @@ from echelon.core.units import binary_bytes, decimal_bytes, short_count
 from echelon.cost.bytes.expert_memory import balanced_memory, worst_memory
 from echelon.cost.bytes.expert_sent import dispatch_bytes
 from echelon.cost.bytes.terms import all_to_all_bytes
-from echelon.cost.seconds.exposed import dispatch_seconds
+from echelon.cost.seconds.block import dispatch_seconds
 from echelon.cost.seconds.flops import model_flops_per_token
 from echelon.layout.expert_load import (
     balanced_pairs,

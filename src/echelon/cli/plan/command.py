@@ -145,10 +145,10 @@ def plan(
 
 def _show(run: str, settings: tuple[str, ...], *, json: bool, columns: int) -> bool:
     """Print what a run holds and sends, and return whether it fits."""
-    from echelon.config.assumed import assumed_of_job
+    from echelon.config.automatic import search_note_of_job
     from echelon.config.files.times_file import unit_times_from_job
+    from echelon.config.job import assumed_of_job
     from echelon.config.load import load_job
-    from echelon.config.stage_placement import search_note_of_job
     from echelon.core.messages.plurals import in_singular
     from echelon.planner.lint.fits import plan_fits
     from echelon.planner.report.report import plan_json, plan_text

@@ -22,12 +22,8 @@ from echelon.planner.search.request import LONGEST_SEQUENCE
 if TYPE_CHECKING:
     from echelon.core.plan import Plan
     from echelon.planner.recommend.recommend import Recommendation
-    from echelon.planner.search.request import SearchAim
-    from echelon.planner.search.search import SearchResult
-
-
-if TYPE_CHECKING:
     from echelon.planner.search.request import SearchAim, SearchRequest
+    from echelon.planner.search.search import SearchResult
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +124,7 @@ def _command(
     aim: SearchAim,
 ) -> str:
     """Return the command that asks for this plan again."""
-    from echelon.cost.seconds.trainer_generations import OURS
+    from echelon.cost.seconds.trainers import OURS
 
     words = ["echelon", "plan", model]
     words += ["--search"] if cluster is None else ["--cluster", cluster]

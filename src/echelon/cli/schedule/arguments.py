@@ -13,8 +13,8 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from echelon.cli.flags import bad_argument
-from echelon.config.files.reading import is_file
-from echelon.config.stage_placement import stage_placements
+from echelon.config.automatic import stage_placements
+from echelon.config.reading import is_file
 from echelon.core.errors import ConfigError, InfeasiblePlan
 from echelon.core.rulebook.pipeline import SCHEDULE_WITHIN_MEMORY
 from echelon.core.rulebook.planner import PREDICTION_IN_RANGE

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import cast
 
-from echelon.config.files.reading import read_toml
+from echelon.config.reading import read_toml
 from echelon.config.settings.value_types import COUNT, Real, Text, ValueType, toml_text
 from echelon.core.errors import Problem
 

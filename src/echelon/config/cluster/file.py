@@ -63,7 +63,7 @@ from echelon.core.cluster import (
 from echelon.core.errors import Problem
 from echelon.core.rulebook.config import MISSING_SETTING, UNKNOWN_PRESET, WRONG_TYPE
 from echelon.core.rules import did_you_mean
-from echelon.cost.seconds.measured.kernels import measured_tables
+from echelon.cost.seconds.measured_kernels import measured_tables
 
 DEVICE_DTYPES = (*DTYPES, "fp8")
 """What a device has peaks of: dtypes that a run computes in, and one that only others' runs do."""

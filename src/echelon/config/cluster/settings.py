@@ -21,8 +21,8 @@ from echelon.config.cluster.devices import device_table
 from echelon.config.cluster.file import CLUSTER_SETTINGS, build_cluster
 from echelon.config.cluster.links import network_suffixes
 from echelon.config.entries import Entry, flatten
-from echelon.config.files.reading import read_toml
 from echelon.config.presets import preset_names, read_preset, spellings
+from echelon.config.reading import read_toml
 from echelon.config.setting_layers import entries_from_tables
 from echelon.config.settings.schema import CLUSTER_SOURCES
 from echelon.config.view import Unavailable, View

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from echelon.config.files.reading import is_file
+from echelon.config.reading import is_file
 from echelon.core.errors import ConfigError
 from echelon.core.optional import is_installed
 from echelon.core.rulebook.prove import PROVE_SUBJECT

@@ -16,11 +16,11 @@ from types import MappingProxyType
 from typing import cast
 
 from echelon.config.cluster.file import cluster_toml
+from echelon.config.derived.pipeline import AUTO, FILE, FILE_KEY, SCHEDULE_KEY, TIMES_KEY
 from echelon.config.entries import flatten
-from echelon.config.files.reading import missing_file
 from echelon.config.job import Job, ResolvedSetting
 from echelon.config.presets import PRESET_KINDS, about, preset_names
-from echelon.config.settings.pipeline import AUTO, FILE, FILE_KEY, SCHEDULE_KEY, TIMES_KEY
+from echelon.config.reading import missing_file
 from echelon.config.settings.schema import MODEL_SOURCES
 from echelon.config.settings.value_types import toml_tables, toml_text
 from echelon.core.cluster import Cluster

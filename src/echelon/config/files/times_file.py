@@ -16,10 +16,10 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, cast
 
-from echelon.config.files.reading import missing_file
+from echelon.config.derived.pipeline import AUTO, NONE, SCHEDULE_KEY, STAGES_KEY, TIMES_KEY
 from echelon.config.job import Job
 from echelon.config.plan_view import plan_settings
-from echelon.config.settings.pipeline import AUTO, NONE, SCHEDULE_KEY, STAGES_KEY, TIMES_KEY
+from echelon.config.reading import missing_file
 from echelon.config.settings.value_types import MAX_REAL, toml_text
 from echelon.config.view import View
 from echelon.core.errors import ConfigError, Problem

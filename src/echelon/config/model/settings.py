@@ -7,13 +7,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import fields
 from typing import Any, cast
 
+from echelon.config.derived.experts import BALANCE_KEY, BIAS_KEY, HAS_BIAS
 from echelon.config.entries import Entry
 from echelon.config.presets import read_preset
 from echelon.config.setting_layers import model_preset_problem, preset_entries
-from echelon.config.settings.experts import BALANCE_KEY, BIAS_KEY, HAS_BIAS
-from echelon.config.settings.lora import read_lora
 from echelon.config.settings.schema import MODEL_SOURCES
 from echelon.config.view import Unavailable, View, record
+from echelon.core.choices.lora import (
+    ALL_LINEAR,
+    ATTENTION_LINEARS,
+    LATENT_LINEARS,
+    LORA_LINEARS,
+    MLP_LINEARS,
+    Lora,
+)
 from echelon.core.errors import Problem
 from echelon.core.model_shape import (
     Experts,
@@ -217,3 +224,47 @@ def _stretch(view: View) -> RopeScaling:
 def _or_none(view: View, key: str) -> object:
     value = view.value(key)
     return None if value == "none" else value
+
+
+RANK_KEY, ALPHA_KEY, TARGETS_KEY = "lora.rank", "lora.alpha", "lora.targets"
+RSLORA_KEY, DROPOUT_KEY = "lora.rslora", "lora.dropout"
+
+
+def has_lora(view: View) -> bool:
+    """Return whether adapters are trained, and nothing else."""
+    return view.value(RANK_KEY) != "none"
+
+
+def read_lora(view: View) -> Lora | None:
+    """Return the adapters of a model; None where all of its weights are trained."""
+    if not has_lora(view):
+        return None
+    return Lora(
+        rank=view.integer(RANK_KEY),
+        alpha=view.number(ALPHA_KEY),
+        targets=lora_targets(view),
+        rslora=view.flag(RSLORA_KEY),
+    )
+
+
+def lora_targets(view: View) -> tuple[str, ...]:
+    """Return the layers with an adapter, in forward order; "all-linear" are all there are."""
+    asked = view.value(TARGETS_KEY)
+    if asked == ALL_LINEAR:
+        return lora_linears(view)
+    words = cast("list[str]", asked)
+    return tuple(name for name in LORA_LINEARS if name in words)
+
+
+def lora_linears(view: View) -> tuple[str, ...]:
+    """Return the linear layers of the model that may have an adapter, in forward order.
+
+    An MLP without a gate has no "gate", latent attention without a vector of queries no "q_down".
+    """
+    gated = view.flag("model.gated")
+    mlp = tuple(name for name in MLP_LINEARS if gated or name != "gate")
+    if not view.has_table("model.latent"):
+        return (*ATTENTION_LINEARS, *mlp)
+    compressed = view.value("model.latent.query_rank") != "none"
+    latent = tuple(name for name in LATENT_LINEARS if compressed or name != "q_down")
+    return (*latent, "o", *mlp)

@@ -6,9 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from echelon.config.cluster.settings import cluster_of
-from echelon.config.rules.suggestions import SettingChanges, Trial, by_distance, setting_changes
-from echelon.config.rules.violations import RuleViolation, setting_without_effect
-from echelon.config.settings.context import (
+from echelon.config.derived.context import (
     ATTENTION_KEY,
     CP_KEY,
     DEGREE_KEY,
@@ -22,10 +20,18 @@ from echelon.config.settings.context import (
     ring_degree,
     ulysses_degree,
 )
+from echelon.config.rules.violations import (
+    RuleViolation,
+    SettingChanges,
+    Trial,
+    by_distance,
+    setting_changes,
+    setting_without_effect,
+)
 from echelon.config.settings.value_types import toml_text
 from echelon.config.view import View
-from echelon.core.choices.attention_kernels import ATTENTION_KERNELS, AttendedRun, misfits
 from echelon.core.choices.context_kinds import CONTEXT_KINDS, kinds_with_degree
+from echelon.core.choices.kernels import ATTENTION_KERNELS, AttendedRun, misfits
 from echelon.core.rulebook.mesh import (
     ATTENTION_KERNEL_TAKES,
     CONTEXT_DIVIDES_SEQUENCE,

@@ -7,43 +7,47 @@ not run it (`config/rules/plan.py`), and a suggestion is kept where they find no
 
 from __future__ import annotations
 
-from echelon.config.rules.blocks import BLOCK_FINDERS
-from echelon.config.rules.collectives import COLLECTIVE_FINDERS, COLLECTIVE_PLAN_FINDERS
+from echelon.config.rules.blocks import BLOCK_FINDERS, KERNEL_FINDERS, fused_pieces
 from echelon.config.rules.context import CONTEXT_EFFECT_FINDERS, CONTEXT_FINDERS
-from echelon.config.rules.data import MIXTURE_FINDERS
-from echelon.config.rules.experts.balance import (
+from echelon.config.rules.experts import (
     BALANCE_EFFECT_FINDERS,
     BALANCE_FINDERS,
+    DISPATCH_FINDERS,
+    EXPERT_MESH_FINDERS,
     expert_settings_of_dense_model,
 )
-from echelon.config.rules.experts.dispatch import DISPATCH_FINDERS
-from echelon.config.rules.experts.mesh import EXPERT_MESH_FINDERS
-from echelon.config.rules.fine_tuning.lora import LORA_FINDERS, LORA_RUN_FINDERS
-from echelon.config.rules.fp8 import FP8_FINDERS, FP8_RUN_FINDERS
-from echelon.config.rules.int8 import INT8_FINDERS, int8_block_without_effect
-from echelon.config.rules.kernels import KERNEL_FINDERS, fused_pieces
-from echelon.config.rules.mesh import MESH_FINDERS, TENSOR_FINDERS, mesh_settings_without_effect
-from echelon.config.rules.model import MODEL_FINDERS, experts_enough, gate_is_built
-from echelon.config.rules.model_parts import PART_FINDERS
-from echelon.config.rules.pipeline import PIPELINE_FINDERS, pipeline_settings_without_effect
-from echelon.config.rules.precision import PRECISION_FINDERS
-from echelon.config.rules.replicas.local_sgd import LOCAL_SGD_FINDERS, LOCAL_SGD_PLAN_FINDERS
-from echelon.config.rules.replicas.lost_islands import (
+from echelon.config.rules.islands import (
+    LOCAL_SGD_FINDERS,
+    LOCAL_SGD_PLAN_FINDERS,
     LOST_ISLAND_FINDERS,
     LOST_ISLAND_PLAN_FINDERS,
 )
-from echelon.config.rules.replicas.servers import SERVER_FINDERS, SERVER_PLAN_FINDERS
-from echelon.config.rules.replicas.threads import THREAD_FINDERS
-from echelon.config.rules.stages import STAGE_FINDERS
+from echelon.config.rules.lora import LORA_FINDERS, LORA_RUN_FINDERS
+from echelon.config.rules.mesh import (
+    COLLECTIVE_FINDERS,
+    COLLECTIVE_PLAN_FINDERS,
+    MESH_FINDERS,
+    TENSOR_FINDERS,
+    mesh_fits_cluster,
+    mesh_settings_without_effect,
+)
+from echelon.config.rules.model import MODEL_FINDERS, PART_FINDERS, experts_enough, gate_is_built
+from echelon.config.rules.pipeline import (
+    PIPELINE_FINDERS,
+    STAGE_FINDERS,
+    pipeline_settings_without_effect,
+)
+from echelon.config.rules.precision import FP8_FINDERS, FP8_RUN_FINDERS, PRECISION_FINDERS
+from echelon.config.rules.servers import SERVER_FINDERS, SERVER_PLAN_FINDERS
 from echelon.config.rules.training import (
+    MIXTURE_FINDERS,
     OPTIMIZER_FINDERS,
     RECOMPUTE_FINDERS,
     RUN_FINDERS,
     recomputed_operators,
 )
 from echelon.config.rules.violations import ViolationFinder
-from echelon.config.rules.world_size import mesh_fits_cluster
-from echelon.config.rules.zero import ZERO_FINDERS
+from echelon.config.rules.zero import INT8_FINDERS, ZERO_FINDERS, int8_block_without_effect
 
 EXPERT_FINDERS = (*PART_FINDERS, *EXPERT_MESH_FINDERS, *DISPATCH_FINDERS, *BALANCE_FINDERS)
 
@@ -76,7 +80,6 @@ FINDERS: tuple[ViolationFinder, ...] = (
     *MIXTURE_FINDERS,
     *EXPERT_FINDERS,
     *BALANCE_EFFECT_FINDERS,
-    *THREAD_FINDERS,
     mesh_fits_cluster,
 )
 """Every rule between the settings of a run."""
@@ -96,7 +99,6 @@ PLAN_FINDERS: tuple[ViolationFinder, ...] = (
     expert_settings_of_dense_model,
     *CONTEXT_FINDERS,
     *FP8_FINDERS,
-    *THREAD_FINDERS,
     *INT8_FINDERS,
     *LORA_FINDERS,
 )

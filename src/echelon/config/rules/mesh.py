@@ -1,25 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold between mesh, model and batch: what is cut comes out even."""
+"""Rules between mesh, model, batch and devices: even cuts, enough ranks, algorithms of sums."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 from functools import partial
-from math import gcd
+from itertools import islice
+from math import gcd, log2, prod
 
 from echelon.config.automatic import MODULE_BUCKET_BYTES
-from echelon.config.cluster.settings import cluster_of
-from echelon.config.rules.suggestions import Trial
-from echelon.config.rules.violations import RuleViolation, setting_without_effect
-from echelon.config.settings.context import (
+from echelon.config.cluster.settings import cluster_of, smallest_cluster
+from echelon.config.derived.collectives import (
+    ALGORITHM_KEY,
+    groups_of_algorithm,
+    summing_groups,
+)
+from echelon.config.derived.context import (
     CP_KEY,
     LENGTH_KEY,
     cuts_sequence,
     exchanging_ranks,
     pieces_with_tensor_ranks,
 )
-from echelon.config.settings.experts import (
+from echelon.config.derived.experts import (
     EP_KEY,
     EXPERT_TP_KEY,
     FFN_KEY,
@@ -29,16 +33,38 @@ from echelon.config.settings.experts import (
     shared_width,
     tokens_of_microbatch,
 )
+from echelon.config.derived.replicas import COUNT_KEY
+from echelon.config.rules.violations import (
+    RuleViolation,
+    Trial,
+    ViolationFinder,
+    setting_without_effect,
+)
 from echelon.config.view import View, data_ranks, gradient_ranks, mesh_of
+from echelon.core.axis import MESH_AXES
+from echelon.core.choices.collective_algorithms import (
+    BACKEND,
+    COLLECTIVE_ALGORITHMS,
+    HIERARCHICAL,
+    fits_group,
+    members_per_node,
+)
 from echelon.core.cluster import domain_text, fast_domain
+from echelon.core.mesh import Mesh
+from echelon.core.rulebook.launch import TF_CONFIG_SERVERS
 from echelon.core.rulebook.mesh import (
     BATCH_DIVIDES,
+    FITS_CLUSTER,
+    HALVING_NEEDS_POWER_OF_TWO,
+    HIERARCHY_NEEDS_EVEN_NODES,
+    OWN_SUMS_NEED_GLOO,
     SEQUENCE_FITS_POSITIONS,
     SEQUENCE_PARALLEL_DIVIDES_SEQUENCE,
     SYMMETRIC_MEMORY_REACHES_RANKS,
     TP_DIVIDES_FFN,
     TP_DIVIDES_HEADS,
     TP_DIVIDES_KV_HEADS,
+    WORLD_SIZE_IS_PRODUCT,
 )
 from echelon.core.rules import Rule, nearest_divisors
 from echelon.core.units import short_count
@@ -266,3 +292,192 @@ TENSOR_FINDERS = (
     symmetric_memory_reaches_ranks,
 )
 MESH_FINDERS = (*TENSOR_FINDERS, sequence_fits_positions, batch_divides)
+
+
+def own_sums_need_gloo(view: View) -> Iterator[RuleViolation]:
+    """Check that an algorithm made of messages is asked of Gloo."""
+    cluster, chosen = cluster_of(view), view.word(ALGORITHM_KEY)
+    if chosen not in ("auto", BACKEND) and cluster.backend == "nccl":
+        yield RuleViolation(
+            rule=OWN_SUMS_NEED_GLOO,
+            key=ALGORITHM_KEY,
+            message=f'{ALGORITHM_KEY} = "{chosen}", but {cluster.name} communicates over NCCL',
+            set_by=(ALGORITHM_KEY, "cluster.preset"),
+            suggestions=_instead(BACKEND),
+        )
+
+
+def sums_are_made(view: View) -> Iterator[RuleViolation]:
+    """Yield an algorithm for sums that nobody makes."""
+    chosen = view.word(ALGORITHM_KEY)
+    if not summing_groups(view):
+        because = "each gradient is on one rank, and nothing is summed"
+        yield from setting_without_effect(view, ALGORITHM_KEY, because, allowed=(BACKEND,))
+    elif chosen in COLLECTIVE_ALGORITHMS and not groups_of_algorithm(view, chosen):
+        because = f"all that ranks share are slices, which a {chosen} neither sums nor gathers"
+        yield from setting_without_effect(view, ALGORITHM_KEY, because, allowed=(BACKEND,))
+
+
+def halving_needs_power_of_two(view: View) -> Iterator[RuleViolation]:
+    """Check that groups can be halved down to one rank."""
+    chosen, node = view.word(ALGORITHM_KEY), cluster_of(view).devices_per_node
+    if chosen not in COLLECTIVE_ALGORITHMS:
+        return
+    if COLLECTIVE_ALGORITHMS[chosen].need != "power of two":
+        return
+    for what, ranks in summing_groups(view).items():
+        if not fits_group(chosen, ranks, node):
+            size = len(ranks)
+            below = 1 << (size.bit_length() - 1)
+            yield RuleViolation(
+                rule=HALVING_NEEDS_POWER_OF_TWO,
+                key=ALGORITHM_KEY,
+                message=f'{ALGORITHM_KEY} = "{chosen}", but {size} ranks hold {what}, and the '
+                f"powers of two beside it are {below} and {2 * below}",
+                suggestions=_instead("ring", "tree", BACKEND),
+            )
+
+
+def hierarchy_needs_even_nodes(view: View) -> Iterator[RuleViolation]:
+    """Check that some group has several ranks on each of several nodes."""
+    groups, node = summing_groups(view), cluster_of(view).devices_per_node
+    if view.word(ALGORITHM_KEY) != HIERARCHICAL or not groups:
+        return
+    if any(fits_group(HIERARCHICAL, ranks, node) for ranks in groups.values()):
+        return
+    what, ranks = next(iter(groups.items()))
+    nodes, each = len({rank // node for rank in ranks}), members_per_node(ranks, node)
+    spread = f"{each} on each" if each else "unequally many on each"
+    yield RuleViolation(
+        rule=HIERARCHY_NEEDS_EVEN_NODES,
+        key=ALGORITHM_KEY,
+        message=f'{ALGORITHM_KEY} = "{HIERARCHICAL}", but the {len(ranks)} ranks that hold {what} '
+        f"are on {nodes} node{'s' * (nodes > 1)} of {node}, {spread}",
+        set_by=(ALGORITHM_KEY, "cluster.preset"),
+        suggestions=_instead("ring", BACKEND),
+    )
+
+
+def _instead(*algorithms: str) -> tuple[str, ...]:
+    return tuple(f'{ALGORITHM_KEY} = "{one}"' for one in algorithms)
+
+
+COLLECTIVE_PLAN_FINDERS = (own_sums_need_gloo, halving_needs_power_of_two)
+"""Rules without which ranks could not sum."""
+
+COLLECTIVE_FINDERS = (*COLLECTIVE_PLAN_FINDERS, hierarchy_needs_even_nodes, sums_are_made)
+"""Rules about how ranks sum and gather."""
+
+
+MOST_MESHES = 4  # meshes in a message
+MESH_KEYS = tuple(f"mesh.{axis.value}" for axis in MESH_AXES)
+
+
+def world_size_is_product(world_size: int) -> ViolationFinder:
+    """Return what finds a mesh of another number of ranks than a launcher has started."""
+
+    def find(view: View) -> Iterator[RuleViolation]:
+        mesh = mesh_of(view)
+        if world_size != mesh.world_size:
+            yield RuleViolation(
+                rule=WORLD_SIZE_IS_PRODUCT,
+                key="mesh",
+                message=f"{world_size} ranks were started, but {mesh_product_text(mesh)}",
+                set_by=MESH_KEYS,
+                suggestions=(
+                    lambda trial: suggest_meshes(trial, world_size),
+                    f"{mesh.world_size} ranks",
+                ),
+            )
+
+    return find
+
+
+def servers_are_ps_tasks(tasks: int, world_size: int) -> ViolationFinder:
+    """Return what finds another number of servers than TF_CONFIG has started as such."""
+
+    def find(view: View) -> Iterator[RuleViolation]:
+        count = view.integer(COUNT_KEY)
+        if count != tasks:
+            yield RuleViolation(
+                rule=TF_CONFIG_SERVERS,
+                key=COUNT_KEY,
+                message=f"TF_CONFIG has {tasks} ps tasks and {world_size - tasks} others, but "
+                f"{COUNT_KEY} = {count}",
+                set_by=(COUNT_KEY,),
+                suggestions=(f"{COUNT_KEY} = {tasks}", f"{count} ps tasks"),
+            )
+
+    return find
+
+
+def mesh_fits_cluster(view: View) -> Iterator[RuleViolation]:
+    """Find more ranks than the cluster has devices."""
+    mesh, cluster = mesh_of(view), cluster_of(view)
+    if mesh.world_size > cluster.num_devices:
+        yield RuleViolation(
+            rule=FITS_CLUSTER,
+            key="mesh",
+            message=f"{mesh_product_text(mesh)} ranks, but {cluster.name} has "
+            f"{cluster.num_devices} devices",
+            set_by=MESH_KEYS,
+            suggestions=(
+                lambda trial: suggest_meshes(trial, cluster.num_devices),
+                *_bigger_cluster(view, mesh.world_size),
+            ),
+        )
+
+
+def suggest_meshes(trial: Trial, world_size: int) -> Iterator[str]:
+    """Yield legal settings of the mesh with this many ranks, nearest first."""
+    axes, now = _axes(trial.view), mesh_of(trial.view)
+    degrees_now = tuple(int(getattr(now, axis)) for axis in axes)
+    ranks, rest = divmod(world_size - now.servers, now.num_workers // prod(degrees_now))
+    if rest or ranks < 1:
+        return
+    nearest = sorted(
+        _factorizations(ranks, len(axes)),
+        key=lambda degrees: (_distance(degrees_now, degrees), degrees),
+    )
+    meshes = (dict(zip(axes, degrees, strict=True)) for degrees in nearest)
+    legal = (
+        mesh for mesh in meshes if trial.is_legal({f"mesh.{axis}": n for axis, n in mesh.items()})
+    )
+    for mesh in islice(legal, MOST_MESHES):
+        yield " x ".join(f"{axis} {degree}" for axis, degree in mesh.items())
+
+
+def _axes(view: View) -> tuple[str, ...]:
+    """Return the axes that another mesh may split; dp_shard and cp where they cut something."""
+    cut = view.integer("zero.stage") or view.integer("mesh.ep") > 1
+    shard = ("dp_shard",) if cut else ()
+    context = ("cp",) if view.integer("mesh.cp") > 1 else ()
+    return ("pp", "dp_replicate", *shard, *context, "tp")
+
+
+def _bigger_cluster(view: View, num_devices: int) -> Iterator[str]:
+    if view.has("cluster.preset"):
+        name = smallest_cluster(view.word("cluster.preset"), num_devices)
+        yield f'cluster.preset = "{name}"'
+
+
+def mesh_product_text(mesh: Mesh) -> str:
+    """Return the degrees of a mesh and their product, in words."""
+    degrees = " x ".join(f"{axis.value} {mesh.degree(axis)}" for axis in MESH_AXES)
+    servers = f" + {mesh.servers} servers" * (mesh.servers > 0)
+    return f"the mesh is {degrees}{servers} = {mesh.world_size}"
+
+
+def _factorizations(number: int, count: int) -> Iterator[tuple[int, ...]]:
+    """Yield every way to write `number` as a product of `count` degrees, in order."""
+    if count == 1:
+        yield (number,)
+        return
+    for first in nearest_divisors(number, 1, limit=number):
+        for rest in _factorizations(number // first, count - 1):
+            yield first, *rest
+
+
+def _distance(now: tuple[int, ...], degrees: tuple[int, ...]) -> tuple[float, int]:
+    steps = [abs(log2(new / old)) for new, old in zip(degrees, now, strict=True)]
+    return round(sum(steps), 6), sum(step > 0 for step in steps)

@@ -1,34 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Replicas of a model on threads of one process, and what a plan must be for them.
+"""Replicas of a module on threads of one process, and which rows of a batch each takes.
 
 Named after `torch.nn.DataParallel`, which has the same seven steps: scatter the batch, replicate
 the module, forward in threads, gather the outputs, the loss on the primary, backward in threads,
-sum of the gradients onto the primary. The first replica is the primary: it alone has optimizer
-state, and what the others hold lasts for a step.
+sum of the gradients onto the primary. The first replica is the primary, which is the module itself;
+what the others hold lasts for a step.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 THREADS_AXIS = "threads"
 """Under which axis events and formulas have what goes through the primary."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Threads:
-    """Say on how many threads of its process the model is replicated; 1 replicates nothing.
-
-    A microbatch is scattered evenly: replica i has sequences i b/N to (i+1) b/N of its b. Replicas
-    are on the first N GPUs of the host, or on its CPU.
-    """
-
-    replicas: int = 1
-
-    @property
-    def on(self) -> bool:
-        """Return whether there is more than the primary."""
-        return self.replicas > 1
 
 
 def replica_rows(rows: int, replicas: int) -> tuple[int, ...]:

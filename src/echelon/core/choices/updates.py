@@ -17,33 +17,18 @@ from dataclasses import dataclass
 from typing import Literal
 
 UpdateKind = Literal["synchronous", "asynchronous"]
-AllWorkers = Literal["all"]
 
 DEFAULT_MAX_STALENESS = 2
 """Steps that a worker may be ahead of the slowest, where nobody says."""
 
-DEFAULT_RESTARTS = 1
-"""Times that each lost worker is started again, where nobody says."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Updates:
-    """Say when servers apply gradients, how far workers may part, and what staleness costs.
-
-    With fewer than `min_workers` workers the run ends; each that is lost is started again up to
-    `restarts` times. Neither changes what a run computes that loses none.
-    """
+    """Say when servers apply gradients, how far workers may part, and what staleness costs."""
 
     kind: UpdateKind = "synchronous"
     max_staleness: int = DEFAULT_MAX_STALENESS
     damping: float = 0.0
-    min_workers: int | AllWorkers = "all"
-    restarts: int = DEFAULT_RESTARTS
-
-    @property
-    def is_elastic(self) -> bool:
-        """Return whether a run goes on without a worker that is lost."""
-        return self.min_workers != "all"
 
     @property
     def is_asynchronous(self) -> bool:
@@ -103,22 +88,6 @@ class AppliedGradient:
             return None
         worker, step, read, version = map(int, found.groups())
         return cls(worker=worker, step=step - 1, read=read, version=version)
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WorkerChange:
-    """Say that a worker was lost, or is there (again), at which version of this server."""
-
-    worker: int
-    """The worker."""
-    attempt: int
-    """How often it had been started again by then."""
-    step: int
-    """Steps that it had done, or the number of those before the one that it begins with."""
-    version: int
-    """Updates that this server had made."""
-    there: bool
-    """Whether it is there from now on."""
 
 
 _EVENT_NAME = re.compile(r"worker (\d+) step (\d+) read (\d+) applied (\d+)", re.ASCII)

@@ -86,6 +86,27 @@ UNKNOWN_KEY = Rule(
     fixed="tp = 8",
 )
 
+REMOVED_SETTING = Rule(
+    id="removed-setting",
+    why="""
+    A setting of an earlier version that is gone is refused rather than ignored: the run would be
+    another one. The message says what to write instead. A file that Echelon wrote names every
+    setting; one that is gone is read where it holds the value of runs that do not use it.
+    """,
+    example="""
+    [mesh]
+    dp_replicate = 2
+    [batch]
+    global_sequences = 4
+    [servers]
+    count = 1
+    updates = "asynchronous"
+    %s
+    """,
+    bad="min_workers = 1",
+    fixed="max_staleness = 1",
+)
+
 WRONG_TYPE = Rule(
     id="wrong-type",
     why="""

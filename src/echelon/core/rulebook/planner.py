@@ -54,8 +54,7 @@ SEARCH_SPLITS_ONE_TRAINING = Rule(
     training of its own between meetings, so another number of them is another training. Search for
     the layout of one island on its devices, then plan the run with the number of islands that you
     want as `mesh.dp_replicate`. Parameter servers (`servers.count`) are not searched either: how
-    many workers they have says how late gradients are, which is mathematics. Replicas on threads
-    (`threads.replicas`) are one process, and a search is of ranks.
+    many workers they have says how late gradients are, which is mathematics.
     """,
     bad="echelon plan llama3-8b --cluster 16xh100 --set local_sgd.every=50",
     fixed="echelon plan llama3-8b --cluster 8xh100",

@@ -278,18 +278,20 @@ LORA_OVERLAP = Rule(
 LORA_REPLICAS = Rule(
     id="lora-replicas",
     why="""
-    Islands of local SGD, parameter servers and replicas on threads exchange all parameters of a
-    model, of which adapters are a small part. With adapters replicas sum gradients in each step:
-    that is all of the adapters, and little.
+    Islands of local SGD and parameter servers exchange all parameters of a model, of which adapters
+    are a small part. With adapters replicas sum gradients in each step: that is all of the
+    adapters, and little.
     """,
     example="""
+    [mesh]
+    dp_replicate = 2
     [lora]
     rank = 16
-    [threads]
+    [servers]
     %s
     """,
-    bad="replicas = 2",
-    fixed="replicas = 1",
+    bad="count = 1",
+    fixed="count = 0",
 )
 
 PROVE_FROZEN = Rule(

@@ -1,15 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What forward passes keep for backward, operator by operator, and the peak of a step.
+"""Bytes that forward passes keep for backward, operator by operator, and the peak of a step.
 
-numbers              the letters of the formulas
-operator_memory      what one operator keeps and works with
-linear               norms, MLPs, dropout and residual branches
-attention, latent    grouped-query attention, latent attention
-attention_working    what attention over context ranks or in tiles works with
-experts, dispatch    a mixture: routing, experts, rows that come and go
-expert_numbers       how many rows those are
-units                embedding, blocks and head as operators
-peaks                the most that a unit holds, forward and backward
-timeline             a rank's step, action by action
-closed_forms         what a block keeps, for arrays of plans
+numbers             the letters of the formulas; memory of one operator
+linear              norms, MLPs, dropout and residual branches; products in 8 bits
+attention           grouped-query attention and latent attention
+attention_working   attention over context ranks or in tiles, call by call of a kernel
+experts, dispatch   a mixture: routing, experts, rows that come and go
+expert_numbers      how many rows those are
+units               embedding, blocks and head as operators, some of them made again
+timeline            a rank's step, action by action, and the most that an action holds
+from_plan           the numbers of a plan
+closed_forms        bytes that a block keeps, for arrays of plans
 """

@@ -15,7 +15,7 @@ What the loss has is that of our own operators, too, where it runs in backward (
 another trainer it is so many bytes for each logit.
 
 Of latent attention a trainer keeps its queries, what keys and values are led up to, and the output;
-what our own operators keep of it, `latent.py` says.
+what our own operators keep of it, `attention.py` says.
 """
 
 from __future__ import annotations
@@ -34,8 +34,12 @@ from echelon.cost.activations.linear import (
     dropout_saved,
     mlp_saved,
 )
-from echelon.cost.activations.numbers import CACHE_ELEMENTS, GPU_CHUNK_ELEMENTS, ActivationNumbers
-from echelon.cost.activations.operator_memory import total_saved_bytes
+from echelon.cost.activations.numbers import (
+    CACHE_ELEMENTS,
+    GPU_CHUNK_ELEMENTS,
+    ActivationNumbers,
+    total_saved_bytes,
+)
 from echelon.cost.activations.units import loss_backward_bytes, loss_waiting_bytes
 from echelon.cost.bytes.terms import WIDE_BYTES
 from echelon.cost.inputs.cost_inputs import CostInputs
@@ -58,7 +62,7 @@ def saved_bytes_of_block(work: CostInputs, *, mixture: bool) -> Num:
 
 
 def redone_bytes_of_block(work: CostInputs, *, mixture: bool) -> Num:
-    """Return what of that operators that run again leave out (`remade.py`).
+    """Return what of that operators that run again leave out (`units.py`).
 
     Attention of another trainer than ours leaves out its scores: `saved_bytes_of_block` knows.
     """

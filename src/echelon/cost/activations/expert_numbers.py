@@ -11,7 +11,7 @@ import numpy as np
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.activations.dispatch import DispatchChunk, HopRows, RowBytes
 from echelon.cost.activations.experts import ExpertNumbers
-from echelon.cost.activations.fp8_products import ExpertProducts
+from echelon.cost.activations.linear import ExpertProducts
 from echelon.cost.activations.numbers import CACHE_ELEMENTS, GPU_CHUNK_ELEMENTS, PRODUCT_ROWS
 from echelon.cost.bytes.terms import INDEX_BYTES, WIDE_BYTES
 from echelon.layout.expert_load import (

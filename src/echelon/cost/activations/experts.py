@@ -30,17 +30,20 @@ from echelon.cost.activations.dispatch import (
     bytes_in_flight,
     forward_bytes,
 )
-from echelon.cost.activations.fp8_products import fp8_product_bytes
 from echelon.cost.activations.linear import (
     ResidualBranch,
+    fp8_product_bytes,
     norm_operator,
     norm_saved,
     weight_gradient_bytes,
 )
-from echelon.cost.activations.numbers import ActivationNumbers, Num, elementwise_max, is_positive
-from echelon.cost.activations.operator_memory import (
+from echelon.cost.activations.numbers import (
+    ActivationNumbers,
+    Num,
     OperatorMemory,
     SavedTensor,
+    elementwise_max,
+    is_positive,
     saved_tensors,
     total_saved_bytes,
 )

@@ -7,8 +7,7 @@ from echelon.core.choices.kernels import FusedPiece
 from echelon.core.choices.lora import LATENT_GROUPS, LINEAR_GROUPS
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import DTYPE_BYTES, Plan
-from echelon.cost.activations.attention_row_chunks import AttentionRowChunks
-from echelon.cost.activations.attention_working import attention_working_bytes
+from echelon.cost.activations.attention_working import AttentionRowChunks, attention_working_bytes
 from echelon.cost.activations.numbers import CACHE_ELEMENTS, GPU_CHUNK_ELEMENTS, ActivationNumbers
 from echelon.cost.bytes.context_memory import on_gpu, output_is_by_head
 from echelon.cost.bytes.context_sent import kv_copies

@@ -43,7 +43,6 @@ from echelon.cost.bytes.local_sgd import outer_held
 from echelon.cost.bytes.quantised import CODE_BYTES, SCALE_BYTES, gathered_element_bytes
 from echelon.cost.bytes.servers import held_by_server
 from echelon.cost.bytes.terms import HeldTerm, Pool
-from echelon.cost.bytes.threads import replica_terms
 from echelon.cost.bytes.transient import transient_terms
 from echelon.layout.buckets import (
     BucketPlan,
@@ -142,8 +141,7 @@ def held_terms(plan: Plan, buckets: Sequence[HeldBucket], rank: int) -> tuple[He
         _held_term(plan, rank, name, pool, DTYPE_BYTES[dtype], pieces)
         for (name, pool), (dtype, pieces) in found.items()
     )
-    others = replica_terms(plan, [bucket.plan for bucket in buckets])
-    return (*terms, *_codes(plan, buckets), *_secondary(plan, buckets), *others, *outer)
+    return (*terms, *_codes(plan, buckets), *_secondary(plan, buckets), *outer)
 
 
 def _codes(plan: Plan, buckets: Sequence[HeldBucket]) -> Iterator[HeldTerm]:

@@ -70,7 +70,6 @@ from echelon.cost.bytes.local_sgd import mean_outer_bytes
 from echelon.cost.bytes.quantised import first_step, fp8_maxima_bytes, fp8_scale_bytes
 from echelon.cost.bytes.servers import server_bytes
 from echelon.cost.bytes.terms import WIDE_BYTES, SentTerm, all_reduce_bytes, pass_terms
-from echelon.cost.bytes.threads import thread_bytes
 from echelon.layout.buckets import BucketPlan, plan_buckets
 from echelon.layout.expert_load import ExpertLoad
 from echelon.layout.islands import inner_plan, plan_and_rank
@@ -145,7 +144,6 @@ def _terms(
         *context_bytes(plan, part, cp_rank),
         *pipeline_bytes(plan, part, buckets, rank),
         *world_bytes(plan, rank),
-        *thread_bytes(plan, buckets),
     )
     return tuple(term for term in terms if term.bytes)
 

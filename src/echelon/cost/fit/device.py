@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measured kernels -> how near to its peaks a device comes.
 
-Predicted seconds are those of `cost/seconds/matmul.py`, so what is fitted here is what a plan is
+Predicted seconds are those of `cost/seconds/kernels.py`, so what is fitted here is what a plan is
 timed with. Kernels that several ranks ran at the same time on fewer cores took longer by running /
 cores. On a device that runs behind its host a kernel takes at least as long as its start; where the
 host computes itself, the start comes on top.
@@ -34,7 +34,7 @@ from echelon.cost.fit.solver import (
     relative_errors,
 )
 from echelon.cost.seconds.from_plan import machine_numbers_from_cluster
-from echelon.cost.seconds.matmul import matmul_seconds, memory_seconds
+from echelon.cost.seconds.kernels import matmul_seconds, memory_seconds
 
 TILES = (1, 4, 8, 16, 32, 64, 128, 256)  # rows and columns of a tile
 OWN_CORE_SHARE = 0.95

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measured collectives -> latency, bandwidth and half-size message of a tier of links.
 
-Predicted seconds are those of `cost/seconds/links/collectives.py`, so what is fitted is what a plan
+Predicted seconds are those of `cost/seconds/collectives.py`, so what is fitted is what a plan
 is timed with. Where ranks share cores, the constants are those of ranks that have one each:
 collectives of more of them took longer by ranks / cores.
 """
@@ -19,13 +19,13 @@ from echelon.cost.fit.samples import Collective, TimedCollective
 from echelon.cost.fit.solver import Array, Constant, ConstantValues, fit, relative_errors
 from echelon.cost.inputs.group_links import group_link_numbers
 from echelon.cost.inputs.numbers import MachineNumbers
-from echelon.cost.seconds.from_plan import machine_numbers_from_cluster
-from echelon.cost.seconds.links.collectives import (
+from echelon.cost.seconds.collectives import (
     all_gather_seconds,
     all_reduce_seconds,
     all_to_all_seconds,
     point_to_point_seconds,
 )
+from echelon.cost.seconds.from_plan import machine_numbers_from_cluster
 
 _DEVICE = Device(name="any", memory_bytes=1, memory_bandwidth=1.0)
 

@@ -21,7 +21,7 @@ from echelon.cost.fit.links import seconds_of_collective
 from echelon.cost.fit.samples import Collective
 from echelon.cost.fit.solver import Array, Constant, ConstantValues, fit
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan, machine_numbers_from_cluster
-from echelon.cost.seconds.trainer_generations import our_constants
+from echelon.cost.seconds.trainers import our_constants
 from echelon.cost.seconds.unit_times import block_kinds, stage_durations, unit_times_by_kind
 from echelon.schedule.action import Action, ActionKind
 

@@ -249,10 +249,6 @@ class LayoutNumbers:
     """Index of how gradients are summed in `COLLECTIVE_ALGORITHMS`."""
     servers: Num = 0.0
     """Parameter servers beside the ranks that compute."""
-    replicas: Num = 1.0
-    """Replicas on threads of one process; `microbatch` is then what one of them has of it."""
-    one_memory: Num = 0.0
-    """Flag: replicas share the memory of the primary."""
     round_steps: Num = 0.0
     """Steps that the replicas of `dp_replicate` train alone, as islands of local SGD; 0: none."""
     fragments: Num = 1.0
@@ -281,8 +277,8 @@ class LayoutNumbers:
 
     @property
     def devices(self) -> Num:
-        """Return the number of devices: of ranks, servers included, and of replicas on threads."""
-        return self.tp * self.cp * self.pp * self.dp * self.replicas + self.servers
+        """Return the number of devices: of ranks, servers included."""
+        return self.tp * self.cp * self.pp * self.dp + self.servers
 
     @property
     def shard(self) -> Num:

@@ -4,10 +4,11 @@
 At each operator of each action these are there together:
 
     model state     what lives between steps (`cost/bytes/held.py`)
-    gathered        units of parameters that are whole then (`whole_units.py`)
+    gathered        units of parameters that are whole then (`buckets.py`)
     activations     all that microbatches keep, and what the operator works with
     messages        what came from other stages ahead of its use, and what is leaving
-    buffers         gradients that fill a bucket or are summed (`gradient_sums.py`), sets of
+                    (`pipeline.py`)
+    buffers         gradients that fill a bucket or are summed (`buckets.py`), sets of
                     offloaded tensors, the tokens of the step and tables of positions
 
 When backward is over the optimizer has what `update.py` says. The terms of the highest moment add
@@ -15,11 +16,18 @@ up to the peak; the rehearsal meets it within 2 % (`tests/rehearsal/test_peaks.p
 
 Places of a pipeline whose stages are of the same blocks differ in the order of their actions alone:
 they share the walk of the first of them (`place_walk.py`).
+
+All memory of a CPU rank is memory of its host. The host of a GPU holds offloaded slices, and
+buffers between the GPU and files (`memory_by_place`).
+
+A parameter server adds up a bucket while those of two more are arriving: of each bucket every
+worker sends the range of the server, in the dtype of the reduction. Later an update casts
+gradients, a bounded number at a time, where the master copy has another dtype.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from echelon.core.axis import Axis
@@ -37,17 +45,15 @@ from echelon.cost.bytes.local_sgd import (
     outer_step_bytes,
 )
 from echelon.cost.bytes.quantised import first_step
-from echelon.cost.bytes.terms import INDEX_BYTES, Pool
-from echelon.cost.bytes.threads import REPLICA_GRADIENTS, REPLICA_PARAMETERS
-from echelon.cost.bytes.transient import arriving_row_bytes
-from echelon.cost.peak.few_rounds import with_as_full_ranks
-from echelon.cost.peak.messages import message_counts
-from echelon.cost.peak.offload_buffers import offload_buffer_bytes
+from echelon.cost.bytes.servers import held_by_server
+from echelon.cost.bytes.terms import INDEX_BYTES, WIDE_BYTES, Pool
+from echelon.cost.bytes.transient import BUCKETS_IN_FLIGHT, arriving_row_bytes
+from echelon.cost.peak.pipeline import message_counts, with_as_full_ranks
 from echelon.cost.peak.place_walk import PlaceWalk
-from echelon.cost.peak.servers import server_peak_buffers, server_terms
-from echelon.cost.peak.threads import share_of_replica, with_other_replicas
+from echelon.cost.peak.update import JOBS_AT_HAND, UPDATE_ELEMENTS, offload_buffer_bytes
 from echelon.layout.islands import inner_plan, plan_and_rank
-from echelon.layout.stage import RankPart, part_of, rank_part
+from echelon.layout.servers import plan_server_ranges, server_of_rank
+from echelon.layout.stage import RankPart, part_of, pp_rank_of, rank_part
 from echelon.schedule.from_plan import schedule_from_plan
 
 STATE: Mapping[str, str] = {
@@ -60,8 +66,6 @@ STATE: Mapping[str, str] = {
     OUTER_PARAMETERS: "optimizer",
     OUTER_MOMENTUM: "optimizer",
     OUTER_GRADIENTS: "optimizer",
-    REPLICA_PARAMETERS: "parameters",
-    REPLICA_GRADIENTS: "gradients",
 }
 """The term of each kind of model state."""
 
@@ -117,11 +121,6 @@ class PeakWalk:
             held = server_terms(self._plan, rank, STATE)
             terms = dict.fromkeys(TERMS, 0.0) | held | {"buffers": float(buffers)}
             return RankPeak(rank=rank, terms=terms, where=where)
-        if self._plan.layout.threads.on:
-            alone = PeakWalk(share_of_replica(self._plan)).peak(rank)
-            resting = resting_terms(self._plan, rank)
-            terms = with_other_replicas(self._plan, rank, alone.terms, resting)
-            return RankPeak(rank=rank, terms=terms, where=alone.where)
         place, outer = plan_and_rank(self._whole, rank)[1], outer_step_bytes(self._whole, rank)
         found = self._peak(place, outer)
         terms = dict(found.terms)
@@ -250,3 +249,84 @@ def position_table_bytes(plan: Plan, blocks: Sequence[int] = (0,)) -> int:
 def rank_peak(plan: Plan, rank: int) -> RankPeak:
     """Return the highest moment of one rank."""
     return PeakWalk(plan).peak(rank)
+
+
+def server_peak_buffers(plan: Plan, rank: int) -> tuple[int, str]:
+    """Return the most bytes beside the model state of a server, and when that is."""
+    precision, server = plan.mathematics.precision, server_of_rank(plan, rank)
+    sizes = [len(ranges[server]) for ranges in plan_server_ranges(plan)]
+    window = BUCKETS_IN_FLIGHT + 1
+    arriving = max(sum(sizes[place : place + window]) for place in range(len(sizes)))
+    received = plan.mesh.num_workers * arriving * DTYPE_BYTES[precision.reduction]
+    longest = min(UPDATE_ELEMENTS, max(sizes))
+    squares = longest * WIDE_BYTES * (DTYPE_BYTES[precision.gradients] < WIDE_BYTES)
+    casts = precision.gradients != precision.master
+    update = max(casts * longest * DTYPE_BYTES[precision.master], squares)
+    return (received, "the sums of gradients") if received >= update else (update, "update")
+
+
+def server_terms(plan: Plan, rank: int, kinds: Mapping[str, str]) -> dict[str, float]:
+    """Return the model state of a server by the terms that `kinds` names."""
+    found: dict[str, float] = {}
+    for term in held_by_server(plan, rank):
+        kind = kinds[term.name]
+        found[kind] = found.get(kind, 0.0) + term.bytes
+    return found
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlaceMemory:
+    """Hold the peak bytes of each rank at one place of a pipeline, by term."""
+
+    num_ranks: int
+    """Ranks at this place."""
+    device: Mapping[str, float]
+    """Bytes of the memory of a GPU."""
+    host: Mapping[str, float]
+    """Bytes of the memory of the host."""
+
+    @property
+    def device_bytes(self) -> float:
+        """Return all bytes of the device."""
+        return sum(self.device.values())
+
+    @property
+    def host_bytes(self) -> float:
+        """Return all bytes of the host."""
+        return sum(self.host.values())
+
+
+def memory_by_place(plan: Plan, ranks: Iterable[int]) -> tuple[PlaceMemory, ...]:
+    """Peak bytes of `ranks` by their place of the pipeline; parameter servers come last.
+
+    The first rank at a place represents all ranks there.
+    """
+    walk, mesh = PeakWalk(plan), plan.mesh
+    counts: dict[int, int] = {}
+    for rank in ranks:
+        place = mesh.pp if mesh.is_server(rank) else pp_rank_of(*plan_and_rank(plan, rank))
+        counts[place] = counts.get(place, 0) + 1
+    peaks = walk.by_place()
+    memory: list[PlaceMemory] = []
+    for place, count in sorted(counts.items()):
+        peak = {name: size for name, size in peaks[place].terms.items() if size}
+        if plan.cluster.backend == "gloo":
+            memory.append(PlaceMemory(num_ranks=count, device={}, host=peak))
+        else:
+            host = _offloaded(plan, peaks[place].rank)
+            memory.append(PlaceMemory(num_ranks=count, device=peak, host=host))
+    return tuple(memory)
+
+
+def _offloaded(plan: Plan, rank: int) -> dict[str, float]:
+    """Bytes that a rank offloads from its GPU to the host, by term."""
+    plan, rank = plan_and_rank(plan, rank)
+    buckets = held_buckets(plan, pp_rank_of(plan, rank))
+    terms: dict[str, float] = {}
+    for term in held_terms(plan, buckets, rank):
+        if term.pool == "host":
+            terms[term.name] = terms.get(term.name, 0.0) + term.bytes
+    plans = [bucket.plan for bucket in buckets]
+    if buffers := offload_buffer_bytes(plan, plans, JOBS_AT_HAND, {"host"}):
+        terms["buffers"] = float(buffers)
+    return terms

@@ -12,6 +12,11 @@ The head is a product of [N, h] by [h, V / t], and twice that backward; logits a
 for a maximum, a sum of exponentials and their gradient. Our trainer does all of it in backward.
 
 What a block sends, and what of that shows, is told in `exchanges.py`.
+
+Seconds that a plan waits for positions and for experts (`context_seconds`, `dispatch_seconds`) are
+the exchanges of a block taken apart: the computing meanwhile, how long rows are on their way, and
+how much of that no work hides. `echelon explain context` and `echelon explain experts` compare by
+these numbers the ways that a run could take.
 """
 
 from __future__ import annotations
@@ -21,19 +26,29 @@ from dataclasses import dataclass, fields, replace
 
 import numpy as np
 
+from echelon.core.axis import Axis
+from echelon.core.plan import Plan
 from echelon.cost.bytes.piece_traffic import HEAD_WIDTHS
 from echelon.cost.inputs.cost_inputs import CostInputs
 from echelon.cost.inputs.group_links import library_group_links
 from echelon.cost.inputs.numbers import LayoutNumbers, ModelNumbers, Num, first_number
-from echelon.cost.seconds.links.collectives import all_reduce_seconds, sum_seconds
-from echelon.cost.seconds.links.exchanges import NOTHING, context_exchange, expert_exchange
-from echelon.cost.seconds.matmul import (
+from echelon.cost.seconds.collectives import all_reduce_seconds, sum_seconds
+from echelon.cost.seconds.exchanges import (
+    NOTHING,
+    ExchangeSeconds,
+    LayerPair,
+    chunk_kernels,
+    context_exchange,
+    expert_exchange,
+    tensor_seconds,
+)
+from echelon.cost.seconds.from_plan import cost_inputs_from_plan
+from echelon.cost.seconds.kernels import (
     alignment_efficiency,
     attention_rates,
     matmul_seconds,
     memory_seconds,
 )
-from echelon.cost.seconds.tensor_overlap import LayerPair, chunk_kernels, tensor_seconds
 
 BACKWARD_KERNELS = 1.5  # times those of forward
 BACKWARD_MEMORY_PASSES = 1.5  # times those of forward
@@ -391,3 +406,51 @@ def end_seconds(work: CostInputs) -> EndSeconds:
         head_input_gradient=pace * (late * (forward + logits + small) + inputs + logits + joined),
         head_weight_gradient=pace * (1.0 - model.frozen) * weights,
     )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ExposedSeconds:
+    """Give the seconds of transfers (hidden or not), of those that show, and of computing."""
+
+    transfer_s: float
+    exposed_s: float
+    compute_s: float = 0.0
+
+    @property
+    def total_s(self) -> float:
+        """Return the seconds of computing with what is waited for."""
+        return self.compute_s + self.exposed_s
+
+
+def context_seconds(plan: Plan) -> ExposedSeconds | None:
+    """Return the seconds of attention over context ranks; None where a link is not known."""
+    if not _has_link(plan, plan.mesh.groups(Axis.CP)[0]):
+        return None
+    work = cost_inputs_from_plan(plan)
+    forward, backward = attention_seconds(work)
+    moved = context_exchange(work, forward, backward)
+    return _exposed(moved, first_number(forward + backward))
+
+
+def dispatch_seconds(plan: Plan) -> ExposedSeconds | None:
+    """Return the seconds of a block's rows; None where none travel, or a link is not known."""
+    if plan.model.experts is None or plan.mesh.ep == 1:
+        return None
+    if not _has_link(plan, plan.mesh.expert_groups(expert_tp=plan.layout.experts.expert_tp)[0]):
+        return None
+    work = cost_inputs_from_plan(plan)
+    return _exposed(expert_exchange(work, routed_matmuls(work)))
+
+
+def _exposed(moved: ExchangeSeconds, compute_s: float = 0.0) -> ExposedSeconds:
+    return ExposedSeconds(
+        transfer_s=first_number(moved.forward + moved.backward),
+        exposed_s=first_number(moved.shown_forward + moved.shown_backward),
+        compute_s=compute_s,
+    )
+
+
+def _has_link(plan: Plan, ranks: tuple[int, ...]) -> bool:
+    """Return whether a link of the cluster joins these ranks."""
+    links = plan.cluster.links
+    return len(ranks) < 2 or any(len({r // link.degree for r in ranks}) == 1 for link in links)

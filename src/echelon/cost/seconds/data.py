@@ -20,6 +20,15 @@ Where a preset says nothing of the link of its hosts it is PCIe 4.0 x16: 16 GT/s
 130 / 8 = 31.5 GB/s each way (PCI-SIG, PCI Express Base Specification 4.0); copies reach `REACHED`
 of it, both ways at once. Files are not modelled: ZeRO-Infinity (Rajbhandari et al., 2021, figure
 2b) counts 1.6 GB/s for a GPU.
+
+Local SGD (`outer_seconds`): a round of H steps sends the slices of a rank once over `dp_replicate`,
+whose groups are the outermost: a fragment of P at a time. Without delay a step waits for its
+fragment; with a delay of d steps it travels behind d times all else that a step takes. A mean step
+shows
+
+    P max(0, t_fragment - d t_step) / H
+
+The outer step reads and writes outer parameters, momentum and values: six numbers a weight.
 """
 
 from __future__ import annotations
@@ -33,16 +42,18 @@ from echelon.cost.inputs.group_links import (
     GroupLinkNumbers,
     data_group_links,
     group_link_numbers,
+    library_group_links,
+    pairwise_group_links,
 )
 from echelon.cost.inputs.numbers import Num
-from echelon.cost.seconds.links.collectives import (
+from echelon.cost.seconds.collectives import (
     all_gather_seconds,
     gather_seconds,
     point_to_point_seconds,
     sum_seconds,
 )
-from echelon.cost.seconds.links.exchanges import slices_seconds
-from echelon.cost.seconds.matmul import memory_seconds
+from echelon.cost.seconds.exchanges import slices_seconds
+from echelon.cost.seconds.kernels import memory_seconds
 
 HOST_UPDATE_BYTES_PER_S = 60e9
 """What the processors of a node reach of their memory while they update."""
@@ -105,25 +116,6 @@ def server_seconds(work: CostInputs, weights: Num) -> tuple[Num, Num]:
         for size in (work.software.reduced_bytes, work.element)
     )
     return push, pull
-
-
-def replica_seconds(work: CostInputs, held: HeldWeights) -> tuple[Num, Num]:
-    """Return the seconds of parameters to the replicas on threads, and of gradients from them.
-
-    All of them go through the primary, one replica after the other, and nothing runs beside them:
-    over the fastest link between GPUs, or from memory to memory where there is one.
-    """
-    others, link = work.layout.replicas - 1.0, work.machine.tiers[0]
-    weights = others * (held.blocks + held.ends + held.routed)
-    shared = np.asarray(work.layout.one_memory) > 0.0
-
-    def seconds(size: Num, touched: float) -> Num:
-        over_link = size / (link.bandwidth * link.efficiency)
-        return np.where(shared, memory_seconds(work.machine, touched * size), over_link)
-
-    # A copy reads and writes, a sum reads both and writes one.
-    gradients = work.software.gradient_bytes * weights
-    return seconds(work.element * weights, 2.0), seconds(gradients, 3.0)
 
 
 def unit_gather_seconds(
@@ -269,3 +261,27 @@ def offload_seconds(work: CostInputs, weights: Num) -> Num:
     elsewhere = np.asarray(work.software.host_adds) < 1.0
     travels = there * work.software.state_bytes * weights / (REACHED * work.machine.host_bandwidth)
     return np.where(elsewhere, travels, 0.0)
+
+
+_NUMBERS_MOVED = 6.0  # of 4 bytes, a weight
+
+
+def outer_seconds(work: CostInputs, held: HeldWeights, step_s: Num) -> Num:
+    """Return what meetings add to a mean step, all else of which takes `step_s`."""
+    layout = work.layout
+    cut = np.asarray(layout.zero) >= 1.0
+    shared = (held.blocks + held.ends) / np.where(cut, layout.shard, 1.0)
+    weights = shared + held.routed / np.where(cut, layout.expert_shard, 1.0)
+    inner = layout.tp * layout.shard * layout.pp
+    size = layout.outer_bytes * weights / layout.fragments
+    summed = sum_seconds(library_group_links(work, layout.dp_replicate, inner), size, layout.sums)
+    gathered = all_gather_seconds(
+        pairwise_group_links(work, layout.dp_replicate, inner), layout.dp_replicate * size
+    )
+    travels = work.software.pace * np.where(
+        np.asarray(layout.outer_gathers) > 0.0, gathered, summed
+    )
+    shown = layout.fragments * np.maximum(0.0, travels - layout.delay * step_s)
+    updates = memory_seconds(work.machine, 4.0 * _NUMBERS_MOVED * weights)
+    rounds = np.where(layout.apart, np.maximum(layout.round_steps, 1.0), 1.0)
+    return np.where(layout.apart, (shown + work.software.pace * updates) / rounds, 0.0)

@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A Plan, and the Cluster that it runs on, as the numbers that the formulas read."""
+"""A Plan, and the Cluster that it runs on, as the numbers that the formulas read.
+
+Where adapters alone are trained (`core/choices/lora.py`), their sizes are among the numbers.
+"""
 
 from __future__ import annotations
 
@@ -9,10 +12,13 @@ from typing import Any
 import numpy as np
 
 from echelon.core.choices.collective_algorithms import algorithm_index
+from echelon.core.choices.lora import LINEAR_GROUPS
 from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
 from echelon.core.cluster import Cluster, Efficiency, Link, cluster_under_load, shared_bandwidth
 from echelon.core.model_shape import ModelShape, of_layer_kind
+from echelon.core.parameters import is_adapter, num_parameters, num_trained_parameters, parameters
 from echelon.core.plan import DTYPE_BYTES, OptimizerKind, Plan, Precision, ReduceKind
+from echelon.cost.activations.from_plan import adapter_rows
 from echelon.cost.bytes.expert_memory import balanced_memory
 from echelon.cost.bytes.local_sgd import sent_element_bytes
 from echelon.cost.bytes.quantised import (
@@ -32,11 +38,10 @@ from echelon.cost.inputs.numbers import (
     ceil_div,
 )
 from echelon.cost.inputs.pipeline import schedule_index
-from echelon.cost.seconds.adapters import with_adapters
 from echelon.cost.seconds.flops import attention_width
-from echelon.cost.seconds.matmul import product_dtype
-from echelon.cost.seconds.measured.kernels import with_measured_kernels
-from echelon.cost.seconds.trainer_generations import our_constants
+from echelon.cost.seconds.kernels import product_dtype
+from echelon.cost.seconds.measured_kernels import with_measured_kernels
+from echelon.cost.seconds.trainers import our_constants
 from echelon.layout.expert_load import dispatched_tokens
 
 
@@ -66,7 +71,7 @@ def machine_numbers_from_plan(plan: Plan, *, measured: bool) -> MachineNumbers:
     """Return the rates of the devices of a plan; `measured`: those that our kernels reach."""
     precision = plan.mathematics.precision
     dtype = product_dtype(plan.cluster, precision)
-    ranks = plan.mesh.num_workers * plan.layout.threads.replicas
+    ranks = plan.mesh.num_workers
     machine = machine_numbers_from_cluster(
         plan.cluster, dtype, attention_dtype=precision.parameters, ranks=ranks
     )
@@ -161,7 +166,7 @@ def layout_numbers_from_plan(plan: Plan) -> LayoutNumbers:
         tp_overlap=float(layout.tp_overlap != "none"),
         ulysses=float(context.ulysses_degree),
         gathered=float(context.record.gathers_keys),
-        microbatch=float(layout.microbatch_sequences / layout.threads.replicas),
+        microbatch=float(layout.microbatch_sequences),
         microbatches=float(plan.num_microbatches),
         virtual=max(1.0, len(pipeline.stages) / mesh.pp),
         schedule=schedule_index(pipeline.schedule),
@@ -181,8 +186,6 @@ def layout_numbers_from_plan(plan: Plan) -> LayoutNumbers:
         summed_bytes=summed_weight_bytes(zero.reduce, plan.mathematics.precision),
         sums=float(algorithm_index(layout.collectives.algorithm)),
         servers=float(mesh.servers),
-        replicas=float(layout.threads.replicas),
-        one_memory=float(plan.cluster.backend == "gloo"),
         round_steps=float(local.every),
         fragments=float(local.fragments),
         delay=float(local.delay),
@@ -328,4 +331,27 @@ def _tier(cluster: Cluster, link: Link) -> TierNumbers:
         latency_s=float(link.latency_s),
         efficiency=float(link.efficiency),
         half_bytes=float(link.half_bytes),
+    )
+
+
+def with_adapters(numbers: ModelNumbers, shape: ModelShape) -> ModelNumbers:
+    """Return the numbers of a shape with those of its adapters; as they are, where it has none."""
+    if shape.lora is None:
+        return numbers
+    own = [spec for spec in parameters(shape) if spec.layer == 0 and is_adapter(spec.name)]
+    split = sum(spec.numel for spec in own if spec.split_dim is not None)
+    rows = adapter_rows(shape)
+    # What both branches read through one norm is there once anyway, unless both keep it.
+    once = shape.residual == "parallel-one-norm" and not (rows[0] and rows[2])
+    return replace(
+        numbers,
+        frozen=1.0,
+        extra_streams=numbers.extra_streams + once,
+        trained=num_trained_parameters(shape) / num_parameters(shape),
+        adapters_attention_in=float(rows[0] + sum(rows[len(LINEAR_GROUPS) :])),
+        adapters_attention_out=float(rows[1]),
+        adapters_mlp_in=float(rows[2]),
+        adapters_mlp_out=float(rows[3]),
+        adapters_whole=float(sum(spec.numel for spec in own) - split),
+        adapters_split=float(split),
     )

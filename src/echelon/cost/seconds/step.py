@@ -25,17 +25,16 @@ from echelon.cost.inputs.group_links import group_link_numbers
 from echelon.cost.inputs.numbers import Num, ceil_div
 from echelon.cost.inputs.pipeline import bubble_seconds, crosses_itself, has_both_ends
 from echelon.cost.seconds.block import BlockSeconds, EndSeconds, block_seconds, end_seconds
+from echelon.cost.seconds.collectives import all_gather_seconds, point_to_point_seconds
 from echelon.cost.seconds.data import (
     HeldWeights,
     accumulation_seconds,
     node_gather_seconds,
-    replica_seconds,
+    outer_seconds,
     step_collective_seconds,
     unit_gather_seconds,
     update_seconds,
 )
-from echelon.cost.seconds.links.collectives import all_gather_seconds, point_to_point_seconds
-from echelon.cost.seconds.local_sgd import outer_seconds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -84,7 +83,6 @@ def step_seconds(work: CostInputs, blocks: BlockKindSeconds | None = None) -> Te
     messages = _messages(work)
     pace = software.pace
     reduce, regather = (pace * one for one in step_collective_seconds(work, held))
-    given, taken = (pace * one for one in replica_seconds(work, held))
     # At stage 2 gradients are scattered after every microbatch, at 0 and 1 once.
     times = np.where(np.asarray(layout.zero) == 2.0, m, 1.0)
     # Workers have nothing to do until servers have sent the parameters.
@@ -104,8 +102,8 @@ def step_seconds(work: CostInputs, blocks: BlockKindSeconds | None = None) -> Te
         "expert": m * part.expert,
         "messages": pace * messages,
         "bubble": idle,
-        "gather": np.where(cut_whole, gather, regather_shown * regather) + given,
-        "gradients": np.where(cut_whole, scatter, shown) + taken,
+        "gather": np.where(cut_whole, gather, regather_shown * regather),
+        "gradients": np.where(cut_whole, scatter, shown),
         "adding": pace * m * accumulation_seconds(work, held),
         "optimizer": update_seconds(work, held),
         "fixed": pace * software.step_s + 0.0 * m,

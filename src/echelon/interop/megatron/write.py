@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
 from echelon.core.model_shape import Experts, LatentAttention, ModelShape
 from echelon.core.plan import DTYPE_BYTES, Optimizer, Plan, Precision
-from echelon.cost.seconds.balance import split_layers
+from echelon.cost.seconds.stages import split_layers
 from echelon.interop.formats import (
     ExportRefusal,
     ToolWriter,

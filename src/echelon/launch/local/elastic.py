@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Let a job go on without some of its ranks: drop the one that is lost, and start it again.
+"""Let a job go on without some of its islands: drop the one that is lost, and start it again.
 
-The job must be made for it: nobody may wait for such a rank in a collective. Which ranks they are,
-which of them are lost together, and with how few of them the job ends, is in `ElasticRanks`. What
-we raise ourselves of the run ends the job all the same; what else a rank raises does so where ranks
-are lost one by one, for it would raise it again.
+The job must be made for it: no other island may wait for a rank of it in a collective. Which ranks
+are lost together, and with how few islands the job ends, is in `ElasticRanks`. What we raise
+ourselves of the run ends the job all the same.
 """
 
 from __future__ import annotations
@@ -36,8 +35,8 @@ LOSSES = frozenset(
 )
 """Faults of a process, not of what it computes: those that a job may go on after."""
 
-HANGS = frozenset({FaultKind.RAISED, FaultKind.STUCK, FaultKind.NEVER_JOINED})
-"""Faults that units of ranks may have by themselves: others may not, with other samples."""
+OWN_FAULTS = frozenset({FaultKind.RAISED, FaultKind.STUCK, FaultKind.NEVER_JOINED})
+"""Faults that an island may have by itself: others may not, with other samples."""
 
 ENDS_WITHIN_S = 10.0
 """Seconds that such ranks have to return when all others have."""
@@ -61,7 +60,7 @@ class ElasticWatch:
         self._others_returned_at: float | None = None
 
     def look(self, fault: RankFault | None, every: list[RankStatus]) -> RankFault | None:
-        """Return the fault that ends the job, if any; a unit that it can go on without is dropped.
+        """Return the fault that ends the job, if any; an island that it can do without is dropped.
 
         Ranks that are started again take their places in `every`.
         """
@@ -74,24 +73,19 @@ class ElasticWatch:
         return fault
 
     def _goes_on_after(self, fault: RankFault, every: Sequence[RankStatus]) -> bool:
-        if fault.rank not in self._elastic.ranks or not self._is_loss(fault) or not self._begun:
+        own = fault.kind in OWN_FAULTS and fault.error is None
+        if not self._begun or not (own or fault.kind in LOSSES):
             return False
         there = sum(
-            all(every[rank].joined and (every[rank].open or every[rank].returned) for rank in unit)
-            for unit in self._elastic.units
+            all(every[rank].joined and (every[rank].open or every[rank].returned) for rank in ranks)
+            for ranks in self._elastic.islands
         )
         return there >= self._elastic.least
 
-    def _is_loss(self, fault: RankFault) -> bool:
-        """Return whether others may go on after a fault: it is of a process, or of one unit."""
-        own = self._elastic.apart and fault.kind in HANGS and fault.error is None
-        return own or fault.kind in LOSSES
-
     def _drop_late(self, every: list[RankStatus]) -> None:
         """Drop who has not come back although nothing is left to come back to."""
-        others = [one for one in every if one.process.rank not in self._elastic.ranks]
-        ended = any(all(every[rank].returned for rank in unit) for unit in self._elastic.units)
-        if not (all(one.returned for one in others) if others else ended):
+        islands = self._elastic.islands
+        if not any(all(every[rank].returned for rank in ranks) for ranks in islands):
             return
         now = time.monotonic()
         self._others_returned_at = self._others_returned_at or now
@@ -101,32 +95,31 @@ class ElasticWatch:
                     self._drop(every, seen.process.rank, "had not come back when the run ended")
 
     def _drop(self, every: list[RankStatus], rank: int, cause: str) -> None:
-        """Go on without the unit of a rank, and start it again if that may be."""
+        """Go on without the island of a rank, and start it again if that may be."""
         elastic, seen = self._elastic, every[rank]
-        unit = elastic.unit_of(rank)
-        for one in unit:
+        island = elastic.island_of(rank)
+        for one in island:
             every[one].process.signal(signal.SIGKILL)
             every[one].dropped, every[one].fault = True, None
         ended = self._others_returned_at is not None
-        returns = not ended and self._restarted[unit[0]] < elastic.restarts
+        returns = not ended and self._restarted[island[0]] < elastic.restarts
         lost = LostRank(rank=rank, attempt=seen.attempt, cause=cause, returns=returns)
         self._lost.append(lost)
         self._tell(lost)
-        there = sum(all(every[one].open for one in ranks) for ranks in elastic.units)
+        there = sum(all(every[one].open for one in ranks) for ranks in elastic.islands)
         next_ = "it is started again" if returns else "it is not started again"
-        out = f"{elastic.called_of(rank)} is left out; " if elastic.apart else ""
         say_if_possible(
-            f"{rank_name(rank, seen.label)}: {cause}\n{out}the run goes on with {there} of "
-            f"{len(elastic.units)} {elastic.called}; {next_}",
+            f"{rank_name(rank, seen.label)}: {cause}\n{elastic.name_of(rank)} is left out; the run "
+            f"goes on with {there} of {len(elastic.islands)} islands; {next_}",
             sys.stderr,
         )
         for one in every:
-            if one.process.rank not in (unit if elastic.apart else elastic.ranks):
+            if one.process.rank not in island:
                 one.process.send(lost)
         if returns:
-            self._restarted[unit[0]] += 1
-            for one in unit:
-                every[one] = self._restart(every[one], self._restarted[unit[0]])
+            self._restarted[island[0]] += 1
+            for one in island:
+                every[one] = self._restart(every[one], self._restarted[island[0]])
 
     def _restart(self, seen: RankStatus, attempt: int) -> RankStatus:
         process, now = self._processes.respawn(seen.process.rank), time.monotonic()

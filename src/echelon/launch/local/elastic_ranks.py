@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ranks a job goes on without: workers of servers one by one, islands as a whole."""
+"""Which ranks a job goes on without: islands of local SGD, each as a whole."""
 
 from __future__ import annotations
 
@@ -12,70 +12,59 @@ from echelon.layout.islands import islands_of
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElasticRanks:
-    """Say which ranks a job goes on without, as long as enough of them are there."""
+    """Say which islands a job goes on without, as long as enough of them are there.
 
-    ranks: tuple[int, ...]
-    """Those that may be lost."""
+    Each has a process group of its own, and every rank is in one: any of them may be lost, so the
+    launcher hosts the store, and ranks of all others hear of it. What a rank raises that is no
+    error of ours is a loss too, and so is one that hangs.
+    """
+
+    num_ranks: int
+    """Ranks of all islands together."""
     least: int
-    """How many units of them must be there: with fewer the job ends."""
+    """How many islands must be there: with fewer the job ends."""
     restarts: int
-    """How often each unit is started again."""
-    called: str = "ranks"
-    """What units are called."""
+    """How often each island is started again."""
     size: int = 1
-    """How many consecutive ranks are a unit: all of it is lost with one of them."""
-    apart: bool = False
-    """Whether each unit has a process group of its own, and all ranks are in one: any of them may
-    be lost, so the launcher hosts the store, and ranks of all others hear of it. What a rank raises
-    that is no error of ours is a loss too, and so is one that hangs."""
+    """How many consecutive ranks are an island: all of it is lost with one of them."""
 
     @property
-    def units(self) -> tuple[tuple[int, ...], ...]:
-        """Return the ranks of each unit."""
-        return tuple(self.ranks[at : at + self.size] for at in range(0, len(self.ranks), self.size))
+    def islands(self) -> tuple[tuple[int, ...], ...]:
+        """Return the ranks of each island."""
+        return tuple(
+            tuple(range(start, start + self.size)) for start in range(0, self.num_ranks, self.size)
+        )
 
-    def unit_of(self, rank: int) -> tuple[int, ...]:
-        """Return the ranks that are lost with one of `ranks`."""
-        return next(unit for unit in self.units if rank in unit)
+    def island_of(self, rank: int) -> tuple[int, ...]:
+        """Return the ranks that are lost with one of them."""
+        return self.islands[rank // self.size]
 
-    def called_of(self, rank: int) -> str:
-        """Return what the unit of a rank is called: ``island 1 (ranks 2 to 3)``."""
-        unit = self.unit_of(rank)
-        ranks = f"rank {unit[0]}" if len(unit) == 1 else f"ranks {unit[0]} to {unit[-1]}"
-        return f"{self.called.removesuffix('s')} {self.units.index(unit)} ({ranks})"
+    def name_of(self, rank: int) -> str:
+        """Return what the island of a rank is called: ``island 1 (ranks 2 to 3)``."""
+        island = self.island_of(rank)
+        ranks = f"rank {rank}" if self.size == 1 else f"ranks {island[0]} to {island[-1]}"
+        return f"island {rank // self.size} ({ranks})"
 
 
 def group_place(
     elastic: ElasticRanks | None, rank: int, world_size: int, attempt: int
 ) -> GroupPlace:
-    """Return the process group that a rank joins: of all ranks, of its unit, or its own."""
-    if elastic is not None and elastic.apart:
-        unit = elastic.unit_of(rank)
-        name = f"group/{unit[0]}/{attempt}"
-        return GroupPlace(name=name, rank=unit.index(rank), world_size=len(unit))
-    if attempt:
-        # Torch lets nobody into the process group of the others.
-        return GroupPlace(name=f"group/{rank}/{attempt}", rank=0, world_size=1)
-    return GroupPlace(name="group", rank=rank, world_size=world_size)
+    """Return the process group that a rank joins: of all ranks, or of its island."""
+    if elastic is None:
+        return GroupPlace(name="group", rank=rank, world_size=world_size)
+    island = elastic.island_of(rank)
+    name = f"group/{island[0]}/{attempt}"
+    return GroupPlace(name=name, rank=island.index(rank), world_size=len(island))
 
 
 def elastic_ranks(plan: Plan) -> ElasticRanks | None:
-    """Return the workers or islands without which a run of a plan goes on; None of all others."""
-    updates, local = plan.mathematics.updates, plan.mathematics.local_sgd
-    if updates.min_workers != "all":
-        return ElasticRanks(
-            ranks=tuple(range(plan.mesh.num_workers)),
-            least=updates.min_workers,
-            restarts=updates.restarts,
-            called="workers",
-        )
-    if local.active and local.min_islands != "all":
-        return ElasticRanks(
-            ranks=tuple(range(plan.mesh.world_size)),
-            least=local.min_islands,
-            restarts=local.restarts,
-            called="islands",
-            size=islands_of(plan)[0].size,
-            apart=True,
-        )
-    return None
+    """Return the islands without which a run of a plan goes on; None of all others."""
+    local = plan.mathematics.local_sgd
+    if not local.active or local.min_islands == "all":
+        return None
+    return ElasticRanks(
+        num_ranks=plan.mesh.world_size,
+        least=local.min_islands,
+        restarts=local.restarts,
+        size=islands_of(plan)[0].size,
+    )

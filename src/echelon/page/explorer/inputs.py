@@ -175,7 +175,6 @@ def layout_of_controls(
         secondary=float(controls.secondary),
         summed_bytes=summed_weight_bytes(controls.reduce, precision),
         servers=float(controls.servers),
-        one_memory=float(not cluster["gpus"]),
     )
 
 

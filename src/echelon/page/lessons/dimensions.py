@@ -12,7 +12,7 @@ from echelon.core.plan import DTYPE_BYTES
 from echelon.core.units import decimal_bytes
 from echelon.cost.bytes.model_sizes import communication_volume, tensor_message_bytes
 from echelon.cost.bytes.terms import all_reduce_bytes
-from echelon.cost.seconds.balance import split_layers
+from echelon.cost.seconds.stages import split_layers
 from echelon.page.lessons.corrections import corrections
 from echelon.page.lessons.lesson import (
     DiagramFigure,

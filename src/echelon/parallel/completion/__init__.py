@@ -10,11 +10,10 @@ Source: NCCL's user guide (a buffer belongs to a collective until its stream has
 
     completion   the policy: it makes the groups, stores, pools and streams of a rank; this one as
                  the transport completes them
-    late         the policy that completes each operation when it is awaited, and not before
-    in_flight    the ledger of that policy: operations that run, and memory that is free
-    race         what it finds: a kind, an operation, an axis, a place in the code
+    late         the policy that completes each operation when it is awaited, and not before; every
+                 operation of torch is looked at for memory that is not its to use
+    in_flight    the ledger of that policy: operations that run, memory that is free, races found
     memory       addresses of tensors, and what fills memory that nobody may read
-    watch        every operation of torch in a step, looked at for memory that is not its to use
-    late_group   collectives and messages;  late_files  offload files;  late_copies  copies
-    late_memory  pools and bounded buffers
+    late_group   collectives and messages;  late_files  offload files
+    late_memory  pools, bounded buffers and copies
 """

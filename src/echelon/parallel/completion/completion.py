@@ -90,12 +90,3 @@ class Completion:
 
     def close(self) -> None:
         """End what is under way, where nothing else will."""
-
-
-class LoneCompletion(Completion):
-    """The policy of a rank that was started again: it is in no process group of others."""
-
-    def communicator(self, name: str, ranks: tuple[int, ...], rank: int) -> Communicator | None:
-        """Return None: the others joined theirs without this rank."""
-        assert rank not in ranks, f"{name} joins a rank that others go on without"
-        return None

@@ -20,8 +20,12 @@ from echelon.parallel.completion.in_flight import InFlight, LateOperation, Opera
 from echelon.parallel.completion.late_memory import LateBuffers
 from echelon.parallel.completion.memory import poison
 from echelon.parallel.offload.buffers import plain_memory
-from echelon.parallel.offload.file_fetch import FileExtent, FileFetch
-from echelon.parallel.offload.file_store import FileOffloadStore, FileTransfer
+from echelon.parallel.offload.file_store import (
+    FileExtent,
+    FileFetch,
+    FileOffloadStore,
+    FileTransfer,
+)
 
 
 class LateFileOffloadStore(FileOffloadStore):

@@ -1,14 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Pools and bounded buffers whose free memory is poisoned, and told of by name when it is used."""
+"""Memory that completes late: pools and buffers that are poisoned when free, and host copies.
+
+Memory that is used while it is free is told of by name. Copies between host and device are done
+when somebody waits for their end, in order.
+"""
 
 from __future__ import annotations
 
+from collections import deque
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import torch
 
-from echelon.parallel.completion.in_flight import InFlight
+from echelon.parallel.completion.in_flight import InFlight, LateOperation, OperationName
+from echelon.parallel.completion.memory import private_copy
 from echelon.parallel.offload.buffers import Allocate, BoundedBuffers
+from echelon.parallel.offload.copy_streams import (
+    CompletedEvent,
+    CopyDirection,
+    CopyStreams,
+    StreamEvent,
+    TensorCopy,
+)
 from echelon.parallel.tensor_memory import BufferPool
 
 Owner = TypeVar("Owner")
@@ -62,3 +76,52 @@ class LateBuffers(BoundedBuffers[Owner]):
         for buffer in self._free:
             self._flight.lend(buffer)
         super().clear()
+
+
+class LateCopyEnd(CompletedEvent):
+    """The mark of the end of a copy, which ends when it is waited for."""
+
+    def __init__(self, land: Callable[[], None]) -> None:
+        """Hold what ends the copy and all those before it in its direction."""
+        self._land = land
+
+    def synchronize(self) -> None:
+        """Return when the copy has ended."""
+        self._land()
+
+
+class LateCopyStreams(CopyStreams):
+    """Copies that end late, those of a direction in the order in which they were asked for."""
+
+    def __init__(self, flight: InFlight, what: str) -> None:
+        """Copy `what` it is that rests on the host, by name."""
+        self._flight, self._what = flight, what
+        self._queues: dict[CopyDirection, deque[LateOperation]] = {"up": deque(), "down": deque()}
+
+    def copy(
+        self, direction: CopyDirection, copies: Sequence[TensorCopy], after: Iterable[StreamEvent]
+    ) -> StreamEvent:
+        """Start to copy once the marks are passed; return the mark of the end."""
+        for mark in after:
+            mark.synchronize()
+        with self._flight.unwatched():
+            sources = [(source.detach(), private_copy(source)) for _, source in copies]
+        operation = self._flight.begin(
+            OperationName(kind=f"copy {direction}", name=self._what, axis="host"),
+            lambda: None,
+            reads=sources,
+            writes=[(target, copy) for (target, _), (_, copy) in zip(copies, sources, strict=True)],
+            must_wait=False,
+        )
+        queue = self._queues[direction]
+        queue.append(operation)
+
+        def land() -> None:
+            while not operation.landed and queue:
+                self._flight.land(queue.popleft())
+
+        return LateCopyEnd(land)
+
+    def wait_for(self, mark: StreamEvent) -> None:
+        """End what the computation waits for."""
+        mark.synchronize()

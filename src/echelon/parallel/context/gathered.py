@@ -28,8 +28,7 @@ from echelon.models.attention.local import attend_tiles, backward_tiles
 from echelon.models.batch import positions_of
 from echelon.models.precision import at_least_fp32
 from echelon.parallel.context.attention import RingContext
-from echelon.parallel.context.ring import record_ring_work
-from echelon.parallel.context.row_exchange import start_transfer
+from echelon.parallel.context.ring import record_ring_work, start_transfer
 
 
 class GatheredAttention(torch.autograd.Function):

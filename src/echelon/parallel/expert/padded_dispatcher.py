@@ -27,7 +27,7 @@ import torch
 
 from echelon.parallel.expert.router import TokenRouting
 from echelon.parallel.expert.token_dispatcher import AwaitRows, Transfer, start_both
-from echelon.parallel.kernels.row_sums import row_sums
+from echelon.parallel.kernels.expert_kernels import row_sums
 from echelon.parallel.transport.collectives import Group, Pending
 
 

@@ -33,7 +33,7 @@ import torch
 from echelon.models.routing import counts_of
 from echelon.parallel.expert.grouped_matmul import RowCounts, ends_of
 from echelon.parallel.expert.router import TokenRouting
-from echelon.parallel.kernels.row_sums import row_sums
+from echelon.parallel.kernels.expert_kernels import row_sums
 from echelon.parallel.transport.collectives import Group, Pending
 
 AwaitRows = Callable[[], tuple[torch.Tensor, torch.Tensor | None]]

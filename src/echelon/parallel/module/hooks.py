@@ -21,9 +21,14 @@ from torch.utils._pytree import tree_flatten, tree_unflatten
 from echelon.core.errors import RunFailed
 from echelon.core.rulebook.module import BACKWARD_TWICE, FORWARD_THROUGH_MODULE
 from echelon.layout.module_buckets import ROOT
-from echelon.parallel.module.gathering import ModuleParameterGathering, out_of_order
+from echelon.parallel.module.gathering import (
+    FirstStepTrace,
+    ModuleParameterGathering,
+    UnitEvent,
+    agree_on_order,
+    out_of_order,
+)
 from echelon.parallel.module.gradients import BackwardPasses, in_backward, when_backward_ends
-from echelon.parallel.module.unit_order import FirstStepTrace, UnitEvent, agree_on_order
 from echelon.parallel.transport.collectives import Group
 
 

@@ -16,8 +16,7 @@ import torch
 from echelon.core.offload_file import round_up_to_pages
 from echelon.parallel.offload.buffers import BoundedBuffers
 from echelon.parallel.offload.copy_streams import CopyStreams, StreamEvent
-from echelon.parallel.offload.file_fetch import FileFetch
-from echelon.parallel.offload.file_store import FileOffloadStore
+from echelon.parallel.offload.file_store import FileFetch, FileOffloadStore
 from echelon.parallel.offload.store import (
     ImmediateFetch,
     MemoryOffloadStore,

@@ -2,9 +2,7 @@
 """Parameter servers: workers send gradients and get parameters, servers keep and update the model.
 
     worker.py   pushes the gradients of full buckets, pulls parameters after the update
-    worker_parts.py  which of these, or of `data.py` and `zero.py`, a rank of the grid has
     messages.py what an asynchronous worker and a server tell each other
-    links.py    how they meet where workers come and go, and what counts of one that is lost
     server.py   the ranges of a server, the sums of what workers push, what it sends back
 
 Which elements a server holds is in `layout/servers.py`, the bytes in `cost/bytes/servers.py`.

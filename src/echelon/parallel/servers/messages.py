@@ -23,10 +23,10 @@ from dataclasses import dataclass
 import torch
 
 from echelon.core.plan import Plan
-from echelon.parallel.buckets import Bucket
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.servers.worker import GradientPush
+from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.collectives import Group, Pending
-from echelon.parallel.transport.device_mesh import RankGroups
 
 WORKER = 0
 """The place of a worker in a pair."""
@@ -50,13 +50,10 @@ ASKS_TO_STOP = -1
 """What stands for the step to stop after where a worker asks to: the first server says which."""
 
 LEAVES = -1.0
-"""The step of a worker that says that none follows, and of an answer to one that comes too late."""
+"""The step of a worker that says that none follows."""
 
-ASKS_FOR_PARAMETERS = -3.0
+ASKS_FOR_PARAMETERS = -2.0
 """The step of a worker that pushes nothing, and asks for the newest parameters."""
-
-JOINS = -2.0
-"""The step of a worker that asks to be taken in, where a run goes on without lost workers."""
 
 
 def send_numbers(pair: Group, to: int, tag: int, *numbers: float) -> Pending:
@@ -88,20 +85,9 @@ class WorkerMessages(GradientPush):
         """Start with nothing under way."""
         super().__init__(plan, groups)
         pairs = groups.server_links.pairs
-        # Workers of an elastic run meet their servers when they join.
-        self.pairs: Sequence[Group] = [pairs[r] for r in plan.mesh.server_ranks if r in pairs]
+        self.pairs: Sequence[Group] = [pairs[rank] for rank in plan.mesh.server_ranks]
         self.versions = [0] * plan.mesh.servers
         self.started = False
-
-    def join(self, attempt: int, buckets: Sequence[Bucket]) -> Reply:
-        """Ask every server to take this worker in; return what the first answers.
-
-        The parameters are in their place then. What stands for the loss is the step to begin with.
-        """
-        for pair in self.pairs:
-            send_numbers(pair, SERVER, BEGIN, JOINS, attempt, 0.0).wait()
-        self.started = True
-        return self.pull(buckets)[0]
 
     def begin(self, step: int, tokens: int) -> None:
         """Tell every server which step begins here, and with which of its versions."""

@@ -22,16 +22,15 @@ from echelon.layout.slots import slot_ranges
 from echelon.layout.stage import decays, held_parameters, part_of
 from echelon.models.piece_sizes import PieceSizes
 from echelon.models.precision import TORCH_DTYPES
-from echelon.parallel.buckets import Bucket, Slot
 from echelon.parallel.data import MAX_IN_FLIGHT, GradientReduction
-from echelon.parallel.fp8_gather import SliceCodes
-from echelon.parallel.gradients import GradientStore
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.pipeline import PipelineExecutor, StreamShape
 from echelon.parallel.rank_model import RankModel
+from echelon.parallel.storage.buckets import Bucket, Slot
+from echelon.parallel.storage.gradients import GradientStore
+from echelon.parallel.storage.weights import fill_initial
 from echelon.parallel.tensor_memory import OwnedTensorMemory
 from echelon.parallel.transport.collectives import Pending
-from echelon.parallel.transport.device_mesh import RankGroups
-from echelon.parallel.weights import fill_initial
 from echelon.parallel.zero import ParameterGathering
 
 Received = Sequence[torch.Tensor]
@@ -85,8 +84,6 @@ class SentParameters(ParameterGathering):
 
     def updated(self, bucket: Bucket) -> None:
         """Send the range of a bucket."""
-        if self._servers.size == 1:
-            return  # workers that come and go ask for parameters when they come
         values = bucket.value_slice
         sends = dict.fromkeys(self._workers, values) if values.numel() else {}
         self._sent.append(self._servers.exchange(sends, {}, name=f"parameters.{bucket.name}"))
@@ -126,7 +123,6 @@ def server_model(
         store=store,
         reduction=reduction,
         gathering=SentParameters(plan, groups, buckets),
-        codes=SliceCodes(buckets, (groups.shard, groups.expert_shard), pieces),
         parameter_store=None,
         executor=PipelineExecutor(
             {},
@@ -135,8 +131,6 @@ def server_model(
             store=store,
             stream=StreamShape.from_plan(plan, like, scattered=False),
         ),
-        balancer=None,
-        scales=None,
     )
 
 

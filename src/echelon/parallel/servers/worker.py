@@ -20,11 +20,14 @@ from collections.abc import Sequence
 import torch
 
 from echelon.core.plan import Plan
+from echelon.layout.buckets import stage_units
 from echelon.layout.servers import plan_server_ranges
-from echelon.parallel.buckets import Bucket
+from echelon.layout.stage import RankPart
+from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.data import MAX_IN_FLIGHT, GradientReduction
+from echelon.parallel.device_mesh import RankGroups
+from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.collectives import Pending
-from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.parallel.zero import ParameterGathering
 
 
@@ -79,11 +82,13 @@ class PulledParameters(ParameterGathering):
     def __init__(
         self,
         plan: Plan,
-        groups: RankGroups,
+        part: RankPart,
         buckets: Sequence[Bucket],
-        units: Sequence[Sequence[str]],
+        groups: RankGroups,
+        pieces: PieceSizes = TRAINING_PIECES,
     ) -> None:
-        """Hold the parameters of `buckets`."""
+        """Hold the parameters of `buckets`: whole, so that no `pieces` are needed."""
+        units = [stage_units(one) for one in part.stages]
         shards = groups.shard, groups.expert_shard
         super().__init__(buckets, units, shards, plan.layout.zero)
         self._servers, self._first = groups.servers, plan.mesh.num_workers
@@ -92,8 +97,6 @@ class PulledParameters(ParameterGathering):
     def end_update(self) -> None:
         """Receive all parameters from the servers, and return when they are there."""
         pulls: list[Pending] = []
-        if self._servers.size == 1:
-            return  # a worker that comes and goes asks for them when it comes
         for bucket in self._all[::-1]:
             receives: dict[int, torch.Tensor] = {
                 self._first + server: bucket.values[part.start : part.stop]

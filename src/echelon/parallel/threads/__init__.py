@@ -1,18 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Threaded data parallelism: replicas of the model on threads of one process.
+"""Threaded data parallelism: replicas of a module on threads of one process (`ec.threaded`).
 
-Split: the sequences of each microbatch, evenly over N replicas; nothing rests elsewhere.
-Sent:  to and from the first replica, the primary: all parameters once a step, each replica's part
-       of a microbatch, its loss and the derivative of that, all gradients once a step.
-Bytes: `thread_bytes` in `cost/bytes/threads.py`.
-Must divide: threads.replicas | microbatch_sequences.
+Split: the rows of each pass, over N replicas; nothing rests elsewhere.
+Sent:  to and from the first replica, the primary: parameters and buffers once a step, each
+       replica's part of the arguments, its outputs and their derivatives, its gradients.
+Bytes: `step_bytes` in `cost/bytes/threads.py`.
+Must divide: nothing.
 Source: PyTorch, `torch.nn.DataParallel`; Li et al., "PyTorch Distributed: Experiences on
         Accelerating Data Parallel Training", 2020, section 2.2.
 
 workers.py     a thread for each replica, which computes as the one that asked would
-replicas.py    the replicas of a model of ours, and the copies between them and the primary
-stage.py       the one stage of the model as all replicas compute it; the sum onto the primary
-module.py      a module of any kind on replicas: `ec.threaded`
+module.py      the module on replicas, and its seven steps
 copies.py      its tree with tensors of its own, for each replica
 nested.py      its arguments, cut, and its outputs, joined
 arguments.py   where its replicas are

@@ -22,13 +22,14 @@ import torch
 
 from echelon.core.event import Event, EventSink
 from echelon.launch.context import RankProgress, UnfinishedWait
-from echelon.parallel.transport.fingerprints import Members, OperationFingerprints
-from echelon.parallel.transport.messages import PendingWorks
-from echelon.parallel.transport.unfinished import (
+from echelon.parallel.transport.fingerprints import (
     Finishing,
     IssuedOperation,
+    Members,
+    OperationFingerprints,
     UnfinishedOperations,
 )
+from echelon.parallel.transport.messages import PendingWorks
 
 
 class Waiting(Protocol):

@@ -24,9 +24,9 @@ import numpy as np
 
 from echelon.cost.inputs.cost_inputs import CostInputs, TrainerConstants
 from echelon.cost.inputs.numbers import MachineNumbers
-from echelon.cost.seconds.events import COMPUTED
+from echelon.cost.seconds.stages import COMPUTED
 from echelon.cost.seconds.step import step_seconds
-from echelon.cost.seconds.trainer_generations import FITTED, OURS, OVERLAPS, UNFITTED_FRAMEWORKS
+from echelon.cost.seconds.trainers import FITTED, OURS, OVERLAPS, UNFITTED_FRAMEWORKS
 from echelon.planner.explain.nearest_run import nearest_run
 from echelon.planner.predict.estimate import Estimate, counted_terms
 from echelon.planner.predict.peak_bytes import plain_number

@@ -57,7 +57,5 @@ def _gradients(plan: Plan) -> Iterator[str]:
         parts.append(microbatches)
     if zero.stage and mesh.dp_replicate > 1:
         parts.append(f"{mesh.dp_replicate} replicas (all-reduce)")
-    if plan.layout.threads.on:
-        parts.append(f"{plan.layout.threads.replicas} replicas on threads, onto the first in turn")
     if parts:
         yield f"gradients of weights: {', then '.join(parts)}"

@@ -132,13 +132,11 @@ def _part_of_node(plan: Plan) -> LintMatch | None:
 @lint_of("idle-devices", "time", "distributed, pitfalls")
 def _idle_devices(plan: Plan) -> LintMatch | None:
     """The world size is the product of the degrees; devices beyond it are paid and idle."""
-    replicas, devices = plan.layout.threads.replicas, plan.cluster.num_devices
-    world = plan.mesh.world_size * replicas
+    world, devices = plan.mesh.world_size, plan.cluster.num_devices
     if world >= devices:
         return None
-    what = "replicas" if replicas > 1 else "ranks"
     return (
-        f"{world} {what} on {devices} devices: {devices - world} do nothing",
+        f"{world} ranks on {devices} devices: {devices - world} do nothing",
         f"a mesh of {devices} ranks, or a smaller cluster",
     )
 

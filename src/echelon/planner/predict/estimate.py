@@ -29,12 +29,11 @@ from echelon.cost.bytes.transient import BUCKETS_IN_FLIGHT
 from echelon.cost.inputs.cost_inputs import CostInputs, Terms, TrainerConstants
 from echelon.cost.inputs.numbers import Num
 from echelon.cost.peak.fullest_rank import PipelineEnds, fullest_rank_bytes
-from echelon.cost.seconds.balance import Stages
-from echelon.cost.seconds.events import PipelineOrder, simulated_terms
 from echelon.cost.seconds.flops import model_flops_per_token
 from echelon.cost.seconds.from_plan import cost_inputs_from_plan, peak_flops
+from echelon.cost.seconds.stages import PipelineOrder, Stages, simulated_terms
 from echelon.cost.seconds.step import step_seconds
-from echelon.cost.seconds.trainer_generations import OURS, OVERLAPS
+from echelon.cost.seconds.trainers import OURS, OVERLAPS
 from echelon.cost.seconds.unit_times import UnitTimes, block_kinds, unit_times_by_kind
 from echelon.planner.predict.peak_bytes import (
     other_trainer_stage_bytes,

@@ -20,12 +20,11 @@ from echelon.cost.activations.closed_forms import BlockKindBytes, block_kind_byt
 from echelon.cost.inputs.cost_inputs import CostInputs, Terms
 from echelon.cost.inputs.numbers import Array, LayoutNumbers, Num
 from echelon.cost.peak.fullest_rank import PipelineEnds, pipeline_ends
-from echelon.cost.seconds.adapters import with_adapters
-from echelon.cost.seconds.automatic_sums import automatic_algorithm
 from echelon.cost.seconds.block import block_seconds, end_seconds
-from echelon.cost.seconds.from_plan import model_numbers_from_shape
+from echelon.cost.seconds.collectives import automatic_algorithm
+from echelon.cost.seconds.from_plan import model_numbers_from_shape, with_adapters
 from echelon.cost.seconds.step import BlockKindSeconds, block_kind_seconds, step_seconds
-from echelon.cost.seconds.trainer_generations import OURS
+from echelon.cost.seconds.trainers import OURS
 from echelon.interop.tools import abilities_of_trainer
 from echelon.planner.predict.estimate import closed_form_bytes
 from echelon.planner.search.gradient_sums import algorithm_asked_for

@@ -26,7 +26,7 @@ from echelon.cost.inputs.cost_inputs import CostInputs
 from echelon.cost.inputs.numbers import Num
 from echelon.cost.peak.fullest_rank import fullest_rank_bytes
 from echelon.cost.peak.rank_peak import PeakWalk, resting_terms
-from echelon.cost.seconds.events import PipelineOrder
+from echelon.cost.seconds.stages import PipelineOrder
 from echelon.layout.stage import RankPart, StagePart, rank_part
 from echelon.schedule.flat_schedule import KINDS, FlatSchedule
 

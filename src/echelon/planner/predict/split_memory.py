@@ -24,13 +24,13 @@ from echelon.cost.inputs.cost_inputs import CostInputs, TrainerConstants
 from echelon.cost.inputs.numbers import LayoutNumbers
 from echelon.cost.inputs.pipeline import schedule_index
 from echelon.cost.peak.fullest_rank import fullest_rank_bytes
-from echelon.cost.seconds.adapters import with_adapters
 from echelon.cost.seconds.from_plan import (
     constants_for_precision,
     cost_inputs_from_plan,
     machine_numbers_from_cluster,
     model_numbers_from_shape,
     num_states,
+    with_adapters,
 )
 from echelon.schedule.build import PLAIN_SCHEDULE
 

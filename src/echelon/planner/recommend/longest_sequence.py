@@ -12,7 +12,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from math import ceil
 
-from echelon.config.assumed import LENGTH_KEY, SEQUENCES_KEY
+from echelon.config.job import LENGTH_KEY, SEQUENCES_KEY
 from echelon.core.errors import ConfigError
 from echelon.planner.explain.no_plan import leanest_ranked
 from echelon.planner.search.other_requests import batch_is_assumed, request_with_settings

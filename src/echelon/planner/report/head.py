@@ -53,8 +53,6 @@ def head_facts(plan: Plan, assumed: Sequence[str] = ()) -> Iterator[tuple[str, s
 
 def _choices(plan: Plan) -> Iterator[tuple[str, str]]:
     layout = plan.layout
-    if layout.threads.on:
-        yield "threads", _threads(plan)
     if layout.zero.stage:
         yield "zero", _zero(plan)
     if plan.mesh.cp > 1:
@@ -95,20 +93,6 @@ def _numbers(plan: Plan) -> str:
         return f"{optimizer}, all in {precision.master}{products}"
     listed = ", ".join(f"{name} {dtype}" for name, dtype in kinds.items())
     return f"{optimizer}, {listed}{products}"
-
-
-def _threads(plan: Plan) -> str:
-    """Return how many replicas there are, what each has of a microbatch, and what the primary has.
-
-    What all hold, the table of memory has.
-    """
-    count = plan.layout.threads.replicas
-    each = plan.layout.microbatch_sequences // count
-    where = "one GPU each" if plan.cluster.backend == "nccl" else "sharing cores and memory"
-    return (
-        f"{count} replicas of one process, {where}: {each} of {plan.layout.microbatch_sequences} "
-        "sequences each; the first holds optimizer state, and all bytes go through it"
-    )
 
 
 def _zero(plan: Plan) -> str:
@@ -157,18 +141,8 @@ def updates_text(plan: Plan) -> str:
     damping = f", rate / (1 + staleness)^{updates.damping:g}" * (updates.damping > 0)
     return (
         f"asynchronous: at most {updates.max_staleness} steps ahead of the slowest, so gradients "
-        f"at most {updates.most_stale(workers)} updates stale{damping}{_losses_text(plan)}"
+        f"at most {updates.most_stale(workers)} updates stale{damping}"
     )
-
-
-def _losses_text(plan: Plan) -> str:
-    """Return what becomes of lost workers, as the end of a sentence; "" where one ends the run."""
-    updates, workers = plan.mathematics.updates, plan.mesh.num_workers
-    if not updates.is_elastic:
-        return ""
-    times = count_text(updates.restarts, "time")
-    again = f"each is started again up to {times}" if updates.restarts else "none is started again"
-    return f"; goes on with {updates.min_workers} of {workers} workers, {again}"
 
 
 def expert_facts(plan: Plan) -> Iterator[tuple[str, str]]:

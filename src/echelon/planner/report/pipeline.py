@@ -13,7 +13,7 @@ from typing import Any
 
 from echelon.core.plan import Plan
 from echelon.core.units import decimal_bytes
-from echelon.cost.seconds.balance import imbalance, split_layers
+from echelon.cost.seconds.stages import imbalance, split_layers
 from echelon.cost.seconds.unit_times import UnitTimes, stage_durations
 from echelon.planner.view.text_layout import WIDTH
 from echelon.schedule.action import Schedule

@@ -31,10 +31,6 @@ SENT_HEAD = (
     "V the vocabulary, G the values of all buckets, s bytes of a value as it is sent):"
 )
 
-THREADS_HEAD = (
-    "Through the primary go per step (N replicas, G the values of all buckets, s bytes of a value "
-    "as it travels):"
-)
 LETTERS = (
     "\nOf experts: m rows that a rank dispatches, k experts of a token, E experts, S rows that "
     "leave and R that arrive, g bytes of a gate; balanced: as if every expert got as many tokens "
@@ -101,25 +97,23 @@ def _hops(plan: Plan, groups: tuple[tuple[int, ...], ...]) -> RankGroups:
 
 def sent_sections(plan: Plan, runs: Sequence[Sequence[StageRow]]) -> Iterator[Section]:
     """Yield what each rank sends in a step: each message with its formula, then by axis."""
-    place = place_head([row for run in runs for row in run])
-    is_alone = plan.mesh.world_size == 1
-    if is_alone and not plan.layout.threads.on:
+    if plan.mesh.world_size == 1:
         return
+    place = place_head([row for run in runs for row in run])
     yield Section(
         id="messages",
         title="Messages of a step",
-        summary=THREADS_HEAD if is_alone else f"{SENT_HEAD}{_letters(plan)}",
+        summary=f"{SENT_HEAD}{_letters(plan)}",
         table=_messages(place, runs),
     )
-    if not is_alone:
-        differ = context_ranks_differ(plan)
-        yield Section(
-            id="sent-by-axis",
-            title="Bytes sent by axis",
-            summary="That is, by axis:",
-            table=_by_axis(place, runs),
-            notes=(differ,) if differ else (),
-        )
+    differ = context_ranks_differ(plan)
+    yield Section(
+        id="sent-by-axis",
+        title="Bytes sent by axis",
+        summary="That is, by axis:",
+        table=_by_axis(place, runs),
+        notes=(differ,) if differ else (),
+    )
 
 
 def _letters(plan: Plan) -> str:

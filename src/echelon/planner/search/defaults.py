@@ -5,10 +5,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from echelon.config.assumed import assumed_batch
 from echelon.config.automatic import default_precision
 from echelon.config.cluster.settings import read_cluster
 from echelon.config.entries import DEFAULT, Entry
+from echelon.config.job import assumed_batch
 from echelon.config.model.settings import derive_model, expand_model
 from echelon.config.setting_layers import SettingLayers
 from echelon.config.settings.schema import CLUSTER_SOURCES

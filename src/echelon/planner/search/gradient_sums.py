@@ -10,17 +10,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from echelon.config.derived.collectives import ALGORITHM_KEY
 from echelon.config.entries import Entry
 from echelon.config.job import Job
 from echelon.config.load import resolve, say_adapted
 from echelon.config.setting_layers import SettingLayers
-from echelon.config.settings.collectives import ALGORITHM_KEY
 from echelon.core.choices.collective_algorithms import BACKEND
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
 from echelon.core.rulebook.config import NO_EFFECT
 from echelon.core.rulebook.mesh import OWN_SUMS_NEED_GLOO
-from echelon.cost.seconds.trainer_generations import OURS
+from echelon.cost.seconds.trainers import OURS
 
 Layers = Sequence[Mapping[str, Entry]]
 

@@ -30,18 +30,18 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from echelon.config.derived.context import cuts_groups, cuts_heads, cuts_sequence
 from echelon.config.entries import Entry
-from echelon.config.rules.experts.mesh import ep_divides_experts, expert_tp_divides_ffn
-from echelon.config.rules.fp8 import fp8_gather
-from echelon.config.rules.int8 import INT8_FINDERS
+from echelon.config.rules.experts import ep_divides_experts, expert_tp_divides_ffn
 from echelon.config.rules.mesh import (
     sequence_parallel_divides_sequence,
     tp_divides_ffn,
     tp_divides_heads,
     tp_divides_kv_heads,
 )
+from echelon.config.rules.precision import fp8_gather
 from echelon.config.rules.violations import ViolationFinder
-from echelon.config.settings.context import cuts_groups, cuts_heads, cuts_sequence
+from echelon.config.rules.zero import INT8_FINDERS
 from echelon.config.view import View
 from echelon.core.choices.context_kinds import (
     CONTEXT_KINDS,

@@ -5,9 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from echelon.config.derived.replicas import COUNT_KEY, EVERY_KEY, UPDATES_KEY
 from echelon.config.entries import Entry
-from echelon.config.settings.local_sgd import EVERY_KEY
-from echelon.config.settings.servers import COUNT_KEY, UPDATES_KEY
 from echelon.config.settings.value_types import toml_text
 from echelon.core.errors import ConfigError
 from echelon.core.rulebook.planner import SEARCH_SPLITS_ONE_TRAINING
@@ -16,7 +15,6 @@ LEFT_ALONE: Mapping[str, tuple[object, str]] = {
     EVERY_KEY: (0, "a search chooses mesh.dp_replicate"),
     COUNT_KEY: (0, "servers and their workers are not searched"),
     UPDATES_KEY: ("synchronous", "a search chooses how many workers are late"),
-    "threads.replicas": (1, "a search is of ranks"),
 }
 """Each with the value that a search takes, and why no other."""
 

@@ -6,8 +6,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from echelon.config.assumed import LENGTH_KEY, SEQUENCES_KEY, assumed_batch
 from echelon.config.entries import DEFAULT, Entry
+from echelon.config.job import LENGTH_KEY, SEQUENCES_KEY, assumed_batch
 from echelon.config.settings.schema import CLUSTER_SOURCES
 from echelon.core.cluster import Cluster
 from echelon.planner.search.defaults import TOKENS_OF_A_BATCH

@@ -23,12 +23,10 @@ from echelon.core.plan import Plan
 from echelon.core.rulebook.planner import PLAN_FITS_MEMORY
 from echelon.cost.inputs.cost_inputs import CostInputs
 from echelon.cost.inputs.numbers import LayoutNumbers, stacked_layouts
-from echelon.cost.seconds.adapters import with_adapters
-from echelon.cost.seconds.balance import Stages, split_layers
-from echelon.cost.seconds.events import PipelineOrder, balanced_stages
-from echelon.cost.seconds.from_plan import model_numbers_from_shape
+from echelon.cost.seconds.from_plan import model_numbers_from_shape, with_adapters
+from echelon.cost.seconds.stages import PipelineOrder, Stages, balanced_stages, split_layers
 from echelon.cost.seconds.step import BlockKindSeconds, block_kind_seconds
-from echelon.cost.seconds.trainer_generations import OURS
+from echelon.cost.seconds.trainers import OURS
 from echelon.cost.seconds.unit_times import Again, UnitTimes, unit_times_by_kind
 from echelon.layout.secondary import ranks_per_node
 from echelon.planner.explain.expected import ExpectedStep, expected_step

@@ -27,9 +27,8 @@ from echelon.cost.inputs.numbers import (
     first_number,
     stacked_layouts,
 )
-from echelon.cost.seconds.adapters import with_adapters
 from echelon.cost.seconds.block import block_seconds
-from echelon.cost.seconds.from_plan import model_numbers_from_shape
+from echelon.cost.seconds.from_plan import model_numbers_from_shape, with_adapters
 from echelon.planner.search.pins import MOST_RECOMPUTE_INTERVAL, SELECTIVE, recompute_of_pin
 from echelon.planner.search.request import SearchRequest
 

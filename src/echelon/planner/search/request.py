@@ -14,10 +14,9 @@ from pathlib import Path
 from shlex import quote
 from typing import Literal, get_args
 
-from echelon.config.assumed import LENGTH_KEY
 from echelon.config.cluster.settings import typed_cluster
 from echelon.config.entries import Entry
-from echelon.config.job import Job
+from echelon.config.job import LENGTH_KEY, Job
 from echelon.config.load import run_name_of
 from echelon.config.setting_layers import (
     SettingLayers,
@@ -42,9 +41,9 @@ from echelon.core.rules import did_you_mean
 from echelon.cost.inputs.cost_inputs import TrainerConstants
 from echelon.cost.inputs.numbers import MachineNumbers
 from echelon.cost.seconds.from_plan import constants_for_precision, machine_numbers_from_cluster
-from echelon.cost.seconds.matmul import product_dtype
-from echelon.cost.seconds.measured.kernels import with_measured_kernels
-from echelon.cost.seconds.trainer_generations import (
+from echelon.cost.seconds.kernels import product_dtype
+from echelon.cost.seconds.measured_kernels import with_measured_kernels
+from echelon.cost.seconds.trainers import (
     FRAMEWORKS,
     OURS,
     constants_of_trainer,

@@ -29,7 +29,7 @@ from echelon.core.messages.notes import PROGRESS
 from echelon.core.rulebook.planner import PLAN_FITS_MEMORY
 from echelon.cost.inputs.numbers import Array, Num
 from echelon.cost.peak.fullest_rank import PipelineEnds
-from echelon.cost.seconds.trainer_generations import OURS
+from echelon.cost.seconds.trainers import OURS
 from echelon.planner.explain.expected import interruptions_of_run
 from echelon.planner.predict.estimate import counted_terms
 from echelon.planner.predict.formulas import (

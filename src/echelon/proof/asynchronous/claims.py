@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import torch
 
-from echelon.core.choices.updates import AppliedGradient, WorkerChange
+from echelon.core.choices.updates import AppliedGradient
 from echelon.core.parameters import parameters
 from echelon.core.plan import Plan
 from echelon.core.rulebook import prove as rules
@@ -45,15 +45,6 @@ class AsynchronousEvidence:
         """Return what servers said."""
         return [self.ranks[rank] for rank in self.plan.mesh.server_ranks]
 
-    def was_there(self, worker: int, step: int) -> bool:
-        """Return whether a worker did a step, as all servers tell."""
-        told = (steps_there(one.changes, worker, self.num_steps) for one in self.servers)
-        return all(step in steps for steps in told)
-
-    def was_lost(self, rank: int) -> bool:
-        """Return whether a rank was lost: what it sent until then nobody knows."""
-        return any(one.worker == rank and not one.there for one in self.servers[0].changes)
-
 
 def judge_asynchronous(evidence: AsynchronousEvidence) -> tuple[ClaimResult, ...]:
     """Return how every claim fares, in the order in which one causes the next."""
@@ -62,11 +53,6 @@ def judge_asynchronous(evidence: AsynchronousEvidence) -> tuple[ClaimResult, ...
             rules.PROVE_NOTHING_DROPPED,
             "nothing dropped: elements of parameters, samples of every step",
             _nothing_dropped,
-        ),
-        (
-            server_rules.PROVE_LOST_WORKER,
-            "a lost worker's gradient counts on all servers or on none, and it comes back",
-            _lost,
         ),
         (
             server_rules.PROVE_APPLIED_ONCE,
@@ -99,12 +85,7 @@ def judge_asynchronous(evidence: AsynchronousEvidence) -> tuple[ClaimResult, ...
             _bytes_held,
         ),
     )
-    elastic = evidence.plan.mathematics.updates.is_elastic
-    return tuple(
-        judged(rule, says, list(checks(evidence)))
-        for rule, says, checks in claims
-        if checks is not _lost or elastic
-    )
+    return tuple(judged(rule, says, list(checks(evidence))) for rule, says, checks in claims)
 
 
 def _nothing_dropped(evidence: AsynchronousEvidence) -> Iterator[Check]:
@@ -121,9 +102,6 @@ def _nothing_dropped(evidence: AsynchronousEvidence) -> Iterator[Check]:
         every = global_batch(plan, step).sample_ids
         share = len(every) // plan.mesh.dp
         for rank, said in enumerate(evidence.ranks):
-            server = plan.mesh.is_server(rank)
-            if not server and not evidence.was_there(rank, step):
-                continue
             right = list(every[rank * share : (rank + 1) * share])
             problem = "" if sorted(said.samples.get(step, ())) == sorted(right) else "other samples"
             yield exact_check(step, f"samples of rank {rank}", problem, rank)
@@ -136,8 +114,7 @@ def _applied_once(evidence: AsynchronousEvidence) -> Iterator[Check]:
         for worker in range(plan.mesh.num_workers):
             for step in range(evidence.num_steps):
                 count = times.pop((worker, step), 0)
-                wanted = int(evidence.was_there(worker, step))
-                problem = "" if count == wanted else f"applied {count} times instead of {wanted}"
+                problem = "" if count == 1 else f"applied {count} times instead of 1"
                 subject = f"gradient of worker {worker} on server {server}"
                 yield exact_check(step, subject, problem, server)
         beyond = f"{len(times)} gradients of steps that were not taken" if times else ""
@@ -147,53 +124,13 @@ def _applied_once(evidence: AsynchronousEvidence) -> Iterator[Check]:
         yield exact_check(0, f"versions of server {server}", gap, server)
 
 
-def _lost(evidence: AsynchronousEvidence) -> Iterator[Check]:
-    """Compare what servers tell of each worker, and look for one that was lost and came back."""
-    workers, restarts = evidence.plan.mesh.num_workers, evidence.plan.mathematics.updates.restarts
-    first = evidence.servers[0].changes
-    for server, said in enumerate(evidence.servers):
-        for worker in range(workers):
-            same = _story(said.changes, worker) == _story(first, worker)
-            problem = "" if same else "another story than that of server 0"
-            yield exact_check(0, f"worker {worker} on server {server}", problem, server)
-    lost = [one for one in first if not one.there]
-    back = [one for one in first if one.there and one.attempt]
-    problem = "" if lost else "the worker that was killed is not told of"
-    yield exact_check(0, "workers that are lost", problem)
-    if restarts:
-        problem = "" if back else "the worker that was started again is not told of"
-        yield exact_check(0, "workers that are back", problem)
-
-
-def _story(changes: Sequence[WorkerChange], worker: int) -> list[tuple[int, int, bool]]:
-    """Return what a server tells of a worker: its attempts, and the steps between."""
-    return [(one.attempt, one.step, one.there) for one in changes if one.worker == worker]
-
-
-def steps_there(changes: Sequence[WorkerChange], worker: int, num_steps: int) -> set[int]:
-    """Return the steps that a worker did: all, where nobody tells of changes."""
-    if not changes:
-        return set(range(num_steps))
-    found: set[int] = set()
-    began: int | None = None
-    for one in changes:
-        if one.worker != worker:
-            continue
-        if one.there:
-            began = one.step
-        elif began is not None:
-            found |= set(range(began, one.step))
-            began = None
-    return found if began is None else found | set(range(began, num_steps))
-
-
 def _bound(evidence: AsynchronousEvidence) -> Iterator[Check]:
     """Compare how far each worker was ahead when it began a step with the bound."""
     updates, workers = evidence.plan.mathematics.updates, evidence.plan.mesh.num_workers
     for server, said in enumerate(evidence.servers):
         for one in said.applied:
             subject = f"step {one.step} of worker {one.worker} on server {server}"
-            ahead = one.step - slowest(said.applied, one.read, workers, said.changes)
+            ahead = one.step - slowest(said.applied, one.read, workers)
             problem = ""
             if one.read > one.version:
                 problem = f"read version {one.read}, which came after {one.version}"
@@ -204,24 +141,10 @@ def _bound(evidence: AsynchronousEvidence) -> Iterator[Check]:
             yield exact_check(one.step, subject, problem, server)
 
 
-def slowest(
-    applied: Sequence[AppliedGradient],
-    version: int,
-    workers: int,
-    changes: Sequence[WorkerChange] = (),
-) -> int:
-    """Return the steps that the slowest worker has done in the updates before a version.
-
-    With `changes`, of those that were there then.
-    """
-    done = Counter({worker: 0 for worker in range(workers)})
-    done.update(one.worker for one in applied if one.version < version)
-    there = {one.worker: one for one in changes if one.version <= version}
-    for worker, last in there.items():
-        since = (one for one in applied if one.worker == worker and one.version < version)
-        done[worker] = last.step + sum(one.step >= last.step for one in since)
-    gone = {worker for worker, last in there.items() if not last.there}
-    return min((done[worker] for worker in range(workers) if worker not in gone), default=0)
+def slowest(applied: Sequence[AppliedGradient], version: int, workers: int) -> int:
+    """Return the steps that the slowest worker has done in the updates before a version."""
+    done = Counter(one.worker for one in applied if one.version < version)
+    return min(done[worker] for worker in range(workers))
 
 
 def _losses(evidence: AsynchronousEvidence) -> Iterator[Check]:
@@ -268,17 +191,10 @@ def errors_of(said: AsynchronousRank, right: Mapping[str, torch.Tensor]) -> dict
 
 
 def _bytes_sent(evidence: AsynchronousEvidence) -> Iterator[Check]:
-    workers = evidence.plan.mesh.num_workers
     for rank, said in enumerate(evidence.ranks):
-        if evidence.was_lost(rank):
-            continue
         each = bytes_sent_by_axis(evidence.plan, rank)
         for axis in sorted({*each, *said.sent}):
             wanted, found = evidence.num_steps * each.get(axis, 0), said.sent.get(axis, 0)
-            if said.changes:
-                # One answer to each gradient, and one to each worker that comes.
-                answers = len(said.applied) + sum(one.there for one in said.changes)
-                wanted = answers * each.get(axis, 0) // workers
             problem = "" if found == wanted else f"{found} sent, {wanted} by the formulas"
             yield exact_check(0, f"bytes of rank {rank} over {axis}", problem, rank)
 
@@ -304,14 +220,3 @@ def evidence_of(
     return AsynchronousEvidence(
         plan=plan, num_steps=num_steps, ranks=ranks, final=final, losses=replay.losses
     )
-
-
-def losses_text(evidence: AsynchronousEvidence) -> str:
-    """Return who was killed and came back, as the first server tells; "" where nobody was."""
-    told: list[str] = []
-    for one in evidence.servers[0].changes:
-        if not one.there:
-            told.append(f"worker {one.worker} was killed in step {one.step + 1}")
-        elif one.attempt:
-            told.append(f"came back with step {one.step + 1}")
-    return f"; {', '.join(told)}" if told else ""

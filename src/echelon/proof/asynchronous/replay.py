@@ -196,8 +196,7 @@ class Replay:
         if key in self._gradients:
             return self._gradients[key]
         before = max(0, one.step - self.mistake.earlier)
-        # One that has just come in has no pull before.
-        read = reads.get((one.worker, before), reads[key])
+        read = reads[one.worker, before]
         values = dict(servers[0].versions[read[0]])
         for server, version in zip(servers[1:], read[1:], strict=True):
             for name, value in server.versions[version].items():

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from echelon.config.cluster.file import cluster_toml
+from echelon.config.derived.pipeline import FILE, FILE_KEY, SCHEDULE_KEY, STAGES_KEY
 from echelon.config.files.show import CLUSTER_FILE, CLUSTER_KEY, SCHEDULE_FILE
 from echelon.config.load import load_job
 from echelon.config.plan_view import view_from_plan
-from echelon.config.settings.pipeline import FILE, FILE_KEY, SCHEDULE_KEY, STAGES_KEY
 from echelon.config.settings.schema import SETTINGS
 from echelon.config.settings.value_types import toml_tables, toml_text
 from echelon.core.errors import ConfigError

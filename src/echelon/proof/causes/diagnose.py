@@ -14,7 +14,7 @@ from echelon.core.rulebook import prove as rules
 from echelon.core.rulebook import races as race_rules
 from echelon.core.rules import Rule
 from echelon.layout.stage import pieces_of
-from echelon.parallel.completion.race import Race, RaceKind
+from echelon.parallel.completion.in_flight import Race, RaceKind
 from echelon.proof.causes.activations import (
     describe_boundary,
     explain_activation,

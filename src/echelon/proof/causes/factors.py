@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from echelon.core.choices.threads import THREADS_AXIS
 from echelon.core.plan import Plan
 from echelon.layout.buckets import data_degree
 from echelon.proof.causes.context_parts import tokens_by_context_rank
@@ -37,7 +36,6 @@ def known_factors(plan: Plan, oracle: OracleStep, *, expert: bool = False) -> tu
         "tp": mesh.tp,
         "pp": mesh.pp,
         "cp": mesh.cp,
-        THREADS_AXIS: plan.layout.threads.replicas,
         "microbatches": plan.num_microbatches,
     }
     found = [Factor("zero", 0.0), Factor("sign", -1.0)]

@@ -11,7 +11,7 @@ from echelon.core.rulebook import prove as rules
 from echelon.core.rulebook import races as race_rules
 from echelon.core.rulebook import weights as lora_rules
 from echelon.core.rules import Rule
-from echelon.parallel.completion.race import RaceKind
+from echelon.parallel.completion.in_flight import RaceKind
 from echelon.proof.claims import (
     activation_checks,
     checks,

@@ -9,7 +9,7 @@ from dataclasses import asdict
 
 import torch
 
-from echelon.parallel.completion.race import RaceKind
+from echelon.parallel.completion.in_flight import RaceKind
 from echelon.proof.claims.checks import Check, Evidence, exact_check, relative_error
 from echelon.proof.observed import ObservedRun
 from echelon.proof.ranks import INITIAL

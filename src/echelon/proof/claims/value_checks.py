@@ -24,6 +24,8 @@ from itertools import product
 import torch
 
 from echelon.core.choices.optimizers import OPTIMIZERS
+from echelon.core.choices.registry import load_reference
+from echelon.core.choices.step_parts import STEP_PARTS
 from echelon.layout.stage import update_rule_of
 from echelon.proof.claims.checks import Check, Evidence, exact_check, relative_error, tensor_error
 from echelon.proof.claims.tolerance import (
@@ -82,11 +84,22 @@ def updates(evidence: Evidence) -> Iterator[Check]:
 
 
 def parameters(evidence: Evidence) -> Iterator[Check]:
-    """Compare every parameter after the last step, and its master copy where there is one."""
+    """Compare parameters after the last step, their master copies, and values of step parts."""
     last = evidence.oracle[-1]
     if evidence.observed.has_masters:
         yield from _tensor_checks(evidence, "masters", last.step, last.after)
     yield from _tensor_checks(evidence, "parameters", last.step, last.after)
+    for kind, values in _of_parts(evidence).items():
+        yield from _tensor_checks(evidence, kind, last.step, values, like="masters")
+
+
+def _of_parts(evidence: Evidence) -> Mapping[str, Mapping[str, torch.Tensor]]:
+    """Return what step parts keep after the last step, by kind and name."""
+    steps = evidence.oracle
+    values = [steps[0].before, *(one.after for one in steps)]
+    oracles = [record.oracle for record in STEP_PARTS.values() if record.oracle]
+    kept = [load_reference(oracle)(evidence.plan, values) for oracle in oracles]
+    return {kind: tensors for kinds in kept for kind, tensors in kinds.items()}
 
 
 def written_back(evidence: Evidence) -> Iterator[Check]:
@@ -111,7 +124,8 @@ def replicas(evidence: Evidence) -> Iterator[Check]:
     """Compare every copy of a value with that of its primary holder, bit for bit."""
     observed = evidence.observed
     names = list(enumerate(observed.specs))
-    for oracle, kind, (position, name) in product(evidence.oracle, observed.value_kinds, names):
+    kinds = (*observed.value_kinds, *_of_parts(evidence))
+    for oracle, kind, (position, name) in product(evidence.oracle, kinds, names):
         whole = observed.whole(kind, oracle.step, name)
         odd = {
             piece.rank
@@ -123,6 +137,10 @@ def replicas(evidence: Evidence) -> Iterator[Check]:
         yield exact_check(oracle.step, name, problem, position)
 
 
+_DETAILS = {"masters": "the master copy"}
+"""How the details of a comparison name a kind of values."""
+
+
 def _tensor_checks(
     evidence: Evidence,
     kind: str,
@@ -130,7 +148,9 @@ def _tensor_checks(
     oracle: Mapping[str, torch.Tensor],
     *,
     backward: bool = False,
+    like: str = "",
 ) -> Iterator[Check]:
+    """Compare the tensors of a kind, as closely as those of the kind `like`."""
     total = global_norm(oracle)
     names = list(oracle)
     for position, name in enumerate(reversed(names) if backward else names):
@@ -140,8 +160,8 @@ def _tensor_checks(
             step,
             name,
             error / scale if scale else error,
-            allowed=evidence.tolerance.allowed(kind, step, name),
-            detail="the master copy" if kind == "masters" else "",
+            allowed=evidence.tolerance.allowed(like or kind, step, name),
+            detail=_DETAILS.get(kind, kind if like else ""),
             position=position,
         )
 

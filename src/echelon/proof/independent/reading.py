@@ -150,7 +150,7 @@ def mixed_batches(plan: Plan, num_steps: int) -> Iterator[Check]:
 
 def learning_rates(plan: Plan) -> Iterator[Check]:
     """Compare the rates of the oracle and of the trainer in every step, and beyond the last."""
-    engine: Any = importlib.import_module("echelon.training.learning_rate")
+    engine: Any = importlib.import_module("echelon.training.optimizer.learning_rate")
     settings = plan.mathematics.optimizer
     for step in range(settings.total_steps + 2):
         right = rate_of(settings, step)

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
-from echelon.cost.activations.attention_row_chunks import first_keys, row_chunks
+from echelon.cost.activations.attention_working import first_keys, row_chunks
 from echelon.cost.activations.timeline import StepData
 from echelon.launch.context import RankContext
 from echelon.layout.attention_tiles import tiles_between

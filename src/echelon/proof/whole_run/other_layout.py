@@ -12,7 +12,7 @@ from echelon.core.axis import MESH_AXES
 from echelon.core.errors import ConfigError
 from echelon.core.mesh import Mesh
 from echelon.core.plan import Layout, Pipeline, Plan, Recompute, Zero
-from echelon.cost.seconds.balance import split_layers
+from echelon.cost.seconds.stages import split_layers
 from echelon.layout.stage import with_rounding
 
 

@@ -11,6 +11,13 @@ from echelon.core.errors import EchelonError
 T = TypeVar("T")
 
 
+class ExchangeBroken(Exception):
+    """Say that a rank was lost before it told what others wait for; never seen by users.
+
+    It is the same exchange that breaks for all who are left.
+    """
+
+
 class ObjectCommunicator(Protocol):
     """The ranks of a run, as far as a checkpoint needs them: their `Group` is one.
 

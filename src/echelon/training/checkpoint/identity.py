@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from echelon.config.job import DataSettings
 from echelon.core.errors import Problem
+from echelon.core.messages.removed_settings import REMOVED_SETTINGS
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import parameters
 from echelon.core.plan import Mathematics, Plan
@@ -26,12 +27,12 @@ NAMES_SHOWN = 4  # names in a message
 NOT_COMPARED = frozenset(
     {
         "model.name",
-        *("updates.min_workers", "updates.restarts"),
+        *(setting.entry.removeprefix("mathematics.") for setting in REMOVED_SETTINGS.values()),
         *("local_sgd.min_islands", "local_sgd.restarts"),
     }
 )
 """Entries of the mathematics that are labels: two models of one shape are the same model. What
-becomes of a lost worker or island is no mathematics of a step."""
+becomes of a lost island is no mathematics of a step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -21,16 +21,18 @@ from typing import Any
 import torch
 
 from echelon.core.event import LOST, MEET, THERE, Event
-from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.layout.islands import island_of
-from echelon.parallel.buckets import Bucket
-from echelon.parallel.islands.exchange import StoreExchange
 from echelon.parallel.islands.meetings import IslandMeetings, Meeting, Said, Stay
+from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.collectives import Pending
 from echelon.parallel.transport.pair import Pair
+from echelon.training.checkpoint.communicator import ObjectCommunicator
 from echelon.training.local_sgd.absences import AbsentIsland, absent_islands, news_of
+from echelon.training.local_sgd.checkpoint import positions_told
+from echelon.training.local_sgd.exchange import StoreExchange
 from echelon.training.local_sgd.outer_steps import MAX_IN_FLIGHT, OuterSteps
+from echelon.training.steps.part import StepPlace, StepResult
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +47,14 @@ class _Sum:
 class ElasticOuterSteps(OuterSteps):
     """Take the outer steps of one rank's slices with the islands that are there."""
 
-    def __init__(self, plan: Plan, *args: Any) -> None:
+    begins_together = False
+
+    def __init__(self, place: StepPlace) -> None:
         """Reserve outer state as `OuterSteps` does; nobody is met before `connect`."""
-        super().__init__(plan, *args)
-        self._plan, self._groups = plan, args[2]
+        super().__init__(place)
+        self._plan = place.run
         self._meetings: IslandMeetings | None = None
-        self._ends_after = 0
+        self._attempt = self._ends_after = 0
         self._said = Said()
         self._last: Meeting | None = None
         self._saving: Mapping[int, Stay] = {}
@@ -63,12 +67,7 @@ class ElasticOuterSteps(OuterSteps):
         assert self._meetings is not None, "an island is connected before its first step"
         return self._meetings
 
-    @property
-    def last(self) -> Meeting | None:
-        """Return the last meeting that counted."""
-        return self._last
-
-    def speaks_of(self, step: int) -> bool:
+    def speaks(self, step: int) -> bool:
         """Return whether this rank tells of the end of a step: the first of those who were there.
 
         Who comes in at its end has not taken it.
@@ -76,29 +75,29 @@ class ElasticOuterSteps(OuterSteps):
         met = self.meetings
         return not met.place and met.island.index == min(self._there_in(step))
 
-    def num_there(self, step: int) -> int:
-        """Return how many islands took the step after which so many are done."""
-        return len(self._there_in(step))
+    def facts(self, result: StepResult) -> StepResult:
+        """Return the tokens of the islands that took the step."""
+        return replace(result, tokens=result.tokens * len(self._there_in(result.step)))
 
     def _there_in(self, step: int) -> Mapping[int, Stay]:
         meeting = self.met_after(step)
         return self.meetings.there if meeting is None else meeting.members
 
     @property
-    def saves_first(self) -> bool:
-        """Return whether this island is the first of those that write a checkpoint."""
-        return self.meetings.island.index == min(self._saving)
+    def first_saving(self) -> int:
+        """The first of the islands that write a checkpoint."""
+        return min(self._saving, default=0)
 
     @property
-    def saving(self) -> Sequence[int]:
-        """Return the islands that write a checkpoint."""
-        return sorted(self._saving)
+    def comes_late(self) -> bool:
+        """Return whether this island was started again."""
+        return self._attempt > 0
 
     def connect(self, context: RankContext, message_s: float, ends_after: int) -> None:
         """Learn where islands are met, and after how many steps the run ends."""
         island = island_of(self._plan, context.rank)
         assert island is not None, "there are islands"
-        self._ends_after = ends_after
+        self._attempt, self._ends_after = context.attempt, ends_after
         self._meetings = IslandMeetings(
             island=island,
             num_islands=self._local.islands,
@@ -130,14 +129,23 @@ class ElasticOuterSteps(OuterSteps):
                 return admitted.step
             met.stay = (met.stay[0], met.stay[1] + 1)
 
-    def stop_requests(self, step: int, asked: int) -> int:
-        """Return 0: that so many ranks have `asked` is heard at the meeting, after the step."""
-        self._said = Said(asks=asked)
-        return 0
+    def begin(self, step: int) -> None:
+        """Begin with all islands there."""
+        self.meetings.begin(step)
 
-    def hear(self, loss: float, tokens: int) -> None:
-        """Learn the loss of the step, which the other islands hear at the meeting."""
-        self._said = replace(self._said, loss=loss, tokens=tokens)
+    def agreed(self, result: StepResult, rows: torch.Tensor) -> StepResult:
+        """Return the result without requests to stop: they and the loss are told at the meeting."""
+        del rows
+        self._said = Said(asks=result.stop_requests, loss=result.loss, tokens=result.tokens)
+        return replace(result, stop_requests=0)
+
+    def end_step(self, result: StepResult) -> StepResult:
+        """Return who met at the end of a step, and at the end of a round who asks to stop."""
+        met = self.met_after(result.step)
+        if met is None:
+            return result
+        asked = met.asks if self.ends_round(result.step - 1) else 0
+        return replace(result, stop_requests=asked, islands=tuple(sorted(met.members)))
 
     def mean_loss(self, loss: float, tokens: int) -> float:
         """Return the mean over the tokens of the islands that met last."""
@@ -148,7 +156,7 @@ class ElasticOuterSteps(OuterSteps):
         return self._last if self._last is not None and self._last.step == step else None
 
     @torch.no_grad()
-    def end_step(self, step: int, *, updated: bool) -> list[Bucket]:
+    def after_update(self, step: int, *, skipped: bool) -> list[Bucket]:
         """Meet the islands that are there and take the outer step, as the end of `step` asks for.
 
         Return the buckets of which there is something new.
@@ -202,6 +210,12 @@ class ElasticOuterSteps(OuterSteps):
             met.recorder,
             lambda rank: met.is_lost(rank // size, members[rank // size]),
         )
+
+    def told_position(
+        self, position: Mapping[str, Any], exchange: ObjectCommunicator
+    ) -> Mapping[str, Any]:
+        """Return where the islands stand that write a checkpoint; None of others."""
+        return positions_told(position, self._groups, exchange)
 
     def news(self) -> Sequence[str]:
         """Return what to tell of islands that came or were lost since the last time."""
@@ -300,3 +314,10 @@ class ElasticOuterSteps(OuterSteps):
         """Return whether all ranks of this island say the same."""
         row = torch.tensor([int(ready)], device=self._device)
         return bool(self._groups.world.gather_rows(row, name="ready").all())
+
+
+def outer_steps(place: StepPlace) -> OuterSteps | None:
+    """Return the part of a rank; None without islands."""
+    local = place.run.mathematics.local_sgd
+    kind = ElasticOuterSteps if local.is_elastic else OuterSteps
+    return kind(place) if local.active else None

@@ -17,20 +17,37 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
 import torch
 
 from echelon.core.choices.local_sgd import LocalSgd
-from echelon.core.plan import Plan
 from echelon.layout.islands import fragment_of, fragment_ranges
 from echelon.layout.outer_blocks import blocks_in_stage
 from echelon.layout.slots import SlotRange
 from echelon.models.precision import TORCH_DTYPES
-from echelon.parallel.buckets import Bucket
+from echelon.parallel.storage.buckets import Bucket
+from echelon.parallel.storage.weights import bucket_shards
 from echelon.parallel.transport.collectives import Pending
-from echelon.parallel.transport.device_mesh import RankGroups
+from echelon.training.checkpoint.communicator import ObjectCommunicator
+from echelon.training.checkpoint.index import INDEX_FILE, read_index
+from echelon.training.local_sgd.checkpoint import (
+    held_in,
+    islands_state,
+    position_of,
+    told_position,
+)
 from echelon.training.local_sgd.outer_optimizer import outer_update
 from echelon.training.local_sgd.quantised import QuantisedGradients
+from echelon.training.steps.part import (
+    NamedShards,
+    ShardsByKind,
+    StepPart,
+    StepPlace,
+    StepResult,
+)
 
 PARAMETERS, MOMENTUM, GRADIENTS = "outer.parameters", "outer.momentum", "outer.gradients"
 """Kinds of outer state, as a checkpoint names them."""
@@ -42,24 +59,19 @@ Flats = Mapping[str, torch.Tensor]
 """A slice of each bucket, by its name."""
 
 
-class OuterSteps:
+class OuterSteps(StepPart):
     """Take the outer steps of one rank's slices."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        buckets: Sequence[Bucket],
-        masters: Flats,
-        groups: RankGroups,
-        device: torch.device,
-    ) -> None:
-        """Reserve the outer state of a rank of `plan`, which has islands, on its `buckets`.
+    def __init__(self, place: StepPlace) -> None:
+        """Reserve the outer state of a rank of a run that has islands.
 
-        `masters` are copies that the optimizer updates; where there is none of a bucket, it updates
-        the parameters themselves.
+        Where the optimizer has no master copies, it updates the parameters themselves.
         """
+        plan, groups, device, masters = place.run, place.groups, place.device, place.masters
+        buckets = place.model.buckets
         local = plan.mathematics.local_sgd
         self._local, self._islands, self._buckets = local, groups.islands, buckets
+        self._groups, self._step = groups, 0
         self._device, self._dtype = device, TORCH_DTYPES[plan.mathematics.precision.master]
         self._quantised: QuantisedGradients | None = None
         if local.quantised:
@@ -76,9 +88,9 @@ class OuterSteps:
         self._momentum = {n: torch.zeros_like(p) for n, p in self._parameters.items() if nesterov}
         self._gradients = {n: torch.zeros_like(p) for n, p in self._parameters.items() if late}
         self._pending: dict[tuple[str, int], list[Pending]] = {}
-        self.begin()
+        self.start_from_weights()
 
-    def begin(self) -> None:
+    def start_from_weights(self) -> None:
         """Agree on the values that all islands begin with."""
         for name, values in self._values.items():
             self._parameters[name].copy_(values)
@@ -87,6 +99,14 @@ class OuterSteps:
         """Let this island go on from what all of them agree on."""
         for name, values in self._values.items():
             values.copy_(self._parameters[name])
+
+    def before_update(self, step: int) -> None:
+        """Remember the step, whose end reads and changes some slices."""
+        self._step = step
+
+    def holds_back(self, bucket: Bucket) -> bool:
+        """Return whether the end of the step reads or changes some slice of a bucket."""
+        return self.touches(bucket, self._step)
 
     def touches(self, bucket: Bucket, step: int) -> bool:
         """Return whether the end of `step` reads or changes some slice of a bucket.
@@ -118,12 +138,21 @@ class OuterSteps:
         total, count = self._islands.gather_rows(row, name="loss").sum(0).tolist()
         return total / max(1.0, count)
 
+    def agreed(self, result: StepResult, rows: torch.Tensor) -> StepResult:
+        """Return the result with the requests to stop of all islands."""
+        asked = self.stop_requests(result.step - 1, result.stop_requests)
+        return replace(result, stop_requests=asked)
+
+    def facts(self, result: StepResult) -> StepResult:
+        """Return the tokens of all islands: data has about as many in each."""
+        return replace(result, tokens=result.tokens * self._islands.size)
+
     @torch.no_grad()
-    def end_step(self, step: int, *, updated: bool) -> list[Bucket]:
+    def after_update(self, step: int, *, skipped: bool) -> list[Bucket]:
         """Meet and take outer steps, as the end of `step` asks for.
 
-        Return the buckets of which there is something new: of those that it touches all that the
-        inner step has `updated`, and those that an outer step changes.
+        Return the buckets with something new: all that it touches, or of a step that is `skipped`
+        those that an outer step changes.
         """
         for fragment in self._local.meets_after(step):
             self._meet(fragment)
@@ -137,7 +166,7 @@ class OuterSteps:
         for bucket in changed:
             if (values := self._values[bucket.name]) is not bucket.value_slice:
                 bucket.value_slice.copy_(values)
-        return [one for one in self._buckets if self.touches(one, step)] if updated else changed
+        return changed if skipped else [one for one in self._buckets if self.touches(one, step)]
 
     def settle(self) -> None:
         """Return when no sum is under way: what is summed is in memory, and changes no more."""
@@ -153,6 +182,60 @@ class OuterSteps:
         if self._gradients:
             kinds[GRADIENTS] = self._gradients
         return dict(kinds)
+
+    def held(self) -> Mapping[str, Sequence[torch.Tensor]]:
+        """Return the outer state."""
+        return {
+            kind.replace(".", " "): list(flats.values()) for kind, flats in self.state().items()
+        }
+
+    def proven(self) -> ShardsByKind:
+        """Return the outer parameters and momentum."""
+        return {kind: shards for kind, shards in self._shards().items() if kind != GRADIENTS}
+
+    @property
+    def first_saving(self) -> int:
+        """The island that writes what all of them hold."""
+        return 0
+
+    def checkpoint_state(self, own: ShardsByKind) -> ShardsByKind:
+        """Return the outer state, and what this island holds of its own."""
+        island = self._islands.index
+        return islands_state(own, self._shards(), island, is_first=island == self.first_saving)
+
+    def shared_state(self, held: NamedShards) -> NamedShards:
+        """Return the outer state, which all islands share, and what ranks of this one share."""
+        agreed = {
+            f"{kind} {name}": shards
+            for kind, by_name in self._shards().items()
+            for name, shards in by_name.items()
+        }
+        island = self._islands.index
+        return {**agreed, **{f"island {island}: {name}": one for name, one in held.items()}}
+
+    def within(self, state: ShardsByKind, path: Path) -> ShardsByKind:
+        """Return all tensors, or what islands agreed on where this one was not there."""
+        # What cannot be read is told by `load_checkpoint`, on all ranks.
+        there = (path / INDEX_FILE).is_file()
+        return held_in(state, read_index(path)) if there else state
+
+    def told_position(
+        self, position: Mapping[str, Any], exchange: ObjectCommunicator
+    ) -> Mapping[str, Any]:
+        """Return where all islands stand."""
+        return told_position(position, self._groups)
+
+    def position_of(self, told: Any) -> Any:
+        """Return where this island stood."""
+        return position_of(told, self._groups)
+
+    def _shards(self) -> ShardsByKind:
+        return {
+            kind: bucket_shards(
+                self._buckets, [flats[bucket.name] for bucket in self._buckets], self._groups
+            )
+            for kind, flats in self.state().items()
+        }
 
     def _meet(self, fragment: int) -> None:
         """Start to sum a fragment over islands; without delay, take its outer step as well."""

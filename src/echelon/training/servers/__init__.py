@@ -1,17 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Parameter servers that do not wait for all workers: the engines of both, and their record.
+"""Parameter servers: engines of workers and servers in place of the one of `training/engine.py`.
 
-    engine.py   which engine a rank of a plan takes
-    worker.py   a step of a worker: push, and go on with what the servers have
-    server.py   a server: a thread for each worker, and the step as the loop sees it
-    served.py   the state that these threads share: clocks, versions, the update, the bound
-
-Where a run goes on without a lost worker (`servers.min_workers`):
-
-    elastic_worker.py  a worker that may come at any time
-    elastic_server.py  a server: a thread for each worker that may be there
-    members.py  who is there, and the steps after which all meet and others come in
-    absences.py what a lost worker missed
-
-Synchronous servers take the steps of `training/engine.py`.
+synchronous.py  a worker that updates nothing, and a server that computes nothing
+served.py       the state of an asynchronous server: clocks, versions, the update, the bound
+worker.py       a step of an asynchronous worker: push, and go on with what the servers have
+server.py       an asynchronous server: a thread for each worker, and the step of the loop
+engine.py       which of them a rank of a plan takes
 """

@@ -8,10 +8,10 @@ the loop does between steps (validation, checkpoints) finds every worker at the 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Sequence
 from math import isfinite
 from threading import Thread
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -21,7 +21,6 @@ from echelon.core.event import APPLY, Event
 from echelon.core.rulebook.run import LOSS_NOT_FINITE
 from echelon.models.batch import TokenBatch
 from echelon.models.precision import TORCH_DTYPES
-from echelon.parallel.buckets import Bucket
 from echelon.parallel.servers.messages import (
     ASKS_FOR_PARAMETERS,
     BEGIN,
@@ -32,18 +31,22 @@ from echelon.parallel.servers.messages import (
     receive_numbers,
     send_numbers,
 )
+from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.collectives import Group
-from echelon.training.engine import StepResult, TrainEngine
-from echelon.training.learning_rate import learning_rate
 from echelon.training.optimizer import local_norm_squared
+from echelon.training.optimizer.learning_rate import learning_rate
 from echelon.training.servers.served import Answer, Push, Served
+from echelon.training.servers.synchronous import ParameterServer
+from echelon.training.steps.part import StepResult
 
 ENDS_WITHIN_S = 10.0
 """How long a server that ends waits for its workers to say that no step follows."""
 
 
-class AsynchronousServer(TrainEngine):
+class AsynchronousServer(ParameterServer):
     """Hold a server's ranges, and update them with what each worker pushes."""
+
+    judges_step: ClassVar[bool] = False
 
     def __init__(self, *args: Any, **named: Any) -> None:
         """Build the server as any rank is built; its threads begin with the first step."""
@@ -62,7 +65,7 @@ class AsynchronousServer(TrainEngine):
         self.keeps_order = False
         self._order: list[AppliedGradient] = []
         self._wire = TORCH_DTYPES[self.plan.mathematics.precision.reduction]
-        self.quiet_events: deque[Event] = self.groups.server_links.events
+        self._quiet_events: deque[Event] = self.groups.server_links.events
 
     @property
     def applied(self) -> Sequence[AppliedGradient]:
@@ -81,6 +84,7 @@ class AsynchronousServer(TrainEngine):
         del batches
         recorder, served = self.groups.recorder, self.served
         if not self._threads:
+            served.clocks = [step] * self.plan.mesh.num_workers
             self._start()
         if stop_requested:
             served.request_stop()
@@ -103,8 +107,6 @@ class AsynchronousServer(TrainEngine):
             stop_requests=int(served.stop_after == step + 1),
             rank_waits_s=(),
             rank_used_bytes=(used_bytes,),
-            routing=None,
-            loads={},
             microbatch_losses={},
         )
 
@@ -121,11 +123,8 @@ class AsynchronousServer(TrainEngine):
         super().close()
 
     def _start(self) -> None:
-        self._start_threads((self._serve, one) for one in enumerate(self._pairs))
-
-    def _start_threads(self, work: Iterable[tuple[Callable[..., None], tuple[Any, ...]]]) -> None:
-        for function, arguments in work:
-            thread = Thread(target=function, args=arguments, daemon=True)
+        for worker, pair in enumerate(self._pairs):
+            thread = Thread(target=self._serve, args=(worker, pair), daemon=True)
             thread.start()
             self._threads.append(thread)
 
@@ -230,8 +229,8 @@ class AsynchronousServer(TrainEngine):
     def _tell(self) -> None:
         """Write down what threads have sent and applied since the last step."""
         sink = self.groups.recorder.sink
-        while self.quiet_events:
-            sink.record(self.quiet_events.popleft())
+        while self._quiet_events:
+            sink.record(self._quiet_events.popleft())
         now = self.groups.recorder.now()
         while self.served.applied:
             one = self.served.applied.popleft()

@@ -3,27 +3,34 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, ClassVar
 
 import torch
 
 from echelon.models.batch import TokenBatch
+from echelon.parallel.rank_model import GradientExchange
 from echelon.parallel.servers.messages import ASKS_TO_STOP, WorkerMessages
-from echelon.training.engine import StepResult, TrainEngine
-from echelon.training.learning_rate import learning_rate
+from echelon.parallel.servers.worker import PulledParameters
 from echelon.training.optimizer import sum_of_squares
+from echelon.training.optimizer.learning_rate import learning_rate
+from echelon.training.servers.synchronous import ServedWorker
+from echelon.training.steps.part import StepResult
 
 
-class AsynchronousWorker(TrainEngine):
+class AsynchronousWorker(ServedWorker):
     """Take steps against servers that update with each push by itself, or with all of a step."""
+
+    judges_step: ClassVar[bool] = False
+    exchange: ClassVar[GradientExchange] = GradientExchange(
+        reduction=WorkerMessages, gathering=PulledParameters
+    )
 
     def __init__(self, *args: Any, **named: Any) -> None:
         """Build the worker as any rank is built."""
         super().__init__(*args, **named)
         assert isinstance(self.model.reduction, WorkerMessages), "it pushes to servers"
         self.messages = self.model.reduction
-        self.tokens_of_step: Callable[[int], int] = _not_told
         self._stop_after = 0
 
     def step(
@@ -62,7 +69,7 @@ class AsynchronousWorker(TrainEngine):
         asks = ASKS_TO_STOP if stop_requested else 0
         self.messages.end(own, float(squares), self._stop_after or asks)
         answers = self.messages.pull(model.buckets)
-        self._hear(answers[0].stop_after)
+        self._stop_after = self._stop_after or answers[0].stop_after
         self.num_updates += times
         self.groups.recorder.settle()
         return StepResult(
@@ -76,8 +83,6 @@ class AsynchronousWorker(TrainEngine):
             stop_requests=int(self._stop_after == step + 1),
             rank_waits_s=(),
             rank_used_bytes=(used_bytes,),
-            routing=None,
-            loads={},
             microbatch_losses={
                 (self.data_rank, index): (float(value) / scale, batches[index].num_valid())
                 for index, value in zip(losses, values, strict=True)
@@ -88,10 +93,6 @@ class AsynchronousWorker(TrainEngine):
         """Pull the parameters with the pushes of all workers in them: those a checkpoint has."""
         self.messages.pull_newest(self.model.buckets, step)
 
-    def _hear(self, news: int) -> None:
-        """Learn from the first server after which step to stop, if any."""
-        self._stop_after = self._stop_after or news
-
     def resume(self, position: Any) -> None:
         """Go on from `position`."""
         super().resume(position)
@@ -101,7 +102,3 @@ class AsynchronousWorker(TrainEngine):
         """Tell the servers that no step follows."""
         self.messages.leave()
         super().close()
-
-
-def _not_told(step: int) -> int:
-    raise AssertionError(f"nobody says how many tokens step {step} has")

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import cast
 
-from echelon.config.settings.lora import ALPHA_KEY, RANK_KEY, RSLORA_KEY, TARGETS_KEY
+from echelon.config.model.settings import ALPHA_KEY, RANK_KEY, RSLORA_KEY, TARGETS_KEY
 from echelon.config.settings.value_types import toml_text
 from echelon.core.choices.lora import LORA_LINEARS, Lora
 from echelon.core.disk import list_names
@@ -31,8 +31,7 @@ from echelon.interop.hugging_face.adapters import (
     require_adapters,
 )
 from echelon.interop.weight_names.source import ParameterSource
-from echelon.training.weights.files import WeightFiles
-from echelon.training.weights.headers import read_headers
+from echelon.training.weights.files import WeightFiles, read_headers
 from echelon.training.weights.stored import DTYPE_SIZES, StoredTensor
 from echelon.training.weights.trainers.contents import some
 

@@ -25,22 +25,17 @@ from echelon.core.rulebook.run import (
 )
 from echelon.interop.hugging_face.folder import FolderTensor
 from echelon.interop.weight_names.source import ParameterSource
-from echelon.training.checkpoint.index import (
-    PARAMETERS,
-    CheckpointIndex,
-    ShardEntry,
-    TensorEntry,
-)
-from echelon.training.checkpoint.own_memory import own_memory
+from echelon.training.checkpoint.index import PARAMETERS, CheckpointIndex, ShardEntry, TensorEntry
 from echelon.training.checkpoint.shard_file import DTYPE_NAMES
 from echelon.training.checkpoint.sub_tensor import (
     BUFFER_BYTES,
     StoredPiece,
     StoredRows,
+    own_memory,
     read_pieces,
     row_buffer,
 )
-from echelon.training.expert_state import ROUTER_BIAS
+from echelon.training.experts.balance import ROUTER_BIAS
 
 _MERGED_BYTES = 4 * 2**20
 """Of rows into which adapters are merged at once, and of what is added to them."""

@@ -19,7 +19,7 @@ from echelon.core.model_shape import Experts as MixtureKind
 from echelon.models.moe import Expert
 from echelon.parallel.expert import grouped_matmul
 from echelon.parallel.expert.feed_forward import ExpertFeedForward
-from echelon.parallel.kernels.grouped_gradient import add_grouped_gradient
+from echelon.parallel.kernels.expert_kernels import add_grouped_gradient
 from echelon.parallel.tensor import TensorSplit
 from echelon.proof.claims.factor_fit import fit_part
 from echelon.training.optimizer.muon import newton_schulz

@@ -165,7 +165,7 @@ def _one_process(case: Case) -> Trained:
     from torch.nn import functional
 
     model, settings = case.make(), case.plan.mathematics.optimizer
-    from echelon.training.learning_rate import learning_rate
+    from echelon.training.optimizer.learning_rate import learning_rate
 
     trained = {n: p for n, p in model.named_parameters() if p.requires_grad}
     optimizer = torch.optim.AdamW(

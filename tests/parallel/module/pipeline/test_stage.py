@@ -9,7 +9,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from echelon.core.errors import RunFailed
-from echelon.parallel.module.pipeline.chain import BlockChain
+from echelon.parallel.module.pipeline.chain import BlockChain, follow
 from echelon.parallel.module.pipeline.stage import (
     ModuleMicrobatch,
     ModuleStage,
@@ -18,7 +18,6 @@ from echelon.parallel.module.pipeline.stage import (
     hide,
     show,
 )
-from echelon.parallel.module.pipeline.trace import follow
 from tests.parallel.module.pipeline import chains
 from tests.parallel.module.pipeline.chains import LOSS, made, tokens
 

@@ -11,9 +11,8 @@ import pytest
 
 from echelon.core.choices.updates import Updates
 from echelon.core.plan import Plan
-from echelon.parallel.buckets import Bucket
-from echelon.parallel.servers.links import PairLinks
 from echelon.parallel.servers.messages import Reply, WorkerMessages
+from echelon.parallel.storage.buckets import Bucket
 from echelon.training.servers.served import Push, Served
 from echelon.training.servers.server import AsynchronousServer
 from echelon.training.servers.worker import AsynchronousWorker
@@ -34,19 +33,6 @@ def asynchronous(
 def told(rule: str, factor: str, **chosen: Any) -> Told:
     """Return what is told of a bug, by its rule and its factor."""
     return Told(rule, "", factor, "servers", plan=chosen, of=asynchronous)
-
-
-def elastic(**chosen: Any) -> Plan:
-    """Return a plan of servers that go on without one of their workers."""
-    plan = asynchronous(**chosen)
-    updates = replace(plan.mathematics.updates, min_workers=1)
-    return replace(plan, mathematics=replace(plan.mathematics, updates=updates))
-
-
-@mutant(Told("prove-lost-worker", "", "none", "servers", of=elastic))
-def half_of_a_gradient(patch: pytest.MonkeyPatch, plan: Plan) -> None:
-    """Apply what one server has of a push, whether or not the others have theirs."""
-    patch.setattr(PairLinks, "applies", lambda *_: True)
 
 
 @mutant(told("prove-replayed-loss", "stale"))

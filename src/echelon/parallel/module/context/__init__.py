@@ -2,6 +2,5 @@
 """Context parallelism for any module that calls `scaled_dot_product_attention`.
 
 attention   the call, seen in the whole module and replaced in the cut one
-sequences   which positions of a batch are whose
-build       `apply_context`: what is done to a module, and the check of it
+build       `apply_context`: which positions are whose, what is done to a module, the check of it
 """

@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The order in which the sequences of a module are cut over context ranks.
+"""The sequences of a module, cut over context ranks: the order of that, and who has which.
 
 see the attention of the whole module -> replace it -> compare the cut module with the whole one.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
@@ -17,19 +18,19 @@ from torch.utils._pytree import tree_flatten
 from echelon.core.axis import Axis
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
-from echelon.core.rulebook.module import MODULE_ATTENTION
-from echelon.parallel.gradients import GradientStore, Reduction
+from echelon.core.rulebook.module import MODULE_ATTENTION, MODULE_BATCH
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.module.context.attention import CutAttention, SeenAttention, SeenCall
-from echelon.parallel.module.context.sequences import SequenceCut
 from echelon.parallel.module.loss import Batch, ModuleLoss
-from echelon.parallel.module.pipeline.chain import BlockCall, BlockChain
+from echelon.parallel.module.pipeline.chain import BlockCall, BlockChain, leaving_no_trace
 from echelon.parallel.module.pipeline.stage import StageEnds, Window
-from echelon.parallel.module.pipeline.trace import leaving_no_trace
 from echelon.parallel.module.tensor.ranks import same_sums, sums_of
-from echelon.parallel.transport.device_mesh import RankGroups
+from echelon.parallel.storage.gradients import GradientStore, Reduction
 
 _PRECISION = 0.6
 """Outputs differ by less than the spacing of numbers to this power, of the largest of them."""
+
+POSITIONS, PADDING = "position_ids", "attention_mask"
 
 
 class ModuleContext:
@@ -213,3 +214,65 @@ def _unfit(why: str) -> ConfigError:
             why, key="mesh.cp", suggestions=('attn_implementation="sdpa"', "mesh.cp = 1")
         )
     )
+
+
+class SequenceCut:
+    """Cut the sequences of a prepared batch: labels are those of the next tokens already."""
+
+    def __init__(self, plan: Plan, model: nn.Module, cp_rank: int) -> None:
+        """Take the positions of context rank `cp_rank`."""
+        self._length = plan.mathematics.sequence_length
+        self._mine = torch.tensor(plan.placement.positions(cp_rank))
+        takes = inspect.signature(model.forward).parameters
+        self._tells = {name for name in (POSITIONS, PADDING) if name in takes}
+
+    def whole(self, batch: Batch) -> dict[str, Any]:
+        """Return a batch as the module is given it without a cut.
+
+        ConfigError where a sequence has padding, positions of its own, or another length.
+        """
+        given = dict(batch)
+        padding = given.pop(PADDING, None)
+        positions = given.pop(POSITIONS, None)
+        if padding is not None and not bool((padding != 0).all()):
+            raise _unfit_batch(f"{PADDING} hides tokens")
+        if positions is not None and not bool((positions == torch.arange(self._length)).all()):
+            raise _unfit_batch(f"{POSITIONS} are not 0 to {self._length - 1}")
+        tensors = [one for one in given.values() if isinstance(one, torch.Tensor) and one.dim() > 1]
+        if not any(one.shape[1] == self._length for one in tensors):
+            shapes = ", ".join(str(tuple(one.shape)) for one in tensors)
+            raise ConfigError(
+                MODULE_BATCH.problem(
+                    f"the plan cuts sequences of {self._length} positions, not {shapes}",
+                    key="batch.sequence_length",
+                )
+            )
+        if any(self._length in one.shape[2:] for one in tensors):
+            raise _unfit_batch("a tensor of the batch has positions beyond its second dim")
+        return given
+
+    def cut(self, batch: Batch) -> dict[str, Any]:
+        """Return this rank's positions of a batch, and tell the module which these are."""
+        given = self.whole(batch)
+        mine: dict[str, Any] = {}
+        rows = 0
+        for name, one in given.items():
+            cut = isinstance(one, torch.Tensor) and one.dim() > 1 and one.shape[1] == self._length
+            mine[name] = one[:, self._mine.to(one.device)] if cut else one
+            rows = max(rows, len(one)) if cut else rows
+        like = next(one for one in given.values() if isinstance(one, torch.Tensor))
+        places = self._mine.to(like.device).expand(rows, -1)
+        if POSITIONS in self._tells:
+            mine[POSITIONS] = places
+        if PADDING in self._tells:
+            # Without it, transformers takes jumps of positions for several documents.
+            mine[PADDING] = torch.ones_like(places)
+        return mine
+
+    def rows(self, output: torch.Tensor) -> torch.Tensor:
+        """Return this rank's positions of an output [B, T, ...] of the whole module."""
+        return output[:, self._mine.to(output.device)]
+
+
+def _unfit_batch(why: str) -> ConfigError:
+    return ConfigError(MODULE_ATTENTION.problem(why, key="mesh.cp", suggestions=("mesh.cp = 1",)))

@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from echelon.parallel.module.forwards.own_forward import OwnForward, is_autocast, is_plain_call
-from echelon.parallel.module.pipeline.trace import leaving_no_trace
+from echelon.parallel.module.pipeline.chain import leaving_no_trace
 
 _SUFFIX = "RMSNorm"
 _EPSILONS = ("variance_epsilon", "eps")

@@ -26,8 +26,7 @@ from torch import nn
 from echelon.core.errors import RunFailed
 from echelon.core.rulebook.module import MODULE_CHAIN
 from echelon.parallel.module.loss import Batch, ModuleLoss
-from echelon.parallel.module.pipeline.chain import BlockCall, BlockChain
-from echelon.parallel.module.pipeline.trace import leaving_no_trace
+from echelon.parallel.module.pipeline.chain import BlockCall, BlockChain, leaving_no_trace
 from echelon.parallel.module.tensor.layers import TensorLink
 
 

@@ -1,11 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Tensor and sequence parallelism for any module.
 
-rules       the words of rules, and what of a module they name
-known       rules that a model of transformers says of itself
+rules       the words of rules, what they name, and those of a model of transformers
 guess       rules from one forward pass, which are to be proven
-split       what each rank holds
-obstacles   why a module cannot be cut
+split       what each rank holds, or why a module cannot be cut
 experts     stacks of experts, some on each rank
 layers      layers that work on their pieces, in the place of the module's own
 ranks       what tensor ranks must agree on in the first step

@@ -14,10 +14,15 @@ from echelon.core.plan import Plan
 from echelon.core.rulebook.module import MODULE_TENSOR_GUESS
 from echelon.layout.modules.tensor import UNSPLIT
 from echelon.parallel.module.tensor.guess import guess_rules
-from echelon.parallel.module.tensor.known import rules_of
 from echelon.parallel.module.tensor.layers import TensorLink, cut_parameters, replace_layers
 from echelon.parallel.module.tensor.ranks import watch_first_batch, watch_first_stream
-from echelon.parallel.module.tensor.rules import NamedTargets, RuleWord, find_targets, read_rules
+from echelon.parallel.module.tensor.rules import (
+    NamedTargets,
+    RuleWord,
+    find_targets,
+    read_rules,
+    rules_of,
+)
 from echelon.parallel.module.tensor.split import SplitPlan, plan_split
 from echelon.parallel.transport.collectives import Group
 

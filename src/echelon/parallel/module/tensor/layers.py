@@ -13,7 +13,7 @@ Source: Shoeybi et al., "Megatron-LM", 2019, section 3; Korthikanti et al., "Red
 
 Weights stay parameters of the module, and a module keeps its class: a layer that is cut has a
 `forward` of its own, which says where values go. Its `product` is replaced where a weight gradient
-is written to its bucket (`forwards/linear.py`, `pipeline/linear.py`); autograd makes all others.
+is written to its bucket (`forwards/linear.py`, `forwards/linear.py`); autograd makes all others.
 """
 
 from __future__ import annotations
@@ -32,8 +32,7 @@ from echelon.core.errors import RunFailed
 from echelon.core.rulebook.module import MODULE_SEQUENCE
 from echelon.layout.modules.tensor import CUT_INPUTS, CUT_OUTPUTS, SequenceRegion, TensorPiece
 from echelon.parallel.module.tensor.experts import SplitExperts
-from echelon.parallel.module.tensor.obstacles import LayerSplit
-from echelon.parallel.module.tensor.split import SplitPlan, is_transposed
+from echelon.parallel.module.tensor.split import LayerSplit, SplitPlan, is_transposed
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.rows import (
     GATHER_ROWS,

@@ -6,6 +6,5 @@ variants.py     a model that makes one mistake; blocks, heads, positions, factor
 row_pieces.py   rows that come from another rank, piece by piece or chunk by chunk
 context.py      positions, labels, heads and keys of a sequence that is split
 experts.py      routers and experts
-threads.py      replicas on threads
 losses.py       wrong losses, and loss scales: which mistake gives them
 """

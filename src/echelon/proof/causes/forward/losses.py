@@ -28,7 +28,6 @@ from echelon.proof.causes.finding import (
 )
 from echelon.proof.causes.forward.context import context_variants, row_variants
 from echelon.proof.causes.forward.experts import expert_variants
-from echelon.proof.causes.forward.threads import outdated_replica
 from echelon.proof.causes.forward.variants import Values, Variant, dropout_variants, variants
 from echelon.proof.claims.checks import Check, Evidence
 from echelon.proof.claims.factor_fit import furthest_value, nearly_equal
@@ -68,7 +67,6 @@ def explain_microbatch_losses(evidence: Evidence, failure: Check) -> ProofFindin
     return (
         _moved(right, observed)
         or _mixed_up(evidence, oracle, observed)
-        or outdated_replica(evidence, oracle, observed)
         or _known_mistake(evidence, oracle, observed)
         or ProofFinding("none", says)
     )

@@ -4,7 +4,6 @@
 microbatch_weights.py   weights of microbatches, and of the step before
 context.py              sums over context ranks; gradients of keys and values on their way home
 experts.py              experts and routers
-threads.py              replicas on threads
 norm_layers.py          rows that are missing in the gradient of a norm layer
 gradients.py            a wrong gradient, the most telling explanation first
 norm.py                 a wrong gradient norm

@@ -43,7 +43,6 @@ from echelon.proof.causes.gradients.microbatch_weights import (
     sum_of,
 )
 from echelon.proof.causes.gradients.norm_layers import missing_rows
-from echelon.proof.causes.gradients.threads import weighted_replicas
 from echelon.proof.causes.places import describe_slice, told_by_slice, wrong_elements
 from echelon.proof.claims.checks import Check, Evidence, dp_rank_of
 from echelon.proof.claims.factor_fit import EXPLAINED, fit_basis, fit_factor, relative_residual
@@ -90,7 +89,6 @@ def _findings(gradient: WrongGradient) -> Iterator[ProofFinding]:
     for explain in (
         _missing_sum,
         _scalar,
-        weighted_replicas,
         _microbatch_mixture,
         gradients_of_experts,
         context_rank_weights,
