@@ -10,8 +10,8 @@ from pathlib import Path
 import echelon as ec
 from echelon.config.load import load_job
 from echelon.core.notebook import NotebookViews
+from echelon.page.documents.plan import plan_page
 from echelon.page.drawn.static import static_html
-from echelon.page.plan import plan_page
 
 SOURCE = Path(ec.__file__).parent
 

@@ -9,7 +9,7 @@ import pytest
 from echelon.config.load import load_job
 from echelon.core.plan import Plan
 from echelon.core.units import binary_bytes
-from echelon.page.plan import plan_page
+from echelon.page.documents.plan import plan_page
 from echelon.planner.lint.checks import lint
 from echelon.planner.predict.estimate import estimate_plan
 from echelon.planner.predict.stage_rows import sent_by_axis, stage_rows

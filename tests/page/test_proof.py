@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from echelon.page.proof import proof_page
+from echelon.page.documents.proof import proof_page
 from echelon.planner.view.document import HeatFigure
 
 DIAGNOSIS = {

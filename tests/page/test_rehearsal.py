@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from echelon.core.units import binary_bytes
-from echelon.page.rehearsal import rehearsal_page
+from echelon.page.documents.rehearsal import rehearsal_page
 from echelon.planner.view.document import BarsFigure, LinesFigure
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from echelon.page.documents.search import search_page
 from echelon.page.notebook import answer_html
-from echelon.page.search import search_page
 from echelon.planner.answer.answer import PlanAnswer
 from echelon.planner.answer.recommend_text import answer_facts, run_facts
 from echelon.planner.recommend.recommend import Recommendation, recommend

@@ -17,8 +17,8 @@ from echelon.config.load import load_job
 from echelon.core.errors import EXIT_STOPPED_WITH_CHECKPOINT
 from echelon.core.optional import optional_package
 from echelon.launch.host import available_memory_bytes
+from echelon.page.documents.run import run_page
 from echelon.page.html import write_page
-from echelon.page.run import run_page
 from echelon.planner.report.report import plan_text
 
 LARGE = ("mesh.pp=2", "mesh.dp_replicate=2", "mesh.tp=2", "mesh.sequence_parallel=true")

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 @NOTEBOOK_VIEWS.register("plan")
 def plan_html(plan: Plan) -> str:
     """Return what a notebook shows of a plan: its page, without a script."""
-    from echelon.page.plan import plan_page
+    from echelon.page.documents.plan import plan_page
 
     return static_html(plan_page(plan))
 
@@ -33,7 +33,7 @@ def plan_html(plan: Plan) -> str:
 @NOTEBOOK_VIEWS.register("answer")
 def answer_html(answer: PlanAnswer) -> str:
     """Return what a notebook shows of the answer of a search."""
-    from echelon.page.search import search_page
+    from echelon.page.documents.search import search_page
 
     return static_html(search_page(answer.found, answer.command))
 
@@ -41,7 +41,7 @@ def answer_html(answer: PlanAnswer) -> str:
 @NOTEBOOK_VIEWS.register("sizes")
 def sizes_html(sizes: SizesAnswer) -> str:
     """Return what a notebook shows of a model on four clusters."""
-    from echelon.page.search import sizes_page
+    from echelon.page.documents.search import sizes_page
 
     return static_html(sizes_page(sizes))
 
@@ -49,7 +49,7 @@ def sizes_html(sizes: SizesAnswer) -> str:
 @NOTEBOOK_VIEWS.register("proof")
 def proof_html(proof: Proof) -> str:
     """Return what a notebook shows of a proof."""
-    from echelon.page.proof import proof_page
+    from echelon.page.documents.proof import proof_page
 
     return static_html(proof_page(proof.to_json()))
 
@@ -57,7 +57,7 @@ def proof_html(proof: Proof) -> str:
 @NOTEBOOK_VIEWS.register("rehearsal")
 def rehearsal_html(rehearsal: Rehearsal) -> str:
     """Return what a notebook shows of a rehearsal."""
-    from echelon.page.rehearsal import rehearsal_page
+    from echelon.page.documents.rehearsal import rehearsal_page
 
     return static_html(rehearsal_page(rehearsal.to_json()))
 
@@ -65,7 +65,7 @@ def rehearsal_html(rehearsal: Rehearsal) -> str:
 @NOTEBOOK_VIEWS.register("comparison")
 def comparison_html(found: PlanComparison) -> str:
     """Return what a notebook shows of two plans beside one another."""
-    from echelon.page.comparison import comparison_page
+    from echelon.page.documents.comparison import comparison_page
 
     return static_html(comparison_page(found, found.a.plan.name, found.b.plan.name))
 
@@ -73,13 +73,13 @@ def comparison_html(found: PlanComparison) -> str:
 @NOTEBOOK_VIEWS.register("summary")
 def summary_html(summary: RunSummary) -> str:
     """Return what a notebook shows of what a run did so far."""
-    from echelon.page.run import summary_page
+    from echelon.page.documents.run import summary_page
 
     return static_html(summary_page(summary))
 
 
 def run_html(folder: Path) -> str:
     """Return what a notebook shows of the folder of a run; ConfigError where it is none."""
-    from echelon.page.run import run_page
+    from echelon.page.documents.run import run_page
 
     return static_html(run_page(folder))

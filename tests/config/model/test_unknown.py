@@ -19,7 +19,7 @@ from echelon.core.errors import ConfigError
 from echelon.core.model_shape import ModelShape
 from echelon.interop.hugging_face.folder import hub_config
 from echelon.interop.importer import import_file
-from echelon.page.plan import plan_page
+from echelon.page.documents.plan import plan_page
 from echelon.planner.report.report import plan_text
 from echelon.planner.search.request import make_request
 from tests.config.problems import problems_of

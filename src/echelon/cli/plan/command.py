@@ -188,7 +188,7 @@ def _write_report(run: str, settings: tuple[str, ...], files: WrittenFiles) -> N
     """Write the page of a run's plan, or its figures."""
     from echelon.config.files.times_file import unit_times_from_job
     from echelon.config.load import load_job
-    from echelon.page.plan import plan_page
+    from echelon.page.documents.plan import plan_page
 
     job = load_job(run, settings)
     files.write_report(plan_page(job.plan, unit_times_from_job(job)))

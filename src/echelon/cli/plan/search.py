@@ -142,7 +142,7 @@ def _command(
 def _write_report(found: Recommendation | SearchResult, files: WrittenFiles, asked: str) -> None:
     """Write the page of the best plan, or its figures, where that is wanted."""
     if files.has_report:
-        from echelon.page.search import search_page
+        from echelon.page.documents.search import search_page
 
         files.write_report(search_page(found, asked))
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from echelon.config.settings.value_types import toml_text
 from echelon.core.units import binary_bytes, decimal_bytes
 from echelon.core.version import __version__
-from echelon.page.curves import MOST_POINTS, sampled
+from echelon.page.documents.curves import MOST_POINTS, sampled
 from echelon.planner.explain.compare import PlanComparison, SettingDifference
 from echelon.planner.view.document import (
     BarRow,

@@ -11,7 +11,7 @@ from typing import Any
 
 from echelon.core.units import binary_bytes, decimal_bytes, short_count
 from echelon.core.version import __version__
-from echelon.page.curves import MOST_POINTS, sampled
+from echelon.page.documents.curves import MOST_POINTS, sampled
 from echelon.planner.view.document import (
     BarRow,
     BarsFigure,

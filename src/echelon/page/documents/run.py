@@ -18,11 +18,10 @@ from echelon.core.rulebook.run import EVENTS_READABLE
 from echelon.core.serialize import decode_json
 from echelon.core.units import binary_bytes, short_count
 from echelon.core.version import __version__
-from echelon.page.curves import curve_sections
-from echelon.page.plan import subject_of_plan
-from echelon.page.proof import proof_sections
-from echelon.page.rehearsal import rehearsal_sections
-from echelon.page.schedule import chart_from_timelines, schedule_section
+from echelon.page.documents.curves import curve_sections
+from echelon.page.documents.plan import chart_from_timelines, schedule_section, subject_of_plan
+from echelon.page.documents.proof import proof_sections
+from echelon.page.documents.rehearsal import rehearsal_sections
 from echelon.planner.predict.estimate import Estimate, estimate_plan
 from echelon.planner.report.sections import memory_section, step_section
 from echelon.planner.report.sent import sent_figure

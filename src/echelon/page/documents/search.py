@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from echelon.core.version import __version__
 from echelon.interop.tools import tool_of_trainer
-from echelon.page.plan import plan_page
+from echelon.page.documents.plan import plan_page
 from echelon.planner.answer.recommend_text import (
     OTHERS_HEADER,
     answer_facts,
