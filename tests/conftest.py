@@ -18,6 +18,9 @@ from echelon.launch.local.pool import RankPool
 from tests.file_seconds import begin_with_the_longest
 from tests.fork_template import ForkTemplate
 from tests.walks import QUICK_EXAMPLES, left_to_all
+from tests.workers import pytest_addoption, pytest_runtestloop, pytest_terminal_summary
+
+__all__ = ["pytest_addoption", "pytest_runtestloop", "pytest_terminal_summary"]
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -44,7 +47,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark as slow what is left to `make test-all`; workers begin with the long files."""
     for item in left_to_all(items):
         item.add_marker(pytest.mark.slow)
-    if hasattr(config, "workerinput"):
+    if config.getoption("workers"):
         begin_with_the_longest(items)
 
 
