@@ -23,7 +23,7 @@ from echelon.core.choices.updates import Updates
 from echelon.core.plan import Plan
 from echelon.cost.bytes.servers import SERVERS_AXIS, through_server
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.shrink import shrink
 from echelon.training.subject import build_as_trained

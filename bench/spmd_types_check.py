@@ -23,7 +23,7 @@ from torch.nn import functional as fn
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from echelon.core.event import NoEvents
-from echelon.parallel.gradients import GradientStore, Reduction
+from echelon.parallel.storage.gradients import GradientStore, Reduction
 from echelon.parallel.tensor import ColumnLinear, RowLinear, TensorSplit
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.recorder import Recorder

@@ -34,7 +34,7 @@ from echelon.cost.bytes.sent import bytes_sent
 from echelon.cost.bytes.threads import ByRows, ThreadedPass, ThreadedStep, step_bytes
 from echelon.launch.context import RankContext
 from echelon.launch.host import ThreadClock
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
 from echelon.parallel.transport.recorder import Recorder

@@ -30,7 +30,7 @@ from torch.nn import functional as fn
 from echelon.core.event import Event, EventList
 from echelon.cost.bytes.terms import all_gather_bytes, all_reduce_bytes
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.parallel.tensor import ColumnLinear, RowLinear, TensorSplit
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.communicator import Communicator

@@ -23,10 +23,10 @@ from echelon.core.event import EventList
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Optimizer
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.layout.buckets import BucketPlan
-from echelon.parallel.buckets import BucketRule, make_buckets
-from echelon.parallel.gradients import GradientStore, Reduction
+from echelon.parallel.storage.buckets import BucketRule, make_buckets
+from echelon.parallel.storage.gradients import GradientStore, Reduction
 from echelon.parallel.tensor import ColumnLinear, RowLinear, TensorSplit
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.communicator import Communicator

@@ -27,7 +27,7 @@ from echelon.cost.bytes.model_sizes import (
     model_states,
 )
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.oracle.batches import global_batch
 from echelon.training.subject import EngineSubject
 

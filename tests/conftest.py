@@ -14,7 +14,7 @@ from hypothesis import settings
 
 from echelon.cli import stderr
 from echelon.launch.local import rank_processes
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.file_seconds import begin_with_the_longest
 from tests.fork_template import ForkTemplate
 from tests.walks import QUICK_EXAMPLES, left_to_all

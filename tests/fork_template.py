@@ -25,7 +25,7 @@ from pathlib import Path
 
 from echelon.launch.environment import OMP_THREADS, local_environment
 from echelon.launch.local import fork_server
-from echelon.launch.local.channel import Channel, channel_pair
+from echelon.launch.local.messages import Channel, channel_pair
 
 ROOT = Path(__file__).resolve().parent.parent
 PRELOADED = (

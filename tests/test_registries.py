@@ -19,10 +19,10 @@ from echelon.core.choices.optimizers import OPTIMIZERS, OptimizerRecord
 from echelon.core.choices.registry import plugins
 from echelon.core.choices.step_parts import STEP_PARTS, StepPartRecord
 from echelon.core.plan import Documents, Optimizer, Plan
-from echelon.launch.local.pool import RankPool
-from echelon.parallel.buckets import Bucket
+from echelon.launch.local.supervisor import RankPool
 from echelon.parallel.context.ring import RingAttention
-from echelon.parallel.weights import bucket_shards
+from echelon.parallel.storage.buckets import Bucket
+from echelon.parallel.storage.weights import bucket_shards
 from echelon.proof.oracle.optimizers import OptimizerState, TensorUpdate
 from echelon.proof.run import prove
 from echelon.proof.verdict import Proof

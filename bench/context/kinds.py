@@ -24,8 +24,8 @@ from echelon.core.event import EventList
 from echelon.launch.context import RankProgress
 from echelon.models.batch import TokenBatch, positions_of
 from echelon.parallel.context import ContextAttention
-from echelon.parallel.gradients import GradientStore, Reduction
-from echelon.parallel.transport.device_mesh import rank_groups
+from echelon.parallel.device_mesh import rank_groups
+from echelon.parallel.storage.gradients import GradientStore, Reduction
 from echelon.parallel.transport.recorder import Recorder
 
 CPU = torch.device("cpu")

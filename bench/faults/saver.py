@@ -19,7 +19,7 @@ import torch
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import parameters
 from echelon.core.plan import Mathematics
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.training.checkpoint.communicator import ObjectCommunicator, SingleRankCommunicator
 from echelon.training.checkpoint.folder import clean_leftovers, find_latest, list_checkpoints
 from echelon.training.checkpoint.identity import RunIdentity

@@ -18,7 +18,7 @@ from echelon.layout.attention_tiles import tiles_between
 from echelon.models.attention.local import AttentionRule, LocalAttention, takes_any_band
 from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.kernels.expert_kernels import add_grouped_gradient
-from echelon.parallel.kernels.matmul import add_product
+from echelon.parallel.storage.matmul import add_product
 
 Call = Callable[[], object]
 Named = tuple[str, float, Callable[[], Call]]

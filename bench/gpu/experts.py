@@ -30,11 +30,11 @@ from echelon.core.event import NoEvents
 from echelon.core.parameters import parameters
 from echelon.core.plan import Plan, Precision
 from echelon.models.batch import TokenBatch
-from echelon.models.initial import initial_values
+from echelon.models.counter_random import initial_values
 from echelon.models.moe import MixtureOfExperts
 from echelon.parallel.apply import apply_plan
+from echelon.parallel.device_mesh import rank_groups
 from echelon.parallel.expert import grouped_matmul
-from echelon.parallel.transport.device_mesh import rank_groups
 from echelon.parallel.transport.recorder import Recorder
 
 Results = tuple[torch.Tensor, ...]

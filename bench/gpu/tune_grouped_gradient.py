@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from echelon.models.piece_sizes import TRAINING_PIECES
-from echelon.parallel.kernels.matmul import add_product
+from echelon.parallel.storage.matmul import add_product
 
 TILES = (
     (128, 128, 64, 8, 3, 8),

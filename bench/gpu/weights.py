@@ -14,7 +14,7 @@ from torch import nn
 
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import parameters
-from echelon.models.initial import initial_values
+from echelon.models.counter_random import initial_values
 
 Sources = Mapping[str, tuple[str, ...]]
 """By the name of a parameter, ours that are in it one below the other; {} is the block."""

@@ -24,10 +24,10 @@ from echelon.core.model_shape import Experts
 from echelon.core.parameters import parameters
 from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
-from echelon.models.initial import initial_values
+from echelon.models.counter_random import initial_values
 from echelon.models.moe import MixtureOfExperts
 from echelon.parallel.apply import apply_plan
-from echelon.parallel.transport.device_mesh import rank_groups
+from echelon.parallel.device_mesh import rank_groups
 from echelon.parallel.transport.recorder import Recorder
 
 BLOCK = "layers.0.mlp."

@@ -30,7 +30,7 @@ from echelon.config.load import load_job
 from echelon.core.cluster import Cluster
 from echelon.core.plan import Plan
 from echelon.cost.fit.trainer import plan_label
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.planner.predict.estimate import estimate_plan
 
 RANKS = 4

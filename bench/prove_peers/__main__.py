@@ -19,7 +19,7 @@ from echelon.core.mesh import Mesh
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Layout, Mathematics, Optimizer, Pipeline, Plan
 from echelon.cost.seconds.stages import split_layers
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.claims.claims import ClaimResult
 from echelon.proof.run import prove
 from echelon.proof.verdict import Proof

@@ -23,9 +23,9 @@ from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.layout.stage import decays
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
+from echelon.models.counter_random import initial_values
 from echelon.models.decoder import Decoder
-from echelon.models.initial import initial_values
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.proof.subject import ProofBatch, StepRecord
 from echelon.training.optimizer.learning_rate import learning_rate
 

@@ -9,8 +9,8 @@ import torch
 import echelon as ec
 from echelon.core.errors import ConfigError
 from echelon.launch.context import RankContext
+from echelon.parallel.device_mesh import joined_group
 from echelon.parallel.transport import rows
-from echelon.parallel.transport.device_mesh import joined_group
 
 Function = Callable[[torch.Tensor], torch.Tensor]
 WIDTH = 1

@@ -7,7 +7,7 @@ import torch
 
 import echelon as ec
 from echelon.core.errors import ConfigError
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.api import collectives_targets as targets
 from tests.api.collectives_targets import splits, values
 

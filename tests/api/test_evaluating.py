@@ -10,7 +10,7 @@ from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUs
 from echelon.api.training import follow_run, run_has_ended
 from echelon.core.errors import EnvironmentProblem
 from echelon.launch.environment import LaunchedRank
-from echelon.launch.launched_rank import ALL_DONE
+from echelon.launch.launched.rank import ALL_DONE
 from tests.training.small_runs import small_job
 
 

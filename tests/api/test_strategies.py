@@ -17,7 +17,7 @@ import echelon as ec
 from echelon.core.choices.strategies import STRATEGIES
 from echelon.core.errors import ConfigError
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.run import prove
 
 SCRIPT = Path(__file__).parents[2] / "examples" / "strategies.py"

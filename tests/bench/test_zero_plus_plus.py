@@ -23,7 +23,7 @@ from bench.harness.node_plans import (
 )
 from echelon.cost.bytes.sent import bytes_sent_by_axis, parameter_gather_tiers
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 
 TINY = (
     *("model.layers=1", "model.hidden=64", "model.heads=2", "model.kv_heads=2", "model.ffn=128"),

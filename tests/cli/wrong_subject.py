@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.training.subject import EngineSubject
 
 

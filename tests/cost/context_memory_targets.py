@@ -16,8 +16,8 @@ from echelon.launch.context import RankContext
 from echelon.models.batch import TokenBatch
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.context import ContextAttention
-from echelon.parallel.gradients import GradientStore, Reduction
-from echelon.parallel.transport.device_mesh import rank_groups
+from echelon.parallel.device_mesh import rank_groups
+from echelon.parallel.storage.gradients import GradientStore, Reduction
 from echelon.parallel.transport.recorder import Recorder
 
 REPEATS = 5

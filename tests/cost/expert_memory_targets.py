@@ -10,9 +10,9 @@ from echelon.core.event import NoEvents
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.layout.expert_load import dispatched_tokens
+from echelon.parallel.device_mesh import RankGroups, rank_groups
 from echelon.parallel.expert.layer import TokenDispatcher, make_dispatcher
 from echelon.parallel.expert.router import RoutedTokens, TokenRouting
-from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
 from echelon.parallel.transport.recorder import Recorder
 from tests.cost.context_memory_targets import REPEATS, Allocation
 

@@ -11,8 +11,8 @@ import torch
 
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.transport.collectives import Group
-from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.subject import ProofBatch
 from echelon.schedule.action import ActionKind

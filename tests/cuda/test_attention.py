@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from echelon.core.attention_mask import AttentionMask, PositionRun
-from echelon.core.choices.attention_kernels import CUDNN_GENERATIONS, AttentionKernel
+from echelon.core.choices.kernels import CUDNN_GENERATIONS, AttentionKernel
 from echelon.layout.attention_tiles import tiles_between
 from echelon.models.attention.flash import flash_on
 from echelon.models.attention.fused import FusedGpuKernel

@@ -7,6 +7,7 @@ from itertools import product
 import pytest
 import torch
 
+from echelon.models.precision import E4M3, E5M2
 from echelon.parallel.kernels import fp8
 from echelon.parallel.kernels.fp8 import Fp8Matrix
 
@@ -67,7 +68,7 @@ def _over(made: torch.Tensor, left: torch.Tensor, right: torch.Tensor) -> float:
     return float(((made.double() - wanted).abs() / allowed).max())
 
 
-@pytest.mark.parametrize("kind", [fp8.E4M3, fp8.E5M2], ids=str)
+@pytest.mark.parametrize("kind", [E4M3, E5M2], ids=str)
 def test_gradients_of_weights_are_those_of_the_numbers(kind: torch.dtype) -> None:
     scale = torch.tensor(2.0**-6, device="cuda")
     for rows, inner, outer in product(ROWS, WIDTHS["whole"], WIDTHS["whole"]):

@@ -16,7 +16,7 @@ import torch
 
 from echelon.core.mesh import Mesh
 from echelon.core.plan import OffloadTarget, OptimizerKind, Plan, Precision, Recompute, ZeroStage
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.matrix.zero_cases import STAGES, ZeroCase
 from echelon.proof.run import prove
 

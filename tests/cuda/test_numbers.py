@@ -18,7 +18,7 @@ import torch
 from echelon.core.choices.kernels import FusedPiece, KernelProvider, Kernels
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Plan, Recompute
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.run import prove
 from tests.parallel.layouts import DEEPSEEK, MIXTRAL, plan_of
 from tests.proof.layouts import BF16, BF16_SUMS, FP16, layout

@@ -10,11 +10,11 @@ import torch
 
 from echelon.core.choices.kernels import Kernels
 from echelon.core.plan import OptimizerKind, Plan, ZeroStage
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.run import prove
 from echelon.training.optimizer.step import _squares
 from tests.cuda.test_layouts import MIXED, SUBJECT, _alone, _plan
-from tests.training.optimizer.test_one_pass import LENGTH, RULES, updated
+from tests.training.optimizer.test_trained_ranges import LENGTH, RULES, updated
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU"),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.verdict import SubjectProof
 from echelon.proof.verify.verify import SubjectRanks, verify_subject
 

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from echelon.core.errors import EchelonError
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.verdict import SubjectProof
 from tests.examples.changes import Change, random_change
 from tests.examples.programs import RIGHT, ROOT, proof_of_file

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.examples.changes import changes_of, random_change
 from tests.examples.programs import RIGHT
 from tests.examples.random_bugs import TORCH, Verdict, planted, told

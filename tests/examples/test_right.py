@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.examples.programs import RIGHT, proof_of_file
 
 TORCH = ("ddp", "fsdp1", "fsdp2", "dtensor_tp_sp", "pipeline_1f1b", "pipeline_interleaved")

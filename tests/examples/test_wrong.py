@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.examples.programs import WRONG, programs_in, proof_of_file
 
 

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import torch
 
-from echelon.inference import batch, generator, weights
-from echelon.inference.attention import CachedAttention
+from echelon.inference import cache as cache_module
+from echelon.inference import generator, weights
 from echelon.inference.cache import CachedSequence, KindCaches, PagedCache
-from echelon.inference.operations import CacheOperations
+from echelon.inference.operations import CachedAttention, CacheOperations
 from echelon.launch.context import RankContext
 from tests.inference.targets import Written, write
 
@@ -32,9 +32,9 @@ def reads_one_position_less(patch: pytest.MonkeyPatch) -> None:
 
 def turns_by_the_next_position(patch: pytest.MonkeyPatch) -> None:
     """Take the number of a token for its position."""
-    made = batch.next_batch
+    made = cache_module.next_batch
 
-    def shifted(cache: KindCaches, sequences: list[CachedSequence]) -> batch.CacheBatch:
+    def shifted(cache: KindCaches, sequences: list[CachedSequence]) -> cache_module.CacheBatch:
         found = made(cache, sequences)
         found.positions_N.add_(1)
         return found
@@ -103,8 +103,18 @@ def forgets_the_cap(patch: pytest.MonkeyPatch) -> None:
 
 
 def forgets_the_window(patch: pytest.MonkeyPatch) -> None:
-    """Read all keys that blocks still hold."""
-    patch.setattr(batch, "first_kept", lambda position, window: max(0, position - window - 1))
+    """Read all keys that blocks still hold; blocks are given back as ever."""
+    right, extend = cache_module.first_kept, PagedCache.extend
+
+    def extended(self: PagedCache, *args: Any) -> range:
+        with pytest.MonkeyPatch.context() as own:
+            own.setattr(cache_module, "first_kept", right)
+            return extend(self, *args)
+
+    patch.setattr(PagedCache, "extend", extended)
+    patch.setattr(
+        cache_module, "first_kept", lambda position, window: max(0, position - window - 1)
+    )
 
 
 MISTAKES: Mapping[str, Patch] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from echelon.core.plan import Plan
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.inference.cases import MODELS, PROMPTS
 from tests.parallel.layouts import plan_of
 

@@ -16,7 +16,7 @@ from echelon.inference.weights import empty_decoder, put_off_biases, weight_shar
 from echelon.launch.context import RankContext
 from echelon.layout.stage import part_of
 from echelon.models.precision import TORCH_DTYPES
-from echelon.parallel.transport.device_mesh import rank_groups
+from echelon.parallel.device_mesh import rank_groups
 from echelon.parallel.transport.recorder import Recorder
 from tests.inference.cases import router_biases_of, sequences_of, weights_of
 

@@ -8,7 +8,7 @@ import pytest
 
 from echelon.core.experts import ExpertLayout
 from echelon.cost.bytes.generate import kind_cache_sizes
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.inference.cases import MODELS, PROMPTS, first_difference, without_cache
 from tests.inference.runs import COUNT, generation_plan, split_name, written
 
@@ -86,3 +86,27 @@ def test_a_text_ends_where_the_model_ends_it(rank_pool: RankPool) -> None:
     for found in written(rank_pool, plan, end=end):
         assert found.texts == expected
         assert found.num_free == found.num_blocks
+
+
+@pytest.mark.one_in(3)
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        {"temperature": 0.9, "seed": 3},
+        {"temperature": 2.0, "top_k": 5},
+        {"temperature": 2.0, "top_p": 0.8, "seed": 1},
+    ],
+    ids=["whole", "top-k", "top-p"],
+)
+def test_what_is_drawn_does_not_depend_on_the_layout(
+    sampling: dict[str, Any], rank_pool: RankPool
+) -> None:
+    (alone,) = written(rank_pool, generation_plan("gqa"), sampling=sampling)
+    assert alone.texts != without_cache(generation_plan("gqa"), PROMPTS, COUNT)
+    for split in ({"tp": 2}, {"pp": 2}, {"tp": 2, "pp": 2}):
+        for found in written(rank_pool, generation_plan("gqa", **split), sampling=sampling):
+            assert found.texts == alone.texts
+    (other,) = written(
+        rank_pool, generation_plan("gqa"), sampling=sampling | {"seed": sampling.get("seed", 0) + 1}
+    )
+    assert other.texts != alone.texts

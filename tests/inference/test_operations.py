@@ -5,8 +5,13 @@ from __future__ import annotations
 import re
 
 import pytest
+import torch
 
-from echelon.launch.local.pool import RankPool
+from echelon.core.attention_mask import AttentionMask
+from echelon.inference import operations
+from echelon.inference.operations import CachedAttention
+from echelon.launch.local.supervisor import RankPool
+from echelon.models.attention.reference import ScoreForm, attention_reference, visible
 from tests.inference.cases import PROMPTS, first_difference, without_cache
 from tests.inference.mistakes import MISTAKES
 from tests.inference.runs import COUNT, generation_plan, written
@@ -22,6 +27,8 @@ CAUGHT = {
     "forgets_the_cap": ("soft-cap", {}),
     "forgets_the_window": ("window", {}),
 }
+
+LENGTH, HEADS, KEYS, WIDTH = 11, 6, 2, 4
 
 
 def test_every_mistake_has_a_case() -> None:
@@ -39,3 +46,36 @@ def test_a_planted_mistake_is_named_by_the_first_token_that_differs(
     found = written(rank_pool, plan, "tests.inference.mistakes:write_with_mistake", mistake=mistake)
     told = first_difference(found[0].texts, without_cache(plan, PROMPTS, COUNT))
     assert re.fullmatch(r"prompt \d, token \d+: \d+ instead of \d+", told)
+
+
+def random_heads(seed: int, heads: int) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(LENGTH, heads, WIDTH, dtype=torch.float64, generator=generator)
+
+
+@pytest.mark.parametrize("soft_cap", [None, 1.5])
+@pytest.mark.parametrize("window", [None, 3])
+def test_prompts_and_next_tokens_find_what_the_reference_finds(
+    window: int | None, soft_cap: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(operations, "_QUERIES", 4)
+    q, k, v = random_heads(0, HEADS), random_heads(1, KEYS), random_heads(2, KEYS)
+    mask = AttentionMask(window=window)
+    rule = CachedAttention(scale=WIDTH**-0.5, mask=mask, soft_cap=soft_cap)
+    at = torch.arange(LENGTH)
+    seen = visible(at, at, mask, None)
+    found = attention_reference(
+        q[:, None], k[:, None], v[:, None], seen, ScoreForm(soft_cap=soft_cap)
+    )
+    expected = found[0][:, 0]
+    assert torch.allclose(rule.of_prompt(q, k, v), expected, atol=1e-12)
+    # Each position as one of a batch: what is beyond it is masked.
+    keys, values = (x.expand(LENGTH, *x.shape) for x in (k, v))
+    assert torch.allclose(rule.of_next(q, keys, values, seen), expected, atol=1e-12)
+
+
+def test_values_may_be_narrower_than_keys() -> None:
+    q, k = random_heads(0, HEADS), random_heads(1, 1)
+    rule = CachedAttention(scale=1.0, mask=AttentionMask())
+    whole = rule.of_prompt(q, k, k)
+    assert torch.allclose(rule.of_prompt(q, k, k[..., :3]), whole[..., :3], atol=1e-12)

@@ -10,7 +10,7 @@ from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUs
 from echelon.core.errors import EnvironmentProblem
 from echelon.launch import handshake
 from echelon.launch.handshake import check_same_start, code_version, disagreements
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.launch.root_cause import RankFailure
 from tests.launch import targets
 

@@ -14,7 +14,7 @@ import torch
 from echelon.launch import host
 from echelon.launch.context import RankContext
 from echelon.launch.host import ThreadClock, give_back_freed_memory, tightest_memory_limit
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 
 MIB = 2**20
 UNLIMITED = str(2**63 - 4096)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from echelon.core.errors import EchelonError
-from echelon.launch.launched_rank import run_launched_rank
+from echelon.launch.launched.rank import run_launched_rank
 from echelon.launch.local.messages import Limits
 from echelon.launch.local.supervisor import DEFAULT_OPTIONS
 

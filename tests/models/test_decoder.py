@@ -13,8 +13,8 @@ import torch
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import parameters
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
+from echelon.models.counter_random import initial_values
 from echelon.models.decoder import Decoder
-from echelon.models.initial import initial_values
 from echelon.models.modules import TensorShare
 from echelon.models.operations import Operations
 from tests.parallel.layouts import GPT2, NANO, QWEN

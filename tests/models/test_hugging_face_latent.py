@@ -13,7 +13,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3Atten
 
 from echelon.core.model_shape import LatentAttention as LatentShape
 from echelon.core.model_shape import ModelShape
-from echelon.models.latent import MultiHeadLatentAttention
+from echelon.models.decoder import MultiHeadLatentAttention
 from echelon.models.operations import Operations
 from echelon.models.rotary import rotary_tables
 from tests.models.batches import blank_batch

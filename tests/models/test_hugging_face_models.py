@@ -16,9 +16,9 @@ from echelon.core.parameters import parameters, router_biases
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
 from echelon.parallel.apply import apply_plan
-from echelon.parallel.transport.device_mesh import rank_groups
+from echelon.parallel.device_mesh import rank_groups
+from echelon.parallel.storage.weights import Shard
 from echelon.parallel.transport.recorder import Recorder
-from echelon.parallel.weights import Shard
 from echelon.training.checkpoint.communicator import SingleRankCommunicator
 from echelon.training.weights.files import find_weights
 from echelon.training.weights.load import load_weights

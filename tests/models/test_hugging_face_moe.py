@@ -12,12 +12,11 @@ import torch
 from echelon.core.event import NoEvents
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import mixture_of_experts
-from echelon.models.mixture_reference import RoutingNotes
 from echelon.models.modules import TensorShare
-from echelon.models.moe import MixtureOfExperts
+from echelon.models.moe import MixtureOfExperts, RoutingNotes
 from echelon.models.operations import Operations
 from echelon.parallel.apply import apply_plan
-from echelon.parallel.transport.device_mesh import rank_groups
+from echelon.parallel.device_mesh import rank_groups
 from echelon.parallel.transport.recorder import Recorder
 from tests.models.batches import blank_batch
 from tests.models.mixture_blocks import (

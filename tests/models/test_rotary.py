@@ -10,7 +10,7 @@ import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
-from echelon.config.model.architectures.rotary import stretch_keys
+from echelon.config.model.architectures.common import stretch_keys
 from echelon.core.model_shape import RopeScaling
 from echelon.models.operations import Operations
 from echelon.models.rotary import rotary_tables, scale_frequencies

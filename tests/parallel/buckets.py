@@ -13,8 +13,8 @@ from echelon.core.event import NoEvents
 from echelon.core.parameters import ParameterSpec
 from echelon.core.plan import Optimizer
 from echelon.layout.buckets import BucketPlan
-from echelon.parallel.buckets import Bucket, BucketRule, make_buckets
-from echelon.parallel.gradients import GradientStore, Reduction
+from echelon.parallel.storage.buckets import Bucket, BucketRule, make_buckets
+from echelon.parallel.storage.gradients import GradientStore, Reduction
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.recorder import Recorder
 

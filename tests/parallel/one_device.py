@@ -15,10 +15,9 @@ from echelon.core.attention_mask import DocumentStarts
 from echelon.core.parameters import parameters
 from echelon.core.plan import Plan
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
-from echelon.models.counter_random import make_key, normal_rectangle
+from echelon.models.counter_random import initial_values, make_key, normal_rectangle
 from echelon.models.decoder import Decoder
-from echelon.models.initial import initial_values
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.training.optimizer.learning_rate import learning_rate
 
 Values = dict[str, torch.Tensor]

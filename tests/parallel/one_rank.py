@@ -7,8 +7,8 @@ import torch
 from echelon.core.event import NoEvents
 from echelon.core.plan import Plan
 from echelon.parallel.apply import apply_plan
+from echelon.parallel.device_mesh import RankGroups, rank_groups
 from echelon.parallel.rank_model import RankModel
-from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
 from echelon.parallel.transport.recorder import Recorder
 
 CPU = torch.device("cpu")

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from echelon.parallel.gradients import GradientStore, Reduction
+from echelon.parallel.storage.gradients import GradientStore, Reduction
 
 
 class RecordedGradients(GradientStore):

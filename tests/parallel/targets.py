@@ -15,11 +15,11 @@ from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Block
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.apply import apply_plan
+from echelon.parallel.device_mesh import RankGroups, rank_groups
 from echelon.parallel.rank_model import RankModel
+from echelon.parallel.storage.weights import Shard, bucket_shards
 from echelon.parallel.transport.collectives import Group
-from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
 from echelon.parallel.transport.recorder import Recorder
-from echelon.parallel.weights import Shard, bucket_shards
 from echelon.training.engine import TrainEngine
 from echelon.training.steps.part import StepResult
 from echelon.training.subject import held_bytes, rank_batches

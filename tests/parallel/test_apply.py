@@ -8,8 +8,8 @@ import torch
 
 from echelon.core.parameters import parameters
 from echelon.core.plan import Zero
-from echelon.models.initial import initial_values
-from echelon.parallel.weights import stored_values
+from echelon.models.counter_random import initial_values
+from echelon.parallel.storage.weights import stored_values
 from tests.parallel.layouts import MIXTRAL, NANO, plan_of
 from tests.parallel.one_rank import alone
 

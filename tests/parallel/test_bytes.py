@@ -12,7 +12,7 @@ from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Context, Plan, Precision, Recompute, Zero
 from echelon.cost.bytes.held import bytes_held
 from echelon.cost.bytes.sent import bytes_sent, bytes_sent_by_axis
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.parallel import targets
 from tests.parallel.layouts import ADAMW, GPT2, NANO, QWEN, plan_of
 from tests.parallel.pipeline.pipelines import EIGHT, pipeline_plan

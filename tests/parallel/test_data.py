@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from echelon.core.plan import Plan, Precision, Zero
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.layout.buckets import plan_buckets
 from echelon.layout.stage import rank_part
 from tests.parallel import mirror_targets, targets

@@ -9,7 +9,7 @@ import torch
 
 from echelon.core.model_shape import LatentAttention, ModelShape
 from echelon.core.plan import Plan, Precision, Recompute, RecomputedOperator
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.models.decoder import Decoder
 from echelon.models.modules import EmptyLinear
 from echelon.parallel.fp8_linear import multiply_in_fp8

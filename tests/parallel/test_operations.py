@@ -11,10 +11,10 @@ from echelon.core.event import NoEvents
 from echelon.models.batch import TokenBatch
 from echelon.models.operations import Operations
 from echelon.parallel.context import ContextAttention
-from echelon.parallel.gradients import GradientStore, Reduction
+from echelon.parallel.device_mesh import rank_groups
 from echelon.parallel.operations import RankOperations
+from echelon.parallel.storage.gradients import GradientStore, Reduction
 from echelon.parallel.tensor import TensorSplit
-from echelon.parallel.transport.device_mesh import rank_groups
 from echelon.parallel.transport.recorder import Recorder
 from tests.parallel.layouts import QWEN, plan_of
 from tests.parallel.one_rank import alone

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from echelon.core.plan import Context, Plan, Recompute, RecomputedOperator, Zero
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.parallel import targets
 from tests.parallel.layouts import DEEPSEEK, GPT2, NANO, QWEN, plan_of
 from tests.parallel.pipeline.pipelines import pipeline_plan

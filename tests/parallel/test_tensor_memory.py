@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from echelon.core.plan import Zero
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.parallel.tensor_memory import BufferPool, OwnedTensorMemory, PooledTensorMemory
 from tests.parallel import targets
 from tests.parallel.layouts import QWEN, plan_of

@@ -7,7 +7,7 @@ import itertools
 import pytest
 
 from echelon.core.plan import Plan, Zero
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.layout.buckets import plan_buckets, stage_units
 from echelon.layout.stage import rank_part
 from tests.parallel import targets

@@ -6,7 +6,7 @@ import pytest
 
 from echelon.core.errors import ProofFailed
 from echelon.core.messages.plurals import in_singular
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.run import prove
 from tests.proof.mutants.planting import Told
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.layout.islands import island_plan
 from echelon.proof.claims.claims import judge
 from echelon.proof.islands import IslandRun, island_evidence

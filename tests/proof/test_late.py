@@ -8,7 +8,7 @@ import pytest
 
 from echelon.core.errors import ConfigError, ProofFailed, RunFailed
 from echelon.core.rulebook.launch import RANK_STUCK
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.parallel.completion.in_flight import Race, RaceKind
 from echelon.proof.late import LateRun, require_late_subject, run_late
 from echelon.proof.ranks import find_factory, race_file

@@ -9,7 +9,7 @@ import pytest
 
 from echelon.core.rulebook.islands import PROVE_LOST_ISLAND, PROVE_MEETINGS_REPLAYED
 from echelon.core.rulebook.prove import PROVE_BYTES_SENT
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.replays import run_with_a_lost_island
 from echelon.proof.run import OUR_ENGINE, prove
 from tests.proof.layouts import layout

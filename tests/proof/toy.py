@@ -15,7 +15,7 @@ from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.models.decoder import Decoder
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.proof.oracle.oracle import build_decoder, initial_parameters
 from echelon.proof.subject import ProofBatch, StepRecord
 from echelon.training.optimizer.learning_rate import learning_rate

@@ -12,10 +12,10 @@ from echelon.config.load import load_job
 from echelon.core.errors import ProofFailed
 from echelon.parallel import tensor_overlap
 from echelon.parallel.data import GradientReduction
-from echelon.parallel.gradients import GradientStore
+from echelon.parallel.device_mesh import GroupMaker
 from echelon.parallel.pipeline import PipelineExecutor
+from echelon.parallel.storage.gradients import GradientStore
 from echelon.parallel.transport.collectives import Pending
-from echelon.parallel.transport.device_mesh import GroupMaker
 from echelon.parallel.zero import ParameterGathering
 from echelon.rehearsal.memory import MeteredPool
 from echelon.rehearsal.result import Rehearsal

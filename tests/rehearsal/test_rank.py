@@ -11,7 +11,7 @@ from echelon.config.load import load_job
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.cost.bytes.sent import bytes_sent_by_axis
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.planner.predict.peak_bytes import peak_bytes_by_place
 from echelon.rehearsal.log import Issue
 from echelon.rehearsal.memory import GATHERED, GRADIENTS, OPTIMIZER, PARAMETERS

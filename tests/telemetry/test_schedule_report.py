@@ -13,10 +13,14 @@ from echelon.schedule.action import ActionKind
 from echelon.schedule.from_plan import schedule_from_plan
 from echelon.schedule.simulate import simulate
 from echelon.telemetry.bubble import IdleCause, bubble_from_timelines
-from echelon.telemetry.clock_alignment import ClockOffsets
 from echelon.telemetry.recorded_steps import RecordedSteps
 from echelon.telemetry.schedule_report import TimelineReport, read_schedule_report, require_pipeline
-from echelon.telemetry.timeline import measured_timelines, pipelines_from_plan, planned_timelines
+from echelon.telemetry.timeline import (
+    ClockOffsets,
+    measured_timelines,
+    pipelines_from_plan,
+    planned_timelines,
+)
 from tests.telemetry.recorded_runs import TAIL_S, plan_of, stage_times, write_run
 from tests.telemetry.runs import plain_events
 

@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 
 from echelon.core.event import Event
 from echelon.core.plan import Plan
-from echelon.telemetry.clock_alignment import ClockOffsets
 from echelon.telemetry.recorded_steps import RecordedStep, RecordedSteps
 from echelon.telemetry.timeline import (
+    ClockOffsets,
+    align_clocks,
     clock_offsets_from_steps,
     is_whole,
     measured_durations,
@@ -154,3 +155,38 @@ def test_only_whole_pipelines_are_shown_and_at_least_one() -> None:
     assert [pipe.ranks for pipe in pipelines_from_plan(plan, most_ranks=5)] == [(0, 4), (1, 5)]
     assert [pipe.ranks for pipe in pipelines_from_plan(plan, most_ranks=1)] == [(0, 4)]
     assert len(pipelines_from_plan(plan)) == 4
+
+
+def gather(rank: int, start: float, end: float) -> tuple[Event, ...]:
+    return (
+        Event(kind="all_gather", axis="world", name="step", rank=rank, start=start, end=end),
+        Event(kind="step", name="1 a", rank=rank),
+    )
+
+
+def step_of(**times: tuple[float, float]) -> RecordedStep:
+    """Return a step in which each rank is in the gather from one time to another."""
+    events = {int(name[1:]): gather(int(name[1:]), *both) for name, both in times.items()}
+    return RecordedStep(number=1, events=events, start=0)
+
+
+def test_a_gather_bounds_each_clock_by_the_other() -> None:
+    # Rank 1 began its clock 5 s later: 10 to 12 on rank 0 is 5.5 to 7 on its own.
+    found = align_clocks([step_of(r0=(10.0, 12.0), r1=(5.5, 7.0))], [], [])
+    # 10 <= 7 + o and 5.5 + o <= 12: o is in 3 to 6.5, of which the middle is taken.
+    assert found.offset_s == {0: 0.0, 1: pytest.approx(4.75)}
+    assert found.uncertainty_s == pytest.approx(1.75)
+
+
+def test_a_later_step_tightens_the_bounds() -> None:
+    steps = [step_of(r0=(10.0, 12.0), r1=(5.5, 7.0)), step_of(r0=(13.0, 13.1), r1=(8.0, 8.1))]
+    found = align_clocks(steps, [], [])
+    assert found.offset_s[1] == pytest.approx(5.0)
+    assert found.uncertainty_s == pytest.approx(0.1)
+
+
+def test_bounds_of_long_ago_are_left_out_for_clocks_drift() -> None:
+    steps = [step_of(r0=(0.0, 0.1), r1=(0.0, 0.1)), step_of(r0=(13.0, 15.0), r1=(8.0, 10.0))]
+    found = align_clocks(steps, [], [])
+    assert found.offset_s[1] == pytest.approx(5.0)
+    assert found.uncertainty_s == pytest.approx(2.0)

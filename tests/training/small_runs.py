@@ -13,7 +13,7 @@ from echelon.config.job import Job
 from echelon.config.load import load_job
 from echelon.core.event import EventSink, NoEvents
 from echelon.core.serialize import to_json
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.training.checkpoint.index import read_index
 from echelon.training.data.prepare import prepare
 from echelon.training.loop import RankTask, TrainSummary

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from echelon.core.plan import Optimizer, Plan, Recompute, Zero
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.models.batch import TokenBatch
 from echelon.schedule.build import build_schedule
 from echelon.schedule.forward import forward_only

@@ -12,7 +12,7 @@ import pytest
 from echelon.core.parameters import num_parameters
 from echelon.core.plan import Plan, Zero
 from echelon.cost.bytes.held import bytes_held
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.launch.root_cause import RankFailure
 from tests.parallel.layouts import NANO, plan_of
 from tests.training.memory_targets import train_capped

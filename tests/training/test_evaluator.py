@@ -10,7 +10,7 @@ import pytest
 from echelon.config.rules.plan import require_trainable
 from echelon.core.errors import CheckpointError
 from echelon.core.serialize import to_json
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.training.checkpoint.folder import list_checkpoints
 from echelon.training.evaluator import CheckpointEvaluator, plan_alone
 from echelon.training.loop import RankTask

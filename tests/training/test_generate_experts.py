@@ -12,7 +12,7 @@ import torch
 from echelon.core.event import NoEvents
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.models.decoder import Decoder
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.checkpoint.identity import RunIdentity

@@ -15,7 +15,7 @@ from echelon.config.load import load_job
 from echelon.core.mesh import Mesh
 from echelon.core.parameters import parameters
 from echelon.core.plan import Plan
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.shrink import shrink
 
 TARGET = "echelon.training.whole_run"

@@ -13,7 +13,7 @@ from echelon.config.load import load_job
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import parameters
 from echelon.core.version import __version__
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.telemetry.run_directory import create_run
 from echelon.training.checkpoint.folder import checkpoint_path
 from echelon.training.checkpoint.index import (

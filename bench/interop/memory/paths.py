@@ -16,7 +16,7 @@ from bench.interop.memory.measure import Taken, in_fork, taken_by
 from echelon.api.exporting import export_weights
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import base_shape, parameters
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.telemetry.run_directory import run_of
 from echelon.training.checkpoint.communicator import SingleRankCommunicator
 from echelon.training.weights.files import find_weights

@@ -172,7 +172,7 @@ def _group(group: ProcessGroup | None) -> Group:
     if not torch.distributed.is_initialized():
         way = 'torch.distributed.init_process_group("gloo")'
         raise _refused("this process has joined no others: there is no process group", way)
-    from echelon.parallel.transport.device_mesh import joined_group
+    from echelon.parallel.device_mesh import joined_group
 
     return joined_group(group)
 

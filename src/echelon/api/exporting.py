@@ -173,9 +173,8 @@ def _write_here(task: ExportTask, ranks: int) -> WrittenWeights:
     from echelon.core.serialize import to_json
     from echelon.launch.host import require_memory_for_ranks
     from echelon.launch.local.supervisor import run_ranks
-    from echelon.training.weights.writers.ranks import WRITE_RANK
     from echelon.training.weights.writers.shares import Writers
-    from echelon.training.weights.writers.task import write_weights
+    from echelon.training.weights.writers.task import WRITE_RANK, write_weights
 
     if ranks == 1:
         return write_weights(task, Writers(task.threads))
@@ -195,7 +194,7 @@ def _export_joined(
     task: ExportTask, run: Path, data: Path | None, out: Path, ranks: int
 ) -> ExportedWeights:
     from echelon.core.serialize import to_json
-    from echelon.launch.launched_rank import run_launched_rank
+    from echelon.launch.launched.rank import run_launched_rank
 
     outcome = run_launched_rank(
         JOINED_RANK,
@@ -217,8 +216,7 @@ def export_joined_rank(context: RankContext, argument: Mapping[str, Any]) -> Exp
     Rank 0 makes the folder, and gives it its name when all have written.
     """
     from echelon.core.serialize import from_json
-    from echelon.training.weights.writers.ranks import writers_of
-    from echelon.training.weights.writers.task import ExportTask, write_weights
+    from echelon.training.weights.writers.task import ExportTask, write_weights, writers_of
 
     task, out = from_json(ExportTask, argument["task"]), Path(argument["out"])
     writers = writers_of(context, task.threads)

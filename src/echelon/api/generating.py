@@ -209,7 +209,7 @@ def _run(task: GenerateTask) -> tuple[int, tuple[RankWriting, ...]]:
     """Return this rank, and what each rank that is known here found."""
     from echelon.core.serialize import to_json
     from echelon.launch.environment import is_launched
-    from echelon.launch.launched_rank import run_launched_rank
+    from echelon.launch.launched.rank import run_launched_rank
     from echelon.launch.local.supervisor import LaunchOptions, run_ranks
 
     mesh = task.plan.mesh

@@ -352,8 +352,8 @@ def ranks_of(plan: Plan, subject: str | None) -> Iterator[RankRunner]:
     if subject is not None:
         require_subject(subject)
     from echelon.config.rules.plan import require_offload_dir
-    from echelon.launch.kernels import require_kernels
-    from echelon.launch.local.pool import RankPool
+    from echelon.launch.local.supervisor import RankPool
+    from echelon.launch.room import require_kernels
     from echelon.launch.root_cause import RankFailure
     from echelon.proof.shrink import shrink
 

@@ -128,7 +128,7 @@ def train_job(
         require_paths(job, resume)
     _require_data_and_room(job, allow_overcommit=allow_overcommit, say=say)
     optional_package("torch", extra="train", purpose="training")
-    from echelon.launch.kernels import require_kernels
+    from echelon.launch.room import require_kernels
 
     plan = job.plan
     require_kernels(
@@ -228,7 +228,7 @@ def _interrupted(run: RunDirectory, task: RankTask) -> TrainResult:
 
 def _train_joined(job: Job, resume: Path | None) -> TrainResult:
     from echelon.launch.environment import check_servers, read_launched_rank
-    from echelon.launch.launched_rank import run_launched_rank
+    from echelon.launch.launched.rank import run_launched_rank
 
     place = read_launched_rank()
     if job.plan.mathematics.local_sgd.is_elastic:
@@ -357,7 +357,7 @@ def _hear_task(context: RankContext, job: Job) -> RankTask:
 
 def _train_rank(context: RankContext, task: RankTask) -> TrainResult:
     from echelon.core.serialize import to_json
-    from echelon.launch.launched_rank import keep_log
+    from echelon.launch.launched.rank import keep_log
     from echelon.telemetry.run_directory import RunDirectory
     from echelon.training.loop import train_rank
 
@@ -395,7 +395,7 @@ def follow_run(
 def _hear(job: Job, place: LaunchedRank) -> tuple[Store, RankTask]:
     """Return the store of the launch, and what rank 0 tells the others."""
     from echelon.core.serialize import from_json
-    from echelon.launch.launched_rank import launch_store
+    from echelon.launch.launched.rank import launch_store
     from echelon.launch.process_group import target_store
     from echelon.training.loop import RankTask
 
@@ -412,7 +412,7 @@ def _hear(job: Job, place: LaunchedRank) -> tuple[Store, RankTask]:
 
 def run_has_ended(store: Store) -> bool:
     """Return whether all ranks have ended: they say so, or the one that hosts the store is gone."""
-    from echelon.launch.launched_rank import ALL_DONE
+    from echelon.launch.launched.rank import ALL_DONE
 
     try:
         return store.check([ALL_DONE])

@@ -60,7 +60,7 @@ def verify_here(
 
     from echelon.core.errors import ProofFailed
     from echelon.launch.host import require_memory_for_ranks
-    from echelon.launch.local.pool import RankPool
+    from echelon.launch.local.supervisor import RankPool
     from echelon.launch.root_cause import FaultKind, RankFailure
     from echelon.proof.verify.subject_file import MAX_RANKS
     from echelon.proof.verify.verify import SubjectRanks, verify_subject
@@ -108,7 +108,7 @@ def _join(subject: Path, ranks: int | None) -> SubjectProof:
     import torch
 
     from echelon.launch.environment import read_launched_rank
-    from echelon.launch.launched_rank import run_launched_rank
+    from echelon.launch.launched.rank import run_launched_rank
     from echelon.launch.local.supervisor import LaunchOptions
 
     place = read_launched_rank()

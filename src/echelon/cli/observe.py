@@ -30,8 +30,7 @@ from echelon.schedule.draw import draw_timeline
 from echelon.schedule.svg import panels_svg
 from echelon.telemetry.bound import Bound, StepBound
 from echelon.telemetry.bubble import Bubble, IdleCause
-from echelon.telemetry.live.follow import RunFollower
-from echelon.telemetry.live.sparkline import ASCII, UNICODE
+from echelon.telemetry.live import ASCII, UNICODE, RunFollower
 from echelon.telemetry.routing import ExpertHotspots, RecordedLoad
 from echelon.telemetry.schedule_report import TimelineReport
 from echelon.telemetry.summary import RunSummary

@@ -1,18 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """run.toml -> Job -> Plan: settings read, checked and derived, nothing "auto" left.
 
-load.py             load_job: a run file or preset, and --set flags -> a Job
-setting_layers.py   files, presets and flags as layers    entries.py   a value, where it was set
-view.py             View: typed access to settings, of a run or of a Plan
-plan_view.py        a Plan seen as settings
-automatic.py        what "auto" means for ZeRO and step lines
-stage_placement.py  what "auto" means for stages and schedules
-job.py              Job: the Plan, and data, steps, folders
+Files and rooms from the top floor down; each imports lower floors only:
 
-settings/   every setting: kind, default, and what follows from it
-rules/      what must hold between settings
-model/      settings of a model, config.json
-cluster/    devices, links, cluster files
-presets/    models, clusters and runs by name
-files/      files that are read, written and shown
+load.py             load_job: a run file or preset, and --set flags -> a Job
+adaptation.py       values of a run preset that give way     generation.py   the plan that writes
+rules/              what must hold between settings
+automatic.py        what "auto" means for ZeRO, step lines, stages and schedules
+files/              files that are written, shown and measured
+plan_view.py        a Plan seen as settings
+model/              settings of a model, config.json
+derived/            numbers that follow from settings
+cluster/            devices, links, cluster files
+setting_layers.py   files, presets and flags as layers
+view.py             View: typed access to settings, of a run or of a Plan
+entries.py          a value, where it was set
+job.py              Job: the Plan, and data, steps, folders
+settings/           every setting: kind and default
+reading.py          a file that a user names             presets/   models, clusters, runs by name
 """

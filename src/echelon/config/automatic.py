@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Values of dtypes, ZeRO, recompute, overlap and step lines that are "auto" or not set, and why."""
+"""Values that are "auto" or not set, and why: dtypes, ZeRO, recompute, overlap, step lines, stages.
+
+For schedules that no builder makes, the actions of each rank, too.
+"""
 
 from __future__ import annotations
 

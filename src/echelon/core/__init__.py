@@ -1,16 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """The words that everything shares; standard library only, no torch, no NumPy, no other floor.
 
-axis.py, mesh.py            the axes of a mesh, and ranks on it
+Files and rooms from the top floor down; each imports lower floors only:
+
+offload_file.py             files of slices
+disk.py, optional.py        files that last, packages that only some commands need
 plan.py                     Plan: what is computed, how it is split, on what
-model_shape.py, parameters.py, experts.py   a model, its tensors, its experts
-attention_mask.py           who meets whom, and where positions live
-cluster.py                  devices, links, and what groups of ranks have of them
-event.py                    what a rank did
-errors.py, rules.py         problems, and the rules they name     rulebook/   every rule
-messages/                   loggers, counts in sentences, words of other tools
+parameters.py               tensors of a model
+model_shape.py              a model
+serialize.py                JSON
+rulebook/                   every rule
 choices/                    registries: optimizers, context kinds, plugins
-serialize.py, units.py, svg.py   JSON, numbers for people, drawings
-disk.py, offload_file.py    files that last, files of slices
-optional.py, notebook.py, version.py   packages that only some commands need, views, our version
+mesh.py                     ranks on the axes of a mesh
+rules.py                    a rule, and what it says; words that a typo may mean
+messages/                   loggers, counts in sentences, words of other tools
+errors.py                   problems
+attention_mask.py           who meets whom, and where positions live
+axis.py, cluster.py, experts.py, event.py   axes, devices and links, experts, what a rank did
+quantities.py, units.py, svg.py, notebook.py, version.py   numbers for people, drawings, views
 """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The mesh: ranks as points of a grid. Pure arithmetic, no processes, no torch.
 
-`parallel/transport/device_mesh.py` lowers a Mesh to process groups; nothing else turns ranks into
+`parallel/device_mesh.py` lowers a Mesh to process groups; nothing else turns ranks into
 groups. Ranks are row-major over `MESH_AXES`, so `tp` neighbours are consecutive ranks (fast links)
 and `pp` neighbours are farthest apart. The expert view folds `ep` over `dp_shard x cp` (x `tp`).
 

@@ -14,10 +14,9 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 from echelon.core.attention_mask import Placement
-from echelon.core.choices.attention_kernels import AttentionKernel
 from echelon.core.choices.collective_algorithms import BACKEND, COLLECTIVE_ALGORITHMS
 from echelon.core.choices.context_kinds import CONTEXT_KINDS, PLAIN_CONTEXT_KIND, ContextKindRecord
-from echelon.core.choices.kernels import Kernels
+from echelon.core.choices.kernels import AttentionKernel, Kernels
 from echelon.core.choices.local_sgd import LocalSgd
 from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
 from echelon.core.choices.registry import load_installed_plugins
@@ -196,7 +195,7 @@ class Zero:
     """At stage 3, whether all gathers of a step but a unit's first stay in its node."""
     gather: GatherDType = "parameters"
     """At stage 3, what is gathered: parameters, codes of weights that are multiplied in 8 bits
-    (`parallel/fp8_gather.py`), or matrices in int8 (`parallel/int8_gather.py`)."""
+    (`parallel/fp8_gather.py`), or matrices in int8 (`parallel/storage/int8_gather.py`)."""
     reduce: ReduceKind = "exact"
     """How ranks sum gradients into slices: as they are, or in two hops of rounded integers."""
     optimizer_offload: OffloadTarget = "none"
@@ -257,7 +256,7 @@ class Context:
 
     `ulysses_degree` neighbours exchange heads for positions; keys and values go around, or are
     gathered over, a ring of `cp / ulysses_degree` places (`core/choices/context_kinds.py`).
-    `attention` is the kernel of what is on a rank (`core/choices/attention_kernels.py`).
+    `attention` is the kernel of what is on a rank (`core/choices/kernels.py`).
     """
 
     kind: ContextKind = PLAIN_CONTEXT_KIND

@@ -18,8 +18,8 @@ from echelon.inference.operations import CacheOperations
 from echelon.layout.stage import RankPart, held_experts, held_parameters
 from echelon.models.decoder import MLP, Decoder, GroupedQueryAttention
 from echelon.models.modules import EmptyLinear, TensorShare
-from echelon.parallel.transport.device_mesh import RankGroups
-from echelon.parallel.weights import Shard, tensor_rank_rectangle
+from echelon.parallel.device_mesh import RankGroups
+from echelon.parallel.storage.weights import Shard, tensor_rank_rectangle
 
 _ROW_LAYERS = ("o", "down")
 """The names of layers whose outputs ranks sum: their bias is added once, afterwards."""

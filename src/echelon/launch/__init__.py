@@ -1,15 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
 """Start ranks, watch them, end them together, and say which one failed first.
 
-launchers.py        ranks by MPI, Slurm and Kubernetes, in the names of torchrun
-environment.py      the one table of environment variables
-gpu_variables.py    variables that ranks on GPUs get
-host.py             cores and memory of this host
-context.py          what a target knows of its rank, and how far it is
-process_group.py    the store and the process group of a job
-handshake.py        what ranks agree on before the first step
-root_cause.py       which of several faults came first
+launched/           ranks that another launcher started
 local/              ranks that we start
-launched_rank.py    a rank that a launcher started; watchdog.py watches it
-launched_jobs.py    many short jobs on such ranks
+handshake.py        what ranks agree on before the first step
+process_group.py    the store and the process group of a job
+context.py          what a target knows of its rank, and how far it is
+room.py             room for the planned bytes, and a compiler for kernels
+desync/             who is out of step, by what all ranks have called
+environment.py      the one table of environment variables
+launchers.py        ranks by MPI, Slurm and Kubernetes, in the names of torchrun; tf_config.py
+gpu_variables.py    variables that ranks on GPUs get; gpus.py: the GPUs of this machine
+host.py             cores and memory of this host
+root_cause.py       which of several faults came first
+stop.py             a request to stop; companion.py: a process beside a run
+
+These are floors: each imports only from those below it.
 """

@@ -1,25 +1,31 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Room for ranks: planned bytes compared with the free memory of this host and its devices.
+"""What a machine must have before any rank starts: room for the planned bytes, and a compiler.
 
-The comparison precedes the start of any rank. The planned bytes are the peaks of `cost/peak`, which
-`echelon plan` shows.
+The planned bytes are the peaks of `cost/peak`, which `echelon plan` shows. They are compared with
+the free memory of this host and its devices. Some kernels of a plan are compiled where they run.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 
 from echelon.config.rules.plan import plan_problems
 from echelon.core.axis import Axis
+from echelon.core.choices.kernels import Kernels
 from echelon.core.cluster import Backend
 from echelon.core.errors import EnvironmentProblem, Problem
 from echelon.core.parameters import num_parameters
 from echelon.core.plan import Plan, Recompute
 from echelon.core.rulebook.launch import ENOUGH_MEMORY
+from echelon.core.rulebook.model import KERNELS_CAN_BE_MADE
 from echelon.core.units import binary_bytes, short_count
 from echelon.cost.peak.rank_peak import PlaceMemory, memory_by_place
-from echelon.launch.environment import is_launched, read_launched_rank
+from echelon.launch.environment import COMPILER, is_launched, read_launched_rank
 from echelon.launch.gpus import free_gpu_bytes
 from echelon.launch.host import START_BYTES, MemoryLimit, tightest_memory_limit
 from echelon.schedule.plan_problems import pipeline_problems
@@ -232,3 +238,37 @@ def _terms(terms: Mapping[str, float]) -> str:
     """Terms as text, the largest first."""
     ordered = sorted(terms.items(), key=lambda term: -term[1])
     return ", ".join(f"{name} {binary_bytes(size)}" for name, size in ordered)
+
+
+def require_kernels(
+    kernels: Kernels,
+    backend: Backend,
+    *,
+    set_by: str = "",
+    environment: Mapping[str, str] = os.environ,
+) -> None:
+    """Raise EnvironmentProblem where what makes the kernels of a plan is not installed here."""
+    missing, way = "", ""
+    if kernels.provider != "plain" and backend == "nccl":
+        if find_spec("triton") is None:
+            missing = "the package triton, which cannot be found"
+            way = "the torch from PyPI, whose builds for CUDA bring it"
+    elif kernels.provider == "compiled":
+        compiler = cpp_compiler(environment)
+        if shutil.which(compiler) is None:
+            missing = f"a C++ compiler, and there is no {compiler}"
+            way = f"install g++, or set {COMPILER} to the compiler that is there"
+    if missing:
+        raise EnvironmentProblem(
+            KERNELS_CAN_BE_MADE.problem(
+                f'kernels.provider = "{kernels.provider}" needs {missing}',
+                key="kernels.provider",
+                set_by=set_by,
+                suggestions=('kernels.provider = "plain"', way),
+            )
+        )
+
+
+def cpp_compiler(environment: Mapping[str, str]) -> str:
+    """Return the compiler that PyTorch calls: $CXX, or what the system usually has."""
+    return environment.get(COMPILER) or ("clang++" if sys.platform == "darwin" else "g++")

@@ -24,7 +24,7 @@ from echelon.core.attention_mask import (
     PositionRun,
     cut_position_runs,
 )
-from echelon.core.choices.attention_kernels import AttendedRun, kernel_text
+from echelon.core.choices.kernels import AttendedRun, kernel_text
 from echelon.core.model_shape import of_layer_kind
 from echelon.core.plan import Plan
 

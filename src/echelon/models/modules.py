@@ -36,7 +36,7 @@ class Weight(nn.Module):
 
 
 class EmptyLinear(nn.Linear):
-    """A linear layer whose values are set later (see `models/initial.py`), maybe with an adapter.
+    """A linear layer whose values are set later (`counter_random.py`), maybe with an adapter.
 
     Of a layer that tensor ranks split by output each has its rows of B and all of A, of one that
     is split by input its columns of A and all of B (`core/choices/lora.py`).

@@ -25,9 +25,8 @@ from echelon.core.model_shape import Activation, LatentAttention, ModelShape
 from echelon.models.attention.reference import ScoreForm, attention_reference, visible
 from echelon.models.batch import IGNORED_LABEL, TokenBatch, positions_of
 from echelon.models.counter_random import make_key, uniform
-from echelon.models.mixture_reference import RoutingNotes, mixture_reference
 from echelon.models.modules import EmptyLinear, Weight
-from echelon.models.moe import MixtureOfExperts
+from echelon.models.moe import MixtureOfExperts, RoutingNotes, mixture_reference
 from echelon.models.precision import LOW_PRECISION, at_least_fp32, widened
 from echelon.models.rotary import rotary_tables
 
@@ -49,7 +48,7 @@ class NormOfStream(Protocol):
 
 
 class LatentProjections(Protocol):
-    """Multi-head latent attention: a module of `models/latent.py`."""
+    """Multi-head latent attention: a module of `models/decoder.py`."""
 
     shape: ModelShape
     latent: LatentAttention

@@ -19,6 +19,12 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {
 }
 
 
+E4M3 = torch.float8_e4m3fn
+"""Numbers of 8 bits with 4 significant ones, of at most 448."""
+
+E5M2 = torch.float8_e5m2
+"""Numbers of 8 bits with 3 significant ones, of at most 57344."""
+
 LOW_PRECISION = (torch.bfloat16, torch.float16)
 """The dtypes that matrices may be multiplied in, and nothing else may be computed in."""
 

@@ -13,23 +13,17 @@ from echelon.cost.bytes.transient import parameter_buffers
 from echelon.layout.stage import held_parameters, part_of
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import TORCH_DTYPES
-from echelon.parallel.buckets import make_buckets
 from echelon.parallel.context import ContextAttention
 from echelon.parallel.data import bucket_rule
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.expert import expert_parallel
-from echelon.parallel.gradients import GradientStore
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor, StreamShape
-from echelon.parallel.rank_model import (
-    AMONG_DATA_RANKS,
-    GradientExchange,
-    RankModel,
-    empty_stages,
-    named_parameters,
-)
+from echelon.parallel.rank_model import GradientExchange, RankModel, empty_stages, named_parameters
+from echelon.parallel.storage.buckets import make_buckets
+from echelon.parallel.storage.gradients import GradientStore
+from echelon.parallel.storage.weights import fill_initial, install, stored_values
 from echelon.parallel.tensor import tensor_split
-from echelon.parallel.transport.device_mesh import RankGroups
-from echelon.parallel.weights import fill_initial, install, stored_values
 from echelon.parallel.zero import make_parameter_store
 
 
@@ -40,11 +34,12 @@ def apply_plan(
     *,
     pieces: PieceSizes = TRAINING_PIECES,
     initial: bool = True,
-    exchange: GradientExchange = AMONG_DATA_RANKS,
+    exchange: GradientExchange | None = None,
 ) -> RankModel:
     """Build this rank's part of the plan's model, with `initial` weights or with zeros."""
     zero, part = plan.layout.zero, part_of(plan, groups.rank)
     specs = held_parameters(plan, part)
+    exchange = exchange or GradientExchange()
     reduction = exchange.reduction(plan, groups)
     store = GradientStore(reduction, pieces)
     split = tensor_split(plan, groups.tensor, store, device, pieces)

@@ -43,11 +43,11 @@ from echelon.layout.buckets import (
 from echelon.layout.secondary import hop_degrees
 from echelon.layout.stage import RankPart, shared_by_ends
 from echelon.models.precision import TORCH_DTYPES
-from echelon.parallel.buckets import Bucket, BucketRule, BucketSlicing
-from echelon.parallel.gradients import Reduction
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.offload import OffloadStore
+from echelon.parallel.storage.buckets import Bucket, BucketRule, BucketSlicing
+from echelon.parallel.storage.gradients import Reduction
 from echelon.parallel.transport.collectives import Group, Pending
-from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.parallel.transport.quantised_sums import HopSum, QuantisedSums
 
 MAX_IN_FLIGHT = 2

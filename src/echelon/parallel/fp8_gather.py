@@ -24,11 +24,11 @@ from math import prod
 import torch
 
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
-from echelon.models.precision import at_least_fp32
-from echelon.parallel.buckets import Bucket
-from echelon.parallel.kernels.fp8 import E4M3, power_of_two_scales, rounded_to_fp8
+from echelon.models.precision import E4M3, at_least_fp32
+from echelon.parallel.kernels.fp8 import power_of_two_scales, rounded_to_fp8
+from echelon.parallel.storage.buckets import Bucket
+from echelon.parallel.storage.weights import range_as_rectangles
 from echelon.parallel.transport.collectives import Group
-from echelon.parallel.weights import range_as_rectangles
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

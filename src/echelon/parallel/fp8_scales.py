@@ -33,11 +33,11 @@ from torch import nn
 
 from echelon.core.plan import Plan
 from echelon.layout.fp8_groups import fp8_group_of, fp8_groups
-from echelon.models.precision import TORCH_DTYPES, at_least_fp32
-from echelon.parallel.buckets import Bucket
-from echelon.parallel.kernels.fp8 import E4M3, E5M2, power_of_two_scales
-from echelon.parallel.transport.device_mesh import RankGroups
-from echelon.parallel.weights import slot_rectangles, stored_values
+from echelon.models.precision import E4M3, E5M2, TORCH_DTYPES, at_least_fp32
+from echelon.parallel.device_mesh import RankGroups
+from echelon.parallel.kernels.fp8 import power_of_two_scales
+from echelon.parallel.storage.buckets import Bucket
+from echelon.parallel.storage.weights import slot_rectangles, stored_values
 
 if TYPE_CHECKING:
     from collections.abc import Iterator

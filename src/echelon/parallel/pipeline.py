@@ -29,9 +29,9 @@ from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
-from echelon.parallel.gradients import DeferredWeightGradient, GradientStore
+from echelon.parallel.device_mesh import RankGroups
+from echelon.parallel.storage.gradients import DeferredWeightGradient, GradientStore
 from echelon.parallel.transport.collectives import Group, Pending
-from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.schedule.action import Action, ActionKind, Schedule
 from echelon.schedule.deadlock import send_window
 from echelon.schedule.dependencies import run_action_lists

@@ -14,18 +14,18 @@ from echelon.layout.stage import RankPart, held_experts
 from echelon.models.decoder import Decoder
 from echelon.models.modules import TensorShare
 from echelon.models.piece_sizes import PieceSizes
-from echelon.parallel.buckets import Bucket
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.data import GradientReduction
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.expert import Balancer
 from echelon.parallel.fp8_scales import TensorScales
-from echelon.parallel.gradients import GradientStore
 from echelon.parallel.offload import OffloadStore
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor
 from echelon.parallel.recompute import RecomputingRunner
-from echelon.parallel.transport.device_mesh import RankGroups
-from echelon.parallel.weights import stored_values
+from echelon.parallel.storage.buckets import Bucket
+from echelon.parallel.storage.gradients import GradientStore
+from echelon.parallel.storage.weights import stored_values
 from echelon.parallel.zero import ParameterGathering, make_gathering
 
 
@@ -40,10 +40,6 @@ class GradientExchange:
     gathering: Callable[
         [Plan, RankPart, Sequence[Bucket], RankGroups, PieceSizes], ParameterGathering
     ] = make_gathering
-
-
-AMONG_DATA_RANKS = GradientExchange()
-"""The exchange of plain data parallelism, and of ZeRO."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

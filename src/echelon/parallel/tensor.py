@@ -37,17 +37,16 @@ from torch import nn
 from echelon.core.choices.kernels import Kernels
 from echelon.core.plan import Plan
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
-from echelon.models.precision import at_least_fp32
+from echelon.models.precision import E4M3, E5M2, at_least_fp32
 from echelon.parallel.fp8_scales import TensorScales, tensor_scales
-from echelon.parallel.gradients import GradientStore
-from echelon.parallel.kernels.fp8 import E4M3, E5M2
-from echelon.parallel.kernels.matmul import matmul
 from echelon.parallel.lora.adapters import (
     add_adapter_gradients,
     add_adapters,
     add_input_gradients,
     takes_gradients,
 )
+from echelon.parallel.storage.gradients import GradientStore
+from echelon.parallel.storage.matmul import matmul
 from echelon.parallel.tensor_overlap import RowProduct, TensorOverlap, tensor_overlap
 from echelon.parallel.transport.collectives import Group, Pending
 from echelon.parallel.transport.rows import gather_rows, scatter_sum

@@ -33,7 +33,7 @@ from echelon.parallel.kernels.cross_entropy import (
     overwrite_with_gradient,
     row_statistics,
 )
-from echelon.parallel.kernels.matmul import matmul
+from echelon.parallel.storage.matmul import matmul
 from echelon.parallel.tensor import TensorSplit
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.rows import gather_rows, own_rows, scatter_sum

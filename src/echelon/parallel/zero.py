@@ -7,15 +7,20 @@ Sent:  gradients: `data.py`. Parameters, stages 1 and 2: one all-gather per buck
        way since the update, awaited by the first forward that uses it. Stage 3: one all-gather per
        unit before its forward and one before its backward (or one per step), a unit ahead; of
        weights multiplied in 8 bits their codes (`fp8_gather.py`), or matrices in int8
-       (`int8_gather.py`), with `zero.gather`. With `zero.secondary` only the first of a step
-       crosses nodes (`secondary.py`).
-Bytes: `data_bytes` in `cost/bytes/data.py`.
-Must divide: nothing; buckets are padded.
+       (`storage/int8_gather.py`), with `zero.gather`. With `zero.secondary` (hpZ of ZeRO++) the
+       first gather of a step crosses nodes; each rank copies its secondary slice from it, and all
+       later ones, of later microbatches and of backward passes, stay inside of the node.
+Bytes: `data_bytes` in `cost/bytes/data.py`, by tier `parameter_gather_tiers` in
+       `cost/bytes/sent.py`.
+Must divide: nothing; buckets are padded. Each node holds as many of the ranks, more than one, with
+       secondary slices (`secondary-needs-nodes`).
 Source: Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models",
-        2020; Zhao et al., "PyTorch FSDP", 2023 (units, prefetch).
+        2020; Zhao et al., "PyTorch FSDP", 2023 (units, prefetch); Wang et al., "ZeRO++: Extremely
+        Efficient Collective Communication for Giant Model Training", 2023, section 3.2.
 
 At stage 3 at most 1 + `prefetch` units are whole at a time (and a tied embedding from its lookup to
-the loss), or all of them where `reshard_after_forward` is off.
+the loss), or all of them where `reshard_after_forward` is off. Parameters change with the update at
+the end of a step and at no other time, so secondary slices are right until then.
 """
 
 from __future__ import annotations
@@ -28,14 +33,67 @@ import torch
 
 from echelon.core.plan import Plan, Zero
 from echelon.layout.buckets import stage_units
+from echelon.layout.secondary import secondary_elements
 from echelon.layout.stage import RankPart
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
-from echelon.parallel.buckets import Bucket
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.fp8_gather import SliceCodes
 from echelon.parallel.offload import OffloadStore, PendingFetch
-from echelon.parallel.secondary import SecondarySlices, secondary_slices
+from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.collectives import Group, Pending
-from echelon.parallel.transport.device_mesh import RankGroups
+
+
+class SecondarySlices:
+    """The secondary slices of a rank, and whether they have the values of this step."""
+
+    def __init__(self, buckets: Sequence[Bucket], nodes: tuple[Group, Group]) -> None:
+        """Make room for those of `buckets` that are cut between uses.
+
+        `nodes` are the ranks of this node that share them out: of routed experts the second group.
+        """
+        self._nodes = nodes
+        self._slices = {
+            bucket.name: torch.empty(
+                bucket.plan.num_elements // nodes[bucket.plan.expert].size,
+                dtype=bucket.values.dtype,
+                device=bucket.values.device,
+            )
+            for bucket in buckets
+            if bucket.plan.sliced and nodes[bucket.plan.expert].size > 1
+        }
+        self._kept: set[str] = set()
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """Return the memory of all slices."""
+        return list(self._slices.values())
+
+    def has(self, bucket: Bucket) -> bool:
+        """Return whether the ranks of this node have the values of a bucket."""
+        return bucket.name in self._kept
+
+    def keep(self, bucket: Bucket) -> None:
+        """Copy the slice of this rank out of a bucket that is whole, unless it was done."""
+        if bucket.name not in self._slices or bucket.name in self._kept:
+            return
+        piece, group = self._slices[bucket.name], self._nodes[bucket.plan.expert]
+        start = group.index * piece.numel()
+        piece.copy_(bucket.values.detach()[start : start + piece.numel()])
+        self._kept.add(bucket.name)
+
+    def gather(self, bucket: Bucket) -> Pending:
+        """Start to fill a bucket, whose memory is there, from the ranks of this node."""
+        whole, piece = bucket.values, self._slices[bucket.name]
+        if bucket.fp8 is not None:
+            # Gloo sends no floats of 8 bits, but bytes.
+            whole, piece = whole.view(torch.uint8), piece.view(torch.uint8)
+        return self._nodes[bucket.plan.expert].all_gather(
+            whole, piece, name=f"parameters.{bucket.name}", async_op=True
+        )
+
+    def forget(self) -> None:
+        """Learn that parameters may change from here on: a step or an evaluation is over."""
+        self._kept.clear()
 
 
 class _UnitBoundary(torch.autograd.Function):
@@ -244,3 +302,13 @@ def make_parameter_store(
         num_buffers=num_buffers,
         chunk_bytes=pieces.file_bytes,
     )
+
+
+def secondary_slices(
+    plan: Plan, buckets: Sequence[Bucket], groups: RankGroups
+) -> SecondarySlices | None:
+    """Return what the ranks of a node keep under a plan; None where they keep nothing."""
+    kept = [bucket for bucket in buckets if secondary_elements(plan, bucket.plan)]
+    if not kept:
+        return None
+    return SecondarySlices(kept, (groups.shard_within, groups.expert_shard_within))

@@ -23,7 +23,7 @@ from echelon.core.rulebook.prove import PROVE_SUBJECT
 from echelon.launch.context import RankContext
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.completion.late import LateCompletion
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.proof.activations import (
     ObservedActivation,
     activation_tables,

@@ -22,7 +22,7 @@ from echelon.core.attention_mask import DocumentStarts
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.parallel.completion.completion import Completion
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,18 +6,19 @@ Nothing here imports torch, and nothing below imports this: training names its o
 
     run_directory.py    the folder of a run: made once, locked, opened
     observer.py         what a rank writes and prints, step by step
-    console.py          the step line and the progress bar
-    meters.py           tokens per second, time left, memory
+    console.py          the step line, its meters, and the progress bar
+    live.py             a run while it goes on: what is new in its metrics
     json_lines.py       files of JSON lines, written and read
-    events.py           events.jsonl.gz: what a rank sent and ran
-    sampling.py         the steps whose events are kept, within a budget of bytes
+    events.py           events.jsonl.gz: what a rank sent and ran, of which steps
     routing.py          routing.jsonl: the experts that tokens chose, and where they piled up
-    summary.py          what became of a run
+    summary.py          what became of a run; rounds of islands, staleness of workers
     recorded_steps.py   single steps found in the events of a run
-    clock_alignment.py  the clocks of ranks put on one
-    timeline.py         a step of a pipeline, planned and measured
+    timeline.py         a step of a pipeline, planned and measured; clocks of ranks put on one
     bubble.py           why ranks were idle
     bound.py            what binds a step: compute, memory, communication, data or bubble
     trace.py            timelines as Chrome traces
     schedule_report.py  both timelines of a run, from its folder
+
+Floors, each on those after it: summary > bound > schedule_report > bubble, observer, trace >
+routing, timeline > live, recorded_steps, trackers > events > console, json_lines, run_directory.
 """

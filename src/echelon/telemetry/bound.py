@@ -34,12 +34,13 @@ from echelon.core.plan import Plan
 from echelon.core.rulebook.run import RUN_HAS_EVENTS, STEP_RECORDED
 from echelon.cost.seconds.unit_times import memory_bound_seconds
 from echelon.schedule.action import ActionKind
-from echelon.telemetry.clock_alignment import STEP_GATHER, ClockOffsets
 from echelon.telemetry.recorded_steps import ACTION_KINDS, LOAD, RecordedStep
 from echelon.telemetry.schedule_report import read_last_steps
 from echelon.telemetry.timeline import (
     GRADIENT_SUMS,
     SEND,
+    STEP_GATHER,
+    ClockOffsets,
     RunPipeline,
     clock_offsets_from_steps,
     measured_durations,

@@ -19,18 +19,26 @@ from echelon.core.event import EventSink, NoEvents
 from echelon.core.plan import Plan
 from echelon.cost.seconds.flops import model_flops_per_token
 from echelon.layout.islands import islands_of
-from echelon.telemetry.console import Console, StepLine
-from echelon.telemetry.events import METRICS_FILE, START, STEP, EventWriter, events_files, step_mark
-from echelon.telemetry.json_lines import JsonLines, read_entries
-from echelon.telemetry.meters import (
+from echelon.telemetry.console import (
+    Console,
     MemoryReading,
+    StepLine,
     Throughput,
     TimeRemaining,
     device_memory,
     process_memory,
 )
+from echelon.telemetry.events import (
+    METRICS_FILE,
+    START,
+    STEP,
+    EventWriter,
+    StepSampler,
+    events_files,
+    step_mark,
+)
+from echelon.telemetry.json_lines import JsonLines, read_entries
 from echelon.telemetry.routing import load_entries, routing_entry, routing_path
-from echelon.telemetry.sampling import StepSampler
 from echelon.training.observer import RunObserver, StepFacts
 
 _TOLD = (

@@ -6,7 +6,7 @@ agreed on the step it writes its mark: an event of kind "step". Rank 0 writes th
 metrics.jsonl, which says what was taken, and again. So each step is found in each file by itself,
 whatever a kill kept another start, or another rank, from writing. The files of a long run are
 large; they are searched for these lines as bytes, and only the lines of the steps that are asked
-for are parsed. A long run writes the events of some of its steps (`sampling.py`).
+for are parsed. A long run writes the events of some of its steps (`events.py`).
 """
 
 from __future__ import annotations

@@ -20,11 +20,11 @@ from echelon.core.rulebook.run import RUN_HAS_EVENTS, RUN_IS_PIPELINED, STEP_REC
 from echelon.cost.seconds.unit_times import UnitTimes, stage_durations
 from echelon.schedule.simulate import Durations
 from echelon.telemetry.bubble import Bubble, bubble_from_timelines
-from echelon.telemetry.clock_alignment import ClockOffsets
 from echelon.telemetry.events import ranks_with_events
 from echelon.telemetry.recorded_steps import RecordedStep, RecordedSteps, step_ranges
 from echelon.telemetry.run_directory import open_run
 from echelon.telemetry.timeline import (
+    ClockOffsets,
     RunPipeline,
     Timeline,
     clock_offsets_from_steps,

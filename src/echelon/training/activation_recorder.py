@@ -14,7 +14,7 @@ import torch
 
 from echelon.models.batch import TokenBatch
 from echelon.models.boundaries import listen_to_boundaries
-from echelon.models.mixture_reference import token_numbers
+from echelon.models.moe import token_numbers
 from echelon.parallel.expert.router import RoutedTokens, TokenRouting
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.vocabulary import stream_rows

@@ -21,8 +21,8 @@ from torch import nn
 from echelon.core.errors import RunFailed
 from echelon.core.rulebook.run import LOSS_NOT_FINITE
 from echelon.models.batch import TokenBatch
-from echelon.parallel.buckets import Bucket, Slot
 from echelon.parallel.data import GradientReduction
+from echelon.parallel.storage.buckets import Bucket, Slot
 from echelon.schedule.forward import forward_only
 from echelon.training.engine import TrainEngine
 from echelon.training.router_diagnosis import find_routers, first_few, watching_routers

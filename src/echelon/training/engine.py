@@ -23,20 +23,20 @@ from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.parallel.apply import apply_plan
-from echelon.parallel.buckets import Bucket
 from echelon.parallel.completion.completion import Completion
+from echelon.parallel.device_mesh import RankGroups, rank_groups
 from echelon.parallel.kernels.compile_marks import CompileMarks
-from echelon.parallel.rank_model import AMONG_DATA_RANKS, GradientExchange, RankModel
-from echelon.parallel.transport.collectives import Group
-from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
-from echelon.parallel.transport.recorder import Recorder
-from echelon.parallel.weights import (
+from echelon.parallel.rank_model import GradientExchange, RankModel
+from echelon.parallel.storage.buckets import Bucket
+from echelon.parallel.storage.weights import (
     Shard,
     bucket_shards,
     fill_initial,
     is_first_copy,
     stored_values,
 )
+from echelon.parallel.transport.collectives import Group
+from echelon.parallel.transport.recorder import Recorder
 from echelon.schedule.action import Schedule
 from echelon.schedule.forward import forward_only
 from echelon.schedule.from_plan import schedule_from_plan
@@ -58,7 +58,7 @@ class TrainEngine:
     """Whether the rank updates parameters; else it is given new ones."""
     judges_step: ClassVar[bool] = True
     """Whether all ranks see the same loss and norm, and so whether the run may go on."""
-    exchange: ClassVar[GradientExchange] = AMONG_DATA_RANKS
+    exchange: ClassVar[GradientExchange] = GradientExchange()
     """Where its gradients go, and its parameters come from."""
 
     def __init__(

@@ -30,8 +30,8 @@ from echelon.launch.context import RankContext
 from echelon.layout.stage import RankPart, part_of
 from echelon.models.decoder import Decoder
 from echelon.models.precision import TORCH_DTYPES, at_least_fp32
+from echelon.parallel.device_mesh import RankGroups, rank_groups
 from echelon.parallel.fp8_linear import multiply_in_fp8
-from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
 from echelon.parallel.transport.recorder import Recorder, clock_of
 from echelon.training.checkpoint.identity import RunIdentity
 from echelon.training.checkpoint.index import PARAMETERS

@@ -25,18 +25,18 @@ from echelon.launch.context import RankContext
 from echelon.launch.handshake import check_same_state
 from echelon.models.batch import TokenBatch
 from echelon.parallel.offload.copy_streams import make_copy_streams
+from echelon.parallel.storage.weights import Shard
 from echelon.parallel.transport.recorder import Recorder, clock_of
-from echelon.parallel.weights import Shard
 from echelon.training.checkpoint.communicator import run_on_all_ranks
 from echelon.training.checkpoint.identity import RunIdentity
 from echelon.training.data.batches import (
+    BatchFeed,
     BatchLayout,
     GlobalBatch,
     num_validation_batches,
     training_batch,
     validation_batch,
 )
-from echelon.training.data.feed import BatchFeed
 from echelon.training.data.mixed_dataset import AnyDataset, open_data
 from echelon.training.diagnosis import explain_not_finite
 from echelon.training.observer import Absence, ObserverFactory, RunObserver

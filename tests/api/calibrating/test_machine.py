@@ -17,7 +17,7 @@ from echelon.config.cluster.calibration import read_calibration
 from echelon.config.files.measurements import unfinished_file
 from echelon.config.load import load_job
 from echelon.core.errors import ConfigError
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.cost.fit.tiny_workload import TINY
 
 WIDTH = 80
@@ -29,7 +29,9 @@ def measured(rank_pool: RankPool, tmp_path_factory: pytest.TempPathFactory) -> M
     out = tmp_path_factory.mktemp("measured") / "cluster.toml"
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torch.cuda.is_available", lambda: False)
-        patch.setattr("echelon.launch.local.pool.RankPool", lambda *_, **__: nullcontext(rank_pool))
+        patch.setattr(
+            "echelon.launch.local.supervisor.RankPool", lambda *_, **__: nullcontext(rank_pool)
+        )
         work = replace(
             TINY,
             held_out=frozenset(TINY.matmuls[2:3]),
@@ -103,7 +105,7 @@ def test_the_file_says_how_it_was_measured_and_how_far_off_it_is(
 def on_this_pool(rank_pool: RankPool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("torch.cuda.is_available", lambda: False)
     monkeypatch.setattr(
-        "echelon.launch.local.pool.RankPool", lambda *_, **__: nullcontext(rank_pool)
+        "echelon.launch.local.supervisor.RankPool", lambda *_, **__: nullcontext(rank_pool)
     )
 
 

@@ -14,7 +14,7 @@ from echelon.api.calibrating.place import (
     require_ranks_of_launch,
 )
 from echelon.core.errors import ConfigError, EnvironmentProblem
-from echelon.launch.launched_jobs import RankPlace
+from echelon.launch.launched.jobs import RankPlace
 
 
 @pytest.fixture

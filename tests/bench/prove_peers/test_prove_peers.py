@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bench.prove_peers.__main__ import COMPOSITIONS, Composed, composed_plan
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.run import prove
 from echelon.proof.verdict import Proof
 

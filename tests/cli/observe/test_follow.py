@@ -10,7 +10,7 @@ import pytest
 
 from echelon.cli.main import main
 from echelon.cli.observe import follow
-from echelon.telemetry.live.sparkline import ASCII, UNICODE
+from echelon.telemetry.live import ASCII, UNICODE
 from tests.page.test_run import steps, written
 
 

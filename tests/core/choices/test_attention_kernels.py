@@ -7,7 +7,7 @@ from typing import get_args
 
 import pytest
 
-from echelon.core.choices.attention_kernels import (
+from echelon.core.choices.kernels import (
     ATTENTION_KERNELS,
     AttendedRun,
     AttentionKernel,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from echelon.core.choices.strategies import STRATEGIES
-from echelon.core.choices.strategy_names import STRATEGY_NAMES, find_strategy, known_name
+from echelon.core.choices.strategies import STRATEGIES, STRATEGY_NAMES, find_strategy, known_name
 
 LATER = {"parameter-server"}
 """What the registry may have."""

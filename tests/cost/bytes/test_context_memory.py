@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from echelon.core.choices.attention_kernels import AttentionKernel
+from echelon.core.choices.kernels import AttentionKernel
 from echelon.core.mesh import Mesh
 from echelon.core.plan import Context, ContextKind, DType, Plan
 from echelon.cost.bytes import context_memory as formulas
@@ -20,7 +20,7 @@ from echelon.cost.bytes.context_memory import (
     most_attention_memory,
 )
 from echelon.cost.bytes.transient import transient_terms
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.layout import attention_boxes as boxes
 from echelon.models.attention import plain
 from echelon.models.attention.fused import FusedGpuKernel

@@ -12,7 +12,7 @@ from echelon.core.model_shape import Experts
 from echelon.core.plan import Plan
 from echelon.cost.bytes.expert_memory import balanced_memory, worst_memory
 from echelon.cost.bytes.transient import transient_terms
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.layout.buckets import plan_buckets
 from echelon.layout.stage import part_of
 from tests.cost.expert_memory_targets import DispatchMemory, rows_allocate

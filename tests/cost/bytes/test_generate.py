@@ -18,7 +18,7 @@ from echelon.cost.bytes.generate import (
     greedy_passes,
 )
 from echelon.inference.cache import CachedSequence, PagedCache
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.inference.cases import LATENT, MODELS, PROMPTS
 from tests.inference.runs import COUNT, generation_plan, split_name, written
 from tests.parallel.layouts import plan_of

@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from echelon.handbook.errata.claims import GUIDES, all_claims, select_claims, topics
-from echelon.handbook.errata.compute_claims import COMPUTED
+from echelon.handbook.errata.other_claims import COMPUTED
 
 CLAIMS = {claim.id: claim for claim in all_claims()}
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from echelon.handbook.errata.claims import VERDICTS, select_claims
-from echelon.handbook.errata.compute_claims import (
+from echelon.handbook.errata.other_claims import (
     COMPUTED,
     agrees_to_given_digits,
     computed_value,

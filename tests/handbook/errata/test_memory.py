@@ -7,8 +7,8 @@ from types import SimpleNamespace
 import pytest
 
 from echelon.handbook.errata.claims import all_claims
-from echelon.handbook.errata.compute_claims import agrees_to_given_digits, computed_value
 from echelon.handbook.errata.memory import MEMORY
+from echelon.handbook.errata.other_claims import agrees_to_given_digits, computed_value
 
 CLAIMS = {claim.id: claim for claim in all_claims()}
 

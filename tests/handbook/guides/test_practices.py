@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.handbook.guides.agreement import advise
+from echelon.handbook.guides.comparison import advise
 from echelon.handbook.guides.practices import PREFERENCES
 from tests.handbook.guides.situations import situation
 

@@ -17,10 +17,10 @@ from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import parameters, router_biases
 from echelon.interop.weight_names.names import find_naming
 from echelon.interop.weight_names.source import HeadRows, RotaryPairs
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.training.checkpoint.communicator import SingleRankCommunicator
 from echelon.training.weights.files import find_weights
 from echelon.training.weights.load import load_weights

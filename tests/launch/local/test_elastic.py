@@ -9,8 +9,7 @@ import pytest
 
 from echelon.core.errors import DataError
 from echelon.launch.local.elastic_ranks import ElasticRanks
-from echelon.launch.local.pool import RankPool
-from echelon.launch.local.supervisor import LaunchOptions, run_ranks
+from echelon.launch.local.supervisor import LaunchOptions, RankPool, run_ranks
 from echelon.launch.root_cause import FaultKind, RankFailure
 from tests.launch import targets
 

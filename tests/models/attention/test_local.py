@@ -22,9 +22,8 @@ from echelon.models.attention.local import (
     attend_tiles,
     backward_tiles,
 )
-from echelon.models.attention.online_softmax import OnlineSoftmax
+from echelon.models.attention.online_softmax import HeadSinks, OnlineSoftmax
 from echelon.models.attention.plain import PlainKernel
-from echelon.models.attention.sinks import HeadSinks
 from tests.models.attention.cases import MASKS, RUNS, TILE_ROWS, Case, case, expected
 
 HEADS = [(4, 4), (4, 2), (4, 1)]

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import torch
+from torch import nn
 
 from echelon.core.attention_mask import Band
 from echelon.layout.attention_boxes import AttentionTile
-from echelon.models.attention.online_softmax import OnlineSoftmax
+from echelon.models.attention.online_softmax import HeadSinks, OnlineSoftmax
 
 ROWS = AttentionTile(slice(0, 3), slice(0, 5), Band(None, None))
 LAST = AttentionTile(slice(2, 3), slice(0, 5), Band(None, None), sequence=1)
@@ -69,3 +70,18 @@ def test_a_narrow_first_output_is_widened_before_more_is_merged() -> None:
     out, _ = merged.result()
     torch.testing.assert_close(out.float(), torch.full_like(big, 253.0), rtol=0.0, atol=1.0)
     assert out.dtype == torch.bfloat16
+
+
+def test_heads_elsewhere_get_no_gradient_from_here() -> None:
+    generator = torch.Generator().manual_seed(2)
+    out, dout = (torch.randn(5, 2, 2, 3, generator=generator).double() for _ in range(2))
+    lse = torch.randn(2, 2, 5, generator=generator).double()
+    weight = nn.Parameter(torch.tensor([9.0, -1.0, 0.5, 9.0], dtype=torch.float64))
+    found: list[torch.Tensor] = []
+    sinks = HeadSinks(weight=weight, add=lambda _, one: found.append(one), heads=slice(1, 3))
+    assert torch.equal(sinks.values_H, weight[1:3])
+    sinks.backward(dout, out, lse)
+    shares = (weight.detach()[None, 1:3, None] - lse).exp()
+    pull = (dout * out).sum(-1).permute(1, 2, 0)
+    wanted = -(shares * pull).sum((0, 2))
+    torch.testing.assert_close(found[0], torch.tensor([0.0, *wanted.tolist(), 0.0]).double())

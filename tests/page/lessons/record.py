@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.page.lessons import traces
 from tests.page.lessons.recordings.collectives import record_collectives
 from tests.page.lessons.recordings.data_parallel import record_data_parallel

@@ -11,8 +11,8 @@ from echelon.core.event import EventList
 from echelon.launch.context import RankContext
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.completion.late import LateCompletion
+from echelon.parallel.device_mesh import rank_groups
 from echelon.parallel.transport.collectives import Group, Pending
-from echelon.parallel.transport.device_mesh import rank_groups
 from echelon.parallel.transport.recorder import Recorder
 from tests.parallel.layouts import plan_of
 

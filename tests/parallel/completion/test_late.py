@@ -112,7 +112,7 @@ def races_of(use: Callable[[torch.Tensor], object]) -> list[Race]:
 def test_who_reads_a_result_too_early_is_told(use: Callable[[torch.Tensor], object]) -> None:
     (race,) = races_of(use)
     assert (race.kind, race.operation) == (RaceKind.USED, "all_reduce x")
-    assert "test_watch.py" in race.at
+    assert "test_late.py" in race.at
 
 
 @pytest.mark.parametrize("use", NO_READS.values())

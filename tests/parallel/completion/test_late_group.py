@@ -6,7 +6,7 @@ from pathlib import Path
 
 import torch
 
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.parallel.completion.late_targets import every_operation
 
 

@@ -9,7 +9,7 @@ import torch
 
 from echelon.core.event import Event
 from echelon.core.plan import Context, ContextKind, Plan
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.models.attention.reference import ScoreForm, attention_reference, visible
 from tests.parallel.context import targets as context_targets
 from tests.parallel.context.targets import Attention, Inputs

@@ -22,9 +22,9 @@ from echelon.models.attention import fused, local
 from echelon.models.attention.fused import FusedGpuKernel
 from echelon.models.batch import TokenBatch, positions_of
 from echelon.parallel.context import ContextAttention, attention
-from echelon.parallel.gradients import GradientStore, Reduction
+from echelon.parallel.device_mesh import rank_groups
+from echelon.parallel.storage.gradients import GradientStore, Reduction
 from echelon.parallel.transport import collectives
-from echelon.parallel.transport.device_mesh import rank_groups
 from echelon.parallel.transport.messages import (
     GlooPeers,
     Messages,

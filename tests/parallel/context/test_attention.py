@@ -9,22 +9,13 @@ import torch
 
 from echelon.core.plan import ContextKind, Plan
 from echelon.cost.bytes.context_sent import context_bytes
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.layout.stage import rank_part
 from echelon.models.attention.interface import band_visible
 from echelon.models.attention.reference import visible
 from echelon.models.batch import positions_of
 from tests.parallel.context import targets as context_targets
-from tests.parallel.context.cases import (
-    HEADS,
-    B,
-    T,
-    context_plan,
-    inputs_of,
-    reference,
-    run,
-    sent,
-)
+from tests.parallel.context.cases import HEADS, B, T, context_plan, inputs_of, reference, run, sent
 from tests.parallel.context.targets import CPU, Attention, Inputs, Met
 
 KINDS: tuple[tuple[ContextKind, int, int], ...] = (

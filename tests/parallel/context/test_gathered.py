@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.parallel.context.cases import (
     HD,
     HEADS,

@@ -10,7 +10,7 @@ import torch
 
 from echelon.core.attention_mask import AttentionMask, Placement
 from echelon.core.plan import ContextKind
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.layout.ring_plan import ring_plan
 from echelon.models.attention.reference import attention_reference, visible
 from echelon.parallel.context.ring import start_transfer

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from echelon.core.plan import ContextKind
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.parallel.context.ulysses import HeadsToPositions, PositionsToHeads
-from echelon.parallel.gradients import GradientStore, Reduction
+from echelon.parallel.storage.gradients import GradientStore, Reduction
 from echelon.parallel.transport.collectives import Group, Pending
 from tests.parallel.context.cases import context_plan, inputs_of, run, sent
 

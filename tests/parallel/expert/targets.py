@@ -16,13 +16,12 @@ from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.models.batch import TokenBatch, positions_of
 from echelon.models.decoder import Block
-from echelon.models.mixture_reference import ReferenceRouting, RoutingNotes, mixture_reference
-from echelon.models.moe import MixtureOfExperts
+from echelon.models.moe import MixtureOfExperts, ReferenceRouting, RoutingNotes, mixture_reference
+from echelon.parallel.device_mesh import rank_groups
 from echelon.parallel.expert import ExpertParallel, LayerLoad
 from echelon.parallel.expert.router import Router
 from echelon.parallel.expert.router import TokenRouting as RankRouted
 from echelon.parallel.transport import collectives
-from echelon.parallel.transport.device_mesh import rank_groups
 from echelon.parallel.transport.messages import (
     GlooPeers,
     Messages,

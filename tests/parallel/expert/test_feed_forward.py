@@ -12,7 +12,7 @@ from torch.nn import functional as fn
 from echelon.core.experts import Balance, ExpertLayout
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Plan, Precision
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.models.moe import Expert, MixtureOfExperts
 from echelon.parallel.expert.feed_forward import ExpertFeedForward
 from echelon.parallel.tensor import TensorSplit

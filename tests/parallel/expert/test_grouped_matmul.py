@@ -11,10 +11,10 @@ from echelon.core.event import NoEvents
 from echelon.core.plan import Precision
 from echelon.models.moe import MixtureOfExperts
 from echelon.parallel.apply import apply_plan
+from echelon.parallel.device_mesh import rank_groups
 from echelon.parallel.expert import grouped_matmul
 from echelon.parallel.expert.feed_forward import ExpertFeedForward
 from echelon.parallel.tensor import TensorSplit
-from echelon.parallel.transport.device_mesh import rank_groups
 from echelon.parallel.transport.recorder import Recorder
 from tests.parallel.layouts import MIXTRAL, plan_of
 

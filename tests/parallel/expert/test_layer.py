@@ -15,7 +15,7 @@ from echelon.core.errors import InfeasiblePlan
 from echelon.core.experts import Balance, ExpertLayout
 from echelon.core.plan import Plan
 from echelon.cost.bytes.expert_sent import dispatch_bytes
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.layout.expert_load import expert_load_from_routing
 from echelon.layout.stage import part_of
 from tests.parallel.expert import targets as expert_targets

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from echelon.core.experts import DispatchKind, ExpertLayout
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.parallel.expert import order as expert_order
 from tests.parallel.expert.targets import mixture_plan, stream_of
 

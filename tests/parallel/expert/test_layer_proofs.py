@@ -9,7 +9,7 @@ import pytest
 
 from echelon.core.experts import Balance, ExpertLayout
 from echelon.core.plan import DType, Plan, Recompute, Zero
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof import run
 from echelon.proof.shrink import shrink
 from tests.parallel.layouts import DEEPSEEK, MIXTRAL, plan_of

@@ -10,7 +10,7 @@ import torch
 from echelon.core.event import EventList
 from echelon.core.experts import Balance, ExpertLayout
 from echelon.core.plan import Plan
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.layout.expert_load import slots_per_expert
 from echelon.parallel.expert.padded_dispatcher import PaddedTokenDispatcher
 from echelon.parallel.expert.router import TokenRouting

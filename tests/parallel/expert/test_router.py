@@ -13,9 +13,9 @@ from echelon.core.experts import AuxiliaryScope, Balance
 from echelon.core.plan import Precision
 from echelon.models.moe import MixtureOfExperts
 from echelon.parallel.apply import apply_plan
+from echelon.parallel.device_mesh import rank_groups
 from echelon.parallel.expert.balance import LayerLoad
 from echelon.parallel.expert.router import RouterLinear
-from echelon.parallel.transport.device_mesh import rank_groups
 from echelon.parallel.transport.recorder import Recorder
 from tests.parallel.expert.toy import EIGHT, Toy
 from tests.parallel.layouts import MIXTRAL, plan_of

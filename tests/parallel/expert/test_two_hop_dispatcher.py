@@ -11,7 +11,7 @@ import torch
 from echelon.core.experts import Balance, ExpertLayout
 from echelon.core.model_shape import Experts
 from echelon.core.plan import Plan
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.parallel.expert import targets as expert_targets
 from tests.parallel.expert.targets import Mixed, mixture_plan, stream_of
 

@@ -9,7 +9,7 @@ import torch
 
 from echelon.core.experts import ExpertLayout
 from echelon.core.plan import Optimizer, Plan, Precision, Recompute, Zero
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.layout.buckets import plan_buckets
 from echelon.layout.stage import rank_part
 from echelon.proof.matrix.bytes_walk import compare_plan

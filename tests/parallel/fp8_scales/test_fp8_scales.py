@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from echelon.core.plan import Plan
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.matrix.bytes_walk import compare_plan
 from echelon.proof.run import prove
 from tests.parallel.expert.test_feed_forward import CASES as EXPERTS

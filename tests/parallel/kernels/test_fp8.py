@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from echelon.models.precision import E4M3, E5M2
 from echelon.parallel.kernels import fp8
 from echelon.parallel.kernels.fp8 import (
-    E4M3,
-    E5M2,
     Fp8Matrix,
     multiply,
     power_of_two_scales,

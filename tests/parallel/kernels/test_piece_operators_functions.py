@@ -15,7 +15,6 @@ from echelon.models.modules import Weight
 from echelon.models.operations import AttentionHeads, Operations
 from echelon.models.rotary import rotary_tables
 from echelon.parallel.context import ContextAttention
-from echelon.parallel.gradients import GradientStore
 from echelon.parallel.kernels.piece_operators import (
     Branch,
     FusedHeads,
@@ -27,6 +26,7 @@ from echelon.parallel.kernels.piece_operators import (
     RemadeNorm,
 )
 from echelon.parallel.operations import RankOperations
+from echelon.parallel.storage.gradients import GradientStore
 from echelon.parallel.tensor import TensorSplit
 from tests.parallel.buckets import alone, matrix, store_of
 from tests.parallel.layouts import NANO, QWEN, plan_of

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from echelon.core.plan import Optimizer, Plan, Zero
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.parallel.layouts import plan_of
 from tests.parallel.module import targets
 from tests.parallel.module.targets import Loop, Looped

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from echelon.core.plan import Zero
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.parallel.module.gathering import (
     FirstStepTrace,
     GatherSchedule,

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from echelon.core.plan import Zero
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.parallel.module.loops import (
     STAGES,
     assert_as_on_one_device,

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from echelon.core.plan import Zero
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.parallel.module import targets
 from tests.parallel.module.loops import (
     SLICES,

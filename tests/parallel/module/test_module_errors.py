@@ -10,7 +10,7 @@ from torch import nn
 
 from echelon.api.parallelizing import parallelize
 from echelon.core.plan import Precision, Zero
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.parallel.layouts import plan_of
 from tests.parallel.module import mistakes
 from tests.parallel.module.models import loss_of, make, tokens

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 
 SCRIPT = Path(__file__).parents[3] / "examples" / "own_loop.py"
 GUIDE = Path(__file__).parents[3] / "docs" / "guides" / "train.md"

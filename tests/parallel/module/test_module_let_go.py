@@ -10,7 +10,7 @@ import pytest
 from echelon.api.parallelizing import parallelize
 from echelon.core.plan import Plan, Zero
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.parallel.module.models import loss_of, make, tokens
 from tests.parallel.module.test_module import STAGES, plan
 

@@ -9,7 +9,7 @@ import torch
 from torch.nn import functional as F
 
 from echelon.core.event import NoEvents
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.parallel.module.loss import CAUSAL, ModuleLoss
 from echelon.parallel.module.split_loss import SplitCausalLoss, SplitCrossEntropy, over_vocabulary
 from echelon.parallel.module.tensor.layers import TensorLink

@@ -10,7 +10,7 @@ import echelon as ec
 from echelon.api.parallelizing import parallelize
 from echelon.core.plan import Optimizer, Plan, Precision, Recompute, Zero
 from echelon.core.rulebook.module import MODULE_MESH
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.parallel.module.start import check_plan
 from tests.parallel.layouts import MIXTRAL, plan_of
 from tests.parallel.module import mistakes

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from echelon.core.plan import Recompute, RecomputePolicy
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.schedule.action import Action, ActionKind
 from echelon.schedule.check import check_schedule
 from echelon.schedule.from_plan import schedule_from_plan

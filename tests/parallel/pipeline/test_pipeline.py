@@ -9,7 +9,7 @@ import torch
 
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.matrix.pipeline_cases import num_microbatches
 from echelon.schedule.check import check_schedule
 from echelon.schedule.from_plan import schedule_from_plan

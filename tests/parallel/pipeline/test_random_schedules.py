@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from echelon.core.plan import Plan
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.schedule.action import Schedule
 from echelon.schedule.check import check_schedule
 from echelon.schedule.from_plan import schedule_from_plan

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from echelon.core.plan import Recompute, Zero
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.parallel import targets
 from tests.parallel.buckets import matrix, store_of
 from tests.parallel.layouts import plan_of

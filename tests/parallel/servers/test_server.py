@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from echelon.core.plan import Plan, Precision
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.layout.servers import served_buckets, server_elements
 from echelon.parallel.servers.server import server_buckets
 from echelon.proof.run import prove

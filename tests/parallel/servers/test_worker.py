@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from echelon.parallel.buckets import Bucket
 from echelon.parallel.servers.worker import GradientPush
+from echelon.parallel.storage.buckets import Bucket
 
 
 class Pushes(GradientPush):

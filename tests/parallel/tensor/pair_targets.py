@@ -11,11 +11,11 @@ from torch import nn
 from echelon.core.event import Event, NoEvents
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
-from echelon.parallel.gradients import GradientStore, Reduction
+from echelon.parallel.device_mesh import rank_groups
+from echelon.parallel.storage.gradients import GradientStore, Reduction
+from echelon.parallel.storage.weights import Shard
 from echelon.parallel.tensor import ColumnLinear, RowLinear, TensorSplit
-from echelon.parallel.transport.device_mesh import rank_groups
 from echelon.parallel.transport.recorder import Recorder
-from echelon.parallel.weights import Shard
 from echelon.training.engine import TrainEngine
 from tests.parallel.buckets import by_hand, matrix
 from tests.parallel.targets import build, copies, tensor_group

@@ -13,7 +13,7 @@ from echelon.core.parameters import parameters
 from echelon.core.plan import Plan
 from echelon.cost.bytes.sent import tensor_bytes
 from echelon.cost.bytes.terms import all_gather_bytes, all_reduce_bytes
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.layout.stage import partial_over_tensor, rank_part
 from tests.config.problems import SMALL, problems_of, write
 from tests.models.latent_shapes import EQUAL_WIDTHS, LATENT

@@ -8,7 +8,7 @@ import pytest
 
 from echelon.core.model_shape import LatentAttention
 from echelon.core.plan import Plan
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.run import prove
 from tests.proof.layouts import BF16, Changes, layout
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from echelon.core.event import Event
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.parallel.tensor import pair_targets
 from tests.parallel.tensor.pair_targets import PairResult
 

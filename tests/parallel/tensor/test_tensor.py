@@ -11,7 +11,7 @@ import torch
 
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Plan, Recompute
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.models.decoder import Block
 from tests.parallel import targets
 from tests.parallel.layouts import GPT2, NANO, QWEN, plan_of

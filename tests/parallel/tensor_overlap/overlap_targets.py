@@ -18,7 +18,7 @@ from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.models.batch import TokenBatch
 from echelon.parallel import tensor
-from echelon.parallel.gradients import GradientStore, Reduction
+from echelon.parallel.storage.gradients import GradientStore, Reduction
 from echelon.parallel.tensor import ColumnLinear, TensorSplit
 from echelon.parallel.tensor_overlap import RingOverlap, RowProduct, SymmetricMemoryOverlap
 from echelon.parallel.transport.collectives import Group, Pending

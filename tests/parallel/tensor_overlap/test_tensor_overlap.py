@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from echelon.core.event import Event
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Plan, Recompute, RecomputedOperator
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.parallel.layouts import GPT2, NANO, QWEN, plan_of
 from tests.parallel.one_device import assemble, make_rows
 from tests.parallel.tensor.test_tensor import (

@@ -19,7 +19,7 @@ from echelon.launch.desync.findings import Finding, Verdict
 from echelon.launch.desync.fingerprint import RankEvidence
 from echelon.launch.desync.ring import DEVICE_READ, FingerprintRing, RingReader
 from echelon.launch.desync.verdict import find_mismatch, find_stall
-from echelon.launch.desync.watch import KnownRank, evidence_of
+from echelon.launch.local.desync_watch import KnownRank, evidence_of
 from echelon.launch.local.messages import ThreadStacks
 from echelon.parallel.transport.recorder import CudaClock, Recorder
 from tests.parallel.transport.test_fingerprints import MadeUpMembers

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from echelon.core.event import EventList
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.recorder import Recorder
 from tests.parallel.transport import exchange_targets as targets

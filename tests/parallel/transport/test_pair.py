@@ -7,7 +7,7 @@ import torch
 
 from echelon.core.event import EventList
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.launch.process_group import PrefixStore
 from echelon.parallel.transport.pair import Pair
 from echelon.parallel.transport.recorder import Recorder

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from echelon.cost.bytes.terms import all_gather_bytes, all_reduce_bytes, reduce_scatter_bytes
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.parallel.transport import rows_targets as targets
 from tests.parallel.transport.rows_targets import ROWS, WIDTH, Applied
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from echelon.cost.bytes.terms import all_gather_bytes, all_reduce_bytes
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.parallel.transport import shared_room
 from echelon.parallel.transport.shared_room import SharedRoom, open_room
 from tests.parallel.transport import shared_room_targets

@@ -9,7 +9,7 @@ import torch
 
 from echelon.core.errors import EnvironmentProblem
 from echelon.cost.bytes.terms import all_gather_bytes, reduce_scatter_bytes
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.parallel.transport.symmetric_memory import (
     OPERATORS,
     missing_of_symmetric_memory,

@@ -13,7 +13,7 @@ import torch
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from tests.parallel import targets
 from tests.parallel.layouts import GPT2, NANO, plan_of

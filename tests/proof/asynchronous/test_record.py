@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 
 from echelon.core.choices.updates import AppliedGradient
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.proof.asynchronous.record import _write, read_rank
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from echelon.core.errors import ConfigError
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.run import prove
 from tests.parallel.layouts import QWEN
 from tests.parallel.servers.test_server import served_plan

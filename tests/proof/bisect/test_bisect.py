@@ -11,7 +11,7 @@ import pytest
 
 from echelon.config.load import load_job
 from echelon.core.plan import Plan
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.launch.root_cause import FaultKind, RankFailure, RankFault
 from echelon.proof.bisect.bisect import bisect
 from echelon.proof.bisect.verdict import Bisection

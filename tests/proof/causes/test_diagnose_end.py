@@ -8,7 +8,7 @@ from functools import partial
 
 import pytest
 
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.launch.root_cause import RankFailure
 from echelon.proof.run import prove
 from tests.parallel.pipeline.pipelines import pipeline_plan

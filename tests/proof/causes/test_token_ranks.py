@@ -11,7 +11,7 @@ from echelon.core.axis import Axis
 from echelon.core.experts import ExpertLayout
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.causes.token_ranks import dispatched_tokens, token_rows
 from echelon.proof.claims.checks import dp_rank_of
 from echelon.proof.oracle.batches import global_batch

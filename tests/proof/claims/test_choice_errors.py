@@ -10,8 +10,8 @@ import torch
 
 from echelon.core.experts import Balance
 from echelon.core.plan import Plan
-from echelon.launch.local.pool import RankPool
-from echelon.models.initial import initial_values
+from echelon.launch.local.supervisor import RankPool
+from echelon.models.counter_random import initial_values
 from echelon.parallel.expert import router
 from echelon.proof.claims.checks import Check, Evidence
 from echelon.proof.claims.choice_errors import choice_error, drop_error, with_ties_of_ranks

@@ -7,7 +7,7 @@ import pytest
 from echelon.config.load import load_job
 from echelon.core.model_shape import Experts
 from echelon.core.rulebook import prove as rules
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.claims.checks import Check
 from echelon.proof.claims.claims import ClaimResult, judged
 from echelon.proof.claims.conditioning import (

@@ -9,7 +9,7 @@ import torch
 from echelon.core.plan import Plan
 from echelon.cost.bytes.sent import bytes_sent_by_axis
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.layout.buckets import plan_buckets
 from echelon.layout.stage import rank_part
 from echelon.proof.claims.predictions import bytes_by_axis

@@ -11,7 +11,7 @@ import pytest
 from echelon.core.experts import Balance
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.run import prove
 from echelon.proof.verdict import Proof

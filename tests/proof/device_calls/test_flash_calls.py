@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.run import prove
 from tests.proof.device_calls import flash_calls
 from tests.proof.device_calls.flash_calls import WINDOW

@@ -8,7 +8,7 @@ import pytest
 
 from echelon.core.experts import Balance, ExpertLayout
 from echelon.core.plan import Recompute, Zero
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.run import prove
 from tests.parallel.layouts import DEEPSEEK, MIXTRAL, plan_of
 from tests.proof.device_calls import grouped_calls

@@ -10,7 +10,7 @@ import torch
 from echelon.core.experts import Balance
 from echelon.core.model_shape import ModelShape, RopeScaling
 from echelon.core.plan import Plan
-from echelon.models import latent, mixture_reference, operations, rotary
+from echelon.models import decoder, moe, operations, rotary
 from echelon.models.decoder import Decoder, Norm
 from echelon.models.operations import Operations
 from echelon.proof.oracle import losses, oracle, routing
@@ -59,7 +59,7 @@ def stretched_frequencies_are_not(patch: Patch) -> None:
 @shared_bug("gates", "layers.0", **MIXTURE)
 def gates_are_not_renormalised(patch: Patch) -> None:
     patch.setattr(
-        mixture_reference,
+        moe,
         "gates_of",
         lambda scores, chosen, experts: scores.gather(-1, chosen) * experts.gate_scale,
     )
@@ -67,14 +67,14 @@ def gates_are_not_renormalised(patch: Patch) -> None:
 
 @shared_bug("router scores", "layers.0", **MIXTURE)
 def router_scores_are_a_softmax(patch: Patch) -> None:
-    patch.setattr(mixture_reference, "scores_of", lambda logits, experts: logits.softmax(-1))
+    patch.setattr(moe, "scores_of", lambda logits, experts: logits.softmax(-1))
 
 
 @shared_bug("choice of experts", "layers.0", **GROUPS)
 def groups_of_experts_are_ignored(patch: Patch) -> None:
-    right = mixture_reference.choose_experts
+    right = moe.choose_experts
     patch.setattr(
-        mixture_reference,
+        moe,
         "choose_experts",
         lambda scores, bias, tokens, experts, balance: right(
             scores, bias, tokens, replace(experts, groups=1), balance
@@ -200,7 +200,7 @@ def latent_keys_are_their_own_part_twice(patch: Patch) -> None:
             first, second = parts
             return right((first, second * (second.stride(2) != 0)), dim=dim)
 
-    patch.setattr(latent, "torch", Wrong())
+    patch.setattr(decoder, "torch", Wrong())
 
 
 @shared_bug("auxiliary loss", "layers.1.mlp.router.weight", **MIXTURE)
@@ -213,7 +213,7 @@ def router_losses_are_differentiated_twice(patch: Patch) -> None:
 def z_loss_of_shifted_logits(patch: Patch) -> None:
     changed(
         patch,
-        mixture_reference,
+        moe,
         "route_reference",
         lambda routed: replace(routed, logits_NE=routed.logits_NE + 1.0),
     )

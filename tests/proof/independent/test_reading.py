@@ -19,7 +19,7 @@ from echelon.proof.independent.reading import (
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.shrink import shrink
 from echelon.proof.subject import ProofBatch
-from echelon.training.data.mixture import Mixture
+from echelon.training.data.mixed_dataset import Mixture
 from tests.proof.layouts import layout
 
 PLAN = shrink(layout(dp=2, accumulation=1, documents="separate"), precision="fp64")

@@ -9,17 +9,13 @@ import numpy as np
 import torch
 
 from echelon.core.choices.optimizers import OPTIMIZERS
-from echelon.models import counter_random, initial
+from echelon.models import counter_random
 from echelon.proof.independent import comparison
 from echelon.proof.oracle import optimizers, oracle
 from echelon.training.data import batches as trainer_batches
 from echelon.training.data import dataset
 from echelon.training.optimizer import learning_rate
-from tests.proof.independent.shared_bugs import (
-    Patch,
-    changed,
-    shared_bug,
-)
+from tests.proof.independent.shared_bugs import Patch, changed, shared_bug
 
 
 @shared_bug("weight decay", "embedding.weight", optimizer={"decay": "blocks"})
@@ -34,7 +30,7 @@ def norms_decay_too(patch: Patch) -> None:
 
 @shared_bug("initial values", "layers.0.attention.o.weight")
 def residual_matrices_begin_as_wide_as_others(patch: Patch) -> None:
-    right = initial.initial_values
+    right = counter_random.initial_values
     patch.setattr(
         oracle,
         "initial_values",
@@ -46,7 +42,8 @@ def residual_matrices_begin_as_wide_as_others(patch: Patch) -> None:
 
 @shared_bug("initial values", "embedding.weight")
 def initial_values_do_not_know_the_name(patch: Patch) -> None:
-    patch.setattr(initial, "make_key", lambda *words: counter_random.make_key(*words[:-1]))
+    right = counter_random.make_key
+    patch.setattr(counter_random, "make_key", lambda *words: right(*words[:-1]))
 
 
 @shared_bug("token batch", "batches of the trainer")

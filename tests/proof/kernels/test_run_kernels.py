@@ -9,7 +9,7 @@ import pytest
 
 from echelon.core.choices.kernels import Kernels
 from echelon.core.plan import Plan, Recompute
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.matrix.bytes_walk import compare_plan
 from echelon.proof.run import prove
 from tests.parallel.layouts import DEEPSEEK, MIXTRAL, QWEN, plan_of

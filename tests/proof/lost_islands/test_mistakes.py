@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.replays import run_with_a_lost_island
 from tests.proof.lost_islands import planted
 from tests.proof.mutants.planting import Told, mutants_of

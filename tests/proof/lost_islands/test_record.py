@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.proof.lost_islands.record import VALUES, _Notes, read_records
 
 

@@ -8,7 +8,7 @@ import pytest
 
 from echelon.core.experts import ExpertLayout
 from echelon.core.plan import Plan, Precision
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.matrix.block_cases import AGAIN, BLOCKS, BlockCase, block_cases
 from echelon.proof.matrix.bytes_walk import compare_plan
 from echelon.proof.matrix.recompute_cases import SPLITS

@@ -11,7 +11,7 @@ import pytest
 
 from echelon.core.plan import Plan, Recompute, RecomputedOperator, RecomputePolicy
 from echelon.cost.activations.numbers import LOSS_ROWS
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.proof.matrix.bytes_recorded import record_rank
 from echelon.proof.matrix.bytes_walk import (

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.matrix import walk as matrix
 from echelon.proof.matrix.block_cases import block_cases
 from echelon.proof.matrix.cases import MatrixCase, cases

@@ -17,8 +17,8 @@ from echelon.parallel import apply
 from echelon.parallel.context import gathered, ring
 from echelon.parallel.context.ulysses import PositionsToHeads
 from echelon.parallel.data import GradientReduction
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.transport.collectives import Group
-from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.training.engine import TrainEngine
 from tests.proof.mutants.context_layouts import HEAD, MQA, in_gradients, split
 from tests.proof.mutants.planting import LAST, Told, change_routes, mutant

@@ -12,12 +12,12 @@ import torch
 from echelon.core.experts import Balance
 from echelon.core.plan import Plan, Recompute
 from echelon.models.routing import gates_of, kept_assignments
-from echelon.parallel import weights
 from echelon.parallel.expert import inner_activation, router
 from echelon.parallel.expert.balance import Balancer
 from echelon.parallel.expert.layer import ExpertParallel
 from echelon.parallel.expert.router import Router
 from echelon.parallel.expert.token_dispatcher import FlatTokenDispatcher
+from echelon.parallel.storage import weights
 from echelon.training.routing_recorder import RoutingRecorder
 from tests.parallel.layouts import DEEPSEEK
 from tests.proof.mutants.expert_layouts import (

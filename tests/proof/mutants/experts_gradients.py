@@ -13,10 +13,11 @@ from echelon.core.experts import ExpertLayout
 from echelon.core.plan import Plan, Zero
 from echelon.layout.buckets import slice_index
 from echelon.models.routing import counts_of
-from echelon.parallel import data, gradients
+from echelon.parallel import data
 from echelon.parallel.data import GradientReduction
 from echelon.parallel.expert.balance import Balancer
 from echelon.parallel.expert.router import AttachLoss, Router
+from echelon.parallel.storage import gradients
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.rows import MoveRows, own_rows
 from echelon.parallel.zero import ParameterGathering

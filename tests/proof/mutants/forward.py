@@ -11,11 +11,12 @@ import torch
 from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
 from echelon.models.rotary import rotary_tables
-from echelon.parallel import fp8_linear, rank_model, weights
+from echelon.parallel import fp8_linear, rank_model
 from echelon.parallel.kernels import fp8
 from echelon.parallel.kernels.fp8 import Fp8Matrix
 from echelon.parallel.operations import RankOperations
 from echelon.parallel.pipeline import PipelineExecutor
+from echelon.parallel.storage import weights
 from echelon.training import subject
 from echelon.training.optimizer import SliceOptimizer
 from tests.proof.layouts import Changes

@@ -9,8 +9,8 @@ import torch
 
 from echelon.core.plan import Plan
 from echelon.parallel import fp8_gather
-from echelon.parallel.buckets import Bucket
 from echelon.parallel.fp8_gather import SliceCodes
+from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.collectives import Group, Pending
 from tests.proof.layouts import Changes
 from tests.proof.mutants.planting import Told, mutant

@@ -10,9 +10,10 @@ import torch
 from echelon.core.model_shape import Activation
 from echelon.core.plan import Plan
 from echelon.models.piece_sizes import PieceSizes
-from echelon.parallel import gradients, vocabulary
+from echelon.parallel import vocabulary
 from echelon.parallel.kernels import low_precision
 from echelon.parallel.operations import RankOperations
+from echelon.parallel.storage import gradients
 from echelon.training.engine import TrainEngine
 from tests.proof.layouts import BF16, BF16_SUMS, FP16
 from tests.proof.mutants import forward

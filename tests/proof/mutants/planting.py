@@ -21,8 +21,8 @@ from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
 from echelon.parallel.completion.completion import Completion
 from echelon.parallel.data import GradientReduction, _ReductionGroups
-from echelon.parallel.transport.device_mesh import RankGroups
-from echelon.parallel.weights import Shard
+from echelon.parallel.device_mesh import RankGroups
+from echelon.parallel.storage.weights import Shard
 from echelon.proof.subject import ProofBatch
 from echelon.training.subject import build
 from tests.proof.layouts import layout

@@ -12,13 +12,13 @@ import torch
 from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
 from echelon.parallel import data
-from echelon.parallel.buckets import Bucket
 from echelon.parallel.data import GradientReduction
-from echelon.parallel.gradients import GradientStore
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.pipeline import PipelineExecutor
+from echelon.parallel.storage.buckets import Bucket
+from echelon.parallel.storage.gradients import GradientStore
 from echelon.parallel.tensor import RowLinear
 from echelon.parallel.transport.collectives import Group, Pending
-from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.training.engine import TrainEngine
 from echelon.training.optimizer import local_norm_squared
 from echelon.training.steps.agreement import ToldByRank, agree

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from echelon.core.plan import Plan
-from echelon.parallel.buckets import Bucket
-from echelon.parallel.transport.device_mesh import RankGroups
+from echelon.parallel.device_mesh import RankGroups
+from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.zero import ParameterGathering
 from echelon.training.optimizer import SliceOptimizer
 from echelon.training.steps.agreement import ToldByRank, agree

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.proof.mutants import experts, experts_gradients
 from tests.proof.mutants.planting import Told, mutants_of
 from tests.proof.planted import assert_caught

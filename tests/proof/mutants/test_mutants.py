@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.proof.mutants import (
     constants,
     counts,

@@ -12,7 +12,7 @@ import torch
 from echelon.core.choices.collective_algorithms import BACKEND
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.parallel.transport import collectives
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.messages import GlooPeers

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from echelon.core.plan import Plan, Recompute, RecomputedOperator, Zero
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.matrix.bytes_walk import PRECISIONS
 from echelon.proof.run import prove
 from tests.parallel.layouts import DEEPSEEK, GPT2, NANO, QWEN, plan_of

@@ -9,7 +9,7 @@ import pytest
 from echelon.core.experts import ExpertLayout
 from echelon.core.plan import Plan, Zero
 from echelon.cost.bytes.sent import bytes_sent
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.matrix.bytes_walk import compare_plan
 from echelon.proof.run import prove
 from tests.parallel.layouts import MIXTRAL, plan_of

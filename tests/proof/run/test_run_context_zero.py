@@ -6,7 +6,7 @@ import pytest
 
 from echelon.core.plan import ContextKind, ZeroStage
 from echelon.cost.bytes.held import bytes_held
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.run import prove
 from tests.proof.layouts import Changes, layout
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 from echelon.core.rulebook import prove as rules
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.run import prove
 from tests.parallel.layouts import MIXTRAL, plan_of
 from tests.proof.layouts import BF16, layout

@@ -9,7 +9,7 @@ import pytest
 from echelon.core.choices.lora import LATENT_LINEARS, LINEARS, LORA_LINEARS, Lora
 from echelon.core.experts import ExpertLayout
 from echelon.core.plan import Plan
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.matrix.block_cases import BlockCase
 from echelon.proof.matrix.bytes_walk import compare_plan
 from echelon.proof.run import OUR_ENGINE, prove

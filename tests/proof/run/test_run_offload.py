@@ -13,7 +13,7 @@ from safetensors.torch import load_file, save_file
 
 from echelon.core.plan import OffloadTarget, Plan
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.shrink import shrink
 from echelon.training.subject import EngineSubject

@@ -9,7 +9,7 @@ import torch
 
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.run import prove
 from echelon.proof.shrink import num_updates
 from echelon.training.optimizer import trained_ranges

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from echelon.api.verifying import verify
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.verdict import SubjectProof
 from echelon.proof.verify.verify import SubjectRanks, verify_subject
 

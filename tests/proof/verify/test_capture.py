@@ -11,7 +11,7 @@ import torch
 
 from echelon.core.errors import ConfigError
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.verify import capture
 from echelon.proof.verify.capture import RankReport, read_report
 from echelon.proof.verify.reference import OneDeviceAnswer

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from echelon.core.errors import ConfigError, EnvironmentProblem
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.launch.root_cause import RankFailure
 from echelon.proof.verify.subject_file import SubjectFile
 from tests.proof.verify.planted_programs import proof_of, written

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from echelon.config.load import load_job
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.shrink import shrink
 from echelon.proof.whole_run.whole_run import whole_run_pass
 

@@ -9,7 +9,7 @@ import pytest
 
 from echelon.config.load import load_job
 from echelon.core.plan import Plan
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.shrink import shrink
 from echelon.proof.whole_run.whole_run import (
     OUR_TRAINER,

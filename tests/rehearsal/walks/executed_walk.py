@@ -23,7 +23,7 @@ from echelon.config.rules.plan import require_trainable
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
 from echelon.core.version import source_hash
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.matrix.cases import MAX_WORLD
 from echelon.proof.matrix.random_settings import PRESET, flags_of, settings_of
 from echelon.proof.matrix.walk import append_line, lines_of

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.rehearsal.log import RankLog
 from tests.rehearsal.engine_targets import Issued
 from tests.rehearsal.walks import executed_walk

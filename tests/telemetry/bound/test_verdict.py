@@ -11,7 +11,7 @@ import pytest
 from echelon.cli.observe import summary_text
 from echelon.core.serialize import to_json
 from echelon.cost.seconds.unit_times import memory_bound_seconds
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.telemetry.bound import Bound, read_bound
 from echelon.telemetry.run_directory import create_run
 from echelon.telemetry.summary import summarize_run

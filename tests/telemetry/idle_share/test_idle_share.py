@@ -22,7 +22,7 @@ import pytest
 from echelon.config.job import Job
 from echelon.core.event import Event
 from echelon.core.serialize import to_json
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.schedule.messages import Message
 from echelon.telemetry.run_directory import create_run
 from echelon.telemetry.schedule_report import TimelineReport, read_schedule_report

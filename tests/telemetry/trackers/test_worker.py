@@ -8,11 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from echelon.telemetry.trackers.mirror import Mirror
-from echelon.telemetry.trackers.worker import FAILED, main, mirror_until_end
+from echelon.telemetry.trackers.worker import FAILED, Mirror, main, mirror_until_end
 from tests.telemetry.trackers.fakes import install_fakes
 from tests.telemetry.trackers.metrics import FIRST, add_lines, expected_values, make_run
-from tests.telemetry.trackers.test_mirror import InMemory
+from tests.telemetry.trackers.test_worker_mirror import InMemory
 
 
 def test_it_ends_when_the_run_has_ended_and_all_is_mirrored(tmp_path: Path) -> None:

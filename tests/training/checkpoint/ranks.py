@@ -16,7 +16,7 @@ from echelon.core.errors import EchelonError
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import parameters
 from echelon.core.plan import Mathematics
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.training.checkpoint.communicator import ObjectCommunicator, SingleRankCommunicator
 from echelon.training.checkpoint.folder import Keep
 from echelon.training.checkpoint.identity import RunIdentity

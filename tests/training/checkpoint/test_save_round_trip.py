@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from echelon.core.errors import CheckpointError
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.training.checkpoint.communicator import SingleRankCommunicator
 from echelon.training.checkpoint.folder import find_checkpoint, find_latest, list_checkpoints
 from echelon.training.checkpoint.load import check_checkpoint, load_checkpoint

@@ -11,7 +11,7 @@ import torch
 from safetensors.torch import load_file
 
 from echelon.core.errors import EnvironmentProblem
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.training.checkpoint import shard_file
 from echelon.training.checkpoint.shard_file import DTYPE_NAMES, every_shard, write_shard_file
 

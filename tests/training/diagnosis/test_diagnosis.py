@@ -10,7 +10,7 @@ from echelon.config.load import load_job
 from echelon.core.event import NoEvents
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.parallel.transport.recorder import Recorder
 from echelon.proof.subject import ProofBatch
 from echelon.training.diagnosis import explain_not_finite

@@ -11,7 +11,7 @@ import pytest
 from echelon.core.experts import Balance, ExpertLayout
 from echelon.core.plan import Plan, Recompute, Zero
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.training.diagnosis import explain_not_finite
 from echelon.training.subject import rank_batches
 from tests.parallel.layouts import DEEPSEEK, MIXTRAL, plan_of

@@ -12,7 +12,7 @@ import torch
 from echelon.cli.main import main
 from echelon.core.plan import Plan, Precision, Zero
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.training.diagnosis import explain_not_finite
 from tests.parallel.layouts import QWEN, plan_of
 from tests.training import engine_targets

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from echelon.core.event import NoEvents
+from echelon.parallel.device_mesh import RankGroups, rank_groups
 from echelon.parallel.expert import Balancer, LayerLoad
-from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.experts.balance import (
     ROUTER_BIAS,

@@ -17,8 +17,7 @@ from echelon.core.plan import Plan
 from echelon.core.serialize import to_json
 from echelon.inference.generator import Generator
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
-from echelon.launch.local.supervisor import run_ranks
+from echelon.launch.local.supervisor import RankPool, run_ranks
 from echelon.training.checkpoint import load
 from echelon.training.checkpoint.folder import find_latest
 from echelon.training.checkpoint.index import read_index

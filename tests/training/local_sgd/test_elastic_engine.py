@@ -16,8 +16,7 @@ import torch
 from echelon.core.serialize import to_json
 from echelon.launch.local.elastic_ranks import elastic_ranks
 from echelon.launch.local.messages import Limits
-from echelon.launch.local.pool import RankPool
-from echelon.launch.local.supervisor import LaunchOptions, RunOutcome, run_ranks
+from echelon.launch.local.supervisor import LaunchOptions, RankPool, RunOutcome, run_ranks
 from echelon.training.checkpoint.index import STATE_FILE, read_index
 from echelon.training.loop import RankTask
 from tests.training import small_runs

@@ -11,8 +11,8 @@ from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUs
 from echelon.core.event import EventList
 from echelon.launch.context import LostRank
 from echelon.parallel.apply import apply_plan
-from echelon.parallel.buckets import Bucket
-from echelon.parallel.transport.device_mesh import rank_groups
+from echelon.parallel.device_mesh import rank_groups
+from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.local_sgd.elastic_steps import ElasticOuterSteps
 from echelon.training.local_sgd.outer_steps import PARAMETERS

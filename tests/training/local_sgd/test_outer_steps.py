@@ -12,9 +12,9 @@ from echelon.core.choices.local_sgd import LocalSgd
 from echelon.core.event import NoEvents
 from echelon.core.plan import Plan
 from echelon.parallel.apply import apply_plan
-from echelon.parallel.buckets import Bucket
+from echelon.parallel.device_mesh import rank_groups
+from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.collectives import Pending
-from echelon.parallel.transport.device_mesh import rank_groups
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.local_sgd.outer_steps import GRADIENTS, MOMENTUM, PARAMETERS, OuterSteps
 from echelon.training.steps.part import StepPlace

@@ -16,8 +16,8 @@ from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Plan
 from echelon.layout.outer_blocks import blocks_in_stage
 from echelon.parallel.apply import apply_plan
-from echelon.parallel.buckets import Bucket
-from echelon.parallel.transport.device_mesh import rank_groups
+from echelon.parallel.device_mesh import rank_groups
+from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.recorder import Recorder
 from echelon.proof.oracle.local_sgd import as_sent
 from echelon.training.local_sgd.quantised import LARGEST, QuantisedGradients

@@ -13,9 +13,9 @@ from echelon.config.load import load_job
 from echelon.core.event import EventList
 from echelon.core.parameters import parameters
 from echelon.core.serialize import to_json
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.launch.root_cause import RankFailure
-from echelon.models.initial import initial_values
+from echelon.models.counter_random import initial_values
 from echelon.training.data.prepare import prepare
 from echelon.training.loop import RankTask, TrainSummary
 from echelon.training.observer import StepFacts

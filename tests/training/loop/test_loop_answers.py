@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.training.data.batches import BatchLayout, training_batch
 from echelon.training.data.dataset import IGNORED_LABEL
 from echelon.training.data.mixed_dataset import open_data

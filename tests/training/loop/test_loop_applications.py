@@ -11,7 +11,7 @@ from echelon.config.load import load_job
 from echelon.config.presets import preset_names
 from echelon.core.mesh import Mesh
 from echelon.core.serialize import to_json
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.run import prove
 from echelon.training.loop import RankTask
 from tests.training.small_runs import notes, read_steps, small_data

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.training.checkpoint.index import PARAMETERS
 from tests.training.small_runs import FP64, checkpoint_of, small_data, train, whole_state
 

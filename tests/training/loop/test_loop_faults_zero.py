@@ -21,7 +21,7 @@ import torch
 from bench.faults.__main__ import ranks_of
 from echelon.cli.main import main
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.launch.root_cause import RankFailure
 from echelon.parallel.offload.file_store import FileOffloadStore
 from echelon.training.checkpoint.folder import find_latest

@@ -9,7 +9,7 @@ import pytest
 
 from echelon.config.load import load_job
 from echelon.core.serialize import to_json
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.training.data.prepare import prepare
 from echelon.training.loop import RankTask
 from tests.training.loop.test_loop import TINY, notes, read_steps

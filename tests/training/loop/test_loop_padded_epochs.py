@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.launch.root_cause import RankFailure
 from echelon.training.data.dataset import TokenDataset
 from echelon.training.data.prepare import prepare

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 from echelon.core.errors import CheckpointError
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.launch.root_cause import RankFailure
 from echelon.training.checkpoint.index import read_index
 from tests.training.small_runs import (

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.launch.root_cause import RankFailure
 from echelon.training.checkpoint.index import STATE_FILE
 from tests.training.loop.test_loop_resume_zero import DP2_TP2, go_on_under_four_layouts

@@ -13,9 +13,9 @@ import torch
 from echelon.core.event import NoEvents
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
+from echelon.parallel.storage.weights import Shard
 from echelon.parallel.transport.recorder import Recorder
-from echelon.parallel.weights import Shard
 from echelon.training.checkpoint.identity import RunIdentity
 from echelon.training.checkpoint.index import PARAMETERS, STATE_FILE, read_index
 from echelon.training.checkpoint.load import load_checkpoint

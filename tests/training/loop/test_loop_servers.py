@@ -13,7 +13,7 @@ import torch
 
 from bench.faults.__main__ import ranks_of
 from echelon.core.serialize import to_json
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.training.loop import RankTask, TrainSummary
 from tests.training import small_runs
 from tests.training.loop.test_loop_faults_zero import losses, wait_for_step

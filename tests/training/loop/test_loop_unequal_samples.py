@@ -9,7 +9,7 @@ import torch
 
 from echelon.core.plan import Plan, Zero
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.models.batch import TokenBatch
 from echelon.training.steps.part import StepResult
 from tests.parallel.layouts import QWEN, plan_of

@@ -13,7 +13,7 @@ import echelon as ec
 from echelon.core.errors import CheckpointError
 from echelon.core.parameters import is_adapter
 from echelon.cost.bytes.held import StoredBytes, stored_bytes
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.training.checkpoint.index import base_of, read_index
 from tests.training.small_runs import (
     TINY,

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from echelon.core.plan import Precision
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.training.module import module_state_targets as targets
 
 BF16 = Precision(parameters="bf16", gradients="fp32", reduction="fp32", master="fp32")

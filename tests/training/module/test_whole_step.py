@@ -7,7 +7,7 @@ import torch
 
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Zero
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.training.module.whole_step import checksum, cut
 from tests.parallel.module.pipeline import targets
 from tests.parallel.module.pipeline.targets import Case, plan

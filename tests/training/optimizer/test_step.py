@@ -13,8 +13,8 @@ from torch import nn
 from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.event import NoEvents
 from echelon.core.plan import Optimizer, OptimizerKind, Plan, Precision
-from echelon.parallel.buckets import Bucket
-from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
+from echelon.parallel.device_mesh import RankGroups, rank_groups
+from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.optimizer import MASTER, SliceOptimizer, local_norm_squared
 from echelon.training.optimizer.trained_ranges import trained_ranges

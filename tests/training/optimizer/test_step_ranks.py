@@ -15,11 +15,11 @@ from echelon.core.choices.optimizers import OPTIMIZERS
 from echelon.core.parameters import parameters
 from echelon.core.plan import DTYPE_BYTES, Optimizer, OptimizerKind, Plan, Precision, Zero
 from echelon.cost.bytes.data import muon_bytes
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.layout.buckets import plan_buckets, slice_elements
 from echelon.layout.muon import muon_exchange
 from echelon.layout.stage import pp_rank_of, rank_part
-from echelon.models.initial import initial_values
+from echelon.models.counter_random import initial_values
 from tests.parallel.layouts import GPT2, QWEN, Choice, plan_of
 from tests.parallel.one_device import Values, assemble
 from tests.training.optimizer import optimizer_targets as targets

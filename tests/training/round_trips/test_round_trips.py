@@ -10,7 +10,7 @@ import torch
 
 from echelon.config.model.architectures.table import ARCHITECTURES
 from echelon.core.errors import EchelonError
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.config.model.architectures.families import CONFIGURATIONS
 from tests.training.round_trips.draws import DRAWS, draw_configuration
 from tests.training.round_trips.layouts import ADAMW

@@ -34,7 +34,7 @@ from echelon.core.errors import EchelonError
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import parameters, router_biases
 from echelon.core.serialize import to_json
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
 from echelon.training.checkpoint.folder import find_checkpoint

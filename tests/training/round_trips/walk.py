@@ -25,7 +25,7 @@ from typing import Any
 from echelon.config.model.architectures.table import ARCHITECTURES
 from echelon.core.errors import ConfigError
 from echelon.core.version import source_hash
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.matrix.walk import append_line, lines_of
 from echelon.rehearsal.random_walk import until_so_many_ran
 from tests.training.round_trips.draws import draw_configuration

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.training.servers.server import AsynchronousServer
 from echelon.training.servers.synchronous import ParameterServer, ServedWorker
 from echelon.training.servers.worker import AsynchronousWorker

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from echelon.core.plan import DType, Plan, Precision
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.parallel.servers.test_server import served_plan
 from tests.training.servers.targets import final_parameters
 from tests.training.servers.test_served import with_updates

@@ -8,7 +8,7 @@ from typing import cast
 import pytest
 import torch
 
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.training.engine import _not_told
 from tests.parallel.servers.test_server import served_plan
 from tests.training.servers.targets import Held, parameters_to_validate

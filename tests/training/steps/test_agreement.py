@@ -6,7 +6,7 @@ import torch
 
 from echelon.config.load import load_job
 from echelon.core.event import NoEvents
-from echelon.parallel.transport.device_mesh import rank_groups
+from echelon.parallel.device_mesh import rank_groups
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.steps.agreement import ToldByRank, agree, sum_of
 

@@ -12,8 +12,8 @@ from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import parameters
 from echelon.core.plan import Plan, Precision, Zero
 from echelon.launch.context import RankContext
+from echelon.parallel.storage.weights import Shard
 from echelon.parallel.transport.recorder import Recorder
-from echelon.parallel.weights import Shard
 from echelon.training.engine import TrainEngine
 from echelon.training.weights.files import find_weights
 from echelon.training.weights.load import load_weights

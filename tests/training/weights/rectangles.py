@@ -10,7 +10,7 @@ import torch
 
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import parameters
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.training.checkpoint.communicator import SingleRankCommunicator
 from echelon.training.weights.files import find_weights
 from echelon.training.weights.load import load_weights

@@ -18,7 +18,7 @@ from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import is_adapter, parameters
 from echelon.interop.hugging_face.adapters import adapter_config, adapter_tensors
 from echelon.interop.hugging_face.folder import hub_config
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.training.checkpoint.communicator import SingleRankCommunicator
 from echelon.training.weights.adapters import find_adapters
 from echelon.training.weights.load import load_weights

@@ -23,7 +23,7 @@ from echelon.interop.hugging_face.folder import (
 )
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.training.checkpoint.communicator import SingleRankCommunicator
 from echelon.training.checkpoint.index import PARAMETERS, CheckpointIndex, TensorEntry
 from echelon.training.checkpoint.shard_file import write_shard_file

@@ -13,7 +13,7 @@ from safetensors.torch import save_file
 
 from echelon.core.errors import CheckpointError, Problem
 from echelon.core.model_shape import ModelShape, RopeKind, RopeScaling
-from echelon.training.weights.files import find_weights
+from echelon.training.weights.files import find_weights, read_headers
 from tests.parallel.layouts import GPT2, NANO, QWEN
 from tests.training.weights.hugging_face import Tensors, gpt2_tensors, llama_tensors
 
@@ -267,3 +267,19 @@ def test_weights_beside_another_config_are_taken(tmp_path: Path, text: str) -> N
     path = saved(tmp_path, llama_tensors(NANO))
     (path / "config.json").write_text(text)
     assert find_weights(path, NANO).path == path
+
+
+def test_a_file_and_an_index_say_the_same_tensors(tmp_path: Path) -> None:
+    tensors = {"a": torch.ones(2, 3), "b": torch.ones(4, dtype=torch.bfloat16)}
+    save_file(tensors, tmp_path / "whole.safetensors")
+    for name, one in tensors.items():
+        save_file({name: one}, tmp_path / f"{name}.safetensors")
+    index = {"weight_map": {name: f"{name}.safetensors" for name in tensors}}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    found = read_headers(tmp_path / "whole.safetensors")
+    parts = read_headers(tmp_path)
+    for name, one in found.items():
+        assert (parts[name].dtype, parts[name].shape) == (one.dtype, one.shape)
+        assert one.num_bytes == tensors[name].nbytes
+        assert one.lacking == 0
+    assert found["b"].dtype == "BF16"

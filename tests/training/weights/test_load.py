@@ -17,10 +17,10 @@ from safetensors.torch import save_file
 from echelon.core.errors import CheckpointError
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import parameters
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.training.checkpoint.communicator import SingleRankCommunicator
 from echelon.training.weights.files import find_weights
 from echelon.training.weights.load import load_weights
@@ -178,7 +178,7 @@ BOUNDED = """
 import pathlib, sys, torch
 from echelon.core.parameters import parameters
 from echelon.core.plan import Mathematics
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.training.checkpoint.communicator import SingleRankCommunicator
 from echelon.training.checkpoint.load import load_checkpoint
 from echelon.training.weights.files import find_weights

@@ -11,7 +11,7 @@ import torch
 
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import parameters
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.training.checkpoint.communicator import SingleRankCommunicator
 from echelon.training.checkpoint.index import CheckpointIndex, TensorEntry
 from echelon.training.checkpoint.shard_file import write_shard_file

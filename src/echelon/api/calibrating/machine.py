@@ -48,7 +48,7 @@ from echelon.cost.fit.samples import (
 from echelon.cost.fit.trainer import TrainerFit
 
 if TYPE_CHECKING:
-    from echelon.launch.launched_jobs import LaunchedPool
+    from echelon.launch.launched.jobs import LaunchedPool
 
 EVERY_STEP = StepMeasurement()
 WINDOW_S = 0.25
@@ -112,7 +112,7 @@ def calibrate_machine(
     wanted = _Wanted(out=Path(out), window_s=window_s, workload=workload, steps=steps, say=say)
     optional_package("torch", extra="train", purpose="measuring a machine")
     from echelon.launch.environment import is_launched
-    from echelon.launch.local.pool import RankPool
+    from echelon.launch.local.supervisor import RankPool
 
     if is_launched():
         return _calibrate_joined(wanted, ranks)
@@ -128,7 +128,7 @@ def _calibrate_joined(wanted: _Wanted, ranks: int | None) -> MachineCalibration:
     import torch
 
     from echelon.launch.environment import read_launched_rank, read_node_size
-    from echelon.launch.launched_jobs import run_launched_jobs, tell_place
+    from echelon.launch.launched.jobs import run_launched_jobs, tell_place
     from echelon.launch.local.messages import Limits
     from echelon.launch.local.supervisor import LaunchOptions
 

@@ -24,7 +24,7 @@ from echelon.cost.fit.device import UnfittedDevice
 from echelon.launch.host import first_words, num_usable_cores, total_memory_bytes
 
 if TYPE_CHECKING:
-    from echelon.launch.launched_jobs import RankPlace
+    from echelon.launch.launched.jobs import RankPlace
     from echelon.launch.local.messages import TargetFunction
 
 MOST_RANKS = 64  # ranks

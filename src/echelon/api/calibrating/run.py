@@ -212,8 +212,8 @@ def calibrate_model(
     optional_package("torch", extra="train", purpose="measuring a model")
     import torch
 
-    from echelon.launch.kernels import require_kernels
     from echelon.launch.process_group import require_devices
+    from echelon.launch.room import require_kernels
     from echelon.training.measure.unit_times import measure_units
 
     backend = job.plan.cluster.backend

@@ -20,8 +20,14 @@ from echelon.config.setting_layers import SettingLayers, gather_layers, parse_se
 from echelon.core.plan import Plan
 from echelon.core.units import gib, short_count
 from echelon.cost.inputs.cost_inputs import TrainerConstants
-from echelon.handbook.guides.agreement import Advice, SituationAdvice, advise
-from echelon.handbook.guides.comparison import StrategyRow, compare_strategies, step_seconds_of
+from echelon.handbook.guides.comparison import (
+    Advice,
+    SituationAdvice,
+    StrategyRow,
+    advise,
+    compare_strategies,
+    step_seconds_of,
+)
 from echelon.handbook.guides.practices import PRACTICES
 from echelon.handbook.guides.situation import PlanSituation
 from echelon.handbook.guides.sizes import NAMED

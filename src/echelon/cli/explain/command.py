@@ -38,7 +38,7 @@ from echelon.cli.flags import Json, Settings, argument_problem
 from echelon.cli.output import page_columns, print_result
 from echelon.config.settings.schema import SETTINGS
 from echelon.config.settings.value_types import toml_text
-from echelon.core.choices.strategy_names import STRATEGY_NAMES
+from echelon.core.choices.strategies import STRATEGY_NAMES
 from echelon.core.errors import ConfigError
 from echelon.core.messages.removed_settings import REMOVED_SETTINGS
 from echelon.core.messages.synonyms import SYNONYMS

@@ -25,7 +25,7 @@ from echelon.handbook.errata.claims import (
     select_claims,
     topics,
 )
-from echelon.handbook.errata.compute_claims import agrees_to_given_digits, computed_value
+from echelon.handbook.errata.other_claims import agrees_to_given_digits, computed_value
 from echelon.handbook.sources import SOURCES, GuideSource, sources_named_in
 from echelon.planner.lint.checks import LINTS, lint, lint_rows
 from echelon.planner.lint.finding import Lint

@@ -15,12 +15,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import cast
 
-from echelon.config.entries import Entry, check_layer
+from echelon.config.entries import Entry, check_layer, flatten
 from echelon.config.model.architectures.common import FULL, SLIDING
 from echelon.config.model.architectures.table import ARCHITECTURES, NOT_COMPUTED
-from echelon.config.model.config_json import OWN_TYPE, ConfigJsonReader
-from echelon.config.model.own_config import own_entries
+from echelon.config.model.config_json import OWN_TABLE, OWN_TYPE, ConfigJsonReader
 from echelon.config.model.unknown import (
+    ASSUMED_KEY,
     FURTHER_SIZES,
     SIZES,
     has_sizes,
@@ -29,9 +29,15 @@ from echelon.config.model.unknown import (
     why_nothing_is_assumed,
 )
 from echelon.config.reading import is_folder, missing_file
+from echelon.config.settings.schema import MODEL_SOURCES
 from echelon.config.settings.value_types import toml_text
 from echelon.core.errors import Problem
-from echelon.core.rulebook.model import HF_CONFIG_MODEL_TYPE, HF_CONFIG_UNREADABLE
+from echelon.core.rulebook.model import (
+    HF_CONFIG_MISSING_KEY,
+    HF_CONFIG_MODEL_TYPE,
+    HF_CONFIG_UNREADABLE,
+    HF_CONFIG_VALUE,
+)
 from echelon.core.rules import did_you_mean
 from echelon.core.serialize import decode_json
 
@@ -158,3 +164,40 @@ def fields_text(config: Mapping[str, object]) -> str:
     parts = [f"{', '.join(found)}, which the file has"] if found else []
     parts += [f"{', '.join(lacking)}, which it lacks"] if lacking else []
     return f"[model] with {', and '.join(parts)}"
+
+
+NOT_IN_OWN_CONFIG = (*MODEL_SOURCES, ASSUMED_KEY, "model.assume")
+"""Settings of [model] for another source of the model, and for assumptions about one."""
+
+
+def own_entries(
+    config: Mapping[str, object], path: Path, set_by: str
+) -> tuple[dict[str, Entry], list[Problem]]:
+    """Return the `model.*` entries of such a config.json, `path` in messages."""
+    table = config.get(OWN_TABLE)
+    if not isinstance(table, dict):
+        problem = HF_CONFIG_MISSING_KEY.problem(
+            f"{path} has no table {OWN_TABLE}, which a config.json of model_type {OWN_TYPE} needs",
+            key="model.hf_config",
+            set_by=set_by,
+        )
+        return {}, [problem]
+    settings = dict(flatten(cast("dict[str, object]", table), f"{OWN_TABLE}."))
+    entries, problems = check_layer(
+        {
+            key: Entry(value=value, source=f"{path}: {key}", folder=path.parent)
+            for key, value in settings.items()
+            if key not in NOT_IN_OWN_CONFIG
+        }
+    )
+    problems += [
+        HF_CONFIG_VALUE.problem(
+            f"{key} has no place in a config.json of model_type {OWN_TYPE}, which holds the whole "
+            "model itself",
+            key="model.hf_config",
+            set_by=f"{path}: {key}",
+        )
+        for key in NOT_IN_OWN_CONFIG
+        if key in settings
+    ]
+    return dict(entries), problems

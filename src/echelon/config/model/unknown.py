@@ -19,9 +19,9 @@ from echelon.config.model.architectures.common import (
     SLIDING,
     read_activation,
     read_kinds,
+    read_rope,
     read_window,
 )
-from echelon.config.model.architectures.rotary import read_rope
 from echelon.config.model.config_json import ConfigJsonReader
 from echelon.config.settings.value_types import toml_text
 

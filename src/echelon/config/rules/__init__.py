@@ -4,19 +4,17 @@
 The rule that refused is found by its id in one file: a finder reads the View and yields the
 violations of its rules, each with the arithmetic and ways to mend it.
 
-    violations.py    RuleViolation, and how finders are asked: violations -> problems
-    suggestions.py   Trial: a way to mend is told where finders find it mended, in a changed View
+    violations.py    RuleViolation, how finders are asked, Trial: ways to mend that were tried
     finders.py       FINDERS, the list of all in the order of telling; PLAN_FINDERS, of a Plan
     plan.py          require_trainable: a Plan's values, rules and schedule; its folder of files
 
-    mesh.py          tensor degree, sequence, batch; a mesh setting without effect
-    world_size.py    ranks that were started, devices that there are; meshes that fit
-    model.py         heads, positions, vocabulary      model_parts.py   experts, latent attention
-    pipeline.py      schedules, and those of files     stages.py        blocks of stages, times
-    zero.py          stages, offload, folders          context.py       parts of a sequence, heads
-    precision.py     dtypes, loss scaling              training.py      optimizer, recompute, run
-    fine_tuning/     lora.py adapters beside layers
-    experts/         mesh.py who holds them, dispatch.py how tokens travel, balance.py how evenly
+    mesh.py          tensor degree, sequence, batch, collectives, devices; meshes that fit
+    context.py       parts of a sequence, heads        experts.py      who holds them, dispatch
+    model.py         heads, vocabulary, latent parts   blocks.py       norms, rotations, kernels
+    pipeline.py      schedules, stages, times          zero.py         stages, offload, int8
+    precision.py     dtypes, loss scaling, fp8         training.py     optimizer, recompute, data
+    islands.py       local SGD                         servers.py      parameter servers
+    lora.py          adapters beside layers
 
 A rule's id, reason and examples stand in `core/rulebook/`. A Plan becomes a View in
 `config/plan_view.py`; `config/load.py` asks FINDERS of the settings of a run.

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold of the parts of a block: of what turns, of factors, of where norms stand."""
+"""Rules of the parts of a block (rotations, factors, norms), and of kernels for them."""
 
 from __future__ import annotations
 

@@ -30,8 +30,8 @@ from echelon.config.rules.violations import (
 )
 from echelon.config.settings.value_types import toml_text
 from echelon.config.view import View
-from echelon.core.choices.attention_kernels import ATTENTION_KERNELS, AttendedRun, misfits
 from echelon.core.choices.context_kinds import CONTEXT_KINDS, kinds_with_degree
+from echelon.core.choices.kernels import ATTENTION_KERNELS, AttendedRun, misfits
 from echelon.core.rulebook.mesh import (
     ATTENTION_KERNEL_TAKES,
     CONTEXT_DIVIDES_SEQUENCE,

@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which ranks hold which experts: what must hold of mesh.ep, experts.expert_tp and the tokens."""
+"""Rules of experts: ranks that hold them, tokens that travel, capacity and balance."""
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from math import ceil, gcd, lcm
 
@@ -55,6 +54,7 @@ from echelon.core.rulebook.experts import (
     TP_DIVIDES_TOKENS,
     TWO_HOP_NEEDS_NODES,
 )
+from echelon.core.strided_groups import expert_groups
 
 SHARD_KEY, REPLICATE_KEY = "mesh.dp_shard", "mesh.dp_replicate"
 SIZE_KEY, LENGTH_KEY = "batch.microbatch_sequences", "batch.sequence_length"
@@ -252,15 +252,19 @@ def two_hop_obstacle(mesh: Mesh, pieces: int, node: int) -> str:
     """Return why two hops make no sense over the expert groups of a mesh; nothing where they do."""
     if mesh.ep == 1:
         return f"{EP_KEY} = 1 sends nothing"
-    for group in mesh.expert_groups(expert_tp=pieces):
-        ranks = f"the {mesh.ep} ranks from {group[0]} to {group[-1]} that share out experts"
-        on_node = Counter(rank // node for rank in group)
-        if len(on_node) == 1:
+    groups = expert_groups(mesh, pieces)
+    fold = mesh.degree(*mesh.expert_fold(expert_tp=pieces)) * groups.stride
+    order = sorted(groups.starts(node), key=lambda start: (start // fold, start % groups.stride))
+    for start in order:
+        last = start + groups.stride * (mesh.ep - 1)
+        ranks = f"the {mesh.ep} ranks from {start} to {last} that share out experts"
+        even = groups.even_on_nodes(start, node)
+        if even == mesh.ep:
             return f"{ranks} are on one node of {node} devices"
-        if len(set(on_node.values())) > 1:
-            counts = " + ".join(map(str, on_node.values()))
+        if even == 0:
+            counts = " + ".join(map(str, groups.counts_on_nodes(start, node)))
             return f"{ranks} are spread unevenly over nodes of {node} devices: {counts}"
-        if len(on_node) == mesh.ep:
+        if even == 1:
             return f"of {ranks} each is on a node of its own: there is no second hop"
     return ""
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What islands that train alone need of a mesh, of a round, and of what they hold."""
+"""Rules of islands that train alone: mesh, rounds, what they hold, islands that may be lost."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from echelon.config.cluster.settings import cluster_of
 from echelon.config.derived.experts import has_experts
-from echelon.config.derived.local_sgd import (
+from echelon.config.derived.replicas import (
     EVERY_KEY,
     ISLANDS_KEY,
     MIN_ISLANDS_KEY,

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold between mesh, model and batch: what is cut comes out even."""
+"""Rules between mesh, model, batch and devices: even cuts, enough ranks, algorithms of sums."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from echelon.config.derived.experts import (
     shared_width,
     tokens_of_microbatch,
 )
-from echelon.config.derived.servers import COUNT_KEY
+from echelon.config.derived.replicas import COUNT_KEY
 from echelon.config.rules.violations import (
     RuleViolation,
     Trial,

@@ -1,8 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold of a model: of its heads, positions and vocabulary.
-
-`config/rules/model.py` has the rules of experts and of latent attention.
-"""
+"""Rules of a model: heads, positions, vocabulary, experts, latent attention."""
 
 from __future__ import annotations
 

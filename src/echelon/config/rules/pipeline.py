@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold of a schedule: it exists, takes the numbers of the run; in a file it is whole."""
+"""Rules of schedules and of stages: their files, their numbers, each block once and in order."""
 
 from __future__ import annotations
 

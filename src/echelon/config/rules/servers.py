@@ -7,12 +7,7 @@ from collections.abc import Iterator
 
 from echelon.config.cluster.settings import cluster_of
 from echelon.config.derived.experts import has_experts
-from echelon.config.derived.servers import (
-    COUNT_KEY,
-    DAMPING_KEY,
-    STALENESS_KEY,
-    UPDATES_KEY,
-)
+from echelon.config.derived.replicas import COUNT_KEY, DAMPING_KEY, STALENESS_KEY, UPDATES_KEY
 from echelon.config.rules.violations import RuleViolation, setting_without_effect
 from echelon.config.view import View, mesh_of
 from echelon.core.axis import Axis

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What must hold of training: of optimizer, learning rate, recompute, validation, checkpoints."""
+"""Rules of training: optimizer, learning rate, recompute, validation, checkpoints, data."""
 
 from __future__ import annotations
 

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """The one mechanism of validation: finders read a View and yield the rules that it breaks.
 
-A finder tells the arithmetic, and ways to mend it that are not yet tried: so it is cheap to ask,
-and a suggestion is tried by asking all finders again (`config/rules/violations.py`). One that
-cannot judge, because a setting is missing or wrong, is skipped (see `config/view.py`).
+A finder tells the arithmetic, and ways to mend it that are not yet tried: so it is cheap to ask.
+A change is tried by finding the broken rules again in a changed View. It works where it mends what
+the error is about and breaks nothing else. A finder that cannot judge, because a setting is missing
+or wrong, is skipped (see `config/view.py`).
 """
 
 from __future__ import annotations

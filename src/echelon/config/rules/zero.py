@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ZeRO's settings need of each other, of the mesh and of the model."""
+"""Rules of ZeRO: mesh, homes of slices, nodes, matrices that are gathered in int8."""
 
 from __future__ import annotations
 
@@ -34,7 +34,6 @@ from echelon.config.rules.violations import (
 )
 from echelon.config.view import View, mesh_of
 from echelon.core.axis import SHARD_AXES
-from echelon.core.choices.collective_algorithms import members_per_node
 from echelon.core.parameters import parameters
 from echelon.core.rulebook.config import NO_EFFECT
 from echelon.core.rulebook.zero import (
@@ -49,7 +48,7 @@ from echelon.core.rulebook.zero import (
     ZERO_SHARES_OUT,
 )
 from echelon.core.rules import nearest_divisors
-from echelon.layout.secondary import ranks_per_node
+from echelon.core.strided_groups import StridedGroups, expert_shard_groups, shard_groups
 
 HOMES = ("zero.optimizer_offload", "zero.parameter_offload")
 STAGE_3_ONLY = (
@@ -253,19 +252,19 @@ def reduce_needs_nodes(view: View) -> Iterator[RuleViolation]:
 def _not_over_nodes(view: View, *, least: int) -> str:
     """Return where ranks are that share out from stage `least` on; "" where nodes hold several."""
     mesh, node = mesh_of(view), cluster_of(view).devices_per_node
-    shares = view.integer("zero.stage") >= least
-    groups = {"parameters": mesh.groups(*SHARD_AXES)} if shares else {}
+    found: list[tuple[str, StridedGroups]] = []
+    if view.integer("zero.stage") >= least:
+        found.append(("parameters", shard_groups(mesh)))
     if has_experts(view) and expert_stage(view)[0] >= least:
         ranks_with_the_same_experts(view)  # Of uneven ones nobody knows which they are.
-        groups["experts"] = mesh.expert_shard_groups(expert_tp=expert_tp(view))
-    if not groups or any(ranks_per_node(found, node) > 1 for found in groups.values()):
+        found.append(("experts", expert_shard_groups(mesh, expert_tp(view))))
+    if not found or any(groups.per_node(node) > 1 for _, groups in found):
         return ""
-    what, found = next(iter(groups.items()))
-    ranks = found[0]
-    nodes, even = len({rank // node for rank in ranks}), members_per_node(ranks, node)
-    each = f"{len(ranks)} / {nodes} = {even} on each" if even else "not as many on each"
+    what, groups = found[0]
+    count, nodes, even = groups.count, groups.num_nodes(node), groups.even_on_nodes(0, node)
+    each = f"{count} / {nodes} = {even} on each" if even else "not as many on each"
     where = f"{nodes} node{'s' * (nodes > 1)} of {node} devices, {each}"
-    return f"the {len(ranks)} ranks that share out {what} are on {where}"
+    return f"the {count} ranks that share out {what} are on {where}"
 
 
 def _first_mesh_over_nodes(trial: Trial) -> list[str]:

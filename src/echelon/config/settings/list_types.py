@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Types of settings that are lists: words in an order, numbers."""
+"""Types of settings that are lists: words in an order, numbers, texts, parts of a mixture."""
 
 from __future__ import annotations
 

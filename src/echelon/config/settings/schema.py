@@ -12,7 +12,6 @@ from types import MappingProxyType
 
 from echelon.config.settings.list_types import NO_MIXTURE, ChoiceList, MixtureList
 from echelon.config.settings.model_tables import EXPERTS, LORA, MODEL_TABLES
-from echelon.config.settings.replica_tables import LOCAL_SGD, SERVERS
 from echelon.config.settings.value_types import (
     AT_LEAST_TWO,
     AUTO_BYTES,
@@ -39,12 +38,13 @@ from echelon.config.settings.value_types import (
     Text,
     setting,
 )
-from echelon.core.choices.attention_kernels import ATTENTION_KERNELS
 from echelon.core.choices.collective_algorithms import COLLECTIVE_ALGORITHMS
 from echelon.core.choices.context_kinds import CONTEXT_KINDS, PLAIN_CONTEXT_KIND
-from echelon.core.choices.kernels import FUSED_PIECES
+from echelon.core.choices.kernels import ATTENTION_KERNELS, FUSED_PIECES
+from echelon.core.choices.local_sgd import DEFAULT_RESTARTS
 from echelon.core.choices.optimizers import OPTIMIZERS, PLAIN_OPTIMIZER
 from echelon.core.choices.trackers import TRACKERS
+from echelon.core.choices.updates import DEFAULT_MAX_STALENESS
 
 _EXTENDS = (
     setting("extends", Text(), None, "a preset, or a run file relative to this one, to build on"),
@@ -68,6 +68,33 @@ _MESH = (
         Choice(options=("none", "ring", "symmetric-memory", "auto")),
         "none",
         "how products over tp run beside the messages of their own rows, chunk by chunk",
+    ),
+)
+
+_SERVERS = (
+    setting(
+        "servers.count",
+        Integer(minimum=0, maximum=10_000),
+        0,
+        "parameter servers beside the mesh: ranks that keep the model and update it",
+    ),
+    setting(
+        "servers.updates",
+        Choice(options=("synchronous", "asynchronous")),
+        "synchronous",
+        "asynchronous: each worker's gradient is applied as it comes",
+    ),
+    setting(
+        "servers.max_staleness",
+        Integer(minimum=0, maximum=10_000),
+        DEFAULT_MAX_STALENESS,
+        "asynchronous: steps that a worker may be ahead of the slowest; 0: as synchronous",
+    ),
+    setting(
+        "servers.damping",
+        Real(maximum=10.0),
+        0.0,
+        "asynchronous: the learning rate is divided by (1 + staleness) to this power",
     ),
 )
 
@@ -281,6 +308,56 @@ _MATHEMATICS = (
     ),
 )
 
+_LOCAL_SGD = (
+    setting(
+        "local_sgd.every", FROM_ZERO, 0, "steps that replicas train alone between meetings; 0: none"
+    ),
+    setting(
+        "local_sgd.islands",
+        Integer(words=("auto",)),
+        "auto",
+        "replicas that train alone: dp_replicate",
+    ),
+    setting(
+        "local_sgd.outer",
+        Choice(options=("sgd", "nesterov")),
+        "nesterov",
+        "the step from the mean of what islands moved",
+    ),
+    setting(
+        "local_sgd.outer_learning_rate",
+        Real(above=True, words=("auto",)),
+        "auto",
+        "of the outer step; auto: 0.7 with nesterov, 1 with sgd",
+    ),
+    setting(
+        "local_sgd.outer_momentum",
+        Real(below=True, maximum=1.0, words=("auto",)),
+        "auto",
+        "of nesterov, per round; auto: 0.9",
+    ),
+    setting(
+        "local_sgd.gradients",
+        Choice(options=("fp32", "int8", "fp8")),
+        "fp32",
+        "what islands send: differences, or codes of 8 bits",
+    ),
+    setting("local_sgd.fragments", COUNT, 1, "parts of the model that meet in steps of their own"),
+    setting("local_sgd.delay", FROM_ZERO, 0, "steps from a meeting to its outer step"),
+    setting(
+        "local_sgd.min_islands",
+        Integer(words=("all",)),
+        "all",
+        "with fewer islands the run ends; others are left out when they are lost",
+    ),
+    setting(
+        "local_sgd.restarts",
+        FROM_ZERO,
+        DEFAULT_RESTARTS,
+        "times that each lost island is started again, where min_islands lets the run go on",
+    ),
+)
+
 _RUN = (
     setting(
         "data.source",
@@ -370,11 +447,11 @@ _TABLES = (
     LORA,
     _CLUSTER,
     _MESH,
-    SERVERS,
+    _SERVERS,
     _ZERO,
     _LAYOUT,
     _MATHEMATICS,
-    LOCAL_SGD,
+    _LOCAL_SGD,
     _RUN,
 )
 

@@ -39,7 +39,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from echelon.core.choices.attention_kernels import ATTENTION_KERNELS
+from echelon.core.choices.kernels import ATTENTION_KERNELS
 from echelon.core.plan import DTYPE_BYTES, Plan
 from echelon.cost.bytes.context_sent import (
     gathers_whole,

@@ -10,7 +10,8 @@ messages: these are the same at every moment of an action.
 Backward writes gradients of weights in an order (`WeightOrder`): by operator, with what is put off.
 Over tensor ranks the product of a row-parallel layer waits for the collective of the column layer
 before it; under sequence parallelism that of a column layer waits for the next gather. Where
-attention or experts send something, products run while that is under way (`parallel/gradients.py`).
+attention or experts send something, products run while that is under way
+(`parallel/storage/gradients.py`).
 """
 
 from __future__ import annotations

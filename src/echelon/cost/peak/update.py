@@ -117,7 +117,7 @@ def _inside(matrix: MuonMatrix) -> int:
 
 
 def _jobs(buckets: Sequence[BucketPlan]) -> Iterator[tuple[str, str]]:
-    """Yield the jobs of an update, as `training/optimizer/update_tasks.py` orders them."""
+    """Yield the jobs of an update, as `training/optimizer/step.py` orders them."""
     unsent = deque(one for one in buckets if OPTIMIZERS[one.update].needs_whole_matrices)
     results = deque[str]()
     for _ in range(min(MUON_BUCKETS, len(unsent))):

@@ -17,7 +17,7 @@ from functools import cache
 from importlib.resources import files
 from typing import Any
 
-from echelon.core.choices.attention_kernels import cudnn_takes_squares
+from echelon.core.choices.kernels import cudnn_takes_squares
 from echelon.core.cluster import NOT_MEASURED, Cluster, Device
 from echelon.core.plan import Plan
 from echelon.cost.inputs.numbers import MachineNumbers

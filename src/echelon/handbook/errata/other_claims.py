@@ -1,12 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What holds of claims about meshes, links, batches and rates."""
+"""Facts behind claims about pipelines and all else, and the computed value of every claim."""
 
 from __future__ import annotations
 
 from array import array
 from collections.abc import Mapping, Sequence
 from math import ceil
-from typing import Any
+from types import MappingProxyType, SimpleNamespace
+from typing import Any, cast
 
 from echelon.config.load import load_job
 from echelon.core.attention_mask import AttentionMask
@@ -17,7 +18,13 @@ from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import ParameterSpec, parameters
 from echelon.cost.bytes.model_sizes import achieved_flops
 from echelon.cost.bytes.terms import all_reduce_bytes
-from echelon.handbook.errata.claims import Formula, with_named_inputs
+from echelon.handbook.errata.claims import Formula, PublishedClaim, with_named_inputs
+from echelon.handbook.errata.memory import MEMORY, VOLUME
+from echelon.schedule.action import Schedule
+from echelon.schedule.build import build_schedule, builder_of
+from echelon.schedule.builder import Builder
+from echelon.schedule.check import peak_in_flight_per_stage
+from echelon.schedule.simulate import Durations, Simulation, simulate
 
 BITS = 8  # of a byte
 
@@ -166,3 +173,134 @@ OTHERS: Mapping[str, Formula] = {
     "scaling-18": lambda i: i.per * i.n,
 }
 """By the id of the claim."""
+
+
+def _built(name: str, ranks: int, microbatches: int) -> Builder:
+    return builder_of(name, num_stages=ranks, num_ranks=ranks, num_microbatches=microbatches)
+
+
+def _scheduled(name: str, ranks: int, microbatches: int) -> Schedule:
+    return build_schedule(name, num_stages=ranks, num_ranks=ranks, num_microbatches=microbatches)
+
+
+def _simulated(name: str, ranks: int, microbatches: int, backward_s: float = 2.0) -> Simulation:
+    durations = Durations.uniform(ranks, backward_s=backward_s)
+    return simulate(_scheduled(name, ranks, microbatches), durations)
+
+
+def _in_flight(name: str, ranks: int, microbatches: int) -> list[int]:
+    return list(peak_in_flight_per_stage(_scheduled(name, ranks, microbatches)))
+
+
+def _same_bubble(p: int, m: int) -> dict[str, float]:
+    return {
+        "gpipe": _simulated("gpipe", p, m, 1.0).bubble_fraction,
+        "1f1b": _simulated("1f1b", p, m, 1.0).bubble_fraction,
+        "gpipe_backward_2x": _simulated("gpipe", p, m).bubble_fraction,
+        "1f1b_backward_2x": _simulated("1f1b", p, m).bubble_fraction,
+    }
+
+
+def _grid(gbs: int, mbs: int, dp: int, pp: int) -> dict[str, float]:
+    count = gbs // (mbs * dp)
+    return {"m": count, "bubble_fraction": _built("1f1b", pp, count).bubble_fraction()}
+
+
+def _held(N: int, M: int) -> tuple[list[int], list[int]]:
+    return _in_flight("gpipe", N, M), _in_flight("1f1b", N, M)
+
+
+def _ratios(N: int, M: int) -> dict[str, float]:
+    gpipe, other = _held(N, M)
+    return {"peak_ratio": max(gpipe) / max(other), "sum_ratio": sum(gpipe) / sum(other)}
+
+
+def _totals(N: int, M: int) -> dict[str, int]:
+    gpipe, other = _held(N, M)
+    return {"gpipe_total": sum(gpipe), "1f1b_total": sum(other), "1f1b_most": max(other)}
+
+
+def _both_definitions(p: int, m: int) -> dict[str, float]:
+    form, run = _built("1f1b", p, m), _simulated("gpipe", p, m)
+    return {
+        "overhead": form.bubble_overhead(),
+        "fraction": form.bubble_fraction(),
+        "sim_overhead": run.bubble_overhead,
+        "sim_fraction": run.bubble_fraction,
+    }
+
+
+BUBBLE: Mapping[str, Formula] = {
+    "distributed-20": lambda i: _built("naive", i.p, 1).bubble_fraction(),
+    "distributed-21": lambda i: {
+        "overhead_vs_ideal": _built("gpipe", i.p, i.m).bubble_overhead(),
+        "fraction_of_total": _built("gpipe", i.p, i.m).bubble_fraction(),
+    },
+    "distributed-22": with_named_inputs(_same_bubble),
+    "distributed-23": lambda i: 1 - _built("gpipe", i.p, i.m).bubble_fraction(),
+    "distributed-24": lambda i: {
+        "backward_1x": _simulated("gpipe", i.p, i.m, 1.0).makespan_s,
+        "backward_2x": _simulated("gpipe", i.p, i.m).makespan_s,
+    },
+    "distributed-25": lambda i: {
+        "1f1b": _in_flight("1f1b", i.p, i.m),
+        "gpipe": _in_flight("gpipe", i.p, i.m),
+    },
+    "distributed-26": lambda i: [_built("1f1b", one, 4 * one).bubble_fraction() for one in i.p],
+    "distributed-29": with_named_inputs(_grid),
+    "llm-training-35": lambda i: _built("gpipe", i.p, 1).num_messages() // 2,
+    "llm-training-36": lambda i: _built("gpipe", i.N, i.M).bubble_fraction(),
+    "llm-training-37": lambda i: {
+        "gpipe_M32": _built("gpipe", i.N, i.N * i.k).bubble_fraction(),
+        "1f1b_M8": _built("1f1b", i.N, i.N).bubble_fraction(),
+        "1f1b_M32": _built("1f1b", i.N, i.N * i.k).bubble_fraction(),
+    },
+    "llm-training-38": lambda i: (
+        max(_in_flight("1f1b", i.N, i.N * i.k)) / max(_in_flight("gpipe", i.N, i.N * i.k))
+    ),
+    "llm-training-39": with_named_inputs(_ratios),
+    "llm-training-40": with_named_inputs(_totals),
+    "between-01": with_named_inputs(_both_definitions),
+}
+"""By the id of the claim."""
+
+
+COMPUTED: Mapping[str, Formula] = MappingProxyType({**MEMORY, **VOLUME, **BUBBLE, **OTHERS})
+"""For each claim that is a number: the function of its inputs that gives what holds."""
+
+
+def computed_value(claim: PublishedClaim) -> object | None:
+    """Return what holds of a claim by our formulas; None where it is told, not computed."""
+    function = COMPUTED.get(claim.id)
+    return None if function is None else function(SimpleNamespace(**claim.inputs))
+
+
+def is_number(value: Any) -> bool:
+    """Return whether a value is a number, or consists of numbers."""
+    if isinstance(value, Mapping):
+        entries = cast("Mapping[str, Any]", value)
+        return all(map(is_number, entries.values()))
+    if isinstance(value, list):
+        return all(map(is_number, cast("list[Any]", value)))
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def agrees_to_given_digits(ours: Any, holds: Any) -> bool:
+    """Return whether a computed value is the stated one, to the digits to which that is given."""
+    if isinstance(holds, Mapping):
+        entries = cast("Mapping[str, Any]", holds)
+        if not isinstance(ours, Mapping):
+            return False
+        return set(cast("Mapping[str, Any]", ours)) == set(entries) and all(
+            agrees_to_given_digits(ours[k], v) for k, v in entries.items()
+        )
+    if isinstance(holds, Sequence) and not isinstance(holds, str):
+        values = cast("Sequence[Any]", holds)
+        if not isinstance(ours, Sequence):
+            return False
+        found = cast("Sequence[Any]", ours)
+        return len(found) == len(values) and all(map(agrees_to_given_digits, found, values))
+    if isinstance(holds, str) or not isinstance(ours, int | float):
+        return ours == holds
+    digits = len(f"{holds!r}".partition(".")[2]) if isinstance(holds, float) else 0
+    return abs(ours - holds) <= 0.5001 * 10.0**-digits * (isinstance(holds, float) or 0)

@@ -7,6 +7,6 @@ strategy.py     an advice as ranges of degrees, and the split that it comes to
 trees.py        the decision trees, and the way of a situation through one
 sizes.py        the size guide, and layouts that the guides name
 practices.py    best practices and pitfalls with their lints; reasons to raise a degree
-comparison.py   the tables of strategies with the reader's numbers
-agreement.py    all advice for a situation; where it conflicts, and a plan differs
+comparison.py   the tables of strategies with the reader's numbers; all advice for a situation,
+                where it conflicts, and a plan differs
 """

@@ -12,7 +12,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from echelon.config.model.architectures.record import Architecture
+from echelon.config.model.architectures.common import Architecture
 from echelon.config.model.architectures.table import ARCHITECTURES
 from echelon.core.choices.lora import LORA_A, LORA_B, LORA_LINEARS, Lora
 from echelon.core.errors import ConfigError

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any, cast
 
 from echelon.config.entries import Entry
-from echelon.config.model.architectures.record import Architecture, Keys
+from echelon.config.model.architectures.common import Architecture, Keys
 from echelon.config.model.architectures.table import ARCHITECTURES
 from echelon.config.model.config_json import OWN_TYPE
-from echelon.config.model.hugging_face import config_entries
-from echelon.config.model.own_config import NOT_IN_OWN_CONFIG
+from echelon.config.model.hugging_face import NOT_IN_OWN_CONFIG, config_entries
 from echelon.config.model.settings import build_model, derive_model
 from echelon.config.plan_view import model_settings
 from echelon.config.settings.value_types import toml_text

@@ -24,8 +24,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from echelon.launch.local.channel import Channel
-from echelon.launch.local.messages import ForkServerReady, ProcessExited, RankSlot, RankStarted
+from echelon.launch.local.messages import (
+    Channel,
+    ForkServerReady,
+    ProcessExited,
+    RankSlot,
+    RankStarted,
+)
 from echelon.launch.local.output import redirect_to_log
 from echelon.launch.stop import ignore_requests
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from echelon.launch.context import COMPILING, LostRank
-from echelon.launch.desync.watch import DesyncWatch, note_of
+from echelon.launch.local.desync_watch import DesyncWatch, note_of
 from echelon.launch.local.elastic import ElasticWatch
 from echelon.launch.local.meetings import MeetingWatch, where_lost
 from echelon.launch.local.messages import (

@@ -31,13 +31,14 @@ from echelon.launch.environment import (
     require_start_here,
 )
 from echelon.launch.gpu_variables import dump_environment
-from echelon.launch.local.channel import Channel, channel_pair
 from echelon.launch.local.messages import (
+    Channel,
     ForkServerReady,
     Notice,
     ProcessExited,
     RankSlot,
     RankStarted,
+    channel_pair,
 )
 from echelon.launch.local.output import log_name
 from echelon.launch.root_cause import exit_text

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from echelon.core.choices.attention_kernels import AttentionKernel
+from echelon.core.choices.kernels import AttentionKernel
 from echelon.core.errors import EnvironmentProblem
 from echelon.core.rulebook.launch import FLASH_3_INSTALLED
 from echelon.layout.attention_boxes import AttentionTile

@@ -15,11 +15,7 @@ from typing import Any
 import torch
 from torch.autograd.function import once_differentiable
 
-from echelon.core.choices.attention_kernels import (
-    ATTENTION_KERNELS,
-    AttentionKernel,
-    cudnn_takes_squares,
-)
+from echelon.core.choices.kernels import ATTENTION_KERNELS, AttentionKernel, cudnn_takes_squares
 from echelon.layout.attention_boxes import AttentionTile
 from echelon.models.attention.flash import flash_on
 from echelon.models.attention.fused import HEAD_DIM_MULTIPLE, FusedCpuKernel, FusedGpuKernel
@@ -29,10 +25,9 @@ from echelon.models.attention.interface import (
     ScoreRule,
     slice_tile,
 )
-from echelon.models.attention.online_softmax import OnlineSoftmax
+from echelon.models.attention.online_softmax import HeadSinks, OnlineSoftmax
 from echelon.models.attention.packed import attend_packed, backward_packed, placed_calls
 from echelon.models.attention.plain import PlainKernel
-from echelon.models.attention.sinks import HeadSinks
 from echelon.models.precision import LOW_PRECISION
 
 

@@ -15,18 +15,18 @@ import torch
 from torch import nn
 
 from echelon.core.attention_mask import AttentionMask, DocumentStarts, Placement, PositionRun
-from echelon.core.choices.attention_kernels import AttentionKernel
+from echelon.core.choices.kernels import AttentionKernel
 from echelon.core.choices.registry import load_reference
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Plan
 from echelon.layout.attention_boxes import AttentionTile
 from echelon.layout.attention_tiles import tiles_between
 from echelon.models.attention.local import AttentionRule, LocalAttention, takes_any_band
-from echelon.models.attention.sinks import HeadSinks
+from echelon.models.attention.online_softmax import HeadSinks
 from echelon.models.batch import TokenBatch
 from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.context.ulysses import HeadsToPositions, PositionsToHeads
-from echelon.parallel.gradients import GradientStore
+from echelon.parallel.storage.gradients import GradientStore
 from echelon.parallel.transport.collectives import Group
 
 

@@ -23,7 +23,7 @@ import torch
 
 from echelon.cost.bytes.context_sent import kv_copies
 from echelon.models.precision import at_least_fp32
-from echelon.parallel.gradients import GradientStore
+from echelon.parallel.storage.gradients import GradientStore
 from echelon.parallel.transport.collectives import Group
 
 

@@ -21,7 +21,7 @@ import torch
 
 from echelon.core.plan import Plan
 from echelon.models.precision import TORCH_DTYPES
-from echelon.parallel.transport.device_mesh import RankGroups
+from echelon.parallel.device_mesh import RankGroups
 
 SCALARS = 3
 """Numbers of a layer beside those of each expert: dropped assignments, and two losses."""

@@ -39,11 +39,11 @@ from echelon.parallel.fp8_linear import (
     kept_fp8,
     weights_in_fp8,
 )
-from echelon.parallel.gradients import GradientStore
 from echelon.parallel.kernels.fp8 import multiply
 from echelon.parallel.kernels.fused import weighted_swiglu, weighted_swiglu_backward
 from echelon.parallel.kernels.low_precision import row_chunks
-from echelon.parallel.kernels.matmul import matmul
+from echelon.parallel.storage.gradients import GradientStore
+from echelon.parallel.storage.matmul import matmul
 from echelon.parallel.tensor import TensorSplit, input_gradient
 
 

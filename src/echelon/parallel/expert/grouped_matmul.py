@@ -26,8 +26,8 @@ import torch
 from echelon.models.batch import start_copy
 from echelon.models.moe import Expert
 from echelon.parallel.expert.inner_activation import InnerActivation
-from echelon.parallel.gradients import GradientStore
 from echelon.parallel.kernels.expert_kernels import add_grouped_gradient, adds_grouped_gradients
+from echelon.parallel.storage.gradients import GradientStore
 from echelon.parallel.tensor import TensorSplit
 
 RowCounts = Sequence[int] | torch.Tensor

@@ -30,8 +30,8 @@ from echelon.core.plan import Plan
 from echelon.layout.expert_load import even_pairs, kept_assignments, slots_per_expert
 from echelon.layout.stage import RankPart
 from echelon.models.batch import TokenBatch
-from echelon.models.mixture_reference import token_numbers
-from echelon.models.moe import MixtureOfExperts
+from echelon.models.moe import MixtureOfExperts, token_numbers
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.expert.balance import Balancer
 from echelon.parallel.expert.feed_forward import ExpertFeedForward, Fp8ExpertFeedForward
 from echelon.parallel.expert.grouped_matmul import needs_no_counts
@@ -39,10 +39,9 @@ from echelon.parallel.expert.padded_dispatcher import PaddedTokenDispatcher
 from echelon.parallel.expert.router import RoutedTokens, Router, TokenRouting
 from echelon.parallel.expert.token_dispatcher import AwaitRows, FlatTokenDispatcher
 from echelon.parallel.expert.two_hop_dispatcher import TwoHopTokenDispatcher
-from echelon.parallel.gradients import GradientStore
+from echelon.parallel.storage.gradients import GradientStore
 from echelon.parallel.tensor import TensorSplit
 from echelon.parallel.transport.collectives import Group
-from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.parallel.transport.rows import (
     GATHER_ROWS,
     OWN_ROWS,

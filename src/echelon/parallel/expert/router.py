@@ -32,7 +32,7 @@ from echelon.models.routing import (
     scores_of,
 )
 from echelon.parallel.expert.balance import Balancer, RoutingStatistics
-from echelon.parallel.gradients import GradientStore
+from echelon.parallel.storage.gradients import GradientStore
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.rows import gathered_rows, own_rows
 

@@ -4,5 +4,5 @@
     meetings.py who is at a meeting, and whether it counts: decided once, for all ranks
     exchange.py what objects the ranks of several islands tell each other, through the store
 
-Islands that end together meet in a process group of all ranks (`transport/device_mesh.py`).
+Islands that end together meet in a process group of all ranks (`parallel/device_mesh.py`).
 """

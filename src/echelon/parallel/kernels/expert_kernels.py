@@ -27,7 +27,7 @@ import torch
 from torch.nn import functional as fn
 
 from echelon.models.piece_sizes import TRAINING_PIECES
-from echelon.parallel.kernels.matmul import add_product
+from echelon.parallel.storage.matmul import add_product
 
 _LIBRARY = torch.library.Library("echelon", "FRAGMENT")
 _LIBRARY.define(

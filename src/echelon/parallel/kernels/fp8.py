@@ -29,10 +29,8 @@ import torch
 from torch.nn import functional
 
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
-from echelon.models.precision import at_least_fp32
+from echelon.models.precision import E4M3, E5M2, at_least_fp32
 
-E4M3 = torch.float8_e4m3fn
-E5M2 = torch.float8_e5m2
 LARGEST = {E4M3: 448.0, E5M2: 57344.0}  # number of a format
 _LARGEST_MANTISSA = 0.875  # of the largest number of either format
 _LARGEST_EXPONENT = {E4M3: 9, E5M2: 16}  # of the same: 448 is 0.875 x 2^9

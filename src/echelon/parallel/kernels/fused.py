@@ -21,10 +21,10 @@ from torch.nn import functional as fn
 from echelon.core.choices.kernels import KernelProvider
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import LOW_PRECISION, at_least_fp32
-from echelon.parallel.gradients import GradientStore
 from echelon.parallel.kernels import low_precision
 from echelon.parallel.kernels.low_precision import GELU_BACKWARD, row_chunks
 from echelon.parallel.kernels.piece_operators import PIECES
+from echelon.parallel.storage.gradients import GradientStore
 
 
 class RMSNorm(torch.autograd.Function):

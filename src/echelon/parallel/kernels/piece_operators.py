@@ -32,9 +32,9 @@ import torch
 from torch import nn
 
 from echelon.core.choices.kernels import KernelProvider
-from echelon.parallel.gradients import GradientStore
 from echelon.parallel.kernels import piece_formulas
 from echelon.parallel.recompute import Remade
+from echelon.parallel.storage.gradients import GradientStore
 
 _LIBRARY = torch.library.Library("echelon", "FRAGMENT")
 

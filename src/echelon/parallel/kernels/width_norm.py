@@ -23,8 +23,8 @@ from torch import nn
 
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
 from echelon.models.precision import LOW_PRECISION, at_least_fp32
-from echelon.parallel.gradients import GradientStore
 from echelon.parallel.kernels.low_precision import row_chunks
+from echelon.parallel.storage.gradients import GradientStore
 from echelon.parallel.transport.collectives import Group
 
 

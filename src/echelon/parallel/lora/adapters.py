@@ -24,8 +24,8 @@ from torch import nn
 
 from echelon.core.choices.lora import Lora
 from echelon.models.modules import EmptyLinear
-from echelon.parallel.gradients import GradientStore
-from echelon.parallel.kernels.matmul import matmul
+from echelon.parallel.storage.gradients import GradientStore
+from echelon.parallel.storage.matmul import matmul
 
 
 def takes_gradients(linears: Sequence[nn.Linear], store: GradientStore) -> bool:

@@ -26,7 +26,7 @@ from typing import Literal
 from echelon.core.errors import RunFailed
 from echelon.core.plan import Zero
 from echelon.core.rulebook.module import UNIT_OUT_OF_ORDER
-from echelon.parallel.buckets import Bucket
+from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.zero import ParameterGathering
 

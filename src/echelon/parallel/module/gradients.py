@@ -24,9 +24,9 @@ import torch
 
 from echelon.core.errors import RunFailed
 from echelon.core.rulebook.module import BACKWARD_INTERRUPTED, SECOND_BACKWARD
-from echelon.parallel.buckets import Bucket, Slot
 from echelon.parallel.data import GradientReduction
-from echelon.parallel.gradients import GradientStore, Reduction
+from echelon.parallel.storage.buckets import Bucket, Slot
+from echelon.parallel.storage.gradients import GradientStore, Reduction
 from echelon.parallel.transport.collectives import Group
 
 

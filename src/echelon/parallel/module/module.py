@@ -37,8 +37,8 @@ from echelon.layout.module_buckets import ROOT, ModuleBuckets, ModuleParameter, 
 from echelon.layout.modules.tensor import UNSPLIT, ModuleSplit
 from echelon.layout.slots import slot_ranges
 from echelon.models.precision import TORCH_DTYPES
-from echelon.parallel.buckets import Bucket, BucketRule, BucketSlicing, make_buckets
 from echelon.parallel.data import GradientReduction
+from echelon.parallel.device_mesh import RankGroups, rank_groups
 from echelon.parallel.module.forwards.linear import layers_of, write_into_buckets
 from echelon.parallel.module.forwards.norms import shorten_norms
 from echelon.parallel.module.gathering import ModuleParameterGathering, num_buffers
@@ -54,7 +54,7 @@ from echelon.parallel.module.start import (
 from echelon.parallel.module.tensor.apply import NO_RULES, TensorChoice, apply_split, choose_split
 from echelon.parallel.module.tensor.layers import TensorLink
 from echelon.parallel.offload import OffloadStore
-from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
+from echelon.parallel.storage.buckets import Bucket, BucketRule, BucketSlicing, make_buckets
 from echelon.parallel.transport.recorder import Recorder
 from echelon.parallel.zero import make_parameter_store
 

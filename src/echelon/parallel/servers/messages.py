@@ -23,10 +23,10 @@ from dataclasses import dataclass
 import torch
 
 from echelon.core.plan import Plan
-from echelon.parallel.buckets import Bucket
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.servers.worker import GradientPush
+from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.collectives import Group, Pending
-from echelon.parallel.transport.device_mesh import RankGroups
 
 WORKER = 0
 """The place of a worker in a pair."""

@@ -22,15 +22,15 @@ from echelon.layout.slots import slot_ranges
 from echelon.layout.stage import decays, held_parameters, part_of
 from echelon.models.piece_sizes import PieceSizes
 from echelon.models.precision import TORCH_DTYPES
-from echelon.parallel.buckets import Bucket, Slot
 from echelon.parallel.data import MAX_IN_FLIGHT, GradientReduction
-from echelon.parallel.gradients import GradientStore
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.pipeline import PipelineExecutor, StreamShape
 from echelon.parallel.rank_model import RankModel
+from echelon.parallel.storage.buckets import Bucket, Slot
+from echelon.parallel.storage.gradients import GradientStore
+from echelon.parallel.storage.weights import fill_initial
 from echelon.parallel.tensor_memory import OwnedTensorMemory
 from echelon.parallel.transport.collectives import Pending
-from echelon.parallel.transport.device_mesh import RankGroups
-from echelon.parallel.weights import fill_initial
 from echelon.parallel.zero import ParameterGathering
 
 Received = Sequence[torch.Tensor]

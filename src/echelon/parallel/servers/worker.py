@@ -24,10 +24,10 @@ from echelon.layout.buckets import stage_units
 from echelon.layout.servers import plan_server_ranges
 from echelon.layout.stage import RankPart
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
-from echelon.parallel.buckets import Bucket
 from echelon.parallel.data import MAX_IN_FLIGHT, GradientReduction
+from echelon.parallel.device_mesh import RankGroups
+from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.collectives import Pending
-from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.parallel.zero import ParameterGathering
 
 

@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """What ranks send one another: the only room that calls `torch.distributed`.
 
-device_mesh     the groups of a rank, made from its mesh or by somebody else
 communicator    processes that torch has joined, opened before the first call
 collectives     `Group`: every collective and message, recorded and checked
 messages        those that are messages between pairs (all of Gloo's but all-reduce)

@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from echelon.config.derived.local_sgd import EVERY_KEY
-from echelon.config.derived.servers import COUNT_KEY, UPDATES_KEY
+from echelon.config.derived.replicas import COUNT_KEY, EVERY_KEY, UPDATES_KEY
 from echelon.config.entries import Entry
 from echelon.config.settings.value_types import toml_text
 from echelon.core.errors import ConfigError

@@ -21,7 +21,7 @@ from safetensors.torch import load_file, save_file
 from echelon.core.choices.updates import AppliedGradient
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.proof.oracle.batches import global_batch
 from echelon.proof.ranks import find_factory
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from echelon.core.plan import Plan, Precision, Recompute
 from echelon.core.version import source_hash
 from echelon.cost.activations.timeline import RankActivations
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.claims.predictions import bytes_by_axis, bytes_by_term
 from echelon.proof.matrix.bytes_recorded import RankBytes, record_rank, step_data
 from echelon.proof.matrix.cases import MAX_WORLD, MatrixCase

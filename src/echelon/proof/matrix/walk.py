@@ -24,7 +24,7 @@ from typing import Any
 
 from echelon.core.errors import EchelonError
 from echelon.core.version import source_hash
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.matrix.block_cases import block_cases
 from echelon.proof.matrix.cases import MAX_WORLD, MatrixCase, cases
 from echelon.proof.matrix.context_cases import context_cases

@@ -7,10 +7,10 @@ Rounded are all matrices but those of routers and the table of learned positions
 makes its whole block so. Gradients are those of the rounded matrix, and the optimizer changes the
 one that is not rounded.
 
-Nothing is shared with what ranks compute with (`parallel/int8_gather.py`): there are no codes and
-no messages here. Where two numbers of one block are equally large, or one lies in the very middle
-of two multiples, both sides find the same: both begin a step with the same numbers but for the
-order of float64 sums, and are compared in float64 alone.
+Nothing is shared with what ranks compute with (`parallel/storage/int8_gather.py`): there are no
+codes and no messages here. Where two numbers of one block are equally large, or one lies in the
+very middle of two multiples, both sides find the same: both begin a step with the same numbers but
+for the order of float64 sums, and are compared in float64 alone.
 """
 
 from __future__ import annotations

@@ -29,8 +29,7 @@ from torch import nn
 from echelon.core.model_shape import ModelShape
 from echelon.models.attention.reference import visible
 from echelon.models.batch import TokenBatch
-from echelon.models.mixture_reference import RoutingNotes, mix_experts, route_reference
-from echelon.models.moe import MixtureOfExperts
+from echelon.models.moe import MixtureOfExperts, RoutingNotes, mix_experts, route_reference
 from echelon.models.operations import Operations
 from echelon.models.precision import widened
 from echelon.models.routing import gates_of

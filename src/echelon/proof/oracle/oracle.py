@@ -23,8 +23,8 @@ from torch.nn import functional as fn
 from echelon.core.parameters import parameters
 from echelon.core.plan import Plan
 from echelon.models.batch import IGNORED_LABEL, TokenBatch
+from echelon.models.counter_random import initial_values
 from echelon.models.decoder import Decoder
-from echelon.models.initial import initial_values
 from echelon.models.operations import Operations
 from echelon.models.precision import widened
 from echelon.proof.oracle.activations import Activations, hearing, with_routers

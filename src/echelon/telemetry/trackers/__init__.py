@@ -4,11 +4,9 @@
 Training calls nothing here: metrics.jsonl is what happened, and a mirror that hangs or fails is
 behind, not wrong. `echelon observe RUN --mirror TOOL` goes on where it stopped.
 
-    points.py               lines of metrics.jsonl as what trackers take: names, numbers, texts
-    tracker.py              what a tracker can do, and what it is told of a run
+    tracker.py              what a tracker can do, and what it is told: points of metrics.jsonl
     progress.py             how far a mirror got, and whether another process writes it
-    mirror.py               the loop of one mirror: read, undo steps taken again, write, note
-    worker.py               the process of one mirror
+    worker.py               the process of one mirror: read, undo steps taken again, write, note
     guard.py                the process that starts and ends them, beside a run
     start.py                what a run does of it: check, start, tell
     tensorboard.py          event files

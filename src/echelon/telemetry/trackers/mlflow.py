@@ -12,8 +12,7 @@ from itertools import islice
 from typing import Any
 
 from echelon.core.optional import optional_package
-from echelon.telemetry.trackers.points import ENTRY, Point
-from echelon.telemetry.trackers.tracker import TrackedRun
+from echelon.telemetry.trackers.tracker import ENTRY, Point, TrackedRun
 
 _MOST = {"metrics": 1000, "params": 100, "tags": 100}
 """What one request may hold, of each kind."""

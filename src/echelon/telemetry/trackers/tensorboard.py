@@ -14,8 +14,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from echelon.core.optional import optional_package
-from echelon.telemetry.trackers.points import Point
-from echelon.telemetry.trackers.tracker import TrackedRun
+from echelon.telemetry.trackers.tracker import Point, TrackedRun
 
 
 class TensorBoard:

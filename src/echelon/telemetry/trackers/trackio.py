@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from echelon.core.optional import optional_package
-from echelon.telemetry.trackers.points import ENTRY, Point
-from echelon.telemetry.trackers.tracker import TrackedRun
+from echelon.telemetry.trackers.tracker import ENTRY, Point, TrackedRun
 
 _WRITTEN_WITHIN_S = 60.0  # s; it writes twice a second
 

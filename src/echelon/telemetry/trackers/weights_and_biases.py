@@ -15,8 +15,7 @@ from typing import Any
 from uuid import uuid4
 
 from echelon.core.optional import optional_package
-from echelon.telemetry.trackers.points import ENTRY, Point
-from echelon.telemetry.trackers.tracker import TrackedRun
+from echelon.telemetry.trackers.tracker import ENTRY, Point, TrackedRun
 
 STEP_AXIS = "step"
 _HEADER_BYTES = 7  # of a file

@@ -4,12 +4,10 @@
 save.py           writes one, so that a kill leaves only checkpoints that load
 load.py           reads one into whatever layout asks
 folder.py         finds and prunes them, without torch
-index.py          index.json: files, tensors, rectangles, checksums
+index.py          index.json: files, tensors, checksums; where rectangles of a tensor meet
 identity.py       whose checkpoint it is
 shard_file.py     one rank's file
 sub_tensor.py     a part of a stored tensor, read into place
-own_memory.py     memory that goes back to the system when it is let go
-rectangles.py     where rectangles of a tensor meet, and whether they are the whole
 communicator.py   what checkpoints ask of other ranks
 
 The format is described in docs/decisions/002-checkpoint-format.md.

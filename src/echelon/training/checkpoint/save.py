@@ -28,7 +28,7 @@ from echelon.core.rulebook.run import (
 )
 from echelon.core.serialize import to_json
 from echelon.core.version import __version__
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.training.checkpoint.communicator import ObjectCommunicator, run_on_all_ranks
 from echelon.training.checkpoint.folder import (
     Keep,
@@ -45,10 +45,11 @@ from echelon.training.checkpoint.index import (
     BaseReference,
     CheckpointFileEntry,
     CheckpointIndex,
+    Rectangle,
     TensorEntry,
+    covering_problem,
     reference_to,
 )
-from echelon.training.checkpoint.rectangles import Rectangle, covering_problem
 from echelon.training.checkpoint.shard_file import (
     Shards,
     WrittenFile,

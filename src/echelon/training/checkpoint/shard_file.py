@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from echelon.core.disk import disk_errors, flush_file, flush_folder
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.training.checkpoint.index import CheckpointFileEntry, ShardEntry
 
 DTYPE_NAMES: Mapping[torch.dtype, str] = {

@@ -4,26 +4,33 @@
 Only rows that are wanted are read, into one small buffer and from there into the tensor that they
 fill: so a rank never holds more than that tensor and the buffer. (A mapped file would do with less
 code, but its pages count as memory of the process, all of them in the end.)
+
+An allocator keeps what is freed for later, for each thread by itself: whoever makes one large
+tensor after the other, on several threads, would hold several in the end.
 """
 
 from __future__ import annotations
 
 import json
+import mmap
 import os
 import struct
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
+from math import prod
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from echelon.core.offload_file import read_all
-from echelon.training.checkpoint.own_memory import own_memory
 
 BUFFER_BYTES = 2 * 2**20
 """Bytes that are read at once, or a row where that has more: small beside the slice of a rank."""
+
+_LEAST_BYTES = 2**16
+"""Below it the allocator's own is used: pages are 4 KiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,3 +139,12 @@ def row_buffer(rows: StoredRows, buffer: torch.Tensor | None) -> torch.Tensor:
     if buffer is None or buffer.numel() < size:
         return own_memory((size,), torch.uint8)
     return buffer
+
+
+def own_memory(shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor of zeros on the CPU; pages that nobody writes to are not taken."""
+    num_bytes = prod(shape) * dtype.itemsize
+    if num_bytes < _LEAST_BYTES:
+        return torch.zeros(tuple(shape), dtype=dtype)
+    memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(memory, dtype=dtype).view(tuple(shape))

@@ -22,7 +22,7 @@ from echelon.core.errors import DataError
 from echelon.core.messages.notes import PROGRESS
 from echelon.core.rulebook.data import DATA_EMPTY
 from echelon.core.units import decimal_bytes
-from echelon.training.data.chats.encoder import ChatEncoder, read_chats
+from echelon.training.data.chats import ChatEncoder, read_chats
 from echelon.training.data.dataset import TokenDataset
 from echelon.training.data.index import DatasetIndex
 from echelon.training.data.records import CHUNK_BYTES, DocumentChunk, read_chunks

@@ -14,10 +14,10 @@ from dataclasses import replace
 import torch
 
 from echelon.core.parameters import router_bias_name
-from echelon.parallel.buckets import Bucket
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.expert import Balancer, LayerLoad
-from echelon.parallel.transport.device_mesh import RankGroups
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.buckets import Bucket
+from echelon.parallel.storage.weights import Shard
 from echelon.training.observer import RoutingSummary
 from echelon.training.steps.part import (
     NamedShards,

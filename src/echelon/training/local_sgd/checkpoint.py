@@ -15,8 +15,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, cast
 
-from echelon.parallel.transport.device_mesh import RankGroups
-from echelon.parallel.weights import Shard
+from echelon.parallel.device_mesh import RankGroups
+from echelon.parallel.storage.weights import Shard
 from echelon.training.checkpoint.communicator import ObjectCommunicator
 from echelon.training.checkpoint.index import PARAMETERS, CheckpointIndex
 from echelon.training.steps.part import NamedShards, ShardsByKind

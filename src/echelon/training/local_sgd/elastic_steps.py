@@ -23,8 +23,8 @@ import torch
 from echelon.core.event import LOST, MEET, THERE, Event
 from echelon.launch.context import RankContext
 from echelon.layout.islands import island_of
-from echelon.parallel.buckets import Bucket
 from echelon.parallel.islands.meetings import IslandMeetings, Meeting, Said, Stay
+from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.collectives import Pending
 from echelon.parallel.transport.pair import Pair
 from echelon.training.checkpoint.communicator import ObjectCommunicator

@@ -28,9 +28,9 @@ from echelon.layout.islands import fragment_of, fragment_ranges
 from echelon.layout.outer_blocks import blocks_in_stage
 from echelon.layout.slots import SlotRange
 from echelon.models.precision import TORCH_DTYPES
-from echelon.parallel.buckets import Bucket
+from echelon.parallel.storage.buckets import Bucket
+from echelon.parallel.storage.weights import bucket_shards
 from echelon.parallel.transport.collectives import Pending
-from echelon.parallel.weights import bucket_shards
 from echelon.training.checkpoint.communicator import ObjectCommunicator
 from echelon.training.checkpoint.index import INDEX_FILE, read_index
 from echelon.training.local_sgd.checkpoint import (

@@ -23,10 +23,10 @@ import torch
 from echelon.core.choices.local_sgd import OUTER_BLOCK, LocalSgd
 from echelon.layout.islands import fragment_of
 from echelon.layout.outer_blocks import FragmentBlocks, blocks_between
-from echelon.parallel.buckets import Bucket
+from echelon.parallel.device_mesh import RankGroups
+from echelon.parallel.storage.buckets import Bucket
+from echelon.parallel.storage.weights import slot_rectangles
 from echelon.parallel.transport.collectives import Group
-from echelon.parallel.transport.device_mesh import RankGroups
-from echelon.parallel.weights import slot_rectangles
 
 LARGEST = {"int8": 127.0, "fp8": 448.0}
 """The largest code of each kind; 448 is that of e4m3."""

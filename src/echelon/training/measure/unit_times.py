@@ -27,8 +27,8 @@ from echelon.core.plan import Layout, Pipeline, Plan
 from echelon.layout.buckets import UNIT_EMBEDDING, UNIT_HEAD
 from echelon.models.batch import TokenBatch
 from echelon.parallel.apply import apply_plan
+from echelon.parallel.device_mesh import rank_groups
 from echelon.parallel.rank_model import RankModel
-from echelon.parallel.transport.device_mesh import rank_groups
 from echelon.parallel.transport.recorder import Recorder
 from echelon.schedule.action import ActionKind
 from echelon.schedule.from_plan import schedule_from_plan

@@ -15,10 +15,10 @@ from torch.utils.hooks import RemovableHandle
 from echelon.core.errors import CheckpointError, RunFailed
 from echelon.core.rulebook.module import MODULE_STATE, VALUES_AWAY
 from echelon.layout.stage import pp_rank_of
-from echelon.parallel.buckets import Bucket
 from echelon.parallel.module.module import RankModule
 from echelon.parallel.module.tensor.layers import cut_values, join_values
-from echelon.parallel.weights import stored_values
+from echelon.parallel.storage.buckets import Bucket
+from echelon.parallel.storage.weights import stored_values
 from echelon.training.module.whole_state import PARAMETERS, WholeTensors, own_part
 from echelon.training.optimizer import MASTER, SliceOptimizer
 

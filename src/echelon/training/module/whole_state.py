@@ -19,10 +19,10 @@ from math import prod
 import torch
 
 from echelon.layout.stage import pp_rank_of
-from echelon.parallel.buckets import Bucket
 from echelon.parallel.module.module import RankModule
 from echelon.parallel.module.tensor.layers import cut_values, join_values
-from echelon.parallel.weights import stored_values
+from echelon.parallel.storage.buckets import Bucket
+from echelon.parallel.storage.weights import stored_values
 from echelon.training.optimizer import SliceOptimizer
 
 PARAMETERS = "parameters"

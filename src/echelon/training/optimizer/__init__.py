@@ -1,11 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """Optimizers on slices: AdamW, SGD and Muon, each equal to that of one device; the gradient norm.
 
-step.py             the update of a rank's slices, and the norm of its gradients
-update_tasks.py     the order of an update: what is fetched ahead, what is written behind
+step.py             the update of a rank's slices, its order, and the norm of its gradients
 trained_ranges.py   which elements are trained, in fused calls of a rule
 adamw.py, sgd.py    rules that treat each element alike
-muon.py             the update of whole matrices; muon_messages.py says who sends which piece
+muon.py             the update of whole matrices, and who sends which piece
 
 State rests wherever `parallel/offload` keeps it.
 """

@@ -6,14 +6,15 @@ from __future__ import annotations
 import torch
 
 from echelon.core.plan import Optimizer
-from echelon.training.optimizer.one_pass import (
+from echelon.training.optimizer.trained_ranges import (
     UPDATES,
+    FusedOperands,
+    OnePassOperands,
     define_update,
     kernels_for,
     publish,
     scaled,
 )
-from echelon.training.optimizer.trained_ranges import FusedOperands, OnePassOperands
 
 
 class AdamW:

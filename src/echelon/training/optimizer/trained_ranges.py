@@ -1,26 +1,39 @@
 # SPDX-License-Identifier: Apache-2.0
 """Fused updates of a slice: which of its elements are trained, and in which calls.
 
-Where a plan asks for it an update is one pass (`one_pass.py`), a call for each range: gradients are
-read as they are, and values are written with what they are copies of. Elsewhere one call updates
-everything that decays and one the rest, of which a slice mostly has but one. Where values are also
-cast (a gradient to the dtype of the master copy, the copy to the parameters'), a call takes as much
-as stays in cache between the passes, and memory for no more than that.
+Where a plan asks for it an update is one pass, a call for each range: gradients are read as they
+are, and values are written with what they are copies of. Elsewhere one call updates everything that
+decays and one the rest, of which a slice mostly has but one. Where values are also cast (a gradient
+to the dtype of the master copy, the copy to the parameters'), a call takes as much as stays in
+cache between the passes, and memory for no more than that.
+
+A pass is an operator of PyTorch for each rule that has one. On a GPU, where what is updated is
+float32, it is a kernel in Triton (`parallel/kernels/update_triton.py`) that reads a gradient in its
+own dtype and writes what the parameters are kept as. Elsewhere the rule's own fused update runs,
+with a cast before and after it: so a plan with kernels for GPUs is proven where there are none. On
+tensors without elements nothing runs, and a rehearsal counts one kernel.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from importlib import import_module
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 
 from echelon.models.piece_sizes import TRAINING_PIECES, PieceSizes
-from echelon.parallel.buckets import Bucket
+from echelon.parallel.storage.buckets import Bucket
 
 TrainedRange = tuple[slice, bool]
 """A range of a rank's slice of a bucket, and whether it takes weight decay."""
+
+_LIBRARY = torch.library.Library("echelon", "FRAGMENT")
+_IN_TRITON = "echelon.parallel.kernels.update_triton"
+
+UPDATES: Any = torch.ops.echelon
+"""Where the operators are found, by their names."""
 
 
 def trained_ranges(bucket: Bucket) -> list[TrainedRange]:
@@ -197,3 +210,35 @@ def _update_in_one_pass(
         )
     if copies and slices.scratch:
         slices.values.copy_(target)
+
+
+def define_update(schema: str, run: Callable[..., None]) -> None:
+    """Make an operator that `run` computes anywhere but where there are no elements."""
+    _LIBRARY.define(schema)
+    name = schema.partition("(")[0]
+    for place in ("CPU", "CUDA"):
+        _LIBRARY.impl(name, run, place)
+    _LIBRARY.impl(name, _nothing, "Meta")
+
+
+def _nothing(*_: Any) -> None:
+    """Run nothing: an update changes no shape."""
+
+
+def kernels_for(target: torch.Tensor) -> Any | None:
+    """Return the kernels that update a tensor; None where the rule's own update does."""
+    if target.is_cuda and target.dtype == torch.float32:
+        return import_module(_IN_TRITON)
+    return None
+
+
+def scaled(gradient: torch.Tensor, factor: float, dtype: torch.dtype) -> torch.Tensor:
+    """Return a gradient in `dtype`, times a factor; the gradient itself stays as it is."""
+    wide = gradient.to(dtype)
+    return wide if factor == 1.0 else wide * factor
+
+
+def publish(target: torch.Tensor, values: torch.Tensor | None) -> None:
+    """Write what was updated where the parameters are, unless it is them."""
+    if values is not None:
+        values.copy_(target)

@@ -21,7 +21,6 @@ from echelon.core.event import APPLY, Event
 from echelon.core.rulebook.run import LOSS_NOT_FINITE
 from echelon.models.batch import TokenBatch
 from echelon.models.precision import TORCH_DTYPES
-from echelon.parallel.buckets import Bucket
 from echelon.parallel.servers.messages import (
     ASKS_FOR_PARAMETERS,
     BEGIN,
@@ -32,6 +31,7 @@ from echelon.parallel.servers.messages import (
     receive_numbers,
     send_numbers,
 )
+from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.collectives import Group
 from echelon.training.optimizer import local_norm_squared
 from echelon.training.optimizer.learning_rate import learning_rate

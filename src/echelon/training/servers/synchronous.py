@@ -13,12 +13,12 @@ from typing import ClassVar
 import torch
 
 from echelon.models.batch import TokenBatch
-from echelon.parallel.buckets import Bucket
 from echelon.parallel.rank_model import GradientExchange, RankModel
 from echelon.parallel.servers.server import server_model
 from echelon.parallel.servers.worker import GradientPush, PulledParameters
+from echelon.parallel.storage.buckets import Bucket
+from echelon.parallel.storage.weights import server_shards
 from echelon.parallel.transport.collectives import Group
-from echelon.parallel.weights import server_shards
 from echelon.training.engine import TrainEngine
 from echelon.training.steps.part import NamedShards
 

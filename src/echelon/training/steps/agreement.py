@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 
 from echelon.models.batch import start_copy
-from echelon.parallel.transport.device_mesh import RankGroups
+from echelon.parallel.device_mesh import RankGroups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
-from echelon.parallel.buckets import Bucket
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.fp8_scales import TensorScales
-from echelon.parallel.transport.device_mesh import RankGroups
+from echelon.parallel.storage.buckets import Bucket
 from echelon.training.steps.part import StepPart, StepPlace, StepResult
 
 FP8_SCALES = "fp8_scales"

@@ -19,10 +19,10 @@ import torch
 
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
-from echelon.parallel.buckets import Bucket
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.rank_model import RankModel
-from echelon.parallel.transport.device_mesh import RankGroups
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.buckets import Bucket
+from echelon.parallel.storage.weights import Shard
 from echelon.training.checkpoint.communicator import ObjectCommunicator
 from echelon.training.observer import Absence, StepFacts
 

@@ -13,7 +13,7 @@ import torch
 from echelon.core.choices.registry import load_reference
 from echelon.core.choices.step_parts import STEP_PARTS
 from echelon.launch.context import RankContext
-from echelon.parallel.buckets import Bucket
+from echelon.parallel.storage.buckets import Bucket
 from echelon.training.checkpoint.communicator import ObjectCommunicator
 from echelon.training.observer import Absence
 from echelon.training.steps.part import (

@@ -31,8 +31,7 @@ from echelon.interop.hugging_face.adapters import (
     require_adapters,
 )
 from echelon.interop.weight_names.source import ParameterSource
-from echelon.training.weights.files import WeightFiles
-from echelon.training.weights.headers import read_headers
+from echelon.training.weights.files import WeightFiles, read_headers
 from echelon.training.weights.stored import DTYPE_SIZES, StoredTensor
 from echelon.training.weights.trainers.contents import some
 

@@ -26,12 +26,12 @@ from echelon.core.rulebook.run import (
 from echelon.interop.hugging_face.folder import FolderTensor
 from echelon.interop.weight_names.source import ParameterSource
 from echelon.training.checkpoint.index import PARAMETERS, CheckpointIndex, ShardEntry, TensorEntry
-from echelon.training.checkpoint.own_memory import own_memory
 from echelon.training.checkpoint.shard_file import DTYPE_NAMES
 from echelon.training.checkpoint.sub_tensor import (
     BUFFER_BYTES,
     StoredPiece,
     StoredRows,
+    own_memory,
     read_pieces,
     row_buffer,
 )

@@ -15,7 +15,7 @@ import torch
 from echelon.core.errors import CheckpointError
 from echelon.core.rulebook.weights import WEIGHTS_FILE_READABLE, WEIGHTS_FINITE
 from echelon.interop.weight_names.source import RowRun
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.training.checkpoint.communicator import ObjectCommunicator, run_on_all_ranks
 from echelon.training.checkpoint.shard_file import DTYPE_NAMES
 from echelon.training.checkpoint.sub_tensor import StoredRows, row_buffer

@@ -16,7 +16,7 @@ from echelon.core.parameters import parameters
 from echelon.interop.hugging_face.folder import hub_config, shape_of_config
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
-from echelon.parallel.weights import Shard
+from echelon.parallel.storage.weights import Shard
 from echelon.proof.independent.hugging_face.configuration import TransformersModel
 from echelon.proof.independent.hugging_face.model import (
     TokensAndLabels,

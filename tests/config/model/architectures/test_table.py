@@ -16,7 +16,7 @@ from echelon.core.model_shape import ModelShape
 from echelon.core.plan import Plan
 from echelon.core.rulebook.model import HF_CONFIG_MODEL_TYPE
 from echelon.interop.hugging_face.folder import hub_config
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.run import OUR_ENGINE, prove
 from tests.config.model.architectures.beside import configuration, names_of
 from tests.parallel.layouts import GPT2, NANO

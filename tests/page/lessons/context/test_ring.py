@@ -7,7 +7,7 @@ from collections import Counter
 import pytest
 
 from echelon.core.attention_mask import AttentionMask
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.layout.context_work import chunk_pairs, pairs_by_place
 from echelon.page.figures import BarsFigure, HeatFigure
 from echelon.page.lessons.lesson import DiagramFigure

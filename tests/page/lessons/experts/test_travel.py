@@ -6,7 +6,7 @@ from collections import Counter
 
 import pytest
 
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.page.lessons.expert_travel import (
     COMBINE,
     DISPATCH,

@@ -14,7 +14,7 @@ import torch
 from echelon.core.event import EventList
 from echelon.cost.bytes.all_reduce import SumGroup
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.parallel.transport.algorithms.steps import (
     Step,
     gather_steps_of,

@@ -15,7 +15,7 @@ from echelon.api.parallelizing import parallelize
 from echelon.core.event import EventList
 from echelon.core.plan import Collectives, Optimizer, Plan
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.parallel.transport import collectives
 from echelon.parallel.transport.algorithms.steps import Step
 from echelon.parallel.transport.collectives import Group, Pending

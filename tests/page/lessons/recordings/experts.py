@@ -18,7 +18,7 @@ import torch
 from echelon.core.model_shape import Experts
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.parallel.expert import layer
 from echelon.parallel.transport.collectives import Group, Pending
 from tests.parallel.expert.targets import (

@@ -18,13 +18,13 @@ from echelon.core.axis import Axis
 from echelon.core.event import EventList
 from echelon.core.plan import Context, Plan
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.layout.context_work import chunk_runs
 from echelon.models.batch import TokenBatch
 from echelon.parallel.context import ContextAttention
-from echelon.parallel.gradients import GradientStore, Reduction
+from echelon.parallel.device_mesh import rank_groups
+from echelon.parallel.storage.gradients import GradientStore, Reduction
 from echelon.parallel.transport.collectives import Group, Pending
-from echelon.parallel.transport.device_mesh import rank_groups
 from echelon.parallel.transport.recorder import Recorder
 from tests.parallel.context.targets import Met, noting
 from tests.parallel.layouts import NANO, plan_of

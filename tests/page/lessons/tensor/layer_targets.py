@@ -11,7 +11,7 @@ from torch import nn
 
 from echelon.launch.context import RankContext
 from echelon.page.lessons.matrices import Matrix
-from echelon.parallel.gradients import GradientStore, Reduction
+from echelon.parallel.storage.gradients import GradientStore, Reduction
 from echelon.parallel.tensor import ColumnLinear, RowLinear, TensorSplit
 from tests.parallel.buckets import by_hand
 from tests.parallel.targets import tensor_group

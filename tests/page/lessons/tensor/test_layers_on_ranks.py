@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from echelon.cost.bytes.terms import all_gather_bytes, all_reduce_bytes
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.page.lessons.matrices import added, beside, numel
 from echelon.page.lessons.tensor.linear import column_layer, row_layer
 from echelon.page.lessons.tensor.ranks import mlp_of

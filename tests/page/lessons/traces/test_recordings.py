@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.page.lessons.traces import read_trace
 from tests.page.lessons.record import FOLDER, RECORDINGS
 

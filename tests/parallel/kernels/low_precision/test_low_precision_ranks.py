@@ -10,7 +10,7 @@ from torch.nn import functional as fn
 
 from echelon.core.model_shape import ModelShape
 from echelon.core.plan import DType, Plan, Precision
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.models.decoder import Decoder
 from echelon.models.operations import Operations
 from echelon.models.precision import TORCH_DTYPES

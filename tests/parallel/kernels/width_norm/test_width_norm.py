@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.models.operations import Operations
 from tests.parallel.kernels.width_norm.targets import EPS, norm_parts
 

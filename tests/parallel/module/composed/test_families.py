@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from echelon.core.plan import Zero
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.launch.root_cause import RankFailure
 from tests.parallel.module.composed.composed_targets import Composed, composed_plan
 from tests.parallel.module.composed.test_composed import assert_as_in_one_process

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.launch.root_cause import RankFailure
 from tests.parallel.module.composed import composed_targets as targets
 from tests.parallel.module.composed.composed_targets import composed_plan

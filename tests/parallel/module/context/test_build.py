@@ -11,7 +11,7 @@ from torch import nn
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Context, Zero
 from echelon.cost.bytes.modules import module_context_bytes
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.layout.stage import part_of
 from echelon.parallel.module.context.build import SequenceCut
 from tests.parallel.module.context import context_targets

@@ -12,8 +12,8 @@ from torch import nn
 from torch.autograd import forward_ad
 
 from echelon.api.parallelizing import parallelize
-from echelon.parallel.buckets import Slot
-from echelon.parallel.gradients import GradientStore
+from echelon.parallel.storage.buckets import Slot
+from echelon.parallel.storage.gradients import GradientStore
 from echelon.training.module.optimizer import ModuleOptimizer
 from tests.parallel.layouts import plan_of
 

@@ -10,7 +10,7 @@ import torch
 from echelon.core.errors import ConfigError, EchelonError, InfeasiblePlan
 from echelon.core.plan import Zero
 from echelon.cost.bytes.modules import module_pipeline_bytes
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.parallel.module.loss import CAUSAL
 from echelon.parallel.module.pipeline.build import (
     apply_pipeline,

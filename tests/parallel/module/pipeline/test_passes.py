@@ -5,9 +5,9 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from echelon.launch.local.pool import RankPool
-from echelon.parallel.buckets import Bucket
-from echelon.parallel.gradients import Reduction
+from echelon.launch.local.supervisor import RankPool
+from echelon.parallel.storage.buckets import Bucket
+from echelon.parallel.storage.gradients import Reduction
 from tests.parallel.module.forwards.test_linear_deferred import store_for
 from tests.parallel.module.pipeline import targets
 from tests.parallel.module.pipeline.targets import Case, plan

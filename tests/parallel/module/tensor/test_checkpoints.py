@@ -10,7 +10,7 @@ import torch
 from echelon.api.parallelizing import parallelize
 from echelon.core.errors import CheckpointError
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.parallel.layouts import plan_of
 from tests.parallel.module.refusals import refusal
 from tests.parallel.module.targets import full

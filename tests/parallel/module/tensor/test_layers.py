@@ -10,7 +10,7 @@ import torch
 from echelon.core.plan import Optimizer, Zero
 from echelon.cost.bytes.data import module_bytes
 from echelon.cost.bytes.modules import module_tensor_bytes
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.parallel.layouts import plan_of
 from tests.parallel.module.tensor import targets
 from tests.parallel.module.tensor.families import FAMILIES, LENGTH

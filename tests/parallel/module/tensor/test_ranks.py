@@ -7,7 +7,7 @@ import pytest
 from echelon.api.parallelizing import parallelize
 from echelon.core.errors import EchelonError
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.parallel.module.refusals import refusal
 from tests.parallel.module.tensor.families import OWN_RULES, Own, batch, loss_of
 from tests.parallel.module.tensor.test_layers import loop_of

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.parallel.transport.algorithms.run import BackgroundThread
 from tests.parallel.transport.algorithms import targets
 from tests.parallel.transport.algorithms.targets import Moved, Summed

@@ -9,7 +9,7 @@ import pytest
 from echelon.core.experts import Balance
 from echelon.core.model_shape import Experts, RopeScaling
 from echelon.core.plan import Plan
-from echelon.models import mixture_reference
+from echelon.models import moe
 from echelon.proof.claims.checks import Check
 from echelon.proof.independent import attention
 from echelon.proof.independent.comparison import TRANSFORMERS
@@ -113,9 +113,7 @@ def test_a_mistake_that_both_implementations_make_is_told_by_its_part(monkeypatc
 
 def test_gates_of_shared_code_are_caught_here_too(monkeypatch: Patch) -> None:
     plan = plan_of({"experts": EXPERTS})
-    monkeypatch.setattr(
-        mixture_reference, "gates_of", lambda scores, chosen, experts: scores.gather(-1, chosen)
-    )
+    monkeypatch.setattr(moe, "gates_of", lambda scores, chosen, experts: scores.gather(-1, chosen))
     assert max(check.error for check in checks_of(plan)) > 1e-3
     step, batch = run_oracle(plan, 1)[0], global_batch(plan, 0)
     found = first_part_unlike_transformers(plan, step, batch)

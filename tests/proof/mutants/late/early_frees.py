@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from echelon.core.plan import Plan
-from echelon.parallel.buckets import Bucket
 from echelon.parallel.data import GradientReduction
 from echelon.parallel.offload.file_store import FileFetch, FileOffloadStore
 from echelon.parallel.pipeline import PipelineExecutor
+from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.tensor_memory import PooledTensorMemory
 from echelon.parallel.zero import ParameterGathering
 from tests.proof.mutants.planting import Told, mutant

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 from echelon.core.plan import Plan
-from echelon.parallel.buckets import Bucket
 from echelon.parallel.context.ring import _RingKeys
 from echelon.parallel.data import GradientReduction, _PendingSum
 from echelon.parallel.expert.token_dispatcher import FlatTokenDispatcher, Transfer
@@ -18,6 +17,7 @@ from echelon.parallel.offload.copy_streams import CompletedEvent
 from echelon.parallel.offload.copying_store import CopiedFetch, CopyingOffloadStore
 from echelon.parallel.offload.file_store import FileFetch
 from echelon.parallel.pipeline import PipelineExecutor
+from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.collectives import Pending
 from echelon.parallel.zero import ParameterGathering
 from tests.parallel.layouts import MIXTRAL, plan_of

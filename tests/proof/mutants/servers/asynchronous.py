@@ -11,8 +11,8 @@ import pytest
 
 from echelon.core.choices.updates import Updates
 from echelon.core.plan import Plan
-from echelon.parallel.buckets import Bucket
 from echelon.parallel.servers.messages import Reply, WorkerMessages
+from echelon.parallel.storage.buckets import Bucket
 from echelon.training.servers.served import Push, Served
 from echelon.training.servers.server import AsynchronousServer
 from echelon.training.servers.worker import AsynchronousWorker

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from echelon.core.plan import Plan
-from echelon.parallel.buckets import Bucket
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.servers.server import PushedSums, SentParameters
 from echelon.parallel.servers.worker import PulledParameters
+from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.collectives import Pending
-from echelon.parallel.transport.device_mesh import RankGroups
 from echelon.training.optimizer import SliceOptimizer
 from tests.proof.layouts import Changes
 from tests.proof.mutants.planting import Told, mutant

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.run import prove
 from tests.proof.mutants.planting import Told, mutants_of
 from tests.proof.mutants.servers import asynchronous, synchronous

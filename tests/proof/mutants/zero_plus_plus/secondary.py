@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from echelon.core.plan import Plan
-from echelon.parallel.buckets import Bucket
-from echelon.parallel.secondary import SecondarySlices
+from echelon.parallel.storage.buckets import Bucket
+from echelon.parallel.zero import SecondarySlices
 from tests.parallel.secondary.nodes import node_layout
 from tests.proof.layouts import Changes
 from tests.proof.mutants.planting import Told, mutant

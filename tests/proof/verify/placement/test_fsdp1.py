@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from tests.proof.verify.planted_programs import proof_of
 
 RUN_ORIGINAL = {"ORIGINAL = False": "ORIGINAL = True"}

@@ -11,7 +11,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 from echelon.launch.context import RankContext
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.proof.verify.case import OnRank
 from echelon.proof.verify.named_mesh import NamedMesh
 from echelon.proof.verify.placement.located import LogicalParameters

@@ -6,8 +6,8 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from echelon.training.data.beside_weights import tokenizer_files
 from echelon.training.data.tokenizer import train_tokenizer
-from echelon.training.data.tokenizer_files import tokenizer_files
 
 MARKED = """\
 {%- for message in messages %}

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Architectures of transformers: how a config.json of each is read, and how a shape is said in it.
+"""Architectures of transformers: how a config.json of each is read, and how it says a shape.
 
-record.py      what is known of one          common.py    what many have in common
+common.py      an architecture, what many have in common, rotary positions
 llama.py       Llama, Mistral, Qwen, SmolLM3, Granite, Gemma, OLMo 2
-fused.py       Phi-3 and Phi-4, GLM 4: matrices that files put together
 gemma.py       Gemma 2 and 3
-rotary.py      how positions turn, and what stretches them
-gpt.py         GPT-2, StarCoder2, GPT-NeoX, Falcon
+gpt.py         GPT-2, StarCoder2, GPT-NeoX, Falcon; Phi-3, Phi-4 and GLM 4
 mixtures.py    Mixtral, Qwen3-MoE, DeepSeek-V3
 table.py       all of them, by model_type
 """

@@ -12,15 +12,18 @@ from typing import cast
 from echelon.config.model.architectures.common import (
     ATTENTION_BIASES,
     SLIDING,
+    Architecture,
+    Keys,
     read_activation,
     read_counts,
     read_kinds,
+    read_rope,
+    read_stretch,
     read_window,
+    stretch_keys,
     write_decoder,
     write_kinds,
 )
-from echelon.config.model.architectures.record import Architecture, Keys
-from echelon.config.model.architectures.rotary import read_rope, read_stretch, stretch_keys
 from echelon.config.model.config_json import ConfigJsonReader
 from echelon.core.model_shape import ModelShape
 

@@ -10,16 +10,17 @@ from echelon.config.model.architectures.common import (
     FULL,
     HEAD_DIM,
     SLIDING,
+    Architecture,
+    Keys,
     read_activation,
     read_counts,
     read_decoder,
     read_kinds,
+    read_rope,
     read_window,
     write_decoder,
     write_kinds,
 )
-from echelon.config.model.architectures.record import Architecture, Keys
-from echelon.config.model.architectures.rotary import read_rope
 from echelon.config.model.config_json import ConfigJsonReader
 from echelon.core.model_shape import ModelShape
 

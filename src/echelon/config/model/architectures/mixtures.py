@@ -11,15 +11,16 @@ from echelon.config.model.architectures.common import (
     FULL,
     HEAD_DIM,
     SLIDING,
+    Architecture,
+    Keys,
     read_decoder,
     read_kinds,
     read_window,
+    sharpening,
     write_decoder,
     write_kinds,
 )
 from echelon.config.model.architectures.llama import read_qwen3, write_qwen3
-from echelon.config.model.architectures.record import Architecture, Keys
-from echelon.config.model.architectures.rotary import sharpening
 from echelon.config.model.config_json import (
     PLAIN_ROPE,
     ConfigJsonReader,

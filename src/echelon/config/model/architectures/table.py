@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from echelon.config.model.architectures.fused import FUSED
+from echelon.config.model.architectures.common import Architecture
 from echelon.config.model.architectures.gemma import GEMMAS
-from echelon.config.model.architectures.gpt import GPT_LIKE
+from echelon.config.model.architectures.gpt import FUSED, GPT_LIKE
 from echelon.config.model.architectures.llama import LLAMA_LIKE
 from echelon.config.model.architectures.mixtures import MIXTURES
-from echelon.config.model.architectures.record import Architecture
 
 NOT_COMPUTED: Mapping[str, str] = {
     "bloom": "its positions are slopes of scores (ALiBi)",

@@ -28,8 +28,8 @@ from echelon.models.attention.local import AttentionRule, LocalAttention, takes_
 from echelon.models.piece_sizes import TRAINING_PIECES
 from echelon.parallel.context.attention import RingContext
 from echelon.parallel.context.ulysses import HeadsToPositions, PositionsToHeads
-from echelon.parallel.gradients import GradientStore
-from echelon.parallel.transport.device_mesh import RankGroups
+from echelon.parallel.device_mesh import RankGroups
+from echelon.parallel.storage.gradients import GradientStore
 
 _HIDDEN = -1e4
 """What is added to a score that does not count is below this."""

@@ -19,13 +19,13 @@ from echelon.core.axis import Axis
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Plan
 from echelon.core.rulebook.module import MODULE_ATTENTION, MODULE_BATCH
-from echelon.parallel.gradients import GradientStore, Reduction
+from echelon.parallel.device_mesh import RankGroups
 from echelon.parallel.module.context.attention import CutAttention, SeenAttention, SeenCall
 from echelon.parallel.module.loss import Batch, ModuleLoss
 from echelon.parallel.module.pipeline.chain import BlockCall, BlockChain, leaving_no_trace
 from echelon.parallel.module.pipeline.stage import StageEnds, Window
 from echelon.parallel.module.tensor.ranks import same_sums, sums_of
-from echelon.parallel.transport.device_mesh import RankGroups
+from echelon.parallel.storage.gradients import GradientStore, Reduction
 
 _PRECISION = 0.6
 """Outputs differ by less than the spacing of numbers to this power, of the largest of them."""

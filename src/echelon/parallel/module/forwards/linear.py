@@ -26,9 +26,9 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from echelon.parallel.gradients import GradientStore
 from echelon.parallel.module.forwards.own_forward import OwnForward, is_plain_call
 from echelon.parallel.module.tensor.layers import SplitLinear
+from echelon.parallel.storage.gradients import GradientStore
 
 _CONV1D = ("transformers.pytorch_utils", "Conv1D")
 

@@ -35,7 +35,7 @@ from echelon.layout.modules.stages import StagedParameter, plan_stage_buckets
 from echelon.layout.stage import RankPart, part_of
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.data import GradientReduction
-from echelon.parallel.gradients import GradientStore
+from echelon.parallel.device_mesh import RankGroups, rank_groups
 from echelon.parallel.module.context.build import SequenceCut, apply_context
 from echelon.parallel.module.forwards.linear import defer_weights, layers_of
 from echelon.parallel.module.forwards.norms import shorten_norms
@@ -85,8 +85,8 @@ from echelon.parallel.module.start import (
 from echelon.parallel.module.tensor.apply import NO_RULES, TensorChoice, apply_split, choose_split
 from echelon.parallel.module.tensor.ranks import sums_of
 from echelon.parallel.pipeline import PipelineExecutor
+from echelon.parallel.storage.gradients import GradientStore
 from echelon.parallel.transport.collectives import Group
-from echelon.parallel.transport.device_mesh import RankGroups, rank_groups
 from echelon.parallel.transport.recorder import Recorder
 from echelon.schedule.action import Schedule
 from echelon.schedule.from_plan import schedule_from_plan

@@ -20,14 +20,14 @@ import torch
 
 from echelon.core.errors import RunFailed
 from echelon.core.rulebook.module import MODULE_BATCH
-from echelon.parallel.buckets import Bucket, Slot
 from echelon.parallel.data import GradientReduction
-from echelon.parallel.gradients import GradientStore, Reduction
 from echelon.parallel.module.gathering import ModuleParameterGathering
 from echelon.parallel.module.gradients import BackwardPasses, ModuleReduction
 from echelon.parallel.module.hooks import ModuleHooks
 from echelon.parallel.module.pipeline.stage import ModuleStage
 from echelon.parallel.pipeline import StepState
+from echelon.parallel.storage.buckets import Bucket, Slot
+from echelon.parallel.storage.gradients import GradientStore, Reduction
 from echelon.parallel.transport.collectives import Group
 from echelon.schedule.action import Action, ActionKind
 

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_flatten
 from echelon.core.errors import RunFailed
 from echelon.core.rulebook.module import MODULE_TENSOR_RANKS
 from echelon.layout.modules.tensor import ModuleSplit
-from echelon.parallel.buckets import Bucket
 from echelon.parallel.module.tensor.layers import TensorLink
+from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.collectives import Group
 
 _Sums = tuple[float, float, float]

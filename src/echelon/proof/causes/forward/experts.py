@@ -15,8 +15,7 @@ import torch
 
 from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
-from echelon.models.mixture_reference import ReferenceRouting, route_reference
-from echelon.models.moe import Expert, MixtureOfExperts
+from echelon.models.moe import Expert, MixtureOfExperts, ReferenceRouting, route_reference
 from echelon.models.operations import Operations
 from echelon.models.routing import gates_of, kept_assignments
 from echelon.proof.causes.finding import ProofFinding

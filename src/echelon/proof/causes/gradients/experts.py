@@ -21,8 +21,7 @@ import torch
 from echelon.core.plan import Plan
 from echelon.models.batch import TokenBatch
 from echelon.models.decoder import Decoder
-from echelon.models.mixture_reference import RoutingNotes, route_reference
-from echelon.models.moe import Expert, MixtureOfExperts
+from echelon.models.moe import Expert, MixtureOfExperts, RoutingNotes, route_reference
 from echelon.models.operations import Operations
 from echelon.models.routing import probabilities
 from echelon.proof.causes.factors import name_factor

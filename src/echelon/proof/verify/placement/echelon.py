@@ -12,9 +12,9 @@ from typing import Any
 import torch
 
 from echelon.layout.modules.tensor import TensorPiece
-from echelon.parallel.buckets import Bucket, Slot
 from echelon.parallel.module.module import RankModule
-from echelon.parallel.weights import stored_values
+from echelon.parallel.storage.buckets import Bucket, Slot
+from echelon.parallel.storage.weights import stored_values
 from echelon.proof.verify.placement.interposed import Interposed
 from echelon.proof.verify.placement.located import LocatedTensor, equal_slice, located
 from echelon.proof.verify.placement.program import Program

@@ -4,8 +4,7 @@
 contents.py       what a reader finds: weights, moments of the optimizer, the step
 recognise.py      which trainer wrote a folder, by what is in it
 distributed.py    torch.distributed.checkpoint: torchtitan, FSDP2, Megatron-core's torch_dist
-deepspeed.py      DeepSpeed: ZeRO 0 to 3
-universal.py      DeepSpeed: universal
+deepspeed.py      DeepSpeed: ZeRO 0 to 3, and universal
 megatron.py       Megatron-core's older folders, a file for each tensor and pipeline rank
 
 Only headers are read here, and no torch is needed (`pickles.py` beside this folder).

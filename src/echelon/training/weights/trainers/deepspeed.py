@@ -6,6 +6,10 @@ of the module, `mp_rank_00_model_states.pt` (at stage 3 one of each rank, withou
 of the optimizer, `zero_pp_rank_0_mp_rank_00_optim_states.pt` and so on. Up to stage 2 all
 parameters of a group lie end to end in a buffer that is cut into one part for each rank; at stage 3
 each parameter is cut so, and each rank's parts lie end to end.
+
+Universal folders, which ds_to_universal makes, have a folder for each parameter.
+`zero/NAME/fp32.pt` holds a parameter, `exp_avg.pt` and `exp_avg_sq.pt` beside it what Adam keeps of
+it. Of runs at stage 3 they are flat: the states of the module say their shapes.
 """
 
 from __future__ import annotations
@@ -33,11 +37,13 @@ from echelon.training.weights.stored import StoredTensor
 from echelon.training.weights.trainers.contents import (
     MOMENTS,
     TrainerCheckpoint,
+    flat_tensor,
     refuse,
+    shared_tensor,
     some,
     stored_tensor,
 )
-from echelon.training.weights.trainers.flat import flat_tensor, shared_tensor
+from echelon.training.weights.trainers.distributed import number_in
 
 MODEL_FILES = "*_model_states.pt"
 OPTIMIZER_FILES = "*_optim_states.pt"
@@ -49,6 +55,10 @@ Shapes = Sequence[Mapping[str, tuple[int, ...]]]
 """The parameters of each group in order, with their shapes."""
 _Parts = Sequence[Sequence[PickledTensor]]
 """Of each rank the flat buffers of all groups."""
+
+PARAMETERS = "zero"
+"""The folder of all parameters."""
+VALUES = "fp32"
 
 
 def read_deepspeed(folder: Path) -> TrainerCheckpoint:
@@ -251,3 +261,72 @@ def _steps(content: Any) -> int | None:
     if not isinstance(steps, int):
         return None
     return steps - (skipped if isinstance(skipped, int) else 0)
+
+
+def read_universal(folder: Path) -> TrainerCheckpoint:
+    """Return what the folder of one tag holds."""
+    rooms = sorted(path for path in (folder / PARAMETERS).iterdir() if path.is_dir())
+    lacking = [room.name for room in rooms if not (room / f"{VALUES}.pt").is_file()]
+    if lacking or not rooms:
+        where = folder / PARAMETERS
+        raise refuse(
+            WEIGHTS_RANKS_COMPLETE,
+            f"{where} has no {VALUES}.pt of {some(lacking) or 'any parameter'}: "
+            f"{list_names(where)}",
+        )
+    state = _state(folder)
+    shapes = _shapes(state)
+    weights = {room.name: _tensor(room / f"{VALUES}.pt", shapes) for room in rooms}
+    moments = {
+        kind: {
+            room.name: _tensor(room / f"{kind}.pt", shapes)
+            for room in rooms
+            if (room / f"{kind}.pt").is_file()
+        }
+        for kind in MOMENTS
+    }
+    return TrainerCheckpoint(
+        told="a universal folder of DeepSpeed",
+        weights=weights,
+        moments={kind: found for kind, found in moments.items() if found},
+        step=_step(rooms[0], state),
+    )
+
+
+def _state(folder: Path) -> dict[str, Any]:
+    """Return what the states of the module say; nothing where they are not there."""
+    files = sorted(folder.glob(MODEL_FILES))
+    content = read_file(files[0]) if files else None
+    return cast("dict[str, Any]", content) if isinstance(content, dict) else {}
+
+
+def _shapes(state: dict[str, Any]) -> dict[str, tuple[int, ...]]:
+    groups = state.get("param_shapes") or []
+    return {name: tuple(shape) for group in groups for name, shape in group.items()}
+
+
+def _tensor(file: Path, shapes: dict[str, tuple[int, ...]]) -> StoredTensor:
+    content = read_file(file)
+    value = cast("dict[str, Any]", content).get("param") if isinstance(content, dict) else content
+    if not isinstance(value, PickledTensor):
+        raise refuse(WEIGHTS_FILE_READABLE, f"{file} holds no tensor")
+    shape = shapes.get(file.parent.name, value.shape)
+    if len(value.shape) != 1 or prod(shape) > value.numel:
+        shape = value.shape
+    try:
+        if not value.contiguous:
+            raise NotReadable("holds a tensor whose dims lie in another order")
+        return flat_tensor([value], 0, shape)
+    except NotReadable as error:
+        raise refuse(WEIGHTS_FILE_READABLE, f"{file} {error}") from error
+
+
+def _step(room: Path, state: dict[str, Any]) -> int | None:
+    file = room / "step.pt"
+    if file.is_file():
+        content = read_file(file)
+        if isinstance(content, dict):
+            content = cast("dict[str, Any]", content).get("param")
+        return number_in(content)
+    steps = state.get("global_steps")
+    return steps if isinstance(steps, int) else None

@@ -12,11 +12,12 @@ from echelon.training.weights.trainers.contents import TrainerCheckpoint, refuse
 from echelon.training.weights.trainers.deepspeed import (
     MODEL_FILES,
     OPTIMIZER_FILES,
+    PARAMETERS,
     read_deepspeed,
+    read_universal,
 )
 from echelon.training.weights.trainers.distributed import METADATA, read_distributed
 from echelon.training.weights.trainers.megatron import rank_folders, read_megatron
-from echelon.training.weights.trainers.universal import PARAMETERS, read_universal
 
 POINTERS = ("latest_universal", "latest", "latest_checkpointed_iteration.txt")
 """Files that name the folder of the newest save."""

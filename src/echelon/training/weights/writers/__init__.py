@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Weights of a checkpoint as the folders of other trainers, a tensor at a time.
 
-task.py          what is asked for, by one rank or several
-ranks.py         a rank of several, as the launcher calls it
+task.py          what is asked for, and done by one rank or several
 shares.py        who writes which part, and how much threads hold
 hugging_face.py  safetensors files
 formats.py       the formats of trainers by name: whose names, what they refuse and need

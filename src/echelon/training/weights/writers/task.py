@@ -3,16 +3,23 @@
 
 from __future__ import annotations
 
+import pickle
+from collections.abc import Mapping
 from dataclasses import dataclass
+from datetime import timedelta
+from itertools import count
 from pathlib import Path
-from typing import Final, Literal, TypeAlias
+from typing import Any, Final, Literal, TypeAlias
 
+from echelon.config.files.new_file import holding
 from echelon.config.model.config_json import OWN_TYPE
-from echelon.core.errors import ConfigError
+from echelon.core.errors import ConfigError, Interrupted
 from echelon.core.model_shape import ModelShape
 from echelon.core.parameters import base_shape
 from echelon.core.plan import DType
 from echelon.core.rulebook.config import BAD_ARGUMENT
+from echelon.core.rulebook.launch import RUN_INTERRUPTED
+from echelon.core.serialize import from_json
 from echelon.interop.hugging_face.adapters import ADAPTER_WEIGHTS, adapter_tensors
 from echelon.interop.hugging_face.folder import (
     INDEX_NAME,
@@ -24,6 +31,8 @@ from echelon.interop.hugging_face.folder import (
     own_tensors,
     share_out,
 )
+from echelon.launch.context import RankContext
+from echelon.launch.environment import known_node_size
 from echelon.models.precision import TORCH_DTYPES
 from echelon.training.checkpoint.index import CheckpointIndex, read_index
 from echelon.training.checkpoint.load import check_checkpoint
@@ -42,6 +51,10 @@ from echelon.training.weights.writers.shares import Writers
 WeightFormat: TypeAlias = Literal["hf", "echelon"] | TrainerFormat
 FILE_FORMATS: Final = ("hf", "echelon")
 """Formats of safetensors files with an index and a config.json; the names of tensors differ."""
+
+WRITE_RANK = "echelon.training.weights.writers.task:write_rank"
+_POLL_S = 20.0
+"""Seconds for which a rank waits for another before it asks again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,4 +186,62 @@ def _write_files(
         tensors=len(tensors),
         num_bytes=sum(tensor.numel for tensor in tensors) * dtype.itemsize,
         files=tuple(files),
+    )
+
+
+class WritersExchange:
+    """Tell other ranks small things through the store of a job: with no time limit of its own.
+
+    One rank may write for hours while another waits; whether it lives, the launcher watches.
+    """
+
+    def __init__(self, context: RankContext) -> None:
+        """Begin with nothing told."""
+        self.index, self.size = context.rank, context.world_size
+        self._context, self._turns = context, count()
+
+    def gather_objects(self, value: Any) -> list[Any]:
+        """Return what every rank gave, in rank order, on every rank, once all have called."""
+        turn = next(self._turns)
+        keys = [f"weights/{turn}/{rank}" for rank in range(self.size)]
+        self._context.store.set(keys[self.index], pickle.dumps(value).hex())
+        return [pickle.loads(bytes.fromhex(self._wait(key).decode("ascii"))) for key in keys]
+
+    def _wait(self, key: str) -> bytes:
+        store = self._context.store
+        with self._context.progress.waits_for("other ranks that write"):
+            while True:
+                try:
+                    store.wait([key], timedelta(seconds=_POLL_S))
+                except RuntimeError as error:
+                    if "imeout" not in str(error):
+                        raise
+                else:
+                    return store.get(key)
+
+
+def write_rank(context: RankContext, argument: Mapping[str, Any]) -> WrittenWeights:
+    """Write this rank's share of a folder that is there."""
+    task = from_json(ExportTask, argument)
+    with holding(Path(task.folder)):
+        return write_weights(task, writers_of(context, task.threads))
+
+
+def writers_of(context: RankContext, threads: int | None) -> Writers:
+    """Return the ranks of a job as writers, which move with each tensor and stop when asked to."""
+    progress = context.progress
+
+    def begin() -> None:
+        if context.stop_requested():
+            raise Interrupted(
+                RUN_INTERRUPTED.problem("interrupted before all weights were written; none is left")
+            )
+        progress.mark(progress.doing)
+
+    return Writers(
+        threads,
+        WritersExchange(context),
+        progress.mark,
+        begin=begin,
+        ranks_here=known_node_size() or context.world_size,
     )

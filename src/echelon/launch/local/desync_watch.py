@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Compare the rings of the ranks of one host, out of band: their supervisor reads the files.
+
+As soon as a rank has waited for `after_s`, all ranks are asked for their stacks and their rings are
+compared. What no time would mend ends the run; a rank that still computes, or a link that carries
+nothing, is told once and the run goes on until the step timeout. Operations that differ and yet
+end, as sums of other dtypes with as many bytes do, are looked for every `after_s` / 2.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from echelon.launch.desync.findings import Finding, Verdict, detail, summary
+from echelon.launch.desync.fingerprint import Activity, RankEvidence
+from echelon.launch.desync.ring import DEVICE_READ, NOTHING, SLOTS, RingReader, ring_path
+from echelon.launch.desync.verdict import find_mismatch, find_stall
+from echelon.launch.local.messages import ThreadStacks
+from echelon.launch.root_cause import FaultKind, RankFault, rank_name
+
+_ANSWER_S = 1.0
+"""How long ranks may take to tell their stacks; one that is held by native code never does."""
+_GLANCE = 160
+"""Operations that are compared while nobody waits: some milliseconds for eight ranks."""
+_ASK_AGAIN_S = 5.0
+"""How old stacks may become while some rank still waits."""
+_TIMED = frozenset({FaultKind.STUCK, FaultKind.TIMED_OUT})
+_MAY_BE_ECHO = _TIMED | {FaultKind.ABORTED, FaultKind.CONNECTION, FaultKind.NEVER_MET}
+"""What calls that do not meet may end in: Gloo ends a process that gets too many bytes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownRank:
+    """Say what a supervisor knows of a rank beside its ring."""
+
+    rank: int
+    label: str
+    activity: Activity | None
+    """What it does, where it no longer works; None where its ring tells."""
+    doing: str
+    waiting: str
+    """What it has said that it waits for, in an operation or outside."""
+    stacks: ThreadStacks | None
+
+
+class RingsOfRanks:
+    """Open the rings of ranks as they appear, and read them."""
+
+    def __init__(self, paths: Sequence[Path]) -> None:
+        """Read from `paths`, one for each rank."""
+        self._paths = paths
+        self._readers: dict[int, RingReader] = {}
+        self._removed = False
+
+    def close(self) -> None:
+        """Close the files, and remove them: what is known of them has been told."""
+        for reader in self._readers.values():
+            reader.close()
+        self._readers.clear()
+        self._remove()
+
+    def longest_wait_s(self, now: float) -> float:
+        """Return for how long a rank has waited in an operation, or for its device.
+
+        Files of which all are open need no name any more: nothing is left if this process is
+        killed.
+        """
+        waits = [reader.wait() for rank in range(len(self._paths)) if (reader := self.of(rank))]
+        if len(self._readers) == len(self._paths):
+            self._remove()
+        return max((now - since for number, since in waits if number), default=0.0)
+
+    def _remove(self) -> None:
+        if not self._removed:
+            self._removed = True
+            for path in self._paths:
+                path.unlink(missing_ok=True)
+
+    def of(self, rank: int) -> RingReader | None:
+        """Return the ring of a rank, if it has one yet."""
+        if rank not in self._readers:
+            with contextlib.suppress(OSError):
+                self._readers[rank] = RingReader(self._paths[rank])
+        return self._readers.get(rank)
+
+
+def evidence_of(
+    status: KnownRank, reader: RingReader | None, now: float, *, most: int = SLOTS
+) -> RankEvidence:
+    """Return what is known of a rank, its ring (at most so many operations) and its status."""
+    ring = NOTHING if reader is None else reader.read(most)
+    waits_for, until, stacks = ring.waits_for, None, status.stacks
+    if waits_for == DEVICE_READ:
+        waits_for = until = None if stacks is None else stacks.unfinished
+    activity = status.activity
+    if activity is None:
+        outside = status.waiting or (stacks.waiting if stacks is not None else "")
+        activity = Activity.WAITS if waits_for or outside else Activity.RUNS
+    return RankEvidence(
+        rank=status.rank,
+        label=status.label,
+        activity=activity,
+        fingerprints=ring.fingerprints,
+        waits_for=waits_for,
+        waited_s=now - ring.waits_since if ring.waits_for else 0.0,
+        awaits=ring.awaits,
+        counts_until=until,
+        doing=ring.doing or status.doing,
+        call="" if waits_for or stacks is None else stacks.waiting and stacks.call,
+        place="" if stacks is None else stacks.place,
+        stack="" if stacks is None else main_stack(stacks.text),
+        connections=None if stacks is None else stacks.connections,
+    )
+
+
+def main_stack(text: str) -> str:
+    """Return the stack of the main thread, which comes first."""
+    return text.partition("\nthread ")[0]
+
+
+def same(one: Verdict, other: Verdict) -> bool:
+    """Return whether two verdicts blame the same ranks for the same, at the same place."""
+    numbers = [None if each.theirs is None else each.theirs.number for each in (one, other)]
+    return (one.finding, one.odd, numbers[0]) == (other.finding, other.odd, numbers[1])
+
+
+def fault_of(verdict: Verdict, ranks: Sequence[RankEvidence]) -> RankFault:
+    """Return a verdict as the fault of the first odd rank."""
+    kind = FaultKind.LINK if verdict.finding is Finding.LINK else FaultKind.NEVER_MET
+    return RankFault(
+        rank=verdict.odd[0],
+        kind=kind,
+        at=time.monotonic(),
+        summary=summary(verdict, ranks),
+        detail=detail(verdict, ranks),
+    )
+
+
+def note_of(fault: RankFault, label: str, step_s: float) -> str:
+    """Return what is said of a fault that time may mend."""
+    who = rank_name(fault.rank, label)
+    until = f"  no error yet: the run goes on until a step has taken {step_s:g} s"
+    return f"note: {who}: {fault.summary}\n{fault.detail}\n{until}"
+
+
+class DesyncWatch:
+    """Watch the ranks of one job by their rings."""
+
+    def __init__(self, folder: Path, job: int, world_size: int, after_s: float) -> None:
+        """Read the rings of `job` in `folder` once a rank has waited for `after_s`."""
+        self._rings = RingsOfRanks([ring_path(folder, job, rank) for rank in range(world_size)])
+        self._after_s = after_s
+        self._asked_at: float | None = None
+        self._compared_at = time.monotonic()
+        self._before: Verdict | None = None
+        self._told: set[tuple[Finding, tuple[int, ...], int]] = set()
+
+    def close(self) -> None:
+        """Close and remove the rings."""
+        self._rings.close()
+
+    def wants_stacks(self, now: float) -> bool:
+        """Return whether some rank has waited so long that all must now say where they are."""
+        if self._rings.longest_wait_s(now) < self._after_s:
+            self._asked_at = self._before = None
+            return False
+        if self._asked_at is not None and now - self._asked_at < _ASK_AGAIN_S:
+            return False
+        self._asked_at = now
+        return True
+
+    def look(self, ranks: Sequence[KnownRank]) -> tuple[RankFault, bool] | None:
+        """Return a fault that is new, and whether it is certain; None where there is none.
+
+        What follows from waits counts when it is seen twice: rings are read one after the other.
+        """
+        now = time.monotonic()
+        overdue = self._asked_at is not None and (
+            now - self._asked_at > _ANSWER_S
+            or all(one.stacks is not None or one.activity is not None for one in ranks)
+        )
+        if not overdue and now - self._compared_at < self._after_s / 2:
+            return None
+        self._compared_at = now
+        evidence = self.evidence(ranks, SLOTS if overdue else _GLANCE)
+        verdict = find_mismatch(evidence)
+        if verdict is not None:
+            return fault_of(verdict, evidence), True
+        verdict = find_stall(evidence) if overdue else None
+        before, self._before = self._before, verdict
+        if verdict is None or before is None or not same(verdict, before):
+            return None
+        key = (verdict.finding, verdict.odd, verdict.theirs.number if verdict.theirs else 0)
+        if not verdict.certain and key in self._told:
+            return None
+        self._told.add(key)
+        return fault_of(verdict, evidence), verdict.certain
+
+    def explained(self, fault: RankFault, ranks: Sequence[KnownRank]) -> RankFault:
+        """Return a fault with what fingerprints say of it, or what they show to be its cause."""
+        if fault.kind in (FaultKind.NEVER_MET, FaultKind.LINK) and fault.detail:
+            return fault
+        evidence = self.evidence(ranks)
+        mismatch, stall = find_mismatch(evidence), find_stall(evidence, moving_s=0.0)
+        if mismatch is not None and fault.kind in _MAY_BE_ECHO:
+            return replace(fault_of(mismatch, evidence), at=fault.at)
+        if stall is None:
+            return fault
+        if fault.kind is FaultKind.CONNECTION and stall.finding is Finding.LINK:
+            found = fault_of(stall, evidence)
+            return replace(found, at=fault.at, detail=f"{found.detail}\n{fault.summary}")
+        if fault.kind in _TIMED and stall.finding is Finding.LINK:
+            return replace(fault_of(stall, evidence), at=fault.at)
+        if fault.kind in _TIMED and stall.judged and stall.odd[0] != fault.rank:
+            return replace(fault_of(stall, evidence), at=fault.at, kind=fault.kind)
+        if fault.rank not in stall.odd and fault.kind not in _TIMED:
+            return fault
+        more = detail(stall, evidence, stacks=not fault.detail)
+        return replace(fault, detail=f"{fault.detail.rstrip()}\n{more}".lstrip("\n"))
+
+    def evidence(self, ranks: Sequence[KnownRank], most: int = SLOTS) -> list[RankEvidence]:
+        """Return what is known of all ranks now, with so many of their last operations at most."""
+        now = time.monotonic()
+        return [evidence_of(one, self._rings.of(one.rank), now, most=most) for one in ranks]
