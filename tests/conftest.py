@@ -18,9 +18,8 @@ from echelon.launch.local.supervisor import RankPool
 from tests.file_seconds import begin_with_the_longest
 from tests.fork_template import ForkTemplate
 from tests.walks import QUICK_EXAMPLES, left_to_all
-from tests.workers import pytest_addoption, pytest_runtestloop, pytest_terminal_summary
 
-__all__ = ["pytest_addoption", "pytest_runtestloop", "pytest_terminal_summary"]
+pytest_plugins = ("tests.workers", "tests.slow_eighth")
 
 
 def pytest_configure(config: pytest.Config) -> None:
