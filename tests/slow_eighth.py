@@ -49,7 +49,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     files = [file for file in seconds if parts[file] == part]
     about = sum(seconds[file] for file in files)
     config.stash[TOLD] = (
-        f"slow tests, eighth {part} of {PARTS}: {len(files)} files, about {about:.0f} s of one worker, "
+        f"slow tests, eighth {part} of {PARTS}: {len(files)} files, {about:.0f} s of one worker, "
         f"from {min(files, default='-')} to {max(files, default='-')}"
     )
 
