@@ -13,8 +13,7 @@ from echelon.api.given_plan import GivenPlan, plan_from_given
 from echelon.api.planning import ranks_of
 from echelon.config.load import load_job
 from echelon.config.rules.plan import require_trainable
-from echelon.core.choices.strategies import STRATEGIES
-from echelon.core.choices.strategy_names import why_no_strategy
+from echelon.core.choices.strategies import STRATEGIES, why_no_strategy
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.messages.names import names_within
 from echelon.core.plan import Plan

@@ -18,8 +18,12 @@ from echelon.api.parallelizing import parallelize
 from echelon.api.planning import prove
 from echelon.api.training import TrainResult, launched_servers, launched_world_size, train
 from echelon.config.load import load_job
-from echelon.core.choices.strategies import STRATEGIES, StrategyRecord, find_strategy, known_name
-from echelon.core.choices.strategy_names import why_no_strategy
+from echelon.core.choices.strategies import (
+    STRATEGIES,
+    StrategyRecord,
+    find_strategy,
+    why_no_strategy,
+)
 from echelon.core.errors import ConfigError
 from echelon.core.messages.names import names_within
 from echelon.core.optional import optional_package

@@ -52,8 +52,7 @@ from echelon.rehearsal.tracing.step_log import (
 from echelon.rehearsal.tracing.traces import TraceFolder
 from echelon.rehearsal.work import Work
 from echelon.schedule.action import Action
-from echelon.training.engine import TrainEngine
-from tests.training.engine_targets import make_engine
+from echelon.training.engine import TrainEngine, make_engine
 
 NUM_STEPS = 2
 

@@ -39,12 +39,12 @@ from echelon.training.data.batches import (
 )
 from echelon.training.data.mixed_dataset import AnyDataset, open_data
 from echelon.training.diagnosis import explain_not_finite
+from echelon.training.engine import make_engine
 from echelon.training.observer import Absence, ObserverFactory, RunObserver
 from echelon.training.run_checkpoints import RunCheckpoints
 from echelon.training.weights.adapters import find_adapters
 from echelon.training.weights.files import WeightFiles, find_weights, require_optimizer
 from echelon.training.weights.load import load_moments, load_weights
-from tests.training.engine_targets import make_engine
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

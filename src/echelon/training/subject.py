@@ -29,11 +29,10 @@ from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.recorder import Recorder, clock_of
 from echelon.schedule.action import ActionKind
 from echelon.training.activation_recorder import ActivationRecorder, RecordedActivation
-from echelon.training.engine import TrainEngine
+from echelon.training.engine import TrainEngine, make_engine
 from echelon.training.local_sgd.elastic_steps import ElasticOuterSteps
 from echelon.training.routing_recorder import RecordedRouting, RoutingRecorder
 from echelon.training.servers.server import AsynchronousServer
-from tests.training.engine_targets import make_engine
 
 
 class BatchRows(Protocol):

@@ -12,7 +12,7 @@ from echelon.core.experts import Balance, ExpertLayout
 from echelon.core.model_shape import Experts
 from echelon.core.plan import Plan, Recompute, Zero
 from echelon.cost.bytes.sent import bytes_sent
-from echelon.launch.local.pool import RankPool
+from echelon.launch.local.supervisor import RankPool
 from echelon.layout.expert_load import (
     ExpertLoad,
     RowCounts,

@@ -10,7 +10,7 @@ import torch
 
 from echelon.core.event import NoEvents
 from echelon.layout.muon import MuonExchange, MuonMatrix, MuonPiece
-from echelon.parallel.buckets import Bucket
+from echelon.parallel.storage.buckets import Bucket
 from echelon.parallel.transport.collectives import Group
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.optimizer.muon import (
