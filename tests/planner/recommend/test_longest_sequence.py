@@ -34,6 +34,7 @@ def _has_plan(request: SearchRequest) -> bool:
     return search(replace(request, top=1)).best is not None
 
 
+@pytest.mark.quick("1-pins0", "4-pins2")
 @pytest.mark.parametrize(
     ("devices", "pins"), [(1, ()), (4, ("tp=1", "pp=1")), (4, ("cp=1",)), (6, ())]
 )
