@@ -17,5 +17,4 @@ independent/        a second, plain implementation to prove the oracle by
 whole_run/          a whole run of the trainer, from data to text, beside one device
 bisect/             the smallest run that fails as a given one does
 verify/             the same for programs that are not ours, in any framework
-matrix/             the combinations of layouts that are proven, and walks over them
 """
