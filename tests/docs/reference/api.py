@@ -50,8 +50,8 @@ RECORDS = {
     ),
     "Records that the functions return": (
         *(
-            "echelon.planner.answer.estimated.EstimatedPlan",
-            "echelon.planner.explain.bands.BandedValue",
+            "echelon.planner.answer.answer.EstimatedPlan",
+            "echelon.planner.predict.bands.BandedValue",
         ),
         *("echelon.planner.explain.compare.PlanComparison", "echelon.rehearsal.result.Rehearsal"),
         *("echelon.proof.verdict.Proof", "echelon.proof.verdict.SubjectProof"),
