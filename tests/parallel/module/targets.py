@@ -14,7 +14,7 @@ from echelon.api.parallelizing import parallelize
 from echelon.core.event import Event, EventList
 from echelon.core.plan import Plan
 from echelon.launch.context import RankContext
-from echelon.layout.module_buckets import ModuleBuckets
+from echelon.layout.modules import ModuleBuckets
 from echelon.parallel.module.module import UnitSummary
 from echelon.parallel.offload.store import storage_bytes
 from echelon.training.module.optimizer import ModuleOptimizer, ModuleStep

@@ -23,7 +23,7 @@ import numpy as np
 from echelon.core.choices.data_mixture import MixturePhase
 from echelon.core.plan import Plan
 from echelon.proof.claims.checks import Check, exact_check
-from echelon.proof.claims.tolerance import FLOAT64_TOLERANCE
+from echelon.proof.evidence.tolerance import FLOAT64_TOLERANCE
 from echelon.proof.independent.optimizers import rate_of
 from echelon.proof.independent.samples import (
     ReadRow,

@@ -30,8 +30,7 @@ from typing import Any
 import torch
 
 from echelon.core.choices.local_sgd import LocalSgd
-from echelon.layout.islands import fragment_of, fragment_ranges
-from echelon.layout.outer_blocks import blocks_in_stage
+from echelon.layout.islands import blocks_in_stage, fragment_of, fragment_ranges
 from echelon.layout.slots import SlotRange
 from echelon.models.precision import TORCH_DTYPES
 from echelon.parallel.storage.buckets import Bucket
@@ -39,20 +38,9 @@ from echelon.parallel.storage.weights import bucket_shards
 from echelon.parallel.transport.collectives import Pending
 from echelon.training.checkpoint.communicator import ObjectCommunicator
 from echelon.training.checkpoint.index import INDEX_FILE, read_index
-from echelon.training.local_sgd.checkpoint import (
-    held_in,
-    islands_state,
-    position_of,
-    told_position,
-)
+from echelon.training.local_sgd.checkpoint import held_in, islands_state, position_of, told_position
 from echelon.training.local_sgd.quantised import QuantisedGradients
-from echelon.training.steps.part import (
-    NamedShards,
-    ShardsByKind,
-    StepPart,
-    StepPlace,
-    StepResult,
-)
+from echelon.training.steps.part import NamedShards, ShardsByKind, StepPart, StepPlace, StepResult
 
 PARAMETERS, MOMENTUM, GRADIENTS = "outer.parameters", "outer.momentum", "outer.gradients"
 """Kinds of outer state, as a checkpoint names them."""
