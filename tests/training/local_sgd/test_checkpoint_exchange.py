@@ -10,7 +10,7 @@ from torch.distributed import HashStore  # pyright: ignore[reportPrivateImportUs
 from echelon.core.event import NoEvents
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.checkpoint.communicator import ExchangeBroken
-from echelon.training.local_sgd.exchange import StoreExchange
+from echelon.training.local_sgd.checkpoint import StoreExchange
 
 
 def exchange(store: HashStore, rank: int, lost: set[int]) -> StoreExchange:

@@ -13,7 +13,7 @@ from echelon.core.plan import Recompute
 from echelon.parallel.transport.recorder import Recorder
 from echelon.training.diagnosis import find_routers
 from echelon.training.engine import TrainEngine
-from echelon.training.routing_recorder import RoutingRecorder
+from echelon.training.recorders import RoutingRecorder
 from echelon.training.subject import rank_batches
 from tests.parallel.layouts import DEEPSEEK, MIXTRAL, NANO, plan_of
 from tests.parallel.one_device import make_rows

@@ -13,8 +13,8 @@ from echelon.core.errors import RunFailed
 from echelon.core.event import NoEvents
 from echelon.launch.context import LostRank
 from echelon.layout.islands import Island
-from echelon.parallel.islands.meetings import IslandMeetings, Meeting, Said
 from echelon.parallel.transport.recorder import Recorder
+from echelon.training.local_sgd.meetings import IslandMeetings, Meeting, Said
 
 
 class Run:
