@@ -8,6 +8,7 @@ search/     a request becomes an answer: every legal plan is walked, the best be
 lint/       what is legal, and seldom wanted
 explain/    why an answer is what it is, what would change it, what would make a plan fit
 recommend/  which plan of an answer to run: simple, sure to fit
-view/       pictures of memory, seconds and the mesh
+view/       a document of plain values, figures of a plan, their text
 answer/     what was found, as a value: its page, its JSON, its table of plans
+report/     the report of one run, as a document, as text and as JSON
 """

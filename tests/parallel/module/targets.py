@@ -207,7 +207,7 @@ def one_device(loop: Loop, world_size: int) -> list[tuple[Values, float]]:
 
 def rate_of(loop: Loop, step: int) -> float:
     """Return the learning rate of a step of a loop."""
-    from echelon.training.optimizer.learning_rate import learning_rate
+    from echelon.training.optimizer.step import learning_rate
 
     settings = loop.plan.mathematics.optimizer
     if loop.learning_rate == "plan":

@@ -220,6 +220,7 @@ def test_a_pinned_plan_that_does_not_fit_has_its_numbers() -> None:
         assert fix.time_ratio > 0
 
 
+@pytest.mark.quick("pins1", "pins3")
 @pytest.mark.parametrize("pins", [(), ("zero=0", "dp=8"), ("recompute=none",), ("offload=none",)])
 def test_the_leanest_plan_is_the_leanest(pins: Sequence[str]) -> None:
     request = small(pins=pins, memory_gb=0.4)

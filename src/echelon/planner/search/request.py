@@ -20,13 +20,13 @@ from echelon.config.cluster.settings import typed_cluster
 from echelon.config.entries import DEFAULT, Entry
 from echelon.config.job import LENGTH_KEY, SEQUENCES_KEY, Job, assumed_batch
 from echelon.config.load import run_name_of
+from echelon.config.schema import CLUSTER_SOURCES
 from echelon.config.setting_layers import (
     SettingLayers,
     gather_layers,
     parse_set_flags,
     preset_meant,
 )
-from echelon.config.settings.schema import CLUSTER_SOURCES
 from echelon.core.cluster import Cluster
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.messages.names import name_parts
