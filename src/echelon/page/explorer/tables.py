@@ -28,7 +28,6 @@ from echelon.cost.seconds.trainers import our_constants
 from echelon.handbook.guides.situation import largest_block
 from echelon.page.explorer.controls import OPERATORS, PRECISIONS
 from echelon.schedule.build import SCHEDULES
-from echelon.schedule.builders.builder import Builder
 
 MOST_VIRTUAL = 16  # stages of a rank
 CONTEXT_DEGREES = tuple(2**power for power in range(7))
