@@ -258,23 +258,6 @@ class Moment:
     backward: bool = False
 
 
-def forward_peak(units: Sequence[UnitOperators], x: ActivationNumbers) -> Num:
-    """Return the most that is there in a forward pass."""
-    return _most(forward_moments(units, x))
-
-
-def backward_peak(units: Sequence[UnitOperators], x: ActivationNumbers, *, split: bool) -> Num:
-    """Return the most that is there in a backward pass; `split`: weight gradients wait for W."""
-    return _most(backward_moments(units, x, split=split))
-
-
-def _most(moments: Iterable[Moment]) -> Num:
-    peak: Num = 0
-    for one in moments:
-        peak = elementwise_max(peak, one.bytes)
-    return peak
-
-
 def forward_moments(units: Sequence[UnitOperators], x: ActivationNumbers) -> Iterator[Moment]:
     """Yield what is there while each operator runs forward."""
     kept: Num = 0
