@@ -9,6 +9,6 @@ lint/       what is legal, and seldom wanted
 explain/    why an answer is what it is, what would change it, what would make a plan fit
 recommend/  which plan of an answer to run: simple, sure to fit
 view/       a document of plain values, figures of a plan, their text
-answer/     what was found, as a value: its page, its JSON, its table of plans
 report/     the report of one run, as a document, as text and as JSON
+answer/     what was found, as a value: its page, its JSON, its table of plans
 """

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from echelon.schedule.action import ActionKind
 from echelon.schedule.build import SCHEDULES, builder_of
-from echelon.schedule.builder import EQUAL_TIMES, Builder
+from echelon.schedule.builders.builder import EQUAL_TIMES, Builder
 from echelon.schedule.check import check_schedule
 from tests.schedule.closed_forms import builders, differences, some_times, times_of
 from tests.walks import examples, shortened

@@ -1,9 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Interleaved 1F1B: each rank owns several stages, so a step fills and drains by smaller stages.
+"""Several stages on a rank: interleaved 1F1B, and breadth-first.
 
-Narayanan et al., "Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM"
-(arXiv 2104.04473), section 2.2.2 and figure 4. Stage s is on rank s % p (looped placement). The
-bubble shrinks by the number of stages per rank; there are as many times more messages.
+Interleaved 1F1B fills and drains by smaller stages: Narayanan et al., "Efficient Large-Scale
+Language Model Training on GPU Clusters Using Megatron-LM" (arXiv 2104.04473), section 2.2.2 and
+figure 4. Stage s is on rank s % p (looped placement). The bubble shrinks by the number of stages
+per rank; there are as many times more messages.
+
+Breadth-first: Lamy-Poirier, "Breadth-First Pipeline Parallelism" (arXiv 2211.05953), section 4: the
+same placement, but all microbatches cross a rank's stage before its next stage starts. It holds as
+many activations as GPipe; in exchange a stage's parameters are needed once forward and once
+backward in a step, which is what fully sharded data parallelism (ZeRO-3) wants.
 """
 
 from __future__ import annotations
@@ -12,7 +18,7 @@ from itertools import accumulate
 from types import MappingProxyType
 
 from echelon.schedule.action import Action, ActionKind
-from echelon.schedule.builder import Looped
+from echelon.schedule.builders.builder import Looped
 
 
 class Interleaved(Looped):
@@ -97,3 +103,35 @@ class Interleaved(Looped):
     def _warm_up(self, rank: int) -> int:
         ahead = 2 * (self.num_ranks - 1 - rank) + (self._virtual_stages - 1) * self.groups()[0]
         return min(ahead, self._virtual_stages * self.num_microbatches)
+
+
+class BreadthFirst(Looped):
+    """Build the looped breadth-first schedule."""
+
+    name = "breadth-first"
+    paper = "Lamy-Poirier 2022, arXiv 2211.05953, section 4"
+    suits = "stages are gathered or summed over data ranks: each is used in one run"
+    closed_forms = "echelon.cost.inputs.pipeline:BREADTH_FIRST"
+    is_searched = False
+    short_name = "breadth"
+    tool_names = MappingProxyType({"torchtitan": "LoopedBFS"})
+
+    def rank_actions(self, rank: int) -> tuple[Action, ...]:
+        """Return F of all microbatches stage by stage, then BW from the last stage to the first."""
+        stages = range(rank, self.num_stages, self.num_ranks)
+        return tuple(
+            Action(kind, stage, microbatch)
+            for kind, order in ((ActionKind.F, stages), (ActionKind.BW, reversed(stages)))
+            for stage in order
+            for microbatch in range(self.num_microbatches)
+        )
+
+    def peak_in_flight(self, stage: int) -> int:
+        """Return m for every stage: nothing is freed before the last forward pass."""
+        del stage
+        return self.num_microbatches
+
+    def peak_in_flight_of_rank(self, rank: int) -> int:
+        """Return v m, all of them."""
+        del rank
+        return self.num_microbatches * self.num_stages // self.num_ranks

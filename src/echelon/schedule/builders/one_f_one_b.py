@@ -12,7 +12,7 @@ from __future__ import annotations
 from types import MappingProxyType
 
 from echelon.schedule.action import Action, ActionKind
-from echelon.schedule.builder import Builder
+from echelon.schedule.builders.builder import Builder
 
 
 class OneFOneB(Builder):
