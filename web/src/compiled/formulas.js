@@ -16,10 +16,10 @@ return new $Prediction({ seconds: $step_seconds(work).terms, bytes: $closed_form
 }
 
 function $broken_rules(controls, model, cluster) {
-let found;
+let view;
 
-found = $find_violations($view_of_controls(controls, model, cluster), $FINDERS_OF_CONTROLS);
-return $rt.iter(found).map((one) => new $BrokenControls({ rule: $rt.item(one.broken_rule, 0), message: $rt.singular.bind(null, "(?<before>\\S+ )?(?<![\\w.,:/=+*^-])1 (?<kind>(?:(?:data|pipeline|tensor|context|expert|parameter|virtual|global|optimizer|training|validation|forward|backward|local|query|key/value|legal|whole|more|other|equal) )?)(?<noun>ranks|microbatches|sequences|tokens|steps|blocks|layers|stages|heads|devices|nodes|samples|positions|experts|islands|servers|workers|replicas|groups|processes|hosts|GPUs|cores|files|tensors|rows|plans|meshes|runs|parameters|documents|chats|checkpoints|buckets|units|pairs|slots|problems|messages|actions|calls|validations|rounds|threads|links|keys|ids|lines|columns|words|settings|chunks|pieces|slices|shards|batches|passes|lists|models|figures|presets|rules|matmuls|times|bytes|seconds|iterations|weights|values|choices|numbers|prompts|names|rooms|operations|records|cells|places)\\b(?<verb>(?: (?:are|were|have|do|take|hold|need|wait|fit|differ|change)\\b)?)", {"are": "is", "were": "was", "have": "has", "do": "does", "take": "takes", "hold": "holds", "need": "needs", "wait": "waits", "fit": "fits", "differ": "differs", "change": "changes"}, ["rank", "stage", "step", "group", "expert", "layer", "block", "node", "device", "worker", "server", "island", "replica", "process", "level", "bucket", "unit", "microbatch", "slot", "version", "epoch", "ZeRO", "zero", "chunk", "line", "column", "row", "seed", "+", "-", "*", "/", "to", ">", ">="])(one.message) }));
+view = $view_of_controls(controls, model, cluster);
+return $rt.iter($find_violations(view, $FINDERS_OF_CONTROLS)).map((violation) => new $BrokenControls({ rule: $rt.item(violation.broken_rule, 0), message: $rt.singular.bind(null, "(?<before>\\S+ )?(?<![\\w.,:/=+*^-])1 (?<kind>(?:(?:data|pipeline|tensor|context|expert|parameter|virtual|global|optimizer|training|validation|forward|backward|local|query|key/value|legal|whole|more|other|equal) )?)(?<noun>ranks|microbatches|sequences|tokens|steps|blocks|layers|stages|heads|devices|nodes|samples|positions|experts|islands|servers|workers|replicas|groups|processes|hosts|GPUs|cores|files|tensors|rows|plans|meshes|runs|parameters|documents|chats|checkpoints|buckets|units|pairs|slots|problems|messages|actions|calls|validations|rounds|threads|links|keys|ids|lines|columns|words|settings|chunks|pieces|slices|shards|batches|passes|lists|models|figures|presets|rules|matmuls|times|bytes|seconds|iterations|weights|values|choices|numbers|prompts|names|rooms|operations|records|cells|places)\\b(?<verb>(?: (?:are|were|have|do|take|hold|need|wait|fit|differ|change)\\b)?)", {"are": "is", "were": "was", "have": "has", "do": "does", "take": "takes", "hold": "holds", "need": "needs", "wait": "waits", "fit": "fits", "differ": "differs", "change": "changes"}, ["rank", "stage", "step", "group", "expert", "layer", "block", "node", "device", "worker", "server", "island", "replica", "process", "level", "bucket", "unit", "microbatch", "slot", "version", "epoch", "ZeRO", "zero", "chunk", "line", "column", "row", "seed", "+", "-", "*", "/", "to", ">", ">="])(violation.message) }));
 }
 
 function $run_text(controls, model, cluster) {
@@ -191,6 +191,18 @@ keys = $rt.sum($rt.iter($rt.range(shape.layers)).map((layer) => met(shape.of_lay
 return $rt.add((6.0 * multiplied), $rt.mul((12.0 * $attention_width(shape)), keys));
 }
 
+function $view_of_controls(controls, model, cluster) {
+let entries, name, table, value, values;
+
+entries = $rt.dict($rt.iter($_model_settings(model)).map(([key, value]) => [key, new $Entry({ value: value })]));
+for ([table, values] of $rt.iter($rt.items($settings_of_controls(controls, model, cluster), ))) {
+for ([name, value] of $rt.iter($rt.items(values, ))) {
+$rt.setitem(entries, $rt.join($rt.str(table), ".", $rt.str(name)), new $Entry({ value: value }));
+}
+}
+return new $View({ entries: entries, wrong: $rt.set(), cluster: $_cluster(cluster) });
+}
+
 function* $find_violations(view, finders) {
 let find;
 
@@ -202,18 +214,6 @@ if (!(error instanceof $Unavailable)) throw error;
 continue;
 }
 }
-}
-
-function $view_of_controls(controls, model, cluster) {
-let entries, name, table, value, values;
-
-entries = $rt.dict($rt.iter($_model_settings(model)).map(([key, value]) => [key, new $Entry({ value: value })]));
-for ([table, values] of $rt.iter($rt.items($settings_of_controls(controls, model, cluster), ))) {
-for ([name, value] of $rt.iter($rt.items(values, ))) {
-$rt.setitem(entries, $rt.join($rt.str(table), ".", $rt.str(name)), new $Entry({ value: value }));
-}
-}
-return new $View({ entries: entries, wrong: $rt.set(), cluster: $_cluster(cluster) });
 }
 
 function $tp_divides_heads(view) {
@@ -855,17 +855,17 @@ yield new $RuleViolation({ rule: $FITS_CLUSTER, key: "mesh", message: $rt.join($
 }
 
 function $settings_of_controls(controls, model, cluster) {
-let control, name, said, table, tables, value;
+let control, listed, name, table, tables, value;
 
 tables = $rt.dict([["model", $rt.dict([["preset", $rt.item(model, "name")]])], ["cluster", $rt.dict([["preset", $rt.item(cluster, "name")]])]]);
 for ([table, name, control] of $rt.iter($SETTINGS_OF_CONTROLS)) {
 value = $rt.attribute(controls, control);
 if ($rt.eq(control, "precision")) {
-$rt.setitem(tables, table, $rt.dict($rt.iter($rt.items($rt.item($PRECISION_SETTINGS, value), )).map(([key, one]) => [key, one])));
+$rt.setitem(tables, table, $rt.dict($rt.iter($rt.items($rt.item($PRECISION_SETTINGS, value), )).map(([key, word]) => [key, word])));
 } else {
-if ($rt.truth($_is_said(controls, control, value))) {
-said = ($rt.eq(control, "operators") ? [...$rt.iter($rt.item($OPERATORS, value))] : value);
-$rt.setitem($rt.setdefault(tables, table, $rt.dict([])), name, said);
+if ($rt.truth($_is_written(controls, control, value))) {
+listed = ($rt.eq(control, "operators") ? [...$rt.iter($rt.item($OPERATORS, value))] : value);
+$rt.setitem($rt.setdefault(tables, table, $rt.dict([])), name, listed);
 }
 }
 }
@@ -1631,21 +1631,21 @@ return [$rt.value(entry), entry.source];
 }
 
 function $_not_over_nodes(view, least) {
-let count, each, even, found, groups, mesh, node, nodes, what, where;
+let count, each, even, families, groups, mesh, node, nodes, what, where;
 
 [mesh, node] = $rt.unpack([$mesh_of(view), ((view) => view.cluster)(view).devices_per_node], 2);
-found = [];
+families = [];
 if (($rt.number(view.integer("zero.stage")) >= $rt.number(least))) {
-$rt.append(found, ["parameters", $shard_groups(mesh)]);
+$rt.append(families, ["parameters", $shard_groups(mesh)]);
 }
 if (($rt.truth($has_experts(view)) && ($rt.number($rt.item($expert_stage(view), 0)) >= $rt.number(least)))) {
 $ranks_with_the_same_experts(view);
-$rt.append(found, ["experts", $expert_shard_groups(mesh, $expert_tp(view))]);
+$rt.append(families, ["experts", $expert_shard_groups(mesh, $expert_tp(view))]);
 }
-if ((!$rt.truth(found) || $rt.truth($rt.any($rt.iter(found).map(([_, groups]) => ($rt.number(groups.per_node(node)) > $rt.number(1))))))) {
+if ((!$rt.truth(families) || $rt.truth($rt.any($rt.iter(families).map(([_, groups]) => ($rt.number(groups.per_node(node)) > $rt.number(1))))))) {
 return "";
 }
-[what, groups] = $rt.unpack($rt.item(found, 0), 2);
+[what, groups] = $rt.unpack($rt.item(families, 0), 2);
 [count, nodes, even] = $rt.unpack([groups.count, groups.num_nodes(node), groups.even_on_nodes(0, node)], 3);
 each = ($rt.truth(even) ? $rt.join($rt.str(count), " / ", $rt.str(nodes), " = ", $rt.str(even), " on each") : "not as many on each");
 where = $rt.join($rt.str(nodes), " node", $rt.str($rt.mul("s", ($rt.number(nodes) > $rt.number(1)))), " of ", $rt.str(node), " devices, ", $rt.str(each));
@@ -1842,7 +1842,7 @@ servers = $rt.mul($rt.join(" + ", $rt.str(mesh.servers), " servers"), ($rt.numbe
 return $rt.join("the mesh is ", $rt.str(degrees), $rt.str(servers), " = ", $rt.str(mesh.world_size));
 }
 
-function $_is_said(controls, control, value) {
+function $_is_written(controls, control, value) {
 
 if (($rt.has(["ep", "virtual"], control) || !$rt.has($PLAIN, control) || !$rt.eq(value, $rt.item($PLAIN, control)))) {
 return true;
@@ -5788,10 +5788,6 @@ return $rt.sum($rt.values(self.terms, ), 0.0);
 }
 }
 
-class $Unavailable {
-
-}
-
 class $Entry {
 constructor(of) {
 this.value = $rt.required(of.value, 'value');
@@ -5880,6 +5876,10 @@ const self = this;
 
 return ($rt.truth(self.has("model.name")) ? self.word("model.name") : "the model");
 }
+}
+
+class $Unavailable {
+
 }
 
 class $Rule {
@@ -6623,17 +6623,17 @@ return $rt.iter($rt.range(few)).flatMap((number) => $rt.iter($rt.range(places)).
 }
 per_node(node) {
 const self = this;
-let even, found, start;
+let common, even, start;
 
-found = 0;
+common = 0;
 for (start of $rt.iter(self.starts(node))) {
 even = self.even_on_nodes(start, node);
-if ((($rt.number(even) <= $rt.number(1)) || $rt.eq(even, self.count) || (($rt.number(found) > $rt.number(0)) && !$rt.eq(even, found)))) {
+if ((($rt.number(even) <= $rt.number(1)) || $rt.eq(even, self.count) || (($rt.number(common) > $rt.number(0)) && !$rt.eq(even, common)))) {
 return 1;
 }
-found = even;
+common = even;
 }
-return found;
+return common;
 }
 even_on_nodes(start, node) {
 const self = this;

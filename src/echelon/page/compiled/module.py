@@ -317,7 +317,7 @@ def _raise(scope: Scope, node: ast.Raise) -> str:
 
 
 def _try(scope: Scope, node: ast.Try) -> str:
-    """Return what runs until one kind of error, and what runs then."""
+    """Statements until one kind of error, and statements after it."""
     if len(node.handlers) != 1 or node.orelse or node.finalbody or node.handlers[0].name:
         refuse(scope.path, node, "a try with more than one way, or with a name for its error")
     handler = node.handlers[0]
