@@ -305,8 +305,7 @@ def _labels(job: Job) -> tuple[str, ...]:
 
 
 def _options(job: Job) -> LaunchOptions:
-    from echelon.launch.local.elastic_ranks import elastic_ranks
-    from echelon.launch.local.messages import Limits
+    from echelon.launch.local.messages import Limits, elastic_ranks
     from echelon.launch.local.supervisor import LaunchOptions
     from echelon.telemetry.observer import telling_ranks
 

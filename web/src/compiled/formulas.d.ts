@@ -93,6 +93,7 @@ export interface ActionLengths {
   readonly forward_s: number;
 }
 
+export function tone_of(term: string): "compute" | "communication" | "idle";
 export function schedule_names(): string[];
 export function schedule_default_stages(name: string): number;
 export function schedule_start(

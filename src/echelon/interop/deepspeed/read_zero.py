@@ -17,7 +17,7 @@ from echelon.interop.abilities import by_word
 from echelon.interop.deepspeed.abilities import OFFLOAD_DEVICES, TABLES
 from echelon.interop.import_context import ImportContext
 from echelon.interop.key_reader import FROM_ZERO, ZERO_STAGE, KeyReader
-from echelon.layout.secondary import ranks_per_node
+from echelon.layout.data_groups import ranks_per_node
 
 TABLE = "zero_optimization"
 _PREFETCH = f"{TABLE}.stage3_prefetch_bucket_size"

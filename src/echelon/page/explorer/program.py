@@ -36,6 +36,7 @@ from echelon.page.explorer.schedules import (
     schedule_text,
     schedule_verdict,
 )
+from echelon.planner.view.terms import tone_of
 from echelon.schedule.build import SCHEDULES, unknown_schedule
 
 SCHEDULE_ENTRIES = (
@@ -84,6 +85,7 @@ def explorer_program() -> CompiledProgram:
         entries=(
             *(controls_of_record, predict, broken_rules, run_text, mesh_axes, guide_ways),
             *SCHEDULE_ENTRIES,
+            tone_of,
         ),
         evaluated=pipeline.TABLES_OF_SCHEDULES,
         read=frozenset(
