@@ -107,6 +107,14 @@ function $schedule_text(schedule) {
 return schedule.to_json();
 }
 
+function $tone_of(term) {
+
+if ($rt.has($_COMPUTE, term)) {
+return "compute";
+}
+return ($rt.has($_COMMUNICATION, term) ? "communication" : "idle");
+}
+
 function $inputs_of_controls(tables, controls, model, cluster) {
 let shape, software;
 
@@ -208,7 +216,7 @@ let find;
 
 for (find of $rt.iter(finders)) {
 try {
-yield* $rt.iter(find(view));
+yield* $rt.lazy(find(view));
 } catch (error) {
 if (!(error instanceof $Unavailable)) throw error;
 continue;
@@ -235,12 +243,12 @@ let ffn, keys, shared, what;
 
 if ($rt.truth($has_dense_layers(view))) {
 ffn = view.integer("model.ffn");
-yield* $rt.iter($_tp_divides(view, $TP_DIVIDES_FFN, ffn, "ffn =", "model.ffn"));
+yield* $rt.lazy($_tp_divides(view, $TP_DIVIDES_FFN, ffn, "ffn =", "model.ffn"));
 }
 if ($rt.truth((shared = $shared_width(view)))) {
 what = "shared_experts x experts.ffn =";
 keys = ["model.experts.shared_experts", "model.experts.ffn"];
-yield* $rt.iter($_tp_divides(view, $TP_DIVIDES_FFN, shared, what, ...$rt.iter(keys)));
+yield* $rt.lazy($_tp_divides(view, $TP_DIVIDES_FFN, shared, what, ...$rt.iter(keys)));
 }
 }
 
@@ -302,12 +310,12 @@ function* $mesh_settings_without_effect(view) {
 let alone;
 
 if ($rt.eq(view.integer("mesh.tp"), 1)) {
-yield* $rt.iter($setting_without_effect(view, "mesh.sequence_parallel", "it splits over tp, and mesh.tp = 1", undefined, "mesh.tp = 2"));
+yield* $rt.lazy($setting_without_effect(view, "mesh.sequence_parallel", "it splits over tp, and mesh.tp = 1", undefined, "mesh.tp = 2"));
 }
-yield* $rt.iter($overlap_without_effect(view));
+yield* $rt.lazy($overlap_without_effect(view));
 alone = $rt.both($rt.eq($gradient_ranks(view), 1), () => $rt.eq(view.integer("zero.stage"), 0));
 if (($rt.truth(alone) && !($rt.truth($has_experts(view)) && ($rt.number($ranks_with_the_same_experts(view)) > $rt.number(1))))) {
-yield* $rt.iter($setting_without_effect(view, "zero.bucket_bytes", "gradients are reduced over data and context ranks, and there is one", [26214400], "mesh.dp_replicate = 2"));
+yield* $rt.lazy($setting_without_effect(view, "zero.bucket_bytes", "gradients are reduced over data and context ranks, and there is one", [26214400], "mesh.dp_replicate = 2"));
 }
 }
 
@@ -412,7 +420,7 @@ return undefined;
 }
 [shard, replicas] = $rt.unpack([view.integer("mesh.dp_shard"), view.integer("mesh.dp_replicate")], 2);
 if (!$rt.truth($cuts_by_shard(view))) {
-yield* $rt.iter($setting_without_effect(view, "mesh.dp_shard", "zero.stage = 0 shares nothing out; whole replicas are dp_replicate", undefined, $rt.join("mesh.dp_replicate = ", $rt.str($rt.mul(shard, replicas)), " with mesh.dp_shard = 1"), "zero.stage = 1"));
+yield* $rt.lazy($setting_without_effect(view, "mesh.dp_shard", "zero.stage = 0 shares nothing out; whole replicas are dp_replicate", undefined, $rt.join("mesh.dp_replicate = ", $rt.str($rt.mul(shard, replicas)), " with mesh.dp_shard = 1"), "zero.stage = 1"));
 }
 if ($rt.eq(view.word("zero.accumulate"), "slices")) {
 cuts = ($rt.number($shard_ranks(view)) > $rt.number(1));
@@ -427,13 +435,13 @@ let name, stage, stages, why;
 if (!$rt.has(stages, 3)) {
 why = $rt.join("parameters are gathered by unit at stage 3, and zero.stage = ", $rt.str(stage));
 for (name of $rt.iter($STAGE_3_ONLY)) {
-yield* $rt.iter($setting_without_effect(view, $rt.join("zero.", $rt.str(name)), why, undefined, "zero.stage = 3"));
+yield* $rt.lazy($setting_without_effect(view, $rt.join("zero.", $rt.str(name)), why, undefined, "zero.stage = 3"));
 }
 }
 if (!$rt.eq(stages, $rt.set([3]))) {
 return undefined;
 }
-yield* $rt.iter($setting_without_effect(view, "zero.bucket_bytes", "at stage 3 a bucket is a unit of zero.unit_blocks blocks, gathered and reduced as one", [26214400]));
+yield* $rt.lazy($setting_without_effect(view, "zero.bucket_bytes", "at stage 3 a bucket is a unit of zero.unit_blocks blocks, gathered and reduced as one", [26214400]));
 }
 
 function* $offload_needs_stage(view) {
@@ -521,7 +529,7 @@ let why;
 
 if ($rt.eq(view.integer("mesh.cp"), 1)) {
 why = "it is how cp works, and mesh.cp = 1";
-yield* $rt.iter($setting_without_effect(view, "context.kind", why, undefined, $rt.dict([["mesh.cp", 2]])));
+yield* $rt.lazy($setting_without_effect(view, "context.kind", why, undefined, $rt.dict([["mesh.cp", 2]])));
 }
 }
 
@@ -531,7 +539,7 @@ let kind, why;
 kind = view.word("context.kind");
 if ($rt.eq($rt.item($CONTEXT_KINDS, kind).exchange, "none")) {
 why = $rt.join($rt.str(kind), " exchanges no heads");
-yield* $rt.iter($setting_without_effect(view, "context.ulysses_degree", why, [1], $_kinds_with_degree));
+yield* $rt.lazy($setting_without_effect(view, "context.ulysses_degree", why, [1], $_kinds_with_degree));
 }
 }
 
@@ -541,9 +549,9 @@ let full, why;
 if (!$rt.eq(view.word("recompute.policy"), "full")) {
 full = "recompute.policy = \"full\"";
 why = "it counts blocks of full recompute";
-yield* $rt.iter($setting_without_effect(view, "recompute.every", why, undefined, full));
+yield* $rt.lazy($setting_without_effect(view, "recompute.every", why, undefined, full));
 why = "only the stored inputs of recomputed blocks are offloaded";
-yield* $rt.iter($setting_without_effect(view, "recompute.offload", why, undefined, full));
+yield* $rt.lazy($setting_without_effect(view, "recompute.offload", why, undefined, full));
 }
 }
 
@@ -555,12 +563,12 @@ let alone, auto, because, every, key, lost, message, operator, operators, policy
 auto = $rt.join($rt.str(key), " = \"auto\"");
 if ($rt.eq(policy, "none")) {
 because = "nothing is redone";
-yield* $rt.iter($setting_without_effect(view, key, because, [[], []], "recompute.policy = \"selective\""));
+yield* $rt.lazy($setting_without_effect(view, key, because, [[], []], "recompute.policy = \"selective\""));
 return undefined;
 }
 if (($rt.eq(policy, "full") && $rt.eq(every, 1))) {
 because = "every block is redone whole";
-yield* $rt.iter($setting_without_effect(view, key, because, [[], []], "recompute.every = 2"));
+yield* $rt.lazy($setting_without_effect(view, key, because, [[], []], "recompute.every = 2"));
 return undefined;
 }
 if ($rt.eq(value, "auto")) {
@@ -720,7 +728,7 @@ yield new $RuleViolation({ rule: $INT8_GATHER_ROUNDS_ONCE, key: "zero.gather", m
 function* $ep_without_experts(view) {
 
 if (!$rt.truth($has_experts(view))) {
-yield* $rt.iter($setting_without_effect(view, "mesh.ep", $rt.join($rt.str(view.model_name), " has no experts"), undefined));
+yield* $rt.lazy($setting_without_effect(view, "mesh.ep", $rt.join($rt.str(view.model_name), " has no experts"), undefined));
 }
 }
 
@@ -800,7 +808,7 @@ let key;
 if (!$rt.truth($has_experts(view))) {
 for (key of $rt.iter($EXPERT_KEYS)) {
 if (!$rt.has(view.wrong, key)) {
-yield* $rt.iter($setting_without_effect(view, key, $rt.join($rt.str(view.model_name), " has no experts"), undefined));
+yield* $rt.lazy($setting_without_effect(view, key, $rt.join($rt.str(view.model_name), " has no experts"), undefined));
 }
 }
 }
@@ -827,7 +835,7 @@ let count, how, parts, rows, tokens;
 $require_experts(view);
 count = view.integer("experts.chunks");
 if ($rt.eq(view.integer("mesh.ep"), 1)) {
-yield* $rt.iter($setting_without_effect(view, "experts.chunks", $rt.join("tokens do not travel, ", $rt.str("mesh.ep"), " = 1"), undefined));
+yield* $rt.lazy($setting_without_effect(view, "experts.chunks", $rt.join("tokens do not travel, ", $rt.str("mesh.ep"), " = 1"), undefined));
 return undefined;
 }
 tokens = $tokens_of_microbatch(view);
@@ -1527,13 +1535,13 @@ let change, split, tp, why;
 if ($rt.eq(tp, 1)) {
 why = "it is about messages between tensor ranks, and mesh.tp = 1";
 change = $rt.dict([["mesh.tp", 2], ["mesh.sequence_parallel", true]]);
-yield* $rt.iter($setting_without_effect(view, "mesh.tp_overlap", why, undefined, change));
+yield* $rt.lazy($setting_without_effect(view, "mesh.tp_overlap", why, undefined, change));
 } else {
 if (!$rt.truth(split)) {
 why = "rows are gathered before a product, and sums of rows scattered after it, with ";
 why = $rt.add(why, "mesh.sequence_parallel only");
 change = $rt.dict([["mesh.sequence_parallel", true]]);
-yield* $rt.iter($setting_without_effect(view, "mesh.tp_overlap", why, undefined, change));
+yield* $rt.lazy($setting_without_effect(view, "mesh.tp_overlap", why, undefined, change));
 }
 }
 }
@@ -7084,6 +7092,10 @@ const $TREES = [new $DecisionTree({ id: "distributed", source: "distributed, dec
 
 const $SCHEDULES = $rt.dict([["naive", $Naive], ["gpipe", $GPipe], ["1f1b", $OneFOneB], ["interleaved-1f1b", $Interleaved], ["breadth-first", $BreadthFirst], ["zb-h1", $ZeroBubbleH1], ["zb-h2", $ZeroBubbleH2], ["zb-v", $ZeroBubbleV], ["dualpipe", $DualPipe], ["dualpipe-v", $DualPipeV]]);
 
+const $_COMPUTE = ["attention", "head", "matmul", "memory", "optimizer", "recompute"];
+
+const $_COMMUNICATION = ["context", "expert", "gather", "gradients", "messages", "tensor"];
+
 const $PRECISIONS = $rt.dict([["fp32", new $Precision({ parameters: "fp32", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["bf16", new $Precision({ parameters: "bf16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["bf16 gradients", new $Precision({ parameters: "bf16", gradients: "bf16", reduction: "bf16", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["fp16", new $Precision({ parameters: "fp16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "dynamic", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["fp8", new $Precision({ parameters: "bf16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "fp8", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["fp8 tensor", new $Precision({ parameters: "bf16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "fp8", fp8_block: 128, fp8_scales: "tensor", fp8_history: 16, fp8_gradients: "e5m2", int8_block: 0 })]]);
 
 const $ONE = new $DegreeRange({ minimum: 1, maximum: 1 });
@@ -7259,3 +7271,5 @@ export { $schedule_verdict as schedule_verdict };
 export { $lengths_of as lengths_of };
 
 export { $schedule_text as schedule_text };
+
+export { $tone_of as tone_of };

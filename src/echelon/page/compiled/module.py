@@ -343,7 +343,8 @@ def _loose(scope: Scope, node: ast.expr) -> str:
     if isinstance(node, ast.Yield):
         return f"yield {expression(scope, node.value) if node.value else 'undefined'};"
     if isinstance(node, ast.YieldFrom):
-        return f"yield* $rt.iter({expression(scope, node.value)});"
+        # One after the other: what a generator has yielded stays, though it may fail then.
+        return f"yield* $rt.lazy({expression(scope, node.value)});"
     return f"{expression(scope, node)};"
 
 
