@@ -23,7 +23,7 @@ from safetensors.torch import load_file
 
 from echelon.core.messages.notes import PROGRESS
 from echelon.core.plan import Plan
-from echelon.core.rulebook import prove_trainer as rules
+from echelon.core.rulebook import prove as rules
 from echelon.layout.islands import island_of, without_losses
 from echelon.proof.causes.finding import Diagnosis, ProofFinding
 from echelon.proof.claims.checks import Check, exact_check, relative_error

@@ -6,7 +6,7 @@ from math import inf
 
 import pytest
 
-from echelon.core.quantities import EXAMPLES, Dimension, near_quantity, read_quantity
+from echelon.core.units import EXAMPLES, Dimension, near_quantity, read_quantity
 
 
 @pytest.mark.parametrize(
