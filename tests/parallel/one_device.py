@@ -18,7 +18,7 @@ from echelon.models.batch import IGNORED_LABEL, TokenBatch
 from echelon.models.counter_random import initial_values, make_key, normal_pieces
 from echelon.models.decoder import Decoder
 from echelon.parallel.storage.weights import Shard
-from echelon.training.optimizer.learning_rate import learning_rate
+from echelon.training.optimizer.step import learning_rate
 
 Values = dict[str, torch.Tensor]
 

@@ -84,7 +84,7 @@ def train(
         job = job_of_plan(plan_from_given(run), data)
     else:
         from echelon.config.load import load_job
-        from echelon.config.settings.value_types import toml_text
+        from echelon.core.settings.value_types import toml_text
 
         over = [] if data is None else [f"data.source={toml_text(data)}"]
         job = load_job(
