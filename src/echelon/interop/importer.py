@@ -21,7 +21,7 @@ from echelon.config.load import absolute_entry, run_name_of
 from echelon.config.presets import read_extendable
 from echelon.config.reading import is_file
 from echelon.config.setting_layers import SettingLayers, gather_layers, parse_set_flags
-from echelon.config.settings.schema import SETTINGS
+from echelon.config.schema import SETTINGS
 from echelon.core.errors import ConfigError, Problem
 from echelon.core.plan import Precision
 from echelon.core.rulebook.interop import IMPORT_KIND
