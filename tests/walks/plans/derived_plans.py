@@ -20,7 +20,7 @@ from echelon.proof.whole_run.whole_run import with_bytes
 from echelon.rehearsal.rank import with_short_rounds
 from echelon.schedule.plan_problems import pipeline_problems
 from echelon.training.evaluator import plan_alone
-from echelon.training.measure.unit_times import unit_plan
+from echelon.training.measure.trainer import unit_plan
 
 MOST_PROMPTS = 3
 

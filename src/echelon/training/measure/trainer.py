@@ -1,11 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Measure how long the units of a model take on one rank of this machine.
+"""Measure how long the steps of a plan take, and the units of a model on one rank.
 
-The model is cut into three stages on one rank: the embedding, one block (blocks are alike), the
-head. The executor then runs them as it would in a pipeline, with the run's own kernels, and every
-action is timed: F, B and W of each, and BW in passes of their own. A tensor rank is measured as a
-model of its own with the heads, inner columns and words that it would have; what tensor ranks send
-one another is not in it.
+Steps are taken on every rank of a pool, by the engine that trains.
+
+For units the model is cut into three stages on one rank: the embedding, one block (blocks are
+alike), the head. The executor then runs them as it would in a pipeline, with the run's own kernels,
+and every action is timed: F, B and W of each, and BW in passes of their own. A tensor rank is
+measured as a model of its own with the heads, inner columns and words that it would have; what
+tensor ranks send one another is not in it.
+
+Shape suffixes: B sequences, T positions.
 """
 
 from __future__ import annotations
@@ -13,18 +17,21 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from statistics import median, quantiles
 
 import torch
+import torch.distributed as dist
 
 from echelon.config.files.times_file import BLOCK, PASSES, UNITS, TimesFile, fitted_settings
 from echelon.core.choices.local_sgd import LocalSgd
 from echelon.core.choices.updates import Updates
-from echelon.core.event import EventList
+from echelon.core.event import EventList, NoEvents
 from echelon.core.mesh import Mesh
 from echelon.core.plan import Layout, Pipeline, Plan
+from echelon.launch.context import RankContext
 from echelon.layout.buckets import UNIT_EMBEDDING, UNIT_HEAD
+from echelon.layout.islands import without_losses
 from echelon.models.batch import TokenBatch
 from echelon.parallel.apply import apply_plan
 from echelon.parallel.device_mesh import rank_groups
@@ -32,6 +39,8 @@ from echelon.parallel.rank_model import RankModel
 from echelon.parallel.transport.recorder import Recorder
 from echelon.schedule.action import ActionKind
 from echelon.schedule.from_plan import schedule_from_plan
+from echelon.training.engine import TrainEngine
+from echelon.training.subject import rank_batches
 
 MICROBATCHES = 4  # of a step
 LEAST_SAMPLES = 12  # times of a unit
@@ -177,3 +186,52 @@ def _spread(events: EventList, unit: str) -> float:
     found = _of(events, PASSES[0], unit)
     low, _, high = quantiles(found, n=4)
     return (high - low) / median(found)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepsJob:
+    """Say which plan takes steps: some to warm up, then those that are timed."""
+
+    plan: Plan
+    warmup: int
+    steps: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _BatchRows:
+    """A whole global batch, as `rank_batches` reads it."""
+
+    sample_ids: tuple[int, ...]
+    inputs_BT: torch.Tensor
+    labels_BT: torch.Tensor
+    documents: None = None
+
+
+def take_steps(context: RankContext, job: StepsJob) -> float:
+    """Return the median seconds of a step on this rank of a plan; all ranks begin each together."""
+    torch.set_num_threads(1)
+    plan = without_losses(job.plan)
+    recorder = Recorder(context.rank, NoEvents(), context.progress)
+    engine = TrainEngine(plan, recorder, context.device)
+    ids = torch.randint(
+        plan.model.vocab,
+        (plan.mathematics.global_sequences, plan.mathematics.sequence_length + 1),
+        generator=torch.Generator().manual_seed(0),
+    )
+    rows = _BatchRows(
+        sample_ids=tuple(range(len(ids))), inputs_BT=ids[:, :-1], labels_BT=ids[:, 1:]
+    )
+    seconds: list[float] = []
+    for step in range(job.warmup + job.steps):
+        runs = engine.runs_for(plan.mathematics.sequence_length)
+        batches = rank_batches(plan, rows, engine.data_rank, step, runs=runs)
+        context.progress.mark(f"step {step}")
+        with context.progress.waits_for("the other ranks"):
+            dist.barrier()
+        begin = time.perf_counter()
+        engine.step(batches, step)
+        engine.model.gathering.settle()
+        if step >= job.warmup:
+            seconds.append(time.perf_counter() - begin)
+    engine.close()
+    return median(seconds)

@@ -75,7 +75,7 @@ def test_who_has_not_come_back_when_all_is_done_is_not_waited_for(
     rank_pool: RankPool, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     """S07: the others have returned; a rank that was started again hangs."""
-    monkeypatch.setattr("echelon.launch.local.elastic.ENDS_WITHIN_S", 1.0)
+    monkeypatch.setattr("echelon.launch.local.job_monitor.ENDS_WITHIN_S", 1.0)
     told = {"rank": 1, "how": "kill", "then": "hang", "times": 2, "losses": 1}
 
     assert run(rank_pool, told)[1] is None

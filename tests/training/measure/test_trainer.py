@@ -6,6 +6,8 @@ import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -15,10 +17,21 @@ from echelon.config.files.times_file import PASSES, UNITS, fitted_settings, read
 from echelon.config.load import load_job
 from echelon.core.mesh import Mesh
 from echelon.cost.seconds.flops import model_flops_per_token
+from echelon.launch.context import RankContext, RankProgress
 from echelon.schedule.action import ActionKind
 from echelon.schedule.check import check_schedule
 from echelon.schedule.from_plan import schedule_from_plan
-from echelon.training.measure.unit_times import MICROBATCHES, measure_units, unit_plan, with_rows
+from echelon.training.engine import TrainEngine
+from echelon.training.measure import trainer as module
+from echelon.training.measure.trainer import (
+    MICROBATCHES,
+    StepsJob,
+    measure_units,
+    take_steps,
+    unit_plan,
+    with_rows,
+)
+from tests.parallel.layouts import plan_of
 
 SMALL = ("model.layers=3", "model.hidden=32", "model.head_dim=8", "model.ffn=64")
 SETS = (*SMALL, "batch.sequence_length=16", 'model.name="small"')
@@ -127,3 +140,33 @@ def test_half_precision_is_measured_too() -> None:
     plan = replace(plan, mathematics=replace(plan.mathematics, precision=numbers))
     times = measure_units(plan, torch.device("cpu"), seconds=0.0)
     assert times.fits["precision.parameters"] == "bf16"
+
+
+def test_the_median_is_that_of_the_steps_after_the_warmup(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Steps that warm up are not ended by a look at the clock; the others take 4, 1 and 3.
+    looks = [0.0, 100.0, 200.0, 204.0, 210.0, 211.0, 220.0, 223.0]
+    barriers: list[int] = []
+    losses: list[float] = []
+    step = TrainEngine.step
+
+    def noted(self: TrainEngine, *arguments: Any) -> Any:
+        result = step(self, *arguments)
+        losses.append(result.loss)
+        return result
+
+    monkeypatch.setattr(module, "time", SimpleNamespace(perf_counter=lambda: looks.pop(0)))
+    monkeypatch.setattr(module.dist, "barrier", lambda: barriers.append(len(looks)))
+    monkeypatch.setattr(TrainEngine, "step", noted)
+    context = RankContext(
+        rank=0,
+        world_size=1,
+        device=torch.device("cpu"),
+        store=cast("Any", None),
+        progress=RankProgress(),
+    )
+    assert take_steps(context, StepsJob(plan=plan_of(), warmup=2, steps=3)) == 3.0
+    assert barriers == [8, 7, 6, 4, 2]  # all ranks meet, then the clock is read
+    assert context.progress.doing == "step 4"
+    # One batch over and over: it is learned.
+    assert len(losses) == 5
+    assert losses == sorted(losses, reverse=True)
