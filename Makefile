@@ -7,9 +7,8 @@ PIP_FLAGS ?=
 # Tests run in a process for each core and one more, as some wait for ranks, which are processes of
 # their own; and in no more than four. A worker takes whole files, so that what the tests of a file
 # share is made once: the longest first, by tests/file_seconds.toml.
-WORKERS ?= $(shell $(PYTHON) -c "import os; print((os.cpu_count() or 1) + 1)")
-PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --maxprocesses 4 --dist loadfile \
-	--no-loadscope-reorder
+WORKERS ?= $(shell $(PYTHON) -c "import os; print(min(4, (os.cpu_count() or 1) + 1))")
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest --workers $(WORKERS) --ignore=tests/test_house.py
 VENV := .venv
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet $(PIP_FLAGS) -c constraints.txt
@@ -22,7 +21,7 @@ export PYTHONDONTWRITEBYTECODE :=
 export PYRIGHT_PYTHON_IGNORE_WARNINGS := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-all check compiled-tests format docs web readme prove-matrix walk-plans walk-commands walk-clusters walk-devices walk-round-trips walk-rehearsals clean
+.PHONY: help setup demo test test-all test-slow-eighth check format docs web readme prove-matrix walk-plans walk-commands walk-clusters walk-devices walk-round-trips walk-rehearsals clean
 
 help: ## show the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1@\2/p' $(MAKEFILE_LIST) | awk -F@ '{ printf "%-22s %s\n", $$1, $$2 }'
@@ -32,24 +31,21 @@ setup: $(VENV)/installed-dev ## create .venv with all that make demo and make te
 demo: $(VENV)/installed ## plan, prove and train a small language model on this machine
 	$(BIN)/echelon demo
 
-test: $(VENV)/installed-dev ## run make check, then the tests (WORKERS=0: in one process)
-	$(MAKE) --no-print-directory -j2 check compiled-tests
-	$(PYTEST) --ignore=tests/test_house.py
+test: check ## run make check, then the tests (WORKERS=0: in one process)
+	$(PYTEST)
 
 test-all: check ## run make check, then the tests, with the long walks that make test shortens
-	$(PYTEST) --ignore=tests/test_house.py -m "slow or not slow"
+	$(PYTEST) -m "slow or not slow"
 
-check: $(VENV)/installed-dev ## check format, lint, types, import floors and file sizes
+test-slow-eighth: $(VENV)/installed-dev ## run the eighth of the slow tests that is this commit's turn (EIGHTH=1 to 8: another), for 20 minutes
+	$(PYTEST) -m slow --slow-eighth $(or $(EIGHTH),commit) --at-most 1200
+
+check: $(VENV)/installed-dev ## check format, lint, types of what changed (WHOLE=1: all), import floors and file sizes
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/pyright --threads
+	$(BIN)/python -m tests.type_check $(if $(WHOLE),--whole)
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/test_house.py
-
-# pytest compiles the assertions of tests anew: all workers find that done, while types are checked.
-# What cannot be collected is told when the tests are run.
-compiled-tests: $(VENV)/installed-dev
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest --collect-only -qq >/dev/null || true
 
 format: $(VENV)/installed-dev ## format the code and mend what ruff can
 	$(BIN)/ruff check --fix .

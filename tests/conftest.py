@@ -19,6 +19,8 @@ from tests.file_seconds import begin_with_the_longest
 from tests.fork_template import ForkTemplate
 from tests.walks import QUICK_EXAMPLES, left_to_all
 
+pytest_plugins = ("tests.workers", "tests.slow_eighth")
+
 
 def pytest_configure(config: pytest.Config) -> None:
     """Take Ctrl-C, and let no example be too slow: a busy machine is no fault.
@@ -44,7 +46,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     """Mark as slow what is left to `make test-all`; workers begin with the long files."""
     for item in left_to_all(items):
         item.add_marker(pytest.mark.slow)
-    if hasattr(config, "workerinput"):
+    if config.getoption("workers"):
         begin_with_the_longest(items)
 
 

@@ -1,7 +1,8 @@
 """How long each file of tests takes: a parallel run begins with the long ones, and ends together.
 
 `python -m tests.file_seconds results.xml` writes the table anew from what `pytest --junitxml
-results.xml` wrote. Only the order of files hangs on it, so that it may be roughly right.
+results.xml` wrote; with a second word, `slow_seconds`, that of the slow tests. Only the order of
+files hangs on it, so that it may be roughly right.
 """
 
 from __future__ import annotations
@@ -15,14 +16,14 @@ from xml.etree import ElementTree
 
 import pytest
 
-TABLE = Path(__file__).with_suffix(".toml")
+HERE = Path(__file__).parent
 LEAST_S = 4.0
 """Files that take less come last, in any order."""
 
 
-def recorded() -> dict[str, float]:
-    """Return the seconds of each file that takes long, as recorded."""
-    return tomllib.loads(TABLE.read_text(encoding="utf-8"))["seconds"]
+def recorded(name: str = "file_seconds") -> dict[str, float]:
+    """Return the seconds of each file that takes long, as recorded in a table."""
+    return tomllib.loads((HERE / f"{name}.toml").read_text(encoding="utf-8"))["seconds"]
 
 
 def begin_with_the_longest(items: list[pytest.Item]) -> None:
@@ -50,8 +51,9 @@ def table(spent: dict[str, float]) -> str:
 
 def main(arguments: Sequence[str]) -> int:
     """Write the table."""
-    (results,) = arguments
-    TABLE.write_text(table(read_results(Path(results))), encoding="utf-8")
+    results, *name = arguments
+    file = HERE / f"{name[0] if name else 'file_seconds'}.toml"
+    file.write_text(table(read_results(Path(results))), encoding="utf-8")
     return 0
 
 

@@ -7,6 +7,8 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from tests.file_seconds import begin_with_the_longest, read_results, recorded, table
 
 ROOT = Path(__file__).parent.parent
@@ -43,5 +45,6 @@ def test_the_table_is_that_of_the_results(tmp_path: Path) -> None:
     }
 
 
-def test_recorded_files_exist() -> None:
-    assert [file for file in recorded() if not (ROOT / file).is_file()] == []
+@pytest.mark.parametrize("name", ["file_seconds", "slow_seconds"])
+def test_recorded_files_exist(name: str) -> None:
+    assert [file for file in recorded(name) if not (ROOT / file).is_file()] == []

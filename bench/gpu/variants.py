@@ -25,7 +25,7 @@ from echelon.core.plan import Optimizer
 from echelon.cost.bytes import piece_traffic
 from echelon.parallel.kernels import (
     expert_kernels_triton,
-    norm_triton,
+    norm_swiglu_triton,
     rotary_triton,
     update_triton,
 )
@@ -118,7 +118,7 @@ def _norm_backward(device: torch.device, rows: int, width: int) -> Iterator[Way]
     group = f"backward of the norm, [{rows} x {width}], with what came around"
     dy, x, around = (normal(device, rows, width) for _ in range(3))
     weight, inverse = normal(device, width), torch.rand(rows, 1, device=device)
-    own = (norm_triton.TILE_ELEMENTS, norm_triton._THREAD_ELEMENTS)
+    own = (norm_swiglu_triton.TILE_ELEMENTS, norm_swiglu_triton._THREAD_ELEMENTS)
     sums = piece_traffic.MOST_PARTIAL_SUMS
     for tile in (1, 2048, 4096, 8192, 16384):
         for thread in (8, 16, 32):
@@ -128,7 +128,7 @@ def _norm_backward(device: torch.device, rows: int, width: int) -> Iterator[Way]
 
                 def call(with_sums: Any = with_sums) -> None:
                     with with_sums:
-                        norm_triton.norm_backward(dy, x, inverse, weight, around)
+                        norm_swiglu_triton.norm_backward(dy, x, inverse, weight, around)
 
                 yield Way(
                     group=group,
@@ -136,7 +136,7 @@ def _norm_backward(device: torch.device, rows: int, width: int) -> Iterator[Way]
                     f"{', now' * now}",
                     num_bytes=8.0 * rows * width,
                     call=call,
-                    module=norm_triton,
+                    module=norm_swiglu_triton,
                     changes={"TILE_ELEMENTS": tile, "_THREAD_ELEMENTS": thread},
                 )
 

@@ -214,6 +214,7 @@ QUICK = [
 ]
 
 
+@pytest.mark.quick("import-echelon.config.load", "line-reading", "child", "line-step-2/")
 @pytest.mark.parametrize(
     ("moment", "ranks", "number", "whom"), QUICK, ids=[case[0].replace(" ", "-") for case in QUICK]
 )

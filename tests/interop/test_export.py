@@ -154,7 +154,7 @@ def export_or_refusal(job: Job, to: TargetName) -> ExportedFiles | ConfigError:
         return error
 
 
-@pytest.mark.quick("megatron", "accelerate")
+@pytest.mark.quick("accelerate")
 @pytest.mark.parametrize("to", list(WRITTEN_TOOLS))
 def test_a_few_dozen_plans(to: WrittenToolName, tmp_path: Path) -> None:
     said = 0

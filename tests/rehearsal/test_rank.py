@@ -12,7 +12,7 @@ from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.cost.bytes.sent import bytes_sent_by_axis
 from echelon.launch.local.supervisor import RankPool
-from echelon.planner.predict.peak_bytes import peak_bytes_by_place
+from echelon.planner.predict.estimate import peak_bytes_by_place
 from echelon.rehearsal.log import Issue
 from echelon.rehearsal.memory import GATHERED, GRADIENTS, OPTIMIZER, PARAMETERS
 from echelon.rehearsal.rank import RankRehearsal, rehearse_rank
@@ -62,6 +62,7 @@ TIED = {
 """Pipelines whose ends share an embedding, and whose ranks have several buckets."""
 
 
+@pytest.mark.quick("interleaved")
 @pytest.mark.parametrize("name", TIED)
 def test_members_of_a_group_call_an_operation_by_one_name(name: str) -> None:
     """Ranks that wait long are compared by these names: others would be a false alarm."""
@@ -87,7 +88,7 @@ def rehearsed(plan: Plan, rank: int = 0) -> RankRehearsal:
     return rehearse_rank(on_nccl(plan), rank)
 
 
-@pytest.mark.one_in(6)
+@pytest.mark.quick("tp, fused", "offload")
 @pytest.mark.parametrize("name", DENSE)
 def test_a_rank_holds_and_sends_what_the_formulas_say(name: str) -> None:
     plan = on_nccl(plan_of(*DENSE[name]))

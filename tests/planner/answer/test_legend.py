@@ -127,7 +127,7 @@ def test_each_sign_that_is_shown_is_told_once() -> None:
     assert "V stages on a rank" in texts[3]
 
 
-@pytest.mark.one_in(3)
+@pytest.mark.quick("pins0", "pins2", "pins5")
 @pytest.mark.parametrize(("model", "cluster", "pins", "objective"), SEARCHES)
 def test_the_legend_of_a_search_is_that_of_its_rows(
     model: str, cluster: str, pins: tuple[str, ...], objective: Objective

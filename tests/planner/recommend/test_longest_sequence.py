@@ -17,8 +17,7 @@ from echelon.config.load import load_job
 from echelon.core.errors import ConfigError
 from echelon.planner.answer.objectives import longest_facts
 from echelon.planner.recommend.longest_sequence import longest_sequence
-from echelon.planner.search.other_requests import request_with_settings
-from echelon.planner.search.request import SearchRequest
+from echelon.planner.search.request import SearchRequest, request_with_settings
 from echelon.planner.search.search import search
 from tests.planner.requests import SMALL, small
 
@@ -35,6 +34,7 @@ def _has_plan(request: SearchRequest) -> bool:
     return search(replace(request, top=1)).best is not None
 
 
+@pytest.mark.quick("1-pins0", "4-pins2")
 @pytest.mark.parametrize(
     ("devices", "pins"), [(1, ()), (4, ("tp=1", "pp=1")), (4, ("cp=1",)), (6, ())]
 )

@@ -82,10 +82,8 @@ def settings_of(kind: OptimizerKind) -> Optimizer:
 
 @pytest.mark.system("S21")
 @pytest.mark.quick(
-    "one rank-adamw",
     "one rank, stage 3-muon",
     "tp2-adamw",
-    "stage 2, 3 slices-adamw",
     "stage 3, pp2-sgd",
     "hybrid-adamw",
 )

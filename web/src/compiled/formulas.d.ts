@@ -36,7 +36,7 @@ export interface GuideWay {
 
 export function controls_of_record(record: Table): Controls;
 export function predict(tables: Table, controls: Controls, model: Table, cluster: Table): Prediction;
-export function broken_rules(tables: Table, controls: Controls, model: Table, cluster: Table): Broken[];
+export function broken_rules(controls: Controls, model: Table, cluster: Table): Broken[];
 export function run_text(controls: Controls, model: Table, cluster: Table): string;
 export function mesh_axes(controls: Controls, cluster: Table): MeshAxis[];
 

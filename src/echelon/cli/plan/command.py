@@ -2,7 +2,7 @@
 """`echelon plan`: check a run by every rule, or search for the best way to split one.
 
 A model without a cluster is searched for on the GPUs of this machine; where it has none, four sizes
-of a common device are shown (`planner/recommend/sizes.py`).
+of a common device are shown (`planner/recommend/recommend.py`).
 
 Exit codes: 0 the run fits, or a plan was found; 1 the run does not fit, or none of the plans of a
 search does; 2 wrong input, or a search in which no plan is legal; 130 interrupted, with the best
@@ -10,16 +10,20 @@ plan of what was seen until then printed, where there is one.
 """
 
 from __future__ import annotations
-
-from typing import Annotated, Literal
-
 from cyclopts import Parameter
-
-from echelon.cli.flags import Json, Settings, bad_argument
+from echelon.cli.flags import Json
+from echelon.cli.flags import Settings
+from echelon.cli.flags import bad_argument
 from echelon.cli.output import print_json
 from echelon.cli.stderr import working
-from echelon.cli.written_files import PLAN, REPORT, RUN_FILE, Names, WrittenFiles
+from echelon.cli.written_files import Names
+from echelon.cli.written_files import PLAN
+from echelon.cli.written_files import REPORT
+from echelon.cli.written_files import RUN_FILE
+from echelon.cli.written_files import WrittenFiles
 from echelon.interop.tools import trainer_names
+from typing import Annotated
+from typing import Literal
 
 OURS = "echelon"
 
@@ -150,7 +154,7 @@ def _show(run: str, settings: tuple[str, ...], *, json: bool, columns: int) -> b
     from echelon.config.job import assumed_of_job
     from echelon.config.load import load_job
     from echelon.core.messages.plurals import in_singular
-    from echelon.planner.lint.fits import plan_fits
+    from echelon.planner.lint.checks import plan_fits
     from echelon.planner.report.report import plan_json, plan_text
 
     with working("planning", lines=False):

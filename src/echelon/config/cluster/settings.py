@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -23,8 +24,8 @@ from echelon.config.cluster.links import network_suffixes
 from echelon.config.entries import Entry, flatten
 from echelon.config.presets import preset_names, read_preset, spellings
 from echelon.config.reading import read_toml
+from echelon.config.schema import CLUSTER_SOURCES
 from echelon.config.setting_layers import entries_from_tables
-from echelon.config.settings.schema import CLUSTER_SOURCES
 from echelon.config.view import Unavailable, View
 from echelon.core.cluster import Cluster
 from echelon.core.errors import ConfigError, Problem, either
@@ -106,6 +107,7 @@ def read_typed_cluster(cluster: str, source: str) -> Cluster:
     return found
 
 
+@lru_cache(maxsize=256)  # Many rules ask for the cluster of one set of settings.
 def named_cluster(name: str, set_by: str) -> Cluster | list[Problem]:
     """Return the cluster "laptop" or COUNTxDEVICE[+NETWORK], or what is wrong with the name."""
     parts = _parts(name)

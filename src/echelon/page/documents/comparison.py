@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from echelon.config.settings.value_types import toml_text
+from echelon.core.settings.value_types import toml_text
 from echelon.core.units import binary_bytes, decimal_bytes
 from echelon.core.version import __version__
 from echelon.page.documents.curves import MOST_POINTS, sampled

@@ -16,7 +16,7 @@ from echelon.cost.seconds.interruptions import (
     TOKENS_PER_PARAMETER,
 )
 from echelon.planner.explain.bands import fit_probability
-from echelon.planner.explain.expected import ExpectedStep
+from echelon.planner.predict.expected import ExpectedStep
 from echelon.planner.recommend.longest_sequence import LongestSequence
 from echelon.planner.view.text_layout import WIDTH, fill_text
 

@@ -22,7 +22,7 @@ from echelon.planner.answer.legend import (
     words_text,
 )
 from echelon.planner.answer.objectives import expected_line, longest_facts
-from echelon.planner.explain.bands import (
+from echelon.planner.predict.bands import (
     band_evidence,
     fit_probability,
     held_bytes_band,
@@ -38,9 +38,8 @@ from echelon.planner.recommend.recommend import (
     WithoutHost,
     noise,
 )
-from echelon.planner.recommend.simplicity import splitting_axes
 from echelon.planner.report.estimate import has_driver, mfu_text
-from echelon.planner.search.candidate import CandidatePlan
+from echelon.planner.search.candidate import CandidatePlan, splitting_axes
 from echelon.planner.search.options import MOST_STAGE
 from echelon.planner.search.ranked import expected_of_request
 from echelon.planner.search.request import SearchRequest

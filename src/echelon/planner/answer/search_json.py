@@ -13,10 +13,10 @@ from typing import Any
 
 from echelon.core.parameters import num_active_parameters, num_parameters
 from echelon.planner.answer.objectives import expected_json, longest_json
-from echelon.planner.explain.bands import BandedTerms, price_band
 from echelon.planner.explain.neighbours import Neighbour, NeighbourOutcome
 from echelon.planner.explain.sensitivity import SensitivityResult
 from echelon.planner.explain.why import Explanation
+from echelon.planner.predict.bands import BandedTerms, price_band
 from echelon.planner.predict.estimate import Estimate
 from echelon.planner.recommend.recommend import Recommendation, noise
 from echelon.planner.report.estimate import band_json, estimate_json

@@ -6,11 +6,15 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from echelon.core.units import binary_bytes, gib
-from echelon.planner.explain.bands import BandedValue
-from echelon.planner.explain.neighbours import Neighbour, NeighbourOutcome
-from echelon.planner.explain.plan_changes import CandidateDifference, candidate_differences
+from echelon.planner.explain.neighbours import (
+    CandidateDifference,
+    Neighbour,
+    NeighbourOutcome,
+    candidate_differences,
+)
 from echelon.planner.explain.sensitivity import SensitivityResult
 from echelon.planner.explain.why import BestPlanReasons, BindingConstraint, Explanation
+from echelon.planner.predict.bands import BandedValue
 from echelon.planner.search.candidate import CandidatePlan
 from echelon.planner.view.text_layout import WIDTH, fill_text, fit_page, table
 

@@ -8,7 +8,7 @@ from itertools import zip_longest
 from typing import Any
 
 from echelon.core.units import GIB, binary_unit
-from echelon.planner.explain.bands import (
+from echelon.planner.predict.bands import (
     BandedValue,
     band_evidence,
     byte_term_bands,
