@@ -19,7 +19,7 @@ def test_a_bar_has_the_sum_of_its_values() -> None:
     found = BarRow.of("rank 0", (1000, 500), decimal_bytes)
     assert found.values == (1000.0, 500.0)
     assert found.total == 1500.0
-    assert (*found.texts, found.total_text) == ("1.0 kB", "500 B", "1.5 kB")
+    assert (*found.texts, found.total_text) == ("1.00 kB", "500 B", "1.50 kB")
     assert not found.over
 
 
