@@ -107,6 +107,14 @@ function $schedule_text(schedule) {
 return schedule.to_json();
 }
 
+function $tone_of(term) {
+
+if ($rt.has($_COMPUTE, term)) {
+return "compute";
+}
+return ($rt.has($_COMMUNICATION, term) ? "communication" : "idle");
+}
+
 function $inputs_of_controls(tables, controls, model, cluster) {
 let shape, software;
 
@@ -7084,6 +7092,10 @@ const $TREES = [new $DecisionTree({ id: "distributed", source: "distributed, dec
 
 const $SCHEDULES = $rt.dict([["naive", $Naive], ["gpipe", $GPipe], ["1f1b", $OneFOneB], ["interleaved-1f1b", $Interleaved], ["breadth-first", $BreadthFirst], ["zb-h1", $ZeroBubbleH1], ["zb-h2", $ZeroBubbleH2], ["zb-v", $ZeroBubbleV], ["dualpipe", $DualPipe], ["dualpipe-v", $DualPipeV]]);
 
+const $_COMPUTE = ["attention", "head", "matmul", "memory", "optimizer", "recompute"];
+
+const $_COMMUNICATION = ["context", "expert", "gather", "gradients", "messages", "tensor"];
+
 const $PRECISIONS = $rt.dict([["fp32", new $Precision({ parameters: "fp32", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["bf16", new $Precision({ parameters: "bf16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["bf16 gradients", new $Precision({ parameters: "bf16", gradients: "bf16", reduction: "bf16", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["fp16", new $Precision({ parameters: "fp16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "dynamic", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "parameters", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["fp8", new $Precision({ parameters: "bf16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "fp8", fp8_block: 128, fp8_scales: "block", fp8_history: 16, fp8_gradients: "e4m3", int8_block: 0 })], ["fp8 tensor", new $Precision({ parameters: "bf16", gradients: "fp32", reduction: "fp32", master: "fp32", loss_scaling: "none", loss_scale: 65536.0, loss_scale_window: 1000, loss_scale_min: 1.0, loss_scale_hysteresis: 1, matmul: "fp8", fp8_block: 128, fp8_scales: "tensor", fp8_history: 16, fp8_gradients: "e5m2", int8_block: 0 })]]);
 
 const $ONE = new $DegreeRange({ minimum: 1, maximum: 1 });
@@ -7259,3 +7271,5 @@ export { $schedule_verdict as schedule_verdict };
 export { $lengths_of as lengths_of };
 
 export { $schedule_text as schedule_text };
+
+export { $tone_of as tone_of };
