@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""`echelon data look`: what a run reads, or what prepared data holds."""
+"""`echelon data look`: data of a run, or of a folder of prepared data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from echelon.training.data.mixed_dataset import open_data
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataLook:
-    """Say what is in data, by source, and show a sample where one was asked for."""
+    """Sources of some data, and a sample of a step if one was asked for."""
 
     path: str
     hash: str
@@ -25,10 +25,10 @@ class DataLook:
 
 
 def look_at(path: str | Path, *, step: int | None = None, sample: int = 0) -> DataLook:
-    """Return what a run reads, or what a folder of prepared data holds.
+    """Look at the data of a run, or at a folder of prepared data.
 
-    `step` (from 1) and `sample` (from 0) ask for the text of a sample of a run. DataError where
-    there is no data, or it is damaged; ConfigError where there is no such sample.
+    `step` (from 1) and `sample` (from 0) ask for the text of a sample of a run. DataError if the data
+    is missing or damaged; ConfigError if there is no such sample.
     """
     from echelon.config.load import load_job
     from echelon.telemetry.run_directory import run_of
@@ -42,8 +42,8 @@ def look_at(path: str | Path, *, step: int | None = None, sample: int = 0) -> Da
                     suggestions=("echelon data look RUN --step 1", f"echelon data look {folder}"),
                 )
             )
-        whole = open_data(folder, verify=True)
-        return DataLook(path=str(folder), hash=whole.index.hash, sources=look_at_sources(whole))
+        data = open_data(folder, verify=True)
+        return DataLook(path=str(folder), hash=data.index.hash, sources=look_at_sources(data))
     if sample and step is None:
         raise ConfigError(
             SAMPLE_OF_STEP.problem(

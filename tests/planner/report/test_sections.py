@@ -20,10 +20,10 @@ SPLIT = ("mesh.pp=2", "mesh.dp_shard=2", "mesh.tp=2", "zero.stage=1")
 
 def sections_of(plan: Plan) -> dict[str, Section]:
     estimate = estimate_plan(plan)
-    found = [*run_sections(plan), *held_sections(plan, estimate), step_section(estimate)]
-    found += [*message_sections(plan), *note_sections(plan)]
-    assert len({one.id for one in found}) == len(found)
-    return {one.id: one for one in found}
+    sections = [*run_sections(plan), *held_sections(plan, estimate), step_section(estimate)]
+    sections += [*message_sections(plan), *note_sections(plan)]
+    assert len({section.id for section in sections}) == len(sections)
+    return {section.id: section for section in sections}
 
 
 def table_of(section: Section) -> DataTable:
@@ -33,28 +33,28 @@ def table_of(section: Section) -> DataTable:
 
 def test_what_the_text_says_is_in_the_sections() -> None:
     plan = load_job("nano", SPLIT).plan
-    found, text = sections_of(plan), " ".join(plan_text(plan, columns=400).split())
+    sections, text = sections_of(plan), " ".join(plan_text(plan, columns=400).split())
     for name in ("held", "step-bytes", "zero-choices", "messages"):
-        assert " ".join(found[name].summary.split()) in text
-        for row in table_of(found[name]).rows:
+        assert " ".join(sections[name].summary.split()) in text
+        for row in table_of(sections[name]).rows:
             assert " ".join(" ".join(row).split()) in text
-    for word, fact in table_of(found["run"]).rows:
+    for word, fact in table_of(sections["run"]).rows:
         assert " ".join(f"{word} {fact}".split()) in text
 
 
 def test_terms_have_bands_and_add_up_to_the_figure() -> None:
     plan = load_job("nano", SPLIT).plan
-    found = sections_of(plan)
-    figure = found["step"].figure
+    sections = sections_of(plan)
+    figure = sections["step"].figure
     assert isinstance(figure, WaterfallFigure)
-    assert table_of(found["step"]).head == ("term", "seconds", "band", "of the step")
+    assert table_of(sections["step"]).head == ("term", "seconds", "band", "of the step")
     assert (
-        len(table_of(found["step"]).rows)
+        len(table_of(sections["step"]).rows)
         == sum(len(row.parts) for row in figure.rows)
         + (len(figure.others) - len(figure.rows[-1].parts) if figure.others else 0)
         + 1
     )
-    assert table_of(found["memory-terms"]).rows[-1][0] == "sum (memory)"
+    assert table_of(sections["memory-terms"]).rows[-1][0] == "sum (memory)"
 
 
 def test_one_rank_sends_nothing() -> None:

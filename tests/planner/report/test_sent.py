@@ -1,4 +1,4 @@
-"""Groups of ranks and bytes of their messages: those of the layout and of cost/."""
+"""Groups of ranks and bytes of their messages, as the layout and cost/ have them."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ def plan_of(*settings: str) -> Plan:
 
 
 def test_groups_are_those_of_the_mesh() -> None:
-    found = groups(plan_of(*SPLIT))
-    assert found["tp"] == ((0, 1), (2, 3), (4, 5), (6, 7))
+    by_axis = groups(plan_of(*SPLIT))
+    assert by_axis["tp"] == ((0, 1), (2, 3), (4, 5), (6, 7))
     assert [*group_lines(plan_of(*SPLIT), columns=80)][-1].startswith("tp  [0 1]  [2 3]")
     assert groups(plan_of()) == {}
 

@@ -8,19 +8,19 @@ from echelon.planner.view.text_layout import section_text
 
 
 def test_columns_of_numbers_stand_right() -> None:
-    found = DataTable.of(
+    table = DataTable.of(
         ("what", "bytes", "share", "note"), [("a", 1, "-", "x"), (2, "10 B", 3, "")]
     )
-    assert found.rows == (("a", "1", "-", "x"), ("2", "10 B", "3", ""))
-    assert found.right == (1, 2)
+    assert table.rows == (("a", "1", "-", "x"), ("2", "10 B", "3", ""))
+    assert table.right == (1, 2)
 
 
 def test_a_bar_has_the_sum_of_its_values() -> None:
-    found = BarRow.of("rank 0", (1000, 500), decimal_bytes)
-    assert found.values == (1000.0, 500.0)
-    assert found.total == 1500.0
-    assert (*found.texts, found.total_text) == ("1.00 kB", "500 B", "1.50 kB")
-    assert not found.over
+    bar = BarRow.of("rank 0", (1000, 500), decimal_bytes)
+    assert bar.values == (1000.0, 500.0)
+    assert bar.total == 1500.0
+    assert (*bar.texts, bar.total_text) == ("1.00 kB", "500 B", "1.50 kB")
+    assert not bar.over
 
 
 def test_a_section_is_text_with_its_sentence_table_and_notes() -> None:
