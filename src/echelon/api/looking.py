@@ -27,8 +27,8 @@ class DataLook:
 def look_at(path: str | Path, *, step: int | None = None, sample: int = 0) -> DataLook:
     """Look at the data of a run, or at a folder of prepared data.
 
-    `step` (from 1) and `sample` (from 0) ask for the text of a sample of a run. DataError if the data
-    is missing or damaged; ConfigError if there is no such sample.
+    `step` (from 1) and `sample` (from 0) ask for the text of a sample of a run. DataError if
+    the data is missing or damaged; ConfigError if there is no such sample.
     """
     from echelon.config.load import load_job
     from echelon.telemetry.run_directory import run_of
