@@ -9,7 +9,7 @@ import pytest
 from echelon.core.axis import Axis
 from echelon.core.plan import Plan
 from echelon.cost.bytes.held import bytes_held_by_pool
-from echelon.cost.peak.rank_peak import rank_peak
+from echelon.cost.peak.rank_peak import PeakWalk
 from echelon.planner.view.plan_figures import memory_bars, memory_rows_from_plan
 from tests.cost.layouts import zero_plan
 from tests.parallel.layouts import NANO, plan_of
@@ -30,7 +30,7 @@ def test_state_and_activations_of_each_rank_are_the_exact_ones(plan: Plan) -> No
         assert label == f"stage {pp}"
         pools = bytes_held_by_pool(plan, rank)
         assert sum(terms[name] for name in STATE) == pools["device"] + pools.get("host", 0)
-        assert terms == rank_peak(plan, rank).terms
+        assert terms == PeakWalk(plan).peak(rank).terms
         assert terms["activations"] > 0
     assert (rows[0][1]["gathered"] > 0) == (plan.layout.zero.stage == 3)
 
