@@ -8,7 +8,7 @@ from echelon.page.documents.curves import MOST_POINTS, drawn_places, sampled
 from echelon.page.documents.run import run_page
 from echelon.planner.view.document import LinesFigure
 from echelon.telemetry.json_lines import LogEntry
-from tests.page.test_run import part, steps, written
+from tests.page.documents.test_run import part, steps, written
 
 
 def entries(count: int, peaks: dict[int, float], slow: dict[int, float]) -> list[LogEntry]:

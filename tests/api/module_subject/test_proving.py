@@ -9,7 +9,7 @@ import pytest
 import echelon as ec
 from echelon.api.verifying import prove_module
 from echelon.core.errors import ConfigError, ProofFailed
-from tests.api.modules.files import (
+from tests.api.module_subject.files import (
     LOST_MICROBATCH,
     LOST_SUM,
     MIXTRAL,

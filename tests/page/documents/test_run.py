@@ -13,8 +13,8 @@ from echelon.page.documents.curves import MOST_POINTS
 from echelon.page.documents.run import run_page
 from echelon.page.html import document_json
 from echelon.planner.view.document import LinesFigure, PageDocument, ScheduleFigure, Section
-from tests.page.test_proof import proof
-from tests.page.test_rehearsal import rehearsal
+from tests.page.documents.test_proof import proof
+from tests.page.documents.test_rehearsal import rehearsal
 from tests.telemetry.recorded_runs import plan_of, stage_times, write_run
 from tests.telemetry.runs import make_run
 

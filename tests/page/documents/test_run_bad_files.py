@@ -27,10 +27,10 @@ from echelon.planner.view.document import LinesFigure, PageDocument, ScheduleFig
 from echelon.telemetry.events import EventWriter, events_path
 from echelon.telemetry.timeline import pipelines_from_plan, planned_timelines
 from tests.page.browser.documents import HOSTILE
+from tests.page.documents.test_proof import proof
+from tests.page.documents.test_rehearsal import rehearsal
+from tests.page.documents.test_run import part, steps, written
 from tests.page.drawn.test_static import HARMLESS, Reader
-from tests.page.test_proof import proof
-from tests.page.test_rehearsal import rehearsal
-from tests.page.test_run import part, steps, written
 from tests.telemetry.recorded_runs import plan_of, stage_times, write_run
 
 MOST_BYTES = 10_000_000

@@ -12,7 +12,8 @@ from echelon.config.load import load_job
 from echelon.core.parameters import parameters, parameters_text
 from echelon.core.plan import Plan
 from echelon.planner.report.head import expert_facts, experts_json, fact_lines
-from echelon.planner.report.report import groups, plan_text
+from echelon.planner.report.report import plan_text
+from echelon.planner.report.sent import groups
 
 MODEL = ("model.experts.num_experts=8", "model.experts.top_k=2", "model.experts.ffn=96")
 

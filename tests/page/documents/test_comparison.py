@@ -8,7 +8,7 @@ from echelon.api.comparing import compare
 from echelon.config.load import load_job
 from echelon.page.documents.comparison import comparison_page
 from echelon.planner.view.document import BarsFigure, LinesFigure
-from tests.page.test_run import part, steps
+from tests.page.documents.test_run import part, steps
 from tests.telemetry.runs import make_run
 
 

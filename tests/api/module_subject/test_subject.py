@@ -13,7 +13,7 @@ from torch import nn
 from echelon.api.module_subject import ModuleSubject, in_precision, open_module, plain_optimizer
 from echelon.core.errors import ConfigError
 from echelon.core.plan import Optimizer
-from tests.api.modules.files import OWN, written
+from tests.api.module_subject.files import OWN, written
 from tests.parallel.layouts import plan_of
 
 MESH: dict[str, Any] = {"tp": 2, "dp_shard": 2}
