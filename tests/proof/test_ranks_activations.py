@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from echelon.proof.activations import (
+from echelon.proof.ranks import (
     ObservedActivation,
     activation_tables,
     activation_tensors,

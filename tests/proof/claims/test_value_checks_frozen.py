@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from echelon.proof.claims.claims import CLAIMS
-from echelon.proof.claims.frozen_checks import frozen
 from echelon.proof.claims.plan_evidence import PlanEvidence
+from echelon.proof.claims.value_checks import frozen
 from echelon.proof.evidence.run import INITIAL
 
 

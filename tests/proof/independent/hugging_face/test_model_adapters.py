@@ -8,7 +8,7 @@ import torch
 
 from echelon.core.choices.lora import Lora
 from echelon.core.parameters import parameters
-from echelon.proof.independent.hugging_face.adapters import adapter_gradients, merged
+from echelon.proof.independent.hugging_face.model import adapter_gradients, merged
 from tests.parallel.layouts import NANO
 
 SHAPE = replace(NANO, lora=Lora(rank=2, alpha=6.0, targets=("v", "up")))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from echelon.proof.bisect.halving import halves
+from echelon.proof.bisect.verdict import halves
 
 
 @pytest.mark.parametrize(

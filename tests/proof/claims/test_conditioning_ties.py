@@ -10,8 +10,8 @@ import pytest
 from echelon.core.mesh import Mesh
 from echelon.core.plan import Plan
 from echelon.proof.claims.claims import judge
+from echelon.proof.claims.conditioning import with_fp8_ties_of_ranks
 from echelon.proof.claims.plan_evidence import PlanEvidence
-from echelon.proof.claims.ties import with_fp8_ties_of_ranks
 from echelon.proof.oracle.fp8 import Tie, TieNotes
 from echelon.proof.oracle.oracle import run_oracle
 from echelon.proof.shrink import shrink
@@ -71,5 +71,5 @@ def test_what_no_tie_explains_stays() -> None:
 def test_what_is_right_is_not_looked_at_again(monkeypatch: pytest.MonkeyPatch) -> None:
     right = evidence.replicas(narrow(), STEPS)
     results = judge(right)
-    monkeypatch.setattr("echelon.proof.claims.ties.run_oracle", None)
+    monkeypatch.setattr("echelon.proof.claims.conditioning.run_oracle", None)
     assert with_fp8_ties_of_ranks(right, results) == (right, results)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from echelon.proof.oracle.int8 import as_gathered
+from echelon.proof.oracle.fp8 import as_gathered
 
 
 def test_numbers_become_multiples_of_the_largest_over_127() -> None:

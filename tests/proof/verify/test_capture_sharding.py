@@ -17,10 +17,10 @@ from echelon.proof.claims.checks import Check
 from echelon.proof.evidence.captured import AskedSharding, HeldCopies, LogicalParameters
 from echelon.proof.evidence.evidence import CapturedEvidence
 from echelon.proof.evidence.mesh import NamedMesh
+from echelon.proof.verify.capture import asked_sharding
 from echelon.proof.verify.case import OnRank
 from echelon.proof.verify.placement.names import NameTable
 from echelon.proof.verify.placement.program import open_program
-from echelon.proof.verify.sharding import asked_sharding
 
 LOGICAL = LogicalParameters(shapes={"weight": (4, 2), "scale": (1,)}, aliases={})
 FSDP = AskedSharding(stage=3, by="FSDP")

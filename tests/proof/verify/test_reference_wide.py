@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from echelon.proof.verify.wide import StayWide
+from echelon.proof.verify.reference import StayWide
 
 
 def test_float64_is_not_narrowed() -> None:
