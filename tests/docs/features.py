@@ -138,7 +138,7 @@ EXPERTS = Page(
 {PEERS}DeepSpeed has two ways: `MoE`, a layer for your own model, and `AutoEP`, which puts its own
 in the place of the blocks of Hugging Face models. The last column is Echelon's own, with the
 test that shows that it does what it says. What even loads are worth on text, beside a dense
-model: `python -m bench.moe.curves`.
+model: [curves](../bench/results/2026-11-21-experts.md).
 """,
 )
 
